@@ -1,0 +1,18 @@
+"""The algorithms, one file each; `ALGORITHMS` is what experiment files can name."""
+
+from collections.abc import Callable
+
+from fedprox.algorithms.base import Algorithm
+from fedprox.algorithms.centralised import centralised
+from fedprox.algorithms.fedavg import fedavg
+from fedprox.algorithms.fedprox import fedprox
+from fedprox.algorithms.fedsgd import fedsgd
+
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
+    "fedsgd": fedsgd,
+    "fedavg": fedavg,
+    "fedprox": fedprox,
+    "centralised": centralised,
+}
+
+__all__ = ["ALGORITHMS", "Algorithm", "centralised", "fedavg", "fedprox", "fedsgd"]

@@ -1,0 +1,43 @@
+"""FedProx: FedAvg with a proximal term in the local problem, and partial work kept.
+
+Li et al. 2020, Algorithm 2 and equation 2:
+
+    w_k    ~= argmin_w h_k(w; w^t) = F_k(w) + (mu / 2) ||w - w^t||^2
+    w^{t+1} = mean of the w_k, partial solutions of stragglers included
+
+The mean is weighted by n_k under uniform sampling (section 5.1, the papers' experiments).
+"""
+
+import math
+
+from fedprox.algorithms.base import Algorithm, Scalars
+from fedprox.errors import require
+from fedprox.model import Params
+from fedprox.solver import Numbers, as_numbers
+from fedprox.subproblem import Subproblem
+
+
+def proximal(params: Params, numbers: Scalars) -> Subproblem:
+    """h_k(w) = F_k(w) + (mu / 2) ||w - w^t||^2, from w^t."""
+    return Subproblem(start=params, mu=numbers["mu"], anchor=params)
+
+
+def fedprox(mu: Numbers) -> Algorithm:
+    """FedProx (Li et al. 2020, Algorithm 2), keeping stragglers' partial work.
+
+    Args:
+        mu: Weight of the proximal term, at least 0, or several to sweep over. 0 is FedAvg that
+            keeps partial work.
+
+    Raises:
+        InputError: mu < 0.
+
+    >>> fedprox(mu=[0.0, 1.0]).numbers["mu"]
+    (0.0, 1.0)
+    """
+    values = as_numbers(mu)
+    for value in values:
+        require(
+            math.isfinite(value) and value >= 0, f"fedprox: mu = {value:g}; it must be at least 0"
+        )
+    return Algorithm("fedprox", proximal, numbers={"mu": values}, stragglers="keep")

@@ -1,0 +1,122 @@
+"""Federations in LEAF's JSON layout (Caldas et al. 2018), in which FedProx's data are kept."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.datasets.sources import data_folder
+from fedprox.errors import InputError, require
+from fedprox.federation import Federation
+
+Client = tuple[NDArray[np.float32], NDArray[np.int32]]
+
+
+def leaf(
+    path: str, *, classes: int | None = None, data_dir: str | Path | None = None
+) -> Federation:
+    """Read a folder with `train/*.json` and `test/*.json`.
+
+    Each file holds `users` (names), `num_samples` (one number per user) and `user_data`
+    ({name: {"x": [[number, ...], ...], "y": [label, ...]}}). Users are ordered by name.
+
+    Args:
+        path: The folder, as seen from here or from the data folder.
+        classes: Number of classes; the largest label plus one where left out.
+        data_dir: The data folder; else `FEDPROX_DATA`.
+
+    Raises:
+        InputError: The folder or its files are missing; a file is not JSON or not in this layout;
+            training and test users differ; rows are ragged; a feature is not a finite number; a
+            label is not a whole number in `range(classes)`; or a user has no training rows. The
+            message names the file and the user.
+    """
+    folder = _folder(path, data_dir)
+    train, test = _read_part(folder / "train", classes), _read_part(folder / "test", classes)
+    for name in sorted(train.keys() ^ test.keys()):
+        here, missing = ("train", "test") if name in train else ("test", "train")
+        raise InputError(f"{folder}: user {name!r} is in {here}/ but not in {missing}/")
+    names = sorted(train)
+    return Federation.from_arrays(
+        [train[name] for name in names],
+        [test[name] for name in names],
+        classes=classes,
+        names=names,
+    )
+
+
+def _folder(path: str, data_dir: str | Path | None) -> Path:
+    home = data_folder(data_dir)
+    places = [Path(path), *([home / path] if home else [])]
+    for place in places:
+        if (place / "train").is_dir() and (place / "test").is_dir():
+            return place
+    looked = " and ".join(str(place) for place in places)
+    raise InputError(f"data.path: no folders train/ and test/ in {looked}")
+
+
+def _read_part(folder: Path, classes: int | None) -> dict[str, Client]:
+    files = sorted(folder.glob("*.json"))
+    require(files, f"{folder}: no .json files")
+    clients: dict[str, Client] = {}
+    for file in files:
+        content = _read_json(file)
+        counts = dict(zip(content["users"], content["num_samples"], strict=True))
+        for name in content["users"]:
+            require(name not in clients, f"{file}: user {name!r} appears twice")
+            where = f"{file}: user {name!r}"
+            client = _client(where, content["user_data"].get(name), classes)
+            require(
+                len(client[0]) == counts[name],
+                f"{where}: {len(client[0])} rows where num_samples says {counts[name]}",
+            )
+            require(folder.name == "test" or len(client[0]), f"{where}: no rows")
+            clients[name] = client
+    return clients
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{file}: not JSON: {error}") from None
+    require(isinstance(content, dict), f"{file}: not a JSON object")
+    for key, kind in (("users", list), ("num_samples", list), ("user_data", dict)):
+        require(key in content, f"{file}: the key {key!r} is missing")
+        require(isinstance(content[key], kind), f"{file}: {key!r} is not a {kind.__name__}")
+    require(
+        all(isinstance(name, str) for name in content["users"]), f"{file}: a user is not a string"
+    )
+    require(
+        len(content["users"]) == len(content["num_samples"]),
+        f"{file}: {len(content['users'])} users but {len(content['num_samples'])} num_samples",
+    )
+    return content
+
+
+def _client(where: str, data: Any, classes: int | None) -> Client:
+    require(
+        isinstance(data, dict) and isinstance(data.get("x"), list) and "y" in data,
+        f"{where}: user_data must hold lists 'x' and 'y'",
+    )
+    try:
+        x = np.asarray(data["x"], np.float32)
+    except (ValueError, TypeError, OverflowError):
+        raise InputError(f"{where}: rows of 'x' are not numbers, or not of one length") from None
+    try:
+        labels = np.asarray(data["y"], np.float64)
+    except (ValueError, TypeError, OverflowError):
+        raise InputError(f"{where}: a label is not a number") from None
+    require(
+        labels.ndim == 1 and len(x) == len(labels),
+        f"{where}: {len(x)} rows of 'x' but {labels.size} labels 'y'",
+    )
+    require(np.isfinite(x).all(), f"{where}: a feature is NaN or infinite")
+    top = classes if classes is not None else 2**31 - 1
+    bad = ~((labels >= 0) & (labels < top) & (labels == np.floor(labels)))
+    if bad.any():
+        allowed = f"0 to {classes - 1}" if classes is not None else "whole numbers from 0"
+        raise InputError(f"{where}: label {labels[bad][0]:g}; labels are {allowed}")
+    return x, labels.astype(np.int32)

@@ -1,0 +1,113 @@
+"""Where data files come from: a folder of the user's, or a download with checksum, kept in a cache."""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedprox.errors import InputError
+
+
+class Source(NamedTuple):
+    """A file to be had from the network.
+
+    Attributes:
+        name: Its name.
+        hash: Its checksum, such as "md5:...".
+        folders: Addresses of folders that hold it, tried in order.
+    """
+
+    name: str
+    hash: str
+    folders: Sequence[str]
+
+
+MNIST = {
+    name: Source(
+        f"{name}.gz",
+        f"md5:{md5}",
+        (
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            "https://storage.googleapis.com/cvdf-datasets/mnist/",
+        ),
+    )
+    for name, md5 in {
+        "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+    }.items()
+}
+
+
+def data_folder(data_dir: str | Path | None) -> Path | None:
+    """The user's data folder: as given, else by the environment variable FEDPROX_DATA, else none.
+
+    Raises:
+        InputError: It does not exist.
+    """
+    chosen = data_dir or os.environ.get("FEDPROX_DATA") or None
+    if chosen is None:
+        return None
+    folder = Path(chosen)
+    if not folder.is_dir():
+        origin = "--data-dir" if data_dir else "FEDPROX_DATA"
+        raise InputError(f"{origin}: {folder} is not a folder")
+    return folder
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: the user's cache folder, or `FEDPROX_CACHE`."""
+    import pooch
+
+    return Path(os.environ.get("FEDPROX_CACHE") or pooch.os_cache("fedprox"))
+
+
+def find(source: Source, subfolder: str, data_dir: str | Path | None) -> Path:
+    """A source's file: from the user's data folder if it names one, else downloaded once.
+
+    In the data folder the file may lie in `subfolder` or at the top, packed (.gz) or unpacked.
+
+    Raises:
+        InputError: It is not in the data folder, or cannot be downloaded.
+    """
+    folder = data_folder(data_dir)
+    if folder is None:
+        return _download(source, subfolder)
+    names = (source.name, source.name.removesuffix(".gz"))
+    for place in (folder / subfolder, folder):
+        for name in names:
+            if (place / name).is_file():
+                return place / name
+    raise InputError(
+        f"{subfolder}: {source.name} is missing; put it, packed or unpacked, in "
+        f"{folder / subfolder}"
+    )
+
+
+def _download(source: Source, subfolder: str) -> Path:
+    import pooch
+
+    logging.getLogger("pooch").setLevel(logging.ERROR)
+    target = cache_folder() / subfolder
+    reasons = []
+    for folder in source.folders:
+        try:
+            return Path(
+                pooch.retrieve(
+                    folder + source.name,
+                    known_hash=source.hash,
+                    fname=source.name,
+                    path=target,
+                    progressbar=True,
+                )
+            )
+        except (OSError, ValueError) as error:
+            host = folder.split("/")[2]
+            reasons.append(f"{host}: {type(error).__name__}")
+    raise InputError(
+        f"{subfolder}: {source.name} is missing and could not be downloaded "
+        f"({'; '.join(reasons)}); put it in a folder {subfolder}/ and name the folder above with "
+        f"--data-dir or FEDPROX_DATA"
+    )

@@ -1,0 +1,202 @@
+"""A federation: many clients' examples in flat arrays with offsets.
+
+Client k owns rows `offsets[k]:offsets[k + 1]` of `x` and `y`. The objective of all methods here is
+
+    f(w) = sum_k p_k F_k(w),   p_k = n_k / n,   F_k(w) = (1 / n_k) sum_i loss(w; x_i, y_i)
+
+(Li et al. 2020, equation 1), where n_k counts client k's training rows and n all of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedprox.errors import InputError, require
+
+Array = NDArray[np.generic]
+Client = tuple[ArrayLike, ArrayLike]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The examples of all clients, one client after another.
+
+    Attributes:
+        x: Features, shape (rows, ...).
+        y: Labels, shape (rows,) or (rows, ...).
+        offsets: Where each client's rows begin, int64, shape (clients + 1,); the last is `rows`.
+    """
+
+    x: Array
+    y: Array
+    offsets: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        require(
+            len(self.x) == len(self.y) == self.offsets[-1] and self.offsets[0] == 0,
+            f"rows: {len(self.x)} features, {len(self.y)} labels and offsets that end at "
+            f"{self.offsets[-1]}; all three must agree",
+        )
+        require((np.diff(self.offsets) >= 0).all(), "rows: offsets must not decrease")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Rows of each client, shape (clients,)."""
+        return np.diff(self.offsets)
+
+    def client(self, k: int) -> tuple[Array, Array]:
+        """Client k's features and labels (views, not copies)."""
+        rows = slice(self.offsets[k], self.offsets[k + 1])
+        return self.x[rows], self.y[rows]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients with their training and test rows.
+
+    Attributes:
+        train: Training rows; every client has at least one.
+        test: Test rows of the same clients; a client may have none.
+        classes: Number of classes, or 0 where labels are not classes.
+        names: The clients' names, shape (clients,).
+    """
+
+    train: Rows
+    test: Rows
+    classes: int
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        counts = {len(self.names), len(self.train.sizes), len(self.test.sizes)}
+        require(len(counts) == 1, f"federation: names, train and test disagree: {counts} clients")
+        require(len(self.names) > 0, "federation: no clients; at least one is needed")
+        empty = np.flatnonzero(self.train.sizes == 0)
+        if len(empty):
+            raise InputError(f"client {self.names[empty[0]]!r}: no training rows; one is needed")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        """p_k = n_k / n, shape (clients,)."""
+        return self.train.sizes / len(self.train)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        train: Sequence[Client],
+        test: Sequence[Client] | None = None,
+        *,
+        classes: int | None = None,
+        names: Sequence[str] | None = None,
+    ) -> "Federation":
+        """A federation from each client's own arrays.
+
+        Args:
+            train: One (x, y) per client: x of shape (n_k, ...), y of shape (n_k,).
+            test: The same for test rows, in the same order; none where left out.
+            classes: Number of classes; the largest integer label plus one where left out, and 0
+                where labels are not integers.
+            names: The clients' names; "0", "1", ... where left out.
+
+        Raises:
+            InputError: A client has no rows, rows of another shape than the first client's,
+                unequal numbers of features and labels, numbers that are not finite, or labels
+                outside `range(classes)`.
+
+        >>> import numpy as np
+        >>> clients = [(np.zeros((3, 2)), [0, 1, 1]), (np.ones((1, 2)), [0])]
+        >>> federation = Federation.from_arrays(clients)
+        >>> federation.train.sizes.tolist(), federation.classes
+        ([3, 1], 2)
+        """
+        require(len(train) > 0, "train: no clients; at least one is needed")
+        names = tuple(names) if names is not None else tuple(map(str, range(len(train))))
+        require(
+            len(names) == len(train),
+            f"names: {len(names)} names for {len(train)} clients; one each is needed",
+        )
+        require(
+            test is None or len(test) == len(train),
+            f"test: {len(test or ())} clients where train has {len(train)}; the same are needed",
+        )
+        train_rows = _concatenate(train, names, "train")
+        if test is None:
+            test_rows = _no_rows(train_rows)
+        else:
+            test_rows = _concatenate(test, names, "test", like=train_rows)
+        if train_rows.y.dtype.kind not in "iu":
+            return cls(train_rows, test_rows, classes or 0, names)
+        if classes is None:
+            classes = int(max(train_rows.y.max(), test_rows.y.max(initial=0))) + 1
+        for rows, part in ((train_rows, "train"), (test_rows, "test")):
+            _check_labels(rows, classes, names, part)
+        return cls(train_rows, test_rows, classes, names)
+
+
+def _concatenate(
+    clients: Sequence[Client], names: Sequence[str], part: str, like: Rows | None = None
+) -> Rows:
+    xs, ys = [], []
+    shape = None if like is None else like.x.shape[1:]
+    for (x_like, y_like), name in zip(clients, names, strict=True):
+        try:
+            x, y = np.asarray(x_like), np.asarray(y_like)
+        except ValueError:
+            raise InputError(f"client {name!r}, {part}: ragged rows; all must be alike") from None
+        where = f"client {name!r}, {part}"
+        if shape is None and len(x):
+            shape = x.shape[1:]
+        if len(x) == 0:
+            require(part == "test", f"{where}: no rows; at least one is needed")
+            continue_shape = shape if shape is not None else x.shape[1:]
+            x = np.zeros((0, *continue_shape), np.float32)
+        require(
+            x.dtype.kind in "fiub",
+            f"{where}: features of type {x.dtype}; numbers of equal shape are needed",
+        )
+        require(
+            y.ndim >= 1 and len(x) == len(y),
+            f"{where}: {len(x)} rows but {y.size if y.ndim else 1} labels; one each is needed",
+        )
+        require(
+            x.shape[1:] == shape,
+            f"{where}: rows of shape {x.shape[1:]}; other clients' have {shape}",
+        )
+        require(
+            x.dtype.kind != "f" or np.isfinite(x).all(),
+            f"{where}: a feature is NaN or infinite; finite numbers are needed",
+        )
+        xs.append(x)
+        ys.append(y)
+    offsets = np.zeros(len(xs) + 1, np.int64)
+    np.cumsum([len(x) for x in xs], out=offsets[1:])
+    x, y = np.concatenate(xs), np.concatenate([y for y in ys if len(y)] or ys)
+    if like is not None and not len(y):
+        return _no_rows(like)
+    x = x.astype(np.float32) if x.dtype.kind == "f" else x
+    if y.dtype.kind in "fiub":
+        y = y.astype(np.float32 if y.dtype.kind == "f" else np.int32)
+    require(y.dtype.kind in "fi", f"{part}: labels of type {y.dtype}; numbers are needed")
+    return Rows(x, y, offsets)
+
+
+def _no_rows(like: Rows) -> Rows:
+    return Rows(like.x[:0], like.y[:0], np.zeros_like(like.offsets))
+
+
+def _check_labels(rows: Rows, classes: int, names: Sequence[str], part: str) -> None:
+    bad = (rows.y < 0) | (rows.y >= classes)
+    if bad.any():
+        row = int(np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))[0])
+        client = int(np.searchsorted(rows.offsets, row, side="right")) - 1
+        raise InputError(
+            f"client {names[client]!r}, {part}: label {np.asarray(rows.y[row]).tolist()}; "
+            f"labels are 0 to {classes - 1}"
+        )

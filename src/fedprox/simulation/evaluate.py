@@ -1,0 +1,350 @@
+"""Evaluation: one compiled pass over all clients' rows, and gamma of a round's local solves.
+
+Both are lane programs like a round: a job is a client, a tick reads a slice of its rows and adds
+their gradients, and where the job ends the client's gradient is complete.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from numpy.typing import NDArray
+
+from fedprox.algorithms.base import Algorithm, Scalars, State
+from fedprox.diagnostics.dissimilarity import Scatter, dissimilarity, include, nothing
+from fedprox.model import Model, Params, weighted_loss
+from fedprox.simulation.lanes import (
+    PER_DEVICE,
+    REPLICATED,
+    over_lanes,
+    read_slice,
+    run_segments,
+    spread,
+    total,
+    where_lane,
+)
+from fedprox.simulation.schedule import Segments, pack, segments
+from fedprox.subproblem import inexactness
+
+TICK_COST = 16
+"""What a tick costs beside its rows, in rows."""
+
+
+class Reading(NamedTuple):
+    """Which slices of the flat rows each lane reads; D devices, L lanes.
+
+    Attributes:
+        start: First row of the slice, int32 (D, ticks, L).
+        begin: First row that counts, int32 (D, ticks, L).
+        end: Row before which they end, int32 (D, ticks, L).
+        job: The job a slice belongs to, int32 (D, ticks, L).
+        ticks: Number of ticks, int32 (D,).
+        ends: Where jobs end; arrays with a leading axis D.
+    """
+
+    start: NDArray[np.int32]
+    begin: NDArray[np.int32]
+    end: NDArray[np.int32]
+    job: NDArray[np.int32]
+    ticks: NDArray[np.int32]
+    ends: Segments
+
+
+class Measures(NamedTuple):
+    """What an evaluation finds, each of shape (points,).
+
+    Attributes:
+        train_loss: f(w) over all training rows.
+        test_accuracy: Share of all clients' test rows that are right; NaN without test rows.
+        gradient_variance: E_k ||grad F_k - grad f||^2.
+        dissimilarity: B(w).
+    """
+
+    train_loss: jax.Array
+    test_accuracy: jax.Array
+    gradient_variance: jax.Array
+    dissimilarity: jax.Array
+
+
+def slice_width(sizes: NDArray[np.int64]) -> int:
+    """Rows per tick that read clients of these sizes at the least cost.
+
+    >>> slice_width(np.array([1000])), slice_width(np.array([30] * 100))
+    (512, 32)
+    """
+
+    def cost(width: int) -> int:
+        return int(-(-sizes // width).sum()) * (width + TICK_COST)
+
+    best = min((32, 64, 128, 256, 512), key=cost)
+    return min(best, max(int(sizes.sum()), 1))
+
+
+def slices(sizes: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+    """Ticks that each client's rows take."""
+    return -(-sizes // width)
+
+
+def plan_reading(
+    first: NDArray[np.int64],
+    last: NDArray[np.int64],
+    *,
+    rows: int,
+    width: int,
+    devices: int,
+    lanes: int,
+    ticks: int | None = None,
+    slots: int | None = None,
+) -> Reading:
+    """Read row ranges, each being a job.
+
+    Args:
+        first: First flat row of each job, shape (jobs,).
+        last: The row before which it ends, shape (jobs,).
+        rows: Rows of the flat array, at least `width`.
+        width: Rows of a slice.
+        devices: Number of devices.
+        lanes: Lanes per device.
+        ticks: Room for ticks; what is needed where left out.
+        slots: Room for jobs; as many as there are where left out.
+    """
+    packing = pack(slices(last - first, width), devices * lanes)
+    room = ticks if ticks is not None else max(packing.ticks, 1)
+    begin, end, job = (np.zeros((devices, room, lanes), np.int32) for _ in range(3))
+    for j in range(len(first)):
+        device, lane = divmod(int(packing.lane[j]), lanes)
+        at = device, slice(packing.start[j], packing.end[j]), lane
+        edges = np.arange(first[j], last[j], width)
+        begin[at], end[at], job[at] = edges, np.minimum(edges + width, last[j]), j
+    ends = segments(packing, devices, lanes, slots if slots is not None else max(len(first), 1))
+    start = np.minimum(begin, max(rows - width, 0)).astype(np.int32)
+    return Reading(start, begin, end, job, ends.stop.max(axis=1), ends)
+
+
+def _local(reading: Reading) -> Reading:
+    """One device's part of a reading, inside `spread`."""
+    return jax.tree.map(lambda a: a[0], reading)
+
+
+READING_SPEC = Reading(*[PER_DEVICE] * 5, Segments(*[PER_DEVICE] * 3))
+
+
+def _mask(reading: Reading, i: jax.Array, width: int) -> jax.Array:
+    rows = reading.start[i][:, None] + jnp.arange(width)
+    inside = (rows >= reading.begin[i][:, None]) & (rows < reading.end[i][:, None])
+    return inside.astype(jnp.float32)
+
+
+def evaluation_program(
+    model: Model, mesh: Mesh, *, lanes: int, width: int, test_width: int
+) -> Callable[..., Measures]:
+    """Compile-once program that measures models on all clients.
+
+    Args:
+        model: The model.
+        mesh: The devices.
+        lanes: Lanes per device.
+        width: Rows of a slice of training rows.
+        test_width: Rows of a slice of test rows.
+
+    Returns:
+        (params, x, y, test x, test y, reading, sizes, test reading) -> Measures, where params have
+        a leading axis of sweep points and sizes (clients,) are the n_k.
+    """
+    read_train = over_lanes(lambda a, i: read_slice(a, i, width), lanes, (None, 0))
+    read_test = over_lanes(lambda a, i: read_slice(a, i, test_width), lanes, (None, 0))
+
+    def summed(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> Any:
+        return jax.value_and_grad(weighted_loss, argnums=1)(model, params, x, y, mask)
+
+    def right(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(mask > 0, model.correct(model.apply(params, x), y), False))
+
+    summed_all = over_lanes(
+        jax.vmap(summed, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0)
+    )
+    right_all = over_lanes(
+        jax.vmap(right, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0)
+    )
+    include_all = over_lanes(jax.vmap(include, in_axes=(0, 0, None)), lanes, (0, 0, 0))
+
+    def program(
+        params: Params,
+        x: jax.Array,
+        y: jax.Array,
+        test_x: jax.Array,
+        test_y: jax.Array,
+        reading: Reading,
+        sizes: jax.Array,
+        test_reading: Reading,
+    ) -> Measures:
+        reading, test_reading = _local(reading), _local(test_reading)
+        rows = jnp.sum(sizes)
+        zero = jax.tree.map(
+            lambda a: jnp.zeros((lanes, *a.shape), a.dtype),
+            (jnp.zeros(jax.tree.leaves(params)[0].shape[0]), params),
+        )
+        scatter = jax.tree.map(
+            lambda a: jnp.broadcast_to(a, (lanes, *a.shape)), jax.vmap(nothing)(params)
+        )
+
+        def tick(i: jax.Array, carry: Any) -> Any:
+            current, loss, scatter = carry
+            found = summed_all(
+                params,
+                read_train(x, reading.start[i]),
+                read_train(y, reading.start[i]),
+                _mask(reading, i, width),
+            )
+            return jax.tree.map(jnp.add, current, found), loss, scatter
+
+        def end_jobs(slot: jax.Array, carry: Any) -> Any:
+            current, loss, scatter = carry
+            ended, size = slot >= 0, sizes[slot]
+            loss_sum, gradient_sum = current
+            gradient = jax.tree.map(
+                lambda g: g / size.reshape((-1,) + (1,) * (g.ndim - 1)), gradient_sum
+            )
+            included = include_all(scatter, gradient, size / rows)
+            none = jax.tree.map(jnp.zeros_like, current)
+            return (
+                where_lane(ended, none, current),
+                loss + where_lane(ended, loss_sum, jnp.zeros_like(loss_sum)),
+                where_lane(ended, included, scatter),
+            )
+
+        _, loss, scatter = run_segments(reading.ends, tick, end_jobs, (zero, zero[0], scatter))
+
+        def test_tick(i: jax.Array, correct: jax.Array) -> jax.Array:
+            return correct + right_all(
+                params,
+                read_test(test_x, test_reading.start[i]),
+                read_test(test_y, test_reading.start[i]),
+                _mask(test_reading, i, test_width),
+            )
+
+        correct = jnp.zeros(zero[0].shape, jnp.int32)
+        if len(test_x):
+            correct = jax.lax.fori_loop(0, test_reading.ticks, test_tick, correct)
+        merged = _merge(scatter)
+        variance, norm_squared = merged.scatter, jax.vmap(optax.global_norm)(merged.mean) ** 2
+        return Measures(
+            train_loss=total(loss.sum(axis=0)) / rows,
+            test_accuracy=total(correct.sum(axis=0)) / len(test_x)
+            if len(test_x)
+            else jnp.full(variance.shape, jnp.nan),
+            gradient_variance=variance,
+            dissimilarity=dissimilarity(variance, norm_squared),
+        )
+
+    specs = (*[REPLICATED] * 5, READING_SPEC, REPLICATED, READING_SPEC)
+    return spread(mesh, program, specs)
+
+
+def _merge(parts: Scatter) -> Scatter:
+    """Scatter of all lanes on all devices together; leaves are (lanes, points, ...)."""
+
+    def weighted(a: jax.Array) -> jax.Array:
+        weight = parts.weight.reshape(parts.weight.shape + (1,) * (a.ndim - 2))
+        return total(jnp.sum(weight * a, axis=0))
+
+    weight = total(parts.weight.sum(axis=0))
+    mean = jax.tree.map(
+        lambda a: weighted(a) / weight.reshape((-1,) + (1,) * (a.ndim - 2)), parts.mean
+    )
+    apart = jax.tree.map(jnp.subtract, parts.mean, mean)
+    between = parts.weight * jax.vmap(jax.vmap(optax.global_norm))(apart) ** 2
+    return Scatter(weight, mean, total(jnp.sum(parts.scatter + between, axis=0)))
+
+
+def inexactness_program(
+    model: Model, algorithm: Algorithm, mesh: Mesh, *, lanes: int, width: int
+) -> Callable[..., jax.Array]:
+    """Compile-once program for gamma_k = ||grad h_k(w_k)|| / ||grad h_k(s_k)|| of a cohort.
+
+    Li et al. 2020, Definition 2; both gradients are over all of the client's training rows.
+
+    Args:
+        model: The model.
+        algorithm: The method, which poses h_k.
+        mesh: The devices.
+        lanes: Lanes per device.
+        width: Rows of a slice.
+
+    Returns:
+        (state, numbers, local models, x, y, reading, sizes) -> gamma (slots, points): state before
+        the round, local models (slots, points, ...), sizes (slots,) of the cohort's clients.
+    """
+    read_train = over_lanes(lambda a, i: read_slice(a, i, width), lanes, (None, 0))
+
+    def summed(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> Params:
+        return jax.grad(weighted_loss, argnums=1)(model, params, x, y, mask)
+
+    at_end = over_lanes(jax.vmap(summed, in_axes=(0, None, None, None)), lanes, (0, 0, 0, 0))
+    at_start = over_lanes(
+        jax.vmap(summed, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0)
+    )
+
+    def program(
+        state: State,
+        numbers: Scalars,
+        local: Params,
+        x: jax.Array,
+        y: jax.Array,
+        reading: Reading,
+        sizes: jax.Array,
+    ) -> jax.Array:
+        reading = _local(reading)
+        start = jax.vmap(lambda s, n: algorithm.subproblem(s, n).start)(state, numbers)
+        zero = jax.tree.map(lambda a: jnp.zeros((lanes, *a.shape), a.dtype), (start, start))
+        slots, points = jax.tree.leaves(local)[0].shape[:2]
+
+        def gamma(
+            state: State, numbers: Scalars, params: Params, end: Params, begin: Params
+        ) -> jax.Array:
+            problem = algorithm.subproblem(state, numbers)
+            return inexactness(
+                problem.gradient(params, end), problem.gradient(problem.start, begin)
+            )
+
+        gamma_all = over_lanes(jax.vmap(gamma), lanes, (None, None, 0, 0, 0))
+
+        def tick(i: jax.Array, carry: Any) -> Any:
+            (end, begin), gammas = carry
+            batch = (
+                read_train(x, reading.start[i]),
+                read_train(y, reading.start[i]),
+                _mask(reading, i, width),
+            )
+            params = jax.tree.map(lambda a: a[reading.job[i]], local)
+            end = jax.tree.map(jnp.add, end, at_end(params, *batch))
+            begin = jax.tree.map(jnp.add, begin, at_start(start, *batch))
+            return (end, begin), gammas
+
+        def end_jobs(slot: jax.Array, carry: Any) -> Any:
+            sums, gammas = carry
+            ended, size = slot >= 0, sizes[slot]
+            end, begin = jax.tree.map(
+                lambda g: g / size.reshape((-1,) + (1,) * (g.ndim - 1)), sums
+            )
+            params = jax.tree.map(lambda a: a[slot], local)
+            found = gamma_all(state, numbers, params, end, begin)
+            gammas = gammas.at[jnp.where(ended, slot, slots)].set(found, mode="drop")
+            return where_lane(ended, jax.tree.map(jnp.zeros_like, sums), sums), gammas
+
+        carry = (zero, jnp.zeros((slots, points)))
+        return total(run_segments(reading.ends, tick, end_jobs, carry)[1])
+
+    specs = (*[REPLICATED] * 5, READING_SPEC, REPLICATED)
+    return spread(mesh, program, specs)
+
+
+def read_everything(rows: int, *, width: int, devices: int, lanes: int) -> Reading:
+    """Read all flat rows in equal slices, whichever client they belong to."""
+    first = np.arange(0, rows, width)
+    last = np.minimum(first + width, rows)
+    return plan_reading(first, last, rows=rows, width=width, devices=devices, lanes=lanes)

@@ -1,0 +1,120 @@
+"""What is known of a run: a record for each evaluated round, and the run as a whole."""
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fedprox.model import Params
+
+
+class Record(NamedTuple):
+    """What is known of one run after `round` rounds. The names are those of `metrics.jsonl`.
+
+    Attributes:
+        method: Name of the algorithm.
+        numbers: The algorithm's own numbers, such as mu.
+        learning_rate: The local solver's.
+        seed: Seed of the run.
+        round: Rounds done; 0 is the initial model.
+        train_loss: f(w), or NaN or infinity once diverged.
+        test_accuracy: Over all clients' test rows; NaN without any.
+        gradient_variance: E_k ||grad F_k - grad f||^2.
+        dissimilarity: B(w).
+        gamma_mean: Mean gamma_k over the clients that trained in this round; NaN if none did.
+        clients: Clients of this round's cohort.
+        stragglers: Of these, those that could not finish.
+        dropped: Of these, those that the method dropped.
+        client_steps: Mini-batch steps taken in this round.
+    """
+
+    method: str
+    numbers: dict[str, float]
+    learning_rate: float
+    seed: int
+    round: int
+    train_loss: float
+    test_accuracy: float
+    gradient_variance: float
+    dissimilarity: float
+    gamma_mean: float
+    clients: int
+    stragglers: int
+    dropped: int
+    client_steps: int
+
+
+class Progress(NamedTuple):
+    """Where a running method stands: `loss` is the best known of its sweep's points."""
+
+    label: str
+    seed: int
+    round: int
+    rounds: int
+    loss: float
+
+
+@dataclass
+class Run:
+    """One method with one set of numbers and one seed, start to end.
+
+    Attributes:
+        method: Name of the algorithm.
+        numbers: The algorithm's own numbers, such as mu.
+        learning_rate: The local solver's.
+        seed: Seed of the run.
+        label: Method and those numbers that tell it from the others of its comparison.
+        history: One record for each evaluated round, the initial model's first.
+        params: The final parameters, as NumPy arrays.
+        compile_seconds: Time to compile its programs (shared by the points of a sweep).
+        run_seconds: Time of its rounds and evaluations (likewise).
+        sweep_points: How many points shared that time.
+        lane_idle: Share of lane ticks in which a lane had no client.
+        client_steps: Mini-batch steps over all rounds.
+    """
+
+    method: str
+    numbers: dict[str, float]
+    learning_rate: float
+    seed: int
+    label: str
+    history: list[Record] = field(default_factory=list)
+    params: Params = None
+    compile_seconds: float = 0.0
+    run_seconds: float = 0.0
+    sweep_points: int = 1
+    lane_idle: float = 0.0
+    client_steps: int = 0
+
+    @property
+    def diverged_at(self) -> int | None:
+        """First evaluated round whose training loss is not finite, if any."""
+        return next((r.round for r in self.history if not math.isfinite(r.train_loss)), None)
+
+    @property
+    def final(self) -> Record:
+        """The last record."""
+        return self.history[-1]
+
+    @property
+    def best_accuracy(self) -> float:
+        """Highest test accuracy of any record; NaN without test rows."""
+        known = [r.test_accuracy for r in self.history if math.isfinite(r.test_accuracy)]
+        return max(known, default=math.nan)
+
+    def rounds_to(self, accuracy: float) -> float | None:
+        """Rounds until the test accuracy first reaches a value; None if it never does.
+
+        McMahan et al. 2017, section 3: on the curve of the best accuracy so far, with linear
+        interpolation between evaluated rounds.
+        """
+        round_, best = 0, -math.inf
+        for record in self.history:
+            if record.test_accuracy >= accuracy:
+                if best == -math.inf:
+                    return float(record.round)
+                share = (accuracy - best) / (record.test_accuracy - best)
+                return round_ + share * (record.round - round_)
+            round_ = record.round
+            if record.test_accuracy > best:
+                best = record.test_accuracy
+        return None

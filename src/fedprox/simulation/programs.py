@@ -1,0 +1,265 @@
+"""The programs of one method: their fixed shapes, found before the first round, and compilation.
+
+Cohorts and stragglers are functions of the seed and the round, so the work of every round is known
+before the run begins. The shapes are the largest that any round will need: nothing is compiled
+twice, and no room is wasted on rounds that will not come.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from numpy.typing import NDArray
+
+from fedprox.algorithms.base import Algorithm, State
+from fedprox.federation import Federation
+from fedprox.model import Model
+from fedprox.simulation.engine import rounds_program
+from fedprox.simulation.evaluate import (
+    Reading,
+    evaluation_program,
+    inexactness_program,
+    plan_reading,
+    read_everything,
+    slice_width,
+    slices,
+)
+from fedprox.simulation.lanes import REPLICATED, replicate, shard
+from fedprox.simulation.protocol import RoundWork
+from fedprox.simulation.schedule import (
+    Jobs,
+    Shape,
+    choose_lanes,
+    job_ticks,
+    no_jobs,
+    pack,
+    plan_rounds,
+    tick_width,
+)
+from fedprox.solver import Solver
+
+SMALL_MODEL = 100_000
+"""Parameters below which a program's fixed costs outweigh its arithmetic."""
+
+PLAN_BYTES = 2**25
+"""Most memory of one call's batch plan."""
+
+LANE_BYTES = 2**31
+"""Most memory of the lanes' parameters on an accelerator."""
+
+TYPICAL_ROUNDS = 64
+"""Rounds looked at to choose the number of lanes."""
+
+
+class Data(NamedTuple):
+    """A federation's rows on every device, and how to read them.
+
+    Attributes:
+        x: Training features.
+        y: Training labels.
+        test_x: Test features.
+        test_y: Test labels.
+    """
+
+    x: jax.Array
+    y: jax.Array
+    test_x: jax.Array
+    test_y: jax.Array
+
+
+def resident(mesh: Mesh, federation: Federation) -> Data:
+    """Copy a federation's rows to every device."""
+    train, test = federation.train, federation.test
+    return replicate(mesh, Data(train.x, train.y, test.x, test.y))
+
+
+class Layout(NamedTuple):
+    """The shapes of one method's programs.
+
+    Attributes:
+        rounds: Shape of the batch plans.
+        accumulate: Whether a mini-batch can take several ticks.
+        idle: Share of lane ticks, over all rounds, in which a lane has no client.
+        lanes: Lanes per device that read whole clients.
+        width: Training rows of a slice when reading whole clients.
+        test_width: Test rows of a slice.
+        cohort_ticks: Most ticks to read a cohort.
+    """
+
+    rounds: Shape
+    accumulate: bool
+    idle: float
+    lanes: int
+    width: int
+    test_width: int
+    cohort_ticks: int
+
+
+def lay_out(
+    federation: Federation,
+    solver: Solver,
+    work: Iterable[RoundWork],
+    *,
+    devices: int,
+    parameters: int,
+    points: int,
+    evaluate_every: int,
+) -> Layout:
+    """Find the shapes that fit all rounds, and the lanes that make them fast.
+
+    Args:
+        federation: The clients.
+        solver: The local solver, already the algorithm's own.
+        work: The work of every round of every seed.
+        devices: Devices the lanes are spread over.
+        parameters: Parameters of the model.
+        points: Points of the sweep.
+        evaluate_every: Rounds between evaluations.
+    """
+    jobs = [w.jobs for w in work]
+    largest = max((int(j.size.max(initial=1)) for j in jobs), default=1)
+    tick = tick_width(solver, largest)
+    lengths = [job_ticks(solver, j, tick) for j in jobs]
+    overhead, most = lane_cost(parameters * points)
+    typical = lengths[:: math.ceil(len(lengths) / TYPICAL_ROUNDS)]
+    lanes = choose_lanes(typical, devices, overhead, most)
+    ticks = np.array([pack(length, devices * lanes).ticks for length in lengths])
+    room = int(ticks.sum()) * devices * lanes
+    used = sum(int(length.sum()) for length in lengths)
+    longest = max(1, int(ticks.max()))
+    together = 1
+    if parameters <= SMALL_MODEL:
+        plan_bytes = 4 * devices * lanes * longest * (tick + 2)
+        together = max(1, min(evaluate_every, PLAN_BYTES // plan_bytes))
+    slots = max(1, max(len(length) for length in lengths))
+
+    width = slice_width(federation.train.sizes)
+    clients = slices(federation.train.sizes, width)
+    read_lanes = choose_lanes([clients], devices, 0.0 if overhead < 1 else overhead, most)
+    cohort_ticks = max(pack(slices(j.size, width), devices * read_lanes).ticks for j in jobs)
+    return Layout(
+        rounds=Shape(together, devices, lanes, longest, slots, tick),
+        accumulate=solver.batch_of(largest) > tick,
+        idle=1 - used / room if room else 0.0,
+        lanes=read_lanes,
+        width=width,
+        test_width=slice_width(np.array([max(len(federation.test), 1)])),
+        cohort_ticks=max(1, cohort_ticks),
+    )
+
+
+def lane_cost(parameters: int) -> tuple[float, int]:
+    """What a tick costs beside its lanes' work, in units of one lane's, and the most lanes.
+
+    On a CPU, measured with logistic regression, four tenths of a small model's tick are overhead;
+    batched products of larger models are slower than one lane after another. An accelerator runs
+    tens of small lanes in the time of one, as long as their parameters fit.
+
+    Args:
+        parameters: Parameters of one lane, all points of the sweep together.
+    """
+    if jax.default_backend() == "cpu":
+        return (0.7, 4) if parameters <= SMALL_MODEL else (0.0, 1)
+    fitting = LANE_BYTES // (12 * parameters)
+    return 64.0, max(1, min(1024, fitting))
+
+
+class Programs(NamedTuple):
+    """One method's compiled programs; see `rounds_program` and `evaluate`.
+
+    Attributes:
+        rounds: state, plan, number of rounds -> state, state before the last, local models.
+        evaluate: state -> Measures.
+        inexactness: state, local models, reading, sizes -> gamma.
+        compile_seconds: How long they took to compile.
+    """
+
+    rounds: Callable[..., Any]
+    evaluate: Callable[..., Any]
+    inexactness: Callable[..., Any]
+    compile_seconds: float
+
+
+def compile_programs(
+    model: Model,
+    algorithm: Algorithm,
+    solver: Solver,
+    federation: Federation,
+    data: Data,
+    state: State,
+    numbers: Mapping[str, jax.Array],
+    layout: Layout,
+    mesh: Mesh,
+) -> Programs:
+    """Compile a method's programs, side by side, for exactly the shapes they will see."""
+    begin = time.perf_counter()
+    shape = layout.rounds
+    train, test = federation.train, federation.test
+    sizes = np.asarray(train.sizes, np.float32)
+    reading = plan_reading(
+        train.offsets[:-1],
+        train.offsets[1:],
+        rows=len(train),
+        width=layout.width,
+        devices=shape.devices,
+        lanes=layout.lanes,
+    )
+    test_reading = read_everything(
+        len(test), width=layout.test_width, devices=shape.devices, lanes=layout.lanes
+    )
+    reading, test_reading = shard(mesh, (reading, test_reading))
+    sizes = replicate(mesh, sizes)
+    rounds = rounds_program(
+        model, algorithm, solver, mesh, shape, accumulate=layout.accumulate
+    ).trace(state, numbers, data.x, data.y, plan_rounds(shape, solver, 0, []), np.int32(0))
+    evaluation = evaluation_program(
+        model, mesh, lanes=layout.lanes, width=layout.width, test_width=layout.test_width
+    ).trace(algorithm.params(state), *data, reading, sizes, test_reading)
+    replicated = NamedSharding(mesh, REPLICATED)
+    local = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=replicated), rounds.out_info[2]
+    )
+    inexactness = inexactness_program(
+        model, algorithm, mesh, lanes=layout.lanes, width=layout.width
+    ).trace(
+        state, numbers, local, data.x, data.y, *read_cohort(len(train), no_jobs(), layout)
+    )
+    with ThreadPoolExecutor() as pool:
+        run, measure, gamma = pool.map(
+            lambda traced: traced.lower().compile(), (rounds, evaluation, inexactness)
+        )
+    return Programs(
+        rounds=lambda state, plan, count: run(state, numbers, data.x, data.y, plan, count),
+        evaluate=lambda state: measure(
+            algorithm.params(state), *data, reading, sizes, test_reading
+        ),
+        inexactness=lambda state, local, cohort_reading, cohort_sizes: gamma(
+            state, numbers, local, data.x, data.y, cohort_reading, cohort_sizes
+        ),
+        compile_seconds=time.perf_counter() - begin,
+    )
+
+
+def read_cohort(
+    rows: int, jobs: Jobs, layout: Layout
+) -> tuple[Reading, NDArray[np.float32]]:
+    """How to read all rows of the clients of some jobs, and their sizes."""
+    reading = plan_reading(
+        jobs.offset,
+        jobs.offset + jobs.size,
+        rows=rows,
+        width=layout.width,
+        devices=layout.rounds.devices,
+        lanes=layout.lanes,
+        ticks=layout.cohort_ticks,
+        slots=layout.rounds.slots,
+    )
+    sizes = np.ones(layout.rounds.slots, np.float32)
+    sizes[: len(jobs.size)] = jobs.size
+    return reading, sizes
+

@@ -1,0 +1,98 @@
+"""The protocol: everything that compared methods share, and the work of each round.
+
+Cohorts, stragglers and mini-batches are drawn from (seed, round, client) alone, so methods with the
+same protocol are paired by construction.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fedprox.algorithms.base import Algorithm
+from fedprox.errors import require
+from fedprox.federation import Federation
+from fedprox.model import Model
+from fedprox.simulation.sampling import Cohort, weights
+from fedprox.simulation.schedule import Jobs
+from fedprox.simulation.systems import Systems
+from fedprox.solver import Solver
+
+
+class RoundWork(NamedTuple):
+    """One round's cohort and the jobs that a method makes of it."""
+
+    clients: int
+    stragglers: int
+    dropped: int
+    jobs: Jobs
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What compared methods share.
+
+    Attributes:
+        federation: The clients and their data.
+        model: The model to train.
+        solver: The local solver.
+        cohort: How a round's clients are chosen.
+        systems: Which of them cannot finish.
+        rounds: Rounds T.
+        evaluate_every: Rounds between evaluations; the initial and the final model are always
+            evaluated.
+        seeds: Seeds, each a run of its own.
+
+    Raises:
+        InputError: A number out of range, or a cohort larger than the federation.
+    """
+
+    federation: Federation
+    model: Model
+    solver: Solver
+    cohort: Cohort
+    systems: Systems
+    rounds: int
+    evaluate_every: int
+    seeds: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        require(self.rounds >= 1, f"rounds = {self.rounds}; it must be at least 1")
+        require(
+            self.evaluate_every >= 1,
+            f"evaluate_every = {self.evaluate_every}; it must be at least 1",
+        )
+        for seed in self.seeds:
+            require(0 <= seed < 2**63, f"seed = {seed}; it must be at least 0")
+        require(
+            self.cohort.clients_per_round <= len(self.federation),
+            f"cohort.clients_per_round = {self.cohort.clients_per_round}; the federation has "
+            f"{len(self.federation)} clients",
+        )
+
+    def round_work(self, algorithm: Algorithm, solver: Solver, seed: int, t: int) -> RoundWork:
+        """Who works on what in round t."""
+        train = self.federation.train
+        chosen = self.cohort.draw(seed, t, len(self.federation))
+        sizes = train.offsets[chosen + 1] - train.offsets[chosen]
+        work = self.systems.work(seed, t, chosen, sizes, solver)
+        stragglers = int(work.stragglers.sum())
+        if algorithm.pooled:
+            one = np.ones(1, np.int64)
+            jobs = Jobs(
+                client=one * len(self.federation),
+                offset=one * 0,
+                size=one * len(train),
+                steps=one * work.steps.sum(),
+                weight=np.ones(1),
+            )
+            return RoundWork(len(chosen), stragglers, 0, jobs)
+        kept = ~work.stragglers if algorithm.stragglers == "drop" else np.ones(len(chosen), bool)
+        jobs = Jobs(
+            client=chosen[kept],
+            offset=train.offsets[chosen[kept]],
+            size=sizes[kept],
+            steps=work.steps[kept],
+            weight=weights(sizes[kept]),
+        )
+        return RoundWork(len(chosen), stragglers, int((~kept).sum()), jobs)

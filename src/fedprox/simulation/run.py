@@ -1,0 +1,316 @@
+"""Running methods: rounds, evaluations and their history, for every sweep point and seed."""
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from fedprox.algorithms.base import Algorithm, State
+from fedprox.errors import require
+from fedprox.federation import Federation
+from fedprox.model import Model
+from fedprox.simulation.evaluate import Measures
+from fedprox.simulation.history import Progress, Record, Run
+from fedprox.simulation.lanes import lane_mesh, replicate
+from fedprox.simulation.programs import (
+    Data,
+    Layout,
+    Programs,
+    compile_programs,
+    lay_out,
+    read_cohort,
+    resident,
+)
+from fedprox.simulation.protocol import Protocol, RoundWork
+from fedprox.simulation.sampling import Cohort
+from fedprox.simulation.schedule import Plan, no_jobs, plan_rounds
+from fedprox.simulation.systems import Systems
+from fedprox.solver import Solver, as_numbers
+from fedprox.streams import Purpose, generator
+
+PLANS_AHEAD = 2
+"""Batch plans made in the background before they are needed."""
+
+RECORDS_BEHIND = 1
+"""Evaluations still under way while the next rounds are already being computed."""
+
+Observer = Callable[[Any], None]
+
+
+def simulate(
+    federation: Federation,
+    model: Model,
+    method: Algorithm,
+    *,
+    solver: Solver,
+    cohort: Cohort,
+    systems: Systems = Systems(),  # noqa: B008 (frozen)
+    rounds: int,
+    evaluate_every: int = 1,
+    seed: int | Sequence[int] = 0,
+    on_record: Callable[[Record], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> list[Run]:
+    """Train one method on a federation.
+
+    Args:
+        federation: The clients and their data.
+        model: The model to train.
+        method: The algorithm, such as `fedprox(mu=1.0)`. Its numbers and the solver's learning
+            rate may each be several: every combination is a point, and all points run as one
+            batched axis of the same program over the same plan.
+        solver: The local solver.
+        cohort: How a round's clients are chosen.
+        systems: Which of them cannot finish.
+        rounds: Rounds T.
+        evaluate_every: Rounds between evaluations.
+        seed: Seed, or several: each a run of its own through the same compiled program.
+        on_record: Called with each record as soon as it is known.
+        on_progress: Called now and then.
+
+    Returns:
+        One run for each seed and point, seeds outermost.
+
+    Raises:
+        InputError: A number out of range, or a cohort larger than the federation.
+    """
+    return compare(
+        federation,
+        model,
+        [method],
+        solver=solver,
+        cohort=cohort,
+        systems=systems,
+        rounds=rounds,
+        evaluate_every=evaluate_every,
+        seed=seed,
+        on_record=on_record,
+        on_progress=on_progress,
+    )
+
+
+def compare(
+    federation: Federation,
+    model: Model,
+    methods: Sequence[Algorithm],
+    *,
+    solver: Solver,
+    cohort: Cohort,
+    systems: Systems = Systems(),  # noqa: B008 (frozen)
+    rounds: int,
+    evaluate_every: int = 1,
+    seed: int | Sequence[int] = 0,
+    on_record: Callable[[Record], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> list[Run]:
+    """Train several methods on the same clients, stragglers and mini-batches.
+
+    Arguments and result are those of `simulate`; runs come method by method.
+    """
+    require(len(methods) > 0, "methods: none given; at least one is needed")
+    seeds = (seed,) if isinstance(seed, int) else tuple(seed)
+    require(len(seeds) > 0, "seed: none given; at least one is needed")
+    protocol = Protocol(
+        federation, model, solver, cohort, systems, rounds, evaluate_every, seeds
+    )
+    mesh = lane_mesh()
+    data = resident(mesh, federation)
+    runs = []
+    for method in methods:
+        runs += _run_method(
+            protocol, method, mesh, data, on_record or _ignore, on_progress or _ignore
+        )
+    return runs
+
+
+def _ignore(_: Any) -> None:
+    pass
+
+
+def _run_method(
+    protocol: Protocol,
+    algorithm: Algorithm,
+    mesh: Mesh,
+    data: Data,
+    on_record: Observer,
+    on_progress: Observer,
+) -> list[Run]:
+    """All seeds and sweep points of one method, through programs compiled once."""
+    solver = algorithm.local(protocol.solver)
+    points = sweep_points(algorithm, solver)
+    work = {
+        seed: [protocol.round_work(algorithm, solver, seed, t) for t in range(protocol.rounds)]
+        for seed in protocol.seeds
+    }
+    state = initial_state(protocol.model, algorithm, protocol.seeds[0], len(points), mesh)
+    layout = lay_out(
+        protocol.federation,
+        solver,
+        itertools.chain.from_iterable(work.values()),
+        devices=mesh.devices.size,
+        parameters=sum(a.size for a in jax.tree.leaves(state)) // len(points),
+        points=len(points),
+        evaluate_every=protocol.evaluate_every,
+    )
+    names = points[0].keys()
+    numbers = replicate(
+        mesh, {name: np.array([p[name] for p in points], np.float32) for name in names}
+    )
+    programs = compile_programs(
+        protocol.model, algorithm, solver, protocol.federation, data, state, numbers, layout, mesh
+    )
+    runs = []
+    for seed in protocol.seeds:
+        batch = [
+            Run(
+                algorithm.name,
+                numbers={k: v for k, v in point.items() if k != "learning_rate"},
+                learning_rate=point["learning_rate"],
+                seed=seed,
+                label=label(algorithm, solver, point),
+                compile_seconds=programs.compile_seconds,
+                sweep_points=len(points),
+                lane_idle=layout.idle,
+                client_steps=sum(int(w.jobs.steps.sum()) for w in work[seed]),
+            )
+            for point in points
+        ]
+        state = initial_state(protocol.model, algorithm, seed, len(points), mesh)
+        begin = time.perf_counter()
+        state = _run_rounds(
+            protocol, solver, layout, programs, work[seed], state, batch, on_record, on_progress
+        )
+        params = jax.tree.map(np.asarray, algorithm.params(state))
+        for i, run in enumerate(batch):
+            run.run_seconds = time.perf_counter() - begin
+            run.params = jax.tree.map(lambda a, i=i: a[i], params)
+        runs += batch
+    return runs
+
+
+def sweep_points(algorithm: Algorithm, solver: Solver) -> list[dict[str, float]]:
+    """Every combination of the algorithm's own numbers and the learning rates."""
+    axes = {name: as_numbers(value) for name, value in algorithm.numbers.items()}
+    axes["learning_rate"] = as_numbers(solver.learning_rate)
+    return [
+        dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
+    ]
+
+
+def label(algorithm: Algorithm, solver: Solver, point: dict[str, float]) -> str:
+    """The method and its numbers, with the learning rate where there are several."""
+    several = len(as_numbers(solver.learning_rate)) > 1
+    shown = {k: v for k, v in point.items() if k != "learning_rate" or several}
+    return " ".join([algorithm.name, *(f"{k}={v:g}" for k, v in shown.items())])
+
+
+def initial_state(
+    model: Model, algorithm: Algorithm, seed: int, points: int, mesh: Mesh
+) -> State:
+    """The server's state before round 0, the same at every sweep point."""
+    key = jax.random.key(int(generator(seed, Purpose.MODEL).integers(2**31)))
+    state = jax.tree.map(np.asarray, algorithm.init(model.init(key)))
+    return replicate(
+        mesh, jax.tree.map(lambda a: np.broadcast_to(a, (points, *a.shape)), state)
+    )
+
+
+class _Chunk(NamedTuple):
+    """Rounds first, ..., last - 1, which run in one call, and whether the last is evaluated."""
+
+    first: int
+    last: int
+    evaluated: bool
+
+
+def _chunks(rounds: int, evaluate_every: int, most: int) -> Iterator[_Chunk]:
+    evaluated = [*range(evaluate_every, rounds, evaluate_every), rounds]
+    for begin, end in itertools.pairwise([0, *evaluated]):
+        for first in range(begin, end, most):
+            last = min(first + most, end)
+            yield _Chunk(first, last, last == end)
+
+
+def _ahead(make: Callable[[_Chunk], Plan], chunks: Iterator[_Chunk]) -> Iterator[Any]:
+    """(chunk, make(chunk)) in order, made in a background thread before they are asked for."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting: deque[tuple[_Chunk, Future[Plan]]] = deque()
+        try:
+            for chunk in chunks:
+                waiting.append((chunk, pool.submit(make, chunk)))
+                if len(waiting) > PLANS_AHEAD:
+                    ready, plan = waiting.popleft()
+                    yield ready, plan.result()
+            for ready, plan in waiting:
+                yield ready, plan.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _run_rounds(
+    protocol: Protocol,
+    solver: Solver,
+    layout: Layout,
+    programs: Programs,
+    work: Sequence[RoundWork],
+    state: State,
+    runs: Sequence[Run],
+    on_record: Observer,
+    on_progress: Observer,
+) -> State:
+    """Run all rounds of one seed; records go into the runs' histories as they become known."""
+    rows = len(protocol.federation.train)
+    name, seed = runs[0].label if len(runs) == 1 else runs[0].method, runs[0].seed
+
+    def make(chunk: _Chunk) -> Plan:
+        rounds = [(t, work[t].jobs) for t in range(chunk.first, chunk.last)]
+        return plan_rounds(layout.rounds, solver, seed, rounds)
+
+    def settle(round_: int, done: RoundWork, measures: Measures, gamma: Any) -> None:
+        """Wait for an evaluation and write it down."""
+        found = [np.asarray(m, np.float64).tolist() for m in measures]
+        jobs = len(done.jobs.client)
+        gammas = np.asarray(gamma)[:jobs] if jobs else np.full((1, len(runs)), np.nan)
+        for i, run in enumerate(runs):
+            record = Record(
+                run.method,
+                run.numbers,
+                run.learning_rate,
+                run.seed,
+                round_,
+                *(values[i] for values in found),
+                gamma_mean=float(gammas[:, i].mean()),
+                clients=done.clients,
+                stragglers=done.stragglers,
+                dropped=done.dropped,
+                client_steps=int(done.jobs.steps.sum()),
+            )
+            run.history.append(record)
+            on_record(record)
+        losses = [loss for loss in found[0] if math.isfinite(loss)]
+        on_progress(Progress(name, seed, round_, protocol.rounds, min(losses, default=math.nan)))
+
+    pending: deque[tuple[int, RoundWork, Measures, Any]] = deque()
+    pending.append((0, RoundWork(0, 0, 0, no_jobs()), programs.evaluate(state), None))
+    chunks = _chunks(protocol.rounds, protocol.evaluate_every, layout.rounds.rounds)
+    for chunk, plan in _ahead(make, chunks):
+        state, before, local = programs.rounds(state, plan, np.int32(chunk.last - chunk.first))
+        if chunk.evaluated:
+            done = work[chunk.last - 1]
+            reading, sizes = read_cohort(rows, done.jobs, layout)
+            gamma = programs.inexactness(before, local, reading, sizes)
+            pending.append((chunk.last, done, programs.evaluate(state), gamma))
+        while len(pending) > RECORDS_BEHIND:
+            settle(*pending.popleft())
+        if runs[0].history and all(run.diverged_at is not None for run in runs):
+            break
+    while pending:
+        settle(*pending.popleft())
+    return state

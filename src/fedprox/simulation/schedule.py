@@ -1,0 +1,302 @@
+"""The schedule of a round: which lane works on which rows at which tick.
+
+A cohort is a list of jobs (one client, a number of ticks each). It is packed into lanes, longest
+job first onto the least loaded lane (Graham 1969, LPT); each lane runs its jobs back to back, and
+all lanes tick together. Where any lane ends a job, a segment ends: between segment ends the engine
+only ticks, so nothing but the steps themselves is paid for in the inner loop.
+
+A tick reads at most `width` rows. A mini-batch wider than that takes several ticks, whose
+gradients add up.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.solver import Solver
+from fedprox.streams import Purpose, permutations
+
+WIDEST_TICK = 128
+"""Rows of a tick at most: wide enough for matrix products, narrow enough for ragged clients."""
+
+
+class Packing(NamedTuple):
+    """Jobs packed into lanes.
+
+    Attributes:
+        lane: Each job's lane, shape (jobs,).
+        start: The tick at which it starts, shape (jobs,).
+        end: The tick before which it ends, shape (jobs,).
+    """
+
+    lane: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+
+    @property
+    def ticks(self) -> int:
+        """Ticks until every lane is done."""
+        return int(self.end.max(initial=0))
+
+
+def pack(lengths: NDArray[np.int64], lanes: int) -> Packing:
+    """Pack jobs into lanes, the longest first onto the least loaded lane.
+
+    Args:
+        lengths: Ticks of each job, shape (jobs,).
+        lanes: Number of lanes, at least 1.
+
+    >>> packing = pack(np.array([5, 2, 4, 3]), lanes=2)
+    >>> packing.lane.tolist(), packing.start.tolist(), packing.ticks
+    ([0, 0, 1, 1], [0, 5, 0, 4], 7)
+    """
+    lane, start = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64)
+    load = [(0, i) for i in range(lanes)]
+    for job in np.argsort(-lengths, kind="stable"):
+        filled, i = heapq.heappop(load)
+        lane[job], start[job] = i, filled
+        heapq.heappush(load, (filled + int(lengths[job]), i))
+    return Packing(lane, start, start + lengths)
+
+
+class Segments(NamedTuple):
+    """Where jobs end, for each device by itself.
+
+    Attributes:
+        stop: The tick at which each segment ends, int32 (devices, jobs); only `count` are used.
+        count: Number of segments, int32 (devices,).
+        slot: The job that a lane ends there, -1 for none, int32 (devices, jobs, lanes).
+    """
+
+    stop: NDArray[np.int32]
+    count: NDArray[np.int32]
+    slot: NDArray[np.int32]
+
+
+def segments(packing: Packing, devices: int, lanes: int, slots: int) -> Segments:
+    """The segments of packed jobs, lanes being numbered through the devices.
+
+    Args:
+        packing: At most `slots` jobs in `devices * lanes` lanes.
+        devices: Number of devices.
+        lanes: Lanes per device.
+        slots: Room for jobs in the result.
+
+    >>> ends = segments(pack(np.array([5, 2, 4, 3]), lanes=2), devices=1, lanes=2, slots=4)
+    >>> ends.stop.tolist(), ends.count.tolist()
+    ([[4, 5, 7, 0]], [3])
+    >>> ends.slot[0, :3].tolist()
+    [[-1, 2], [0, -1], [1, 3]]
+    """
+    stop = np.zeros((devices, slots), np.int32)
+    count = np.zeros(devices, np.int32)
+    slot = np.full((devices, slots, lanes), -1, np.int32)
+    for device in range(devices):
+        mine = np.flatnonzero(packing.lane // lanes == device)
+        ends = np.unique(packing.end[mine])
+        count[device] = len(ends)
+        stop[device, : len(ends)] = ends
+        slot[device, np.searchsorted(ends, packing.end[mine]), packing.lane[mine] % lanes] = mine
+    return Segments(stop, count, slot)
+
+
+def choose_lanes(
+    rounds: Sequence[NDArray[np.int64]], devices: int, overhead: float, most: int
+) -> int:
+    """Lanes per device that make the given rounds fastest.
+
+    A tick of w lanes side by side is taken to cost `overhead` + w, in units of one lane's
+    arithmetic, so many lanes pay where a tick is mostly overhead (small models, accelerators) and
+    cost where lanes would wait for the longest client.
+
+    Args:
+        rounds: Job lengths of some typical rounds.
+        devices: Devices the lanes are spread over.
+        overhead: Cost of a tick that does not grow with its lanes.
+        most: Largest number of lanes per device to consider.
+
+    >>> one_long = [np.array([100, 10, 10, 10])]
+    >>> choose_lanes(one_long, devices=1, overhead=0.0, most=8)
+    1
+    >>> choose_lanes(one_long, devices=1, overhead=50.0, most=8)
+    2
+    """
+    widest = max((len(lengths) for lengths in rounds), default=1)
+    choices = [w for w in _lane_counts(most) if w == 1 or w * devices < 2 * widest]
+
+    def cost(w: int) -> float:
+        return sum(pack(lengths, w * devices).ticks for lengths in rounds) * (overhead + w)
+
+    return min(choices, key=cost)
+
+
+def _lane_counts(most: int) -> list[int]:
+    return sorted({w for e in range(12) for w in (2**e, 3 * 2**e // 2) if w <= most})
+
+
+class Batches(NamedTuple):
+    """How one epoch over `size` rows becomes ticks.
+
+    Attributes:
+        index: Positions in the epoch's order, -1 for none, shape (ticks, width).
+        size: Examples of the mini-batch that a tick belongs to, shape (ticks,).
+        last: Whether the tick completes its mini-batch, shape (ticks,).
+    """
+
+    index: NDArray[np.int32]
+    size: NDArray[np.int32]
+    last: NDArray[np.bool_]
+
+
+@lru_cache(maxsize=4096)
+def batches(size: int, batch: int, width: int) -> Batches:
+    """Cut an epoch over `size` rows into mini-batches of `batch`, and these into ticks.
+
+    >>> batches(size=5, batch=4, width=2).index.tolist()
+    [[0, 1], [2, 3], [4, -1]]
+    """
+    index, sizes, last = [], [], []
+    for begin in range(0, size, batch):
+        end = min(begin + batch, size)
+        for tick in range(begin, end, width):
+            row = np.arange(tick, tick + width, dtype=np.int32)
+            index.append(np.where(row < end, row, -1))
+            sizes.append(end - begin)
+            last.append(tick + width >= end)
+    return Batches(np.stack(index), np.array(sizes, np.int32), np.array(last))
+
+
+def tick_width(solver: Solver, largest: int) -> int:
+    """Rows a tick reads, where the largest client has `largest` rows."""
+    return min(solver.batch_of(largest), WIDEST_TICK)
+
+
+def ticks_for(solver: Solver, size: int, steps: int, width: int) -> int:
+    """Ticks that `steps` mini-batch steps of a client with `size` rows take."""
+    batch = solver.batch_of(size)
+    if batch <= width:
+        return steps
+    epochs, left = divmod(steps, solver.steps_per_epoch(size))
+    per_batch = math.ceil(batch / width)
+    return epochs * len(batches(size, batch, width).last) + left * per_batch
+
+
+class Jobs(NamedTuple):
+    """The work of a round: one job for each client that trains, arrays of shape (jobs,).
+
+    Attributes:
+        client: Index of the client: names the random stream its mini-batches come from.
+        offset: Its first row in the flat data.
+        size: Its number of rows.
+        steps: Mini-batch steps to take.
+        weight: Weight of its message in the server's mean.
+    """
+
+    client: NDArray[np.int64]
+    offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    weight: NDArray[np.float64]
+
+
+def no_jobs() -> Jobs:
+    """Nobody trains."""
+    none = np.zeros(0, np.int64)
+    return Jobs(none, none, none, none, np.zeros(0))
+
+
+class Shape(NamedTuple):
+    """The fixed shape of a program's plans, so that nothing is compiled twice.
+
+    Attributes:
+        rounds: Most rounds in one call.
+        devices: Devices the lanes are spread over.
+        lanes: Lanes per device.
+        ticks: Most ticks of a round.
+        slots: Most jobs of a round.
+        width: Rows of a tick.
+    """
+
+    rounds: int
+    devices: int
+    lanes: int
+    ticks: int
+    slots: int
+    width: int
+
+
+class Plan(NamedTuple):
+    """What some rounds will do, as arrays; R rounds, D devices, L lanes each.
+
+    Attributes:
+        rows: Flat row numbers, -1 for none, int32 (R, D, ticks, L, width).
+        size: Examples of the tick's mini-batch, int32 (R, D, ticks, L).
+        last: Whether the tick completes its mini-batch, bool (R, D, ticks, L).
+        ends: Where jobs end, each array with a leading axis R.
+        weight: Each job's weight, float32 (R, slots).
+    """
+
+    rows: NDArray[np.int32]
+    size: NDArray[np.int32]
+    last: NDArray[np.bool_]
+    ends: Segments
+    weight: NDArray[np.float32]
+
+
+def plan_rounds(
+    shape: Shape, solver: Solver, seed: int, rounds: Sequence[tuple[int, Jobs]]
+) -> Plan:
+    """The plan of some rounds.
+
+    A function of its arguments alone: which rows a client reads at which of its steps depends on
+    (seed, round, client) and on nothing else.
+
+    Args:
+        shape: Room in the plan; fewer rounds than `shape.rounds` leave the rest empty.
+        solver: Batch size; the steps themselves are in the jobs.
+        seed: Seed of the run.
+        rounds: (t, jobs) of each round.
+    """
+    r, d, lanes, ticks, slots, width = shape
+    rows = np.full((r, d, ticks, lanes, width), -1, np.int32)
+    size = np.ones((r, d, ticks, lanes), np.int32)
+    last = np.zeros((r, d, ticks, lanes), np.bool_)
+    weight = np.zeros((r, slots), np.float32)
+    ends = []
+    for index, (t, jobs) in enumerate(rounds):
+        packing = pack(job_ticks(solver, jobs, width), d * lanes)
+        ends.append(segments(packing, d, lanes, slots))
+        weight[index, : len(jobs.weight)] = jobs.weight
+        for slot in range(len(jobs.client)):
+            device, lane = divmod(int(packing.lane[slot]), lanes)
+            at = index, device, slice(packing.start[slot], packing.end[slot]), lane
+            rows[at], size[at], last[at] = _job_rows(solver, seed, t, jobs, slot, width)
+    ends += [segments(pack(np.zeros(0, np.int64), 1), d, lanes, slots)] * (r - len(rounds))
+    return Plan(rows, size, last, Segments(*map(np.stack, zip(*ends, strict=True))), weight)
+
+
+def job_ticks(solver: Solver, jobs: Jobs, width: int) -> NDArray[np.int64]:
+    """Ticks of each job, shape (jobs,)."""
+    pairs = zip(jobs.size.tolist(), jobs.steps.tolist(), strict=True)
+    return np.array([ticks_for(solver, size, steps, width) for size, steps in pairs], np.int64)
+
+
+def _job_rows(
+    solver: Solver, seed: int, round_: int, jobs: Jobs, slot: int, width: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
+    """Rows, mini-batch size and completion of each tick of one job."""
+    size = int(jobs.size[slot])
+    epoch = batches(size, solver.batch_of(size), width)
+    ticks = ticks_for(solver, size, int(jobs.steps[slot]), width)
+    epochs = math.ceil(ticks / len(epoch.last))
+    client = int(jobs.client[slot])
+    order = permutations(seed, Purpose.BATCHES, round_, client, count=epochs, size=size)
+    padded = np.full((epochs, size + 1), -1, np.int32)
+    np.add(order, np.int32(jobs.offset[slot]), out=padded[:, :size])
+    rows = padded[:, epoch.index].reshape(-1, width)  # position -1 reads the padding
+    return rows[:ticks], np.tile(epoch.size, epochs)[:ticks], np.tile(epoch.last, epochs)[:ticks]

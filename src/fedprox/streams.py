@@ -1,0 +1,66 @@
+"""Random streams: every random choice is a function of (seed, purpose, round, client).
+
+A stream is a Philox counter (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3")
+whose key is (seed, purpose) and whose counter starts at (round, client). No stream depends on the
+order in which others were read, on the number of lanes, or on the machine, which is what makes
+compared methods see the same cohorts, stragglers and mini-batches.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Purpose(IntEnum):
+    """What a stream decides; the numbers are part of every result and never change."""
+
+    MODEL = 0
+    COHORT = 1
+    STRAGGLERS = 2
+    WORK = 3
+    BATCHES = 4
+    DATA = 5
+    PARTITION = 6
+    SPLIT = 7
+
+
+def _philox(seed: int, purpose: Purpose, round_: int, client: int) -> np.random.Philox:
+    key = np.array([seed, purpose], np.uint64)
+    counter = np.array([0, 0, client, round_], np.uint64)
+    return np.random.Philox(key=key, counter=counter)
+
+
+def generator(
+    seed: int, purpose: Purpose, round_: int = 0, client: int = 0
+) -> np.random.Generator:
+    """The stream as a NumPy generator.
+
+    >>> a = generator(0, Purpose.COHORT, round_=3).integers(10, size=4)
+    >>> b = generator(0, Purpose.COHORT, round_=3).integers(10, size=4)
+    >>> bool((a == b).all())
+    True
+    """
+    return np.random.Generator(_philox(seed, purpose, round_, client))
+
+
+def permutations(
+    seed: int, purpose: Purpose, round_: int, client: int, *, count: int, size: int
+) -> NDArray[np.int32]:
+    """`count` independent uniform permutations of `range(size)`, shape (count, size).
+
+    The first rows do not depend on `count`, so a client that stops early has seen the same
+    mini-batches as one that goes on. Random bits above, the position below, sorted: about twice
+    as fast as shuffling, and without ties.
+
+    >>> permutations(0, Purpose.BATCHES, 0, 0, count=2, size=5).shape
+    (2, 5)
+    """
+    bits = max(size - 1, 1).bit_length()
+    low = np.uint64((1 << bits) - 1)
+    raw = _philox(seed, purpose, round_, client).random_raw(count * size)
+    keys = np.asarray(raw, np.uint64).reshape(count, size) & ~low
+    keys |= np.arange(size, dtype=np.uint64)
+    keys.sort(axis=1)
+    keys &= low
+    return keys.astype(np.int32)
