@@ -80,7 +80,7 @@ def slice_width(sizes: NDArray[np.int64]) -> int:
     def cost(width: int) -> int:
         return int(-(-sizes // width).sum()) * (width + TICK_COST)
 
-    best = min((32, 64, 128, 256, 512), key=cost)
+    best = min((16, 32, 64), key=cost)
     return min(best, max(int(sizes.sum()), 1))
 
 

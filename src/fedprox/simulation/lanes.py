@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedprox.simulation.schedule import Segments
@@ -45,8 +46,12 @@ def spread(
 
 
 def total(tree: T) -> T:
-    """Sum over the devices, inside `spread`."""
-    return jax.tree.map(lambda a: jax.lax.psum(a, AXIS), tree)
+    """Sum over the devices, inside `spread`.
+
+    All leaves travel as one vector: devices wait for each other once.
+    """
+    vector, restore = ravel_pytree(tree)
+    return restore(jax.lax.psum(vector, AXIS))
 
 
 def over_lanes(f: Callable[..., Any], lanes: int, in_axes: Any) -> Callable[..., Any]:

@@ -1,0 +1,36 @@
+# Everything runs in a virtual environment of its own, made on first use from pinned versions.
+
+PYTHON ?= python3
+VENV := .venv
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint bench clean
+
+demo: $(READY)  ## run the main job: FedAvg against FedProx on Synthetic(1,1), 90 % stragglers
+	$(VENV)/bin/fedprox run examples/demo.toml
+
+test: $(READY)  ## run all tests, doctests included
+	$(VENV)/bin/python -m pytest -n 2
+
+lint: $(READY)  ## formatting, lint and types
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+bench: $(READY) $(VENV)/.torch  ## measure speed against a torch loop and a NumPy loop
+	$(VENV)/bin/python -m benchmarks.rounds
+	$(VENV)/bin/python -m benchmarks.clients
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedprox needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+$(VENV)/.torch: $(READY)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

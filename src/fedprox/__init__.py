@@ -1,0 +1,45 @@
+"""fedprox: federated optimization in heterogeneous networks, on JAX."""
+
+from fedprox import datasets, models
+from fedprox.algorithms import Algorithm, centralised, fedavg, fedprox, fedsgd
+from fedprox.errors import InputError
+from fedprox.federation import Federation, Rows
+from fedprox.model import Model
+from fedprox.report.figure import figure
+from fedprox.report.table import table
+from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
+from fedprox.simulation.history import Progress, Record, Run
+from fedprox.simulation.run import compare, simulate
+from fedprox.simulation.sampling import Cohort
+from fedprox.simulation.systems import Systems
+from fedprox.solver import Solver
+from fedprox.subproblem import Subproblem
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Algorithm",
+    "Cohort",
+    "Federation",
+    "InputError",
+    "Model",
+    "Progress",
+    "Record",
+    "Rows",
+    "Run",
+    "Solver",
+    "Subproblem",
+    "Systems",
+    "centralised",
+    "compare",
+    "datasets",
+    "fedavg",
+    "fedprox",
+    "fedsgd",
+    "figure",
+    "models",
+    "simulate",
+    "table",
+    "use_compilation_cache",
+    "use_cpu_devices",
+]

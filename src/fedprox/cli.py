@@ -1,0 +1,185 @@
+"""The command line: `fedprox run FILE.toml`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from fedprox.datasets.sources import cache_folder
+from fedprox.errors import InputError
+from fedprox.experiment import read_experiment, resolve
+from fedprox.report.directory import RunDirectory
+from fedprox.report.table import table
+from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
+from fedprox.simulation.run import compare
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Federated optimization in heterogeneous networks.",
+)
+
+RUN_HELP = """Run the experiment in a TOML file.
+
+It trains every method on the same clients, stragglers and mini-batches, prints a table, and leaves
+a run directory with the metrics, the final models and a figure.
+
+\b
+An experiment file, with every key:
+
+\b
+  rounds = 200
+  evaluate_every = 1            # rounds between evaluations
+  seed = 0                      # or several: [0, 1, 2]
+  target_accuracy = 0.8         # the table counts rounds to it
+
+\b
+  [data]
+  name = "synthetic"            # alpha, beta, iid, clients, train_share, seed
+                                # synthetic-feddyn: heterogeneity, gamma, clients, mean_size, seed
+                                # mnist: partition, clients, train_share, seed
+                                # leaf: path, classes
+\b
+  [model]
+  name = "logistic"             # initial = "glorot" or "zeros"
+
+\b
+  [cohort]
+  clients_per_round = 10
+  sampling = "uniform"
+
+\b
+  [systems]
+  stragglers = 0.9              # fraction of each cohort that cannot finish
+
+\b
+  [solver]
+  learning_rate = 0.01          # or several
+  batch_size = 10               # or "all"
+  epochs = 20                   # or steps = 100
+  optimizer = "sgd"             # an optax optimizer; optimizer_options = {momentum = 0.9}
+
+\b
+  [[method]]                    # fedsgd, fedavg, fedprox, centralised; one or several
+  name = "fedprox"
+  mu = [0.0, 1.0]               # several: a sweep
+
+Bad input is named in one line, with exit status 2.
+"""
+
+
+@app.callback()
+def _commands() -> None:
+    """Keep `run` a command of its own while it is the only one."""
+
+
+@app.command(help=RUN_HELP)
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a key, such as solver.epochs=1 or method.0.mu=[0,1]. Repeatable.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory. [default: runs/NAME-OF-FILE]")
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder with data files, in place of FEDPROX_DATA or a download."),
+    ] = None,
+) -> None:
+    """Run an experiment file."""
+    console = Console()
+    experiment = read_experiment(file, settings or ())
+    use_cpu_devices(experiment.cohort.clients_per_round)
+    use_compilation_cache(cache_folder() / "xla")
+    with console.status("loading the data"):
+        resolved = resolve(experiment, data_dir)
+    directory = RunDirectory(out or Path("runs") / file.stem, resolved.table)
+    with _progress(console) as progress:
+        runs = compare(
+            resolved.federation,
+            resolved.model,
+            resolved.methods,
+            solver=resolved.solver,
+            cohort=resolved.cohort,
+            systems=resolved.systems,
+            rounds=experiment.rounds,
+            evaluate_every=experiment.evaluate_every,
+            seed=experiment.seed,
+            on_record=directory.record,
+            on_progress=_Bars(progress),
+        )
+    directory.finish(runs, experiment.target_accuracy)
+    console.print(table(runs, experiment.target_accuracy))
+    console.print(f"\n{directory.path}: metrics, summary, models, figure.png, figure.svg")
+
+
+class _RoundsPerSecond(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:.1f} rounds/s" if task.speed else "", style="cyan")
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        _RoundsPerSecond(),
+        TimeRemainingColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        console=console,
+    )
+
+
+class _Bars:
+    """One progress bar for each method and seed."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.tasks: dict[tuple[str, int], TaskID] = {}
+
+    def __call__(self, now: Any) -> None:
+        key = (now.label, now.seed)
+        if key not in self.tasks:
+            self.tasks[key] = self.progress.add_task(now.label, total=now.rounds, loss="")
+        self.progress.update(self.tasks[key], completed=now.round, loss=f"{now.loss:.4f}")
+
+
+def main() -> None:
+    """Entry point: one line and exit status 2 for bad input and for files that cannot be written."""
+    try:
+        app()
+    except InputError as error:
+        _fail(str(error))
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}")
+
+
+def _fail(message: str) -> None:
+    print(f"fedprox: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+if __name__ == "__main__":
+    main()

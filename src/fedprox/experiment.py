@@ -1,0 +1,261 @@
+"""Experiment files: TOML in, checked, resolved to objects."""
+
+import difflib
+import functools
+import inspect
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import optax
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from fedprox.algorithms import ALGORITHMS, Algorithm
+from fedprox.datasets import DATASETS
+from fedprox.errors import InputError, require
+from fedprox.federation import Federation
+from fedprox.model import Model
+from fedprox.models import MODELS
+from fedprox.simulation.sampling import Cohort
+from fedprox.simulation.systems import Systems
+from fedprox.solver import Solver
+
+OPTIMIZERS = ("adagrad", "adam", "adamw", "lion", "nadam", "rmsprop", "sgd", "yogi")
+"""The optax optimizers that an experiment file can name."""
+
+Table = dict[str, Any]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class CohortSection(_Section):
+    """`[cohort]`: see `fedprox.Cohort`."""
+
+    clients_per_round: int
+    sampling: Literal["uniform"] = "uniform"
+
+
+class SystemsSection(_Section):
+    """`[systems]`: see `fedprox.Systems`."""
+
+    stragglers: float = 0.0
+
+
+class SolverSection(_Section):
+    """`[solver]`: see `fedprox.Solver`; the optimizer is named as in optax."""
+
+    learning_rate: float | list[float]
+    batch_size: int | Literal["all"]
+    epochs: int | None = None
+    steps: int | None = None
+    optimizer: str = "sgd"
+    optimizer_options: Table = Field(default_factory=dict)
+
+
+class Experiment(_Section):
+    """An experiment file.
+
+    Attributes:
+        rounds: Rounds T.
+        evaluate_every: Rounds between evaluations.
+        seed: Seed, or several.
+        target_accuracy: Test accuracy that the table counts rounds to; where left out, the highest
+            whole per cent that every method reaches.
+        data: Name of a data set and its options.
+        model: Name of a model and its options.
+        cohort: How a round's clients are chosen.
+        systems: Which of them cannot finish.
+        solver: The local solver.
+        method: Names of methods and their numbers.
+        versions: What the results were made with; written with them and not read.
+    """
+
+    rounds: int
+    evaluate_every: int = 1
+    seed: int | list[int] = 0
+    target_accuracy: float | None = None
+    data: Table
+    model: Table = Field(default_factory=lambda: {"name": "logistic"})
+    cohort: CohortSection
+    systems: SystemsSection = Field(default_factory=SystemsSection)
+    solver: SolverSection
+    method: list[Table] = Field(min_length=1)
+    versions: Table = Field(default_factory=dict, exclude=True)
+
+
+class Resolved(NamedTuple):
+    """An experiment's objects, and the experiment with every default written out.
+
+    Attributes:
+        federation: The clients and their data.
+        model: The model to train.
+        methods: The methods to compare.
+        solver: The local solver.
+        cohort: How a round's clients are chosen.
+        systems: Which of them cannot finish.
+        table: The experiment as TOML would hold it.
+    """
+
+    federation: Federation
+    model: Model
+    methods: list[Algorithm]
+    solver: Solver
+    cohort: Cohort
+    systems: Systems
+    table: Table
+
+
+def read_experiment(path: Path, settings: Sequence[str] = ()) -> Experiment:
+    """Read an experiment file.
+
+    Args:
+        path: The file.
+        settings: Changes to it, "KEY=VALUE" with a dotted key ("solver.epochs=1",
+            "method.0.mu=[0.0, 1.0]") and a value as in TOML; a bare word is a string.
+
+    Raises:
+        InputError: The file is missing, not TOML, or holds unknown keys or values of a wrong type.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path}: not a TOML file: {error}") from None
+    for setting in settings:
+        _apply(table, setting)
+    try:
+        return Experiment.model_validate(table)
+    except ValidationError as error:
+        raise InputError(f"{path}: {_explain(error, Experiment)}") from None
+
+
+def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
+    """Load the data and build the objects that an experiment names.
+
+    Raises:
+        InputError: An unknown name, key or value; or the data cannot be had.
+    """
+    target = experiment.target_accuracy
+    require(
+        target is None or 0 < target <= 1,
+        f"target_accuracy = {target}; it must be above 0 and at most 1",
+    )
+    section = experiment.solver
+    optimizer, optimizer_table = _optimizer(section)
+    options = section.model_dump(exclude={"optimizer", "optimizer_options"})
+    solver = Solver(**options, optimizer=optimizer)
+    cohort = Cohort(**experiment.cohort.model_dump())
+    systems = Systems(**experiment.systems.model_dump())
+    methods = [
+        _named(table, ALGORITHMS, f"method.{i}") for i, table in enumerate(experiment.method)
+    ]
+    algorithms = [build() for build, _ in methods]
+    make_model, model_table = _named(experiment.model, MODELS, "model")
+    load, data_table = _named(experiment.data, DATASETS, "data")
+    takes_folder = "data_dir" in inspect.signature(load).parameters
+    federation = load(data_dir=data_dir) if takes_folder else load()
+    table = experiment.model_dump(exclude_none=True)
+    table |= {"data": data_table, "model": model_table, "method": [t for _, t in methods]}
+    table["solver"]["optimizer_options"] = optimizer_table
+    return Resolved(
+        federation, make_model(federation), algorithms, solver, cohort, systems, table
+    )
+
+
+def _optimizer(section: SolverSection) -> tuple[Callable[..., Any], Table]:
+    name = section.optimizer
+    if name not in OPTIMIZERS:
+        raise InputError(f"solver.optimizer = {name!r}; {_choices(name, OPTIMIZERS)}")
+    function = getattr(optax, name)
+    allowed = set(inspect.signature(function).parameters) - {"learning_rate"}
+    for key in section.optimizer_options:
+        if key not in allowed:
+            raise InputError(
+                f"solver.optimizer_options: unknown key {key!r}; {_choices(key, sorted(allowed))}"
+            )
+    options = section.optimizer_options
+    return functools.partial(function, **options) if options else function, options
+
+
+def _named(
+    table: Mapping[str, Any], catalogue: Mapping[str, Callable[..., Any]], where: str
+) -> tuple[Callable[..., Any], Table]:
+    """The catalogue's function that a section names, with the section's options bound.
+
+    Its allowed keys and their types are those of the function's signature.
+    """
+    name = table.get("name")
+    require("name" in table, f"{where}: the key 'name' is missing; {_choices('', catalogue)}")
+    if name not in catalogue:
+        raise InputError(f"{where}.name = {name!r}; {_choices(str(name), catalogue)}")
+    function = catalogue[name]
+    fields: dict[str, Any] = {
+        key: (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
+        for key, parameter in inspect.signature(function).parameters.items()
+        if key not in ("federation", "data_dir")
+    }
+    schema = create_model(f"{name} options", __base__=_Section, **fields)
+    try:
+        checked = schema.model_validate({k: v for k, v in table.items() if k != "name"})
+    except ValidationError as error:
+        raise InputError(_explain(error, schema, where)) from None
+    options = checked.model_dump()
+    shown = {key: value for key, value in options.items() if value is not None}
+    return functools.partial(function, **options), {"name": name, **shown}
+
+
+def _apply(table: Table, setting: str) -> None:
+    key, equals, text = setting.partition("=")
+    require(equals and key.strip(), f"--set {setting}: it must be KEY=VALUE")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    *parents, last = key.strip().split(".")
+    place: Any = table
+    for name in parents:
+        place = place[_index(place, name, setting)] if name in place or isinstance(
+            place, list
+        ) else place.setdefault(name, {})
+        require(isinstance(place, (dict, list)), f"--set {setting}: {name!r} is not a section")
+    if isinstance(place, list):
+        place[_index(place, last, setting)] = value
+    else:
+        place[last] = value
+
+
+def _index(place: Table | list[Any], name: str, setting: str) -> Any:
+    if isinstance(place, dict):
+        return name
+    require(
+        name.isdecimal() and int(name) < len(place),
+        f"--set {setting}: {name!r} must be a number from 0 to {len(place) - 1}",
+    )
+    return int(name)
+
+
+def _choices(given: str, allowed: Mapping[str, Any] | Sequence[str]) -> str:
+    near = difflib.get_close_matches(given, list(allowed), 1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}allowed: {', '.join(allowed)}"
+
+
+def _explain(error: ValidationError, schema: type[BaseModel], where: str = "") -> str:
+    """The first mistake of a pydantic error in one line."""
+    first = error.errors()[0]
+    path = [part for part in first["loc"] if not str(part).startswith(("float", "list", "int"))]
+    parents = [where, *map(str, path)] if where else list(map(str, path))
+    if first["type"] == "extra_forbidden":
+        for part in path[:-1]:
+            schema = schema.model_fields[str(part)].annotation  # type: ignore[assignment]
+        section = ".".join(parents[:-1]) or "the file"
+        given = parents[-1]
+        return f"{section}: unknown key {given!r}; {_choices(given, list(schema.model_fields))}"
+    if first["type"] == "missing":
+        section = ".".join(parents[:-1]) or "the file"
+        return f"{section}: the key {parents[-1]!r} is missing"
+    return f"{'.'.join(parents)} = {first['input']!r}: {first['msg']}"

@@ -1,0 +1,1 @@
+"""What a comparison leaves behind: the run directory, the table, the figure."""

@@ -1,0 +1,199 @@
+"""The run directory: experiment, metrics, summary, models and figure of a comparison."""
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import jax
+import numpy as np
+import safetensors.numpy
+import tomli_w
+
+from fedprox.errors import InputError, require
+from fedprox.model import Params
+from fedprox.report.figure import figure
+from fedprox.report.table import common_target
+from fedprox.simulation.history import Record, Run
+
+PACKAGES = ("fedprox", "flax", "jax", "jaxlib", "numpy", "optax")
+
+
+class RunDirectory:
+    """A folder that fills while a comparison runs.
+
+    Nothing is written before the first record, so an experiment that cannot run leaves nothing.
+    `metrics.jsonl` grows by whole lines; every other file appears whole or not at all.
+
+    Args:
+        path: The folder.
+        experiment: The resolved experiment.
+
+    Raises:
+        InputError: The folder holds another experiment's results, or something else.
+    """
+
+    def __init__(self, path: Path, experiment: dict[str, Any]) -> None:
+        self.path, self.experiment = path, experiment
+        self._metrics: BinaryIO | None = None
+        self._check()
+
+    def _check(self) -> None:
+        if not self.path.exists():
+            return
+        require(self.path.is_dir(), f"--out: {self.path} is not a folder")
+        known = self.path / "experiment.toml"
+        if not any(self.path.iterdir()):
+            return
+        require(
+            known.is_file(), f"--out: {self.path} holds other files; name a new or empty folder"
+        )
+        try:
+            before = tomllib.loads(known.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"--out: {known} cannot be read: {error}") from None
+        before.pop("versions", None)
+        require(
+            before == tomllib.loads(tomli_w.dumps(self.experiment)),
+            f"--out: {self.path} holds another experiment's results; name another folder",
+        )
+
+    def record(self, record: Record) -> None:
+        """Append one record to `metrics.jsonl`."""
+        if self._metrics is None:
+            self.path.mkdir(parents=True, exist_ok=True)
+            table = {**self.experiment, "versions": versions()}
+            write_whole(self.path / "experiment.toml", tomli_w.dumps(table).encode())
+            self._metrics = (self.path / "metrics.jsonl").open("wb", buffering=0)
+        line = json.dumps(metrics_line(record), allow_nan=False).encode() + b"\n"
+        end = self._metrics.tell()
+        try:
+            written = self._metrics.write(line)
+            if written != len(line):
+                raise OSError(28, os.strerror(28))
+        except OSError:
+            self._metrics.truncate(end)
+            raise
+
+    def finish(self, runs: Sequence[Run], target_accuracy: float | None) -> None:
+        """Write summary, models and figure."""
+        if self._metrics is not None:
+            self._metrics.close()
+        target = target_accuracy if target_accuracy is not None else common_target(runs)
+        summary = [summarise(run, target) for run in runs]
+        write_whole(self.path / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
+        for run in runs:
+            label = re.sub(r"[^\w.=+-]+", "-", run.label)
+            name = f"model-{label}-{run.seed}.safetensors"
+            write_whole(self.path / name, safetensors.numpy.save(flatten(run.params)))
+        drawn = figure(runs)
+        for kind in ("png", "svg"):
+            path = self.path / f"figure.{kind}"
+            write_file(path, lambda file, kind=kind: drawn.savefig(file, format=kind, dpi=150))
+
+
+def metrics_line(record: Record) -> dict[str, Any]:
+    """A record as a JSON object; numbers that are not finite become null.
+
+    >>> r = Record("fedprox", {"mu": 1.0}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0, math.nan, 10, 9, 0, 70)
+    >>> metrics_line(r)["mu"], metrics_line(r)["gamma_mean"]
+    (1.0, None)
+    """
+    line = record._asdict()
+    numbers = line.pop("numbers")
+    line = {"method": line.pop("method"), "mu": None, **numbers, **line}
+    return {key: _json_number(value) for key, value in line.items()}
+
+
+def summarise(run: Run, target: float | None) -> dict[str, Any]:
+    """A run as one JSON object of `summary.json`."""
+    final = metrics_line(run.final)
+    shown = {
+        "label": run.label,
+        **{key: final[key] for key in ("method", *run.numbers, "learning_rate", "seed")},
+        "rounds": run.final.round,
+        "diverged_at": run.diverged_at,
+        **{
+            f"final_{key}": final[key]
+            for key in (
+                "train_loss",
+                "test_accuracy",
+                "gradient_variance",
+                "dissimilarity",
+                "gamma_mean",
+            )
+        },
+        "best_test_accuracy": run.best_accuracy,
+        "best_train_loss": min((r.train_loss for r in run.history), default=math.nan),
+        "target_accuracy": target,
+        "rounds_to_target": run.rounds_to(target) if target is not None else None,
+        "client_steps": run.client_steps,
+        "lane_idle": run.lane_idle,
+        "sweep_points": run.sweep_points,
+        "compile_seconds": run.compile_seconds,
+        "run_seconds": run.run_seconds,
+    }
+    return {key: _json_number(value) for key, value in shown.items()}
+
+
+def _json_number(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def flatten(params: Params) -> dict[str, np.ndarray[Any, Any]]:
+    """A pytree's arrays by dotted name.
+
+    >>> flatten({"dense": {"bias": np.zeros(1)}})
+    {'dense.bias': array([0.])}
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): np.ascontiguousarray(leaf)
+        for path, leaf in leaves
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the results depend on, the devices, and the git revision if there is one."""
+    found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    devices = jax.devices()
+    found |= {
+        "python": platform.python_version(),
+        "devices": f"{len(devices)} x {devices[0].device_kind}",
+    }
+    revision = _git_revision()
+    return found | ({"git": revision} if revision else {})
+
+
+def _git_revision() -> str | None:
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all."""
+    write_file(path, lambda file: file.write(content))
+
+
+def write_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Let `write` fill a file that is put in place only when complete."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,52 @@
+"""The figure of a comparison: loss, accuracy and gradient variance against rounds."""
+
+import math
+from collections.abc import Sequence
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedprox.report.table import by_label
+from fedprox.simulation.history import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PANELS = (
+    ("train_loss", "training loss f(w)"),
+    ("test_accuracy", "test accuracy"),
+    ("gradient_variance", r"gradient variance $E_k\|\nabla F_k - \nabla f\|^2$"),
+)
+
+
+def figure(runs: Sequence[Run]) -> "Figure":
+    """Three panels with one line per method; bands span the least and greatest of its seeds."""
+    from matplotlib.figure import Figure  # here, since it is slow to import
+
+    drawn = Figure(figsize=(12, 3.8), layout="constrained")
+    axes = drawn.subplots(1, len(PANELS))
+    for axis, (name, title) in zip(axes, PANELS, strict=True):
+        lowest, highest = math.inf, -math.inf
+        for label, group in by_label(runs).items():
+            length = min(len(run.history) for run in group)
+            rounds = [record.round for record in group[0].history[:length]]
+            values = np.array(
+                [[getattr(r, name) for r in run.history[:length]] for run in group], float
+            )
+            values[~np.isfinite(values)] = np.nan
+            mean = values.mean(axis=0)
+            (line,) = axis.plot(rounds, mean, label=label, linewidth=1.5)
+            if len(group) > 1:
+                low, high = values.min(axis=0), values.max(axis=0)
+                axis.fill_between(rounds, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+            known = values[np.isfinite(values)]
+            if len(known):
+                lowest, highest = min(lowest, known.min()), max(highest, known.max())
+        if name != "test_accuracy" and lowest > 0 and highest > 20 * lowest:
+            axis.set_yscale("log")
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("round")
+        axis.grid(alpha=0.3)
+    axes[0].legend(frameon=False)
+    return drawn

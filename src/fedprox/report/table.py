@@ -1,0 +1,85 @@
+"""The table of a comparison."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from rich.table import Table
+
+from fedprox.simulation.history import Run
+
+
+def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs of each method and its numbers, one per seed."""
+    grouped: dict[str, list[Run]] = {}
+    for run in runs:
+        grouped.setdefault(run.label, []).append(run)
+    return grouped
+
+
+def common_target(runs: Sequence[Run]) -> float | None:
+    """The highest whole per cent of test accuracy that every run reaches, if there is one."""
+    best = min((run.best_accuracy for run in runs), default=math.nan)
+    return math.floor(100 * best) / 100 if math.isfinite(best) and best >= 0.01 else None
+
+
+def table(runs: Sequence[Run], target_accuracy: float | None = None) -> Table:
+    """One row for each method and its numbers: mean over seeds, +- their standard deviation.
+
+    Args:
+        runs: The runs of a comparison.
+        target_accuracy: Test accuracy to count rounds to; the highest whole per cent that every
+            run reaches where left out.
+    """
+    target = target_accuracy if target_accuracy is not None else common_target(runs)
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    shown.add_column("method", no_wrap=True)
+    headers = ["train loss", "test accuracy", "best accuracy"]
+    headers.append("rounds to target" if target is None else f"rounds to {100 * target:g} %")
+    for header in [*headers, "seconds"]:
+        shown.add_column(header, justify="right")
+    for label, group in by_label(runs).items():
+        shown.add_row(label, *_row(group, target))
+    return shown
+
+
+def _row(group: Sequence[Run], target: float | None) -> list[str]:
+    seconds = f"{sum(run.run_seconds for run in group):.1f}"
+    diverged = [run for run in group if run.diverged_at is not None]
+    if diverged:
+        at = ", ".join(str(run.diverged_at) for run in diverged)
+        who = "" if len(group) == 1 else f" ({len(diverged)} of {len(group)} seeds)"
+        return [f"diverged at round {at}{who}", "", _percent(group, "best"), "", seconds]
+    return [
+        _spread([run.final.train_loss for run in group], "{:.4f}"),
+        _percent(group, "final"),
+        _percent(group, "best"),
+        _rounds(group, target),
+        seconds,
+    ]
+
+
+def _percent(group: Sequence[Run], which: str) -> str:
+    values = [
+        100 * (run.best_accuracy if which == "best" else run.final.test_accuracy)
+        for run in group
+    ]
+    return _spread(values, "{:.2f}", " %")
+
+
+def _rounds(group: Sequence[Run], target: float | None) -> str:
+    if target is None:
+        return ""
+    reached = [run.rounds_to(target) for run in group]
+    if any(rounds is None for rounds in reached):
+        return f"{max(run.final.round for run in group)}+"
+    return _spread([rounds for rounds in reached if rounds is not None], "{:.1f}")
+
+
+def _spread(values: Sequence[float], form: str, unit: str = "") -> str:
+    if not all(map(math.isfinite, values)):
+        return "-"
+    text = form.format(fmean(values))
+    if len(values) > 1:
+        text += " ± " + form.format(stdev(values))
+    return text + unit

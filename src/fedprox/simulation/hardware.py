@@ -1,0 +1,35 @@
+"""What a program may set once, before JAX starts: CPU devices and the compilation cache.
+
+Nothing here runs on import; the command line calls it, and so may a user's own program.
+"""
+
+import os
+from pathlib import Path
+
+import jax
+
+
+def use_cpu_devices(clients_per_round: int) -> int:
+    """Let JAX see one CPU device for each core, and no more than a cohort has clients.
+
+    Lanes are spread over all devices. It has an effect only before the first JAX computation of
+    the process, and none where `XLA_FLAGS` already sets a number.
+
+    Args:
+        clients_per_round: K, the clients of a round.
+
+    Returns:
+        The number of CPU devices asked for.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    devices = max(1, min(cores or 1, clients_per_round))
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", devices)
+    return devices
+
+
+def use_compilation_cache(folder: Path) -> None:
+    """Keep compiled programs in a folder, so that the next process need not compile them."""
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
