@@ -108,14 +108,14 @@ def run(
     ] = None,
 ) -> None:
     """Run an experiment file."""
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
     experiment = read_experiment(file, settings or ())
     use_cpu_devices(experiment.cohort.clients_per_round)
     use_compilation_cache(cache_folder() / "xla")
     with console.status("loading the data"):
         resolved = resolve(experiment, data_dir)
     directory = RunDirectory(out or Path("runs") / file.stem, resolved.table)
-    with _progress(console) as progress:
+    with directory, _progress(console) as progress:
         runs = compare(
             resolved.federation,
             resolved.model,
@@ -166,7 +166,7 @@ class _Bars:
 
 
 def main() -> None:
-    """Entry point: one line and exit status 2 for bad input and for files that cannot be written."""
+    """Entry point: bad input and files that cannot be written end in one line, status 2."""
     try:
         app()
     except InputError as error:

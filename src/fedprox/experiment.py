@@ -161,9 +161,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     table = experiment.model_dump(exclude_none=True)
     table |= {"data": data_table, "model": model_table, "method": [t for _, t in methods]}
     table["solver"]["optimizer_options"] = optimizer_table
-    return Resolved(
-        federation, make_model(federation), algorithms, solver, cohort, systems, table
-    )
+    return Resolved(federation, make_model(federation), algorithms, solver, cohort, systems, table)
 
 
 def _optimizer(section: SolverSection) -> tuple[Callable[..., Any], Table]:
@@ -188,13 +186,16 @@ def _named(
 
     Its allowed keys and their types are those of the function's signature.
     """
-    name = table.get("name")
     require("name" in table, f"{where}: the key 'name' is missing; {_choices('', catalogue)}")
+    name = table["name"]
     if name not in catalogue:
         raise InputError(f"{where}.name = {name!r}; {_choices(str(name), catalogue)}")
     function = catalogue[name]
     fields: dict[str, Any] = {
-        key: (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
+        key: (
+            parameter.annotation,
+            ... if parameter.default is parameter.empty else parameter.default,
+        )
         for key, parameter in inspect.signature(function).parameters.items()
         if key not in ("federation", "data_dir")
     }
@@ -218,9 +219,11 @@ def _apply(table: Table, setting: str) -> None:
     *parents, last = key.strip().split(".")
     place: Any = table
     for name in parents:
-        place = place[_index(place, name, setting)] if name in place or isinstance(
-            place, list
-        ) else place.setdefault(name, {})
+        place = (
+            place[_index(place, name, setting)]
+            if name in place or isinstance(place, list)
+            else place.setdefault(name, {})
+        )
         require(isinstance(place, (dict, list)), f"--set {setting}: {name!r} is not a section")
     if isinstance(place, list):
         place[_index(place, last, setting)] = value
@@ -239,9 +242,9 @@ def _index(place: Table | list[Any], name: str, setting: str) -> Any:
 
 
 def _choices(given: str, allowed: Mapping[str, Any] | Sequence[str]) -> str:
-    near = difflib.get_close_matches(given, list(allowed), 1)
+    near = difflib.get_close_matches(given, list(allowed), 1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}allowed: {', '.join(allowed)}"
+    return f"{hint}allowed: {', '.join(allowed) or 'no more keys'}"
 
 
 def _explain(error: ValidationError, schema: type[BaseModel], where: str = "") -> str:

@@ -9,13 +9,14 @@ Client k owns rows `offsets[k]:offsets[k + 1]` of `x` and `y`. The objective of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedprox.errors import InputError, require
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 Client = tuple[ArrayLike, ArrayLike]
 
 

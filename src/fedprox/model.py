@@ -71,9 +71,7 @@ class Model(NamedTuple):
         """
         from flax import nnx  # here, since it is slow to import and not every model needs it
 
-        graph, params, rest = nnx.split(
-            nnx.eval_shape(lambda: build(nnx.Rngs(0))), nnx.Param, ...
-        )
+        graph, params, rest = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))), nnx.Param, ...)
         if nnx.to_pure_dict(rest):
             raise TypeError(f"the module has variables that are not nnx.Param: {rest}")
 

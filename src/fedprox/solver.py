@@ -61,11 +61,10 @@ class Solver:
                 f"solver.{name} = {value}; it must be a whole number of at least 1",
             )
         require(
-            self.batch_size == "all"
-            or (isinstance(self.batch_size, int) and self.batch_size >= 1),
+            self.batch_size == "all" or (isinstance(self.batch_size, int) and self.batch_size >= 1),
             f'solver.batch_size = {self.batch_size!r}; it must be at least 1, or "all"',
         )
-        for rate in as_numbers(self.learning_rate):
+        for rate in as_numbers("solver.learning_rate", self.learning_rate):
             require(
                 math.isfinite(rate) and rate > 0,
                 f"solver.learning_rate = {rate}; it must be above 0",
@@ -105,12 +104,15 @@ class Solver:
         return optax.apply_updates(params, updates), state
 
 
-def as_numbers(value: Numbers) -> tuple[float, ...]:
+def as_numbers(name: str, value: Numbers) -> tuple[float, ...]:
     """One number or several, as a tuple.
 
-    >>> as_numbers(0.1), as_numbers([0, 1])
+    Raises:
+        InputError: There are none; `name` says of what.
+
+    >>> as_numbers("mu", 0.1), as_numbers("mu", [0, 1])
     ((0.1,), (0.0, 1.0))
     """
-    if isinstance(value, (int, float)):
-        return (float(value),)
-    return tuple(float(v) for v in value)
+    values = (value,) if isinstance(value, (int, float)) else value
+    require(len(values) > 0, f"{name}: none given; at least one is needed")
+    return tuple(float(v) for v in values)

@@ -31,9 +31,7 @@ def _philox(seed: int, purpose: Purpose, round_: int, client: int) -> np.random.
     return np.random.Philox(key=key, counter=counter)
 
 
-def generator(
-    seed: int, purpose: Purpose, round_: int = 0, client: int = 0
-) -> np.random.Generator:
+def generator(seed: int, purpose: Purpose, round_: int = 0, client: int = 0) -> np.random.Generator:
     """The stream as a NumPy generator.
 
     >>> a = generator(0, Purpose.COHORT, round_=3).integers(10, size=4)

@@ -32,7 +32,7 @@ class Subproblem(NamedTuple):
     linear: Params | None = None
 
     def gradient(self, params: Params, gradient_of_f: Params) -> Params:
-        """grad h_k(w) = grad F_k(w) + c_k + mu (w - a_k), given grad F_k(w).
+        """Grad h_k(w) = grad F_k(w) + c_k + mu (w - a_k), given grad F_k(w).
 
         >>> h = Subproblem(start=jnp.zeros(1), mu=jnp.array(2.0), anchor=jnp.ones(1))
         >>> h.gradient(jnp.array([4.0]), gradient_of_f=jnp.array([0.5])).tolist()
@@ -43,14 +43,12 @@ class Subproblem(NamedTuple):
             gradient = jax.tree.map(jnp.add, gradient, self.linear)
         if self.mu is not None:
             mu = self.mu
-            gradient = jax.tree.map(
-                lambda g, w, a: g + mu * (w - a), gradient, params, self.anchor
-            )
+            gradient = jax.tree.map(lambda g, w, a: g + mu * (w - a), gradient, params, self.anchor)
         return gradient
 
 
 def inexactness(at_solution: Params, at_start: Params) -> jax.Array:
-    """gamma = ||grad h_k(w_k)|| / ||grad h_k(w^t)|| (Li et al. 2020, Definition 2).
+    """Gamma = ||grad h_k(w_k)|| / ||grad h_k(w^t)|| (Li et al. 2020, Definition 2).
 
     1 where nothing was done, 0 for an exact solution. A start that is already stationary counts
     as solved (0) unless the solver left it (infinity).
@@ -58,5 +56,5 @@ def inexactness(at_solution: Params, at_start: Params) -> jax.Array:
     >>> float(inexactness(jnp.array([3.0, 4.0]), jnp.array([0.0, 10.0])))
     0.5
     """
-    end, start = optax.global_norm(at_solution), optax.global_norm(at_start)
+    end, start = optax.tree.norm(at_solution), optax.tree.norm(at_start)
     return jnp.where(end == 0, 0.0, end / start)

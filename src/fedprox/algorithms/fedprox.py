@@ -35,7 +35,7 @@ def fedprox(mu: Numbers) -> Algorithm:
     >>> fedprox(mu=[0.0, 1.0]).numbers["mu"]
     (0.0, 1.0)
     """
-    values = as_numbers(mu)
+    values = as_numbers("fedprox: mu", mu)
     for value in values:
         require(
             math.isfinite(value) and value >= 0, f"fedprox: mu = {value:g}; it must be at least 0"

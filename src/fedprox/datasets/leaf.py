@@ -61,6 +61,7 @@ def _read_part(folder: Path, classes: int | None) -> dict[str, Client]:
     files = sorted(folder.glob("*.json"))
     require(files, f"{folder}: no .json files")
     clients: dict[str, Client] = {}
+    first: tuple[str, tuple[int, ...]] | None = None
     for file in files:
         content = _read_json(file)
         counts = dict(zip(content["users"], content["num_samples"], strict=True))
@@ -73,6 +74,13 @@ def _read_part(folder: Path, classes: int | None) -> dict[str, Client]:
                 f"{where}: {len(client[0])} rows where num_samples says {counts[name]}",
             )
             require(folder.name == "test" or len(client[0]), f"{where}: no rows")
+            if len(client[0]):
+                first = first or (name, client[0].shape[1:])
+                require(
+                    client[0].shape[1:] == first[1],
+                    f"{where}: rows of shape {client[0].shape[1:]} where user {first[0]!r} has "
+                    f"{first[1]}",
+                )
             clients[name] = client
     return clients
 

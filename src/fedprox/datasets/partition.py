@@ -42,9 +42,7 @@ def shards(
     )
     pieces = np.array_split(np.argsort(labels, kind="stable"), count)
     order = generator(seed, Purpose.PARTITION).permutation(count)
-    return [
-        np.concatenate([pieces[s] for s in order[k::clients]]) for k in range(clients)
-    ]
+    return [np.concatenate([pieces[s] for s in order[k::clients]]) for k in range(clients)]
 
 
 def two_class_power_law(
@@ -106,9 +104,7 @@ def split(
     >>> len(train[0]), len(test[0])
     (8, 2)
     """
-    require(
-        0 < train_share < 1, f"data.train_share = {train_share}; it must be between 0 and 1"
-    )
+    require(0 < train_share < 1, f"data.train_share = {train_share}; it must be between 0 and 1")
     train, test = [], []
     for k, part in enumerate(parts):
         order = generator(seed, Purpose.SPLIT, 0, k).permutation(len(part))

@@ -1,4 +1,4 @@
-"""Where data files come from: a folder of the user's, or a download with checksum, kept in a cache."""
+"""Where data files come from: a folder of the user's, or a checked download kept in a cache."""
 
 import logging
 import os

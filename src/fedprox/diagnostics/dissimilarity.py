@@ -2,10 +2,11 @@
 
 With E_k the mean over clients with weights p_k = n_k / n, so that E_k[grad F_k] = grad f:
 
-    gradient variance  E_k ||grad F_k(w) - grad f(w)||^2              (Li et al. 2020, section 5.3.3)
-    B(w)             = sqrt(E_k ||grad F_k(w)||^2 / ||grad f(w)||^2)  (Definition 3)
-                     = sqrt(1 + gradient variance / ||grad f(w)||^2)
+    gradient variance = E_k ||grad F_k(w) - grad f(w)||^2
+    B(w)              = sqrt(E_k ||grad F_k(w)||^2 / ||grad f(w)||^2)
+                      = sqrt(1 + gradient variance / ||grad f(w)||^2)
 
+(Li et al. 2020, section 5.3.3 and Definition 3.)
 The variance is gathered one client at a time (Welford 1962; pairwise as Chan et al. 1983), so no
 client's gradient is kept, identical clients give 0, and B(w) is never below 1.
 """
@@ -51,7 +52,7 @@ def include(so_far: Scatter, gradient: Params, weight: jax.Array) -> Scatter:
     share = weight / jnp.where(weight_after > 0, weight_after, 1.0)
     deviation = jax.tree.map(jnp.subtract, gradient, so_far.mean)
     mean = jax.tree.map(lambda m, d: m + share * d, so_far.mean, deviation)
-    distance = optax.global_norm(deviation) ** 2
+    distance = optax.tree.norm(deviation) ** 2
     return Scatter(weight_after, mean, so_far.scatter + so_far.weight * share * distance)
 
 

@@ -25,9 +25,7 @@ class Logistic(nnx.Module):
         return self.dense(x.reshape(len(x), -1))
 
 
-def logistic(
-    federation: Federation, *, initial: Literal["glorot", "zeros"] = "glorot"
-) -> Model:
+def logistic(federation: Federation, *, initial: Literal["glorot", "zeros"] = "glorot") -> Model:
     """Logistic regression with (d + 1) C parameters: 610 for Synthetic, 7,850 for MNIST.
 
     Args:
@@ -51,6 +49,4 @@ def logistic(
     init = nnx.initializers.glorot_uniform() if initial == "glorot" else nnx.initializers.zeros
     features = math.prod(federation.train.x.shape[1:])
     classes = federation.classes
-    return Model.from_nnx(
-        lambda rngs: Logistic(features, classes, kernel_init=init, rngs=rngs)
-    )
+    return Model.from_nnx(lambda rngs: Logistic(features, classes, kernel_init=init, rngs=rngs))

@@ -1,6 +1,8 @@
 """The run directory: experiment, metrics, summary, models and figure of a comparison."""
 
+import errno
 import importlib.metadata
+import io
 import json
 import math
 import os
@@ -8,7 +10,7 @@ import platform
 import re
 import subprocess
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -65,6 +67,13 @@ class RunDirectory:
             f"--out: {self.path} holds another experiment's results; name another folder",
         )
 
+    def __enter__(self) -> "RunDirectory":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+
     def record(self, record: Record) -> None:
         """Append one record to `metrics.jsonl`."""
         if self._metrics is None:
@@ -77,15 +86,13 @@ class RunDirectory:
         try:
             written = self._metrics.write(line)
             if written != len(line):
-                raise OSError(28, os.strerror(28))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._metrics.name)
         except OSError:
             self._metrics.truncate(end)
             raise
 
     def finish(self, runs: Sequence[Run], target_accuracy: float | None) -> None:
         """Write summary, models and figure."""
-        if self._metrics is not None:
-            self._metrics.close()
         target = target_accuracy if target_accuracy is not None else common_target(runs)
         summary = [summarise(run, target) for run in runs]
         write_whole(self.path / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
@@ -95,8 +102,9 @@ class RunDirectory:
             write_whole(self.path / name, safetensors.numpy.save(flatten(run.params)))
         drawn = figure(runs)
         for kind in ("png", "svg"):
-            path = self.path / f"figure.{kind}"
-            write_file(path, lambda file, kind=kind: drawn.savefig(file, format=kind, dpi=150))
+            picture = io.BytesIO()
+            drawn.savefig(picture, format=kind, dpi=150)
+            write_whole(self.path / f"figure.{kind}", picture.getvalue())
 
 
 def metrics_line(record: Record) -> dict[str, Any]:
@@ -183,15 +191,10 @@ def _git_revision() -> str | None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all."""
-    write_file(path, lambda file: file.write(content))
-
-
-def write_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Let `write` fill a file that is put in place only when complete."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:
-            write(file)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

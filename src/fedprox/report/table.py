@@ -50,8 +50,9 @@ def _row(group: Sequence[Run], target: float | None) -> list[str]:
         at = ", ".join(str(run.diverged_at) for run in diverged)
         who = "" if len(group) == 1 else f" ({len(diverged)} of {len(group)} seeds)"
         return [f"diverged at round {at}{who}", "", _percent(group, "best"), "", seconds]
+    small = all(run.final.train_loss < 1e4 for run in group)
     return [
-        _spread([run.final.train_loss for run in group], "{:.4f}"),
+        _spread([run.final.train_loss for run in group], "{:.4f}" if small else "{:.2e}"),
         _percent(group, "final"),
         _percent(group, "best"),
         _rounds(group, target),
@@ -61,8 +62,7 @@ def _row(group: Sequence[Run], target: float | None) -> list[str]:
 
 def _percent(group: Sequence[Run], which: str) -> str:
     values = [
-        100 * (run.best_accuracy if which == "best" else run.final.test_accuracy)
-        for run in group
+        100 * (run.best_accuracy if which == "best" else run.final.test_accuracy) for run in group
     ]
     return _spread(values, "{:.2f}", " %")
 

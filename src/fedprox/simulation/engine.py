@@ -8,12 +8,12 @@ over the devices and the algorithm's update end the round.
 Axes of the arrays inside: lanes, then points of the sweep, then the parameter's own.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from jax.stages import Wrapped
 
 from fedprox.algorithms.base import Algorithm, Scalars, State
 from fedprox.model import Model, Params, weighted_loss
@@ -50,7 +50,7 @@ def rounds_program(
     shape: Shape,
     *,
     accumulate: bool,
-) -> Callable[..., tuple[State, State, Params]]:
+) -> Wrapped:
     """Compile-once program for up to `shape.rounds` rounds.
 
     Args:
@@ -110,9 +110,7 @@ def rounds_program(
 
     def one_round(state: State, numbers: Scalars, x: jax.Array, y: jax.Array, plan: Plan) -> Any:
         fresh = jax.vmap(start)(state, numbers)
-        workers = jax.tree.map(
-            lambda a: jnp.broadcast_to(a, (shape.lanes, *a.shape)), fresh
-        )
+        workers = jax.tree.map(lambda a: jnp.broadcast_to(a, (shape.lanes, *a.shape)), fresh)
         mean = jax.tree.map(
             jnp.zeros_like, jax.eval_shape(jax.vmap(message), fresh, state, numbers)
         )
@@ -148,9 +146,7 @@ def rounds_program(
             local = jax.tree.map(
                 lambda c, a: c.at[target].set(a, mode="drop"), local, workers.params
             )
-            refreshed = jax.tree.map(
-                lambda a: jnp.broadcast_to(a, (shape.lanes, *a.shape)), fresh
-            )
+            refreshed = jax.tree.map(lambda a: jnp.broadcast_to(a, (shape.lanes, *a.shape)), fresh)
             return where_lane(ended, refreshed, workers), mean, local
 
         carry = (workers, mean, local)

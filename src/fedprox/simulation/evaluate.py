@@ -4,7 +4,6 @@ Both are lane programs like a round: a job is a client, a tick reads a slice of 
 their gradients, and where the job ends the client's gradient is complete.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
+from jax.stages import Wrapped
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, Scalars, State
@@ -27,7 +27,7 @@ from fedprox.simulation.lanes import (
     total,
     where_lane,
 )
-from fedprox.simulation.schedule import Segments, pack, segments
+from fedprox.simulation.schedule import Array, Segments, pack, segments
 from fedprox.subproblem import inexactness
 
 TICK_COST = 16
@@ -46,11 +46,11 @@ class Reading(NamedTuple):
         ends: Where jobs end; arrays with a leading axis D.
     """
 
-    start: NDArray[np.int32]
-    begin: NDArray[np.int32]
-    end: NDArray[np.int32]
-    job: NDArray[np.int32]
-    ticks: NDArray[np.int32]
+    start: Array
+    begin: Array
+    end: Array
+    job: Array
+    ticks: Array
     ends: Segments
 
 
@@ -130,7 +130,14 @@ def _local(reading: Reading) -> Reading:
     return jax.tree.map(lambda a: a[0], reading)
 
 
-READING_SPEC = Reading(*[PER_DEVICE] * 5, Segments(*[PER_DEVICE] * 3))
+READING_SPEC = Reading(
+    start=PER_DEVICE,
+    begin=PER_DEVICE,
+    end=PER_DEVICE,
+    job=PER_DEVICE,
+    ticks=PER_DEVICE,
+    ends=Segments(stop=PER_DEVICE, count=PER_DEVICE, slot=PER_DEVICE),
+)
 
 
 def _mask(reading: Reading, i: jax.Array, width: int) -> jax.Array:
@@ -141,7 +148,7 @@ def _mask(reading: Reading, i: jax.Array, width: int) -> jax.Array:
 
 def evaluation_program(
     model: Model, mesh: Mesh, *, lanes: int, width: int, test_width: int
-) -> Callable[..., Measures]:
+) -> Wrapped:
     """Compile-once program that measures models on all clients.
 
     Args:
@@ -164,12 +171,8 @@ def evaluation_program(
     def right(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(mask > 0, model.correct(model.apply(params, x), y), False))
 
-    summed_all = over_lanes(
-        jax.vmap(summed, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0)
-    )
-    right_all = over_lanes(
-        jax.vmap(right, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0)
-    )
+    summed_all = over_lanes(jax.vmap(summed, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0))
+    right_all = over_lanes(jax.vmap(right, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0))
     include_all = over_lanes(jax.vmap(include, in_axes=(0, 0, None)), lanes, (0, 0, 0))
 
     def program(
@@ -231,7 +234,7 @@ def evaluation_program(
         if len(test_x):
             correct = jax.lax.fori_loop(0, test_reading.ticks, test_tick, correct)
         merged = _merge(scatter)
-        variance, norm_squared = merged.scatter, jax.vmap(optax.global_norm)(merged.mean) ** 2
+        variance, norm_squared = merged.scatter, jax.vmap(optax.tree.norm)(merged.mean) ** 2
         return Measures(
             train_loss=total(loss.sum(axis=0)) / rows,
             test_accuracy=total(correct.sum(axis=0)) / len(test_x)
@@ -257,13 +260,13 @@ def _merge(parts: Scatter) -> Scatter:
         lambda a: weighted(a) / weight.reshape((-1,) + (1,) * (a.ndim - 2)), parts.mean
     )
     apart = jax.tree.map(jnp.subtract, parts.mean, mean)
-    between = parts.weight * jax.vmap(jax.vmap(optax.global_norm))(apart) ** 2
+    between = parts.weight * jax.vmap(jax.vmap(optax.tree.norm))(apart) ** 2
     return Scatter(weight, mean, total(jnp.sum(parts.scatter + between, axis=0)))
 
 
 def inexactness_program(
     model: Model, algorithm: Algorithm, mesh: Mesh, *, lanes: int, width: int
-) -> Callable[..., jax.Array]:
+) -> Wrapped:
     """Compile-once program for gamma_k = ||grad h_k(w_k)|| / ||grad h_k(s_k)|| of a cohort.
 
     Li et al. 2020, Definition 2; both gradients are over all of the client's training rows.
@@ -285,9 +288,7 @@ def inexactness_program(
         return jax.grad(weighted_loss, argnums=1)(model, params, x, y, mask)
 
     at_end = over_lanes(jax.vmap(summed, in_axes=(0, None, None, None)), lanes, (0, 0, 0, 0))
-    at_start = over_lanes(
-        jax.vmap(summed, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0)
-    )
+    at_start = over_lanes(jax.vmap(summed, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0))
 
     def program(
         state: State,
@@ -328,9 +329,7 @@ def inexactness_program(
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
             sums, gammas = carry
             ended, size = slot >= 0, sizes[slot]
-            end, begin = jax.tree.map(
-                lambda g: g / size.reshape((-1,) + (1,) * (g.ndim - 1)), sums
-            )
+            end, begin = jax.tree.map(lambda g: g / size.reshape((-1,) + (1,) * (g.ndim - 1)), sums)
             params = jax.tree.map(lambda a: a[slot], local)
             found = gamma_all(state, numbers, params, end, begin)
             gammas = gammas.at[jnp.where(ended, slot, slots)].set(found, mode="drop")

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.stages import Wrapped
 
 from fedprox.simulation.schedule import Segments
 
@@ -34,14 +35,10 @@ def shard(mesh: Mesh, tree: T) -> T:
     return jax.device_put(tree, NamedSharding(mesh, PER_DEVICE))
 
 
-def spread(
-    mesh: Mesh, body: Callable[..., Any], in_specs: tuple[Any, ...]
-) -> Callable[..., Any]:
+def spread(mesh: Mesh, body: Callable[..., Any], in_specs: tuple[Any, ...]) -> Wrapped:
     """`body` on every device with its part of the lanes; results must be equal on all."""
     return jax.jit(
-        jax.shard_map(
-            body, mesh=mesh, in_specs=in_specs, out_specs=REPLICATED, check_vma=False
-        )
+        jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=REPLICATED, check_vma=False)
     )
 
 

@@ -32,6 +32,7 @@ from fedprox.simulation.evaluate import (
 from fedprox.simulation.lanes import REPLICATED, replicate, shard
 from fedprox.simulation.protocol import RoundWork
 from fedprox.simulation.schedule import (
+    Array,
     Jobs,
     Shape,
     choose_lanes,
@@ -66,10 +67,10 @@ class Data(NamedTuple):
         test_y: Test labels.
     """
 
-    x: jax.Array
-    y: jax.Array
-    test_x: jax.Array
-    test_y: jax.Array
+    x: Array
+    y: Array
+    test_x: Array
+    test_y: Array
 
 
 def resident(mesh: Mesh, federation: Federation) -> Data:
@@ -192,7 +193,7 @@ def compile_programs(
     federation: Federation,
     data: Data,
     state: State,
-    numbers: Mapping[str, jax.Array],
+    numbers: Mapping[str, Array],
     layout: Layout,
     mesh: Mesh,
 ) -> Programs:
@@ -226,9 +227,7 @@ def compile_programs(
     )
     inexactness = inexactness_program(
         model, algorithm, mesh, lanes=layout.lanes, width=layout.width
-    ).trace(
-        state, numbers, local, data.x, data.y, *read_cohort(len(train), no_jobs(), layout)
-    )
+    ).trace(state, numbers, local, data.x, data.y, *read_cohort(len(train), no_jobs(), layout))
     with ThreadPoolExecutor() as pool:
         run, measure, gamma = pool.map(
             lambda traced: traced.lower().compile(), (rounds, evaluation, inexactness)
@@ -245,9 +244,7 @@ def compile_programs(
     )
 
 
-def read_cohort(
-    rows: int, jobs: Jobs, layout: Layout
-) -> tuple[Reading, NDArray[np.float32]]:
+def read_cohort(rows: int, jobs: Jobs, layout: Layout) -> tuple[Reading, NDArray[np.float32]]:
     """How to read all rows of the clients of some jobs, and their sizes."""
     reading = plan_reading(
         jobs.offset,
@@ -262,4 +259,3 @@ def read_cohort(
     sizes = np.ones(layout.rounds.slots, np.float32)
     sizes[: len(jobs.size)] = jobs.size
     return reading, sizes
-

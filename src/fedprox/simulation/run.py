@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from fedprox.algorithms.base import Algorithm, State
 from fedprox.errors import require
 from fedprox.federation import Federation
-from fedprox.model import Model
+from fedprox.model import Model, Params
 from fedprox.simulation.evaluate import Measures
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.lanes import lane_mesh, replicate
@@ -117,9 +117,7 @@ def compare(
     require(len(methods) > 0, "methods: none given; at least one is needed")
     seeds = (seed,) if isinstance(seed, int) else tuple(seed)
     require(len(seeds) > 0, "seed: none given; at least one is needed")
-    protocol = Protocol(
-        federation, model, solver, cohort, systems, rounds, evaluate_every, seeds
-    )
+    protocol = Protocol(federation, model, solver, cohort, systems, rounds, evaluate_every, seeds)
     mesh = lane_mesh()
     data = resident(mesh, federation)
     runs = []
@@ -197,29 +195,27 @@ def _run_method(
 
 def sweep_points(algorithm: Algorithm, solver: Solver) -> list[dict[str, float]]:
     """Every combination of the algorithm's own numbers and the learning rates."""
-    axes = {name: as_numbers(value) for name, value in algorithm.numbers.items()}
-    axes["learning_rate"] = as_numbers(solver.learning_rate)
-    return [
-        dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
-    ]
+    axes = {name: as_numbers(name, value) for name, value in algorithm.numbers.items()}
+    axes["learning_rate"] = as_numbers("learning_rate", solver.learning_rate)
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 def label(algorithm: Algorithm, solver: Solver, point: dict[str, float]) -> str:
     """The method and its numbers, with the learning rate where there are several."""
-    several = len(as_numbers(solver.learning_rate)) > 1
+    several = len(as_numbers("learning_rate", solver.learning_rate)) > 1
     shown = {k: v for k, v in point.items() if k != "learning_rate" or several}
     return " ".join([algorithm.name, *(f"{k}={v:g}" for k, v in shown.items())])
 
 
-def initial_state(
-    model: Model, algorithm: Algorithm, seed: int, points: int, mesh: Mesh
-) -> State:
+def initial_params(model: Model, seed: int) -> Params:
+    """w^0, a function of the model and the seed."""
+    return model.init(jax.random.key(int(generator(seed, Purpose.MODEL).integers(2**31))))
+
+
+def initial_state(model: Model, algorithm: Algorithm, seed: int, points: int, mesh: Mesh) -> State:
     """The server's state before round 0, the same at every sweep point."""
-    key = jax.random.key(int(generator(seed, Purpose.MODEL).integers(2**31)))
-    state = jax.tree.map(np.asarray, algorithm.init(model.init(key)))
-    return replicate(
-        mesh, jax.tree.map(lambda a: np.broadcast_to(a, (points, *a.shape)), state)
-    )
+    state = jax.tree.map(np.asarray, algorithm.init(initial_params(model, seed)))
+    return replicate(mesh, jax.tree.map(lambda a: np.broadcast_to(a, (points, *a.shape)), state))
 
 
 class _Chunk(NamedTuple):
@@ -275,17 +271,21 @@ def _run_rounds(
 
     def settle(round_: int, done: RoundWork, measures: Measures, gamma: Any) -> None:
         """Wait for an evaluation and write it down."""
-        found = [np.asarray(m, np.float64).tolist() for m in measures]
+        found = [np.asarray(m, np.float64) for m in measures]
         jobs = len(done.jobs.client)
         gammas = np.asarray(gamma)[:jobs] if jobs else np.full((1, len(runs)), np.nan)
         for i, run in enumerate(runs):
+            loss, accuracy, variance, dissimilarity = (float(values[i]) for values in found)
             record = Record(
-                run.method,
-                run.numbers,
-                run.learning_rate,
-                run.seed,
-                round_,
-                *(values[i] for values in found),
+                method=run.method,
+                numbers=run.numbers,
+                learning_rate=run.learning_rate,
+                seed=run.seed,
+                round=round_,
+                train_loss=loss,
+                test_accuracy=accuracy,
+                gradient_variance=variance,
+                dissimilarity=dissimilarity,
                 gamma_mean=float(gammas[:, i].mean()),
                 clients=done.clients,
                 stragglers=done.stragglers,
@@ -294,7 +294,7 @@ def _run_rounds(
             )
             run.history.append(record)
             on_record(record)
-        losses = [loss for loss in found[0] if math.isfinite(loss)]
+        losses = [loss for loss in found[0].tolist() if math.isfinite(loss)]
         on_progress(Progress(name, seed, round_, protocol.rounds, min(losses, default=math.nan)))
 
     pending: deque[tuple[int, RoundWork, Measures, Any]] = deque()

@@ -13,13 +13,16 @@ import heapq
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.solver import Solver
 from fedprox.streams import Purpose, permutations
+
+Array = Any
+"""A NumPy array on the host, a JAX array inside a program."""
 
 WIDEST_TICK = 128
 """Rows of a tick at most: wide enough for matrix products, narrow enough for ragged clients."""
@@ -73,9 +76,9 @@ class Segments(NamedTuple):
         slot: The job that a lane ends there, -1 for none, int32 (devices, jobs, lanes).
     """
 
-    stop: NDArray[np.int32]
-    count: NDArray[np.int32]
-    slot: NDArray[np.int32]
+    stop: Array
+    count: Array
+    slot: Array
 
 
 def segments(packing: Packing, devices: int, lanes: int, slots: int) -> Segments:
@@ -143,12 +146,12 @@ class Batches(NamedTuple):
     """How one epoch over `size` rows becomes ticks.
 
     Attributes:
-        index: Positions in the epoch's order, -1 for none, shape (ticks, width).
+        position: Positions in the epoch's order, -1 for none, shape (ticks, width).
         size: Examples of the mini-batch that a tick belongs to, shape (ticks,).
         last: Whether the tick completes its mini-batch, shape (ticks,).
     """
 
-    index: NDArray[np.int32]
+    position: NDArray[np.int32]
     size: NDArray[np.int32]
     last: NDArray[np.bool_]
 
@@ -157,7 +160,7 @@ class Batches(NamedTuple):
 def batches(size: int, batch: int, width: int) -> Batches:
     """Cut an epoch over `size` rows into mini-batches of `batch`, and these into ticks.
 
-    >>> batches(size=5, batch=4, width=2).index.tolist()
+    >>> batches(size=5, batch=4, width=2).position.tolist()
     [[0, 1], [2, 3], [4, -1]]
     """
     index, sizes, last = [], [], []
@@ -241,11 +244,11 @@ class Plan(NamedTuple):
         weight: Each job's weight, float32 (R, slots).
     """
 
-    rows: NDArray[np.int32]
-    size: NDArray[np.int32]
-    last: NDArray[np.bool_]
+    rows: Array
+    size: Array
+    last: Array
     ends: Segments
-    weight: NDArray[np.float32]
+    weight: Array
 
 
 def plan_rounds(
@@ -298,5 +301,5 @@ def _job_rows(
     order = permutations(seed, Purpose.BATCHES, round_, client, count=epochs, size=size)
     padded = np.full((epochs, size + 1), -1, np.int32)
     np.add(order, np.int32(jobs.offset[slot]), out=padded[:, :size])
-    rows = padded[:, epoch.index].reshape(-1, width)  # position -1 reads the padding
+    rows = padded[:, epoch.position].reshape(-1, width)  # position -1 reads the padding
     return rows[:ticks], np.tile(epoch.size, epochs)[:ticks], np.tile(epoch.last, epochs)[:ticks]

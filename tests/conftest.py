@@ -1,0 +1,22 @@
+"""Every test runs with two CPU devices, so that lanes are really spread over a mesh."""
+
+import os
+from pathlib import Path
+
+import jax
+import pytest
+from hypothesis import settings
+
+jax.config.update("jax_num_cpu_devices", 2)
+settings.register_profile("fedprox", deadline=None, derandomize=True)
+settings.load_profile("fedprox")
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder with real data; tests that need it are skipped where there is none."""
+    beside = Path(__file__).parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("FEDPROX_DATA") or beside)
+    if not (folder / "mnist").is_dir():
+        pytest.skip("no MNIST: set FEDPROX_DATA to a folder that has mnist/")
+    return folder

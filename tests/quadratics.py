@@ -1,0 +1,64 @@
+"""Quadratic federations, F_k(w) = 1/2 (w - b_k)' A_k (w - b_k), where answers are closed forms."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox import Cohort, Federation, Model, Run, Solver, Systems, simulate
+
+Vector = NDArray[np.float64]
+
+
+def quadratic_model(start: Vector) -> Model:
+    """A model whose parameters are w itself; an example is (A, b) and its loss the quadratic."""
+
+    def apply(params: jax.Array, x: jax.Array) -> Any:
+        return x, jnp.broadcast_to(params, (len(x), *params.shape))
+
+    def loss(outputs: Any, y: jax.Array) -> jax.Array:
+        a, w = outputs
+        return 0.5 * jnp.einsum("bi,bij,bj->b", w - y, a, w - y)
+
+    def correct(outputs: Any, y: jax.Array) -> jax.Array:
+        del outputs
+        return jnp.zeros(len(y), bool)
+
+    return Model(lambda _: jnp.asarray(start, jnp.float32), apply, loss, correct)
+
+
+def quadratic_federation(
+    a: Sequence[Vector], b: Sequence[Vector], rows: Sequence[int] | None = None
+) -> Federation:
+    """Client k holds `rows[k]` copies of the example (A_k, b_k)."""
+    rows = rows or [1] * len(a)
+    return Federation.from_arrays(
+        [
+            (np.repeat(a_k[None], n, axis=0), np.repeat(b_k[None], n, axis=0))
+            for a_k, b_k, n in zip(a, b, rows, strict=True)
+        ]
+    )
+
+
+def random_quadratics(seed: int, clients: int, d: int) -> tuple[list[Vector], list[Vector]]:
+    """Well-conditioned A_k and minima b_k."""
+    rng = np.random.default_rng(seed)
+    factors = rng.normal(size=(clients, d, d)) / np.sqrt(d)
+    a = [f @ f.T + 0.5 * np.eye(d) for f in factors]
+    return a, list(rng.normal(size=(clients, d)))
+
+
+def one_run(
+    federation: Federation, model: Model, method: Any, solver: Solver, **options: Any
+) -> Run:
+    """A single run with every client in every round, unless said otherwise."""
+    defaults: dict[str, Any] = {
+        "cohort": Cohort(len(federation)),
+        "systems": Systems(),
+        "rounds": 1,
+    }
+    (run,) = simulate(federation, model, method, solver=solver, **(defaults | options))
+    return run

@@ -1,0 +1,234 @@
+"""Properties 1 to 7 and 10: the methods against closed forms on quadratics."""
+
+import functools
+import itertools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedprox import (
+    Algorithm,
+    Cohort,
+    InputError,
+    Solver,
+    Systems,
+    centralised,
+    compare,
+    datasets,
+    fedavg,
+    fedprox,
+    fedsgd,
+    models,
+    simulate,
+)
+from fedprox.model import Params
+from fedprox.simulation.run import initial_params
+from tests.quadratics import one_run, quadratic_federation, quadratic_model, random_quadratics
+
+EXACT = Solver(learning_rate=0.1, batch_size="all", steps=2000)
+
+
+def scalar(curvature: float, minimum: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    return [np.array([[curvature]])], [np.array([minimum])]
+
+
+def test_fedprox_without_mu_and_stragglers_is_fedavg_bit_for_bit() -> None:
+    federation = datasets.synthetic(clients=8)
+    runs = compare(
+        federation,
+        models.logistic(federation),
+        [fedavg(), fedprox(mu=0.0)],
+        solver=Solver(learning_rate=0.05, batch_size=10, epochs=3),
+        cohort=Cohort(4),
+        rounds=4,
+    )
+    first, second = (jax.tree.leaves(run.params) for run in runs)
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@settings(max_examples=15)
+@given(
+    curvature=st.floats(0.2, 5),
+    minimum=st.floats(-3, 3),
+    start=st.floats(-3, 3),
+    mu=st.floats(0.05, 5),
+)
+def test_exact_proximal_step_in_one_dimension(
+    curvature: float, minimum: float, start: float, mu: float
+) -> None:
+    federation = quadratic_federation(*scalar(curvature, minimum))
+    run = one_run(federation, quadratic_model(np.array([start])), fedprox(mu=mu), EXACT)
+    expected = (curvature * minimum + mu * start) / (curvature + mu)
+    np.testing.assert_allclose(run.params, [expected], rtol=1e-4, atol=1e-4)
+
+
+def test_larger_mu_moves_less_and_to_nothing() -> None:
+    federation = quadratic_federation(*random_quadratics(0, 3, 4))
+    # mu = 1e5 needs a step below 2 / mu; it is neither clamped nor refused
+    mus = [0.0, 0.01, 0.1, 1.0, 10.0, 100.0, 1e4, 1e5]
+    solver = Solver(learning_rate=1e-5, batch_size="all", steps=4000)
+    runs = simulate(
+        federation,
+        quadratic_model(np.ones(4)),
+        fedprox(mu=mus),
+        solver=solver,
+        cohort=Cohort(3),
+        rounds=1,
+    )
+    moved = [float(np.linalg.norm(run.params - 1)) for run in runs]
+    assert all(a > b for a, b in itertools.pairwise(moved))
+    assert moved[-1] < 1e-3 * moved[0]
+
+
+def test_negative_mu_is_refused() -> None:
+    with pytest.raises(InputError, match=r"mu = -1; it must be at least 0"):
+        fedprox(mu=[0.0, -1.0])
+
+
+def test_the_anchor_is_the_rounds_model_for_every_client_and_parameter() -> None:
+    # several clients behind one another in a lane, several steps: gradient descent on h_k has the
+    # closed form a + (I - eta (A + mu I))^s (w - a) only if the anchor never moves
+    a, b = random_quadratics(1, 5, 3)
+    eta, mu, steps, start = 0.05, 0.7, 9, np.array([2.0, -1.0, 0.5])
+    federation = quadratic_federation(a, b)
+    solver = Solver(learning_rate=eta, batch_size="all", steps=steps)
+    run = one_run(federation, quadratic_model(start), fedprox(mu=mu), solver)
+    expected = np.zeros(3)
+    for a_k, b_k in zip(a, b, strict=True):
+        h = a_k + mu * np.eye(3)
+        solution = np.linalg.solve(h, a_k @ b_k + mu * start)
+        contraction = np.linalg.matrix_power(np.eye(3) - eta * h, steps)
+        expected += (solution + contraction @ (start - solution)) / 5
+    np.testing.assert_allclose(run.params, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_momentum_buffer_sees_the_proximal_term_once() -> None:
+    eta, mu, momentum, start, minimum = 0.1, 0.5, 0.9, 1.0, 3.0
+    federation = quadratic_federation(*scalar(2.0, minimum))
+    optimizer = functools.partial(optax.sgd, momentum=momentum)
+    solver = Solver(eta, batch_size="all", steps=6, optimizer=optimizer)
+    run = one_run(federation, quadratic_model(np.array([start])), fedprox(mu=mu), solver)
+    w, buffer = start, 0.0
+    for _ in range(6):
+        buffer = momentum * buffer + 2.0 * (w - minimum) + mu * (w - start)
+        w -= eta * buffer
+    np.testing.assert_allclose(run.params, [w], rtol=1e-5)
+
+
+def test_a_clip_before_the_optimizer_acts_on_the_whole_gradient() -> None:
+    def clipped(learning_rate: float) -> optax.GradientTransformation:
+        return optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(learning_rate))
+
+    federation = quadratic_federation(*scalar(1.0, 10.0))
+    solver = Solver(0.5, batch_size="all", steps=3, optimizer=clipped)
+    run = one_run(federation, quadratic_model(np.zeros(1)), fedprox(mu=100.0), solver)
+    w = 0.0
+    for _ in range(3):
+        w -= 0.5 * float(np.clip(w - 10.0 + 100.0 * w, -1, 1))
+    np.testing.assert_allclose(run.params, [w], rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", [fedavg, fedsgd])
+def test_one_full_batch_epoch_with_everyone_is_a_gradient_step_on_f(
+    method: Callable[[], Algorithm],
+) -> None:
+    federation = datasets.synthetic(clients=6)
+    model = models.logistic(federation)
+    run = one_run(federation, model, method(), Solver(0.3, batch_size="all", epochs=1))
+    x, y = (jnp.asarray(a) for a in (federation.train.x, federation.train.y))
+
+    def f(params: Params) -> jax.Array:
+        return model.loss(model.apply(params, x), y).mean()
+
+    begin = initial_params(model, 0)
+    expected = jax.tree.map(lambda w, g: w - 0.3 * g, begin, jax.grad(f)(begin))
+    for a, b in zip(jax.tree.leaves(run.params), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_are_training_examples_and_the_partial_batch_counts() -> None:
+    # sizes 7 and 1 with batches of 3: three batches and one; test rows must not matter
+    a, b = [np.eye(1), np.eye(1)], [np.array([0.0]), np.array([8.0])]
+    federation = quadratic_federation(a, b, rows=[7, 1])
+    solver = Solver(learning_rate=0.5, batch_size=3, epochs=1)
+    run = one_run(federation, quadratic_model(np.array([4.0])), fedavg(), solver)
+    halved = [0 + 4.0 * 0.5**3, 8 - 4.0 * 0.5]
+    np.testing.assert_allclose(run.params, [(7 * halved[0] + 1 * halved[1]) / 8], rtol=1e-6)
+    assert run.final.client_steps == 4
+
+
+def test_a_round_in_which_everyone_is_dropped_changes_nothing() -> None:
+    federation = datasets.synthetic(clients=5)
+    run = one_run(
+        federation,
+        models.logistic(federation),
+        fedavg(),
+        Solver(0.1, batch_size=10, epochs=2),
+        systems=Systems(stragglers=1.0),
+        rounds=3,
+    )
+    assert len({record.train_loss for record in run.history}) == 1
+    assert [record.dropped for record in run.history] == [0, 5, 5, 5]
+    assert np.isnan(run.final.gamma_mean)
+    assert run.final.client_steps == 0
+
+
+def test_stragglers_are_paired_between_methods() -> None:
+    federation = datasets.synthetic(clients=10)
+    avg, prox = compare(
+        federation,
+        models.logistic(federation),
+        [fedavg(), fedprox(mu=0.0)],
+        solver=Solver(0.01, batch_size=10, epochs=4),
+        cohort=Cohort(10),
+        systems=Systems(stragglers=0.5),
+        rounds=3,
+    )
+    for a, p in zip(avg.history[1:], prox.history[1:], strict=True):
+        assert (a.stragglers, a.dropped, p.stragglers, p.dropped) == (5, 5, 5, 0)
+        assert a.client_steps < p.client_steps
+
+
+def test_centralised_takes_the_cohorts_steps_on_the_pooled_rows() -> None:
+    federation = datasets.synthetic(clients=6)
+    model = models.logistic(federation)
+    central, avg = compare(
+        federation,
+        model,
+        [centralised(), fedavg()],
+        solver=Solver(0.05, batch_size=10, epochs=5),
+        cohort=Cohort(6),
+        rounds=3,
+    )
+    assert central.client_steps == avg.client_steps
+    assert central.final.train_loss < avg.final.train_loss
+
+
+def test_a_solver_with_several_learning_rates_and_mus_runs_every_combination() -> None:
+    federation = quadratic_federation(*random_quadratics(2, 3, 2))
+    solver = Solver(learning_rate=[0.1, 0.2], batch_size="all", steps=4)
+    model = quadratic_model(np.ones(2))
+    swept = simulate(
+        federation, model, fedprox(mu=[0.0, 1.0]), solver=solver, cohort=Cohort(3), rounds=2
+    )
+    assert [run.label for run in swept] == [
+        "fedprox mu=0 learning_rate=0.1",
+        "fedprox mu=0 learning_rate=0.2",
+        "fedprox mu=1 learning_rate=0.1",
+        "fedprox mu=1 learning_rate=0.2",
+    ]
+    for run in swept:
+        alone = one_run(
+            federation,
+            model,
+            fedprox(mu=run.numbers["mu"]),
+            Solver(run.learning_rate, batch_size="all", steps=4),
+            rounds=2,
+        )
+        np.testing.assert_allclose(run.params, alone.params, rtol=1e-6)

@@ -1,0 +1,349 @@
+"""The command line: experiment files, the run directory, and bad input."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from fedprox import InputError, cli
+from fedprox.experiment import read_experiment, resolve
+from fedprox.report.directory import RunDirectory, write_whole
+from fedprox.simulation.history import Record
+from fedprox.simulation.run import initial_params
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.toml"))
+
+SMALL = """
+rounds = 4
+evaluate_every = 2
+seed = [0, 1]
+
+[data]
+name = "synthetic"
+clients = 6
+
+[cohort]
+clients_per_round = 3
+
+[systems]
+stragglers = 0.5
+
+[solver]
+learning_rate = 0.01
+batch_size = 10
+epochs = 2
+
+[[method]]
+name = "fedavg"
+
+[[method]]
+name = "fedprox"
+mu = [0.0, 1.0]
+"""
+
+
+def fedprox(*arguments: object) -> None:
+    """The command in this process, with its exit status as SystemExit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["fedprox", *map(str, arguments)])
+        patch.setattr(cli, "use_cpu_devices", lambda _: None)
+        patch.setattr(cli, "use_compilation_cache", lambda _: None)
+        cli.main()
+
+
+def status(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as left:
+        fedprox(*arguments)
+    return int(left.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory of SMALL."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "small.toml").write_text(SMALL)
+    assert status("run", folder / "small.toml", "--out", folder / "out") == 0
+    return folder / "out"
+
+
+def test_the_run_directory_is_complete(finished: Path) -> None:
+    names = {path.name for path in finished.iterdir()}
+    models = {
+        f"model-{label}-{seed}.safetensors"
+        for label in ("fedavg", "fedprox-mu=0", "fedprox-mu=1")
+        for seed in (0, 1)
+    }
+    others = {"experiment.toml", "metrics.jsonl", "summary.json", "figure.png", "figure.svg"}
+    assert names == models | others
+
+
+def test_metrics_have_a_line_for_each_method_seed_and_evaluated_round(finished: Path) -> None:
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    keys = {(x["method"], x["mu"], x["seed"], x["round"]) for x in lines}
+    assert len(keys) == len(lines) == 3 * 2 * 3
+    assert {x["round"] for x in lines} == {0, 2, 4}
+    assert list(lines[0]) == [
+        "method",
+        "mu",
+        "learning_rate",
+        "seed",
+        "round",
+        "train_loss",
+        "test_accuracy",
+        "gradient_variance",
+        "dissimilarity",
+        "gamma_mean",
+        "clients",
+        "stragglers",
+        "dropped",
+        "client_steps",
+    ]
+    last = [x for x in lines if x["round"] == 4]
+    assert {(x["method"], x["clients"], x["stragglers"], x["dropped"]) for x in last} == {
+        ("fedavg", 3, 2, 2),
+        ("fedprox", 3, 2, 0),
+    }
+
+
+def test_the_summary_has_one_object_for_each_run(finished: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    assert [(x["label"], x["seed"]) for x in summary] == [
+        ("fedavg", 0),
+        ("fedavg", 1),
+        ("fedprox mu=0", 0),
+        ("fedprox mu=1", 0),
+        ("fedprox mu=0", 1),
+        ("fedprox mu=1", 1),
+    ]
+    for run in summary:
+        assert run["compile_seconds"] > 0
+        assert run["run_seconds"] > 0
+        assert 0 <= run["lane_idle"] < 1
+        assert run["best_test_accuracy"] >= run["final_test_accuracy"]
+
+
+def test_the_saved_model_is_the_one_that_was_measured(finished: Path) -> None:
+    resolved = resolve(read_experiment(finished / "experiment.toml"))
+    saved = safetensors.numpy.load_file(finished / "model-fedprox-mu=1-0.safetensors")
+    assert {name: a.shape for name, a in saved.items()} == {
+        "dense.kernel": (10, 60),
+        "dense.bias": (10,),
+    }
+    like = initial_params(resolved.model, 0)
+    params = {"dense": {name: saved[f"dense.{name}"] for name in like["dense"]}}
+    outputs = resolved.model.apply(params, jax.numpy.asarray(resolved.federation.test.x))
+    accuracy = np.mean(np.argmax(outputs, axis=1) == resolved.federation.test.y)
+    (run,) = [
+        run
+        for run in json.loads((finished / "summary.json").read_text())
+        if run["label"] == "fedprox mu=1" and run["seed"] == 0
+    ]
+    assert run["final_test_accuracy"] == pytest.approx(accuracy)
+
+
+def test_a_resolved_experiment_repeats_itself(finished: Path, tmp_path: Path) -> None:
+    table = tomllib.loads((finished / "experiment.toml").read_text())
+    assert {"jax", "python", "devices", "fedprox"} <= set(table["versions"])
+    assert table["data"]["alpha"] == 1.0
+    assert status("run", finished / "experiment.toml", "--out", tmp_path / "again") == 0
+    first, again = (p / "metrics.jsonl" for p in (finished, tmp_path / "again"))
+    assert first.read_bytes() == again.read_bytes()
+
+
+def test_the_table_names_methods_and_target(finished: Path, capsys: Any) -> None:
+    assert status("run", finished / "experiment.toml", "--out", finished) == 0
+    printed = capsys.readouterr().out
+    assert "fedprox mu=1" in printed
+    assert "rounds to" in printed
+    assert "±" in printed
+
+
+def test_settings_change_keys(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    experiment = read_experiment(
+        tmp_path / "small.toml",
+        ["solver.epochs=7", "method.1.mu=[0.5]", "model.name=logistic", "rounds=9"],
+    )
+    assert experiment.solver.epochs == 7
+    assert experiment.method[1]["mu"] == [0.5]
+    assert experiment.model == {"name": "logistic"}
+    assert experiment.rounds == 9
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_is_a_valid_experiment(path: Path) -> None:
+    experiment = read_experiment(path)
+    if experiment.data["name"] in ("synthetic", "synthetic-feddyn"):
+        assert resolve(experiment).methods
+
+
+BAD = [
+    ("rouns=1", "the file: unknown key 'rouns'; did you mean 'rounds'? allowed: rounds, "),
+    ("solver.epoch=1", "solver: unknown key 'epoch'; did you mean 'epochs'? allowed: "),
+    ("data.alhpa=1", "data: unknown key 'alhpa'; did you mean 'alpha'? allowed: alpha, beta, iid"),
+    ("method.1.nu=1", "method.1: unknown key 'nu'; did you mean 'mu'? allowed: mu"),
+    ("method.0.mu=1", "method.0: unknown key 'mu'; allowed: no more keys"),
+    ("data.name=sythetic", "data.name = 'sythetic'; did you mean 'synthetic'? allowed: synthetic"),
+    ("model.name=cnn", "model.name = 'cnn'; allowed: logistic"),
+    ("method.0.name=fedavgg", "method.0.name = 'fedavgg'; did you mean 'fedavg'?"),
+    ("solver.optimizer=sdg", "solver.optimizer = 'sdg'; did you mean 'sgd'?"),
+    ("solver.optimizer_options={momentun=0.9}", "unknown key 'momentun'; did you mean 'momentum'?"),
+    ("method.1.mu=-1", "fedprox: mu = -1; it must be at least 0"),
+    ("method.1.mu=[0.0, -0.5]", "fedprox: mu = -0.5; it must be at least 0"),
+    ("solver.epochs=0", "solver.epochs = 0; it must be a whole number of at least 1"),
+    ("solver.steps=5", "solver: give either epochs or steps, and not both"),
+    ("solver.batch_size=0", 'solver.batch_size = 0; it must be at least 1, or "all"'),
+    ("solver.learning_rate=0", "solver.learning_rate = 0.0; it must be above 0"),
+    ("cohort.clients_per_round=7", "cohort.clients_per_round = 7; the federation has 6 clients"),
+    ("cohort.clients_per_round=0", "cohort.clients_per_round = 0; it must be at least 1"),
+    ("cohort.sampling=weighted", "cohort.sampling = 'weighted': Input should be 'uniform'"),
+    ("systems.stragglers=1.5", "systems.stragglers = 1.5; it must be from 0 to 1"),
+    ("data.train_share=2.0", "data.train_share = 2.0; it must be between 0 and 1"),
+    ("target_accuracy=80.0", "target_accuracy = 80.0; it must be above 0 and at most 1"),
+    ("rounds=0", "rounds = 0; it must be at least 1"),
+    ("rounds=many", "rounds = 'many': Input should be a valid integer"),
+    ("evaluate_every=0", "evaluate_every = 0; it must be at least 1"),
+    ("seed=-1", "seed = -1; it must be at least 0"),
+    ("seed=[]", "seed: none given; at least one is needed"),
+    ("method.1.mu=[]", "fedprox: mu: none given; at least one is needed"),
+    ("method=[]", "method = []: List should have at least 1 item"),
+    ("method.5.mu=1", "--set method.5.mu=1: '5' must be a number from 0 to 1"),
+    ("nothing", "--set nothing: it must be KEY=VALUE"),
+    ("rounds.more=1", "--set rounds.more=1: 'rounds' is not a section"),
+]
+
+
+@pytest.mark.parametrize(("setting", "message"), BAD, ids=[setting for setting, _ in BAD])
+def test_bad_input_is_one_line_and_leaves_nothing(
+    setting: str, message: str, tmp_path: Path, capsys: Any
+) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    out = tmp_path / "out"
+    assert status("run", tmp_path / "small.toml", "--set", setting, "--out", out) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("rounds = ", "not a TOML file"),
+        (SMALL.replace("rounds = 4\n", ""), "the file: the key 'rounds' is missing"),
+        (SMALL.replace("[solver]", "[solve]"), "solve"),
+        (SMALL.replace('name = "fedavg"', ""), "method.0: the key 'name' is missing"),
+        (SMALL.replace("mu = [0.0, 1.0]", ""), "method.1: the key 'mu' is missing"),
+    ],
+)
+def test_bad_files_are_one_line(content: str, message: str, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "bad.toml").write_text(content)
+    assert status("run", tmp_path / "bad.toml") == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_files_that_are_not_there_are_one_line(tmp_path: Path, capsys: Any) -> None:
+    assert status("run", tmp_path / "none.toml") == 2
+    assert "none.toml: no such file" in capsys.readouterr().err
+    (tmp_path / "m.toml").write_text(SMALL.replace('"synthetic"\nclients = 6', '"mnist"'))
+    assert status("run", tmp_path / "m.toml", "--data-dir", tmp_path) == 2
+    assert "mnist: train-images-idx3-ubyte.gz is missing; put it" in capsys.readouterr().err
+    assert status("run", tmp_path / "m.toml", "--data-dir", tmp_path / "no") == 2
+    assert "no is not a folder" in capsys.readouterr().err
+
+
+def test_another_experiments_results_are_not_overwritten(
+    finished: Path, tmp_path: Path, capsys: Any
+) -> None:
+    before = (finished / "metrics.jsonl").read_bytes()
+    (tmp_path / "small.toml").write_text(SMALL)
+    setting = ("--set", "rounds=5", "--out", finished)
+    assert status("run", tmp_path / "small.toml", *setting) == 2
+    assert "holds another experiment's results; name another folder" in capsys.readouterr().err
+    assert (finished / "metrics.jsonl").read_bytes() == before
+    assert status("run", tmp_path / "small.toml", "--out", tmp_path) == 2
+    assert "holds other files; name a new or empty folder" in capsys.readouterr().err
+
+
+def record(round_: int) -> Record:
+    return Record("m", {}, 0.1, 0, round_, 0.5, 0.5, 0.0, 1.0, 0.0, 1, 0, 0, 1)
+
+
+def test_a_full_disk_is_one_line_and_leaves_whole_lines(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    directory = RunDirectory(out, {"rounds": 1})
+    directory.record(record(0))
+    file = directory._metrics
+    whole = (out / "metrics.jsonl").read_bytes()
+
+    class Full:
+        """Takes a few bytes more, as a disk that fills up does."""
+
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def write(self, line: bytes) -> int:
+            return int(self.file.write(line[:5]))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+    directory._metrics = Full(file)  # type: ignore[assignment]
+    with directory, pytest.raises(OSError, match="No space left"):
+        directory.record(record(1))
+    assert (out / "metrics.jsonl").read_bytes() == whole
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_whole(out / "summary.json", b"{}")
+    assert {path.name for path in out.iterdir()} == {"experiment.toml", "metrics.jsonl"}
+
+
+def test_an_output_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "file").write_text("")
+    assert status("run", tmp_path / "small.toml", "--out", tmp_path / "file" / "out") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"fedprox: {tmp_path / 'file'}")
+    assert error.count("\n") == 1
+
+
+def test_a_method_that_diverges_is_named_in_the_table(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    settings = ["seed=0", "solver.learning_rate=[0.01, 1e38]", 'method=[{name="fedavg"}]']
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    assert status("run", tmp_path / "small.toml", *flags, "--out", tmp_path / "out") == 0
+    printed = capsys.readouterr().out
+    assert "diverged at round 2" in printed
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert [run["diverged_at"] for run in summary] == [None, 2]
+    assert summary[1]["final_train_loss"] is None
+
+
+def test_help_shows_every_key() -> None:
+    command = [sys.executable, "-m", "fedprox.cli", "run", "--help"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "120"}
+    )
+    for key in (*tomllib.loads(SMALL), "learning_rate", "--data-dir", "--set", "batch_size", "mu"):
+        assert key in done.stdout
+
+
+def test_an_unreadable_earlier_experiment_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").write_bytes(b"\xff")
+    with pytest.raises(InputError, match="cannot be read"):
+        RunDirectory(tmp_path, {})

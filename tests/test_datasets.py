@@ -1,0 +1,319 @@
+"""Data sets and partitions."""
+
+import gzip
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedprox import Federation, InputError, datasets
+from fedprox.datasets import partition, sources
+from fedprox.datasets.mnist import read_idx
+
+
+def test_synthetic_has_the_papers_shape_and_the_authors_sizes() -> None:
+    federation = datasets.synthetic(1.0, 1.0, clients=2000)
+    whole = federation.train.sizes + federation.test.sizes
+    assert federation.train.x.shape[1:] == (60,)
+    assert whole.min() >= 50
+    # the median of LogNormal(4, 2) is exp(4)
+    assert np.median(whole) == pytest.approx(50 + np.exp(4), rel=0.1)
+    np.testing.assert_allclose(federation.train.sizes / whole, 0.8, atol=0.02)
+
+
+def test_alpha_and_beta_are_standard_deviations_of_the_clients_means() -> None:
+    federation = datasets.synthetic(0.0, 3.0, clients=3000)
+    means = np.array([federation.train.client(k)[0].mean() for k in range(3000)])
+    # mean of 60 features: N(B_k, 1/60) + sampling noise, B_k ~ N(0, 3^2)
+    assert means.std() == pytest.approx(3.0, rel=0.05)
+
+
+def test_iid_clients_share_features_and_labelling_and_others_do_not() -> None:
+    def label_skew(federation: Federation) -> float:
+        """Mean total variation between a client's labels and everyone's."""
+        mixes = [
+            np.bincount(federation.train.client(k)[1], minlength=10) / n
+            for k, n in enumerate(federation.train.sizes)
+        ]
+        everyone = np.bincount(federation.train.y, minlength=10) / len(federation.train)
+        return float(np.mean([abs(mix - everyone).sum() / 2 for mix in mixes]))
+
+    iid, other = datasets.synthetic(iid=True), datasets.synthetic(1.0, 1.0)
+    assert label_skew(iid) < 0.25 < 0.5 < label_skew(other)
+    means = [iid.train.client(k)[0].mean() for k in range(30)]
+    assert np.abs(means).max() < 0.1
+
+
+def test_a_data_seed_names_the_data() -> None:
+    first, again, other = (datasets.synthetic(seed=s).train for s in (0, 0, 1))
+    assert np.array_equal(first.x, again.x)
+    assert np.array_equal(first.y, again.y)
+    assert not np.array_equal(first.sizes, other.sizes)
+
+
+@pytest.mark.parametrize("kind", ["none", "type1", "type2", "type3"])
+def test_feddyns_synthetic_turns_on_one_kind_of_heterogeneity(kind: Any) -> None:
+    federation = datasets.synthetic_feddyn(kind, clients=60)
+    sizes = federation.train.sizes
+    assert federation.train.x.shape[1:] == (30,)
+    assert federation.classes == 5
+    assert sizes.mean() == pytest.approx(200, rel=0.3)
+    assert (sizes.std() > 0) == (kind == "type3")
+    means = np.array([federation.train.client(k)[0].mean(axis=0) for k in range(60)])
+    assert (means.std() > 0.5) == (kind == "type2")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": -1.0}, "data.alpha = -1.0; it must be at least 0"),
+        ({"clients": 0}, "data.clients = 0; it must be at least 1"),
+        ({"train_share": 1.0}, "data.train_share = 1.0; it must be between 0 and 1"),
+    ],
+)
+def test_synthetic_refuses_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        datasets.synthetic(**options)
+
+
+@given(rows=st.integers(1, 500), clients=st.integers(1, 50), seed=st.integers(0, 99))
+def test_iid_deals_out_every_row_once_and_evenly(rows: int, clients: int, seed: int) -> None:
+    if clients > rows:
+        with pytest.raises(InputError, match=r"data\.clients"):
+            partition.iid(rows, clients=clients, seed=seed)
+        return
+    parts = partition.iid(rows, clients=clients, seed=seed)
+    assert sorted(np.concatenate(parts)) == list(range(rows))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@given(clients=st.integers(1, 20), seed=st.integers(0, 99))
+def test_shards_deal_out_every_row_once_with_few_labels_each(clients: int, seed: int) -> None:
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(10), 40))
+    parts = partition.shards(labels, clients=clients, seed=seed)
+    assert sorted(np.concatenate(parts)) == list(range(400))
+    most = max(len(np.unique(labels[part])) for part in parts)
+    # a shard of s rows touches at most ceil(s / 40) + 1 labels
+    assert most <= 2 * (-(-400 // (2 * clients) // 40) + 1)
+
+
+@given(seed=st.integers(0, 99))
+def test_two_class_power_law_uses_no_row_twice_and_two_classes_each(seed: int) -> None:
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(4), 300))
+    parts = partition.two_class_power_law(labels, clients=40, seed=seed)
+    used = np.concatenate(parts)
+    assert len(np.unique(used)) == len(used)
+    for u, part in enumerate(parts):
+        assert set(labels[part]) == {u % 4, (u + 1) % 4}
+        assert len(part) >= 10
+
+
+def test_two_class_power_law_says_what_it_needs() -> None:
+    labels = np.repeat(np.arange(4), 30)
+    with pytest.raises(InputError, match="multiple of the 4 classes"):
+        partition.two_class_power_law(labels, clients=41, seed=0)
+    with pytest.raises(InputError, match="the smallest class has 30 rows"):
+        partition.two_class_power_law(labels, clients=40, seed=0)
+
+
+def test_mnist_power_law_has_the_papers_statistics(data_dir: Path) -> None:
+    federation = datasets.mnist(data_dir=data_dir)
+    whole = federation.train.sizes + federation.test.sizes
+    assert len(federation) == 1000
+    assert 68_000 < whole.sum() <= 70_000  # the paper: 69,035
+    assert whole.mean() == pytest.approx(69, abs=1)  # 69
+    assert whole.std() == pytest.approx(106, rel=0.35)  # 106; a heavy tail, another for each seed
+    for k in range(0, 1000, 97):
+        assert set(federation.train.client(k)[1]) <= {k % 10, (k + 1) % 10}
+    pixels = np.concatenate([federation.train.x, federation.test.x]).reshape(-1, 784)
+    varied = pixels.std(axis=0) > 0
+    assert abs(pixels.mean()) < 0.05
+    np.testing.assert_allclose(np.median(pixels.std(axis=0)[varied]), 1, atol=0.1)
+
+
+@pytest.mark.parametrize("kind", ["iid", "shards"])
+def test_mnist_of_mcmahan_has_600_images_each_and_the_official_test_set(
+    kind: Any, data_dir: Path
+) -> None:
+    federation = datasets.mnist(kind, data_dir=data_dir)
+    assert (federation.train.sizes == 600).all()
+    assert len(federation.test) == 10_000
+    assert federation.train.x.max() == 1
+    labels = [len(np.unique(federation.train.client(k)[1])) for k in range(100)]
+    if kind == "iid":
+        assert min(labels) == 10
+    else:
+        # shards of 300 sorted images: two digits, and a third or fourth at class boundaries
+        assert np.median(labels) == 2
+        assert max(labels) <= 4
+
+
+def test_a_data_folder_without_the_files_names_the_first_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        datasets.mnist(data_dir=tmp_path)
+    assert str(error.value) == (
+        f"mnist: train-images-idx3-ubyte.gz is missing; put it, packed or unpacked, in "
+        f"{tmp_path / 'mnist'}"
+    )
+
+
+def test_a_failed_download_says_where_to_put_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDPROX_CACHE", str(tmp_path))
+    source = sources.Source("a.gz", "md5:00", ("http://127.0.0.1:9/", "http://127.0.0.1:9/b/"))
+    with pytest.raises(InputError, match=r"a\.gz is missing and could not be downloaded") as error:
+        sources.find(source, "mnist", None)
+    assert "--data-dir or FEDPROX_DATA" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_download_is_kept_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDPROX_CACHE", str(tmp_path))
+    content = b"kept"
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "a.gz").write_bytes(content)
+    source = sources.Source(
+        "a.gz", f"md5:{hashlib.md5(content).hexdigest()}", ("http://127.0.0.1:9/",)
+    )
+    assert sources.find(source, "mnist", None).read_bytes() == content
+
+
+def idx(shape: tuple[int, ...], data: bytes, kind: int = 8) -> bytes:
+    return bytes([0, 0, kind, len(shape)]) + b"".join(n.to_bytes(4, "big") for n in shape) + data
+
+
+def test_idx_files_packed_and_not(tmp_path: Path) -> None:
+    content = idx((2, 3), bytes(range(6)))
+    (tmp_path / "a").write_bytes(content)
+    (tmp_path / "a.gz").write_bytes(gzip.compress(content))
+    for name in ("a", "a.gz"):
+        assert read_idx(tmp_path / name).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\0\0\x08", idx((2, 3), b"12345"), idx((2, 3), b"1234567"), idx((4,), b"1234", kind=9)],
+)
+def test_broken_idx_files_are_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "broken").write_bytes(content)
+    with pytest.raises(InputError, match="broken"):
+        read_idx(tmp_path / "broken")
+    (tmp_path / "broken.gz").write_bytes(gzip.compress(content)[:-6])
+    with pytest.raises(InputError, match=r"broken\.gz"):
+        read_idx(tmp_path / "broken.gz")
+
+
+def leaf_file(clients: dict[str, tuple[Any, Any]], **changes: Any) -> dict[str, Any]:
+    return {
+        "users": list(clients),
+        "num_samples": [len(y) for _, y in clients.values()],
+        "user_data": {name: {"x": x, "y": y} for name, (x, y) in clients.items()},
+    } | changes
+
+
+GOOD: dict[str, tuple[Any, Any]] = {
+    "b": ([[0.0, 1.0], [1.0, 0.0]], [0, 1]),
+    "a": ([[2.0, 2.0]], [2.0]),
+}
+
+
+def write_leaf(folder: Path, train: Any, test: Any) -> Path:
+    for part, content in (("train", train), ("test", test)):
+        (folder / part).mkdir(parents=True)
+        text = content if isinstance(content, str) else json.dumps(content)
+        (folder / part / "all_data.json").write_text(text)
+    return folder
+
+
+def test_leaf_reads_users_in_order_of_name(tmp_path: Path) -> None:
+    folder = write_leaf(tmp_path / "set", leaf_file(GOOD), leaf_file(GOOD))
+    federation = datasets.leaf(str(folder))
+    assert federation.names == ("a", "b")
+    assert federation.train.sizes.tolist() == [1, 2]
+    assert federation.classes == 3
+    same = datasets.leaf("set", data_dir=tmp_path)
+    np.testing.assert_array_equal(same.train.x, federation.train.x)
+
+
+def with_user(x: Any, y: Any, **changes: Any) -> dict[str, Any]:
+    return leaf_file(GOOD | {"a": (x, y)}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ([], "not a JSON object"),
+        ({"users": []}, "the key 'num_samples' is missing"),
+        (leaf_file(GOOD, users="ab"), "'users' is not a list"),
+        (leaf_file(GOOD, num_samples=[1]), "2 users but 1 num_samples"),
+        (leaf_file(GOOD, num_samples=[2, 9]), "user 'a': 1 rows where num_samples says 9"),
+        (leaf_file(GOOD, user_data={}), "user 'b': user_data must hold lists 'x' and 'y'"),
+        (with_user([[1.0, 2.0], [3.0]], [0, 1]), "user 'a': rows of 'x' are not numbers, or not"),
+        (with_user([["one", "two"]], [0]), "user 'a': rows of 'x' are not numbers, or not"),
+        (with_user([[float("nan"), 1.0]], [0]), "user 'a': a feature is NaN or infinite"),
+        (with_user([[1.0, 1.0]], [7]), "user 'a': label 7; labels are 0 to 2"),
+        (with_user([[1.0, 1.0]], [-1]), "user 'a': label -1; labels are 0 to 2"),
+        (with_user([[1.0, 1.0]], [0.5]), "user 'a': label 0.5; labels are 0 to 2"),
+        (with_user([[1.0, 1.0]], ["x"]), "user 'a': a label is not a number"),
+        (with_user([], []), "user 'a': no rows"),
+        (
+            with_user([[1.0, 1.0, 1.0]], [0]),
+            "user 'a': rows of shape \\(3,\\) where user 'b' has \\(2,\\)",
+        ),
+        (leaf_file(GOOD | {"c": GOOD["a"]}), "user 'c' is in train/ but not in test/"),
+    ],
+)
+def test_broken_leaf_files_are_named_with_the_user(
+    train: Any, message: str, tmp_path: Path
+) -> None:
+    folder = write_leaf(tmp_path / "set", train, leaf_file(GOOD))
+    with pytest.raises(InputError, match=message) as error:
+        datasets.leaf(str(folder), classes=3)
+    assert "\n" not in str(error.value)
+
+
+def test_a_leaf_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no folders train/ and test/ in"):
+        datasets.leaf(str(tmp_path))
+    (tmp_path / "train").mkdir()
+    (tmp_path / "test").mkdir()
+    with pytest.raises(InputError, match=r"no \.json files"):
+        datasets.leaf(str(tmp_path))
+
+
+X, Y = np.zeros((2, 3)), np.array([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ([], "no clients"),
+        ([(X[:0], Y[:0])], "no rows; at least one is needed"),
+        ([(X, Y[:1])], "2 rows but 1 labels"),
+        ([(X, Y), (X[:, :2], Y)], r"client '1', train: rows of shape \(2,\); other clients' have"),
+        ([(X + np.inf, Y)], "a feature is NaN or infinite"),
+        ([(X, Y - 1)], "client '0', train: label -1; labels are 0 to"),
+        ([([[1.0], [1.0, 2.0]], Y)], "ragged rows"),
+        ([(np.array([["a"], ["b"]]), Y)], "features of type"),
+    ],
+)
+def test_arrays_that_are_no_federation_are_refused(clients: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Federation.from_arrays(clients)
+
+
+def test_from_arrays_keeps_order_names_and_clients_without_test_rows() -> None:
+    federation = Federation.from_arrays(
+        [(X, Y), (X + 1, Y)], [(X[:0], Y[:0]), (X + 2, Y)], names=["one", "two"]
+    )
+    assert federation.test.sizes.tolist() == [0, 2]
+    assert federation.train.client(1)[0].tolist() == (X + 1).tolist()
+    np.testing.assert_allclose(federation.shares, 0.5)
