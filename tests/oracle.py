@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox import Cohort, Federation, Solver, Systems
-from fedprox.streams import Purpose, permutations
+from fedprox.streams import Purpose, Shuffler
 
 Matrix = NDArray[np.float64]
 
@@ -62,7 +62,7 @@ def federated(
             n = len(y)
             size = n if solver.batch_size == "all" else solver.batch_size
             epochs = -(-int(steps) // -(-n // size))
-            order = permutations(seed, Purpose.BATCHES, t, int(k), count=epochs, size=n)
+            order = Shuffler(seed, Purpose.BATCHES).orders(t, int(k), count=epochs, size=n)
             batches = [epoch[i : i + size] for epoch in order for i in range(0, n, size)][
                 : int(steps)
             ]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedprox import Cohort, InputError, Solver, Systems, fedavg
 from fedprox.simulation.sampling import weights
-from fedprox.streams import Purpose, generator, permutations
+from fedprox.streams import Purpose, Shuffler, generator
 from tests.quadratics import one_run, quadratic_federation, quadratic_model
 
 SOLVER = Solver(0.1, batch_size=10, epochs=20)
@@ -120,8 +120,8 @@ def test_a_fraction_out_of_range_is_refused(fraction: float) -> None:
 def test_permutations_are_permutations_and_a_prefix_of_longer_ones(
     size: int, count: int, client: int
 ) -> None:
-    few = permutations(1, Purpose.BATCHES, 5, client, count=count, size=size)
-    many = permutations(1, Purpose.BATCHES, 5, client, count=count + 2, size=size)
+    few = Shuffler(1, Purpose.BATCHES).orders(5, client, count=count, size=size)
+    many = Shuffler(1, Purpose.BATCHES).orders(5, client, count=count + 2, size=size)
     assert (np.sort(few, axis=1) == np.arange(size)).all()
     np.testing.assert_array_equal(few, many[:count])
 
@@ -129,7 +129,7 @@ def test_permutations_are_permutations_and_a_prefix_of_longer_ones(
 def test_every_permutation_is_equally_likely() -> None:
     # chi-squared with 5 degrees of freedom, as above
     drawn = Counter(
-        tuple(row) for row in permutations(0, Purpose.BATCHES, 0, 0, count=6000, size=3).tolist()
+        tuple(row) for row in Shuffler(0, Purpose.BATCHES).orders(0, 0, count=6000, size=3).tolist()
     )
     assert len(drawn) == 6
     assert sum((n - 1000) ** 2 / 1000 for n in drawn.values()) < 25.7

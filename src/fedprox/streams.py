@@ -42,23 +42,37 @@ def generator(seed: int, purpose: Purpose, round_: int = 0, client: int = 0) -> 
     return np.random.Generator(_philox(seed, purpose, round_, client))
 
 
-def permutations(
-    seed: int, purpose: Purpose, round_: int, client: int, *, count: int, size: int
-) -> NDArray[np.int32]:
-    """`count` independent uniform permutations of `range(size)`, shape (count, size).
+class Shuffler:
+    """Row orders of clients' epochs, from the streams of one purpose.
 
-    The first rows do not depend on `count`, so a client that stops early has seen the same
-    mini-batches as one that goes on. Random bits above, the position below, sorted: about twice
-    as fast as shuffling, and without ties.
+    It moves one generator from stream to stream, which takes a third of the time of making one.
 
-    >>> permutations(0, Purpose.BATCHES, 0, 0, count=2, size=5).shape
-    (2, 5)
+    Args:
+        seed: Seed of the run.
+        purpose: What the orders are for.
     """
-    bits = max(size - 1, 1).bit_length()
-    low = np.uint64((1 << bits) - 1)
-    raw = _philox(seed, purpose, round_, client).random_raw(count * size)
-    keys = np.asarray(raw, np.uint64).reshape(count, size) & ~low
-    keys |= np.arange(size, dtype=np.uint64)
-    keys.sort(axis=1)
-    keys &= low
-    return keys.astype(np.int32)
+
+    def __init__(self, seed: int, purpose: Purpose) -> None:
+        self._bits = _philox(seed, purpose, 0, 0)
+        self._state = self._bits.state
+
+    def orders(self, round_: int, client: int, *, count: int, size: int) -> NDArray[np.int32]:
+        """`count` independent uniform permutations of `range(size)`, shape (count, size).
+
+        The first rows do not depend on `count`, so a client that stops early has seen the same
+        mini-batches as one that goes on. Random bits above, the position below, sorted: about
+        twice as fast as shuffling, and without ties.
+
+        >>> Shuffler(0, Purpose.BATCHES).orders(0, 0, count=2, size=5).shape
+        (2, 5)
+        """
+        self._state["state"]["counter"][2:] = client, round_
+        self._bits.state = self._state
+        bits = max(size - 1, 1).bit_length()
+        low = np.uint64((1 << bits) - 1)
+        keys = np.asarray(self._bits.random_raw(count * size)).reshape(count, size)
+        keys &= ~low
+        keys |= np.arange(size, dtype=np.uint64)
+        keys.sort(axis=1)
+        keys &= low
+        return keys.astype(np.int32)

@@ -25,7 +25,7 @@ from fedprox.simulation.lanes import (
     run_segments,
     spread,
     total,
-    where_lane,
+    where_ended,
 )
 from fedprox.simulation.schedule import Plan, Segments, Shape
 from fedprox.solver import Solver
@@ -138,7 +138,7 @@ def rounds_program(
             ended = slot >= 0
             weight = jnp.where(ended, plan.weight[slot], 0.0)
             messages = message_all(workers, state, numbers)
-            messages = where_lane(ended, messages, jax.tree.map(jnp.zeros_like, messages))
+            messages = where_ended(ended, messages, jax.tree.map(jnp.zeros_like, messages))
             mean = jax.tree.map(
                 lambda m, a: m + jnp.tensordot(weight.astype(a.dtype), a, 1), mean, messages
             )
@@ -147,7 +147,7 @@ def rounds_program(
                 lambda c, a: c.at[target].set(a, mode="drop"), local, workers.params
             )
             refreshed = jax.tree.map(lambda a: jnp.broadcast_to(a, (shape.lanes, *a.shape)), fresh)
-            return where_lane(ended, refreshed, workers), mean, local
+            return where_ended(ended, refreshed, workers), mean, local
 
         carry = (workers, mean, local)
         _, mean, local = run_segments(plan.ends, tick, end_jobs, carry)

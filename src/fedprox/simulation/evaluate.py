@@ -25,7 +25,7 @@ from fedprox.simulation.lanes import (
     run_segments,
     spread,
     total,
-    where_lane,
+    where_ended,
 )
 from fedprox.simulation.schedule import Array, Segments, pack, segments
 from fedprox.subproblem import inexactness
@@ -215,9 +215,9 @@ def evaluation_program(
             included = include_all(scatter, gradient, size / rows)
             none = jax.tree.map(jnp.zeros_like, current)
             return (
-                where_lane(ended, none, current),
-                loss + where_lane(ended, loss_sum, jnp.zeros_like(loss_sum)),
-                where_lane(ended, included, scatter),
+                where_ended(ended, none, current),
+                loss + where_ended(ended, loss_sum, jnp.zeros_like(loss_sum)),
+                where_ended(ended, included, scatter),
             )
 
         _, loss, scatter = run_segments(reading.ends, tick, end_jobs, (zero, zero[0], scatter))
@@ -333,7 +333,7 @@ def inexactness_program(
             params = jax.tree.map(lambda a: a[slot], local)
             found = gamma_all(state, numbers, params, end, begin)
             gammas = gammas.at[jnp.where(ended, slot, slots)].set(found, mode="drop")
-            return where_lane(ended, jax.tree.map(jnp.zeros_like, sums), sums), gammas
+            return where_ended(ended, jax.tree.map(jnp.zeros_like, sums), sums), gammas
 
         carry = (zero, jnp.zeros((slots, points)))
         return total(run_segments(reading.ends, tick, end_jobs, carry)[1])

@@ -92,11 +92,16 @@ def run_segments(
     return jax.lax.fori_loop(0, ends.count, segment, (jnp.int32(0), carry))[1]
 
 
-def where_lane(lane: jax.Array, yes: T, no: T) -> T:
-    """Choose `yes` in the lanes where `lane` (lanes,) is true; leaves are (lanes, ...)."""
+def where_ended(ended: jax.Array, yes: T, no: T) -> T:
+    """Choose `yes` in the lanes whose job `ended` (lanes,) at a segment's end, `no` in the others.
+
+    Leaves are (lanes, ...). A single lane's job always ends where its segment does.
+    """
+    if len(ended) == 1:
+        return yes
 
     def choose(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.where(lane.reshape((-1,) + (1,) * (b.ndim - 1)), a, b)
+        return jnp.where(ended.reshape((-1,) + (1,) * (b.ndim - 1)), a, b)
 
     return jax.tree.map(choose, yes, no)
 

@@ -133,18 +133,18 @@ def lay_out(
     room = int(ticks.sum()) * devices * lanes
     used = sum(int(length.sum()) for length in lengths)
     longest = max(1, int(ticks.max()))
-    together = 1
-    if parameters <= SMALL_MODEL:
-        plan_bytes = 4 * devices * lanes * longest * (tick + 2)
-        together = max(1, min(evaluate_every, PLAN_BYTES // plan_bytes))
     slots = max(1, max(len(length) for length in lengths))
+    shape = Shape(1, devices, lanes, longest, slots, tick)
+    if parameters <= SMALL_MODEL:
+        most_rounds = max(1, PLAN_BYTES // shape.plan_bytes)
+        shape = shape._replace(rounds=min(evaluate_every, most_rounds))
 
     width = slice_width(federation.train.sizes)
     clients = slices(federation.train.sizes, width)
     read_lanes = choose_lanes([clients], devices, 0.0 if overhead < 1 else overhead, most)
     cohort_ticks = max(pack(slices(j.size, width), devices * read_lanes).ticks for j in jobs)
     return Layout(
-        rounds=Shape(together, devices, lanes, longest, slots, tick),
+        rounds=shape,
         accumulate=solver.batch_of(largest) > tick,
         idle=1 - used / room if room else 0.0,
         lanes=read_lanes,

@@ -5,7 +5,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,7 @@ from fedprox.simulation.evaluate import Measures
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.lanes import lane_mesh, replicate
 from fedprox.simulation.programs import (
+    PLAN_BYTES,
     Data,
     Layout,
     Programs,
@@ -36,7 +38,7 @@ from fedprox.solver import Solver, as_numbers
 from fedprox.streams import Purpose, generator
 
 PLANS_AHEAD = 2
-"""Batch plans made in the background before they are needed."""
+"""Fewest calls whose batch plans are made before they are needed."""
 
 RECORDS_BEHIND = 1
 """Evaluations still under way while the next rounds are already being computed."""
@@ -161,35 +163,56 @@ def _run_method(
     numbers = replicate(
         mesh, {name: np.array([p[name] for p in points], np.float32) for name in names}
     )
-    programs = compile_programs(
-        protocol.model, algorithm, solver, protocol.federation, data, state, numbers, layout, mesh
-    )
     runs = []
-    for seed in protocol.seeds:
-        batch = [
-            Run(
-                algorithm.name,
-                numbers={k: v for k, v in point.items() if k != "learning_rate"},
-                learning_rate=point["learning_rate"],
-                seed=seed,
-                label=label(algorithm, solver, point),
-                compile_seconds=programs.compile_seconds,
-                sweep_points=len(points),
-                lane_idle=layout.idle,
-                client_steps=sum(int(w.jobs.steps.sum()) for w in work[seed]),
-            )
-            for point in points
-        ]
-        state = initial_state(protocol.model, algorithm, seed, len(points), mesh)
-        begin = time.perf_counter()
-        state = _run_rounds(
-            protocol, solver, layout, programs, work[seed], state, batch, on_record, on_progress
+    with ThreadPoolExecutor(1) as pool:
+        plan = partial(_plan_ahead, pool, protocol, solver, layout)
+        # the first seed's planning goes on while the programs are being compiled
+        begun = {protocol.seeds[0]: plan(protocol.seeds[0], work[protocol.seeds[0]])}
+        programs = compile_programs(
+            protocol.model,
+            algorithm,
+            solver,
+            protocol.federation,
+            data,
+            state,
+            numbers,
+            layout,
+            mesh,
         )
-        params = jax.tree.map(np.asarray, algorithm.params(state))
-        for i, run in enumerate(batch):
-            run.run_seconds = time.perf_counter() - begin
-            run.params = jax.tree.map(lambda a, i=i: a[i], params)
-        runs += batch
+        for seed in protocol.seeds:
+            batch = [
+                Run(
+                    algorithm.name,
+                    numbers={k: v for k, v in point.items() if k != "learning_rate"},
+                    learning_rate=point["learning_rate"],
+                    seed=seed,
+                    label=label(algorithm, solver, point),
+                    compile_seconds=programs.compile_seconds,
+                    sweep_points=len(points),
+                    lane_idle=layout.idle,
+                    client_steps=sum(int(w.jobs.steps.sum()) for w in work[seed]),
+                )
+                for point in points
+            ]
+            begin = time.perf_counter()
+            planned = begun.pop(seed, None) or plan(seed, work[seed])
+            state = initial_state(protocol.model, algorithm, seed, len(points), mesh)
+            state = _run_rounds(
+                protocol,
+                layout,
+                programs,
+                planned,
+                work[seed],
+                state,
+                batch,
+                on_record,
+                on_progress,
+            )
+            params = jax.tree.map(np.asarray, algorithm.params(state))
+            for i, run in enumerate(batch):
+                run.run_seconds = time.perf_counter() - begin
+                run.params = jax.tree.map(lambda a, i=i: a[i], params)
+            runs += batch
     return runs
 
 
@@ -234,27 +257,41 @@ def _chunks(rounds: int, evaluate_every: int, most: int) -> Iterator[_Chunk]:
             yield _Chunk(first, last, last == end)
 
 
-def _ahead(make: Callable[[_Chunk], Plan], chunks: Iterator[_Chunk]) -> Iterator[Any]:
-    """(chunk, make(chunk)) in order, made in a background thread before they are asked for."""
-    with ThreadPoolExecutor(1) as pool:
-        waiting: deque[tuple[_Chunk, Future[Plan]]] = deque()
-        try:
-            for chunk in chunks:
-                waiting.append((chunk, pool.submit(make, chunk)))
-                if len(waiting) > PLANS_AHEAD:
-                    ready, plan = waiting.popleft()
-                    yield ready, plan.result()
-            for ready, plan in waiting:
-                yield ready, plan.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+Planned = Iterator[tuple[_Chunk, Plan]]
+
+
+def _plan_ahead(
+    pool: ThreadPoolExecutor,
+    protocol: Protocol,
+    solver: Solver,
+    layout: Layout,
+    seed: int,
+    work: Sequence[RoundWork],
+) -> Planned:
+    """Each chunk with its batch plan, made in the background before it is asked for."""
+
+    def make(chunk: _Chunk) -> Plan:
+        rounds = [(t, work[t].jobs) for t in range(chunk.first, chunk.last)]
+        return plan_rounds(layout.rounds, solver, seed, rounds)
+
+    chunks = _chunks(protocol.rounds, protocol.evaluate_every, layout.rounds.rounds)
+    ahead = max(PLANS_AHEAD, PLAN_BYTES // layout.rounds.plan_bytes)
+    waiting = deque((c, pool.submit(make, c)) for c in itertools.islice(chunks, ahead))
+
+    def planned() -> Planned:
+        while waiting:
+            chunk, plan = waiting.popleft()
+            waiting.extend((c, pool.submit(make, c)) for c in itertools.islice(chunks, 1))
+            yield chunk, plan.result()
+
+    return planned()
 
 
 def _run_rounds(
     protocol: Protocol,
-    solver: Solver,
     layout: Layout,
     programs: Programs,
+    planned: Planned,
     work: Sequence[RoundWork],
     state: State,
     runs: Sequence[Run],
@@ -264,10 +301,6 @@ def _run_rounds(
     """Run all rounds of one seed; records go into the runs' histories as they become known."""
     rows = len(protocol.federation.train)
     name, seed = runs[0].label if len(runs) == 1 else runs[0].method, runs[0].seed
-
-    def make(chunk: _Chunk) -> Plan:
-        rounds = [(t, work[t].jobs) for t in range(chunk.first, chunk.last)]
-        return plan_rounds(layout.rounds, solver, seed, rounds)
 
     def settle(round_: int, done: RoundWork, measures: Measures, gamma: Any) -> None:
         """Wait for an evaluation and write it down."""
@@ -299,8 +332,7 @@ def _run_rounds(
 
     pending: deque[tuple[int, RoundWork, Measures, Any]] = deque()
     pending.append((0, RoundWork(0, 0, 0, no_jobs()), programs.evaluate(state), None))
-    chunks = _chunks(protocol.rounds, protocol.evaluate_every, layout.rounds.rounds)
-    for chunk, plan in _ahead(make, chunks):
+    for chunk, plan in planned:
         state, before, local = programs.rounds(state, plan, np.int32(chunk.last - chunk.first))
         if chunk.evaluated:
             done = work[chunk.last - 1]

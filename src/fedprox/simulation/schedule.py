@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.solver import Solver
-from fedprox.streams import Purpose, permutations
+from fedprox.streams import Purpose, Shuffler
 
 Array = Any
 """A NumPy array on the host, a JAX array inside a program."""
@@ -232,6 +232,11 @@ class Shape(NamedTuple):
     slots: int
     width: int
 
+    @property
+    def plan_bytes(self) -> int:
+        """Memory of a plan, but for its few small arrays."""
+        return self.rounds * self.devices * self.ticks * self.lanes * (4 * self.width + 5)
+
 
 class Plan(NamedTuple):
     """What some rounds will do, as arrays; R rounds, D devices, L lanes each.
@@ -267,19 +272,30 @@ def plan_rounds(
     """
     r, d, lanes, ticks, slots, width = shape
     rows = np.full((r, d, ticks, lanes, width), -1, np.int32)
-    size = np.ones((r, d, ticks, lanes), np.int32)
-    last = np.zeros((r, d, ticks, lanes), np.bool_)
     weight = np.zeros((r, slots), np.float32)
     ends = []
+    shuffler = Shuffler(seed, Purpose.BATCHES)
+    several = []  # jobs whose mini-batches take several ticks
     for index, (t, jobs) in enumerate(rounds):
         packing = pack(job_ticks(solver, jobs, width), d * lanes)
         ends.append(segments(packing, d, lanes, slots))
         weight[index, : len(jobs.weight)] = jobs.weight
-        for slot in range(len(jobs.client)):
+        for slot, size in enumerate(jobs.size.tolist()):
+            start, end = int(packing.start[slot]), int(packing.end[slot])
             device, lane = divmod(int(packing.lane[slot]), lanes)
-            at = index, device, slice(packing.start[slot], packing.end[slot]), lane
-            rows[at], size[at], last[at] = _job_rows(solver, seed, t, jobs, slot, width)
+            at = index, device, slice(start, end), lane
+            epoch = batches(size, solver.batch_of(size), width)
+            rows[at] = _job_rows(epoch, shuffler, t, jobs, slot, end - start)
+            if solver.batch_of(size) > width:
+                several.append((at, epoch))
     ends += [segments(pack(np.zeros(0, np.int64), 1), d, lanes, slots)] * (r - len(rounds))
+    filled = np.count_nonzero(rows >= 0, axis=-1).astype(np.int32)
+    size, last = np.maximum(filled, 1), filled > 0
+    for at, epoch in several:
+        size[at], last[at] = (
+            np.resize(epoch.size, size[at].shape),
+            np.resize(epoch.last, last[at].shape),
+        )
     return Plan(rows, size, last, Segments(*map(np.stack, zip(*ends, strict=True))), weight)
 
 
@@ -290,16 +306,13 @@ def job_ticks(solver: Solver, jobs: Jobs, width: int) -> NDArray[np.int64]:
 
 
 def _job_rows(
-    solver: Solver, seed: int, round_: int, jobs: Jobs, slot: int, width: int
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
-    """Rows, mini-batch size and completion of each tick of one job."""
-    size = int(jobs.size[slot])
-    epoch = batches(size, solver.batch_of(size), width)
-    ticks = ticks_for(solver, size, int(jobs.steps[slot]), width)
+    epoch: Batches, shuffler: Shuffler, round_: int, jobs: Jobs, slot: int, ticks: int
+) -> NDArray[np.int32]:
+    """The rows of one job's first `ticks` ticks, shape (ticks, width)."""
+    size, client = int(jobs.size[slot]), int(jobs.client[slot])
     epochs = math.ceil(ticks / len(epoch.last))
-    client = int(jobs.client[slot])
-    order = permutations(seed, Purpose.BATCHES, round_, client, count=epochs, size=size)
+    order = shuffler.orders(round_, client, count=epochs, size=size)
     padded = np.full((epochs, size + 1), -1, np.int32)
     np.add(order, np.int32(jobs.offset[slot]), out=padded[:, :size])
-    rows = padded[:, epoch.position].reshape(-1, width)  # position -1 reads the padding
-    return rows[:ticks], np.tile(epoch.size, epochs)[:ticks], np.tile(epoch.last, epochs)[:ticks]
+    # position -1 reads the padding
+    return padded[:, epoch.position].reshape(-1, epoch.position.shape[1])[:ticks]
