@@ -5,14 +5,17 @@ same: local SGD on each client of the cohort, one after another, n_k-weighted av
 asked-for evaluation. Both are written with care for speed within what their style allows.
 """
 
-from collections.abc import Iterator
+import itertools
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox import Cohort, Federation, Solver
+from fedprox.solver import as_numbers
 from fedprox.streams import Purpose, Shuffler
 
 Matrix = NDArray[np.float32]
@@ -47,49 +50,74 @@ class Setting:
             yield k, Shuffler(0, Purpose.BATCHES).orders(t, k, count=self.solver.epochs, size=size)
 
 
-def numpy_loop(setting: Setting) -> tuple[float, float]:
-    """Logistic regression with its gradient by hand; final training loss and test accuracy."""
-    train, test = setting.federation.train, setting.federation.test
+class Timing(NamedTuple):
+    """Seconds of the rounds, seconds of the evaluations, and the final training loss."""
+
+    rounds: float
+    evaluations: float
+    loss: float
+
+
+def _alternate(
+    setting: Setting, one_round: Callable[[int], None], evaluate: Callable[[], float]
+) -> Timing:
+    """Rounds and evaluations in turn, each timed; the initial model is evaluated too."""
+    rounds, clock = 0.0, time.perf_counter
+    begin = clock()
+    loss = evaluate()
+    for t in range(setting.rounds):
+        started = clock()
+        one_round(t)
+        rounds += clock() - started
+        if (t + 1) % setting.evaluate_every == 0 or t + 1 == setting.rounds:
+            loss = evaluate()
+    return Timing(rounds, clock() - begin - rounds, loss)
+
+
+def numpy_loop(setting: Setting) -> Timing:
+    """Logistic regression with its gradient by hand."""
+    federation, batch = setting.federation, setting.solver.batch_size
+    assert isinstance(batch, int)
+    train, test = federation.train, federation.test
     x = train.x.reshape(len(train), -1)
     test_x = test.x.reshape(len(test), -1)
-    classes = setting.federation.classes
-    one_hot = np.eye(classes, dtype=np.float32)[train.y]
-    offsets = train.offsets
-    clients = [slice(offsets[k], offsets[k + 1]) for k in range(len(setting.federation))]
-    client_x = [x[rows] for rows in clients]
-    client_y = [one_hot[rows] for rows in clients]
-    batch = setting.solver.batch_size
-    assert isinstance(batch, int)
-    rate = np.float32(setting.solver.learning_rate)
+    one_hot = np.eye(federation.classes, dtype=np.float32)[train.y]
+    bounds = train.offsets.tolist()
+    clients = [slice(*pair) for pair in itertools.pairwise(bounds)]
+    client_x, client_y = [x[rows] for rows in clients], [one_hot[rows] for rows in clients]
+    shares = federation.shares.astype(np.float32)
+    (learning_rate,) = as_numbers("learning_rate", setting.solver.learning_rate)
+    rate = np.float32(learning_rate)
     pull = np.float32(rate * setting.mu)
-    weight = np.zeros((x.shape[1], classes), np.float32)
-    bias = np.zeros(classes, np.float32)
+    weight = np.zeros((x.shape[1], federation.classes), np.float32)
+    bias = np.zeros(federation.classes, np.float32)
+    gradients = np.empty((len(clients), *weight.T.shape), np.float32)
+    bias_gradients = np.empty((len(clients), *bias.shape), np.float32)
 
-    def evaluate() -> tuple[float, float]:
-        """Loss, accuracy, and the clients' gradients for variance and B(w)."""
-        logits = x @ weight + bias
+    def evaluate() -> float:
+        """Training loss, test accuracy, and gradient variance from all clients' gradients."""
+        logits = x @ weight
+        logits += bias
         logits -= logits.max(axis=1, keepdims=True)
         error = np.exp(logits)
         total = error.sum(axis=1, keepdims=True)
-        loss = float(np.mean(np.log(total[:, 0]) - (logits * one_hot).sum(axis=1)))
+        loss = float(np.log(total).mean() - np.einsum("ij,ij->", logits, one_hot) / len(x))
         error /= total
         error -= one_hot
-        gradients = [
-            (own.T @ error[rows], error[rows].sum(axis=0))
-            for own, rows in zip(client_x, clients, strict=True)
-        ]
-        # E_k ||g_k||^2 - ||E_k g_k||^2 costs less than the deviations, and less precision
-        squares = sum(
-            (np.vdot(a, a) + np.vdot(b, b)) / (rows.stop - rows.start)
-            for (a, b), rows in zip(gradients, clients, strict=True)
-        )
-        mean = (x.T @ error / len(x), error.mean(axis=0))
-        _ = squares / len(x) - sum(np.vdot(m, m) for m in mean)
-        accuracy = float(np.mean((test_x @ weight + bias).argmax(axis=1) == test.y))
-        return loss, accuracy
+        for k, rows in enumerate(clients):
+            own = error[rows] / (rows.stop - rows.start)
+            np.matmul(own.T, client_x[k], out=gradients[k])
+            bias_gradients[k] = own.sum(axis=0)
+        # E_k ||g_k||^2 - ||E_k g_k||^2 costs less than deviations, and precision
+        variance = 0.0
+        for all_of_them in (gradients, bias_gradients):
+            flat = all_of_them.reshape(len(clients), -1)
+            mean = shares @ flat
+            variance += float(shares @ np.einsum("ij,ij->i", flat, flat) - mean @ mean)
+        np.mean((test_x @ weight + bias).argmax(axis=1) == test.y)
+        return loss
 
-    result = evaluate()
-    for t in range(setting.rounds):
+    def one_round(t: int) -> None:
         moved, moved_bias, mass = np.zeros_like(weight), np.zeros_like(bias), 0
         for k, epochs in setting.orders(t):
             w, b, n = weight.copy(), bias.copy(), len(client_x[k])
@@ -112,47 +140,46 @@ def numpy_loop(setting: Setting) -> tuple[float, float]:
             moved += n * w
             moved_bias += n * b
             mass += n
-        weight, bias = moved / mass, moved_bias / mass
-        if (t + 1) % setting.evaluate_every == 0 or t + 1 == setting.rounds:
-            result = evaluate()
-    return result
+        np.divide(moved, mass, out=weight)
+        np.divide(moved_bias, mass, out=bias)
+
+    return _alternate(setting, one_round, evaluate)
 
 
-def torch_loop(setting: Setting) -> tuple[float, float]:
-    """A torch module with an SGD optimizer; final training loss and test accuracy."""
+def torch_loop(setting: Setting) -> Timing:
+    """A torch module with an SGD optimizer."""
     import torch
 
-    train, test = setting.federation.train, setting.federation.test
+    federation, batch = setting.federation, setting.solver.batch_size
+    assert isinstance(batch, int)
+    train, test = federation.train, federation.test
     x = torch.from_numpy(np.array(train.x.reshape(len(train), -1)))
     y = torch.from_numpy(train.y.astype(np.int64))
     test_x = torch.from_numpy(np.array(test.x.reshape(len(test), -1)))
     test_y = torch.from_numpy(test.y.astype(np.int64))
-    bounds = train.offsets.tolist()
-    batch = setting.solver.batch_size
-    assert isinstance(batch, int)
+    clients = [slice(*pair) for pair in itertools.pairwise(train.offsets.tolist())]
+    share = torch.from_numpy(federation.shares.astype(np.float32))
     rate: Any = setting.solver.learning_rate
     cross_entropy = torch.nn.CrossEntropyLoss()
-    model = torch.nn.Linear(x.shape[1], setting.federation.classes)
-    for parameter in model.parameters():
+    model = torch.nn.Linear(x.shape[1], federation.classes)
+    parameters = list(model.parameters())
+    for parameter in parameters:
         torch.nn.init.zeros_(parameter)
 
-    def evaluate() -> tuple[float, float]:
+    def evaluate() -> float:
+        """Training loss, test accuracy, and gradient variance from all clients' gradients."""
         gradients = []
-        for k in range(len(setting.federation)):
-            rows = slice(bounds[k], bounds[k + 1])
+        for rows in clients:
             gradient = torch.autograd.grad(cross_entropy(model(x[rows]), y[rows]), parameters)
             gradients.append(torch.cat([g.flatten() for g in gradient]))
-        share = torch.from_numpy(setting.federation.shares.astype(np.float32))
         stacked = torch.stack(gradients)
-        (share[:, None] * (stacked - share @ stacked) ** 2).sum().item()
+        mean = share @ stacked
+        (share @ (stacked * stacked).sum(dim=1) - mean @ mean).item()
         with torch.no_grad():
-            loss = cross_entropy(model(x), y).item()
-            accuracy = (model(test_x).argmax(dim=1) == test_y).float().mean().item()
-        return loss, accuracy
+            (model(test_x).argmax(dim=1) == test_y).float().mean().item()
+            return float(cross_entropy(model(x), y))
 
-    parameters = list(model.parameters())
-    result = evaluate()
-    for t in range(setting.rounds):
+    def one_round(t: int) -> None:
         start = [p.detach().clone() for p in parameters]
         moved, mass = [torch.zeros_like(p) for p in start], 0
         for k, epochs in setting.orders(t):
@@ -160,8 +187,8 @@ def torch_loop(setting: Setting) -> tuple[float, float]:
                 for p, s in zip(parameters, start, strict=True):
                     p.copy_(s)
             optimizer = torch.optim.SGD(parameters, lr=rate)
-            n = bounds[k + 1] - bounds[k]
-            own_x, own_y = x[bounds[k] : bounds[k + 1]], y[bounds[k] : bounds[k + 1]]
+            own_x, own_y = x[clients[k]], y[clients[k]]
+            n = len(own_x)
             for order in epochs:
                 shuffled = torch.from_numpy(order.astype(np.int64))
                 for i in range(0, n, batch):
@@ -181,6 +208,5 @@ def torch_loop(setting: Setting) -> tuple[float, float]:
         with torch.no_grad():
             for p, m in zip(parameters, moved, strict=True):
                 p.copy_(m / mass)
-        if (t + 1) % setting.evaluate_every == 0 or t + 1 == setting.rounds:
-            result = evaluate()
-    return result
+
+    return _alternate(setting, one_round, evaluate)

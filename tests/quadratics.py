@@ -23,11 +23,7 @@ def quadratic_model(start: Vector) -> Model:
         a, w = outputs
         return 0.5 * jnp.einsum("bi,bij,bj->b", w - y, a, w - y)
 
-    def correct(outputs: Any, y: jax.Array) -> jax.Array:
-        del outputs
-        return jnp.zeros(len(y), bool)
-
-    return Model(lambda _: jnp.asarray(start, jnp.float32), apply, loss, correct)
+    return Model(lambda _: jnp.asarray(start, jnp.float32), apply, loss, None)
 
 
 def quadratic_federation(

@@ -87,7 +87,7 @@ def test_larger_mu_moves_less_and_to_nothing() -> None:
 
 
 def test_negative_mu_is_refused() -> None:
-    with pytest.raises(InputError, match=r"mu = -1; it must be at least 0"):
+    with pytest.raises(InputError, match=r"mu = -1\.0; it must be at least 0"):
         fedprox(mu=[0.0, -1.0])
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -196,22 +197,37 @@ BAD = [
     ("method.0.name=fedavgg", "method.0.name = 'fedavgg'; did you mean 'fedavg'?"),
     ("solver.optimizer=sdg", "solver.optimizer = 'sdg'; did you mean 'sgd'?"),
     ("solver.optimizer_options={momentun=0.9}", "unknown key 'momentun'; did you mean 'momentum'?"),
-    ("method.1.mu=-1", "fedprox: mu = -1; it must be at least 0"),
+    ("method.1.mu=-1", "fedprox: mu = -1.0; it must be at least 0"),
     ("method.1.mu=[0.0, -0.5]", "fedprox: mu = -0.5; it must be at least 0"),
     ("solver.epochs=0", "solver.epochs = 0; it must be a whole number of at least 1"),
     ("solver.steps=5", "solver: give either epochs or steps, and not both"),
-    ("solver.batch_size=0", 'solver.batch_size = 0; it must be at least 1, or "all"'),
+    ("solver.batch_size=0", "solver.batch_size = 0; it must be a whole number of at least 1"),
     ("solver.learning_rate=0", "solver.learning_rate = 0.0; it must be above 0"),
     ("cohort.clients_per_round=7", "cohort.clients_per_round = 7; the federation has 6 clients"),
-    ("cohort.clients_per_round=0", "cohort.clients_per_round = 0; it must be at least 1"),
+    (
+        "cohort.clients_per_round=0",
+        "cohort.clients_per_round = 0; it must be a whole number of at least 1",
+    ),
     ("cohort.sampling=weighted", "cohort.sampling = 'weighted': Input should be 'uniform'"),
     ("systems.stragglers=1.5", "systems.stragglers = 1.5; it must be from 0 to 1"),
     ("data.train_share=2.0", "data.train_share = 2.0; it must be between 0 and 1"),
     ("target_accuracy=80.0", "target_accuracy = 80.0; it must be above 0 and at most 1"),
-    ("rounds=0", "rounds = 0; it must be at least 1"),
+    ("rounds=0", "rounds = 0; it must be a whole number of at least 1"),
     ("rounds=many", "rounds = 'many': Input should be a valid integer"),
-    ("evaluate_every=0", "evaluate_every = 0; it must be at least 1"),
-    ("seed=-1", "seed = -1; it must be at least 0"),
+    ("evaluate_every=0", "evaluate_every = 0; it must be a whole number of at least 1"),
+    ("seed=-1", "seed = -1; it must be a whole number of at least 0"),
+    ("seed=9223372036854775808", "seed = 9223372036854775808; it must be below 2^63"),
+    ("seed=[1, 1]", "seed: 1 is given more than once"),
+    ("data.seed=-1", "seed = -1; it must be a whole number of at least 0"),
+    ("data.name=[1]", "data.name = [1]; allowed: synthetic"),
+    ("data.alpha=inf", "data.alpha = inf; it must be at least 0"),
+    ("data.alpha=one", "data.alpha = 'one': Input should be a valid number"),
+    ("data.intensity=1", "data: unknown key 'intensity'"),
+    ("interval=5", "the file: unknown key 'interval'"),
+    ("solver.batch_size=some", "solver.batch_size = 'some'; it must be a whole number or \"all\""),
+    ('solver.optimizer_options={momentum="x"}', "solver.optimizer_options: optax.sgd refuses"),
+    ("method.1.mu=[0.5, 0.5]", "methods: 'fedprox mu=0.5' is given 2 times; once is enough"),
+    ('method.1={name="fedavg"}', "methods: 'fedavg' is given 2 times; once is enough"),
     ("seed=[]", "seed: none given; at least one is needed"),
     ("method.1.mu=[]", "fedprox: mu: none given; at least one is needed"),
     ("method=[]", "method = []: List should have at least 1 item"),
@@ -347,3 +363,30 @@ def test_an_unreadable_earlier_experiment_is_refused(tmp_path: Path) -> None:
     (tmp_path / "experiment.toml").write_bytes(b"\xff")
     with pytest.raises(InputError, match="cannot be read"):
         RunDirectory(tmp_path, {})
+
+
+def test_wrong_flags_are_one_line(capsys: Any) -> None:
+    assert status("run", "x.toml", "--foo") == 2
+    error = capsys.readouterr().err
+    assert "--foo" in error
+    assert error.count("\n") == 1
+
+
+def test_ctrl_c_is_one_line(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "compare", interrupt)
+    (tmp_path / "small.toml").write_text(SMALL)
+    assert status("run", tmp_path / "small.toml", "--out", tmp_path / "out") == 130
+    assert capsys.readouterr().err.startswith("fedprox: interrupted")
+
+
+def test_a_second_run_leaves_nothing_of_the_first(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(finished, out)
+    table = tomllib.loads((out / "experiment.toml").read_text())
+    table.pop("versions")
+    with RunDirectory(out, table) as directory:
+        directory.record(record(0))
+    assert {path.name for path in out.iterdir()} == {"experiment.toml", "metrics.jsonl"}

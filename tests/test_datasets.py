@@ -72,7 +72,8 @@ def test_feddyns_synthetic_turns_on_one_kind_of_heterogeneity(kind: Any) -> None
     ("options", "message"),
     [
         ({"alpha": -1.0}, "data.alpha = -1.0; it must be at least 0"),
-        ({"clients": 0}, "data.clients = 0; it must be at least 1"),
+        ({"beta": float("inf")}, "data.beta = inf; it must be at least 0"),
+        ({"clients": 0}, "data.clients = 0; it must be a whole number of at least 1"),
         ({"train_share": 1.0}, "data.train_share = 1.0; it must be between 0 and 1"),
     ],
 )
@@ -256,8 +257,11 @@ def with_user(x: Any, y: Any, **changes: Any) -> dict[str, Any]:
         (leaf_file(GOOD, num_samples=[1]), "2 users but 1 num_samples"),
         (leaf_file(GOOD, num_samples=[2, 9]), "user 'a': 1 rows where num_samples says 9"),
         (leaf_file(GOOD, user_data={}), "user 'b': user_data must hold lists 'x' and 'y'"),
-        (with_user([[1.0, 2.0], [3.0]], [0, 1]), "user 'a': rows of 'x' are not numbers, or not"),
-        (with_user([["one", "two"]], [0]), "user 'a': rows of 'x' are not numbers, or not"),
+        (with_user([[1.0, 2.0], [3.0]], [0, 1]), "user 'a': rows are not of one length"),
+        (with_user([["one", "two"]], [0]), "user 'a': rows of 'x' are not numbers"),
+        (with_user([["1.5", "2"]], [0]), "user 'a': rows of 'x' are not numbers"),
+        (with_user([[]], [0]), "user 'a': rows of 'x' are not numbers"),
+        (with_user([[1e39, 1.0]], [0]), "user 'a': a feature is NaN or infinite"),
         (with_user([[float("nan"), 1.0]], [0]), "user 'a': a feature is NaN or infinite"),
         (with_user([[1.0, 1.0]], [7]), "user 'a': label 7; labels are 0 to 2"),
         (with_user([[1.0, 1.0]], [-1]), "user 'a': label -1; labels are 0 to 2"),
@@ -297,12 +301,16 @@ X, Y = np.zeros((2, 3)), np.array([0, 1])
     [
         ([], "no clients"),
         ([(X[:0], Y[:0])], "no rows; at least one is needed"),
-        ([(X, Y[:1])], "2 rows but 1 labels"),
+        ([(X, Y[:1])], r"features of shape \(2, 3\) and labels of shape \(1,\)"),
         ([(X, Y), (X[:, :2], Y)], r"client '1', train: rows of shape \(2,\); other clients' have"),
         ([(X + np.inf, Y)], "a feature is NaN or infinite"),
         ([(X, Y - 1)], "client '0', train: label -1; labels are 0 to"),
         ([([[1.0], [1.0, 2.0]], Y)], "ragged rows"),
         ([(np.array([["a"], ["b"]]), Y)], "features of type"),
+        ([(X + 1e39, Y)], "a feature is NaN or infinite as a 32-bit number"),
+        ([(X, Y + 2**32)], "labels are 32-bit"),
+        ([(X[:, :0], Y)], "one feature is needed"),
+        ([(1.0, Y)], r"features of shape \(\)"),
     ],
 )
 def test_arrays_that_are_no_federation_are_refused(clients: Any, message: str) -> None:

@@ -241,3 +241,27 @@ def test_a_plan_reads_every_row_once_an_epoch(
     used = (plan.rows >= 0).any(axis=-1)
     per_step = (plan.rows >= 0).sum(axis=-1)[used] / plan.size[used]
     assert per_step.sum() == pytest.approx(jobs.steps.sum())
+
+
+@pytest.mark.parametrize("batch", [4, "all"])
+def test_rows_of_clients_that_are_not_chosen_have_no_effect_whatever_they_hold(batch: Any) -> None:
+    def last_model(extreme: float) -> oracle.Params:
+        rng = np.random.default_rng(0)
+        clients = [(rng.normal(size=(n, 6)), rng.integers(0, 3, n)) for n in (5, 7, 150)]
+        clients[0] = (np.full((5, 6), extreme), clients[0][1])
+        federation = Federation.from_arrays(clients, clients, classes=3)
+        (run,) = compare(
+            federation,
+            models.logistic(federation),
+            [fedprox(mu=0.1)],
+            solver=Solver(0.1, batch_size=batch, epochs=2),
+            cohort=Cohort(2),
+            rounds=1,
+            seed=seed,
+        )
+        assert np.isfinite(run.final.gamma_mean)
+        return as_oracle(run.params)
+
+    seed = next(s for s in range(99) if 0 not in Cohort(2).draw(s, 0, 3))
+    for a, b in zip(last_model(0.0), last_model(3e38), strict=True):
+        np.testing.assert_array_equal(a, b)

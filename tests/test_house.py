@@ -6,7 +6,8 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "fedprox"
 
 FLOORS = [
-    {"errors", "streams"},
+    {"errors"},
+    {"streams"},
     {"federation"},
     {"model"},
     {"subproblem", "datasets", "models"},

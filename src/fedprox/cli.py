@@ -1,9 +1,11 @@
 """The command line: `fedprox run FILE.toml`."""
 
+import math
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, NoReturn
 
+import jax
 import typer
 from rich.console import Console
 from rich.progress import (
@@ -24,6 +26,7 @@ from fedprox.experiment import read_experiment, resolve
 from fedprox.report.directory import RunDirectory
 from fedprox.report.table import table
 from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
+from fedprox.simulation.history import Progress as Standing
 from fedprox.simulation.run import compare
 
 app = typer.Typer(
@@ -146,7 +149,7 @@ def _progress(console: Console) -> Progress:
         MofNCompleteColumn(),
         _RoundsPerSecond(),
         TimeRemainingColumn(),
-        TextColumn("loss {task.fields[loss]}"),
+        TextColumn("{task.fields[loss]}"),
         console=console,
     )
 
@@ -158,27 +161,40 @@ class _Bars:
         self.progress = progress
         self.tasks: dict[tuple[str, int], TaskID] = {}
 
-    def __call__(self, now: Any) -> None:
+    def __call__(self, now: Standing) -> None:
         key = (now.label, now.seed)
         if key not in self.tasks:
-            self.tasks[key] = self.progress.add_task(now.label, total=now.rounds, loss="")
-        self.progress.update(self.tasks[key], completed=now.round, loss=f"{now.loss:.4f}")
+            name = f"{now.label}, seed {now.seed}"
+            self.tasks[key] = self.progress.add_task(name, total=now.rounds, loss="")
+        unknown = "diverged" if now.round else "compiling"
+        loss = f"loss {now.loss:.4f}" if math.isfinite(now.loss) else unknown
+        self.progress.update(self.tasks[key], completed=now.round, loss=loss)
+
+
+INTERRUPTED = 130
 
 
 def main() -> None:
     """Entry point: bad input and files that cannot be written end in one line, status 2."""
     try:
-        app()
-    except InputError as error:
-        _fail(str(error))
+        status = app(standalone_mode=False)
+    except (InputError, typer.TyperException) as error:
+        _fail(getattr(error, "message", str(error)))
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "EXHAUSTED" not in str(error):
+            raise
+        _fail("out of memory: the data, the model or the cohort is too large for this machine")
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}")
+    if status == INTERRUPTED:
+        _fail("interrupted; metrics.jsonl holds the rounds evaluated so far", INTERRUPTED)
+    raise SystemExit(status or 0)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, status: int = 2) -> NoReturn:
     print(f"fedprox: {' '.join(message.split())}", file=sys.stderr)
-    raise SystemExit(2)
+    raise SystemExit(status)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The one exception for input that cannot be used."""
+"""The one exception for input that cannot be used, and checks that raise it."""
+
+import math
+from numbers import Integral, Real
 
 
 class InputError(ValueError):
@@ -13,3 +16,22 @@ def require(condition: object, message: str) -> None:
     """Raise `InputError(message)` unless `condition` is true."""
     if not condition:
         raise InputError(message)
+
+
+def require_whole(name: str, value: object, *, least: int = 1) -> None:
+    """Raise `InputError` unless `value` is a whole number of at least `least`."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    require(
+        whole and value >= least,  # type: ignore[operator]
+        f"{name} = {value!r}; it must be a whole number of at least {least}",
+    )
+
+
+def require_number(name: str, value: object, *, least: float = 0.0, most: float = math.inf) -> None:
+    """Raise `InputError` unless `value` is a finite number from `least` to `most`."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    allowed = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+    require(
+        number and math.isfinite(value) and least <= value <= most,  # type: ignore[arg-type, operator]
+        f"{name} = {value!r}; it must be {allowed}",
+    )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import optax
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -48,7 +49,7 @@ class SolverSection(_Section):
     """`[solver]`: see `fedprox.Solver`; the optimizer is named as in optax."""
 
     learning_rate: float | list[float]
-    batch_size: int | Literal["all"]
+    batch_size: int | str
     epochs: int | None = None
     steps: int | None = None
     optimizer: str = "sgd"
@@ -168,14 +169,19 @@ def _optimizer(section: SolverSection) -> tuple[Callable[..., Any], Table]:
     name = section.optimizer
     if name not in OPTIMIZERS:
         raise InputError(f"solver.optimizer = {name!r}; {_choices(name, OPTIMIZERS)}")
-    function = getattr(optax, name)
+    function, options = getattr(optax, name), section.optimizer_options
     allowed = set(inspect.signature(function).parameters) - {"learning_rate"}
-    for key in section.optimizer_options:
+    for key in options:
         if key not in allowed:
             raise InputError(
                 f"solver.optimizer_options: unknown key {key!r}; {_choices(key, sorted(allowed))}"
             )
-    options = section.optimizer_options
+    try:
+        optimizer = function(learning_rate=0.1, **options)
+        optimizer.update(np.ones(1), optimizer.init(np.ones(1)), np.ones(1))
+    except (TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"solver.optimizer_options: optax.{name} refuses them: {reason}") from None
     return functools.partial(function, **options) if options else function, options
 
 
@@ -188,7 +194,7 @@ def _named(
     """
     require("name" in table, f"{where}: the key 'name' is missing; {_choices('', catalogue)}")
     name = table["name"]
-    if name not in catalogue:
+    if not isinstance(name, str) or name not in catalogue:
         raise InputError(f"{where}.name = {name!r}; {_choices(str(name), catalogue)}")
     function = catalogue[name]
     fields: dict[str, Any] = {
@@ -250,15 +256,19 @@ def _choices(given: str, allowed: Mapping[str, Any] | Sequence[str]) -> str:
 def _explain(error: ValidationError, schema: type[BaseModel], where: str = "") -> str:
     """The first mistake of a pydantic error in one line."""
     first = error.errors()[0]
-    path = [part for part in first["loc"] if not str(part).startswith(("float", "list", "int"))]
-    parents = [where, *map(str, path)] if where else list(map(str, path))
+    parents, keys = [where] if where else [], list(schema.model_fields)
+    location = list(first["loc"])
+    for i, part in enumerate(location):
+        known = part in keys or isinstance(part, int)
+        if not known and (first["type"] != "extra_forbidden" or i < len(location) - 1):
+            break  # not a key: the name of one of the types that the value might have
+        parents.append(str(part))
+        inner = schema.model_fields[str(part)].annotation if part in keys else None
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            schema, keys = inner, list(inner.model_fields)
+    section, last = ".".join(parents[:-1]) or "the file", parents[-1]
     if first["type"] == "extra_forbidden":
-        for part in path[:-1]:
-            schema = schema.model_fields[str(part)].annotation  # type: ignore[assignment]
-        section = ".".join(parents[:-1]) or "the file"
-        given = parents[-1]
-        return f"{section}: unknown key {given!r}; {_choices(given, list(schema.model_fields))}"
+        return f"{section}: unknown key {last!r}; {_choices(last, keys)}"
     if first["type"] == "missing":
-        section = ".".join(parents[:-1]) or "the file"
-        return f"{section}: the key {parents[-1]!r} is missing"
+        return f"{section}: the key {last!r} is missing"
     return f"{'.'.join(parents)} = {first['input']!r}: {first['msg']}"

@@ -132,8 +132,9 @@ class Federation:
             test_rows = _no_rows(train_rows)
         else:
             test_rows = _concatenate(test, names, "test", like=train_rows)
-        if train_rows.y.dtype.kind not in "iu":
-            return cls(train_rows, test_rows, classes or 0, names)
+        if train_rows.y.dtype.kind == "f":
+            require(classes is None, "classes: given, but labels are not whole numbers")
+            return cls(train_rows, test_rows, 0, names)
         if classes is None:
             classes = int(max(train_rows.y.max(), test_rows.y.max(initial=0))) + 1
         for rows, part in ((train_rows, "train"), (test_rows, "test")):
@@ -144,48 +145,59 @@ class Federation:
 def _concatenate(
     clients: Sequence[Client], names: Sequence[str], part: str, like: Rows | None = None
 ) -> Rows:
-    xs, ys = [], []
+    """All clients' rows in one array; `like` gives their shape where it is known."""
     shape = None if like is None else like.x.shape[1:]
-    for (x_like, y_like), name in zip(clients, names, strict=True):
-        try:
-            x, y = np.asarray(x_like), np.asarray(y_like)
-        except ValueError:
-            raise InputError(f"client {name!r}, {part}: ragged rows; all must be alike") from None
+    xs, ys, sizes = [], [], []
+    for client, name in zip(clients, names, strict=True):
         where = f"client {name!r}, {part}"
-        if shape is None and len(x):
-            shape = x.shape[1:]
-        if len(x) == 0:
-            require(part == "test", f"{where}: no rows; at least one is needed")
-            continue_shape = shape if shape is not None else x.shape[1:]
-            x = np.zeros((0, *continue_shape), np.float32)
-        require(
-            x.dtype.kind in "fiub",
-            f"{where}: features of type {x.dtype}; numbers of equal shape are needed",
-        )
-        require(
-            y.ndim >= 1 and len(x) == len(y),
-            f"{where}: {len(x)} rows but {y.size if y.ndim else 1} labels; one each is needed",
-        )
-        require(
-            x.shape[1:] == shape,
-            f"{where}: rows of shape {x.shape[1:]}; other clients' have {shape}",
-        )
-        require(
-            x.dtype.kind != "f" or np.isfinite(x).all(),
-            f"{where}: a feature is NaN or infinite; finite numbers are needed",
-        )
-        xs.append(x)
-        ys.append(y)
-    offsets = np.zeros(len(xs) + 1, np.int64)
-    np.cumsum([len(x) for x in xs], out=offsets[1:])
-    x, y = np.concatenate(xs), np.concatenate([y for y in ys if len(y)] or ys)
-    if like is not None and not len(y):
+        x, y = _client_arrays(client, where)
+        require(len(x) or part == "test", f"{where}: no rows; at least one is needed")
+        if len(x):
+            shape = x.shape[1:] if shape is None else shape
+            require(
+                x.shape[1:] == shape,
+                f"{where}: rows of shape {x.shape[1:]}; other clients' have {shape}",
+            )
+            xs.append(x)
+            ys.append(y)
+        sizes.append(len(x))
+    if like is not None and not xs:
         return _no_rows(like)
-    x = x.astype(np.float32) if x.dtype.kind == "f" else x
-    if y.dtype.kind in "fiub":
-        y = y.astype(np.float32 if y.dtype.kind == "f" else np.int32)
-    require(y.dtype.kind in "fi", f"{part}: labels of type {y.dtype}; numbers are needed")
-    return Rows(x, y, offsets)
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return Rows(np.concatenate(xs), np.concatenate(ys), offsets)
+
+
+def _client_arrays(client: Client, where: str) -> tuple[Array, Array]:
+    """A client's features and labels, checked: numbers, as many labels as rows, all finite."""
+    try:
+        x, y = (np.asarray(part) for part in client)
+    except ValueError:
+        raise InputError(f"{where}: ragged rows; all must be alike") from None
+    require(
+        x.ndim >= 1 and y.ndim >= 1 and len(x) == len(y),
+        f"{where}: features of shape {x.shape} and labels of shape {y.shape}; "
+        "one label for each row is needed",
+    )
+    if not len(x):
+        return x, y
+    require(x[0].size > 0, f"{where}: rows of shape {x.shape[1:]}; one feature is needed")
+    for array, what in ((x, "features"), (y, "labels")):
+        require(array.dtype.kind in "fiub", f"{where}: {what} of type {array.dtype}; not numbers")
+    if x.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32, copy=False)
+        require(np.isfinite(x).all(), f"{where}: a feature is NaN or infinite as a 32-bit number")
+    if y.dtype.kind == "f":
+        y = y.astype(np.float32, copy=False)
+        require(np.isfinite(y).all(), f"{where}: a label is NaN or infinite")
+    else:
+        require(
+            y.max() < 2**31 and y.min() >= -(2**31),
+            f"{where}: label {y.flat[np.argmax(np.abs(y.astype(float)))]}; labels are 32-bit",
+        )
+        y = y.astype(np.int32, copy=False)
+    return x, y
 
 
 def _no_rows(like: Rows) -> Rows:

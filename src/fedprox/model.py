@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
 
 Params = Any  # a pytree of arrays
 """A pytree of floating-point arrays."""
@@ -32,7 +33,7 @@ class Model(NamedTuple):
     ...     return x @ params["slope"]
     >>> def squared(outputs, y):
     ...     return (outputs - y) ** 2
-    >>> model = Model(init, apply, squared)
+    >>> model = Model(init, apply, squared, correct=None)
     >>> model.apply(model.init(jax.random.key(0)), jnp.ones((3, 2))).shape
     (3,)
 
@@ -40,21 +41,21 @@ class Model(NamedTuple):
         init: Random key -> parameters.
         apply: Parameters, features (B, ...) -> outputs (B, ...).
         loss: Outputs, labels -> loss of each example, shape (B,).
-        correct: Outputs, labels -> whether each example counts as right, shape (B,). Accuracy is
-            its mean.
+        correct: Outputs, labels -> whether each example counts as right, shape (B,); accuracy is
+            its mean. None where that has no meaning.
     """
 
     init: Callable[[jax.Array], Params]
     apply: Callable[[Params, jax.Array], jax.Array]
     loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy
-    correct: Callable[[jax.Array, jax.Array], jax.Array] = top_1
+    correct: Callable[[jax.Array, jax.Array], jax.Array] | None = top_1
 
     @classmethod
     def from_nnx(
         cls,
-        build: Callable[[Any], Any],
+        build: Callable[[nnx.Rngs], nnx.Module],
         loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy,
-        correct: Callable[[jax.Array, jax.Array], jax.Array] = top_1,
+        correct: Callable[[jax.Array, jax.Array], jax.Array] | None = top_1,
     ) -> "Model":
         """A model from a flax.nnx module.
 
@@ -64,14 +65,11 @@ class Model(NamedTuple):
             loss: As in `Model`.
             correct: As in `Model`.
 
-        >>> from flax import nnx
         >>> model = Model.from_nnx(lambda rngs: nnx.Linear(4, 3, rngs=rngs))
         >>> model.apply(model.init(jax.random.key(0)), jnp.ones((2, 4))).shape
         (2, 3)
         """
-        from flax import nnx  # here, since it is slow to import and not every model needs it
-
-        graph, params, rest = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))), nnx.Param, ...)
+        graph, _, rest = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))), nnx.Param, ...)
         if nnx.to_pure_dict(rest):
             raise TypeError(f"the module has variables that are not nnx.Param: {rest}")
 
@@ -81,13 +79,12 @@ class Model(NamedTuple):
         def apply(params: Params, x: jax.Array) -> jax.Array:
             return nnx.merge(graph, nnx.State(params))(x)
 
-        del params
         return cls(init, apply, loss, correct)
 
 
 def weighted_loss(
     model: Model, params: Params, x: jax.Array, y: jax.Array, weights: jax.Array
 ) -> jax.Array:
-    """sum_i weights_i loss(params; x_i, y_i), a scalar; rows of weight 0 have no effect at all."""
+    """sum_i weights_i loss(params; x_i, y_i), a scalar."""
     losses = model.loss(model.apply(params, x), y)
     return jnp.sum(jnp.where(weights > 0, losses * weights, 0.0))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import jax
 import optax
 
-from fedprox.errors import require
+from fedprox.errors import require, require_number, require_whole
 from fedprox.model import Params
 from fedprox.subproblem import Subproblem
 
@@ -55,20 +55,17 @@ class Solver:
             "solver: give either epochs or steps, and not both",
         )
         for name in ("epochs", "steps"):
-            value = getattr(self, name)
+            if getattr(self, name) is not None:
+                require_whole(f"solver.{name}", getattr(self, name))
+        if self.batch_size != "all":
             require(
-                value is None or (isinstance(value, int) and value >= 1),
-                f"solver.{name} = {value}; it must be a whole number of at least 1",
+                not isinstance(self.batch_size, str),
+                f'solver.batch_size = {self.batch_size!r}; it must be a whole number or "all"',
             )
-        require(
-            self.batch_size == "all" or (isinstance(self.batch_size, int) and self.batch_size >= 1),
-            f'solver.batch_size = {self.batch_size!r}; it must be at least 1, or "all"',
-        )
+            require_whole("solver.batch_size", self.batch_size)
         for rate in as_numbers("solver.learning_rate", self.learning_rate):
-            require(
-                math.isfinite(rate) and rate > 0,
-                f"solver.learning_rate = {rate}; it must be above 0",
-            )
+            require_number("solver.learning_rate", rate)
+            require(rate > 0, f"solver.learning_rate = {rate}; it must be above 0")
 
     def batch_of(self, size: int) -> int:
         """Examples in a full batch of a client with `size` examples."""
@@ -113,6 +110,6 @@ def as_numbers(name: str, value: Numbers) -> tuple[float, ...]:
     >>> as_numbers("mu", 0.1), as_numbers("mu", [0, 1])
     ((0.1,), (0.0, 1.0))
     """
-    values = (value,) if isinstance(value, (int, float)) else value
+    values = value if isinstance(value, Sequence) else (value,)
     require(len(values) > 0, f"{name}: none given; at least one is needed")
     return tuple(float(v) for v in values)

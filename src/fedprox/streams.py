@@ -11,6 +11,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.errors import require, require_whole
+
 
 class Purpose(IntEnum):
     """What a stream decides; the numbers are part of every result and never change."""
@@ -25,6 +27,12 @@ class Purpose(IntEnum):
     SPLIT = 7
 
 
+def check_seed(seed: int) -> None:
+    """Raise `InputError` unless a seed is a whole number from 0 to 2^63 - 1."""
+    require_whole("seed", seed, least=0)
+    require(seed < 2**63, f"seed = {seed}; it must be below 2^63")
+
+
 def _philox(seed: int, purpose: Purpose, round_: int, client: int) -> np.random.Philox:
     key = np.array([seed, purpose], np.uint64)
     counter = np.array([0, 0, client, round_], np.uint64)
@@ -34,11 +42,15 @@ def _philox(seed: int, purpose: Purpose, round_: int, client: int) -> np.random.
 def generator(seed: int, purpose: Purpose, round_: int = 0, client: int = 0) -> np.random.Generator:
     """The stream as a NumPy generator.
 
+    Raises:
+        InputError: The seed is not a whole number from 0 to 2^63 - 1.
+
     >>> a = generator(0, Purpose.COHORT, round_=3).integers(10, size=4)
     >>> b = generator(0, Purpose.COHORT, round_=3).integers(10, size=4)
     >>> bool((a == b).all())
     True
     """
+    check_seed(seed)
     return np.random.Generator(_philox(seed, purpose, round_, client))
 
 

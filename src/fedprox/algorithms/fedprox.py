@@ -8,10 +8,8 @@ Li et al. 2020, Algorithm 2 and equation 2:
 The mean is weighted by n_k under uniform sampling (section 5.1, the papers' experiments).
 """
 
-import math
-
 from fedprox.algorithms.base import Algorithm, Scalars
-from fedprox.errors import require
+from fedprox.errors import require_number
 from fedprox.model import Params
 from fedprox.solver import Numbers, as_numbers
 from fedprox.subproblem import Subproblem
@@ -37,7 +35,5 @@ def fedprox(mu: Numbers) -> Algorithm:
     """
     values = as_numbers("fedprox: mu", mu)
     for value in values:
-        require(
-            math.isfinite(value) and value >= 0, f"fedprox: mu = {value:g}; it must be at least 0"
-        )
+        require_number("fedprox: mu", value)
     return Algorithm("fedprox", proximal, numbers={"mu": values}, stragglers="keep")

@@ -11,6 +11,9 @@ from fedprox.datasets.sources import data_folder
 from fedprox.errors import InputError, require
 from fedprox.federation import Federation
 
+MOST_CLASSES = 10_000
+"""Classes taken for granted where an experiment does not say: a larger label is a mistake."""
+
 Client = tuple[NDArray[np.float32], NDArray[np.int32]]
 
 
@@ -35,6 +38,10 @@ def leaf(
     """
     folder = _folder(path, data_dir)
     train, test = _read_part(folder / "train", classes), _read_part(folder / "test", classes)
+    shapes = {
+        part[name][0].shape[1:] for part in (train, test) for name in part if len(part[name][0])
+    }
+    require(len(shapes) == 1, f"{folder}: rows of train/ and test/ differ in shape: {shapes}")
     for name in sorted(train.keys() ^ test.keys()):
         here, missing = ("train", "test") if name in train else ("test", "train")
         raise InputError(f"{folder}: user {name!r} is in {here}/ but not in {missing}/")
@@ -110,21 +117,24 @@ def _client(where: str, data: Any, classes: int | None) -> Client:
         f"{where}: user_data must hold lists 'x' and 'y'",
     )
     try:
-        x = np.asarray(data["x"], np.float32)
-    except (ValueError, TypeError, OverflowError):
-        raise InputError(f"{where}: rows of 'x' are not numbers, or not of one length") from None
-    try:
-        labels = np.asarray(data["y"], np.float64)
-    except (ValueError, TypeError, OverflowError):
-        raise InputError(f"{where}: a label is not a number") from None
+        features, given = np.asarray(data["x"]), np.asarray(data["y"])
+    except (ValueError, TypeError):
+        raise InputError(f"{where}: rows are not of one length") from None
+    require(
+        not len(features) or (features.dtype.kind in "iuf" and features[0].size > 0),
+        f"{where}: rows of 'x' are not numbers",
+    )
+    require(given.dtype.kind in "iuf", f"{where}: a label is not a number")
+    with np.errstate(over="ignore"):
+        x, labels = features.astype(np.float32), given.astype(np.float64)
     require(
         labels.ndim == 1 and len(x) == len(labels),
         f"{where}: {len(x)} rows of 'x' but {labels.size} labels 'y'",
     )
     require(np.isfinite(x).all(), f"{where}: a feature is NaN or infinite")
-    top = classes if classes is not None else 2**31 - 1
+    top = classes if classes is not None else MOST_CLASSES
     bad = ~((labels >= 0) & (labels < top) & (labels == np.floor(labels)))
     if bad.any():
-        allowed = f"0 to {classes - 1}" if classes is not None else "whole numbers from 0"
-        raise InputError(f"{where}: label {labels[bad][0]:g}; labels are {allowed}")
+        hint = "" if classes is not None else "; for more, give data.classes"
+        raise InputError(f"{where}: label {labels[bad][0]:g}; labels are 0 to {top - 1}{hint}")
     return x, labels.astype(np.int32)

@@ -19,7 +19,7 @@ def mnist(
     partition: Literal["power-law", "iid", "shards"] = "power-law",
     *,
     clients: int | None = None,
-    train_share: float = 0.8,
+    train_share: float | None = None,
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
@@ -33,7 +33,8 @@ def mnist(
             shards of 300 images of (almost always) one digit each (McMahan et al. 2017, section
             3); MNIST's own test images are dealt out the same way, and pixels lie in [0, 1].
         clients: Number of clients where not the paper's.
-        train_share: For "power-law": 0.8 by the paper (appendix C.2), 0.9 in the authors' code.
+        train_share: Of "power-law" only: 0.8 by the paper (appendix C.2) where left out, 0.9 in
+            the authors' code.
         seed: Seed of the partition.
         data_dir: Folder to read the four idx files from; else `FEDPROX_DATA`, else they are
             downloaded once.
@@ -46,6 +47,12 @@ def mnist(
         partition in kinds,
         f"data.partition = {partition!r}; it must be one of {', '.join(kinds)}",
     )
+    require(
+        partition == "power-law" or train_share is None,
+        f"data.train_share = {train_share}; partition {partition!r} keeps MNIST's own test images",
+    )
+    share = 0.8 if train_share is None else train_share
+    count = clients if clients is not None else 1000 if partition == "power-law" else 100
     files = {name: find(source, "mnist", data_dir) for name, source in MNIST.items()}
     images, labels, test_images, test_labels = (read_idx(files[name]) for name in MNIST)
     for part, (x, y) in {"train": (images, labels), "t10k": (test_images, test_labels)}.items():
@@ -55,8 +62,8 @@ def mnist(
         )
     if partition == "power-law":
         x, y = np.concatenate([images, test_images]), np.concatenate([labels, test_labels])
-        parts = partitions.two_class_power_law(y, clients=clients or 1000, seed=seed)
-        train, test = partitions.split(parts, train_share=train_share, seed=seed)
+        parts = partitions.two_class_power_law(y, clients=count, seed=seed)
+        train, test = partitions.split(parts, train_share=share, seed=seed)
         mean, scale = _pixel_statistics(x)
 
         def scaled(rows: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -67,8 +74,8 @@ def mnist(
 
     def deal(labels: NDArray[np.generic]) -> list[NDArray[np.int64]]:
         if partition == "iid":
-            return partitions.iid(len(labels), clients=clients or 100, seed=seed)
-        return partitions.shards(labels, clients=clients or 100, seed=seed)
+            return partitions.iid(len(labels), clients=count, seed=seed)
+        return partitions.shards(labels, clients=count, seed=seed)
 
     unit = np.float32(1 / 255)
     pairs = [
@@ -81,7 +88,7 @@ def mnist(
 def _pixel_statistics(
     x: NDArray[np.generic],
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Mean of each pixel, and 1 / (standard deviation + 0.001), of bytes scaled to [0, 1]."""
+    """Mean of each pixel, and 1 / (standard deviation + 0.001), of bytes 0 to 255."""
     flat = x.reshape(len(x), -1)
     total, squares = np.zeros(flat.shape[1]), np.zeros(flat.shape[1])
     for begin in range(0, len(flat), 10_000):

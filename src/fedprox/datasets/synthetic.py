@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets.partition import split
-from fedprox.errors import require
+from fedprox.errors import require, require_number, require_whole
 from fedprox.federation import Federation
 from fedprox.streams import Purpose, generator
 
@@ -84,9 +84,10 @@ def synthetic_feddyn(
     Args:
         heterogeneity: "none", or what differs between clients: "type1" their models
             (W_k, b_k ~ N(u_k, 1), u_k ~ N(0, gamma)), "type2" their features (v_k ~ N(B_k, 1),
-            B_k ~ N(0, gamma)), "type3" their sizes (log-normal with log-variance gamma).
-        gamma: The paper's gamma_1, gamma_2 or gamma_3, for which it gives no value; 1 for types 1
-            and 2 and 0.3 for type 3 where left out.
+            B_k ~ N(0, gamma)), "type3" their sizes (int(LogNormal(log(mean_size), gamma))).
+        gamma: The paper's gamma_1, gamma_2 or gamma_3, a standard deviation as the authors' code
+            uses it. The paper gives no value; 1 for types 1 and 2 and 0.3 for type 3 where left
+            out.
         clients: Number of clients.
         mean_size: Mean examples of a client.
         seed: Seed of the data.
@@ -112,8 +113,7 @@ def synthetic_feddyn(
     stream = generator(seed, Purpose.DATA)
     sizes = np.full(clients, mean_size)
     if heterogeneity == "type3":
-        spread = np.sqrt(gamma)
-        drawn = stream.lognormal(np.log(mean_size) - gamma / 2, spread, clients)
+        drawn = stream.lognormal(np.log(mean_size + 1e-3), gamma, clients)
         sizes = np.maximum(drawn.astype(int), 1)
     scale = np.arange(1, features + 1) ** (-1.2 / 2)
     shared = _draw_model(stream, 0.0, classes, features)
@@ -150,5 +150,7 @@ def _federation(
 
 def _check(**numbers: float) -> None:
     for name, value in numbers.items():
-        least = 1 if name in ("clients", "mean_size") else 0
-        require(value >= least, f"data.{name} = {value}; it must be at least {least}")
+        if name in ("clients", "mean_size"):
+            require_whole(f"data.{name}", value)
+        else:
+            require_number(f"data.{name}", value)

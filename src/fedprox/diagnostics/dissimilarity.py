@@ -8,7 +8,7 @@ With E_k the mean over clients with weights p_k = n_k / n, so that E_k[grad F_k]
 
 (Li et al. 2020, section 5.3.3 and Definition 3.)
 The variance is gathered one client at a time (Welford 1962; pairwise as Chan et al. 1983), so no
-client's gradient is kept, identical clients give 0, and B(w) is never below 1.
+client's gradient is kept, identical clients give 0 up to rounding, and B(w) is never below 1.
 """
 
 from typing import NamedTuple

@@ -52,7 +52,7 @@ class RunDirectory:
             return
         require(self.path.is_dir(), f"--out: {self.path} is not a folder")
         known = self.path / "experiment.toml"
-        if not any(self.path.iterdir()):
+        if all(path.name.startswith(".") for path in self.path.iterdir()):
             return
         require(
             known.is_file(), f"--out: {self.path} holds other files; name a new or empty folder"
@@ -77,10 +77,7 @@ class RunDirectory:
     def record(self, record: Record) -> None:
         """Append one record to `metrics.jsonl`."""
         if self._metrics is None:
-            self.path.mkdir(parents=True, exist_ok=True)
-            table = {**self.experiment, "versions": versions()}
-            write_whole(self.path / "experiment.toml", tomli_w.dumps(table).encode())
-            self._metrics = (self.path / "metrics.jsonl").open("wb", buffering=0)
+            self._metrics = self._begin()
         line = json.dumps(metrics_line(record), allow_nan=False).encode() + b"\n"
         end = self._metrics.tell()
         try:
@@ -90,6 +87,22 @@ class RunDirectory:
         except OSError:
             self._metrics.truncate(end)
             raise
+
+    def _begin(self) -> BinaryIO:
+        new = not self.path.exists()
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            table = {**self.experiment, "versions": versions()}
+            write_whole(self.path / "experiment.toml", tomli_w.dumps(table).encode())
+        except OSError:
+            if new:
+                self.path.rmdir()
+            raise
+        # an earlier run's results must not stand beside this one's
+        for pattern in ("summary.json", "model-*.safetensors", "figure.*"):
+            for path in self.path.glob(pattern):
+                path.unlink()
+        return (self.path / "metrics.jsonl").open("wb", buffering=0)
 
     def finish(self, runs: Sequence[Run], target_accuracy: float | None) -> None:
         """Write summary, models and figure."""

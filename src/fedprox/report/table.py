@@ -18,16 +18,22 @@ def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def common_target(runs: Sequence[Run]) -> float | None:
-    """The highest whole per cent of test accuracy that every run reaches, if there is one."""
-    best = min((run.best_accuracy for run in runs), default=math.nan)
-    return math.floor(100 * best) / 100 if math.isfinite(best) and best >= 0.01 else None
+    """The highest whole per cent of test accuracy that every run reaches but those that diverged.
+
+    None where there is no such per cent.
+    """
+    reached = [run.best_accuracy for run in runs if run.diverged_at is None]
+    best = min(reached, default=math.nan)
+    # the margin keeps 0.29 from becoming 28 per cent: 100 * 0.29 is just below 29
+    return math.floor(100 * best + 1e-9) / 100 if best >= 0.01 else None
 
 
 def table(runs: Sequence[Run], target_accuracy: float | None = None) -> Table:
     """One row for each method and its numbers: mean over seeds, +- their standard deviation.
 
     Args:
-        runs: The runs of a comparison.
+        runs: The runs of a comparison. The points of a sweep run together; their seconds say for
+            how many.
         target_accuracy: Test accuracy to count rounds to; the highest whole per cent that every
             run reaches where left out.
     """
@@ -45,6 +51,8 @@ def table(runs: Sequence[Run], target_accuracy: float | None = None) -> Table:
 
 def _row(group: Sequence[Run], target: float | None) -> list[str]:
     seconds = f"{sum(run.run_seconds for run in group):.1f}"
+    if group[0].sweep_points > 1:
+        seconds += f" for {group[0].sweep_points}"
     diverged = [run for run in group if run.diverged_at is not None]
     if diverged:
         at = ", ".join(str(run.diverged_at) for run in diverged)

@@ -119,9 +119,9 @@ def rounds_program(
         def tick(i: jax.Array, carry: Any) -> Any:
             workers, mean, local = carry
             rows = plan.rows[i]
-            mask = (rows >= 0).astype(jnp.float32)
-            rows = jnp.maximum(rows, 0)
-            weights = mask / plan.size[i][:, None].astype(jnp.float32)
+            real = rows >= 0
+            rows = jnp.where(real, rows, ~rows)
+            weights = real / plan.size[i][:, None].astype(jnp.float32)
             workers = work_all(
                 workers,
                 state,
@@ -140,7 +140,7 @@ def rounds_program(
             messages = message_all(workers, state, numbers)
             messages = where_ended(ended, messages, jax.tree.map(jnp.zeros_like, messages))
             mean = jax.tree.map(
-                lambda m, a: m + jnp.tensordot(weight.astype(a.dtype), a, 1), mean, messages
+                lambda m, a: m + jnp.tensordot(weight, a, 1, precision="highest"), mean, messages
             )
             target = jnp.where(ended, slot, shape.slots)
             local = jax.tree.map(

@@ -9,23 +9,22 @@ from pathlib import Path
 import jax
 
 
-def use_cpu_devices(clients_per_round: int) -> int:
+def use_cpu_devices(clients_per_round: int) -> None:
     """Let JAX see one CPU device for each core, and no more than a cohort has clients.
 
-    Lanes are spread over all devices. It has an effect only before the first JAX computation of
-    the process, and none where `XLA_FLAGS` already sets a number.
+    Lanes are spread over all devices. It must come before the first JAX computation of the
+    process, and leaves a number that `XLA_FLAGS` sets as it is.
 
     Args:
         clients_per_round: K, the clients of a round.
 
-    Returns:
-        The number of CPU devices asked for.
+    Raises:
+        RuntimeError: JAX has already started.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     devices = max(1, min(cores or 1, clients_per_round))
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", devices)
-    return devices
 
 
 def use_compilation_cache(folder: Path) -> None:

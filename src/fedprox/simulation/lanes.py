@@ -127,8 +127,3 @@ def read_rows(source: jax.Array, rows: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, len(rows), one, out)
 
     return jax.lax.platform_dependent(source, rows, cpu=copy, default=gather)
-
-
-def read_slice(source: jax.Array, start: jax.Array, width: int) -> jax.Array:
-    """source[start : start + width], moved back to end with `source` where it would not fit."""
-    return jax.lax.dynamic_slice_in_dim(source, start, width)

@@ -109,7 +109,7 @@ def lay_out(
     devices: int,
     parameters: int,
     points: int,
-    evaluate_every: int,
+    together: int,
 ) -> Layout:
     """Find the shapes that fit all rounds, and the lanes that make them fast.
 
@@ -120,15 +120,15 @@ def lay_out(
         devices: Devices the lanes are spread over.
         parameters: Parameters of the model.
         points: Points of the sweep.
-        evaluate_every: Rounds between evaluations.
+        together: Most rounds that can run without a look at the model.
     """
     jobs = [w.jobs for w in work]
     largest = max((int(j.size.max(initial=1)) for j in jobs), default=1)
     tick = tick_width(solver, largest)
     lengths = [job_ticks(solver, j, tick) for j in jobs]
-    overhead, most = lane_cost(parameters * points)
+    cost = lane_cost(parameters * points)
     typical = lengths[:: math.ceil(len(lengths) / TYPICAL_ROUNDS)]
-    lanes = choose_lanes(typical, devices, overhead, most)
+    lanes = choose_lanes(typical, devices, cost.step, cost.most)
     ticks = np.array([pack(length, devices * lanes).ticks for length in lengths])
     room = int(ticks.sum()) * devices * lanes
     used = sum(int(length.sum()) for length in lengths)
@@ -137,11 +137,11 @@ def lay_out(
     shape = Shape(1, devices, lanes, longest, slots, tick)
     if parameters <= SMALL_MODEL:
         most_rounds = max(1, PLAN_BYTES // shape.plan_bytes)
-        shape = shape._replace(rounds=min(evaluate_every, most_rounds))
+        shape = shape._replace(rounds=min(together, most_rounds))
 
     width = slice_width(federation.train.sizes)
     clients = slices(federation.train.sizes, width)
-    read_lanes = choose_lanes([clients], devices, 0.0 if overhead < 1 else overhead, most)
+    read_lanes = choose_lanes([clients], devices, cost.reading, cost.most)
     cohort_ticks = max(pack(slices(j.size, width), devices * read_lanes).ticks for j in jobs)
     return Layout(
         rounds=shape,
@@ -154,20 +154,35 @@ def lay_out(
     )
 
 
-def lane_cost(parameters: int) -> tuple[float, int]:
-    """What a tick costs beside its lanes' work, in units of one lane's, and the most lanes.
+class LaneCost(NamedTuple):
+    """What a tick costs beside its lanes' work, in units of one lane's.
 
-    On a CPU, measured with logistic regression, four tenths of a small model's tick are overhead;
+    Attributes:
+        step: Of a tick that is a mini-batch step.
+        reading: Of a tick that reads a slice of rows.
+        most: Most lanes per device.
+    """
+
+    step: float
+    reading: float
+    most: int
+
+
+def lane_cost(parameters: int) -> LaneCost:
+    """The cost of ticks on the backend in use.
+
+    On a CPU, measured with logistic regression, four tenths of a small model's step are overhead;
     batched products of larger models are slower than one lane after another. An accelerator runs
     tens of small lanes in the time of one, as long as their parameters fit.
 
     Args:
         parameters: Parameters of one lane, all points of the sweep together.
     """
-    if jax.default_backend() == "cpu":
-        return (0.7, 4) if parameters <= SMALL_MODEL else (0.0, 1)
-    fitting = LANE_BYTES // (12 * parameters)
-    return 64.0, max(1, min(1024, fitting))
+    if jax.default_backend() != "cpu":
+        fitting = LANE_BYTES // (12 * parameters)
+        return LaneCost(step=64.0, reading=64.0, most=max(1, min(1024, fitting)))
+    small = parameters <= SMALL_MODEL
+    return LaneCost(step=0.7, reading=0.0, most=4) if small else LaneCost(0.0, 0.0, 1)
 
 
 class Programs(NamedTuple):
@@ -218,16 +233,18 @@ def compile_programs(
     rounds = rounds_program(
         model, algorithm, solver, mesh, shape, accumulate=layout.accumulate
     ).trace(state, numbers, data.x, data.y, plan_rounds(shape, solver, 0, []), np.int32(0))
-    evaluation = evaluation_program(
-        model, mesh, lanes=layout.lanes, width=layout.width, test_width=layout.test_width
-    ).trace(algorithm.params(state), *data, reading, sizes, test_reading)
     replicated = NamedSharding(mesh, REPLICATED)
     local = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=replicated), rounds.out_info[2]
     )
-    inexactness = inexactness_program(
-        model, algorithm, mesh, lanes=layout.lanes, width=layout.width
-    ).trace(state, numbers, local, data.x, data.y, *read_cohort(len(train), no_jobs(), layout))
+    # measurements are made in full precision, also where an accelerator trains in less
+    with jax.default_matmul_precision("highest"):
+        evaluation = evaluation_program(
+            model, mesh, lanes=layout.lanes, width=layout.width, test_width=layout.test_width
+        ).trace(algorithm.params(state), *data, reading, sizes, test_reading)
+        inexactness = inexactness_program(
+            model, algorithm, mesh, lanes=layout.lanes, width=layout.width
+        ).trace(state, numbers, local, data.x, data.y, *read_cohort(len(train), no_jobs(), layout))
     with ThreadPoolExecutor() as pool:
         run, measure, gamma = pool.map(
             lambda traced: traced.lower().compile(), (rounds, evaluation, inexactness)

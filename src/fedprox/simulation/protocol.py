@@ -10,13 +10,14 @@ from typing import NamedTuple
 import numpy as np
 
 from fedprox.algorithms.base import Algorithm
-from fedprox.errors import require
+from fedprox.errors import require, require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.simulation.sampling import Cohort, weights
 from fedprox.simulation.schedule import Jobs
 from fedprox.simulation.systems import Systems
 from fedprox.solver import Solver
+from fedprox.streams import check_seed
 
 
 class RoundWork(NamedTuple):
@@ -57,13 +58,12 @@ class Protocol:
     seeds: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        require(self.rounds >= 1, f"rounds = {self.rounds}; it must be at least 1")
-        require(
-            self.evaluate_every >= 1,
-            f"evaluate_every = {self.evaluate_every}; it must be at least 1",
-        )
+        require_whole("rounds", self.rounds)
+        require_whole("evaluate_every", self.evaluate_every)
+        require(len(self.seeds) > 0, "seed: none given; at least one is needed")
         for seed in self.seeds:
-            require(0 <= seed < 2**63, f"seed = {seed}; it must be at least 0")
+            check_seed(seed)
+            require(self.seeds.count(seed) == 1, f"seed: {seed} is given more than once")
         require(
             self.cohort.clients_per_round <= len(self.federation),
             f"cohort.clients_per_round = {self.cohort.clients_per_round}; the federation has "

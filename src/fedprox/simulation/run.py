@@ -3,9 +3,10 @@
 import itertools
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +22,6 @@ from fedprox.simulation.evaluate import Measures
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.lanes import lane_mesh, replicate
 from fedprox.simulation.programs import (
-    PLAN_BYTES,
     Data,
     Layout,
     Programs,
@@ -37,8 +37,8 @@ from fedprox.simulation.systems import Systems
 from fedprox.solver import Solver, as_numbers
 from fedprox.streams import Purpose, generator
 
-PLANS_AHEAD = 2
-"""Fewest calls whose batch plans are made before they are needed."""
+PLANS_AHEAD = 3
+"""Calls whose batch plans are made in the background before they are needed."""
 
 RECORDS_BEHIND = 1
 """Evaluations still under way while the next rounds are already being computed."""
@@ -117,9 +117,15 @@ def compare(
     Arguments and result are those of `simulate`; runs come method by method.
     """
     require(len(methods) > 0, "methods: none given; at least one is needed")
-    seeds = (seed,) if isinstance(seed, int) else tuple(seed)
-    require(len(seeds) > 0, "seed: none given; at least one is needed")
+    seeds = tuple(seed) if isinstance(seed, Sequence) else (seed,)
     protocol = Protocol(federation, model, solver, cohort, systems, rounds, evaluate_every, seeds)
+    labels = [
+        label(method, method.local(solver), point)
+        for method in methods
+        for point in sweep_points(method, method.local(solver))
+    ]
+    for name, count in Counter(labels).items():
+        require(count == 1, f"methods: {name!r} is given {count} times; once is enough")
     mesh = lane_mesh()
     data = resident(mesh, federation)
     runs = []
@@ -143,8 +149,11 @@ def _run_method(
     on_progress: Observer,
 ) -> list[Run]:
     """All seeds and sweep points of one method, through programs compiled once."""
+    begin = time.perf_counter()
     solver = algorithm.local(protocol.solver)
     points = sweep_points(algorithm, solver)
+    name = label(algorithm, solver, points[0]) if len(points) == 1 else algorithm.name
+    on_progress(Progress(name, protocol.seeds[0], 0, protocol.rounds, math.nan))
     work = {
         seed: [protocol.round_work(algorithm, solver, seed, t) for t in range(protocol.rounds)]
         for seed in protocol.seeds
@@ -157,28 +166,19 @@ def _run_method(
         devices=mesh.devices.size,
         parameters=sum(a.size for a in jax.tree.leaves(state)) // len(points),
         points=len(points),
-        evaluate_every=protocol.evaluate_every,
+        together=min(protocol.evaluate_every, protocol.rounds),
     )
-    names = points[0].keys()
     numbers = replicate(
-        mesh, {name: np.array([p[name] for p in points], np.float32) for name in names}
+        mesh, {key: np.array([p[key] for p in points], np.float32) for key in points[0]}
     )
-    runs = []
-    with ThreadPoolExecutor(1) as pool:
+    compiled = partial(compile_programs, protocol.model, algorithm, solver, protocol.federation)
+    runs: list[Run] = []
+    with _cancelling(ThreadPoolExecutor(1)) as pool:
         plan = partial(_plan_ahead, pool, protocol, solver, layout)
         # the first seed's planning goes on while the programs are being compiled
         begun = {protocol.seeds[0]: plan(protocol.seeds[0], work[protocol.seeds[0]])}
-        programs = compile_programs(
-            protocol.model,
-            algorithm,
-            solver,
-            protocol.federation,
-            data,
-            state,
-            numbers,
-            layout,
-            mesh,
-        )
+        programs = compiled(data, state, numbers, layout, mesh)
+        begin += programs.compile_seconds
         for seed in protocol.seeds:
             batch = [
                 Run(
@@ -190,30 +190,45 @@ def _run_method(
                     compile_seconds=programs.compile_seconds,
                     sweep_points=len(points),
                     lane_idle=layout.idle,
-                    client_steps=sum(int(w.jobs.steps.sum()) for w in work[seed]),
                 )
                 for point in points
             ]
-            begin = time.perf_counter()
             planned = begun.pop(seed, None) or plan(seed, work[seed])
-            state = initial_state(protocol.model, algorithm, seed, len(points), mesh)
             state = _run_rounds(
                 protocol,
                 layout,
                 programs,
                 planned,
                 work[seed],
-                state,
+                initial_state(protocol.model, algorithm, seed, len(points), mesh),
                 batch,
                 on_record,
-                on_progress,
+                partial(_report, on_progress, name, seed, protocol.rounds),
             )
             params = jax.tree.map(np.asarray, algorithm.params(state))
             for i, run in enumerate(batch):
-                run.run_seconds = time.perf_counter() - begin
                 run.params = jax.tree.map(lambda a, i=i: a[i], params)
+                done = work[seed][: run.final.round]
+                run.client_steps = sum(int(w.jobs.steps.sum()) for w in done)
+                run.run_seconds = time.perf_counter() - begin
             runs += batch
+            begin = time.perf_counter()
     return runs
+
+
+def _report(
+    on_progress: Observer, name: str, seed: int, rounds: int, round_: int, loss: float
+) -> None:
+    on_progress(Progress(name, seed, round_, rounds, loss))
+
+
+@contextmanager
+def _cancelling(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
+    """A pool whose waiting tasks are given up on leaving, by an early stop or an error."""
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def sweep_points(algorithm: Algorithm, solver: Solver) -> list[dict[str, float]]:
@@ -275,8 +290,7 @@ def _plan_ahead(
         return plan_rounds(layout.rounds, solver, seed, rounds)
 
     chunks = _chunks(protocol.rounds, protocol.evaluate_every, layout.rounds.rounds)
-    ahead = max(PLANS_AHEAD, PLAN_BYTES // layout.rounds.plan_bytes)
-    waiting = deque((c, pool.submit(make, c)) for c in itertools.islice(chunks, ahead))
+    waiting = deque((c, pool.submit(make, c)) for c in itertools.islice(chunks, PLANS_AHEAD))
 
     def planned() -> Planned:
         while waiting:
@@ -296,11 +310,11 @@ def _run_rounds(
     state: State,
     runs: Sequence[Run],
     on_record: Observer,
-    on_progress: Observer,
+    on_progress: Callable[[int, float], None],
 ) -> State:
     """Run all rounds of one seed; records go into the runs' histories as they become known."""
     rows = len(protocol.federation.train)
-    name, seed = runs[0].label if len(runs) == 1 else runs[0].method, runs[0].seed
+    tests = len(protocol.federation.test) if protocol.model.correct else 0
 
     def settle(round_: int, done: RoundWork, measures: Measures, gamma: Any) -> None:
         """Wait for an evaluation and write it down."""
@@ -308,7 +322,7 @@ def _run_rounds(
         jobs = len(done.jobs.client)
         gammas = np.asarray(gamma)[:jobs] if jobs else np.full((1, len(runs)), np.nan)
         for i, run in enumerate(runs):
-            loss, accuracy, variance, dissimilarity = (float(values[i]) for values in found)
+            loss, correct, variance, dissimilarity = (float(values[i]) for values in found)
             record = Record(
                 method=run.method,
                 numbers=run.numbers,
@@ -316,7 +330,7 @@ def _run_rounds(
                 seed=run.seed,
                 round=round_,
                 train_loss=loss,
-                test_accuracy=accuracy,
+                test_accuracy=correct / tests if tests else math.nan,
                 gradient_variance=variance,
                 dissimilarity=dissimilarity,
                 gamma_mean=float(gammas[:, i].mean()),
@@ -328,7 +342,7 @@ def _run_rounds(
             run.history.append(record)
             on_record(record)
         losses = [loss for loss in found[0].tolist() if math.isfinite(loss)]
-        on_progress(Progress(name, seed, round_, protocol.rounds, min(losses, default=math.nan)))
+        on_progress(round_, min(losses, default=math.nan))
 
     pending: deque[tuple[int, RoundWork, Measures, Any]] = deque()
     pending.append((0, RoundWork(0, 0, 0, no_jobs()), programs.evaluate(state), None))

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import require
+from fedprox.errors import require, require_whole
 from fedprox.streams import Purpose, generator
 
 
@@ -25,10 +25,7 @@ class Cohort:
     sampling: Literal["uniform"] = "uniform"
 
     def __post_init__(self) -> None:
-        require(
-            isinstance(self.clients_per_round, int) and self.clients_per_round >= 1,
-            f"cohort.clients_per_round = {self.clients_per_round}; it must be at least 1",
-        )
+        require_whole("cohort.clients_per_round", self.clients_per_round)
         require(
             self.sampling == "uniform",
             f'cohort.sampling = {self.sampling!r}; it must be "uniform"',

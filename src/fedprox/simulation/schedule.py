@@ -71,9 +71,9 @@ class Segments(NamedTuple):
     """Where jobs end, for each device by itself.
 
     Attributes:
-        stop: The tick at which each segment ends, int32 (devices, jobs); only `count` are used.
+        stop: The tick at which each segment ends, int32 (devices, room); only `count` are used.
         count: Number of segments, int32 (devices,).
-        slot: The job that a lane ends there, -1 for none, int32 (devices, jobs, lanes).
+        slot: The job that a lane ends there, -1 for none, int32 (devices, room, lanes).
     """
 
     stop: Array
@@ -81,24 +81,24 @@ class Segments(NamedTuple):
     slot: Array
 
 
-def segments(packing: Packing, devices: int, lanes: int, slots: int) -> Segments:
+def segments(packing: Packing, devices: int, lanes: int, room: int) -> Segments:
     """The segments of packed jobs, lanes being numbered through the devices.
 
     Args:
-        packing: At most `slots` jobs in `devices * lanes` lanes.
+        packing: Jobs in `devices * lanes` lanes, ending at `room` different ticks at most.
         devices: Number of devices.
         lanes: Lanes per device.
-        slots: Room for jobs in the result.
+        room: Room for segments in the result.
 
-    >>> ends = segments(pack(np.array([5, 2, 4, 3]), lanes=2), devices=1, lanes=2, slots=4)
+    >>> ends = segments(pack(np.array([5, 2, 4, 3]), lanes=2), devices=1, lanes=2, room=4)
     >>> ends.stop.tolist(), ends.count.tolist()
     ([[4, 5, 7, 0]], [3])
     >>> ends.slot[0, :3].tolist()
     [[-1, 2], [0, -1], [1, 3]]
     """
-    stop = np.zeros((devices, slots), np.int32)
+    stop = np.zeros((devices, room), np.int32)
     count = np.zeros(devices, np.int32)
-    slot = np.full((devices, slots, lanes), -1, np.int32)
+    slot = np.full((devices, room, lanes), -1, np.int32)
     for device in range(devices):
         mine = np.flatnonzero(packing.lane // lanes == device)
         ends = np.unique(packing.end[mine])
@@ -242,7 +242,8 @@ class Plan(NamedTuple):
     """What some rounds will do, as arrays; R rounds, D devices, L lanes each.
 
     Attributes:
-        rows: Flat row numbers, -1 for none, int32 (R, D, ticks, L, width).
+        rows: Flat row numbers, int32 (R, D, ticks, L, width). Where a tick has fewer, a negative
+            number ~i stands for padding with row i, one of the same client's.
         size: Examples of the tick's mini-batch, int32 (R, D, ticks, L).
         last: Whether the tick completes its mini-batch, bool (R, D, ticks, L).
         ends: Where jobs end, each array with a leading axis R.
@@ -271,6 +272,7 @@ def plan_rounds(
         rounds: (t, jobs) of each round.
     """
     r, d, lanes, ticks, slots, width = shape
+    room = min(slots, ticks)
     rows = np.full((r, d, ticks, lanes, width), -1, np.int32)
     weight = np.zeros((r, slots), np.float32)
     ends = []
@@ -278,7 +280,7 @@ def plan_rounds(
     several = []  # jobs whose mini-batches take several ticks
     for index, (t, jobs) in enumerate(rounds):
         packing = pack(job_ticks(solver, jobs, width), d * lanes)
-        ends.append(segments(packing, d, lanes, slots))
+        ends.append(segments(packing, d, lanes, room))
         weight[index, : len(jobs.weight)] = jobs.weight
         for slot, size in enumerate(jobs.size.tolist()):
             start, end = int(packing.start[slot]), int(packing.end[slot])
@@ -288,7 +290,7 @@ def plan_rounds(
             rows[at] = _job_rows(epoch, shuffler, t, jobs, slot, end - start)
             if solver.batch_of(size) > width:
                 several.append((at, epoch))
-    ends += [segments(pack(np.zeros(0, np.int64), 1), d, lanes, slots)] * (r - len(rounds))
+    ends += [segments(pack(np.zeros(0, np.int64), 1), d, lanes, room)] * (r - len(rounds))
     filled = np.count_nonzero(rows >= 0, axis=-1).astype(np.int32)
     size, last = np.maximum(filled, 1), filled > 0
     for at, epoch in several:
@@ -312,7 +314,8 @@ def _job_rows(
     size, client = int(jobs.size[slot]), int(jobs.client[slot])
     epochs = math.ceil(ticks / len(epoch.last))
     order = shuffler.orders(round_, client, count=epochs, size=size)
-    padded = np.full((epochs, size + 1), -1, np.int32)
-    np.add(order, np.int32(jobs.offset[slot]), out=padded[:, :size])
+    first = np.int32(jobs.offset[slot])
+    padded = np.full((epochs, size + 1), ~first, np.int32)
+    np.add(order, first, out=padded[:, :size])
     # position -1 reads the padding
     return padded[:, epoch.position].reshape(-1, epoch.position.shape[1])[:ticks]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import require
+from fedprox.errors import require_number
 from fedprox.solver import Solver
 from fedprox.streams import Purpose, generator
 
@@ -33,10 +33,7 @@ class Systems:
     stragglers: float = 0.0
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.stragglers <= 1,
-            f"systems.stragglers = {self.stragglers}; it must be from 0 to 1",
-        )
+        require_number("systems.stragglers", self.stragglers, most=1)
 
     def work(
         self,
