@@ -158,7 +158,9 @@ def _run_method(
         seed: [protocol.round_work(algorithm, solver, seed, t) for t in range(protocol.rounds)]
         for seed in protocol.seeds
     }
+    compiling = time.perf_counter()
     state = initial_state(protocol.model, algorithm, protocol.seeds[0], len(points), mesh)
+    compile_seconds = time.perf_counter() - compiling
     layout = lay_out(
         protocol.federation,
         solver,
@@ -178,7 +180,8 @@ def _run_method(
         # the first seed's planning goes on while the programs are being compiled
         begun = {protocol.seeds[0]: plan(protocol.seeds[0], work[protocol.seeds[0]])}
         programs = compiled(data, state, numbers, layout, mesh)
-        begin += programs.compile_seconds
+        compile_seconds += programs.compile_seconds
+        begin += compile_seconds
         for seed in protocol.seeds:
             batch = [
                 Run(
@@ -187,7 +190,7 @@ def _run_method(
                     learning_rate=point["learning_rate"],
                     seed=seed,
                     label=label(algorithm, solver, point),
-                    compile_seconds=programs.compile_seconds,
+                    compile_seconds=compile_seconds,
                     sweep_points=len(points),
                     lane_idle=layout.idle,
                 )
@@ -247,7 +250,8 @@ def label(algorithm: Algorithm, solver: Solver, point: dict[str, float]) -> str:
 
 def initial_params(model: Model, seed: int) -> Params:
     """w^0, a function of the model and the seed."""
-    return model.init(jax.random.key(int(generator(seed, Purpose.MODEL).integers(2**31))))
+    key = jax.random.key(int(generator(seed, Purpose.MODEL).integers(2**31)))
+    return jax.jit(model.init)(key)  # one small program in place of many
 
 
 def initial_state(model: Model, algorithm: Algorithm, seed: int, points: int, mesh: Mesh) -> State:
