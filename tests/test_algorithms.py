@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from fedprox import (
     Algorithm,
     Cohort,
+    Federation,
     InputError,
+    Model,
     Solver,
     Systems,
     centralised,
@@ -106,6 +108,23 @@ def test_the_anchor_is_the_rounds_model_for_every_client_and_parameter() -> None
         contraction = np.linalg.matrix_power(np.eye(3) - eta * h, steps)
         expected += (solution + contraction @ (start - solution)) / 5
     np.testing.assert_allclose(run.params, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_anchor_holds_for_embeddings() -> None:
+    # F(E) = 1/n sum_i 1/2 (E[x_i] - y_i)^2: a separate quadratic for each row of the table, and
+    # none for a row that does not occur
+    x, y = np.array([0, 0, 0, 1]), np.array([1.0, 2.0, 3.0, -4.0])
+    start, mu = np.array([5.0, 6.0, 7.0]), 0.5
+    model = Model(
+        init=lambda _: jnp.asarray(start, jnp.float32),
+        apply=lambda table, x: table[x],
+        loss=lambda outputs, y: 0.5 * (outputs - y) ** 2,
+        correct=None,
+    )
+    run = one_run(Federation.from_arrays([(x, y)]), model, fedprox(mu=mu), EXACT)
+    curvature, minimum = np.array([3 / 4, 1 / 4, 0]), np.array([2.0, -4.0, 0.0])
+    expected = (curvature * minimum + mu * start) / (curvature + mu)
+    np.testing.assert_allclose(run.params, expected, rtol=1e-4)
 
 
 def test_a_momentum_buffer_sees_the_proximal_term_once() -> None:
