@@ -390,3 +390,8 @@ def test_a_second_run_leaves_nothing_of_the_first(finished: Path, tmp_path: Path
     with RunDirectory(out, table) as directory:
         directory.record(record(0))
     assert {path.name for path in out.iterdir()} == {"experiment.toml", "metrics.jsonl"}
+
+
+def test_without_arguments_help_is_shown(capsys: Any) -> None:
+    assert status() == 0
+    assert "Run the experiment in a TOML file" in capsys.readouterr().out

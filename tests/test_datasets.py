@@ -164,7 +164,7 @@ def test_a_data_folder_without_the_files_names_the_first_one(tmp_path: Path) -> 
 
 
 def test_a_failed_download_says_where_to_put_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     monkeypatch.setenv("FEDPROX_CACHE", str(tmp_path))
     source = sources.Source("a.gz", "md5:00", ("http://127.0.0.1:9/", "http://127.0.0.1:9/b/"))
@@ -172,6 +172,7 @@ def test_a_failed_download_says_where_to_put_the_file(
         sources.find(source, "mnist", None)
     assert "--data-dir or FEDPROX_DATA" in str(error.value)
     assert "\n" not in str(error.value)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_download_is_kept_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,6 @@ from fedprox.simulation.run import compare
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Federated optimization in heterogeneous networks.",
@@ -177,7 +176,7 @@ INTERRUPTED = 130
 def main() -> None:
     """Entry point: bad input and files that cannot be written end in one line, status 2."""
     try:
-        status = app(standalone_mode=False)
+        status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except (InputError, typer.TyperException) as error:
         _fail(getattr(error, "message", str(error)))
     except (MemoryError, jax.errors.JaxRuntimeError) as error:

@@ -89,7 +89,7 @@ def find(source: Source, subfolder: str, data_dir: str | Path | None) -> Path:
 def _download(source: Source, subfolder: str) -> Path:
     import pooch
 
-    logging.getLogger("pooch").setLevel(logging.ERROR)
+    pooch.get_logger().setLevel(logging.ERROR)
     target = cache_folder() / subfolder
     reasons = []
     for folder in source.folders:
