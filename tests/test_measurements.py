@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox import Cohort, Run, Solver, Systems, compare, datasets, fedavg, fedprox, models
+from fedprox.report.table import common_target
 from fedprox.simulation.history import Record
 from tests.quadratics import (
     one_run,
@@ -121,3 +122,13 @@ def test_rounds_to_a_target_interpolate_the_best_so_far() -> None:
     assert run.rounds_to(0.7) == pytest.approx(25)
     assert run.rounds_to(0.05) == 0
     assert run.rounds_to(0.95) is None
+
+
+@pytest.mark.parametrize("best", [0.29, 0.57, 0.58, 1.0])
+def test_the_common_target_is_a_whole_per_cent_that_every_sound_run_reaches(best: float) -> None:
+    runs = [run_with([0.1, best]), run_with([0.1, best + 0.004])]
+    assert common_target(runs) == best
+    diverged = run_with([0.1, 0.12])
+    diverged.history[1] = diverged.history[1]._replace(train_loss=np.inf)
+    assert common_target([*runs, diverged]) == best
+    assert common_target([run_with([np.nan, np.nan])]) is None
