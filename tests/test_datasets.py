@@ -319,6 +319,12 @@ def test_arrays_that_are_no_federation_are_refused(clients: Any, message: str) -
         Federation.from_arrays(clients)
 
 
+@pytest.mark.parametrize(("train", "test"), [(Y, Y / 2), (Y / 2, Y)])
+def test_labels_of_another_kind_in_the_test_rows_are_refused(train: Any, test: Any) -> None:
+    with pytest.raises(InputError, match="labels of train and test differ in kind"):
+        Federation.from_arrays([(X, train)], [(X, test)])
+
+
 def test_from_arrays_keeps_order_names_and_clients_without_test_rows() -> None:
     federation = Federation.from_arrays(
         [(X, Y), (X + 1, Y)], [(X[:0], Y[:0]), (X + 2, Y)], names=["one", "two"]

@@ -27,11 +27,11 @@ def require_whole(name: str, value: object, *, least: int = 1) -> None:
     )
 
 
-def require_number(name: str, value: object, *, least: float = 0.0, most: float = math.inf) -> None:
-    """Raise `InputError` unless `value` is a finite number from `least` to `most`."""
+def require_number(name: str, value: object, *, most: float = math.inf) -> None:
+    """Raise `InputError` unless `value` is a finite number from 0 to `most`."""
     number = isinstance(value, Real) and not isinstance(value, bool)
-    allowed = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+    allowed = "at least 0" if most == math.inf else f"from 0 to {most:g}"
     require(
-        number and math.isfinite(value) and least <= value <= most,  # type: ignore[arg-type, operator]
+        number and math.isfinite(value) and 0 <= value <= most,  # type: ignore[arg-type, operator]
         f"{name} = {value!r}; it must be {allowed}",
     )

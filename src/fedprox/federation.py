@@ -132,6 +132,10 @@ class Federation:
             test_rows = _no_rows(train_rows)
         else:
             test_rows = _concatenate(test, names, "test", like=train_rows)
+        require(
+            train_rows.y.dtype.kind == test_rows.y.dtype.kind,
+            "test: labels of train and test differ in kind: whole numbers in one, not in the other",
+        )
         if train_rows.y.dtype.kind == "f":
             require(classes is None, "classes: given, but labels are not whole numbers")
             return cls(train_rows, test_rows, 0, names)

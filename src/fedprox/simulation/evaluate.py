@@ -79,7 +79,7 @@ def slice_width(sizes: NDArray[np.int64]) -> int:
     """
 
     def cost(width: int) -> int:
-        return int(-(-sizes // width).sum()) * (width + TICK_COST)
+        return int(slices(sizes, width).sum()) * (width + TICK_COST)
 
     best = min((16, 32, 64), key=cost)
     return min(best, max(int(sizes.sum()), 1))
@@ -161,6 +161,11 @@ def _reader(lanes: int, width: int) -> Callable[..., tuple[jax.Array, jax.Array,
     return lambda x, y, reading, i: every(x, y, reading.start[i], reading.begin[i], reading.end[i])
 
 
+def _per_lane(sums: Params, size: jax.Array) -> Params:
+    """Each lane's sums, leaves (lanes, ...), divided by its number of rows, shape (lanes,)."""
+    return jax.tree.map(lambda g: g / size.reshape((-1,) + (1,) * (g.ndim - 1)), sums)
+
+
 def evaluation_program(
     model: Model, mesh: Mesh, *, lanes: int, width: int, test_width: int
 ) -> Wrapped:
@@ -219,10 +224,7 @@ def evaluation_program(
             current, loss, scatter = carry
             ended, size = slot >= 0, sizes[slot]
             loss_sum, gradient_sum = current
-            gradient = jax.tree.map(
-                lambda g: g / size.reshape((-1,) + (1,) * (g.ndim - 1)), gradient_sum
-            )
-            included = include_all(scatter, gradient, size / rows)
+            included = include_all(scatter, _per_lane(gradient_sum, size), size / rows)
             none = jax.tree.map(jnp.zeros_like, current)
             return (
                 where_ended(ended, none, current),
@@ -329,7 +331,7 @@ def inexactness_program(
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
             sums, gammas = carry
             ended, size = slot >= 0, sizes[slot]
-            end, begin = jax.tree.map(lambda g: g / size.reshape((-1,) + (1,) * (g.ndim - 1)), sums)
+            end, begin = _per_lane(sums, size)
             params = jax.tree.map(lambda a: a[slot], local)
             found = gamma_all(state, numbers, params, end, begin)
             gammas = gammas.at[jnp.where(ended, slot, slots)].set(found, mode="drop")

@@ -58,7 +58,7 @@ TYPICAL_ROUNDS = 64
 
 
 class Data(NamedTuple):
-    """A federation's rows on every device, and how to read them.
+    """A federation's rows on every device.
 
     Attributes:
         x: Training features.
