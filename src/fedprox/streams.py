@@ -25,6 +25,7 @@ class Purpose(IntEnum):
     DATA = 5
     PARTITION = 6
     SPLIT = 7
+    CURVATURE = 10
 
 
 def check_seed(seed: int) -> None:
