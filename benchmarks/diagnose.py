@@ -130,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(EXPERIMENTS))
     parser.add_argument("--data-dir", type=Path, help="folder with data files")
-    parser.add_argument("--data-seed", type=int, default=10, help="[default: 10]")
+    parser.add_argument("--data-seed", type=int, default=11, help="[default: 11]")
     arguments = parser.parse_args()
     names = arguments.names or list(EXPERIMENTS)
     if unknown := set(names) - set(EXPERIMENTS):

@@ -374,8 +374,8 @@ def expected_gaps(losses: Floats, evaluated: Sequence[int], rounds: int) -> tupl
         rounds: Rounds of the run that is planned.
 
     Returns:
-        The gaps, shape (mus,), infinity where a seed diverged; and the standard deviation of the
-        best mu's loss around its own trend, over the second half of the sweep.
+        The gaps, shape (mus,), infinity where a seed diverged; and the standard error of the best
+        mu's mean over the last quarter, from how its loss scatters around its own trend.
 
     A gap of 1 that became 1/2 in five rounds, with ten more to go:
 
@@ -401,7 +401,8 @@ def expected_gaps(losses: Floats, evaluated: Sequence[int], rounds: int) -> tupl
     # second differences are blind to a trend; those of independent numbers have six times their
     # variance
     bends = np.diff(losses[usable][best][:, -2 * quarter :], n=2, axis=1)
-    return gaps, float(np.sqrt((bends**2).mean() / 6)) if bends.size else 0.0
+    scatter = math.sqrt((bends**2).mean() / 6) if bends.size else 0.0
+    return gaps, scatter / math.sqrt(losses.shape[1] * quarter)
 
 
 def suggest(mus: Sequence[float], gaps: Floats, noise: float) -> float | None:

@@ -90,7 +90,8 @@ class RunDirectory:
 
     def diagnosis(self, document: dict[str, Any]) -> None:
         """Write `diagnosis.json`, beside the experiment's results where there are any."""
-        self._write_experiment()
+        if not (self.path / "experiment.toml").exists():
+            self._write_experiment()
         content = json.dumps(document, indent=2, allow_nan=False).encode() + b"\n"
         write_whole(self.path / "diagnosis.json", content)
 
