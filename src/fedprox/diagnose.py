@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedprox.algorithms import fedprox
 from fedprox.diagnostics import Constants, Curvature, corollary_7, curvature, mu_needed
-from fedprox.errors import require
+from fedprox.errors import require, require_whole
 from fedprox.federation import Federation, Rows
 from fedprox.model import Model
 from fedprox.simulation.history import Progress, Record, Run
@@ -198,9 +198,9 @@ class Diagnosis:
                 "mu by Theorem 4",
                 "none" if needed is None else f"above {_number(needed)}",
                 f"no mu satisfies it, as is usual: it takes B sqrt(2/K) < 1 even with exact local "
-                f"solutions, so at least {enough:,} clients a round. It is a worst case"
+                f"solutions, so at least {enough:,} clients a round. It is a worst-case bound"
                 if needed is None
-                else "with exact local solutions it then promises a decrease. It is a worst case",
+                else "then a decrease is sure if local solutions are exact. It is a worst-case bound",
             ),
         ]
 
@@ -248,6 +248,8 @@ def _finite(values: ArrayLike) -> list[float | None]:
 
 
 def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return "-"
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
@@ -294,6 +296,7 @@ def diagnose(
         len(rates) == 1,
         f"solver.learning_rate = {list(rates)}; a diagnosis is for one learning rate",
     )
+    require_whole("rounds", rounds)
     train = federation.train
     nothing = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
     short = min(rounds, SWEEP_ROUNDS)
