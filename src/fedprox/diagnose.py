@@ -185,8 +185,16 @@ class Diagnosis:
         if constants is None:
             return [("mu by theory", "any", "the clients' objectives do not bend")]
         within = "holds" if b <= math.sqrt(k) / 2 else "does not hold"
-        convex = corollary_7(constants.smoothness, b)
-        needed, enough = mu_needed(constants), math.floor(2 * b**2) + 1
+        convex, needed = corollary_7(constants.smoothness, b), mu_needed(constants)
+        if needed is None:
+            value, enough = "none", math.floor(2 * b**2) + 1
+            note = (
+                "no mu satisfies it, as is usual: it takes B sqrt(2/K) < 1 even with exact local "
+            )
+            note += f"solutions, so at least {enough:,} clients a round"
+        else:
+            value = f"above {_number(needed)}"
+            note = "a decrease is then sure, if local solutions are exact"
         return [
             (
                 "mu by Corollary 7",
@@ -194,14 +202,7 @@ class Diagnosis:
                 f"6 L B^2, for convex objectives, exact local solutions and B <= sqrt(K)/2, which "
                 f"{within} here: B = {_number(b)}, K = {k}",
             ),
-            (
-                "mu by Theorem 4",
-                "none" if needed is None else f"above {_number(needed)}",
-                f"no mu satisfies it, as is usual: it takes B sqrt(2/K) < 1 even with exact local "
-                f"solutions, so at least {enough:,} clients a round. It is a worst-case bound"
-                if needed is None
-                else "then a decrease is sure if local solutions are exact. It is a worst-case bound",
-            ),
+            ("mu by Theorem 4", value, f"{note}. It is a worst-case bound"),
         ]
 
     def _suggestion(self) -> tuple[str, str, str]:
