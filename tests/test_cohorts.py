@@ -13,21 +13,25 @@ from fedprox.simulation.sampling import weights
 from fedprox.streams import Purpose, Shuffler, generator
 from tests.quadratics import one_run, quadratic_federation, quadratic_model
 
+THREE = np.array([0, 1, 3, 8])
+"""Offsets of three clients with 1, 2 and 5 rows."""
+
 SOLVER = Solver(0.1, batch_size=10, epochs=20)
 
 
 @given(seed=st.integers(0, 2**63 - 1), round_=st.integers(0, 10**6), k=st.integers(1, 50))
 def test_a_cohort_is_distinct_and_repeatable(seed: int, round_: int, k: int) -> None:
-    drawn = Cohort(k).draw(seed, round_, 50)
+    offsets = np.arange(51) * 3
+    drawn = Cohort(k).draw(seed, round_, offsets).clients
     assert len(set(drawn.tolist())) == k
     assert set(drawn.tolist()) <= set(range(50))
-    np.testing.assert_array_equal(drawn, Cohort(k).draw(seed, round_, 50))
+    np.testing.assert_array_equal(drawn, Cohort(k).draw(seed, round_, offsets).clients)
 
 
 def test_uniform_sampling_by_exact_enumeration_on_three_clients() -> None:
     # every ordered pair of three clients is equally likely: chi-squared with 5 degrees of freedom,
     # above 25.7 with probability 1e-4
-    drawn = Counter(tuple(Cohort(2).draw(0, t, 3).tolist()) for t in range(6000))
+    drawn = Counter(tuple(Cohort(2).draw(0, t, THREE).clients.tolist()) for t in range(6000))
     pairs = list(itertools.permutations(range(3), 2))
     assert set(drawn) == set(pairs)
     assert sum((drawn[pair] - 1000) ** 2 / 1000 for pair in pairs) < 25.7
@@ -47,7 +51,7 @@ def test_the_mean_is_weighted_by_the_cohorts_training_rows() -> None:
             cohort=Cohort(2),
             seed=seed,
         )
-        i, j = Cohort(2).draw(seed, 0, 3).tolist()
+        i, j = Cohort(2).draw(seed, 0, THREE).clients.tolist()
         expected = (sizes[i] * b[i] + sizes[j] * b[j]) / (sizes[i] + sizes[j])
         np.testing.assert_allclose(run.params, expected, rtol=1e-6)
     np.testing.assert_allclose(weights(np.array(sizes)), [1 / 8, 2 / 8, 5 / 8])
