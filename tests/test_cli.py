@@ -229,7 +229,7 @@ BAD = [
     ("data.intensity=1", "data: unknown key 'intensity'"),
     ("interval=5", "the file: unknown key 'interval'"),
     ("solver.batch_size=some", "solver.batch_size = 'some'; it must be a whole number or \"all\""),
-    ('solver.optimizer_options={momentum="x"}', "solver.optimizer_options: optax.sgd refuses"),
+    ('solver.optimizer_options={momentum="x"}', "solver.optimizer_options: sgd refuses"),
     ("method.1.mu=[0.5, 0.5]", "methods: 'fedprox mu=0.5' is given 2 times; once is enough"),
     ('method.1={name="fedavg"}', "methods: 'fedavg' is given 2 times; once is enough"),
     ("seed=[]", "seed: none given; at least one is needed"),
