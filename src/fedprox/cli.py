@@ -68,7 +68,8 @@ An experiment file, with every key:
 \b
   [systems]
   stragglers = 0.9              # fraction of each cohort that cannot finish; or by the clock:
-                                # deadline = 60.0, step_seconds = 0.1 (or each client's), spread = 1.0
+                                # deadline = 60.0, step_seconds = 0.1 (or one for each client),
+                                # spread = 1.0 of their log-normal speeds
 
 \b
   [solver]

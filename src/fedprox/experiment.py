@@ -184,7 +184,7 @@ def _optimizer(section: SolverSection) -> tuple[Callable[..., Any], Table]:
                 f"solver.optimizer_options: unknown key {key!r}; {_choices(key, sorted(allowed))}"
             )
     try:
-        optimizer, one = function(learning_rate=0.1, **options), np.ones(1)
+        optimizer, one = function(learning_rate=0.1, **options), np.ones(1, np.float32)
         line = {"value": one[0], "grad": one, "value_fn": lambda w: (w**2).sum() / 2}
         optimizer.update(one, optimizer.init(one), one, **line)
     except (TypeError, ValueError) as error:
