@@ -1,7 +1,7 @@
 """fedprox: federated optimization in heterogeneous networks, on JAX."""
 
 from fedprox import datasets, diagnostics, models
-from fedprox.algorithms import Algorithm, centralised, fedavg, fedprox, fedsgd
+from fedprox.algorithms import Algorithm, centralised, fedavg, feddane, fedprox, fedsgd
 from fedprox.diagnose import Diagnosis, diagnose
 from fedprox.errors import InputError
 from fedprox.federation import Federation, Rows
@@ -13,7 +13,7 @@ from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.run import compare, simulate
 from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.systems import Systems
-from fedprox.solver import Solver
+from fedprox.solver import Solver, line_search_descent
 from fedprox.subproblem import Subproblem
 
 __version__ = "0.1.0"
@@ -38,9 +38,11 @@ __all__ = [
     "diagnose",
     "diagnostics",
     "fedavg",
+    "feddane",
     "fedprox",
     "fedsgd",
     "figure",
+    "line_search_descent",
     "models",
     "simulate",
     "table",

@@ -75,7 +75,8 @@ class Diagnosis:
         rounds: The evaluated rounds of the short sweep, 0 first.
         dissimilarity: B(w) at these rounds with the suggested mu, mean over seeds.
         gradient_variance: E_k ||grad F_k - grad f||^2 likewise.
-        gamma: Mean gamma_k of the local solves of these rounds (Definition 2).
+        gamma_mean: Mean gamma_k of the local solves of these rounds (Definition 2).
+        gamma_max: The greatest of them.
         sweep: Every mu that was tried.
         suggested_mu: The mu to start with; None where every one diverged.
         planned_rounds: Rounds of the run that it is for.
@@ -89,7 +90,8 @@ class Diagnosis:
     rounds: tuple[int, ...]
     dissimilarity: Floats
     gradient_variance: Floats
-    gamma: float
+    gamma_mean: float
+    gamma_max: float
     sweep: tuple[Tried, ...]
     suggested_mu: float | None
     planned_rounds: int
@@ -177,7 +179,11 @@ class Diagnosis:
                 f"{_number(bend.largest_of_f)} that of f",
             ),
             ("negative curvature L_-", _number(bend.negative_curvature), f"likewise{convex}"),
-            ("inexactness gamma", _number(self.gamma), "mean of the local solves of these rounds"),
+            (
+                "inexactness gamma",
+                _number(self.gamma_mean),
+                f"mean of the local solves of these rounds; {_number(self.gamma_max)} at most",
+            ),
         ]
 
     def _theory_facts(self) -> list[tuple[str, str, str]]:
@@ -326,7 +332,9 @@ def diagnose(
     suggested = suggest(MUS, gaps, noise)
     shown = MUS[0] if suggested is None else suggested
     quarter = losses[:, :, -_quarter(len(evaluated)) :].mean(axis=2)
-    gammas = read(shown, lambda record: record.gamma_mean)
+    # a round may have had no client, and the initial model had none
+    gammas = [read(shown, by)[:, 1:] for by in (lambda r: r.gamma_mean, lambda r: r.gamma_max)]
+    mean, most = (values[np.isfinite(values)] for values in gammas)
     return Diagnosis(
         sizes=train.sizes,
         effective_classes=effective_classes(federation),
@@ -336,7 +344,8 @@ def diagnose(
         rounds=evaluated,
         dissimilarity=read(shown, lambda record: record.dissimilarity).mean(axis=0),
         gradient_variance=read(shown, lambda record: record.gradient_variance).mean(axis=0),
-        gamma=float(gammas[:, 1:].mean()),
+        gamma_mean=float(mean.mean()) if len(mean) else math.nan,
+        gamma_max=float(most.max()) if len(most) else math.nan,
         sweep=tuple(
             Tried(mu, *found)
             for mu, *found in zip(
