@@ -229,6 +229,7 @@ def test_runs_come_back_with_their_seconds(folder: Path) -> None:
         ("summary.json", "{}", "damaged: Input should be a valid array"),
         ("summary.json", '[{"label": 3}]', "damaged: 0.label: Input should be a valid string"),
         ("clients.json", "nonsense", "damaged: Invalid JSON"),
+        ("clients.json", '[{"label": "a", "seed": 0, "test_accuracy": [NaN]}]', "finite number"),
         ("diagnosis.json", "{}", "damaged: facts: Field required"),
         ("experiment.toml", "rounds =", "damaged: Invalid value"),
         ("experiment.toml", "rounds = 3", "damaged: data: Field required"),
@@ -391,8 +392,8 @@ def test_a_diagnosis_alone_makes_a_page(tmp_path: Path) -> None:
         "Diagnosis: which mu",
     ]
     assert shown.groups[1].tables[0].rows == [
-        ["mu = 0", "diverged", "", ""],
-        ["mu = 0.1", "1.0000", "0.2500", "suggested"],
+        ["mu = 0", "diverged", ""],
+        ["mu = 0.1 (suggested)", "1.0000", "0.2500"],
     ]
     assert shown.groups[1].note == "Suggested: mu = 0.1."
     assert not shown.warnings
@@ -548,9 +549,9 @@ def test_a_double_click_on_a_name_leaves_it_alone_and_brings_all_back(opened: Br
     assert opened.run(VISIBLE) == [1] * 8 + LINES[8:]
     click(opened, "fedavg", 2)
     assert opened.run(VISIBLE) == LINES
-    click(opened, "mu = 0.1")
+    click(opened, "mu = 0.1 (suggested)")
     assert opened.run(VISIBLE) == [*LINES[:-1], 1]
-    click(opened, "mu = 0.1")
+    click(opened, "mu = 0.1 (suggested)")
     assert opened.run(VISIBLE) == LINES
 
 

@@ -30,7 +30,11 @@ class Settings(BaseModel):
     method: list[dict[str, Any]]
 
 
-class RunTimes(BaseModel):
+class _File(BaseModel):
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class RunTimes(_File):
     """What `summary.json` knows of a run that `metrics.jsonl` does not."""
 
     label: str
@@ -39,7 +43,7 @@ class RunTimes(BaseModel):
     sweep_points: int
 
 
-class RunClients(BaseModel):
+class RunClients(_File):
     """An object of `clients.json`: test accuracy of a run's final model on each client.
 
     Attributes:
@@ -53,7 +57,7 @@ class RunClients(BaseModel):
     test_accuracy: list[float | None]
 
 
-class Fact(BaseModel):
+class Fact(_File):
     """One line of a diagnosis."""
 
     what: str
@@ -61,7 +65,7 @@ class Fact(BaseModel):
     note: str
 
 
-class Route(BaseModel):
+class Route(_File):
     """How heterogeneous the federation is along a run: one value for each evaluated round."""
 
     round: list[int]
@@ -69,7 +73,7 @@ class Route(BaseModel):
     gradient_variance: list[float | None]
 
 
-class SweepPoint(BaseModel):
+class SweepPoint(_File):
     """One value of mu that a diagnosis tried: training loss, the mean over seeds, by round."""
 
     mu: float
@@ -79,7 +83,7 @@ class SweepPoint(BaseModel):
     spread: float | None
 
 
-class Diagnosis(BaseModel):
+class Diagnosis(_File):
     """What `diagnosis.json` holds.
 
     Attributes:

@@ -229,9 +229,11 @@ def histogram(title: str, note: str, values: Sequence[float], what: str) -> Char
         title: Heading.
         note: What it shows.
         values: One number for each client.
-        what: Their unit, such as "training rows".
+        what: Their unit, such as "training rows". Without any numbers nothing is drawn.
     """
     found = np.asarray(values, float)
+    if not len(found):
+        return Chart(title, note, [], {})
     logarithmic = _is_logarithmic(found.min(), found.max())
     scaled = np.log10(found) if logarithmic else found
     bins = min(MOST_BINS, math.ceil(2 * len(found) ** (1 / 3)))

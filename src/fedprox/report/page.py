@@ -6,13 +6,13 @@ from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import require
-from fedprox.report.archive import Archive, Diagnosis, read_archive
+from fedprox.report.archive import Archive, Diagnosis, SweepPoint, read_archive
 from fedprox.report.charts import (
     Axis,
     Chart,
@@ -31,8 +31,13 @@ from fedprox.simulation.history import Run
 WORST = 0.1
 """Share of the clients that count as left behind."""
 
+MANY = 20
+"""Values of a setting that are not shown one by one, such as each client's speed."""
+
 ROUND = Axis("round")
 ACCURACY = Axis("test accuracy", percent=True)
+VARIANCE = Axis("E‖∇F<sub>k</sub> - ∇f‖²")
+DISSIMILARITY = Axis("B(w)")
 
 AGAINST_ROUNDS = (
     ("train_loss", "Training loss", "f(w) over all clients' training rows.", Axis("f(w)")),
@@ -41,13 +46,13 @@ AGAINST_ROUNDS = (
         "gradient_variance",
         "Gradient variance",
         "How far the clients' gradients lie from their mean.",
-        Axis("E‖∇F<sub>k</sub> - ∇f‖²"),
+        VARIANCE,
     ),
     (
         "dissimilarity",
         "Dissimilarity B(w)",
         "1 where all clients' gradients agree (Li et al. 2020, Definition 3).",
-        Axis("B(w)"),
+        DISSIMILARITY,
     ),
     (
         "gamma_mean",
@@ -59,11 +64,12 @@ AGAINST_ROUNDS = (
 
 
 class Table(NamedTuple):
-    """A table of the page; the first cell of a row is its heading."""
+    """A table of the page; the first cell of a row is its heading, and what the others hold."""
 
     caption: str
     headers: list[str]
     rows: list[list[str]]
+    holds: Literal["numbers", "words"] = "numbers"
 
 
 class Group(NamedTuple):
@@ -210,6 +216,8 @@ def _plain(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, list) and len(value) > MANY:
+        return f"{_plain(value[:3])}, ... ({len(value):,} values)"
     if isinstance(value, list):
         return ", ".join(map(_plain, value))
     if isinstance(value, dict):
@@ -233,14 +241,20 @@ def _warnings(archive: Archive) -> Iterator[str]:
 
 
 def _results(archive: Archive) -> Table:
-    """The table that the command prints."""
+    """The table that the command prints, and what each method has sent."""
     printed = table(archive.runs, archive.experiment.get("target_accuracy"))
-    # an unfinished run's seconds are not known
-    columns = [c for c in printed.columns if archive.finished or c.header != "seconds"]
-    rows = [list(row) for row in zip(*(map(str, c.cells) for c in columns), strict=True)]
+    columns = {str(c.header): [str(cell) for cell in c.cells] for c in printed.columns}
+    seconds = columns.pop("seconds")
+    groups = by_label(archive.runs).values()
+    columns["communication"] = [
+        f"{fmean(run.final.communication for run in group):g}" for group in groups
+    ]
+    if archive.finished:  # those of other runs are not known
+        columns["seconds"] = seconds
     seeds = len({run.seed for run in archive.runs})
-    over = f": mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
-    return Table(f"Results{over}", [str(c.header) for c in columns], rows)
+    over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
+    caption = f"Results{over}. Communication is in rounds of FedAvg."
+    return Table(caption, list(columns), [list(row) for row in zip(*columns.values(), strict=True)])
 
 
 def _rounds(run: Run) -> list[float]:
@@ -373,51 +387,49 @@ def _per_cent(values: Sequence[float]) -> str:
 
 def _diagnosis(found: Diagnosis) -> list[Group]:
     """What `fedprox diagnose` found out about the federation."""
-    facts = Table(
-        "The federation",
-        ["what", "value", "note"],
-        [[f.what, f.value, f.note] for f in found.facts],
-    )
-    one = {"": styles([""])[""]}
+    rows = [[fact.what, fact.value, fact.note] for fact in found.facts]
+    facts = Table("The federation", ["what", "value", "note"], rows, "words")
+    one = styles([""])
     rounds = np.array(found.path.round, float)
 
     def along(title: str, note: str, values: Sequence[float | None], axis: Axis) -> Chart:
         return chart(title, note, [Line("", rounds, np.array([values], float))], one, ROUND, axis)
 
-    shape = Group(
-        "Diagnosis: the federation",
-        {},
-        [
-            histogram("Client sizes", "Clients by training rows.", found.sizes, "training rows"),
-            histogram(
-                "Classes of a client",
-                "Effective number of classes: exp of the entropy of a client's labels.",
-                found.classes,
-                "classes",
-            ),
-            along(
-                "B(w) along the path",
-                "How dissimilar the clients are as training goes on.",
-                found.path.dissimilarity,
-                Axis("B(w)"),
-            ),
-            along(
-                "Gradient variance along the path",
-                "How far the clients' gradients lie from their mean.",
-                found.path.gradient_variance,
-                Axis("E‖∇F<sub>k</sub> - ∇f‖²"),
-            ),
-        ],
-        [facts],
-    )
-    return [shape, *([_sweep(found)] if found.sweep else [])]
+    drawn = [
+        histogram("Client sizes", "Clients by training rows.", found.sizes, "training rows"),
+        histogram(
+            "Classes of a client",
+            "Effective number of classes: exp of the entropy of a client's labels.",
+            found.classes,
+            "classes",
+        ),
+        along(
+            "B(w) along the path",
+            "How dissimilar the clients are as training goes on.",
+            found.path.dissimilarity,
+            DISSIMILARITY,
+        ),
+        along(
+            "Gradient variance along the path",
+            "How far the clients' gradients lie from their mean.",
+            found.path.gradient_variance,
+            VARIANCE,
+        ),
+    ]
+    charts = [c for c in drawn if _any_known(c)]
+    federation = Group("Diagnosis: the federation", {}, charts, [facts])
+    return [federation, *([_sweep(found)] if found.sweep else [])]
 
 
 def _sweep(found: Diagnosis) -> Group:
     """The values of mu that were tried, and which to begin with."""
-    looks = styles(f"mu = {point.mu:g}" for point in found.sweep)
+
+    def label(point: SweepPoint) -> str:
+        return f"mu = {point.mu:g}" + (" (suggested)" if point.mu == found.suggested_mu else "")
+
+    looks = styles(map(label, found.sweep))
     lines = [
-        Line(f"mu = {p.mu:g}", np.array(p.round, float), np.array([p.train_loss], float))
+        Line(label(p), np.array(p.round, float), np.array([p.train_loss], float))
         for p in found.sweep
     ]
     drawn = chart(
@@ -425,15 +437,14 @@ def _sweep(found: Diagnosis) -> Group:
     )
     rows = [
         [
-            f"mu = {p.mu:g}",
+            label(p),
             "diverged" if p.final_loss is None else f"{p.final_loss:.4f}",
             "" if p.spread is None else f"{p.spread:.4f}",
-            "suggested" if p.mu == found.suggested_mu else "",
         ]
         for p in found.sweep
     ]
-    tried = Table("The values of mu tried", ["mu", "final loss", "spread", ""], rows)
-    note = "No value of mu is suggested: none came to an end."
+    tried = Table("The values of mu tried", ["mu", "final loss", "spread"], rows)
+    note = "No value of mu is suggested."
     if found.suggested_mu is not None:
         note = f"Suggested: mu = {found.suggested_mu:g}."
     if found.theory_mu is not None:
