@@ -120,35 +120,40 @@ def chart(
         y: The vertical axis; logarithmic where its numbers span more than a factor of 20.
         compare_at_x: Whether lines have points at the same x, so that hovering shows them all.
     """
+    together = compare_at_x and len(lines) <= len(COLOURS)
+    shown = "%{y:.2%}" if y.percent else "%{y:.4g}"
+    if not together:
+        shown += f"<br>{x.title} %{{x}}"
     traces: list[Trace] = []
     for line in lines:
-        traces += _traces(line, looks[line.label], y)
-    together = compare_at_x and len(lines) <= len(COLOURS)
+        traces += _traces(line, looks[line.label], shown)
     layout: dict[str, Any] = {
-        "xaxis": {"title": {"text": x.title}} | ({"tickformat": ".0%"} if x.percent else {}),
+        "xaxis": {
+            "title": {"text": x.title},
+            "tickformat": ".0%" if x.percent else "",
+            "unifiedhovertitle": {"text": f"{x.title} %{{x}}"},
+        },
         "yaxis": _axis(y, np.concatenate([line.values.ravel() for line in lines])),
         "hovermode": "x unified" if together else "closest",
     }
     return Chart(title, note, traces, layout)
 
 
-def _traces(line: Line, style: Style, y: Axis) -> list[Trace]:
-    """The band, if there are several seeds, and the line over it."""
+def _traces(line: Line, style: Style, shown: str) -> list[Trace]:
+    """The band, if there are several seeds, and the line over it; `shown` is what hovering says."""
     values = np.where(np.isfinite(line.values), line.values, np.nan)
     mean, low, high = values.mean(axis=0), values.min(axis=0), values.max(axis=0)
-    name = html.escape(line.label, quote=False)  # plotly reads tags in names
-    form = ".2%" if y.percent else ".4g"
-    shown = f"%{{y:{form}}}"
     trace: Trace = {
-        "name": name,
+        "name": html.escape(line.label, quote=False),  # plotly reads tags in names
         "legendgroup": line.label,
         "x": numbers(line.x),
         "y": numbers(mean),
         "mode": "lines" if len(line.x) > 1 else "markers",
         "line": {"color": style.colour, "dash": style.dash, "width": 2},
+        "hovertemplate": shown,
     }
     if len(values) == 1:
-        return [trace | {"hovertemplate": shown}]
+        return [trace]
     known = np.isfinite(mean)
     # a band is one closed outline for each stretch without a gap
     outline_x: list[float | None] = []
@@ -168,9 +173,7 @@ def _traces(line: Line, style: Style, y: Axis) -> list[Trace]:
         "fillcolor": f"{style.colour}2e",
         "hoverinfo": "skip",
     }
-    spread = f"{shown} (%{{customdata[0]:{form}}} to %{{customdata[1]:{form}}})"
-    edges = [list(pair) for pair in zip(numbers(low), numbers(high), strict=True)]
-    return [band, trace | {"hovertemplate": spread, "customdata": edges}]
+    return [band, trace]
 
 
 def _stretches(known: NDArray[np.bool_]) -> list[slice]:
