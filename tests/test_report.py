@@ -382,6 +382,18 @@ def test_adaptive_mu_has_a_figure_of_its_own(tmp_path: Path) -> None:
     assert mu.traces[0]["y"] == [0.0, 0.1, 0.0]
 
 
+def test_local_solves_that_missed_their_gamma_are_named(tmp_path: Path) -> None:
+    history = [record(), record(round=1, unsolved=1)]
+    made = write_run(tmp_path / "run", [Run("fedavg", {}, 0.01, 0, "fedavg", history)])
+    (warning,) = section(read_archive(made), styles(["fedavg"])).warnings
+    assert warning.startswith("fedavg: 1 of 2 local solves")
+
+
+def test_the_lead_says_who_trains_and_how_long(folder: Path) -> None:
+    lead = section(read_archive(folder), styles(["fedavg", "fedprox mu=1", NASTY])).lead
+    assert lead == "synthetic · 4 clients · 2 a round · 4 rounds · 50 % stragglers · 2 seeds"
+
+
 def test_a_diagnosis_alone_makes_a_page(tmp_path: Path) -> None:
     made = write_run(tmp_path / "run", [], finished=False)
     write_json(made / "diagnosis.json", DIAGNOSIS)

@@ -25,7 +25,7 @@ from fedprox.report.charts import (
     styles,
 )
 from fedprox.report.directory import write_whole
-from fedprox.report.table import by_label, table
+from fedprox.report.table import by_label, table, unsolved
 from fedprox.simulation.history import Run
 
 WORST = 0.1
@@ -172,15 +172,16 @@ def render(sections: Sequence[Section]) -> str:
 def _lead(archive: Archive) -> str:
     """The experiment in a line, from those keys that it has."""
     e = archive.experiment
-    data, cohort, systems = (e.get(part, {}) for part in ("data", "cohort", "systems"))
-    seeds = e.get("seed", 0)
+    data, systems, seeds = e["data"], e.get("systems", {}), e.get("seed", 0)
+    stragglers = systems.get("stragglers")
+    known = isinstance(stragglers, int | float) and stragglers > 0
     parts = [
-        f"{data['name']}, {data['clients']:,} clients"
-        if "clients" in data
-        else str(data.get("name", "")),
-        f"{cohort.get('clients_per_round', '?')} a round",
-        f"{e.get('rounds', '?')} rounds",
-        f"{100 * systems['stragglers']:g} % stragglers" if systems.get("stragglers") else "",
+        _plain(data.get("name", "")),
+        f"{_plain(data['clients'])} clients" if "clients" in data else "",
+        f"{_plain(e['cohort'].get('clients_per_round', '?'))} a round",
+        f"{e['rounds']} rounds",
+        f"{100 * stragglers:g} % stragglers" if known else "",
+        f"deadline {_plain(systems['deadline'])} s" if "deadline" in systems else "",
         f"{len(seeds)} seeds" if isinstance(seeds, list) and len(seeds) > 1 else "",
     ]
     return " · ".join(part for part in parts if part)
@@ -238,23 +239,19 @@ def _warnings(archive: Archive) -> Iterator[str]:
                 f"{run.label}, seed {run.seed}, diverged: its training loss was no longer finite "
                 f"at round {run.diverged_at}."
             )
+    yield from (f"{line}." for line in unsolved(archive.runs))
 
 
 def _results(archive: Archive) -> Table:
-    """The table that the command prints, and what each method has sent."""
+    """The table that the command prints."""
     printed = table(archive.runs, archive.experiment.get("target_accuracy"))
-    columns = {str(c.header): [str(cell) for cell in c.cells] for c in printed.columns}
-    seconds = columns.pop("seconds")
-    groups = by_label(archive.runs).values()
-    columns["communication"] = [
-        f"{fmean(run.final.communication for run in group):g}" for group in groups
-    ]
-    if archive.finished:  # those of other runs are not known
-        columns["seconds"] = seconds
+    # an unfinished run's seconds are not known
+    columns = [c for c in printed.columns if archive.finished or c.header != "seconds"]
+    rows = [list(row) for row in zip(*(map(str, c.cells) for c in columns), strict=True)]
     seeds = len({run.seed for run in archive.runs})
     over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
     caption = f"Results{over}. Communication is in rounds of FedAvg."
-    return Table(caption, list(columns), [list(row) for row in zip(*columns.values(), strict=True)])
+    return Table(caption, [str(c.header) for c in columns], rows)
 
 
 def _rounds(run: Run) -> list[float]:
