@@ -278,7 +278,7 @@ def test_an_interrupted_run_gives_a_page_that_says_so(tmp_path: Path) -> None:
     write_report([made], tmp_path / "page.html")
     page = html.unescape((tmp_path / "page.html").read_text())
     assert "did not finish" in page
-    assert "fedavg, seed 0: 1; fedavg, seed 1: 1 (of 4)" in page
+    assert "Rounds done, of 4: fedavg, seed 0: 1; fedavg, seed 1: 1." in page
     assert '<th scope="col">seconds</th>' not in page
 
 
@@ -529,16 +529,34 @@ def test_hovering_shows_values(opened: Browser) -> None:
     assert f"{NASTY} : " in shown
 
 
-def click(opened: Browser, label: str, times: int = 1) -> None:
+def button(opened: Browser, label: str) -> tuple[int, int]:
+    """Where a name of the first section's legend is, in the window."""
     find = f"//section[1]//button[@data-label='{label}']"
     element = opened.post("/element", using="xpath", value=find)
-    where = opened.run(
+    x, y = opened.run(
         "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'});"
         "const b = arguments[0].getBoundingClientRect();"
         "return [b.left + b.width / 2, b.top + b.height / 2].map(Math.round)",
         element,
     )
-    opened.mouse(tuple(where), *["down", "up"] * times)
+    return x, y
+
+
+def click(opened: Browser, label: str) -> None:
+    opened.mouse(button(opened, label), "down", "up")
+
+
+def double_click(opened: Browser, at: tuple[int, int], script: str, wanted: Any) -> None:
+    """Double-click until a script finds what is wanted.
+
+    On a busy machine the two clicks may come too far apart to count as one double click; they
+    then leave things as they were.
+    """
+    for _ in range(20):
+        opened.mouse(at, "down", "up", "down", "up")
+        if opened.run(script) == wanted:
+            break
+    assert opened.run(script) == wanted
 
 
 def test_a_click_on_a_name_hides_its_line_and_band_in_all_figures(opened: Browser) -> None:
@@ -556,10 +574,9 @@ def test_a_click_on_a_name_hides_its_line_and_band_in_all_figures(opened: Browse
 
 
 def test_a_double_click_on_a_name_leaves_it_alone_and_brings_all_back(opened: Browser) -> None:
-    click(opened, "fedavg", 2)
-    assert opened.run(VISIBLE) == [1] * 8 + LINES[8:]
-    click(opened, "fedavg", 2)
-    assert opened.run(VISIBLE) == LINES
+    at = button(opened, "fedavg")
+    double_click(opened, at, VISIBLE, [1] * 8 + LINES[8:])
+    double_click(opened, at, VISIBLE, LINES)
     click(opened, "mu = 0.1 (suggested)")
     assert opened.run(VISIBLE) == [*LINES[:-1], 1]
     click(opened, "mu = 0.1 (suggested)")
@@ -575,9 +592,7 @@ def test_dragging_zooms_and_a_double_click_zooms_out(opened: Browser) -> None:
     opened.wait(f"({span.removeprefix('return ')})[0] > 0.5")
     low, high = opened.run(span)
     assert (low, high) == pytest.approx((1, 2), abs=0.1)  # of rounds 0 to 4
-    opened.mouse(x, "down", "up", "down", "up")
-    opened.wait(f"({span.removeprefix('return ')})[0] < 0.5")
-    assert opened.run(span) == pytest.approx(whole)
+    double_click(opened, x, span, whole)
 
 
 @pytest.mark.parametrize("width", [400, 1400])

@@ -228,10 +228,11 @@ def _plain(value: object) -> str:
 
 def _warnings(archive: Archive) -> Iterator[str]:
     if archive.runs and not archive.finished:
+        rounds = archive.experiment["rounds"]
         reached = "; ".join(f"{r.label}, seed {r.seed}: {r.final.round}" for r in archive.runs)
         yield (
-            "This run did not finish. What was evaluated before it stopped is shown, up to round "
-            f"{reached} (of {archive.experiment.get('rounds', '?')})."
+            "This run did not finish. Shown is what was evaluated before it stopped. Rounds done, "
+            f"of {rounds}: {reached}."
         )
     for run in archive.runs:
         if run.diverged_at is not None:
