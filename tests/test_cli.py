@@ -123,6 +123,7 @@ def test_metrics_have_a_line_for_each_method_seed_and_evaluated_round(finished: 
         "stragglers",
         "dropped",
         "client_steps",
+        "total_steps",
         "communication",
     ]
     last = [x for x in lines if x["round"] == 4]
@@ -310,7 +311,7 @@ def test_another_experiments_results_are_not_overwritten(
 
 
 def record(round_: int) -> Record:
-    return Record("m", "m", {}, 0.1, 0, round_, 0.5, 0.5, 0.0, 1.0, 0.0, 0.0, 0, 1, 0, 0, 1, 1)
+    return Record("m", "m", {}, 0.1, 0, round_, 0.5, 0.5, 0.0, 1.0, 0.0, 0.0, 0, 1, 0, 0, 1, 1, 1)
 
 
 def test_a_full_disk_is_one_line_and_leaves_whole_lines(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from fedprox.report import charts
 from fedprox.report.archive import read_archive, read_record
 from fedprox.report.charts import Axis, Line, chart, histogram, numbers, ranked, styles
 from fedprox.report.directory import metrics_line, summarise, write_clients
-from fedprox.report.page import client_work, section, worst_mean, write_report
+from fedprox.report.page import section, worst_mean, write_report
 from fedprox.simulation.history import Record, Run
 from tests import browser as driving
 from tests.browser import Browser, browser
@@ -63,6 +63,7 @@ def record(**changes: Any) -> Record:
         "stragglers": 1,
         "dropped": 0,
         "client_steps": 7,
+        "total_steps": 0,
         "communication": 0,
     }
     return Record(**usual | changes)
@@ -80,6 +81,7 @@ def make_run(label: str = "fedavg", seed: int = 0, losses: Sequence[float] = (2.
             test_accuracy=1 / (1 + loss) if math.isfinite(loss) else math.nan,
             gamma_mean=0.25 if t else math.nan,
             client_steps=10 * (seed + 1) if t else 0,
+            total_steps=10 * (seed + 1) * t,
             communication=t,
         )
         for t, loss in enumerate(losses)
@@ -323,13 +325,6 @@ def test_an_axis_is_logarithmic_beyond_twentyfold(
 ) -> None:
     line = Line("a", np.arange(2.0), np.array([values]))
     assert drawn([line], Axis("y", percent)).layout["yaxis"].get("type") == kind
-
-
-def test_client_work_adds_up_steps() -> None:
-    run = make_run(seed=1, losses=[3.0, 2.0, 1.0])
-    assert client_work(run) == [0, 20, 40]
-    sparse = [record(round=t, client_steps=s) for t, s in ((0, 0), (5, 10), (7, 20))]
-    assert client_work(Run("m", {}, 0.1, 0, "m", sparse)) == [0, 50, 90]
 
 
 def test_clients_are_ranked_and_the_worst_tenth_averaged() -> None:

@@ -2,10 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
-from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,7 +23,7 @@ from fedprox.report.charts import (
     styles,
 )
 from fedprox.report.directory import write_whole
-from fedprox.report.table import by_label, table, unsolved
+from fedprox.report.table import by_label, spread, table, unsolved
 from fedprox.simulation.history import Run
 
 WORST = 0.1
@@ -295,9 +293,6 @@ def _against_cost(runs: Sequence[Run], looks: dict[str, Style]) -> Group:
         lines = curves(groups, x, lambda record: record.test_accuracy)
         return chart(title, note, lines, looks, axis, ACCURACY, compare_at_x=False)
 
-    gaps = any(np.diff(_rounds(run)).max(initial=1) > 1 for run in runs)
-    work = "Mini-batch steps of all clients so far"
-    work += ", estimated from those of the evaluated rounds." if gaps else "."
     charts = [
         accuracy(
             "Accuracy against communication",
@@ -305,21 +300,15 @@ def _against_cost(runs: Sequence[Run], looks: dict[str, Style]) -> Group:
             lambda run: [record.communication for record in run.history],
             Axis("communication (FedAvg rounds)"),
         ),
-        accuracy("Accuracy against client work", work, client_work, Axis("mini-batch steps")),
+        accuracy(
+            "Accuracy against client work",
+            "Mini-batch steps of all clients so far.",
+            lambda run: [record.total_steps for record in run.history],
+            Axis("mini-batch steps"),
+        ),
     ]
     charts = [c for c in charts if _any_known(c)]
     return Group("Against cost", {k: looks[k] for k in groups}, charts, [])
-
-
-def client_work(run: Run) -> list[float]:
-    """Mini-batch steps up to each record.
-
-    A record holds the steps of its own round; rounds that were not evaluated count like the next
-    one that was.
-    """
-    rounds = np.diff(_rounds(run), prepend=0)
-    steps = (r.client_steps * float(n) for r, n in zip(run.history, rounds, strict=True))
-    return list(accumulate(steps))
 
 
 def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
@@ -348,7 +337,10 @@ def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
     edge["line"] = {"color": "#888888", "width": 1, "dash": "dot"}
     drawn.layout["shapes"] = [edge]
     rows = [
-        [label, *(_per_cent([f(a) for a in found[label]]) for f in SPREAD.values())]
+        [
+            label,
+            *(spread([100 * f(a) for a in found[label]], "{:.2f}", " %") for f in SPREAD.values()),
+        ]
         for label in found
     ]
     caption = "Test accuracy by client, every client counting alike"
@@ -376,11 +368,6 @@ SPREAD: dict[str, Callable[[NDArray[np.float64]], float]] = {
     "standard deviation": np.std,
 }
 """Columns of the table of clients."""
-
-
-def _per_cent(values: Sequence[float]) -> str:
-    text = f"{100 * fmean(values):.2f}"
-    return text + (f" ± {100 * stdev(values):.2f} %" if len(values) > 1 else " %")
 
 
 def _diagnosis(found: Diagnosis) -> list[Group]:
