@@ -216,7 +216,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_document_has_the_agreed_form(folder: Path) -> None:
     out = folder / "runs" / "small-diagnosis"
-    assert {path.name for path in out.iterdir()} == {"diagnosis.json", "experiment.toml"}
+    assert {path.name for path in out.iterdir()} == {
+        *("diagnosis.json", "experiment.toml", "report.html")
+    }
     found = json.loads((out / "diagnosis.json").read_text())
     assert set(found) == {
         *("facts", "sizes", "classes", "path", "sweep", "suggested_mu", "theory_mu")
@@ -239,18 +241,20 @@ def test_it_goes_beside_the_results_of_its_own_experiment_only(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = folder / "run"
-    run.mkdir()
-    experiment = (folder / "runs" / "small-diagnosis" / "experiment.toml").read_text()
-    # as if made with other versions, and with results beside it
+    assert status("run", folder / "small.toml", "--out", run) == 0
+    (run / "report.html").unlink()
+    # as if made with other versions
+    experiment = (run / "experiment.toml").read_text()
     (run / "experiment.toml").write_text(experiment.replace("python", "snake"))
-    (run / "metrics.jsonl").write_text("{}\n")
     before = {path.name: path.read_bytes() for path in run.iterdir()}
+    capsys.readouterr()
     assert status("diagnose", folder / "small.toml", "--out", run) == 0
     page = capsys.readouterr().out
     assert "training rows were read" in page
     assert "mu to start with" in page
     after = {path.name: path.read_bytes() for path in run.iterdir()}
-    assert set(after) == {*before, "diagnosis.json"}
+    assert set(after) == {*before, "diagnosis.json", "report.html"}
+    assert b"mu to start with" in after["report.html"]
     assert {name: after[name] for name in before} == before
 
     changed = ("--set", "solver.epochs=1", "--out", run)

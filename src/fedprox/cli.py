@@ -1,4 +1,4 @@
-"""The command line: `fedprox run FILE.toml` and `fedprox diagnose FILE.toml`."""
+"""The command line: `fedprox run FILE.toml`, `diagnose FILE.toml`, `report RUN_DIR...`."""
 
 import math
 import sys
@@ -25,7 +25,8 @@ from fedprox.diagnose import diagnose as find_out
 from fedprox.errors import InputError
 from fedprox.experiment import Experiment, Resolved, read_experiment, resolve
 from fedprox.report.diagnosis import diagnosis_page
-from fedprox.report.directory import RunDirectory
+from fedprox.report.directory import RunDirectory, write_clients
+from fedprox.report.page import write_report
 from fedprox.report.table import table, unsolved
 from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
 from fedprox.simulation.history import Progress as Standing
@@ -41,7 +42,7 @@ app = typer.Typer(
 RUN_HELP = """Run the experiment in a TOML file.
 
 It trains every method on the same clients, stragglers and mini-batches, prints a table, and leaves
-a run directory with the metrics, the final models and a figure.
+a run directory with the metrics, the final models, a figure and an HTML report.
 
 \b
 An experiment file, with every key:
@@ -98,7 +99,8 @@ It measures the clients' sizes, label skew, gradients and curvature, says which 
 for, and finds one for practice by a short sweep over {0, 0.001, 0.01, 0.1, 1} with the experiment's
 own solver, cohort and stragglers. The methods that the file names are not run.
 
-It leaves diagnosis.json; with --out naming the experiment's run directory, beside its results.
+It leaves diagnosis.json and an HTML report; with --out naming the experiment's run directory they
+stand beside its results, and the report shows both.
 
 Bad input is named in one line, with exit status 2.
 """
@@ -145,10 +147,32 @@ def run(
             on_progress=_Bars(progress),
         )
     directory.finish(runs, experiment.target_accuracy)
+    write_clients(directory.path, resolved.federation, resolved.model, runs)
+    write_report([directory.path], directory.path / "report.html")
     console.print(table(runs, experiment.target_accuracy))
     for line in unsolved(runs):
         console.print(line)
-    console.print(f"\n{directory.path}: metrics, summary, models, figure.png, figure.svg")
+    console.print(f"\n{directory.path}: metrics, summary, models, figure, report.html")
+
+
+REPORT_HELP = """Write the HTML report of run directories.
+
+One page, a section for each directory: settings, table, figures to hover, zoom and switch, who is
+left behind, and the diagnosis where there is one. It opens offline and needs nothing beside it. A
+run that was interrupted is shown as far as it came.
+"""
+
+
+@app.command(help=REPORT_HELP)
+def report(
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="What `fedprox run` left.")
+    ],
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+) -> None:
+    """Write the report of some run directories."""
+    write_report(directories, out)
+    print(out)
 
 
 @app.command(help=DIAGNOSE_HELP)
@@ -157,7 +181,7 @@ def diagnose(
     settings: Settings = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for diagnosis.json. [default: runs/NAME-OF-FILE-diagnosis]"),
+        typer.Option(help="Folder for the diagnosis. [default: runs/NAME-OF-FILE-diagnosis]"),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -177,8 +201,9 @@ def diagnose(
             on_progress=_Bars(progress),
         )
     directory.diagnosis(found.document())
+    write_report([directory.path], directory.path / "report.html")
     console.print(diagnosis_page(found))
-    console.print(f"\n{directory.path}: diagnosis.json")
+    console.print(f"\n{directory.path}: diagnosis.json, report.html")
 
 
 def _prepare(
@@ -235,8 +260,10 @@ def main() -> None:
     """Entry point: bad input and files that cannot be written end in one line, status 2."""
     try:
         status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
-    except (InputError, typer.TyperException) as error:
-        _fail(getattr(error, "message", str(error)))
+    except typer.TyperException as error:
+        _fail(error.format_message())
+    except InputError as error:
+        _fail(str(error))
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if isinstance(error, jax.errors.JaxRuntimeError) and "EXHAUSTED" not in str(error):
             raise

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.model import Params
+from fedprox.model import Params, read_slice
 from fedprox.simulation.lanes import over_lanes
 from fedprox.simulation.schedule import Array, Segments, pack, segments
 
@@ -100,22 +99,6 @@ def read_everything(rows: int, *, width: int, devices: int, lanes: int) -> Readi
 def my_part(reading: Reading) -> Reading:
     """One device's part of a reading, inside `spread`."""
     return jax.tree.map(lambda a: a[0], reading)
-
-
-def read_slice(
-    x: jax.Array, y: jax.Array, begin: jax.Array, end: jax.Array, width: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Rows begin, ..., end - 1, at most `width`: features, labels, and 1 for rows that count.
-
-    Other rows in the slice become zero, so that they cannot change a sum, whatever they hold.
-    """
-    start = jnp.minimum(begin, max(len(x) - width, 0))
-    rows = start + jnp.arange(width)
-    inside = (rows >= begin) & (rows < end)
-    features = jax.lax.dynamic_slice_in_dim(x, start, width)
-    features = jnp.where(inside.reshape((-1,) + (1,) * (x.ndim - 1)), features, 0)
-    labels = jax.lax.dynamic_slice_in_dim(y, start, width)
-    return features.astype(x.dtype), labels, inside.astype(jnp.float32)
 
 
 def reader(lanes: int, width: int) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from fedprox.algorithms.base import Algorithm, Message, Scalars, State
-from fedprox.model import Model, Params, weighted_loss
-from fedprox.simulation.reading import read_slice
+from fedprox.model import Model, Params, read_slice, weighted_loss
 from fedprox.solver import Solver
 
 
