@@ -44,7 +44,7 @@ def test_a_slow_mu_that_catches_up_is_preferred() -> None:
 
 
 def test_a_gap_that_stays_or_grows_is_kept() -> None:
-    curves = losses(slow(0.05, 0.5), slow(0.05, 0.6), lambda t: 1 + 0.01 * t)
+    curves = losses(slow(0.05, 0.5), slow(0.05, 0.6), lambda t: 2 - 0.01 * t)
     gaps, _ = expected_gaps(curves, ROUNDS, 10_000)
     late = curves[:, :, -5:].mean(axis=(1, 2))
     assert gaps[0] == 0
@@ -75,8 +75,11 @@ def test_what_diverged_is_not_suggested() -> None:
     gaps, noise = expected_gaps(curves, ROUNDS, 200)
     assert gaps.tolist() == [0, math.inf, math.inf]
     assert suggest([0.0, 0.1, 1.0], gaps, noise) == 0.0
-    gaps, noise = expected_gaps(np.full_like(curves, np.nan), ROUNDS, 200)
-    assert suggest([0.0, 0.1, 1.0], gaps, noise) is None
+    # finite, but above the initial model
+    curves[0, :, 1:] = 1e30
+    for none in (curves, np.full_like(curves, np.nan)):
+        gaps, noise = expected_gaps(none, ROUNDS, 200)
+        assert suggest([0.0, 0.1, 1.0], gaps, noise) is None
 
 
 def find_out(federation: fp.Federation, **changes: Any) -> fp.Diagnosis:

@@ -51,7 +51,8 @@ class Tried(NamedTuple):
         late_loss: Mean f(w) over the last quarter of the evaluations and the seeds.
         spread: Standard deviation of its means over seeds.
         expected_gap: How far f(w) is expected to stay above the best's at the end of the run that
-            the diagnosis is for; infinity where a seed has diverged.
+            the diagnosis is for; infinity where a seed has diverged or f(w) has risen above that of
+            the initial model.
     """
 
     mu: float
@@ -78,7 +79,7 @@ class Diagnosis:
         gamma_mean: Mean gamma_k of the local solves of these rounds (Definition 2).
         gamma_max: The greatest of them.
         sweep: Every mu that was tried.
-        suggested_mu: The mu to start with; None where every one diverged.
+        suggested_mu: The mu to start with; None where none lowers the loss.
         planned_rounds: Rounds of the run that it is for.
     """
 
@@ -213,7 +214,7 @@ class Diagnosis:
 
     def _suggestion(self) -> tuple[str, str, str]:
         if self.suggested_mu is None:
-            return ("mu to start with", "none", "every mu diverged: lower the learning rate")
+            return ("mu to start with", "none", "no mu lowers the loss: lower the learning rate")
         return (
             "mu to start with",
             f"{self.suggested_mu:g}",
@@ -387,7 +388,8 @@ def expected_gaps(losses: Floats, evaluated: Sequence[int], rounds: int) -> tupl
         rounds: Rounds of the run that is planned.
 
     Returns:
-        The gaps, shape (mus,), infinity where a seed diverged; and the standard error of the best
+        The gaps, shape (mus,), infinity where a seed diverged or f(w) rose above that of the
+        initial model; and the standard error of the best
         mu's mean over the last quarter, from how its loss scatters around its own trend.
 
     A gap of 1 that became 1/2 in five rounds, with ten more to go:
@@ -399,11 +401,12 @@ def expected_gaps(losses: Floats, evaluated: Sequence[int], rounds: int) -> tupl
     ([0.0, 0.125], 0.0)
     """
     gaps = np.full(len(losses), np.inf)
-    usable = np.isfinite(losses).all(axis=(1, 2))
+    quarter = _quarter(len(evaluated))
+    late = losses[:, :, -quarter:].mean(axis=(1, 2))
+    usable = np.isfinite(losses).all(axis=(1, 2)) & (late <= losses[:, :, 0].mean(axis=1))
     if not usable.any():
         return gaps, 0.0
-    quarter = _quarter(len(evaluated))
-    late = losses[usable][:, :, -quarter:].mean(axis=(1, 2))
+    late = late[usable]
     early = losses[usable][:, :, -2 * quarter : -quarter].mean(axis=(1, 2))
     best = int(late.argmin())
     gap, gap_before = late - late[best], early - early[best]
@@ -419,7 +422,7 @@ def expected_gaps(losses: Floats, evaluated: Sequence[int], rounds: int) -> tupl
 
 
 def suggest(mus: Sequence[float], gaps: Floats, noise: float) -> float | None:
-    """The largest mu whose expected gap is no more than noise; None where all diverged.
+    """The largest mu whose expected gap is no more than noise; None where all gaps are infinite.
 
     Of two that end alike the larger is the steadier. Where no round disturbs the loss, noise is
     small and nothing speaks for a slow mu.

@@ -35,6 +35,8 @@ def diagnosis_page(diagnosis: Diagnosis) -> Group:
 
 
 def _row(tried: Tried) -> tuple[str, str]:
-    if not math.isfinite(tried.expected_gap):
+    if not math.isfinite(tried.late_loss):
         return "diverged", ""
+    if not math.isfinite(tried.expected_gap):
+        return f"{tried.late_loss:.3g}", "above the initial model"
     return f"{tried.late_loss:.4f} ± {tried.spread:.4f}", f"{tried.expected_gap:.4f}"
