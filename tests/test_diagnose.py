@@ -15,8 +15,9 @@ from fedprox.diagnose import MUS, SWEEP_ROUNDS, Tried, expected_gaps, suggest
 from fedprox.diagnostics import Constants, mu_needed
 from fedprox.diagnostics.dissimilarity import dissimilarity
 from fedprox.model import weighted_loss
+from fedprox.report.directory import metrics_line
 from fedprox.simulation.run import initial_params
-from tests.test_cli import SMALL, fedprox, status
+from tests.test_cli import SMALL, fedprox, record, status
 
 ROUNDS = range(0, SWEEP_ROUNDS + 1, 2)
 
@@ -216,7 +217,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_document_has_the_agreed_form(folder: Path) -> None:
     out = folder / "runs" / "small-diagnosis"
-    assert {path.name for path in out.iterdir()} == {"diagnosis.json", "experiment.toml"}
+    assert {path.name for path in out.iterdir()} == {
+        *("diagnosis.json", "experiment.toml", "report.html")
+    }
     found = json.loads((out / "diagnosis.json").read_text())
     assert set(found) == {
         *("facts", "sizes", "classes", "path", "sweep", "suggested_mu", "theory_mu")
@@ -243,14 +246,14 @@ def test_it_goes_beside_the_results_of_its_own_experiment_only(
     experiment = (folder / "runs" / "small-diagnosis" / "experiment.toml").read_text()
     # as if made with other versions, and with results beside it
     (run / "experiment.toml").write_text(experiment.replace("python", "snake"))
-    (run / "metrics.jsonl").write_text("{}\n")
+    (run / "metrics.jsonl").write_text(json.dumps(metrics_line(record(1))) + "\n")
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     assert status("diagnose", folder / "small.toml", "--out", run) == 0
     page = capsys.readouterr().out
     assert "training rows were read" in page
     assert "mu to start with" in page
     after = {path.name: path.read_bytes() for path in run.iterdir()}
-    assert set(after) == {*before, "diagnosis.json"}
+    assert set(after) == {*before, "diagnosis.json", "report.html"}
     assert {name: after[name] for name in before} == before
 
     changed = ("--set", "solver.epochs=1", "--out", run)
