@@ -15,8 +15,9 @@ from fedprox.diagnose import MUS, SWEEP_ROUNDS, Tried, expected_gaps, suggest
 from fedprox.diagnostics import Constants, mu_needed
 from fedprox.diagnostics.dissimilarity import dissimilarity
 from fedprox.model import weighted_loss
+from fedprox.report.directory import metrics_line
 from fedprox.simulation.run import initial_params
-from tests.test_cli import SMALL, fedprox, status
+from tests.test_cli import SMALL, fedprox, record, status
 
 ROUNDS = range(0, SWEEP_ROUNDS + 1, 2)
 
@@ -244,13 +245,12 @@ def test_it_goes_beside_the_results_of_its_own_experiment_only(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = folder / "run"
-    assert status("run", folder / "small.toml", "--out", run) == 0
-    (run / "report.html").unlink()
-    # as if made with other versions
-    experiment = (run / "experiment.toml").read_text()
+    run.mkdir()
+    experiment = (folder / "runs" / "small-diagnosis" / "experiment.toml").read_text()
+    # as if made with other versions, and with results beside it
     (run / "experiment.toml").write_text(experiment.replace("python", "snake"))
+    (run / "metrics.jsonl").write_text(json.dumps(metrics_line(record(1))) + "\n")
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    capsys.readouterr()
     assert status("diagnose", folder / "small.toml", "--out", run) == 0
     page = capsys.readouterr().out
     assert "training rows were read" in page

@@ -1,4 +1,4 @@
-"""The command line: `fedprox run FILE.toml`, `diagnose FILE.toml`, `report RUN_DIR...`."""
+"""The command line: `fedprox run`, `diagnose` and `report`."""
 
 import math
 import sys
@@ -99,8 +99,8 @@ It measures the clients' sizes, label skew, gradients and curvature, says which 
 for, and finds one for practice by a short sweep over {0, 0.001, 0.01, 0.1, 1} with the experiment's
 own solver, cohort and stragglers. The methods that the file names are not run.
 
-It leaves diagnosis.json and an HTML report; with --out naming the experiment's run directory they
-stand beside its results, and the report shows both.
+It leaves diagnosis.json and report.html; with --out naming the experiment's run directory, beside
+its results.
 
 Bad input is named in one line, with exit status 2.
 """
@@ -181,7 +181,7 @@ def diagnose(
     settings: Settings = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the diagnosis. [default: runs/NAME-OF-FILE-diagnosis]"),
+        typer.Option(help="Folder for diagnosis.json. [default: runs/NAME-OF-FILE-diagnosis]"),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:

@@ -1,10 +1,10 @@
 """How heterogeneous is a federation, and which mu should FedProx try first?
 
-A diagnosis comes before training and costs a short sweep. Clients would report numbers only: their
-size, the effective number of classes among their labels, sums of losses and gradients, and how
-strongly their objective bends. What theory asks for (Li et al. 2020, Theorem 4 and Corollary 7) is
-said beside what the sweep suggests, since the two are far apart: the paper itself chooses mu from
-{0.001, 0.01, 0.1, 1} by trying.
+A diagnosis comes before training and costs a short sweep. Of their data clients would report their
+size, the effective number of classes among their labels and how strongly their objective bends; no
+label leaves them, and the sweep is training like any other. What theory asks for (Li et al. 2020,
+Theorem 4 and Corollary 7) is said beside what the sweep suggests, since the two are far apart: the
+paper itself chooses mu from {0.001, 0.01, 0.1, 1} by trying.
 """
 
 import math

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedprox.errors import require, require_whole
 from fedprox.federation import Federation
-from fedprox.model import Model, Params, weighted_loss
+from fedprox.model import Model, Params, read_slice, weighted_loss
 from fedprox.streams import Purpose, generator
 
 Eigenvalues = NDArray[np.float64]
@@ -143,16 +143,7 @@ def _lanczos(
 
         def add(i: jax.Array, total: jax.Array) -> jax.Array:
             begin = first + i * width
-            at = jnp.minimum(begin, len(x) - width)
-            rows = at + jnp.arange(width)
-            inside = (rows >= begin) & (rows < last)
-            features = jax.lax.dynamic_slice_in_dim(x, at, width)
-            # rows of other clients must not turn a sum into NaN
-            features = jnp.where(inside.reshape((-1,) + (1,) * (x.ndim - 1)), features, 0)
-            labels = jax.lax.dynamic_slice_in_dim(y, at, width)
-            return total + jax.grad(slope)(
-                flat, features.astype(x.dtype), labels, inside.astype(flat.dtype)
-            )
+            return total + jax.grad(slope)(flat, *read_slice(x, y, begin, last, width))
 
         slices = (last - first + width - 1) // width
         return jax.lax.fori_loop(0, slices, add, jnp.zeros_like(v)) / (last - first)
