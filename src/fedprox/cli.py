@@ -55,6 +55,8 @@ An experiment file, with every key:
   name = "synthetic"            # alpha, beta, iid, clients, train_share, seed
                                 # synthetic-feddyn: heterogeneity, gamma, clients, mean_size, seed
                                 # mnist: partition, clients, train_share, seed
+                                # femnist: partition, classes_per_client, clients, overlap,
+                                # train_share, seed
                                 # leaf: path, classes
 \b
   [model]
