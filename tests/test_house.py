@@ -15,6 +15,7 @@ FLOORS = [
     {"algorithms"},
     {"simulation"},
     {"report", "experiment"},
+    {"reproduce"},
     {"cli"},
 ]
 """From the ground up: a part imports parts of lower floors and of itself."""

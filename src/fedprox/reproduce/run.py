@@ -1,0 +1,248 @@
+"""The runner: an item's experiments, then its figure, its data, its table and its report."""
+
+import csv
+import importlib
+import importlib.util
+import io
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from fedprox.errors import InputError
+from fedprox.experiment import Experiment, Resolved, resolve
+from fedprox.report.directory import RunDirectory, write_whole
+from fedprox.reproduce.figure import figure
+from fedprox.reproduce.item import MEASURES, Item, Scale, Table, expand
+from fedprox.reproduce.summaries import Series
+from fedprox.reproduce.table import table
+from fedprox.simulation.history import Progress
+from fedprox.simulation.run import compare
+
+
+class Step(NamedTuple):
+    """An experiment of an item is about to start, or its rounds go on.
+
+    Attributes:
+        name: Its folder.
+        number: Which of the item's experiments it is, from 1.
+        of: How many there are.
+        progress: Where it stands, once it runs.
+    """
+
+    name: str
+    number: int
+    of: int
+    progress: Progress | None = None
+
+
+def reproduce(
+    name: str,
+    item: Item,
+    scale: Scale,
+    out: Path,
+    data_dir: Path | None = None,
+    on_step: Callable[[Step], None] = lambda _: None,
+) -> str:
+    """Run an item and write what it leaves.
+
+    Its experiments go to `out/runs/NAME`, ordinary run directories that items share: one that is
+    complete is not run again. The rest goes to `out/NAME-OF-ITEM`: `figure.png`, `figure.svg`,
+    `metrics.csv` (every measure of every run), `table.md`, `report.html`.
+
+    Args:
+        name: The item's name, such as "fedprox/figure-1".
+        item: It.
+        scale: How much of the paper's work to do.
+        out: The folder for all that is reproduced.
+        data_dir: Folder with data files.
+        on_step: Called as experiments start and go on.
+
+    Returns:
+        The table.
+
+    Raises:
+        InputError: An experiment is refused, data are missing, or a folder holds other results.
+    """
+    begin = time.perf_counter()
+    experiments = {
+        run + suffix: one
+        for run, paper in item.runs.items()
+        for suffix, one in expand(paper, scale).items()
+    }
+    parsed = {run: parse(f"{name}: {run}", one) for run, one in experiments.items()}
+    _check_data(name, item, parsed, data_dir)
+    for number, (run, experiment) in enumerate(parsed.items(), 1):
+        step = Step(run, number, len(parsed))
+        on_step(step)
+        _train(
+            f"{name}: {run}",
+            experiment,
+            out / "runs" / run,
+            data_dir,
+            lambda progress, step=step: on_step(step._replace(progress=progress)),  # type: ignore[misc]
+        )
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    measured: dict[str, list[Series]] = {
+        run: [
+            series
+            for suffix, one in expand(paper, scale).items()
+            for series in read_series(out / "runs" / (run + suffix), one["data"].get("seed"))
+        ]
+        for run, paper in item.runs.items()
+    }
+    if item.rows:
+        _draw(item, measured, folder)
+    if measured:
+        write_whole(folder / "metrics.csv", _csv(measured))
+    statistics = {
+        row.title: np.array([_sizes(name, row.data, seed, data_dir) for seed in scale.seeds])
+        for row in item.statistics
+        if row.data is not None
+    }
+    text = table(name, item, scale, measured, statistics, time.perf_counter() - begin)
+    write_whole(folder / "table.md", text.encode())
+    if parsed and importlib.util.find_spec("fedprox.report.page"):
+        page = importlib.import_module("fedprox.report.page")
+        page.write_report([out / "runs" / run for run in parsed], folder / "report.html")
+    return text
+
+
+def parse(where: str, table: Table) -> Experiment:
+    """An experiment from a table as TOML would hold it.
+
+    Raises:
+        InputError: It is not one; the line begins with `where`.
+    """
+    try:
+        return Experiment.model_validate(table)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise InputError(f"{where}: {key} = {first['input']!r}: {first['msg']}") from None
+
+
+def _resolve(where: str, experiment: Experiment, data_dir: Path | None) -> Resolved:
+    try:
+        return resolve(experiment, data_dir)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _check_data(
+    name: str, item: Item, parsed: Mapping[str, Experiment], data_dir: Path | None
+) -> None:
+    """Load each data set once before anything runs, so that a missing file is known at once."""
+    by_data = {experiment.data["name"]: (run, experiment) for run, experiment in parsed.items()}
+    for run, experiment in by_data.values():
+        _resolve(f"{name}: {run}", experiment, data_dir)
+    for row in item.statistics:
+        if row.data is not None and row.data["name"] not in by_data:
+            _sizes(name, row.data, 0, data_dir)
+
+
+def _train(
+    where: str,
+    experiment: Experiment,
+    path: Path,
+    data_dir: Path | None,
+    on_progress: Callable[[Progress], None],
+) -> None:
+    """Run an experiment into its run directory, unless it is complete there."""
+    resolved = _resolve(where, experiment, data_dir)
+    directory = RunDirectory(path, resolved.table)
+    if (path / "summary.json").is_file():
+        return
+    with directory:
+        runs = compare(
+            resolved.federation,
+            resolved.model,
+            resolved.methods,
+            solver=resolved.solver,
+            cohort=resolved.cohort,
+            systems=resolved.systems,
+            rounds=experiment.rounds,
+            evaluate_every=experiment.evaluate_every,
+            seed=experiment.seed,
+            on_record=directory.record,
+            on_progress=on_progress,
+        )
+    directory.finish(runs, experiment.target_accuracy)
+
+
+def read_series(directory: Path, data_seed: int | None = None) -> list[Series]:
+    """What a run directory's `metrics.jsonl` holds, a series for each label and seed.
+
+    Args:
+        directory: The run directory.
+        data_seed: The seed of generated data, which is then the series' seed.
+    """
+    lines: dict[tuple[str, int], list[dict[str, float | None]]] = {}
+    with (directory / "metrics.jsonl").open(encoding="utf-8") as file:
+        for text in file:
+            line = json.loads(text)
+            seed = line["seed"] if data_seed is None else data_seed
+            lines.setdefault((_label(line), seed), []).append(line)
+    return [
+        Series(
+            label,
+            seed,
+            np.array([line["round"] for line in group], np.int64),
+            {key: np.array([_number(line[key]) for line in group]) for key in MEASURES},
+        )
+        for (label, seed), group in lines.items()
+    ]
+
+
+def _label(line: Mapping[str, object]) -> str:
+    if "label" in line:
+        return str(line["label"])
+    mu = "" if line["mu"] is None else f" mu={line['mu']:g}"
+    return f"{line['method']}{mu}"
+
+
+def _number(value: float | None) -> float:
+    return np.nan if value is None else float(value)
+
+
+def _sizes(where: str, data: Table, seed: int, data_dir: Path | None) -> NDArray[np.float64]:
+    """Clients, examples, and mean and deviation of a client's, of a data set drawn with a seed."""
+    experiment = Experiment.model_validate(
+        {
+            "rounds": 1,
+            "data": data | {"seed": seed},
+            "cohort": {"clients_per_round": 1},
+            "solver": {"learning_rate": 0.1, "batch_size": 10, "epochs": 1},
+            "method": [{"name": "fedavg"}],
+        }
+    )
+    federation = _resolve(where, experiment, data_dir).federation
+    sizes = federation.train.sizes + federation.test.sizes
+    return np.array([len(sizes), sizes.sum(), sizes.mean(), sizes.std()], np.float64)
+
+
+def _draw(item: Item, measured: Mapping[str, list[Series]], folder: Path) -> None:
+    drawn = figure(item, measured)
+    for kind in ("png", "svg"):
+        picture = io.BytesIO()
+        drawn.savefig(picture, format=kind, dpi=150)
+        write_whole(folder / f"figure.{kind}", picture.getvalue())
+
+
+def _csv(measured: Mapping[str, list[Series]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["run", "label", "seed", "round", *MEASURES])
+    for run, group in measured.items():
+        for series in group:
+            columns = [series.values[key] for key in MEASURES]
+            for round_, *values in zip(series.rounds, *columns, strict=True):
+                shown = ["" if np.isnan(value) else f"{value:.6g}" for value in values]
+                writer.writerow([run, series.label, series.seed, round_, *shown])
+    return text.getvalue().encode()
