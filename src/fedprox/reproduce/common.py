@@ -8,7 +8,8 @@ from fedprox.reproduce.item import Comparison, Curve, Row, Side, Table, Task
 
 FEDAVG: Table = {"name": "fedavg"}
 
-NEEDS_LSTM = "not available yet: needs the character LSTM"
+NEEDS_CHARACTERS = "not available yet: needs the character LSTM"
+NEEDS_WORDS = "not available yet: needs the sentiment LSTM"
 
 FEWER_LETTERS = "letters: about half the paper's images"
 

@@ -8,7 +8,8 @@ best mu for Figure 1's five data sets is 1, 1, 1, 0.001 and 0.01 (section 5.3.2)
 from fedprox.reproduce.common import (
     FEDAVG,
     FEWER_LETTERS,
-    NEEDS_LSTM,
+    NEEDS_CHARACTERS,
+    NEEDS_WORDS,
     feddane,
     fedprox,
     in_turn,
@@ -39,9 +40,9 @@ IID, HETEROGENEOUS, MOST = SYNTHETIC[0], SYNTHETIC[1:], SYNTHETIC[3]
 MNIST = Task("mnist", "MNIST", {"name": "mnist"}, 0.03, 1.0, 100)
 FEMNIST = Task("femnist", "FEMNIST", {"name": "femnist"}, 0.003, 1.0, 200, note=FEWER_LETTERS)
 SHAKESPEARE = Task(
-    "shakespeare", "Shakespeare", {"name": "shakespeare"}, 0.8, 0.001, 40, missing=NEEDS_LSTM
+    "shakespeare", "Shakespeare", {"name": "shakespeare"}, 0.8, 0.001, 40, missing=NEEDS_CHARACTERS
 )
-SENT140 = Task("sent140", "Sent140", {"name": "sent140"}, 0.3, 0.01, 800, missing=NEEDS_LSTM)
+SENT140 = Task("sent140", "Sent140", {"name": "sent140"}, 0.3, 0.01, 800, missing=NEEDS_WORDS)
 FIVE = (MOST, MNIST, FEMNIST, SHAKESPEARE, SENT140)
 STRAGGLERS = (0.0, 0.5, 0.9)
 
@@ -52,7 +53,7 @@ ONE_DRAW = (
 
 
 def _key(task: Task, stragglers: float, epochs: int = 20) -> str:
-    return f"{task.key}-{100 * stragglers:.0f}" + ("" if epochs == 20 else f"-e{epochs}")
+    return f"{task.key}-s{100 * stragglers:.0f}" + ("" if epochs == 20 else f"-e{epochs}")
 
 
 def _with_stragglers(task: Task, stragglers: float, epochs: int = 20) -> Table:
@@ -84,7 +85,7 @@ def _stragglers_by_task(
         return (*fedavg, *(mus if best else mus[:1]))
 
     def title(task: Task) -> str:
-        return f"{task.title} (mu = {task.mu:g})" if best else task.title
+        return f"{task.title}, mu = {task.mu:g}" if best else task.title
 
     return tuple(
         Row(
@@ -103,7 +104,7 @@ def _with_and_without(
     return tuple(
         comparison
         for s in (50, 90)
-        for comparison in on_each(tasks, f"{{}}-{s}{end}", greater, less, f", {s} %")
+        for comparison in on_each(tasks, f"{{}}-s{s}{end}", greater, less, f", {s} %")
     )
 
 
@@ -120,8 +121,8 @@ TABLE_1 = Item(
             {"name": "femnist", "classes_per_client": 3, "overlap": True},
             "3 classes to a client, overlapping",
         ),
-        Statistics("Shakespeare", (143, 517106, 3616, 6808), note=NEEDS_LSTM),
-        Statistics("Sent140", (772, 40783, 53, 32), note=NEEDS_LSTM),
+        Statistics("Shakespeare", (143, 517106, 3616, 6808), note=NEEDS_CHARACTERS),
+        Statistics("Sent140", (772, 40783, 53, 32), note=NEEDS_WORDS),
     ),
     notes=(
         "FEMNIST's letters come from the test part of EMNIST ByClass alone: 11,916 images of a to "
@@ -162,7 +163,7 @@ FIGURE_1 = Item(
             "train_loss",
             RISE,
             (
-                *on_each(FIVE, "{}-0", "fedprox mu=0", "fedprox mu={}", ", 0 %"),
+                *on_each(FIVE, "{}-s0", "fedprox mu=0", "fedprox mu={}", ", 0 %"),
                 *_with_and_without(FIVE, "fedprox mu=0", "fedprox mu={}"),
             ),
         ),
@@ -205,31 +206,31 @@ WORSE_WITH_HETEROGENEITY = Claim(
     "With mu = 0 more heterogeneous data end at a larger loss.",
     "train_loss",
     FINAL,
-    in_turn(SYNTHETIC, "{}-0", "fedprox mu=0"),
+    in_turn(SYNTHETIC, "{}-s0", "fedprox mu=0"),
 )
 MU_HELPS = Claim(
     "mu = 1 helps on heterogeneous data: the loss rises less.",
     "train_loss",
     RISE,
-    on_each(HETEROGENEOUS, "{}-0", "fedprox mu=0", "fedprox mu=1"),
+    on_each(HETEROGENEOUS, "{}-s0", "fedprox mu=0", "fedprox mu=1"),
 )
 MU_SLOWS_IID = Claim(
     "mu = 1 is slower on IID data.",
     "train_loss",
     MEAN,
-    on_each((IID,), "{}-0", "fedprox mu=1", "fedprox mu=0"),
+    on_each((IID,), "{}-s0", "fedprox mu=1", "fedprox mu=0"),
 )
 VARIANCE_GROWS = Claim(
     "The variance of gradients grows with heterogeneity.",
     "gradient_variance",
     MEAN,
-    in_turn(SYNTHETIC, "{}-0", "fedprox mu=0"),
+    in_turn(SYNTHETIC, "{}-s0", "fedprox mu=0"),
 )
 MU_LOWERS_VARIANCE = Claim(
     "mu = 1 makes the variance of gradients smaller.",
     "gradient_variance",
     MEAN,
-    on_each(HETEROGENEOUS, "{}-0", "fedprox mu=0", "fedprox mu=1"),
+    on_each(HETEROGENEOUS, "{}-s0", "fedprox mu=0", "fedprox mu=1"),
 )
 
 FIGURE_2 = _synthetic_item(
@@ -251,7 +252,7 @@ FIGURE_6 = _synthetic_item(
         "mu = 1 is more accurate over the rounds on heterogeneous data.",
         "test_accuracy",
         MEAN,
-        on_each(HETEROGENEOUS, "{}-0", "fedprox mu=1", "fedprox mu=0"),
+        on_each(HETEROGENEOUS, "{}-s0", "fedprox mu=1", "fedprox mu=0"),
     ),
 )
 
@@ -448,7 +449,7 @@ FIGURE_8 = Item(
             "The best mu makes the variance of gradients smaller.",
             "gradient_variance",
             MEAN,
-            on_each(FIVE, "{}-0", "fedprox mu=0", "fedprox mu={}"),
+            on_each(FIVE, "{}-s0", "fedprox mu=0", "fedprox mu={}"),
         ),
     ),
     notes=(ONE_DRAW,),
@@ -532,7 +533,7 @@ FIGURE_12 = Item(
             "train_loss",
             RISE,
             (
-                *on_each(HETEROGENEOUS, "{}-0", "fedprox mu=0", "fedprox mu=1", ", uniform"),
+                *on_each(HETEROGENEOUS, "{}-s0", "fedprox mu=0", "fedprox mu=1", ", uniform"),
                 *on_each(
                     HETEROGENEOUS,
                     "{}-proportional",
@@ -587,7 +588,7 @@ HEADLINE = Item(
                     measure,
                     Curve(f"{task.key}-headline", "fedavg", "FedAvg"),
                     Curve(f"{task.key}-headline", mu_label(task.mu), "FedProx, mu > 0"),
-                    title=f"{task.title} (mu = {task.mu:g})",
+                    title=f"{task.title}, mu = {task.mu:g}",
                 )
                 for task in (*HEADLINE_TASKS, SHAKESPEARE, SENT140)
             ),

@@ -1,5 +1,6 @@
 """One drawer for all figures: a grid of panels, the same colour for the same name everywhere."""
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,9 +47,10 @@ def figure(item: Item, measured: Measured) -> "Figure":
 
     columns = max(len(row.panels) for row in item.rows)
     drawn = Figure(
-        figsize=(max(2.9 * columns, 6), 2.4 * len(item.rows) + 0.6), layout="constrained"
+        figsize=(max(2.9 * columns, 6), 2.4 * len(item.rows) + 0.9), layout="constrained"
     )
     grid = drawn.subplots(len(item.rows), columns, squeeze=False)
+    drawn.suptitle(item.title, fontsize=10)
     legend: dict[str, Any] = {}
     for i, row in enumerate(item.rows):
         for j, axis in enumerate(grid[i]):
@@ -57,12 +59,14 @@ def figure(item: Item, measured: Measured) -> "Figure":
                 continue
             panel = row.panels[j]
             legend |= _draw(axis, panel, measured)
-            axis.set_title(_symbols(_title(panel, measured)), fontsize=9)
+            title = _title(panel, measured)
+            if i == 0 or title != _title(item.rows[i - 1].panels[j], measured):
+                axis.set_title(_symbols(title), fontsize=9)
             axis.tick_params(labelsize=8)
             if j == 0:
                 words = [row.label, MEASURES[panel.measure]]
                 axis.set_ylabel("\n".join(dict.fromkeys(filter(None, words))), fontsize=9)
-            if i == len(item.rows) - 1:
+            if i == len(item.rows) - 1 and not panel.missing:
                 axis.set_xlabel("round", fontsize=9)
     shown = sorted(legend, key=list(COLOURS).index)
     drawn.legend(
@@ -77,16 +81,13 @@ def figure(item: Item, measured: Measured) -> "Figure":
 
 
 def _symbols(text: str) -> str:
-    return text.replace("mu ", r"$\mu$ ")
+    return re.sub(r"\bmu\b", r"$\\mu$", text)
 
 
 def _title(panel: Panel, measured: Measured) -> str:
     chosen = [best(measured[c.run]) for c in panel.curves if c.label == BEST]
-    return (
-        f"{panel.title} ({chosen[0].partition(' ')[2].replace('=', ' = ')})"
-        if chosen
-        else (panel.title)
-    )
+    words = [panel.title, *(label.partition(" ")[2].replace("=", " = ") for label in chosen)]
+    return ", ".join(words)
 
 
 def _draw(axis: "Axes", panel: Panel, measured: Measured) -> dict[str, Any]:

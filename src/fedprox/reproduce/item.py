@@ -191,14 +191,14 @@ def expand(table: Table, scale: Scale) -> dict[str, Table]:
     for each seed of the data.
 
     >>> table = {"rounds": 200, "data": {"name": "synthetic"}}
-    >>> expand(table, Scale("short", 5, (0, 1)))["-1"]
+    >>> expand(table, Scale("short", 5, (0, 1)))["-seed-1"]
     {'rounds': 40, 'data': {'name': 'synthetic', 'seed': 1}, 'seed': 1}
     """
     less = table | {"rounds": max(table["rounds"] // scale.divisor, 1)}
     if "seed" not in table and table["data"]["name"] not in GENERATED:
         return {"": less | {"seed": list(scale.seeds)}}
     return {
-        f"-{s}": less | {"data": table["data"] | {"seed": s}, "seed": table.get("seed", s)}
+        f"-seed-{s}": less | {"data": table["data"] | {"seed": s}, "seed": table.get("seed", s)}
         for s in scale.seeds
     }
 

@@ -6,7 +6,8 @@ import importlib.util
 import io
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from fedprox.report.directory import RunDirectory, write_whole
 from fedprox.reproduce.figure import figure
 from fedprox.reproduce.item import MEASURES, Item, Scale, Table, expand
 from fedprox.reproduce.summaries import Series
-from fedprox.reproduce.table import table
+from fedprox.reproduce.table import duration, table
 from fedprox.simulation.history import Progress
 from fedprox.simulation.run import compare
 
@@ -76,11 +77,12 @@ def reproduce(
         for suffix, one in expand(paper, scale).items()
     }
     parsed = {run: parse(f"{name}: {run}", one) for run, one in experiments.items()}
-    _check_data(name, item, parsed, data_dir)
+    _check_data(name, parsed, data_dir)
+    reused = 0
     for number, (run, experiment) in enumerate(parsed.items(), 1):
         step = Step(run, number, len(parsed))
         on_step(step)
-        _train(
+        reused += not _train(
             f"{name}: {run}",
             experiment,
             out / "runs" / run,
@@ -106,7 +108,10 @@ def reproduce(
         for row in item.statistics
         if row.data is not None
     }
-    text = table(name, item, scale, measured, statistics, time.perf_counter() - begin)
+    took = duration(time.perf_counter() - begin)
+    if reused:
+        took += f" ({reused} of {len(parsed)} experiments were there already)"
+    text = table(name, item, scale, measured, statistics, took)
     write_whole(folder / "table.md", text.encode())
     if parsed and importlib.util.find_spec("fedprox.report.page"):
         page = importlib.import_module("fedprox.report.page")
@@ -128,23 +133,28 @@ def parse(where: str, table: Table) -> Experiment:
         raise InputError(f"{where}: {key} = {first['input']!r}: {first['msg']}") from None
 
 
-def _resolve(where: str, experiment: Experiment, data_dir: Path | None) -> Resolved:
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Say which experiment of which item was refused."""
     try:
-        return resolve(experiment, data_dir)
+        yield
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 
 
-def _check_data(
-    name: str, item: Item, parsed: Mapping[str, Experiment], data_dir: Path | None
-) -> None:
+def _resolve(where: str, experiment: Experiment, data_dir: Path | None) -> Resolved:
+    with _naming(where):
+        return resolve(experiment, data_dir)
+
+
+def _check_data(name: str, parsed: Mapping[str, Experiment], data_dir: Path | None) -> None:
     """Load each data set once before anything runs, so that a missing file is known at once."""
-    by_data = {experiment.data["name"]: (run, experiment) for run, experiment in parsed.items()}
-    for run, experiment in by_data.values():
-        _resolve(f"{name}: {run}", experiment, data_dir)
-    for row in item.statistics:
-        if row.data is not None and row.data["name"] not in by_data:
-            _sizes(name, row.data, 0, data_dir)
+    loaded = set()
+    for run, experiment in parsed.items():
+        known = json.dumps(experiment.data | {"seed": 0}, sort_keys=True)
+        if known not in loaded:
+            loaded.add(known)
+            _resolve(f"{name}: {run}", experiment, data_dir)
 
 
 def _train(
@@ -153,13 +163,13 @@ def _train(
     path: Path,
     data_dir: Path | None,
     on_progress: Callable[[Progress], None],
-) -> None:
-    """Run an experiment into its run directory, unless it is complete there."""
+) -> bool:
+    """Run an experiment into its run directory; False if it is complete there already."""
     resolved = _resolve(where, experiment, data_dir)
     directory = RunDirectory(path, resolved.table)
     if (path / "summary.json").is_file():
-        return
-    with directory:
+        return False
+    with _naming(where), directory:
         runs = compare(
             resolved.federation,
             resolved.model,
@@ -174,6 +184,7 @@ def _train(
             on_progress=on_progress,
         )
     directory.finish(runs, experiment.target_accuracy)
+    return True
 
 
 def read_series(directory: Path, data_seed: int | None = None) -> list[Series]:

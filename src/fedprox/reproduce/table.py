@@ -1,6 +1,5 @@
 """One table maker for all items: the paper's claims and numbers beside ours, as Markdown."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -23,7 +22,7 @@ def table(
     scale: Scale,
     measured: Measured,
     statistics: Mapping[str, NDArray[np.float64]],
-    seconds: float,
+    took: str,
 ) -> str:
     """An item's Markdown.
 
@@ -33,14 +32,13 @@ def table(
         scale: The scale it was run at.
         measured: Its series by run.
         statistics: By title, our clients, examples, mean and deviation, shape (seeds, 4).
-        seconds: What it took.
+        took: How long it took, in words.
     """
     seeds = _numbers(scale.seeds)
     lines = [
         f"# {item.title}",
         "",
-        f"{item.source}. `fedprox reproduce {name} --scale {scale.name}`, "
-        f"seeds {seeds}, {duration(seconds)}.",
+        f"{item.source}. `fedprox reproduce {name} --scale {scale.name}`, seeds {seeds}, {took}.",
         "",
     ]
     for note in (*item.notes, *(f"Left out: {missing}." for missing in item.missing)):
@@ -97,22 +95,21 @@ def _averages(claims: Sequence[tuple[Claim, Sequence[Judged]]]) -> list[str]:
     rows = []
     for claim, found in claims:
         by_place = {one.comparison.where: one.differences for one in found}
-        means = [float(values.mean()) for values in by_place.values()]
+        mean = np.mean(list(by_place.values()), axis=0)
         shown = [
             _spread(by_place[place], claim.measure) if place in by_place else "" for place in places
         ]
-        mean = _value(float(np.mean(means)), claim.measure, signed=True)
-        rows.append([claim.text, *shown, f"{mean} over {len(means)}", claim.paper])
-    return _grid(["difference, greater - less", *places, "mean", "paper"], rows)
+        rows.append([claim.text, *shown, _spread(mean, claim.measure), claim.paper])
+    return _grid(["difference", *places, "mean of these", "paper"], rows)
 
 
 def _claim(
     claim: Claim, found: Sequence[Judged], item: Item, scale: Scale, measured: Measured
 ) -> list[str]:
-    expected = f"alike within {_value(claim.alike, claim.measure)}" if claim.alike else "greater"
-    header = ["data", f"{expected}", "less", "difference", "ours", "made with"]
+    sides = ["larger, says the paper", "smaller, says the paper"]
     if claim.alike:
-        header[1:3] = [expected, "and"]
+        sides = [f"within {_value(claim.alike, claim.measure)}, says the paper", "of this"]
+    header = ["data", *sides, "difference", "verdict", "made with"]
     rows = []
     for one in found:
         sides = [
@@ -180,12 +177,8 @@ def _stops(claim: Claim, measured: Measured) -> list[str]:
     ]
 
 
-def _value(number: float, measure: str, *, signed: bool = False) -> str:
-    if not math.isfinite(number):
-        return "diverged"
-    if measure == "test_accuracy":
-        return f"{100 * number:{'+' if signed else ''}.1f} %"
-    return f"{number:{'+' if signed else ''}.3g}"
+def _value(number: float, measure: str) -> str:
+    return f"{100 * number:.1f} %" if measure == "test_accuracy" else f"{number:.3g}"
 
 
 def _spread(values: NDArray[np.float64], measure: str, *, brackets: bool = True) -> str:
