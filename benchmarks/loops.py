@@ -45,7 +45,11 @@ class Setting:
         """Each client of round t with the order of its rows in each epoch."""
         assert self.solver.epochs is not None
         sizes = self.federation.train.sizes
-        for k in Cohort(self.clients_per_round).draw(0, t, len(self.federation)).tolist():
+        for k in (
+            Cohort(self.clients_per_round)
+            .draw(0, t, self.federation.train.offsets)
+            .clients.tolist()
+        ):
             size = int(sizes[k])
             yield k, Shuffler(0, Purpose.BATCHES).orders(t, k, count=self.solver.epochs, size=size)
 

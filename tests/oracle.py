@@ -51,7 +51,7 @@ def federated(
     """The model after some rounds of FedAvg (drop, mu = 0) or FedProx."""
     assert isinstance(solver.learning_rate, float)
     for t in range(rounds):
-        chosen = cohort.draw(seed, t, len(federation))
+        chosen = cohort.draw(seed, t, federation.train.offsets).clients
         sizes = federation.train.sizes[chosen]
         work = systems.work(seed, t, chosen, sizes, solver)
         moved, mass = Params(np.zeros_like(params.kernel), np.zeros_like(params.bias)), 0

@@ -1,33 +1,38 @@
-"""Properties 8 (uniform sampling), 9 and 10: cohorts, weights and stragglers."""
+"""Properties 8 to 10: cohorts, weights, stragglers and deadlines."""
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedprox import Cohort, InputError, Solver, Systems, fedavg
+from fedprox import Cohort, InputError, Solver, Systems, fedavg, fedprox
 from fedprox.simulation.sampling import weights
 from fedprox.streams import Purpose, Shuffler, generator
 from tests.quadratics import one_run, quadratic_federation, quadratic_model
+
+THREE = np.array([0, 1, 3, 8])
+"""Offsets of three clients with 1, 2 and 5 rows."""
 
 SOLVER = Solver(0.1, batch_size=10, epochs=20)
 
 
 @given(seed=st.integers(0, 2**63 - 1), round_=st.integers(0, 10**6), k=st.integers(1, 50))
 def test_a_cohort_is_distinct_and_repeatable(seed: int, round_: int, k: int) -> None:
-    drawn = Cohort(k).draw(seed, round_, 50)
+    offsets = np.arange(51) * 3
+    drawn = Cohort(k).draw(seed, round_, offsets).clients
     assert len(set(drawn.tolist())) == k
     assert set(drawn.tolist()) <= set(range(50))
-    np.testing.assert_array_equal(drawn, Cohort(k).draw(seed, round_, 50))
+    np.testing.assert_array_equal(drawn, Cohort(k).draw(seed, round_, offsets).clients)
 
 
 def test_uniform_sampling_by_exact_enumeration_on_three_clients() -> None:
     # every ordered pair of three clients is equally likely: chi-squared with 5 degrees of freedom,
     # above 25.7 with probability 1e-4
-    drawn = Counter(tuple(Cohort(2).draw(0, t, 3).tolist()) for t in range(6000))
+    drawn = Counter(tuple(Cohort(2).draw(0, t, THREE).clients.tolist()) for t in range(6000))
     pairs = list(itertools.permutations(range(3), 2))
     assert set(drawn) == set(pairs)
     assert sum((drawn[pair] - 1000) ** 2 / 1000 for pair in pairs) < 25.7
@@ -47,11 +52,93 @@ def test_the_mean_is_weighted_by_the_cohorts_training_rows() -> None:
             cohort=Cohort(2),
             seed=seed,
         )
-        i, j = Cohort(2).draw(seed, 0, 3).tolist()
+        i, j = Cohort(2).draw(seed, 0, THREE).clients.tolist()
         expected = (sizes[i] * b[i] + sizes[j] * b[j]) / (sizes[i] + sizes[j])
         np.testing.assert_allclose(run.params, expected, rtol=1e-6)
     np.testing.assert_allclose(weights(np.array(sizes)), [1 / 8, 2 / 8, 5 / 8])
     assert weights(np.zeros(0, int)).shape == (0,)
+
+
+def draws(cohort: Cohort, count: int) -> Counter[tuple[tuple[int, int], ...]]:
+    """How often each cohort of THREE, as sorted (client, mass), was drawn in `count` rounds."""
+    drawn = (cohort.draw(0, t, THREE) for t in range(count))
+    return Counter(
+        tuple(sorted(zip(d.clients.tolist(), d.mass.tolist(), strict=True))) for d in drawn
+    )
+
+
+def chi_squared(found: Counter[Any], expected: dict[Any, float], count: int) -> float:
+    """Of the frequencies found, which must be of the outcomes expected and no others."""
+    assert set(found) == set(expected)
+    assert sum(expected.values()) == pytest.approx(1)
+    return sum((found[key] - count * p) ** 2 / (count * p) for key, p in expected.items())
+
+
+def test_proportional_sampling_by_exact_enumeration_on_three_clients() -> None:
+    # two draws with replacement by p = 1/8, 2/8, 5/8; the mass is how often a client was drawn
+    p = [1 / 8, 2 / 8, 5 / 8]
+    expected: dict[Any, float] = {((k, 2),): p[k] ** 2 for k in range(3)}
+    expected |= {((i, 1), (j, 1)): 2 * p[i] * p[j] for i, j in itertools.combinations(range(3), 2)}
+    found = draws(Cohort(2, sampling="proportional"), 6000)
+    # 5 degrees of freedom: above 25.7 with probability 1e-4
+    assert chi_squared(found, expected, 6000) < 25.7
+
+
+def test_bernoulli_sampling_by_exact_enumeration_on_three_clients() -> None:
+    # each client by itself with probability q = 2/3, given that somebody takes part
+    q, sizes = 2 / 3, [1, 2, 5]
+    expected: dict[Any, float] = {}
+    for count in (1, 2, 3):
+        for who in itertools.combinations(range(3), count):
+            chance = q**count * (1 - q) ** (3 - count) / (1 - (1 - q) ** 3)
+            expected[tuple((k, sizes[k]) for k in who)] = chance
+    found = draws(Cohort(2, sampling="bernoulli"), 6000)
+    # 6 degrees of freedom: above 27.9 with probability 1e-4
+    assert chi_squared(found, expected, 6000) < 27.9
+
+
+@pytest.mark.parametrize("sampling", ["proportional", "bernoulli"])
+def test_a_rounds_mean_is_that_of_its_scheme(sampling: Any) -> None:
+    # one step reaches b_k: the model is the scheme's mean of the cohort's b_k
+    b = [np.array([v]) for v in (1.0, 10.0, 100.0)]
+    federation = quadratic_federation([np.eye(1)] * 3, b, rows=[1, 2, 5])
+    solver = Solver(1.0, batch_size="all", steps=1)
+    cohort, sizes = Cohort(2, sampling=sampling), set()
+    for seed in range(6):
+        model = quadratic_model(np.zeros(1))
+        run = one_run(federation, model, fedavg(), solver, cohort=cohort, seed=seed)
+        drawn = cohort.draw(seed, 0, THREE)
+        mean = sum(m * b[k][0] for k, m in zip(drawn.clients, drawn.mass, strict=True))
+        np.testing.assert_allclose(run.params, [mean / drawn.mass.sum()], rtol=1e-6)
+        assert run.final.clients == len(drawn.clients)
+        sizes.add(len(drawn.clients))
+    assert len(sizes) > 1
+
+
+def test_cohorts_of_different_purposes_are_independent() -> None:
+    offsets = np.arange(101)
+    pairs = Counter(
+        len(
+            set(Cohort(10).draw(0, t, offsets).clients)
+            & set(Cohort(10).draw(0, t, offsets, Purpose.GRADIENT_COHORT).clients)
+        )
+        for t in range(1000)
+    )
+    # the overlap is hypergeometric with mean 1
+    assert sum(n * count for n, count in pairs.items()) / 1000 == pytest.approx(1, abs=0.15)
+
+
+def test_proportional_sampling_may_draw_more_than_there_are() -> None:
+    federation = quadratic_federation([np.eye(1)] * 2, [np.zeros(1), np.ones(1)])
+    solver = Solver(1.0, batch_size="all", steps=1)
+    model = quadratic_model(np.zeros(1))
+    run = one_run(federation, model, fedavg(), solver, cohort=Cohort(8, sampling="proportional"))
+    assert float(run.params[0]) in [n / 8 for n in range(9)]
+
+
+def test_an_unknown_sampling_is_refused() -> None:
+    with pytest.raises(InputError, match="uniform, proportional, bernoulli"):
+        Cohort(2, sampling="round-robin")  # type: ignore[arg-type]
 
 
 def test_a_cohort_larger_than_the_federation_is_refused() -> None:
@@ -108,6 +195,65 @@ def test_with_one_epoch_partial_work_is_a_number_of_steps() -> None:
         for t in range(200)
     }
     assert drawn == {1, 2, 3, 4, 5}
+
+
+def test_a_deadline_turns_speeds_into_steps() -> None:
+    # 200 steps would be whole; these have time for 200, 31, 1 and none
+    systems = Systems(deadline=6.2, step_seconds=[0.001, 0.2, 6.2, 7.0])
+    work = systems.work(0, 3, np.arange(4), np.full(4, 95), SOLVER)
+    assert work.steps.tolist() == [200, 31, 1, 0]
+    assert work.stragglers.tolist() == [False, True, True, True]
+
+
+def test_speeds_are_log_normal_and_a_clients_own() -> None:
+    systems = Systems(deadline=1e6, step_seconds=2.0, spread=0.5)
+    everyone, sizes = np.arange(4000), np.full(4000, 10**8)
+    solver = Solver(0.1, batch_size=1, epochs=1)
+    steps = systems.work(0, 0, everyone, sizes, solver).steps
+    seconds = np.log(1e6 / steps)
+    assert seconds.mean() == pytest.approx(np.log(2), abs=0.03)
+    assert seconds.std() == pytest.approx(0.5, abs=0.03)
+    later = systems.work(0, 9, everyone[::-1], sizes, solver).steps
+    np.testing.assert_array_equal(later[::-1], steps)
+
+
+def test_a_client_without_time_for_a_step_does_not_count() -> None:
+    b = [np.array([v]) for v in (1.0, 10.0, 100.0)]
+    federation = quadratic_federation([np.eye(1)] * 3, b)
+    solver = Solver(1.0, batch_size="all", steps=2)
+    systems = Systems(deadline=1.0, step_seconds=[0.1, 0.6, 2.0])
+    kept, dropped = (
+        one_run(federation, quadratic_model(np.zeros(1)), method, solver, systems=systems)
+        for method in (fedprox(mu=0.0), fedavg())
+    )
+    np.testing.assert_allclose(kept.params, [5.5])
+    np.testing.assert_allclose(dropped.params, [1.0])
+    assert (kept.final.stragglers, kept.final.dropped) == (2, 1)
+    assert (dropped.final.stragglers, dropped.final.dropped) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"deadline": 1.0}, "give deadline and step_seconds together"),
+        ({"step_seconds": 1.0}, "give deadline and step_seconds together"),
+        ({"deadline": 1.0, "step_seconds": 1.0, "stragglers": 0.5}, "and not both"),
+        ({"spread": 0.5}, "it needs a deadline"),
+        ({"deadline": 0.0, "step_seconds": 1.0}, "must be above 0"),
+        ({"deadline": 1.0, "step_seconds": [1.0, -1.0]}, "it must be at least 0"),
+        ({"deadline": 1.0, "step_seconds": [1.0], "spread": 1.0}, "is given"),
+    ],
+)
+def test_a_deadline_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Systems(**options)
+
+
+def test_speeds_of_other_clients_than_the_federations_are_refused() -> None:
+    federation = quadratic_federation([np.eye(1)] * 3, [np.zeros(1)] * 3)
+    systems = Systems(deadline=1.0, step_seconds=[1.0, 1.0])
+    with pytest.raises(InputError, match="step_seconds: 2 numbers; the federation has 3 clients"):
+        one_run(federation, quadratic_model(np.zeros(1)), fedavg(), SOLVER, systems=systems)
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.1])

@@ -1,7 +1,7 @@
 """fedprox: federated optimization in heterogeneous networks, on JAX."""
 
 from fedprox import datasets, models
-from fedprox.algorithms import Algorithm, centralised, fedavg, fedprox, fedsgd
+from fedprox.algorithms import Algorithm, centralised, fedavg, feddane, fedprox, fedsgd
 from fedprox.errors import InputError
 from fedprox.federation import Federation, Rows
 from fedprox.model import Model
@@ -12,7 +12,7 @@ from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.run import compare, simulate
 from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.systems import Systems
-from fedprox.solver import Solver
+from fedprox.solver import Solver, line_search_descent
 from fedprox.subproblem import Subproblem
 
 __version__ = "0.1.0"
@@ -34,9 +34,11 @@ __all__ = [
     "compare",
     "datasets",
     "fedavg",
+    "feddane",
     "fedprox",
     "fedsgd",
     "figure",
+    "line_search_descent",
     "models",
     "simulate",
     "table",

@@ -26,7 +26,7 @@ from fedprox.datasets.sources import cache_folder
 from fedprox.errors import InputError, require
 from fedprox.experiment import read_experiment, resolve
 from fedprox.report.directory import RunDirectory
-from fedprox.report.table import table
+from fedprox.report.table import table, unsolved
 from fedprox.reproduce import ITEMS, select
 from fedprox.reproduce.item import SCALES
 from fedprox.reproduce.run import Step, reproduce
@@ -71,23 +71,28 @@ An experiment file, with every key:
 \b
   [cohort]
   clients_per_round = 10
-  sampling = "uniform"
+  sampling = "uniform"          # or "proportional" (by p_k, plain mean), "bernoulli"
 
 \b
   [systems]
-  stragglers = 0.9              # fraction of each cohort that cannot finish
+  stragglers = 0.9              # fraction of each cohort that cannot finish; or by the clock:
+                                # deadline = 60.0, step_seconds = 0.1 (or one for each client),
+                                # spread = 1.0 of their log-normal speeds
 
 \b
   [solver]
   learning_rate = 0.01          # or several
   batch_size = 10               # or "all"
   epochs = 20                   # or steps = 100
+  gamma = 0.1                   # stop at a gamma-inexact solution; epochs or steps are the limit
   optimizer = "sgd"             # an optax optimizer; optimizer_options = {momentum = 0.9}
+                                # with batch_size = "all" also "lbfgs", "line-search-descent"
 
 \b
-  [[method]]                    # fedsgd, fedavg, fedprox, centralised; one or several
+  [[method]]                    # fedsgd, fedavg, fedprox, feddane, centralised; one or several
   name = "fedprox"
   mu = [0.0, 1.0]               # several: a sweep
+  adapt = false                 # true: mu follows the loss
 
 Bad input is named in one line, with exit status 2.
 """
@@ -136,6 +141,8 @@ def run(
         )
     directory.finish(runs, experiment.target_accuracy)
     console.print(table(runs, experiment.target_accuracy))
+    for line in unsolved(runs):
+        console.print(line)
     console.print(f"\n{directory.path}: metrics, summary, models, figure.png, figure.svg")
 
 

@@ -20,10 +20,13 @@ from fedprox.model import Model
 from fedprox.models import MODELS
 from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.systems import Systems
-from fedprox.solver import Solver
+from fedprox.solver import Solver, line_search_descent
 
-OPTIMIZERS = ("adagrad", "adam", "adamw", "lion", "nadam", "rmsprop", "sgd", "yogi")
-"""The optax optimizers that an experiment file can name."""
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    name: getattr(optax, name)
+    for name in ("adagrad", "adam", "adamw", "lbfgs", "lion", "nadam", "rmsprop", "sgd", "yogi")
+} | {"line-search-descent": line_search_descent}
+"""The optimizers that an experiment file can name: optax's, and gradient descent that searches."""
 
 Table = dict[str, Any]
 
@@ -36,22 +39,26 @@ class CohortSection(_Section):
     """`[cohort]`: see `fedprox.Cohort`."""
 
     clients_per_round: int
-    sampling: Literal["uniform"] = "uniform"
+    sampling: Literal["uniform", "proportional", "bernoulli"] = "uniform"
 
 
 class SystemsSection(_Section):
     """`[systems]`: see `fedprox.Systems`."""
 
     stragglers: float = 0.0
+    deadline: float | None = None
+    step_seconds: float | list[float] | None = None
+    spread: float = 0.0
 
 
 class SolverSection(_Section):
-    """`[solver]`: see `fedprox.Solver`; the optimizer is named as in optax."""
+    """`[solver]`: see `fedprox.Solver`; its optimizer is one of `OPTIMIZERS`."""
 
     learning_rate: float | list[float]
     batch_size: int | str
     epochs: int | None = None
     steps: int | None = None
+    gamma: float | None = None
     optimizer: str = "sgd"
     optimizer_options: Table = Field(default_factory=dict)
 
@@ -169,7 +176,7 @@ def _optimizer(section: SolverSection) -> tuple[Callable[..., Any], Table]:
     name = section.optimizer
     if name not in OPTIMIZERS:
         raise InputError(f"solver.optimizer = {name!r}; {_choices(name, OPTIMIZERS)}")
-    function, options = getattr(optax, name), section.optimizer_options
+    function, options = OPTIMIZERS[name], section.optimizer_options
     allowed = set(inspect.signature(function).parameters) - {"learning_rate"}
     for key in options:
         if key not in allowed:
@@ -177,11 +184,12 @@ def _optimizer(section: SolverSection) -> tuple[Callable[..., Any], Table]:
                 f"solver.optimizer_options: unknown key {key!r}; {_choices(key, sorted(allowed))}"
             )
     try:
-        optimizer = function(learning_rate=0.1, **options)
-        optimizer.update(np.ones(1), optimizer.init(np.ones(1)), np.ones(1))
+        optimizer, one = function(learning_rate=0.1, **options), np.ones(1, np.float32)
+        line = {"value": one[0], "grad": one, "value_fn": lambda w: (w**2).sum() / 2}
+        optimizer.update(one, optimizer.init(one), one, **line)
     except (TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"solver.optimizer_options: optax.{name} refuses them: {reason}") from None
+        raise InputError(f"solver.optimizer_options: {name} refuses them: {reason}") from None
     return functools.partial(function, **options) if options else function, options
 
 

@@ -88,3 +88,34 @@ def weighted_loss(
     """sum_i weights_i loss(params; x_i, y_i), a scalar."""
     losses = model.loss(model.apply(params, x), y)
     return jnp.sum(jnp.where(weights > 0, losses * weights, 0.0))
+
+
+def read_slice(
+    x: jax.Array, y: jax.Array, begin: jax.Array | int, end: jax.Array | int, width: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Rows begin, ..., end - 1 of flat data, at most `width`, as `weighted_loss` takes them.
+
+    Other rows in the slice become zero, so that they cannot change a sum, whatever they hold.
+
+    Args:
+        x: All features, shape (rows, ...).
+        y: All labels, shape (rows, ...).
+        begin: First row to read; any whole number in a compiled program.
+        end: The row before which to end.
+        width: Rows of the slice, at most `rows`.
+
+    Returns:
+        Features (width, ...), labels (width, ...), and 1 for rows that count, else 0 (width,).
+
+    >>> x, y = jnp.arange(5.0)[:, None], jnp.arange(5)
+    >>> _, labels, inside = read_slice(x, y, 3, 5, width=4)
+    >>> labels.tolist(), inside.tolist()
+    ([1, 2, 3, 4], [0.0, 0.0, 1.0, 1.0])
+    """
+    start = jnp.minimum(begin, max(len(x) - width, 0))
+    rows = start + jnp.arange(width)
+    inside = (rows >= begin) & (rows < end)
+    features = jax.lax.dynamic_slice_in_dim(x, start, width)
+    features = jnp.where(inside.reshape((-1,) + (1,) * (x.ndim - 1)), features, 0)
+    labels = jax.lax.dynamic_slice_in_dim(y, start, width)
+    return features.astype(x.dtype), labels, inside.astype(jnp.float32)

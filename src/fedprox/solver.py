@@ -1,22 +1,33 @@
-"""Local solvers: an optax optimizer on the gradient of h_k, for E epochs or K steps.
+"""Local solvers: an optax optimizer on h_k, for E epochs or K steps, or until gamma-inexact.
 
 Which solver a client uses is free (Li et al. 2020, section 3.2); plain SGD is what the papers
 run. The optimizer receives the whole gradient of h_k: a clip or weight decay placed before it with
 `optax.chain` acts on F_k's gradient, linear and proximal term together, and a momentum buffer sees
 the proximal term once, as part of that gradient.
+
+The stop rule gamma (Li et al. 2020, Definitions 1 and 2) ends a client's work once
+
+    ||grad h_k(w)|| <= gamma ||grad h_k(s_k)||,
+
+both gradients over all of the client's rows. With whole-client batches every step knows that
+gradient. With mini-batches it is computed before the first step and after every epoch, which
+doubles the rows read.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
+from numpy.typing import NDArray
 
 from fedprox.errors import require, require_number, require_whole
 from fedprox.model import Params
-from fedprox.subproblem import Subproblem
 
 Numbers = float | Sequence[float]
 """A number, or several to sweep over."""
@@ -36,17 +47,24 @@ class Solver:
             batch holds what is left over and counts as a step.
         epochs: Passes E over the client's data, each in a fresh order; or else
         steps: mini-batches K, however many examples the client has.
-        optimizer: `learning_rate=` -> gradient transformation, such as `optax.sgd` or
-            `functools.partial(optax.sgd, momentum=0.9)`. Its state starts afresh in every round.
+        gamma: Stop earlier, as soon as the local problem is solved gamma-inexactly; then `epochs`
+            or `steps` are the limit. From 0 to 1, or a function of the round t and some clients
+            (m,) that gives each one's gamma (m,).
+        optimizer: `learning_rate=` -> gradient transformation, such as `optax.sgd`,
+            `functools.partial(optax.sgd, momentum=0.9)`, or with `batch_size="all"` one that
+            searches along a line: `optax.lbfgs`, `fedprox.line_search_descent`. Its state starts
+            afresh in every round.
 
     Raises:
-        InputError: A number out of range, or not exactly one of `epochs` and `steps`.
+        InputError: A number out of range, not exactly one of `epochs` and `steps`, or mini-batches
+            for an optimizer that needs h_k itself.
     """
 
     learning_rate: Numbers
     batch_size: int | Literal["all"]
     epochs: int | None = None
     steps: int | None = None
+    gamma: float | Callable[[int, NDArray[np.int64]], NDArray[np.float64]] | None = None
     optimizer: Callable[..., optax.GradientTransformation] = optax.sgd
 
     def __post_init__(self) -> None:
@@ -66,6 +84,43 @@ class Solver:
         for rate in as_numbers("solver.learning_rate", self.learning_rate):
             require_number("solver.learning_rate", rate)
             require(rate > 0, f"solver.learning_rate = {rate}; it must be above 0")
+        if self.gamma is not None and not callable(self.gamma):
+            require_number("solver.gamma", self.gamma, most=1)
+        require(
+            self.batch_size == "all" or not self.searches_line,
+            f"solver.batch_size = {self.batch_size!r}; this optimizer searches along a line, which "
+            'needs "all"',
+        )
+
+    @cached_property
+    def searches_line(self) -> bool:
+        """Whether the optimizer asks for h_k and its value beside the gradient."""
+
+        def update(w: jax.Array) -> Any:
+            optimizer = self.optimizer(learning_rate=w)
+            return optimizer.update(w, optimizer.init(w), w)
+
+        try:
+            jax.eval_shape(update, jnp.ones(()))
+        except TypeError:
+            return True
+        return False
+
+    def gammas(self, round_: int, clients: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Each client's gamma in a round, shape (m,); 0 where the stop rule is off.
+
+        Raises:
+            InputError: The solver's function gives other numbers than one from 0 to 1 for each.
+        """
+        if not callable(self.gamma):
+            return np.full(len(clients), self.gamma or 0.0)
+        values = np.asarray(self.gamma(round_, clients), float)
+        require(
+            values.shape == clients.shape and bool(((values >= 0) & (values <= 1)).all()),
+            f"solver.gamma: in round {round_} its function gives {values.tolist()}; it must give "
+            f"{len(clients)} numbers from 0 to 1",
+        )
+        return values
 
     def batch_of(self, size: int) -> int:
         """Examples in a full batch of a client with `size` examples."""
@@ -88,17 +143,43 @@ class Solver:
 
     def step(
         self,
-        problem: Subproblem,
         params: Params,
         state: Any,
-        gradient_of_f: Params,
+        gradient: Params,
         learning_rate: jax.Array,
+        **extra: Any,
     ) -> tuple[Params, Any]:
-        """One optimizer step on h_k, given (an estimate of) grad F_k(params)."""
-        gradient = problem.gradient(params, gradient_of_f)
+        """One optimizer step.
+
+        Args:
+            params: Where the client stands.
+            state: The optimizer's state.
+            gradient: (An estimate of) grad h_k(params).
+            learning_rate: Step size.
+            extra: For an optimizer that searches along a line: value, grad and value_fn.
+        """
         optimizer = self.optimizer(learning_rate=learning_rate)
-        updates, state = optimizer.update(gradient, state, params)
+        updates, state = optimizer.update(gradient, state, params, **extra)
         return optax.apply_updates(params, updates), state
+
+
+def line_search_descent(learning_rate: jax.Array) -> optax.GradientTransformationExtraArgs:
+    """Gradient descent that halves its step until the value falls enough (Armijo 1966).
+
+    For `Solver(optimizer=line_search_descent, batch_size="all", ...)`.
+
+    Args:
+        learning_rate: The longest step.
+
+    >>> Solver(1.0, "all", steps=50, gamma=0.1, optimizer=line_search_descent).searches_line
+    True
+    """
+    return optax.chain(
+        optax.sgd(learning_rate),
+        optax.scale_by_backtracking_linesearch(
+            max_backtracking_steps=30, decrease_factor=0.5, increase_factor=2.0, rtol=1e-7
+        ),
+    )
 
 
 def as_numbers(name: str, value: Numbers) -> tuple[float, ...]:

@@ -25,6 +25,8 @@ class Purpose(IntEnum):
     DATA = 5
     PARTITION = 6
     SPLIT = 7
+    GRADIENT_COHORT = 8
+    SPEED = 9
 
 
 def check_seed(seed: int) -> None:

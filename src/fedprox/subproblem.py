@@ -46,6 +46,21 @@ class Subproblem(NamedTuple):
             gradient = jax.tree.map(lambda g, w, a: g + mu * (w - a), gradient, params, self.anchor)
         return gradient
 
+    def value(self, params: Params, value_of_f: jax.Array) -> jax.Array:
+        """h_k(w) = F_k(w) + <c_k, w> + (mu / 2) ||w - a_k||^2, given F_k(w).
+
+        >>> h = Subproblem(start=jnp.zeros(1), mu=jnp.array(2.0), anchor=jnp.ones(1))
+        >>> float(h.value(jnp.array([4.0]), value_of_f=jnp.array(0.5)))
+        9.5
+        """
+        value = value_of_f
+        if self.linear is not None:
+            value += optax.tree.vdot(self.linear, params)
+        if self.mu is not None:
+            apart = jax.tree.map(jnp.subtract, params, self.anchor)
+            value += self.mu / 2 * optax.tree.vdot(apart, apart)
+        return value
+
 
 def inexactness(at_solution: Params, at_start: Params) -> jax.Array:
     """Gamma = ||grad h_k(w_k)|| / ||grad h_k(w^t)|| (Li et al. 2020, Definition 2).

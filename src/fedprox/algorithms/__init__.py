@@ -5,6 +5,7 @@ from collections.abc import Callable
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.centralised import centralised
 from fedprox.algorithms.fedavg import fedavg
+from fedprox.algorithms.feddane import feddane
 from fedprox.algorithms.fedprox import fedprox
 from fedprox.algorithms.fedsgd import fedsgd
 
@@ -12,7 +13,8 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedsgd": fedsgd,
     "fedavg": fedavg,
     "fedprox": fedprox,
+    "feddane": feddane,
     "centralised": centralised,
 }
 
-__all__ = ["ALGORITHMS", "Algorithm", "centralised", "fedavg", "fedprox", "fedsgd"]
+__all__ = ["ALGORITHMS", "Algorithm", "centralised", "fedavg", "feddane", "fedprox", "fedsgd"]

@@ -14,9 +14,9 @@ from fedprox.model import Params
 from fedprox.subproblem import Subproblem
 
 
-def local_loss(params: Params, numbers: Scalars) -> Subproblem:
+def local_loss(params: Params, numbers: Scalars, own: None) -> Subproblem:
     """h_k(w) = F_k(w), from w^t."""
-    del numbers
+    del numbers, own
     return Subproblem(start=params)
 
 

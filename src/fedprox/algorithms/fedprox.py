@@ -5,27 +5,30 @@ Li et al. 2020, Algorithm 2 and equation 2:
     w_k    ~= argmin_w h_k(w; w^t) = F_k(w) + (mu / 2) ||w - w^t||^2
     w^{t+1} = mean of the w_k, partial solutions of stragglers included
 
-The mean is weighted by n_k under uniform sampling (section 5.1, the papers' experiments).
+The mean is weighted by n_k under uniform sampling (section 5.1, the papers' experiments), and plain
+under proportional sampling (Algorithm 2 as written).
 """
 
-from fedprox.algorithms.base import Algorithm, Scalars
-from fedprox.errors import require_number
+from fedprox.algorithms.base import Algorithm, Scalars, check_mu
 from fedprox.model import Params
-from fedprox.solver import Numbers, as_numbers
+from fedprox.solver import Numbers
 from fedprox.subproblem import Subproblem
 
 
-def proximal(params: Params, numbers: Scalars) -> Subproblem:
+def proximal(params: Params, numbers: Scalars, own: None) -> Subproblem:
     """h_k(w) = F_k(w) + (mu / 2) ||w - w^t||^2, from w^t."""
+    del own
     return Subproblem(start=params, mu=numbers["mu"], anchor=params)
 
 
-def fedprox(mu: Numbers) -> Algorithm:
+def fedprox(mu: Numbers, *, adapt: bool = False) -> Algorithm:
     """FedProx (Li et al. 2020, Algorithm 2), keeping stragglers' partial work.
 
     Args:
         mu: Weight of the proximal term, at least 0, or several to sweep over. 0 is FedAvg that
             keeps partial work.
+        adapt: Let mu follow the loss, beginning with the one given (section 5.3.2); see
+            `fedprox.algorithms.adaptive`.
 
     Raises:
         InputError: mu < 0.
@@ -33,7 +36,5 @@ def fedprox(mu: Numbers) -> Algorithm:
     >>> fedprox(mu=[0.0, 1.0]).numbers["mu"]
     (0.0, 1.0)
     """
-    values = as_numbers("fedprox: mu", mu)
-    for value in values:
-        require_number("fedprox: mu", value)
-    return Algorithm("fedprox", proximal, numbers={"mu": values}, stragglers="keep")
+    values = check_mu("fedprox", mu)
+    return Algorithm("fedprox", proximal, numbers={"mu": values}, stragglers="keep", adapt=adapt)

@@ -123,13 +123,15 @@ class RunDirectory:
 def metrics_line(record: Record) -> dict[str, Any]:
     """A record as a JSON object; numbers that are not finite become null.
 
-    >>> r = Record("fedprox", {"mu": 1.0}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0, math.nan, 10, 9, 0, 70)
-    >>> metrics_line(r)["mu"], metrics_line(r)["gamma_mean"]
+    >>> known = ("fedprox mu=1", "fedprox", {"mu": 1.0}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0)
+    >>> line = metrics_line(Record(*known, math.nan, math.nan, 0, 10, 9, 0, 70, 5))
+    >>> line["mu"], line["gamma_mean"]
     (1.0, None)
     """
     line = record._asdict()
     numbers = line.pop("numbers")
-    line = {"method": line.pop("method"), "mu": None, **numbers, **line}
+    named = {"label": line.pop("label"), "method": line.pop("method")}
+    line = {**named, "mu": None, **numbers, **line}
     return {key: _json_number(value) for key, value in line.items()}
 
 
@@ -138,7 +140,9 @@ def summarise(run: Run, target: float | None) -> dict[str, Any]:
     final = metrics_line(run.final)
     shown = {
         "label": run.label,
-        **{key: final[key] for key in ("method", *run.numbers, "learning_rate", "seed")},
+        "method": run.method,
+        **run.numbers,
+        **{key: final[key] for key in ("learning_rate", "seed")},
         "rounds": run.final.round,
         "diverged_at": run.diverged_at,
         **{
@@ -149,6 +153,7 @@ def summarise(run: Run, target: float | None) -> dict[str, Any]:
                 "gradient_variance",
                 "dissimilarity",
                 "gamma_mean",
+                "gamma_max",
             )
         },
         "best_test_accuracy": run.best_accuracy,
@@ -156,6 +161,8 @@ def summarise(run: Run, target: float | None) -> dict[str, Any]:
         "target_accuracy": target,
         "rounds_to_target": run.rounds_to(target) if target is not None else None,
         "client_steps": run.client_steps,
+        "communication": final["communication"],
+        "unsolved": sum(record.unsolved for record in run.history),
         "lane_idle": run.lane_idle,
         "sweep_points": run.sweep_points,
         "compile_seconds": run.compile_seconds,

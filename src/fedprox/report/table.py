@@ -31,6 +31,8 @@ def common_target(runs: Sequence[Run]) -> float | None:
 def table(runs: Sequence[Run], target_accuracy: float | None = None) -> Table:
     """One row for each method and its numbers: mean over seeds, +- their standard deviation.
 
+    Communication is what all rounds together sent, in units of a round of FedAvg.
+
     Args:
         runs: The runs of a comparison. The points of a sweep run together; their seconds say for
             how many.
@@ -42,11 +44,26 @@ def table(runs: Sequence[Run], target_accuracy: float | None = None) -> Table:
     shown.add_column("method", no_wrap=True)
     headers = ["train loss", "test accuracy", "best accuracy"]
     headers.append("rounds to target" if target is None else f"rounds to {100 * target:g} %")
-    for header in [*headers, "seconds"]:
+    for header in [*headers, "communication", "seconds"]:
         shown.add_column(header, justify="right")
     for label, group in by_label(runs).items():
         shown.add_row(label, *_row(group, target))
     return shown
+
+
+def unsolved(runs: Sequence[Run]) -> list[str]:
+    """A line for each method whose solver came to its limit before its gamma."""
+    lines = []
+    for label, group in by_label(runs).items():
+        records = [record for run in group for record in run.history[1:]]
+        missed = sum(record.unsolved for record in records)
+        solves = sum(record.clients - record.dropped for record in records)
+        if missed:
+            lines.append(
+                f"{label}: {missed} of {solves} local solves measured came to the solver's limit "
+                "before its gamma"
+            )
+    return lines
 
 
 def _row(group: Sequence[Run], target: float | None) -> list[str]:
@@ -57,15 +74,21 @@ def _row(group: Sequence[Run], target: float | None) -> list[str]:
     if diverged:
         at = ", ".join(str(run.diverged_at) for run in diverged)
         who = "" if len(group) == 1 else f" ({len(diverged)} of {len(group)} seeds)"
-        return [f"diverged at round {at}{who}", "", _percent(group, "best"), "", seconds]
+        sent = _communication(group)
+        return [f"diverged at round {at}{who}", "", _percent(group, "best"), "", sent, seconds]
     small = all(run.final.train_loss < 1e4 for run in group)
     return [
         _spread([run.final.train_loss for run in group], "{:.4f}" if small else "{:.2e}"),
         _percent(group, "final"),
         _percent(group, "best"),
         _rounds(group, target),
+        _communication(group),
         seconds,
     ]
+
+
+def _communication(group: Sequence[Run]) -> str:
+    return str(max(run.final.communication for run in group))
 
 
 def _percent(group: Sequence[Run], which: str) -> str:

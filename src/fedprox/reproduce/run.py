@@ -199,7 +199,7 @@ def read_series(directory: Path, data_seed: int | None = None) -> list[Series]:
         for text in file:
             line = json.loads(text)
             seed = line["seed"] if data_seed is None else data_seed
-            lines.setdefault((_label(line), seed), []).append(line)
+            lines.setdefault((str(line["label"]), seed), []).append(line)
     return [
         Series(
             label,
@@ -209,13 +209,6 @@ def read_series(directory: Path, data_seed: int | None = None) -> list[Series]:
         )
         for (label, seed), group in lines.items()
     ]
-
-
-def _label(line: Mapping[str, object]) -> str:
-    if "label" in line:
-        return str(line["label"])
-    mu = "" if line["mu"] is None else f" mu={line['mu']:g}"
-    return f"{line['method']}{mu}"
 
 
 def _number(value: float | None) -> float:

@@ -2,8 +2,9 @@
 
 Inside the program a round is a loop over segments of a loop over ticks (`lanes.run_segments`);
 every tick is one mini-batch step of every lane, for all points of the sweep at once. Where a job
-ends, its message is added to the server's mean with its weight and the lane starts afresh. One sum
-over the devices and the algorithm's update end the round.
+ends, its message is added to the server's mean with its weight and the lane takes up its next one.
+One sum over the devices and the algorithm's update end the round. A method with a first exchange
+has the gradients of that exchange's cohort, and of the clients about to work, read before.
 
 Axes of the arrays inside: lanes, then points of the sweep, then the parameter's own.
 """
@@ -16,8 +17,10 @@ from jax.sharding import Mesh
 from jax.stages import Wrapped
 
 from fedprox.algorithms.base import Algorithm, Scalars, State
-from fedprox.model import Model, Params, weighted_loss
+from fedprox.model import Model, Params
+from fedprox.simulation.exchange import Exchange, exchange_gradients
 from fedprox.simulation.lanes import (
+    AXIS,
     PER_ROUND_AND_DEVICE,
     REPLICATED,
     over_lanes,
@@ -25,21 +28,39 @@ from fedprox.simulation.lanes import (
     run_segments,
     spread,
     total,
-    where_ended,
+    where_lanes,
 )
-from fedprox.simulation.schedule import Plan, Segments, Shape
+from fedprox.simulation.schedule import Plan, Shape
+from fedprox.simulation.worker import Client, Worker, at_rest, steps_taken
 from fedprox.solver import Solver
 
 
-class Worker(NamedTuple):
-    """A client at work: its parameters, its optimizer's state, its gradient so far.
+class Local(NamedTuple):
+    """What is known of the clients after a round.
 
-    The gradient is kept only where a mini-batch takes several ticks.
+    Attributes:
+        params: Their models (slots, points, ...); those of idle slots are zero.
+        steps: Steps they took, int32 (slots, points); None where the plan says it.
     """
 
     params: Params
-    optimizer: Any
-    gradient: Params | None
+    steps: jax.Array | None
+
+
+class After(NamedTuple):
+    """What some rounds leave.
+
+    Attributes:
+        state: The server's state.
+        posed: The state from which the last round's local problems were posed.
+        local: The last round's clients.
+        steps: Steps of all clients and rounds, int32 (points,); None where the plan says it.
+    """
+
+    state: State
+    posed: State
+    local: Local
+    steps: jax.Array | None
 
 
 def rounds_program(
@@ -50,6 +71,8 @@ def rounds_program(
     shape: Shape,
     *,
     accumulate: bool,
+    reading_lanes: int,
+    width: int,
 ) -> Wrapped:
     """Compile-once program for up to `shape.rounds` rounds.
 
@@ -60,67 +83,76 @@ def rounds_program(
         mesh: The devices.
         shape: Fixed shape of the plans.
         accumulate: Whether a mini-batch can take several ticks.
+        reading_lanes: Lanes per device that read whole clients.
+        width: Rows of a slice when reading whole clients.
 
     Returns:
-        (state, numbers, x, y, plan, rounds) -> (state, state before the last round, its local
-        models): states and numbers have a leading axis of sweep points, local models are (slots,
-        points, ...). Local models of idle slots are zero.
+        (state, numbers, x, y, plan, exchange, rounds) -> After: states and numbers have a leading
+        axis of sweep points; `exchange` is None for a method without.
     """
+    client = Client(model, algorithm, solver, accumulate, width)
+    begin_all = over_lanes(
+        jax.vmap(client.begin, in_axes=(0, 0, 0, None)), shape.lanes, (None, None, 0, 0)
+    )
+    work_all = over_lanes(
+        jax.vmap(client.work, in_axes=(0, 0, 0, None, None, None, None, None)),
+        shape.lanes,
+        (0, None, None, 0, 0, 0, 0, 0),
+    )
+    search_all = over_lanes(
+        jax.vmap(client.search, in_axes=(0, 0, 0, None, None, None, None, None)),
+        shape.lanes,
+        (0, None, None, None, None, 0, 0, 0),
+    )
+    message_all = over_lanes(jax.vmap(client.message), shape.lanes, (0, None, None))
+    read_all = over_lanes(read_rows, shape.lanes, (None, 0))
+    gradients = exchange_gradients(model, shape.slots, reading_lanes, width)
 
-    def start(state: State, numbers: Scalars) -> Worker:
-        params = algorithm.subproblem(state, numbers).start
-        return Worker(
-            params,
-            solver.init(params, numbers["learning_rate"]),
-            jax.tree.map(jnp.zeros_like, params) if accumulate else None,
-        )
+    def nothing_yet(state: State, numbers: Scalars) -> tuple[Worker, Any, Local]:
+        """Idle lanes, no messages, no local models."""
+        own = None
+        if algorithm.exchange is not None:
+            own = jax.tree.map(
+                lambda a: jnp.zeros((shape.lanes, *a.shape), a.dtype),
+                jax.vmap(algorithm.params)(state),
+            )
+        workers = begin_all(state, numbers, own, jnp.zeros(shape.lanes))
+        workers = at_rest(workers, jnp.ones(shape.lanes, bool))
+        messages = jax.eval_shape(message_all, workers, state, numbers)
+        mean = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), messages)
+        found = Local(workers.params, steps_taken(workers))
+        local = jax.tree.map(lambda a: jnp.zeros((shape.slots, *a.shape[1:]), a.dtype), found)
+        return workers, mean, local
 
-    def work(
-        worker: Worker,
+    def one_round(
         state: State,
         numbers: Scalars,
         x: jax.Array,
         y: jax.Array,
-        weights: jax.Array,
-        last: jax.Array,
-    ) -> Worker:
-        gradient = jax.grad(weighted_loss, argnums=1)(model, worker.params, x, y, weights)
-        if accumulate:
-            gradient = jax.tree.map(jnp.add, worker.gradient, gradient)
-        problem = algorithm.subproblem(state, numbers)
-        params, optimizer = solver.step(
-            problem, worker.params, worker.optimizer, gradient, numbers["learning_rate"]
-        )
-        if not accumulate:
-            return Worker(params, optimizer, None)
-        stepped = Worker(params, optimizer, jax.tree.map(jnp.zeros_like, gradient))
-        waiting = worker._replace(gradient=gradient)
-        return jax.tree.map(lambda a, b: jnp.where(last, a, b), stepped, waiting)
+        plan: Plan,
+        exchange: Exchange | None,
+    ) -> tuple[State, State, Local]:
+        own = None
+        if exchange is not None:
+            own, mean_gradient = gradients(jax.vmap(algorithm.params)(state), x, y, exchange)
+            assert algorithm.exchange is not None
+            state = jax.vmap(algorithm.exchange)(state, mean_gradient)
 
-    def message(worker: Worker, state: State, numbers: Scalars) -> Any:
-        return algorithm.message(algorithm.subproblem(state, numbers), worker.params)
-
-    points = jax.vmap(work, in_axes=(0, 0, 0, None, None, None, None))
-    work_all = over_lanes(points, shape.lanes, (0, None, None, 0, 0, 0, 0))
-    message_all = over_lanes(jax.vmap(message), shape.lanes, (0, None, None))
-    read_all = over_lanes(read_rows, shape.lanes, (None, 0))
-
-    def no_models(params: Params) -> Params:
-        return jax.tree.map(lambda a: jnp.zeros((shape.slots, *a.shape), a.dtype), params)
-
-    def one_round(state: State, numbers: Scalars, x: jax.Array, y: jax.Array, plan: Plan) -> Any:
-        fresh = jax.vmap(start)(state, numbers)
-        workers = jax.tree.map(lambda a: jnp.broadcast_to(a, (shape.lanes, *a.shape)), fresh)
-        mean = jax.tree.map(
-            jnp.zeros_like, jax.eval_shape(jax.vmap(message), fresh, state, numbers)
-        )
-        local = no_models(fresh.params)
+        def begin_jobs(slot: jax.Array, carry: Any) -> Any:
+            workers, mean, local = carry
+            here = jax.tree.map(lambda a: a[slot], own)
+            fresh = begin_all(state, numbers, here, plan.gamma[slot])
+            return where_lanes(slot >= 0, fresh, workers), mean, local
 
         def tick(i: jax.Array, carry: Any) -> Any:
             workers, mean, local = carry
             rows = plan.rows[i]
             real = rows >= 0
             rows = jnp.where(real, rows, ~rows)
+            if solver.searches_line:
+                first, active = rows[:, 0], real[:, 0]
+                workers = search_all(workers, state, numbers, x, y, first, plan.size[i], active)
+                return workers, mean, local
             weights = real / plan.size[i][:, None].astype(jnp.float32)
             workers = work_all(
                 workers,
@@ -130,6 +162,7 @@ def rounds_program(
                 read_all(y, rows),
                 weights,
                 plan.last[i],
+                None if plan.check is None else plan.check[i],
             )
             return workers, mean, local
 
@@ -138,46 +171,68 @@ def rounds_program(
             ended = slot >= 0
             weight = jnp.where(ended, plan.weight[slot], 0.0)
             messages = message_all(workers, state, numbers)
-            messages = where_ended(ended, messages, jax.tree.map(jnp.zeros_like, messages))
+            messages = where_lanes(ended, messages, jax.tree.map(jnp.zeros_like, messages))
             mean = jax.tree.map(
                 lambda m, a: m + jnp.tensordot(weight, a, 1, precision="highest"), mean, messages
             )
             target = jnp.where(ended, slot, shape.slots)
-            local = jax.tree.map(
-                lambda c, a: c.at[target].set(a, mode="drop"), local, workers.params
-            )
-            refreshed = jax.tree.map(lambda a: jnp.broadcast_to(a, (shape.lanes, *a.shape)), fresh)
-            return where_ended(ended, refreshed, workers), mean, local
+            found = Local(workers.params, steps_taken(workers))
+            local = jax.tree.map(lambda c, a: c.at[target].set(a, mode="drop"), local, found)
+            return at_rest(workers, ended), mean, local
 
-        carry = (workers, mean, local)
-        _, mean, local = run_segments(plan.ends, tick, end_jobs, carry)
-        return jax.vmap(algorithm.update)(state, total(mean), numbers), local
+        def all_done(carry: Any) -> jax.Array:
+            return jnp.all(carry[0].stop.done)
+
+        _, mean, local = run_segments(
+            plan.ends,
+            tick,
+            end_jobs,
+            nothing_yet(state, numbers),
+            begin_jobs=begin_jobs,
+            idle=None if solver.gamma is None else all_done,
+        )
+        return jax.vmap(algorithm.update)(state, total(mean), numbers), state, local
 
     def rounds(
-        state: State, numbers: Scalars, x: jax.Array, y: jax.Array, plan: Plan, count: jax.Array
-    ) -> tuple[State, State, Params]:
-        def body(r: jax.Array, carry: Any) -> Any:
-            state = carry[0]
-            mine = Plan(
-                rows=plan.rows[r, 0],
-                size=plan.size[r, 0],
-                last=plan.last[r, 0],
-                ends=Segments(*(a[r, 0] for a in plan.ends)),
-                weight=plan.weight[r],
-            )
-            after, local = one_round(state, numbers, x, y, mine)
-            return after, state, local
+        state: State,
+        numbers: Scalars,
+        x: jax.Array,
+        y: jax.Array,
+        plan: Plan,
+        exchange: Exchange | None,
+        count: jax.Array,
+    ) -> After:
+        def body(r: jax.Array, carry: After) -> After:
+            now = of_round(plan, exchange, r)
+            after, posed, local = one_round(carry.state, numbers, x, y, *now)
+            taken = jax.tree.map(lambda s: s.sum(axis=0), local.steps)
+            return After(after, posed, local, jax.tree.map(jnp.add, carry.steps, taken))
 
-        carry = (state, state, no_models(jax.vmap(start)(state, numbers).params))
-        state, before, local = jax.lax.fori_loop(0, count, body, carry)
-        return state, before, total(local)
+        local = nothing_yet(state, numbers)[2]
+        steps = jax.tree.map(lambda s: s.sum(axis=0), local.steps)
+        after = jax.lax.fori_loop(0, count, body, After(state, state, local, steps))
+        taken = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), (after.local.steps, after.steps))
+        return After(after.state, after.posed, Local(total(after.local.params), taken[0]), taken[1])
 
-    plan_spec = Plan(
-        rows=PER_ROUND_AND_DEVICE,
-        size=PER_ROUND_AND_DEVICE,
-        last=PER_ROUND_AND_DEVICE,
-        ends=Segments(PER_ROUND_AND_DEVICE, PER_ROUND_AND_DEVICE, PER_ROUND_AND_DEVICE),
-        weight=REPLICATED,
+    split: Any = PER_ROUND_AND_DEVICE
+    specs = (
+        *[REPLICATED] * 4,
+        Plan(split, split, split, split, split, weight=REPLICATED, gamma=REPLICATED),
+        None if algorithm.exchange is None else Exchange(split, REPLICATED, REPLICATED),
+        REPLICATED,
     )
-    specs = (REPLICATED, REPLICATED, REPLICATED, REPLICATED, plan_spec, REPLICATED)
     return spread(mesh, rounds, specs)
+
+
+def of_round(plan: Plan, exchange: Exchange | None, r: jax.Array) -> tuple[Plan, Exchange | None]:
+    """Round r of some rounds' plans, and of it what this device does."""
+
+    def mine(part: Any) -> Any:
+        return jax.tree.map(lambda a: a[r, 0], part)
+
+    weight, gamma = plan.weight[r], plan.gamma[r]
+    rows, size, last, check, ends = map(mine, plan[:5])
+    now = Plan(rows, size, last, check, ends, weight, gamma)
+    if exchange is None:
+        return now, None
+    return now, Exchange(mine(exchange.reading), exchange.size[r], exchange.weight[r])

@@ -4,16 +4,13 @@ Both are lane programs like a round: a job is a client, a tick reads a slice of 
 their gradients, and where the job ends the client's gradient is complete.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh
 from jax.stages import Wrapped
-from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, Scalars, State
 from fedprox.diagnostics.dissimilarity import Scatter, dissimilarity, include, nothing
@@ -25,31 +22,10 @@ from fedprox.simulation.lanes import (
     run_segments,
     spread,
     total,
-    where_ended,
+    where_lanes,
 )
-from fedprox.simulation.schedule import Array, Segments, pack, segments
+from fedprox.simulation.reading import Reading, my_part, per_lane, reader
 from fedprox.subproblem import inexactness
-
-TICK_COST = 16
-"""What a tick costs beside its rows, in rows."""
-
-
-class Reading(NamedTuple):
-    """Which slices of the flat rows each lane reads; D devices, L lanes.
-
-    Attributes:
-        start: First row of the slice, int32 (D, ticks, L).
-        begin: First row that counts, int32 (D, ticks, L).
-        end: Row before which they end, int32 (D, ticks, L).
-        job: The job a slice belongs to, int32 (D, ticks, L).
-        ends: Where jobs end; arrays with a leading axis D.
-    """
-
-    start: Array
-    begin: Array
-    end: Array
-    job: Array
-    ends: Segments
 
 
 class Measures(NamedTuple):
@@ -68,104 +44,6 @@ class Measures(NamedTuple):
     dissimilarity: jax.Array
 
 
-def slice_width(sizes: NDArray[np.int64]) -> int:
-    """Rows per tick that read clients of these sizes at the least cost.
-
-    Wider slices than 64 are no gain on a CPU: XLA's matrix products take a slower path from 128
-    rows on.
-
-    >>> slice_width(np.array([1000])), slice_width(np.array([30] * 100))
-    (64, 32)
-    """
-
-    def cost(width: int) -> int:
-        return int(slices(sizes, width).sum()) * (width + TICK_COST)
-
-    best = min((16, 32, 64), key=cost)
-    return min(best, max(int(sizes.sum()), 1))
-
-
-def slices(sizes: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-    """Ticks that each client's rows take."""
-    return -(-sizes // width)
-
-
-def plan_reading(
-    first: NDArray[np.int64],
-    last: NDArray[np.int64],
-    *,
-    rows: int,
-    width: int,
-    devices: int,
-    lanes: int,
-    ticks: int | None = None,
-    slots: int | None = None,
-) -> Reading:
-    """Read row ranges, each being a job.
-
-    Args:
-        first: First flat row of each job, shape (jobs,).
-        last: The row before which it ends, shape (jobs,).
-        rows: Rows of the flat array, at least `width`.
-        width: Rows of a slice.
-        devices: Number of devices.
-        lanes: Lanes per device.
-        ticks: Room for ticks; what is needed where left out.
-        slots: Room for jobs; as many as there are where left out.
-    """
-    packing = pack(slices(last - first, width), devices * lanes)
-    room = ticks if ticks is not None else max(packing.ticks, 1)
-    begin, end, job = (np.zeros((devices, room, lanes), np.int32) for _ in range(3))
-    for j in range(len(first)):
-        device, lane = divmod(int(packing.lane[j]), lanes)
-        at = device, slice(packing.start[j], packing.end[j]), lane
-        edges = np.arange(first[j], last[j], width)
-        begin[at], end[at], job[at] = edges, np.minimum(edges + width, last[j]), j
-    ends = segments(packing, devices, lanes, min(room, slots if slots is not None else len(first)))
-    start = np.minimum(begin, max(rows - width, 0)).astype(np.int32)
-    return Reading(start, begin, end, job, ends)
-
-
-def _local(reading: Reading) -> Reading:
-    """One device's part of a reading, inside `spread`."""
-    return jax.tree.map(lambda a: a[0], reading)
-
-
-READING_SPEC = Reading(
-    start=PER_DEVICE,
-    begin=PER_DEVICE,
-    end=PER_DEVICE,
-    job=PER_DEVICE,
-    ends=Segments(stop=PER_DEVICE, count=PER_DEVICE, slot=PER_DEVICE),
-)
-
-
-def _reader(lanes: int, width: int) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
-    """(x, y, reading, tick) -> each lane's slice: features, labels, and 1 for rows that count.
-
-    Rows of other jobs in the slice become zero, so that they cannot change a sum, whatever they
-    hold.
-    """
-
-    def read(
-        x: jax.Array, y: jax.Array, start: jax.Array, begin: jax.Array, end: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        rows = start + jnp.arange(width)
-        inside = (rows >= begin) & (rows < end)
-        features = jax.lax.dynamic_slice_in_dim(x, start, width)
-        features = jnp.where(inside.reshape((-1,) + (1,) * (x.ndim - 1)), features, 0)
-        labels = jax.lax.dynamic_slice_in_dim(y, start, width)
-        return features.astype(x.dtype), labels, inside.astype(jnp.float32)
-
-    every = over_lanes(read, lanes, (None, None, 0, 0, 0))
-    return lambda x, y, reading, i: every(x, y, reading.start[i], reading.begin[i], reading.end[i])
-
-
-def _per_lane(sums: Params, size: jax.Array) -> Params:
-    """Each lane's sums, leaves (lanes, ...), divided by its number of rows, shape (lanes,)."""
-    return jax.tree.map(lambda g: g / size.reshape((-1,) + (1,) * (g.ndim - 1)), sums)
-
-
 def evaluation_program(
     model: Model, mesh: Mesh, *, lanes: int, width: int, test_width: int
 ) -> Wrapped:
@@ -182,7 +60,7 @@ def evaluation_program(
         (params, x, y, test x, test y, reading, sizes, test reading) -> Measures, where params have
         a leading axis of sweep points and sizes (clients,) are the n_k.
     """
-    read_train, read_test = _reader(lanes, width), _reader(lanes, test_width)
+    read_train, read_test = reader(lanes, width), reader(lanes, test_width)
 
     def summed(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> Any:
         return jax.value_and_grad(weighted_loss, argnums=1)(model, params, x, y, mask)
@@ -205,7 +83,7 @@ def evaluation_program(
         sizes: jax.Array,
         test_reading: Reading,
     ) -> Measures:
-        reading, test_reading = _local(reading), _local(test_reading)
+        reading, test_reading = my_part(reading), my_part(test_reading)
         rows = jnp.sum(sizes)
         zero = jax.tree.map(
             lambda a: jnp.zeros((lanes, *a.shape), a.dtype),
@@ -224,12 +102,12 @@ def evaluation_program(
             current, loss, scatter = carry
             ended, size = slot >= 0, sizes[slot]
             loss_sum, gradient_sum = current
-            included = include_all(scatter, _per_lane(gradient_sum, size), size / rows)
+            included = include_all(scatter, per_lane(gradient_sum, size), size / rows)
             none = jax.tree.map(jnp.zeros_like, current)
             return (
-                where_ended(ended, none, current),
-                loss + where_ended(ended, loss_sum, jnp.zeros_like(loss_sum)),
-                where_ended(ended, included, scatter),
+                where_lanes(ended, none, current),
+                loss + where_lanes(ended, loss_sum, jnp.zeros_like(loss_sum)),
+                where_lanes(ended, included, scatter),
             )
 
         _, loss, scatter = run_segments(reading.ends, tick, end_jobs, (zero, zero[0], scatter))
@@ -250,7 +128,7 @@ def evaluation_program(
             dissimilarity=dissimilarity(variance, norm_squared),
         )
 
-    specs = (*[REPLICATED] * 5, READING_SPEC, REPLICATED, READING_SPEC)
+    specs = (*[REPLICATED] * 5, PER_DEVICE, REPLICATED, PER_DEVICE)
     return spread(mesh, program, specs)
 
 
@@ -288,7 +166,7 @@ def inexactness_program(
         (state, numbers, local models, x, y, reading, sizes) -> gamma (slots, points): state before
         the round, local models (slots, points, ...), sizes (slots,) of the cohort's clients.
     """
-    read_train = _reader(lanes, width)
+    read_train = reader(lanes, width)
 
     def summed(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> Params:
         return jax.grad(weighted_loss, argnums=1)(model, params, x, y, mask)
@@ -305,15 +183,17 @@ def inexactness_program(
         reading: Reading,
         sizes: jax.Array,
     ) -> jax.Array:
-        reading = _local(reading)
-        start = jax.vmap(lambda s, n: algorithm.subproblem(s, n).start)(state, numbers)
+        reading = my_part(reading)
+        start = jax.vmap(algorithm.params)(state)
         zero = jax.tree.map(lambda a: jnp.zeros((lanes, *a.shape), a.dtype), (start, start))
         slots, points = jax.tree.leaves(local)[0].shape[:2]
 
         def gamma(
             state: State, numbers: Scalars, params: Params, end: Params, begin: Params
         ) -> jax.Array:
-            problem = algorithm.subproblem(state, numbers)
+            # with a first exchange clients know grad F_k(w^t), which is where they start
+            own = None if algorithm.exchange is None else begin
+            problem = algorithm.subproblem(state, numbers, own)
             return inexactness(
                 problem.gradient(params, end), problem.gradient(problem.start, begin)
             )
@@ -331,21 +211,14 @@ def inexactness_program(
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
             sums, gammas = carry
             ended, size = slot >= 0, sizes[slot]
-            end, begin = _per_lane(sums, size)
+            end, begin = per_lane(sums, size)
             params = jax.tree.map(lambda a: a[slot], local)
             found = gamma_all(state, numbers, params, end, begin)
             gammas = gammas.at[jnp.where(ended, slot, slots)].set(found, mode="drop")
-            return where_ended(ended, jax.tree.map(jnp.zeros_like, sums), sums), gammas
+            return where_lanes(ended, jax.tree.map(jnp.zeros_like, sums), sums), gammas
 
         carry = (zero, jnp.zeros((slots, points)))
         return total(run_segments(reading.ends, tick, end_jobs, carry)[1])
 
-    specs = (*[REPLICATED] * 5, READING_SPEC, REPLICATED)
+    specs = (*[REPLICATED] * 5, PER_DEVICE, REPLICATED)
     return spread(mesh, program, specs)
-
-
-def read_everything(rows: int, *, width: int, devices: int, lanes: int) -> Reading:
-    """Read all flat rows in equal slices, whichever client they belong to."""
-    first = np.arange(0, rows, width)
-    last = np.minimum(first + width, rows)
-    return plan_reading(first, last, rows=rows, width=width, devices=devices, lanes=lanes)

@@ -11,8 +11,10 @@ class Record(NamedTuple):
     """What is known of one run after `round` rounds. The names are those of `metrics.jsonl`.
 
     Attributes:
+        label: Method and those numbers that tell the run from the others of its comparison.
         method: Name of the algorithm.
-        numbers: The algorithm's own numbers, such as mu.
+        numbers: The algorithm's own numbers, such as mu, that led to this model: an adaptive mu is
+            that of the last round.
         learning_rate: The local solver's.
         seed: Seed of the run.
         round: Rounds done; 0 is the initial model.
@@ -21,12 +23,16 @@ class Record(NamedTuple):
         gradient_variance: E_k ||grad F_k - grad f||^2.
         dissimilarity: B(w).
         gamma_mean: Mean gamma_k over the clients that trained in this round; NaN if none did.
+        gamma_max: The greatest of them, gamma^t of Theorem 4.
+        unsolved: Of these clients, those that came to the solver's limit before its gamma.
         clients: Clients of this round's cohort.
         stragglers: Of these, those that could not finish.
         dropped: Of these, those that the method dropped.
         client_steps: Mini-batch steps taken in this round.
+        communication: What all rounds so far have sent, in units of a round of FedAvg.
     """
 
+    label: str
     method: str
     numbers: dict[str, float]
     learning_rate: float
@@ -37,10 +43,13 @@ class Record(NamedTuple):
     gradient_variance: float
     dissimilarity: float
     gamma_mean: float
+    gamma_max: float
+    unsolved: int
     clients: int
     stragglers: int
     dropped: int
     client_steps: int
+    communication: int
 
 
 class Progress(NamedTuple):
@@ -59,7 +68,7 @@ class Run:
 
     Attributes:
         method: Name of the algorithm.
-        numbers: The algorithm's own numbers, such as mu.
+        numbers: The algorithm's own numbers, such as mu; where mu adapts, the first.
         learning_rate: The local solver's.
         seed: Seed of the run.
         label: Method and those numbers that tell it from the others of its comparison.

@@ -74,34 +74,49 @@ def run_segments(
     tick: Callable[[jax.Array, T], T],
     end_jobs: Callable[[jax.Array, T], T],
     carry: T,
+    *,
+    begin_jobs: Callable[[jax.Array, T], T] | None = None,
+    idle: Callable[[T], jax.Array] | None = None,
 ) -> T:
-    """Tick to each segment's end, let the jobs that end there end, and go on.
+    """Let jobs begin, tick to the segment's end, let the jobs that end there end, and go on.
 
     Args:
-        ends: One device's segments: `stop` (jobs,), `count` (), `slot` (jobs, lanes).
+        ends: One device's segments: `stop` (jobs,), `count` (), `begin` and `slot` (jobs, lanes).
         tick: Tick number, carry -> carry.
         end_jobs: Slot that ends in each lane (-1 for none), shape (lanes,), carry -> carry.
         carry: Where to begin.
+        begin_jobs: Slot that begins in each lane, likewise.
+        idle: Carry -> whether the rest of the segment's ticks would change nothing.
     """
 
     def segment(s: jax.Array, carry: tuple[jax.Array, T]) -> tuple[jax.Array, T]:
-        begin, inner = carry
-        inner = jax.lax.fori_loop(begin, ends.stop[s], tick, inner)
-        return ends.stop[s], end_jobs(ends.slot[s], inner)
+        first, inner = carry
+        stop = ends.stop[s]
+        if begin_jobs is not None:
+            inner = begin_jobs(ends.begin[s], inner)
+        if idle is None:
+            inner = jax.lax.fori_loop(first, stop, tick, inner)
+        else:
+            inner = jax.lax.while_loop(
+                lambda at: (at[0] < stop) & ~idle(at[1]),
+                lambda at: (at[0] + 1, tick(at[0], at[1])),
+                (first, inner),
+            )[1]
+        return stop, end_jobs(ends.slot[s], inner)
 
     return jax.lax.fori_loop(0, ends.count, segment, (jnp.int32(0), carry))[1]
 
 
-def where_ended(ended: jax.Array, yes: T, no: T) -> T:
-    """Choose `yes` in the lanes whose job `ended` (lanes,) at a segment's end, `no` in the others.
+def where_lanes(chosen: jax.Array, yes: T, no: T) -> T:
+    """Choose `yes` in the `chosen` lanes (lanes,), `no` in the others; leaves are (lanes, ...).
 
-    Leaves are (lanes, ...). A single lane's job always ends where its segment does.
+    Lanes are chosen where their job begins or ends with the segment; a single lane's always does.
     """
-    if len(ended) == 1:
+    if len(chosen) == 1:
         return yes
 
     def choose(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.where(ended.reshape((-1,) + (1,) * (b.ndim - 1)), a, b)
+        return jnp.where(chosen.reshape((-1,) + (1,) * (b.ndim - 1)), a, b)
 
     return jax.tree.map(choose, yes, no)
 

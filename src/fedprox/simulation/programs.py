@@ -7,9 +7,9 @@ twice, and no room is wasted on rounds that will not come.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -19,24 +19,25 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import Algorithm, State
 from fedprox.federation import Federation
 from fedprox.model import Model
-from fedprox.simulation.engine import rounds_program
-from fedprox.simulation.evaluate import (
+from fedprox.simulation.engine import After, rounds_program
+from fedprox.simulation.evaluate import Measures, evaluation_program, inexactness_program
+from fedprox.simulation.exchange import Exchange, plan_exchanges
+from fedprox.simulation.lanes import REPLICATED, replicate, shard
+from fedprox.simulation.protocol import RoundWork
+from fedprox.simulation.reading import (
     Reading,
-    evaluation_program,
-    inexactness_program,
     plan_reading,
     read_everything,
     slice_width,
     slices,
 )
-from fedprox.simulation.lanes import REPLICATED, replicate, shard
-from fedprox.simulation.protocol import RoundWork
 from fedprox.simulation.schedule import (
     Array,
     Jobs,
     Shape,
     choose_lanes,
     job_ticks,
+    needs_checks,
     no_jobs,
     pack,
     plan_rounds,
@@ -90,6 +91,8 @@ class Layout(NamedTuple):
         width: Training rows of a slice when reading whole clients.
         test_width: Test rows of a slice.
         cohort_ticks: Most ticks to read a cohort.
+        exchange_slots: Most clients of a first exchange's own cohort; 0 for a method without.
+        exchange_ticks: Most ticks of a first exchange.
     """
 
     rounds: Shape
@@ -99,6 +102,8 @@ class Layout(NamedTuple):
     width: int
     test_width: int
     cohort_ticks: int
+    exchange_slots: int
+    exchange_ticks: int
 
 
 def lay_out(
@@ -122,7 +127,7 @@ def lay_out(
         points: Points of the sweep.
         together: Most rounds that can run without a look at the model.
     """
-    jobs = [w.jobs for w in work]
+    jobs, first = zip(*((w.jobs, w.exchange) for w in work), strict=True)
     largest = max((int(j.size.max(initial=1)) for j in jobs), default=1)
     tick = tick_width(solver, largest)
     lengths = [job_ticks(solver, j, tick) for j in jobs]
@@ -142,15 +147,21 @@ def lay_out(
     width = slice_width(federation.train.sizes)
     clients = slices(federation.train.sizes, width)
     read_lanes = choose_lanes([clients], devices, cost.reading, cost.most)
-    cohort_ticks = max(pack(slices(j.size, width), devices * read_lanes).ticks for j in jobs)
+
+    def most_ticks(sizes: Iterable[NDArray[np.int64]]) -> int:
+        return max(1, *(pack(slices(s, width), devices * read_lanes).ticks for s in sizes))
+
+    both = (np.concatenate([j.size, e.size]) for j, e in zip(jobs, first, strict=True))
     return Layout(
         rounds=shape,
-        accumulate=solver.batch_of(largest) > tick,
+        accumulate=solver.batch_of(largest) > tick or needs_checks(solver),
         idle=1 - used / room if room else 0.0,
         lanes=read_lanes,
         width=width,
         test_width=slice_width(np.array([max(len(federation.test), 1)])),
-        cohort_ticks=max(1, cohort_ticks),
+        cohort_ticks=most_ticks(j.size for j in jobs),
+        exchange_slots=max(len(e.size) for e in first),
+        exchange_ticks=most_ticks(both),
     )
 
 
@@ -189,15 +200,15 @@ class Programs(NamedTuple):
     """One method's compiled programs; see `rounds_program` and `evaluate`.
 
     Attributes:
-        rounds: state, plan, number of rounds -> state, state before the last, local models.
+        rounds: state, numbers, plan, exchange, number of rounds -> After.
         evaluate: state -> Measures.
-        inexactness: state, local models, reading, sizes -> gamma.
+        inexactness: state, numbers, local models, reading, sizes -> gamma.
         compile_seconds: How long they took to compile.
     """
 
-    rounds: Callable[..., Any]
-    evaluate: Callable[..., Any]
-    inexactness: Callable[..., Any]
+    rounds: Callable[..., After]
+    evaluate: Callable[[State], Measures]
+    inexactness: Callable[..., jax.Array]
     compile_seconds: float
 
 
@@ -220,7 +231,6 @@ def compile_programs(
     reading = plan_reading(
         train.offsets[:-1],
         train.offsets[1:],
-        rows=len(train),
         width=layout.width,
         devices=shape.devices,
         lanes=layout.lanes,
@@ -230,12 +240,21 @@ def compile_programs(
     )
     reading, test_reading = shard(mesh, (reading, test_reading))
     sizes = replicate(mesh, sizes)
+    plan = plan_rounds(shape, solver, 0, [])
     rounds = rounds_program(
-        model, algorithm, solver, mesh, shape, accumulate=layout.accumulate
-    ).trace(state, numbers, data.x, data.y, plan_rounds(shape, solver, 0, []), np.int32(0))
+        model,
+        algorithm,
+        solver,
+        mesh,
+        shape,
+        accumulate=layout.accumulate,
+        reading_lanes=layout.lanes,
+        width=layout.width,
+    ).trace(state, numbers, data.x, data.y, plan, exchanges([], layout), np.int32(0))
     replicated = NamedSharding(mesh, REPLICATED)
     local = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=replicated), rounds.out_info[2]
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=replicated),
+        rounds.out_info.local.params,
     )
     # measurements are made in full precision, also where an accelerator trains in less
     with jax.default_matmul_precision("highest"):
@@ -244,29 +263,28 @@ def compile_programs(
         ).trace(algorithm.params(state), *data, reading, sizes, test_reading)
         inexactness = inexactness_program(
             model, algorithm, mesh, lanes=layout.lanes, width=layout.width
-        ).trace(state, numbers, local, data.x, data.y, *read_cohort(len(train), no_jobs(), layout))
+        ).trace(state, numbers, local, data.x, data.y, *read_cohort(no_jobs(), layout))
     with ThreadPoolExecutor() as pool:
         run, measure, gamma = pool.map(
             lambda traced: traced.lower().compile(), (rounds, evaluation, inexactness)
         )
     return Programs(
-        rounds=lambda state, plan, count: run(state, numbers, data.x, data.y, plan, count),
+        rounds=lambda state, numbers, *rest: run(state, numbers, data.x, data.y, *rest),
         evaluate=lambda state: measure(
             algorithm.params(state), *data, reading, sizes, test_reading
         ),
-        inexactness=lambda state, local, cohort_reading, cohort_sizes: gamma(
-            state, numbers, local, data.x, data.y, cohort_reading, cohort_sizes
+        inexactness=lambda state, numbers, local, *rest: gamma(
+            state, numbers, local, data.x, data.y, *rest
         ),
         compile_seconds=time.perf_counter() - begin,
     )
 
 
-def read_cohort(rows: int, jobs: Jobs, layout: Layout) -> tuple[Reading, NDArray[np.float32]]:
+def read_cohort(jobs: Jobs, layout: Layout) -> tuple[Reading, NDArray[np.float32]]:
     """How to read all rows of the clients of some jobs, and their sizes."""
     reading = plan_reading(
         jobs.offset,
         jobs.offset + jobs.size,
-        rows=rows,
         width=layout.width,
         devices=layout.rounds.devices,
         lanes=layout.lanes,
@@ -276,3 +294,19 @@ def read_cohort(rows: int, jobs: Jobs, layout: Layout) -> tuple[Reading, NDArray
     sizes = np.ones(layout.rounds.slots, np.float32)
     sizes[: len(jobs.size)] = jobs.size
     return reading, sizes
+
+
+def exchanges(work: Sequence[RoundWork], layout: Layout) -> Exchange | None:
+    """How to read the first exchanges of some rounds; None for a method without."""
+    if not layout.exchange_slots:
+        return None
+    return plan_exchanges(
+        [(w.jobs, w.exchange) for w in work],
+        room=layout.rounds.rounds,
+        slots=layout.rounds.slots,
+        first_slots=layout.exchange_slots,
+        ticks=layout.exchange_ticks,
+        width=layout.width,
+        devices=layout.rounds.devices,
+        lanes=layout.lanes,
+    )

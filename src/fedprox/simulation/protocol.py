@@ -4,29 +4,40 @@ Cohorts, stragglers and mini-batches are drawn from (seed, round, client) alone,
 same protocol are paired by construction.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require, require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model
-from fedprox.simulation.sampling import Cohort, weights
-from fedprox.simulation.schedule import Jobs
+from fedprox.simulation.sampling import Cohort, Drawn, weights
+from fedprox.simulation.schedule import Jobs, no_jobs
 from fedprox.simulation.systems import Systems
 from fedprox.solver import Solver
-from fedprox.streams import check_seed
+from fedprox.streams import Purpose, check_seed
 
 
 class RoundWork(NamedTuple):
-    """One round's cohort and the jobs that a method makes of it."""
+    """One round's cohort and the jobs that a method makes of it.
+
+    Attributes:
+        clients: Clients of the cohort.
+        stragglers: Of these, those that cannot finish.
+        dropped: Of these, those whose work does not count.
+        jobs: The others' work.
+        exchange: Clients of the first exchange, if the method has one; they take no steps.
+    """
 
     clients: int
     stragglers: int
     dropped: int
     jobs: Jobs
+    exchange: Jobs
 
 
 @dataclass(frozen=True)
@@ -65,15 +76,23 @@ class Protocol:
             check_seed(seed)
             require(self.seeds.count(seed) == 1, f"seed: {seed} is given more than once")
         require(
-            self.cohort.clients_per_round <= len(self.federation),
+            self.cohort.sampling == "proportional"
+            or self.cohort.clients_per_round <= len(self.federation),
             f"cohort.clients_per_round = {self.cohort.clients_per_round}; the federation has "
             f"{len(self.federation)} clients",
+        )
+        speeds = self.systems.step_seconds
+        require(
+            not isinstance(speeds, Sequence) or len(speeds) == len(self.federation),
+            f"systems.step_seconds: {len(speeds) if isinstance(speeds, Sequence) else 0} numbers; "
+            f"the federation has {len(self.federation)} clients",
         )
 
     def round_work(self, algorithm: Algorithm, solver: Solver, seed: int, t: int) -> RoundWork:
         """Who works on what in round t."""
         train = self.federation.train
-        chosen = self.cohort.draw(seed, t, len(self.federation))
+        drawn = self.cohort.draw(seed, t, train.offsets)
+        chosen = drawn.clients
         sizes = train.offsets[chosen + 1] - train.offsets[chosen]
         work = self.systems.work(seed, t, chosen, sizes, solver)
         stragglers = int(work.stragglers.sum())
@@ -86,13 +105,21 @@ class Protocol:
                 steps=one * work.steps.sum(),
                 weight=np.ones(1),
             )
-            return RoundWork(len(chosen), stragglers, 0, jobs)
-        kept = ~work.stragglers if algorithm.stragglers == "drop" else np.ones(len(chosen), bool)
-        jobs = Jobs(
-            client=chosen[kept],
-            offset=train.offsets[chosen[kept]],
-            size=sizes[kept],
-            steps=work.steps[kept],
-            weight=weights(sizes[kept]),
+            return RoundWork(len(chosen), stragglers, 0, jobs, no_jobs())
+        kept = ~work.stragglers if algorithm.stragglers == "drop" else work.steps > 0
+        jobs = self._jobs(Drawn(chosen[kept], drawn.mass[kept]), work.steps[kept])
+        exchange = no_jobs()
+        if algorithm.exchange is not None:
+            first = self.cohort.draw(seed, t, train.offsets, Purpose.GRADIENT_COHORT)
+            exchange = self._jobs(first, np.zeros(len(first.clients), np.int64))
+        return RoundWork(len(chosen), stragglers, int((~kept).sum()), jobs, exchange)
+
+    def _jobs(self, drawn: Drawn, steps: NDArray[np.int64]) -> Jobs:
+        offsets = self.federation.train.offsets
+        return Jobs(
+            client=drawn.clients,
+            offset=offsets[drawn.clients],
+            size=offsets[drawn.clients + 1] - offsets[drawn.clients],
+            steps=steps,
+            weight=weights(drawn.mass),
         )
-        return RoundWork(len(chosen), stragglers, int((~kept).sum()), jobs)

@@ -4,7 +4,7 @@ import itertools
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from numpy.typing import NDArray
 
+from fedprox.algorithms.adaptive import first_trend, follow
 from fedprox.algorithms.base import Algorithm, State
 from fedprox.errors import require
 from fedprox.federation import Federation
 from fedprox.model import Model, Params
 from fedprox.simulation.evaluate import Measures
+from fedprox.simulation.exchange import Exchange
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.lanes import lane_mesh, replicate
 from fedprox.simulation.programs import (
@@ -26,6 +29,7 @@ from fedprox.simulation.programs import (
     Layout,
     Programs,
     compile_programs,
+    exchanges,
     lay_out,
     read_cohort,
     resident,
@@ -168,7 +172,7 @@ def _run_method(
         devices=mesh.devices.size,
         parameters=sum(a.size for a in jax.tree.leaves(state)) // len(points),
         points=len(points),
-        together=min(protocol.evaluate_every, protocol.rounds),
+        together=min(1 if algorithm.adapt else protocol.evaluate_every, protocol.rounds),
     )
     numbers = replicate(
         mesh, {key: np.array([p[key] for p in points], np.float32) for key in points[0]}
@@ -199,11 +203,14 @@ def _run_method(
             planned = begun.pop(seed, None) or plan(seed, work[seed])
             state = _run_rounds(
                 protocol,
+                algorithm,
+                solver,
                 layout,
                 programs,
                 planned,
                 work[seed],
                 initial_state(protocol.model, algorithm, seed, len(points), mesh),
+                numbers,
                 batch,
                 on_record,
                 partial(_report, on_progress, name, seed, protocol.rounds),
@@ -211,8 +218,6 @@ def _run_method(
             params = jax.tree.map(np.asarray, algorithm.params(state))
             for i, run in enumerate(batch):
                 run.params = jax.tree.map(lambda a, i=i: a[i], params)
-                done = work[seed][: run.final.round]
-                run.client_steps = sum(int(w.jobs.steps.sum()) for w in done)
                 run.run_seconds = time.perf_counter() - begin
             runs += batch
             begin = time.perf_counter()
@@ -245,7 +250,8 @@ def label(algorithm: Algorithm, solver: Solver, point: dict[str, float]) -> str:
     """The method and its numbers, with the learning rate where there are several."""
     several = len(as_numbers("learning_rate", solver.learning_rate)) > 1
     shown = {k: v for k, v in point.items() if k != "learning_rate" or several}
-    return " ".join([algorithm.name, *(f"{k}={v:g}" for k, v in shown.items())])
+    parts = [algorithm.name, *(f"{k}={v:g}" for k, v in shown.items())]
+    return " ".join([*parts, "adaptive"] if algorithm.adapt else parts)
 
 
 def initial_params(model: Model, seed: int) -> Params:
@@ -261,22 +267,22 @@ def initial_state(model: Model, algorithm: Algorithm, seed: int, points: int, me
 
 
 class _Chunk(NamedTuple):
-    """Rounds first, ..., last - 1, which run in one call, and whether the last is evaluated."""
+    """Rounds first, ..., last - 1, which run in one call, and whether the last is recorded."""
 
     first: int
     last: int
-    evaluated: bool
+    recorded: bool
 
 
 def _chunks(rounds: int, evaluate_every: int, most: int) -> Iterator[_Chunk]:
-    evaluated = [*range(evaluate_every, rounds, evaluate_every), rounds]
-    for begin, end in itertools.pairwise([0, *evaluated]):
+    recorded = [*range(evaluate_every, rounds, evaluate_every), rounds]
+    for begin, end in itertools.pairwise([0, *recorded]):
         for first in range(begin, end, most):
             last = min(first + most, end)
             yield _Chunk(first, last, last == end)
 
 
-Planned = Iterator[tuple[_Chunk, Plan]]
+Planned = Iterator[tuple[_Chunk, Plan, Exchange | None]]
 
 
 def _plan_ahead(
@@ -287,11 +293,12 @@ def _plan_ahead(
     seed: int,
     work: Sequence[RoundWork],
 ) -> Planned:
-    """Each chunk with its batch plan, made in the background before it is asked for."""
+    """Each chunk with its plans, made in the background before they are asked for."""
 
-    def make(chunk: _Chunk) -> Plan:
+    def make(chunk: _Chunk) -> tuple[Plan, Exchange | None]:
         rounds = [(t, work[t].jobs) for t in range(chunk.first, chunk.last)]
-        return plan_rounds(layout.rounds, solver, seed, rounds)
+        first = exchanges(work[chunk.first : chunk.last], layout)
+        return plan_rounds(layout.rounds, solver, seed, rounds), first
 
     chunks = _chunks(protocol.rounds, protocol.evaluate_every, layout.rounds.rounds)
     waiting = deque((c, pool.submit(make, c)) for c in itertools.islice(chunks, PLANS_AHEAD))
@@ -300,67 +307,136 @@ def _plan_ahead(
         while waiting:
             chunk, plan = waiting.popleft()
             waiting.extend((c, pool.submit(make, c)) for c in itertools.islice(chunks, 1))
-            yield chunk, plan.result()
+            yield chunk, *plan.result()
 
     return planned()
 
 
+class _Evaluation(NamedTuple):
+    """An evaluation that may still be under way, and what led to the model it measures.
+
+    Attributes:
+        round: Rounds done.
+        work: The last round's work.
+        numbers: The numbers in force in it.
+        measures: What the evaluation finds.
+        gamma: gamma_k of the round's jobs (slots, points); None before the first round.
+        steps: Steps they took (slots, points); None where the plan says it.
+    """
+
+    round: int
+    work: RoundWork
+    numbers: Mapping[str, Any]
+    measures: Measures
+    gamma: Any
+    steps: Any
+
+
 def _run_rounds(
     protocol: Protocol,
+    algorithm: Algorithm,
+    solver: Solver,
     layout: Layout,
     programs: Programs,
     planned: Planned,
     work: Sequence[RoundWork],
     state: State,
+    numbers: Mapping[str, Any],
     runs: Sequence[Run],
     on_record: Observer,
     on_progress: Callable[[int, float], None],
 ) -> State:
     """Run all rounds of one seed; records go into the runs' histories as they become known."""
-    rows = len(protocol.federation.train)
     tests = len(protocol.federation.test) if protocol.model.correct else 0
 
-    def settle(round_: int, done: RoundWork, measures: Measures, gamma: Any) -> None:
+    def settle(done: _Evaluation) -> None:
         """Wait for an evaluation and write it down."""
-        found = [np.asarray(m, np.float64) for m in measures]
-        jobs = len(done.jobs.client)
-        gammas = np.asarray(gamma)[:jobs] if jobs else np.full((1, len(runs)), np.nan)
+        loss, correct, variance, dissimilarity = (np.asarray(m, float) for m in done.measures)
+        solves = _Solves.of(done, solver, len(runs))
+        force = {key: np.asarray(values, float) for key, values in done.numbers.items()}
         for i, run in enumerate(runs):
-            loss, correct, variance, dissimilarity = (float(values[i]) for values in found)
             record = Record(
+                label=run.label,
                 method=run.method,
-                numbers=run.numbers,
+                # a number that never changes is the one given, not its 32-bit neighbour
+                numbers={"mu": float(force["mu"][i])} if algorithm.adapt else run.numbers,
                 learning_rate=run.learning_rate,
                 seed=run.seed,
-                round=round_,
-                train_loss=loss,
-                test_accuracy=correct / tests if tests else math.nan,
-                gradient_variance=variance,
-                dissimilarity=dissimilarity,
-                gamma_mean=float(gammas[:, i].mean()),
-                clients=done.clients,
-                stragglers=done.stragglers,
-                dropped=done.dropped,
-                client_steps=int(done.jobs.steps.sum()),
+                round=done.round,
+                train_loss=float(loss[i]),
+                test_accuracy=float(correct[i]) / tests if tests else math.nan,
+                gradient_variance=float(variance[i]),
+                dissimilarity=float(dissimilarity[i]),
+                gamma_mean=float(solves.gamma_mean[i]),
+                gamma_max=float(solves.gamma_max[i]),
+                unsolved=int(solves.unsolved[i]),
+                clients=done.work.clients,
+                stragglers=done.work.stragglers,
+                dropped=done.work.dropped,
+                client_steps=int(solves.steps[i]),
+                communication=algorithm.communication * done.round,
             )
             run.history.append(record)
             on_record(record)
-        losses = [loss for loss in found[0].tolist() if math.isfinite(loss)]
-        on_progress(round_, min(losses, default=math.nan))
+        on_progress(done.round, min(loss[np.isfinite(loss)].tolist(), default=math.nan))
 
-    pending: deque[tuple[int, RoundWork, Measures, Any]] = deque()
-    pending.append((0, RoundWork(0, 0, 0, no_jobs()), programs.evaluate(state), None))
-    for chunk, plan in planned:
-        state, before, local = programs.rounds(state, plan, np.int32(chunk.last - chunk.first))
-        if chunk.evaluated:
+    measures = programs.evaluate(state)
+    trend = first_trend(measures.train_loss) if algorithm.adapt else None
+    nobody = RoundWork(0, 0, 0, no_jobs(), no_jobs())
+    pending = deque([_Evaluation(0, nobody, numbers, measures, None, None)])
+    taken: list[Any] = []
+    for chunk, plan, exchange in planned:
+        count = np.int32(chunk.last - chunk.first)
+        after = programs.rounds(state, numbers, plan, exchange, count)
+        state = after.state
+        if after.steps is None:
+            taken.append(sum(int(w.jobs.steps.sum()) for w in work[chunk.first : chunk.last]))
+        else:
+            taken.append(after.steps)
+        if chunk.recorded or trend is not None:
+            measures = programs.evaluate(state)
+        if chunk.recorded:
             done = work[chunk.last - 1]
-            reading, sizes = read_cohort(rows, done.jobs, layout)
-            gamma = programs.inexactness(before, local, reading, sizes)
-            pending.append((chunk.last, done, programs.evaluate(state), gamma))
+            reading, sizes = read_cohort(done.jobs, layout)
+            gamma = programs.inexactness(after.posed, numbers, after.local.params, reading, sizes)
+            pending.append(
+                _Evaluation(chunk.last, done, numbers, measures, gamma, after.local.steps)
+            )
+        if trend is not None:
+            mu, trend = jax.jit(follow)(numbers["mu"], trend, measures.train_loss)
+            numbers = {**numbers, "mu": mu}
         while len(pending) > RECORDS_BEHIND:
-            settle(*pending.popleft())
+            settle(pending.popleft())
         if runs[0].history and all(run.diverged_at is not None for run in runs):
             break
     while pending:
-        settle(*pending.popleft())
+        settle(pending.popleft())
+    for i, run in enumerate(runs):
+        run.client_steps = sum(int(np.broadcast_to(steps, len(runs))[i]) for steps in taken)
     return state
+
+
+class _Solves(NamedTuple):
+    """A round's local solves, at each point of the sweep: arrays of shape (points,)."""
+
+    gamma_mean: NDArray[np.float64]
+    gamma_max: NDArray[np.float64]
+    unsolved: NDArray[np.int64]
+    steps: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, done: _Evaluation, solver: Solver, points: int) -> "_Solves":
+        jobs = done.work.jobs
+        count = len(jobs.client)
+        planned = np.full(points, int(jobs.steps.sum()))
+        if not count:
+            unknown = np.full(points, math.nan)
+            return cls(unknown, unknown, np.zeros(points, int), planned)
+        gammas = np.asarray(done.gamma, float)[:count]
+        unsolved = np.zeros(points, int)
+        if solver.gamma is not None:
+            asked = solver.gammas(done.round - 1, jobs.client)[:, None]
+            # measured in another order of summation than the rule's own
+            unsolved = (~(gammas <= asked * (1 + 1e-3))).sum(axis=0)
+            planned = np.asarray(done.steps)[:count].sum(axis=0)
+        return cls(gammas.mean(axis=0), gammas.max(axis=0), unsolved, planned)

@@ -1,7 +1,7 @@
-"""Which clients take part in a round, and what weight each one's answer gets."""
+"""Which clients take part in a round, and what share each one's answer has in the server's mean."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,44 +9,89 @@ from numpy.typing import NDArray
 from fedprox.errors import require, require_whole
 from fedprox.streams import Purpose, generator
 
+SAMPLINGS = ("uniform", "proportional", "bernoulli")
+
+
+class Drawn(NamedTuple):
+    """The clients of a cohort.
+
+    Attributes:
+        clients: Their indices, all different, shape (m,).
+        mass: What each one's answer counts, shape (m,): the mean over those that took part has
+            weights mass / sum of their masses.
+    """
+
+    clients: NDArray[np.int64]
+    mass: NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class Cohort:
-    """How a round's clients are chosen.
+    """How a round's clients are chosen, and how their answers are averaged.
 
     Attributes:
         clients_per_round: K, the clients of a round.
-        sampling: "uniform": K clients uniformly without replacement, averaged with weights
-            n_k / sum of the cohort's n_j. It is what all the papers' experiments use (McMahan et
-            al. 2017, Algorithm 1; Li et al. 2020, section 5.1).
+        sampling: "uniform": K clients uniformly without replacement, weights n_k / sum of the
+            cohort's n_j; what all the papers' experiments use (McMahan et al. 2017, Algorithm 1; Li
+            et al. 2020, section 5.1).
+            "proportional": K draws with replacement, client k with probability p_k = n_k / n, and
+            the plain mean over the draws (Li et al. 2020, Algorithms 1 and 2). A client drawn
+            twice works once and counts twice.
+            "bernoulli": every client by itself with probability K / N, weights n_k / sum of the
+            cohort's n_j; an empty cohort is drawn anew (Acar et al. 2021, the authors' code).
     """
 
     clients_per_round: int
-    sampling: Literal["uniform"] = "uniform"
+    sampling: Literal["uniform", "proportional", "bernoulli"] = "uniform"
 
     def __post_init__(self) -> None:
         require_whole("cohort.clients_per_round", self.clients_per_round)
         require(
-            self.sampling == "uniform",
-            f'cohort.sampling = {self.sampling!r}; it must be "uniform"',
+            self.sampling in SAMPLINGS,
+            f"cohort.sampling = {self.sampling!r}; it must be one of {', '.join(SAMPLINGS)}",
         )
 
-    def draw(self, seed: int, round_: int, clients: int) -> NDArray[np.int64]:
-        """The cohort of a round, shape (K,): distinct indices below `clients`.
+    def draw(
+        self,
+        seed: int,
+        round_: int,
+        offsets: NDArray[np.int64],
+        purpose: Purpose = Purpose.COHORT,
+    ) -> Drawn:
+        """The cohort of a round.
 
-        Its cost does not grow with `clients`.
+        Its cost grows at most with the logarithm of the number of clients.
 
-        >>> bool((Cohort(3).draw(0, 7, 10**9) == Cohort(3).draw(0, 7, 10**9)).all())
-        True
+        Args:
+            seed: Seed of the run.
+            round_: Round t.
+            offsets: Where each client's training rows begin, shape (clients + 1,).
+            purpose: What the cohort is for: cohorts of different purposes are independent.
+
+        >>> drawn = Cohort(2).draw(0, 7, np.array([0, 5, 6, 16]))
+        >>> len(drawn.clients), bool((drawn.mass == np.array([5, 1, 10])[drawn.clients]).all())
+        (2, True)
         """
-        stream = generator(seed, Purpose.COHORT, round_)
-        return stream.choice(clients, self.clients_per_round, replace=False)
+        stream, clients = generator(seed, purpose, round_), len(offsets) - 1
+        if self.sampling == "proportional":
+            # the owner of a row drawn uniformly is client k with probability n_k / n
+            rows = stream.integers(offsets[-1], size=self.clients_per_round)
+            owners = np.searchsorted(offsets, rows, side="right") - 1
+            return Drawn(*np.unique(owners, return_counts=True))
+        count = self.clients_per_round
+        if self.sampling == "bernoulli":
+            count = 0
+            while not count:
+                # given how many took part, who did is uniform
+                count = stream.binomial(clients, self.clients_per_round / clients)
+        chosen = stream.choice(clients, count, replace=False)
+        return Drawn(chosen, offsets[chosen + 1] - offsets[chosen])
 
 
-def weights(sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """n_k / sum_j n_j over the clients that took part, given their n_k.
+def weights(mass: NDArray[np.int64]) -> NDArray[np.float64]:
+    """mass_k / sum_j mass_j over the clients that took part.
 
     >>> weights(np.array([30, 10])).tolist()
     [0.75, 0.25]
     """
-    return sizes / max(int(sizes.sum()), 1)
+    return mass / max(int(mass.sum()), 1)

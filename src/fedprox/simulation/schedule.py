@@ -6,7 +6,9 @@ all lanes tick together. Where any lane ends a job, a segment ends: between segm
 only ticks, so nothing but the steps themselves is paid for in the inner loop.
 
 A tick reads at most `width` rows. A mini-batch wider than that takes several ticks, whose
-gradients add up.
+gradients add up. Where a mini-batch solver stops at a gamma, ticks that read all of a client's rows
+and take no step, a check, come before each epoch. An optimizer that searches along a line reads a
+client's rows itself: its tick is one step, and names the client's rows by the first.
 """
 
 import heapq
@@ -73,11 +75,14 @@ class Segments(NamedTuple):
     Attributes:
         stop: The tick at which each segment ends, int32 (devices, room); only `count` are used.
         count: Number of segments, int32 (devices,).
-        slot: The job that a lane ends there, -1 for none, int32 (devices, room, lanes).
+        begin: The job that a lane begins with the segment, -1 for none, int32 (devices, room,
+            lanes).
+        slot: The job that a lane ends with it, -1 for none, int32 (devices, room, lanes).
     """
 
     stop: Array
     count: Array
+    begin: Array
     slot: Array
 
 
@@ -85,7 +90,8 @@ def segments(packing: Packing, devices: int, lanes: int, room: int) -> Segments:
     """The segments of packed jobs, lanes being numbered through the devices.
 
     Args:
-        packing: Jobs in `devices * lanes` lanes, ending at `room` different ticks at most.
+        packing: Jobs in `devices * lanes` lanes, ending at `room` different ticks at most; those
+            without ticks are left out.
         devices: Number of devices.
         lanes: Lanes per device.
         room: Room for segments in the result.
@@ -95,17 +101,22 @@ def segments(packing: Packing, devices: int, lanes: int, room: int) -> Segments:
     ([[4, 5, 7, 0]], [3])
     >>> ends.slot[0, :3].tolist()
     [[-1, 2], [0, -1], [1, 3]]
+    >>> ends.begin[0, :3].tolist()
+    [[0, 2], [-1, 3], [1, -1]]
     """
     stop = np.zeros((devices, room), np.int32)
     count = np.zeros(devices, np.int32)
-    slot = np.full((devices, room, lanes), -1, np.int32)
+    begin, slot = (np.full((devices, room, lanes), -1, np.int32) for _ in range(2))
     for device in range(devices):
-        mine = np.flatnonzero(packing.lane // lanes == device)
+        mine = np.flatnonzero((packing.lane // lanes == device) & (packing.end > packing.start))
         ends = np.unique(packing.end[mine])
         count[device] = len(ends)
         stop[device, : len(ends)] = ends
-        slot[device, np.searchsorted(ends, packing.end[mine]), packing.lane[mine] % lanes] = mine
-    return Segments(stop, count, slot)
+        lane = packing.lane[mine] % lanes
+        slot[device, np.searchsorted(ends, packing.end[mine]), lane] = mine
+        # a job begins with the tick, so with the segment, after its lane's last one ended
+        begin[device, np.searchsorted(ends, packing.start[mine], side="right"), lane] = mine
+    return Segments(stop, count, begin, slot)
 
 
 def choose_lanes(
@@ -149,11 +160,18 @@ class Batches(NamedTuple):
         position: Positions in the epoch's order, -1 for none, shape (ticks, width).
         size: Examples of the mini-batch that a tick belongs to, shape (ticks,).
         last: Whether the tick completes its mini-batch, shape (ticks,).
+        check: Whether that is no mini-batch but a check of the stop rule, shape (ticks,).
     """
 
     position: NDArray[np.int32]
     size: NDArray[np.int32]
     last: NDArray[np.bool_]
+    check: NDArray[np.bool_]
+
+
+def no_check(ticks: int) -> NDArray[np.bool_]:
+    """Ticks that are no checks."""
+    return np.zeros(ticks, bool)
 
 
 @lru_cache(maxsize=4096)
@@ -171,22 +189,31 @@ def batches(size: int, batch: int, width: int) -> Batches:
             index.append(np.where(row < end, row, -1))
             sizes.append(end - begin)
             last.append(tick + width >= end)
-    return Batches(np.stack(index), np.array(sizes, np.int32), np.array(last))
+    position = np.stack(index)
+    return Batches(position, np.array(sizes, np.int32), np.array(last), no_check(len(position)))
 
 
 def tick_width(solver: Solver, largest: int) -> int:
     """Rows a tick reads, where the largest client has `largest` rows."""
-    return min(solver.batch_of(largest), WIDEST_TICK)
+    return 1 if solver.searches_line else min(solver.batch_of(largest), WIDEST_TICK)
+
+
+def needs_checks(solver: Solver) -> bool:
+    """Whether the stop rule takes ticks of its own."""
+    return solver.gamma is not None and solver.batch_size != "all"
 
 
 def ticks_for(solver: Solver, size: int, steps: int, width: int) -> int:
-    """Ticks that `steps` mini-batch steps of a client with `size` rows take."""
-    batch = solver.batch_of(size)
-    if batch <= width:
+    """Ticks that `steps` mini-batch steps of a client with `size` rows take, checks included."""
+    if solver.searches_line:
         return steps
-    epochs, left = divmod(steps, solver.steps_per_epoch(size))
+    batch, per_epoch = solver.batch_of(size), solver.steps_per_epoch(size)
+    checks = math.ceil(steps / per_epoch) * math.ceil(size / width) if needs_checks(solver) else 0
+    if batch <= width:
+        return steps + checks
+    epochs, left = divmod(steps, per_epoch)
     per_batch = math.ceil(batch / width)
-    return epochs * len(batches(size, batch, width).last) + left * per_batch
+    return epochs * len(batches(size, batch, width).last) + left * per_batch + checks
 
 
 class Jobs(NamedTuple):
@@ -246,15 +273,20 @@ class Plan(NamedTuple):
             number ~i stands for padding with row i, one of the same client's.
         size: Examples of the tick's mini-batch, int32 (R, D, ticks, L).
         last: Whether the tick completes its mini-batch, bool (R, D, ticks, L).
-        ends: Where jobs end, each array with a leading axis R.
+        check: Whether its mini-batch is a check of the stop rule, bool (R, D, ticks, L); None for
+            a solver that needs none.
+        ends: Where jobs begin and end, each array with a leading axis R.
         weight: Each job's weight, float32 (R, slots).
+        gamma: Each job's gamma, float32 (R, slots).
     """
 
     rows: Array
     size: Array
     last: Array
+    check: Array | None
     ends: Segments
     weight: Array
+    gamma: Array
 
 
 def plan_rounds(
@@ -267,38 +299,58 @@ def plan_rounds(
 
     Args:
         shape: Room in the plan; fewer rounds than `shape.rounds` leave the rest empty.
-        solver: Batch size; the steps themselves are in the jobs.
+        solver: Batch size and stop rule; the steps themselves are in the jobs.
         seed: Seed of the run.
         rounds: (t, jobs) of each round.
     """
     r, d, lanes, ticks, slots, width = shape
     room = min(slots, ticks)
     rows = np.full((r, d, ticks, lanes, width), -1, np.int32)
-    weight = np.zeros((r, slots), np.float32)
+    weight, gamma = np.zeros((r, slots), np.float32), np.zeros((r, slots), np.float32)
     ends = []
     shuffler = Shuffler(seed, Purpose.BATCHES)
-    several = []  # jobs whose mini-batches take several ticks
+    several = []  # jobs with mini-batches that are more or less than the rows of one tick
     for index, (t, jobs) in enumerate(rounds):
         packing = pack(job_ticks(solver, jobs, width), d * lanes)
         ends.append(segments(packing, d, lanes, room))
         weight[index, : len(jobs.weight)] = jobs.weight
+        gamma[index, : len(jobs.client)] = solver.gammas(t, jobs.client)
         for slot, size in enumerate(jobs.size.tolist()):
             start, end = int(packing.start[slot]), int(packing.end[slot])
             device, lane = divmod(int(packing.lane[slot]), lanes)
             at = index, device, slice(start, end), lane
-            epoch = batches(size, solver.batch_of(size), width)
-            rows[at] = _job_rows(epoch, shuffler, t, jobs, slot, end - start)
-            if solver.batch_of(size) > width:
+            epoch = job_epoch(solver, size, width)
+            if solver.searches_line:
+                rows[at] = jobs.offset[slot]
+            else:
+                rows[at] = _job_rows(epoch, shuffler, t, jobs, slot, end - start)
+            if needs_checks(solver) or solver.searches_line or solver.batch_of(size) > width:
                 several.append((at, epoch))
     ends += [segments(pack(np.zeros(0, np.int64), 1), d, lanes, room)] * (r - len(rounds))
     filled = np.count_nonzero(rows >= 0, axis=-1).astype(np.int32)
     size, last = np.maximum(filled, 1), filled > 0
+    check = np.zeros_like(last) if needs_checks(solver) else None
     for at, epoch in several:
-        size[at], last[at] = (
-            np.resize(epoch.size, size[at].shape),
-            np.resize(epoch.last, last[at].shape),
+        size[at] = np.resize(epoch.size, size[at].shape)
+        last[at] = np.resize(epoch.last, last[at].shape)
+        if check is not None:
+            check[at] = np.resize(epoch.check, last[at].shape)
+    joined = Segments(*map(np.stack, zip(*ends, strict=True)))
+    return Plan(rows, size, last, check, joined, weight, gamma)
+
+
+def job_epoch(solver: Solver, size: int, width: int) -> Batches:
+    """The ticks of one epoch of a client with `size` rows, with the check before it."""
+    if solver.searches_line:
+        return Batches(
+            np.zeros((1, 1), np.int32), np.array([size], np.int32), np.ones(1, bool), no_check(1)
         )
-    return Plan(rows, size, last, Segments(*map(np.stack, zip(*ends, strict=True))), weight)
+    epoch = batches(size, solver.batch_of(size), width)
+    if not needs_checks(solver):
+        return epoch
+    every = batches(size, size, width)
+    check = every._replace(check=np.ones_like(every.check))
+    return Batches(*(np.concatenate(pair) for pair in zip(check, epoch, strict=True)))
 
 
 def job_ticks(solver: Solver, jobs: Jobs, width: int) -> NDArray[np.int64]:

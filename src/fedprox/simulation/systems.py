@@ -1,17 +1,20 @@
 """Systems heterogeneity: which clients of a cohort cannot finish, and how far they get.
 
 Li et al. 2020, section 5.2: in every round a fraction of the cohort performs x epochs, x uniform
-on {1, ..., E}, where the others perform E.
+on {1, ..., E}, where the others perform E. Or by the clock: every client has a speed of its own and
+a round has a deadline, which is what that draw stands for ("a global clock").
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import require_number
-from fedprox.solver import Solver
+from fedprox.errors import require, require_number
+from fedprox.solver import Solver, as_numbers
 from fedprox.streams import Purpose, generator
 
 
@@ -27,13 +30,46 @@ class Systems:
     """How clients differ in the work they can do.
 
     Attributes:
-        stragglers: Fraction of every cohort that cannot finish, from 0 to 1.
+        stragglers: Fraction of every cohort that cannot finish, from 0 to 1; or else
+        deadline: seconds that a round lasts. A client takes as many steps as it has time for, and
+            is a straggler where these are fewer than it was asked to take.
+        step_seconds: With a deadline: seconds of a mini-batch step, the median over the clients;
+            or each client's own, shape (clients,).
+        spread: With a median: client k needs step_seconds exp(spread z_k), z_k ~ N(0, 1), the same
+            in every round.
+
+    Raises:
+        InputError: A number out of range, or a deadline beside a fraction or without speeds.
+
+    >>> Systems(deadline=60.0, step_seconds=0.1, spread=1.0).deadline
+    60.0
     """
 
     stragglers: float = 0.0
+    deadline: float | None = None
+    step_seconds: float | Sequence[float] | None = None
+    spread: float = 0.0
 
     def __post_init__(self) -> None:
         require_number("systems.stragglers", self.stragglers, most=1)
+        require_number("systems.spread", self.spread)
+        require(
+            (self.deadline is None) == (self.step_seconds is None),
+            "systems: give deadline and step_seconds together",
+        )
+        if self.deadline is None:
+            require(self.spread == 0, "systems.spread: it needs a deadline and step_seconds")
+            return
+        require(self.stragglers == 0, "systems: give either stragglers or a deadline, and not both")
+        require(
+            self.spread == 0 or not isinstance(self.step_seconds, Sequence),
+            "systems.spread: each client's step_seconds is given",
+        )
+        assert self.step_seconds is not None  # there is a deadline
+        for name, given in (("deadline", self.deadline), ("step_seconds", self.step_seconds)):
+            for value in as_numbers(f"systems.{name}", given):
+                require_number(f"systems.{name}", value)
+                require(value > 0, f"systems.{name} = {value}; it must be above 0")
 
     def work(
         self,
@@ -47,7 +83,8 @@ class Systems:
 
         Of K clients, round(s K) are stragglers, whichever they are. A straggler does a whole
         number of epochs, uniform on {1, ..., E}, independent of every other client; where the
-        solver counts steps, or E = 1, a number of steps, uniform on {1, ..., all of them}.
+        solver counts steps, or E = 1, a number of steps, uniform on {1, ..., all of them}. With a
+        deadline, a client's steps are those it has time for, none at the least.
 
         Args:
             seed: Seed of the run.
@@ -57,6 +94,10 @@ class Systems:
             solver: What a client that finishes would do.
         """
         steps = np.array([solver.steps_for(int(n)) for n in sizes], np.int64)
+        if self.deadline is not None:
+            seconds = np.array([self._step_seconds(seed, int(k)) for k in cohort])
+            in_time = np.floor(self.deadline / seconds)
+            return Work(np.minimum(steps, in_time).astype(np.int64), in_time < steps)
         stragglers = np.zeros(len(cohort), np.bool_)
         chosen = generator(seed, Purpose.STRAGGLERS, round_).permutation(len(cohort))
         stragglers[chosen[: round(self.stragglers * len(cohort))]] = True
@@ -68,3 +109,10 @@ class Systems:
             else:
                 steps[slot] = stream.integers(1, steps[slot], endpoint=True)
         return Work(steps, stragglers)
+
+    def _step_seconds(self, seed: int, client: int) -> float:
+        if isinstance(self.step_seconds, Sequence):
+            return self.step_seconds[client]
+        assert self.step_seconds is not None  # there is a deadline
+        z = generator(seed, Purpose.SPEED, 0, client).standard_normal()
+        return self.step_seconds * math.exp(self.spread * z)

@@ -1,0 +1,124 @@
+"""The first exchange of a round: grad F_k(w^t) of a cohort, and of the clients about to work."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedprox.model import Model, Params, weighted_loss
+from fedprox.simulation.lanes import over_lanes, run_segments, total, where_lanes
+from fedprox.simulation.reading import Reading, per_lane, plan_reading, reader
+from fedprox.simulation.schedule import Array, Jobs
+
+
+class Exchange(NamedTuple):
+    """The first exchange of some rounds: whose gradients are read, R rounds.
+
+    Jobs are the clients about to work, in their slots, and after them those of the first cohort.
+
+    Attributes:
+        reading: Which rows each lane reads; arrays with a leading axis R.
+        size: Rows of each job's client, float32 (R, jobs).
+        weight: Its weight in the mean gradient, 0 for the clients about to work, float32 (R, jobs).
+    """
+
+    reading: Reading
+    size: Array
+    weight: Array
+
+
+def plan_exchanges(
+    rounds: Sequence[tuple[Jobs, Jobs]],
+    *,
+    room: int,
+    slots: int,
+    first_slots: int,
+    ticks: int,
+    width: int,
+    devices: int,
+    lanes: int,
+) -> Exchange:
+    """The first exchanges of some rounds.
+
+    Args:
+        rounds: Jobs of the clients about to work, and of the first cohort, in each round.
+        room: Room for rounds.
+        slots: Room for clients about to work.
+        first_slots: Room for clients of the first cohort.
+        ticks: Room for ticks.
+        width: Rows of a slice.
+        devices: Number of devices.
+        lanes: Lanes per device.
+    """
+    size = np.ones((room, slots + first_slots), np.float32)
+    weight = np.zeros((room, slots + first_slots), np.float32)
+    readings = []
+    for r in range(room):
+        first = np.zeros(slots + first_slots, np.int64)
+        last = np.zeros(slots + first_slots, np.int64)
+        for begin, jobs in zip((0, slots), rounds[r] if r < len(rounds) else (), strict=False):
+            at = slice(begin, begin + len(jobs.size))
+            first[at], last[at], size[r, at] = jobs.offset, jobs.offset + jobs.size, jobs.size
+        if r < len(rounds):
+            weight[r, slots : slots + len(rounds[r][1].weight)] = rounds[r][1].weight
+        readings.append(
+            plan_reading(first, last, width=width, devices=devices, lanes=lanes, ticks=ticks)
+        )
+    return Exchange(jax.tree.map(lambda *a: np.stack(a), *readings), size, weight)
+
+
+def exchange_gradients(
+    model: Model, slots: int, lanes: int, width: int
+) -> Callable[[Params, jax.Array, jax.Array, Exchange], tuple[Params, Params]]:
+    """The first exchange of one round, inside the rounds' program.
+
+    Args:
+        model: The model.
+        slots: Room for clients about to work.
+        lanes: Lanes per device.
+        width: Rows of a slice.
+
+    Returns:
+        (w^t, x, y, exchange) -> grad F_k(w^t) of the clients about to work (slots, points, ...),
+        and the first cohort's weighted mean g^t.
+    """
+    read = reader(lanes, width)
+
+    def summed(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> Params:
+        return jax.grad(weighted_loss, argnums=1)(model, params, x, y, mask)
+
+    summed_all = over_lanes(jax.vmap(summed, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0))
+
+    def gradients(
+        params: Params, x: jax.Array, y: jax.Array, exchange: Exchange
+    ) -> tuple[Params, Params]:
+        def zeros(*shape: int) -> Params:
+            return jax.tree.map(lambda a: jnp.zeros((*shape, *a.shape), a.dtype), params)
+
+        def tick(i: jax.Array, carry: Any) -> Any:
+            sums, own, mean = carry
+            found = summed_all(params, *read(x, y, exchange.reading, i))
+            return jax.tree.map(jnp.add, sums, found), own, mean
+
+        def end_jobs(slot: jax.Array, carry: Any) -> Any:
+            sums, own, mean = carry
+            ended = slot >= 0
+            found = per_lane(sums, exchange.size[slot])
+            none = jax.tree.map(jnp.zeros_like, sums)
+            weight = jnp.where(ended, exchange.weight[slot], 0.0)
+            counted = where_lanes(ended, found, none)
+            mean = jax.tree.map(
+                lambda m, g: m + jnp.tensordot(weight, g, 1, precision="highest"), mean, counted
+            )
+            # slots beyond are those of the first cohort, whose gradients are not kept
+            target = jnp.where(ended, slot, slots)
+            own = jax.tree.map(lambda o, g: o.at[target].set(g, mode="drop"), own, found)
+            return where_lanes(ended, none, sums), own, mean
+
+        carry = (zeros(lanes), zeros(slots), zeros())
+        _, own, mean = run_segments(exchange.reading.ends, tick, end_jobs, carry)
+        return total((own, mean))
+
+    return gradients

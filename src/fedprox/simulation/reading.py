@@ -1,0 +1,118 @@
+"""Reading whole clients: which slices of the flat rows each lane reads, and what a slice holds.
+
+A job is a client (or any range of rows); a tick reads a slice of at most `width` of its rows.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.model import Params, read_slice
+from fedprox.simulation.lanes import over_lanes
+from fedprox.simulation.schedule import Array, Segments, pack, segments
+
+TICK_COST = 16
+"""What a tick costs beside its rows, in rows."""
+
+
+class Reading(NamedTuple):
+    """Which slices of the flat rows each lane reads; D devices, L lanes.
+
+    Attributes:
+        begin: First row of the slice, int32 (D, ticks, L).
+        end: The row before which it ends, int32 (D, ticks, L).
+        job: The job a slice belongs to, int32 (D, ticks, L).
+        ends: Where jobs end; arrays with a leading axis D.
+    """
+
+    begin: Array
+    end: Array
+    job: Array
+    ends: Segments
+
+
+def slice_width(sizes: NDArray[np.int64]) -> int:
+    """Rows per tick that read clients of these sizes at the least cost.
+
+    Wider slices than 64 are no gain on a CPU: XLA's matrix products take a slower path from 128
+    rows on.
+
+    >>> slice_width(np.array([1000])), slice_width(np.array([30] * 100))
+    (64, 32)
+    """
+
+    def cost(width: int) -> int:
+        return int(slices(sizes, width).sum()) * (width + TICK_COST)
+
+    best = min((16, 32, 64), key=cost)
+    return min(best, max(int(sizes.sum()), 1))
+
+
+def slices(sizes: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+    """Ticks that each client's rows take."""
+    return -(-sizes // width)
+
+
+def plan_reading(
+    first: NDArray[np.int64],
+    last: NDArray[np.int64],
+    *,
+    width: int,
+    devices: int,
+    lanes: int,
+    ticks: int | None = None,
+    slots: int | None = None,
+) -> Reading:
+    """Read row ranges, each being a job.
+
+    Args:
+        first: First flat row of each job, shape (jobs,).
+        last: The row before which it ends, shape (jobs,).
+        width: Rows of a slice.
+        devices: Number of devices.
+        lanes: Lanes per device.
+        ticks: Room for ticks; what is needed where left out.
+        slots: Room for jobs; as many as there are where left out.
+    """
+    packing = pack(slices(last - first, width), devices * lanes)
+    room = ticks if ticks is not None else max(packing.ticks, 1)
+    begin, end, job = (np.zeros((devices, room, lanes), np.int32) for _ in range(3))
+    for j in range(len(first)):
+        device, lane = divmod(int(packing.lane[j]), lanes)
+        at = device, slice(packing.start[j], packing.end[j]), lane
+        edges = np.arange(first[j], last[j], width)
+        begin[at], end[at], job[at] = edges, np.minimum(edges + width, last[j]), j
+    ends = segments(packing, devices, lanes, min(room, slots if slots is not None else len(first)))
+    return Reading(begin, end, job, ends)
+
+
+def read_everything(rows: int, *, width: int, devices: int, lanes: int) -> Reading:
+    """Read all flat rows in equal slices, whichever client they belong to."""
+    first = np.arange(0, rows, width)
+    last = np.minimum(first + width, rows)
+    return plan_reading(first, last, width=width, devices=devices, lanes=lanes)
+
+
+def my_part(reading: Reading) -> Reading:
+    """One device's part of a reading, inside `spread`."""
+    return jax.tree.map(lambda a: a[0], reading)
+
+
+def reader(lanes: int, width: int) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
+    """(x, y, reading, tick) -> each lane's slice, see `read_slice`."""
+
+    def read(
+        x: jax.Array, y: jax.Array, begin: jax.Array, end: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return read_slice(x, y, begin, end, width)
+
+    every = over_lanes(read, lanes, (None, None, 0, 0))
+    return lambda x, y, reading, i: every(x, y, reading.begin[i], reading.end[i])
+
+
+def per_lane(sums: Params, size: jax.Array) -> Params:
+    """Each lane's sums, leaves (lanes, ...), divided by its number of rows, shape (lanes,)."""
+    return jax.tree.map(lambda g: g / size.reshape((-1,) + (1,) * (g.ndim - 1)), sums)

@@ -1,0 +1,238 @@
+"""A client at work: its first position, a tick of its solver, its stop rule, its message.
+
+Everything here is about one client at one point of a sweep; the engine batches it over both.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedprox.algorithms.base import Algorithm, Message, Scalars, State
+from fedprox.model import Model, Params, read_slice, weighted_loss
+from fedprox.solver import Solver
+
+
+class Stop(NamedTuple):
+    """A client's stop rule: ||grad h_k(w)|| <= gamma ||grad h_k(s_k)||.
+
+    Attributes:
+        gamma: The client's gamma.
+        reference: ||grad h_k(s_k)||, negative until it is known.
+        done: Whether the rule is met.
+        steps: Steps taken, int32.
+    """
+
+    gamma: jax.Array
+    reference: jax.Array
+    done: jax.Array
+    steps: jax.Array
+
+
+class Worker(NamedTuple):
+    """A client at work.
+
+    Attributes:
+        params: Where it stands.
+        optimizer: Its optimizer's state.
+        gradient: Its gradient so far, where a mini-batch can take several ticks.
+        own: grad F_k(w^t), where the round had a first exchange.
+        stop: Its stop rule, if the solver has one.
+    """
+
+    params: Params
+    optimizer: Any
+    gradient: Params | None
+    own: Params | None
+    stop: Stop | None
+
+
+def steps_taken(workers: Worker) -> jax.Array | None:
+    """Steps of each lane's client so far; None where the plan says it."""
+    return None if workers.stop is None else workers.stop.steps
+
+
+def at_rest(workers: Worker, lanes: jax.Array) -> Worker:
+    """Let some lanes (lanes,) wait for their next client, where there is a stop rule to say so."""
+    if workers.stop is None:
+        return workers
+    done = workers.stop.done | lanes[:, None]
+    return workers._replace(stop=workers.stop._replace(done=done))
+
+
+class Client(NamedTuple):
+    """What all clients of a program share.
+
+    Attributes:
+        model: The model.
+        algorithm: The method.
+        solver: The local solver, already the algorithm's own.
+        accumulate: Whether a mini-batch can take several ticks.
+        width: Rows of a slice when reading a whole client.
+    """
+
+    model: Model
+    algorithm: Algorithm
+    solver: Solver
+    accumulate: bool
+    width: int
+
+    def begin(self, state: State, numbers: Scalars, own: Params | None, gamma: jax.Array) -> Worker:
+        """A client before its first tick."""
+        params = self.algorithm.subproblem(state, numbers, own).start
+        return Worker(
+            params,
+            self.solver.init(params, numbers["learning_rate"]),
+            jax.tree.map(jnp.zeros_like, params) if self.accumulate else None,
+            own,
+            None if self.solver.gamma is None else _not_done(gamma),
+        )
+
+    def work(
+        self,
+        worker: Worker,
+        state: State,
+        numbers: Scalars,
+        x: jax.Array,
+        y: jax.Array,
+        weights: jax.Array,
+        last: jax.Array,
+        check: jax.Array | None,
+    ) -> Worker:
+        """One tick.
+
+        Args:
+            worker: The client.
+            state: The server's state.
+            numbers: The algorithm's own numbers and the learning rate.
+            x: Features of the tick's rows (B, ...).
+            y: Their labels.
+            weights: 1 / the mini-batch's size for rows that count, else 0, shape (B,).
+            last: Whether the tick completes its mini-batch.
+            check: Whether that is a check of the stop rule; None for a solver without checks.
+        """
+        gradient = jax.grad(weighted_loss, argnums=1)(self.model, worker.params, x, y, weights)
+        if self.accumulate:
+            gradient = jax.tree.map(jnp.add, worker.gradient, gradient)
+        problem = self.algorithm.subproblem(state, numbers, worker.own)
+        of_h = problem.gradient(worker.params, gradient)
+        params, optimizer = self.solver.step(
+            worker.params, worker.optimizer, of_h, numbers["learning_rate"]
+        )
+        stepped = worker._replace(params=params, optimizer=optimizer)
+        if not self.accumulate and worker.stop is None:
+            return stepped
+        stop, step = _follow(worker.stop, of_h, last, check)
+        moved = jax.tree.map(lambda a, b: jnp.where(step, a, b), stepped, worker)
+        if self.accumulate:
+            gradient = jax.tree.map(lambda g: jnp.where(last, 0.0, g), gradient)
+        return moved._replace(gradient=gradient if self.accumulate else None, stop=stop)
+
+    def search(
+        self,
+        worker: Worker,
+        state: State,
+        numbers: Scalars,
+        x: jax.Array,
+        y: jax.Array,
+        first: jax.Array,
+        size: jax.Array,
+        active: jax.Array,
+    ) -> Worker:
+        """One step of an optimizer that searches along a line, on all of the client's rows.
+
+        Args:
+            worker: The client.
+            state: The server's state.
+            numbers: The algorithm's own numbers and the learning rate.
+            x: All clients' features.
+            y: All clients' labels.
+            first: The client's first row.
+            size: Its number of rows.
+            active: Whether the lane has a client.
+        """
+        problem = self.algorithm.subproblem(state, numbers, worker.own)
+        whole = _whole_client(self.model, self.width)
+
+        def h(params: Params) -> jax.Array:
+            return problem.value(params, whole(params, x, y, first, size))
+
+        value, gradient = jax.value_and_grad(h)(worker.params)
+        params, optimizer = self.solver.step(
+            worker.params,
+            worker.optimizer,
+            gradient,
+            numbers["learning_rate"],
+            value=value,
+            grad=gradient,
+            value_fn=h,
+        )
+        stop, step = _follow(worker.stop, gradient, active, None)
+        stepped = worker._replace(params=params, optimizer=optimizer)
+        moved = jax.tree.map(lambda a, b: jnp.where(step, a, b), stepped, worker)
+        return moved._replace(stop=stop)
+
+    def message(self, worker: Worker, state: State, numbers: Scalars) -> Message:
+        """What a client sends once its job has ended."""
+        problem = self.algorithm.subproblem(state, numbers, worker.own)
+        return self.algorithm.message(problem, worker.params)
+
+
+def _not_done(gamma: jax.Array) -> Stop:
+    return Stop(gamma, jnp.float32(-1), jnp.bool_(False), jnp.int32(0))
+
+
+def _follow(
+    stop: Stop | None, gradient: Params, last: jax.Array, check: jax.Array | None
+) -> tuple[Stop | None, jax.Array]:
+    """The stop rule after a tick, and whether the client takes a step.
+
+    Args:
+        stop: The rule so far; None for none.
+        gradient: grad h_k where the client stands.
+        last: Whether the gradient is complete.
+        check: Whether it is for the rule alone; None where every gradient is of all rows.
+    """
+    if stop is None:
+        return None, last
+    known = last if check is None else last & check
+    norm = optax.tree.norm(gradient)
+    reference = jnp.where(known & (stop.reference < 0), norm, stop.reference)
+    done = stop.done | (known & (norm <= stop.gamma * reference))
+    step = last & ~done if check is None else last & ~done & ~check
+    return Stop(stop.gamma, reference, done, stop.steps + step), step
+
+
+def _whole_client(model: Model, width: int) -> Callable[..., jax.Array]:
+    """(params, x, y, first row, rows) -> F_k(params), differentiable in params.
+
+    A client's rows are read slice by slice, so memory does not grow with them; values and gradient
+    come from the same pass.
+    """
+
+    def both(
+        params: Params, x: jax.Array, y: jax.Array, first: jax.Array, size: jax.Array
+    ) -> tuple[jax.Array, Params]:
+        def add(j: jax.Array, sums: Any) -> Any:
+            begin = first + j * width
+            batch = read_slice(x, y, begin, first + size, width)
+            found = jax.value_and_grad(weighted_loss, argnums=1)(model, params, *batch)
+            return jax.tree.map(jnp.add, sums, found)
+
+        nothing = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+        sums = jax.lax.fori_loop(0, -(-size // width), add, nothing)
+        return jax.tree.map(lambda a: a / size, sums)
+
+    @jax.custom_vjp
+    def value(
+        params: Params, x: jax.Array, y: jax.Array, first: jax.Array, size: jax.Array
+    ) -> jax.Array:
+        return both(params, x, y, first, size)[0]
+
+    def backward(gradient: Params, scale: jax.Array) -> tuple[Params, None, None, None, None]:
+        return jax.tree.map(lambda g: scale * g, gradient), None, None, None, None
+
+    value.defvjp(both, backward)
+    return value

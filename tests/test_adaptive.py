@@ -1,0 +1,102 @@
+"""Adaptive mu (Li et al. 2020, section 5.3.2)."""
+
+import itertools
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedprox import Cohort, Solver, Systems, compare, datasets, feddane, fedprox, models, simulate
+from fedprox.algorithms.adaptive import first_trend, follow
+
+
+def by_hand(mu: float, losses: list[float]) -> list[float]:
+    """mu in force in each round, given f(w^0), f(w^1), ..."""
+    used, falls = [], 0
+    for before, after in itertools.pairwise(losses):
+        used.append(mu)
+        if after > before or not math.isfinite(after):
+            mu, falls = mu + 0.1, 0
+        elif after < before:
+            falls += 1
+            if falls == 5:
+                mu, falls = max(mu - 0.1, 0.0), 0
+        else:
+            falls = 0
+    return used
+
+
+@given(
+    losses=st.lists(
+        st.one_of(st.integers(0, 9).map(float), st.sampled_from([math.nan, math.inf])),
+        min_size=2,
+        max_size=40,
+    ),
+    start=st.sampled_from([0.0, 0.05, 1.0]),
+)
+def test_the_schedule_is_the_papers(losses: list[float], start: float) -> None:
+    mu, trend = jnp.array([start]), first_trend(jnp.array([losses[0]]))
+    used = []
+    for loss in losses[1:]:
+        used.append(float(mu[0]))
+        mu, trend = follow(mu, trend, jnp.array([loss]))
+    np.testing.assert_allclose(used, by_hand(start, losses), atol=1e-5)
+
+
+@pytest.mark.parametrize("method", [fedprox, feddane])
+def test_a_run_uses_the_mu_that_its_losses_ask_for(method: type) -> None:
+    federation = datasets.synthetic(clients=10)
+    runs = simulate(
+        federation,
+        models.logistic(federation),
+        method(mu=[0.0, 1.0], adapt=True),
+        solver=Solver(0.03, batch_size=10, epochs=5),
+        cohort=Cohort(3),
+        systems=Systems(0.5),
+        rounds=25,
+        seed=1,
+    )
+    for run in runs:
+        losses = [record.train_loss for record in run.history]
+        used = [record.numbers["mu"] for record in run.history[1:]]
+        np.testing.assert_allclose(used, by_hand(run.numbers["mu"], losses), atol=1e-5)
+    assert len({record.numbers["mu"] for record in runs[0].history}) > 2
+    assert [run.label for run in runs] == [
+        f"{runs[0].method} mu=0 adaptive",
+        f"{runs[0].method} mu=1 adaptive",
+    ]
+
+
+def test_the_schedule_looks_at_every_round_whatever_is_recorded() -> None:
+    federation = datasets.synthetic(clients=10)
+    often, seldom = (
+        simulate(
+            federation,
+            models.logistic(federation),
+            fedprox(mu=0.0, adapt=True),
+            solver=Solver(0.03, batch_size=10, epochs=5),
+            cohort=Cohort(3),
+            rounds=12,
+            evaluate_every=every,
+        )[0]
+        for every in (1, 5)
+    )
+    assert [record.round for record in seldom.history] == [0, 5, 10, 12]
+    assert seldom.final == often.final
+
+
+def test_an_adaptive_mu_stands_beside_fixed_ones() -> None:
+    federation = datasets.synthetic(clients=6)
+    fixed, adaptive = compare(
+        federation,
+        models.logistic(federation),
+        [fedprox(mu=0.5), fedprox(mu=0.5, adapt=True)],
+        solver=Solver(0.01, batch_size=10, epochs=2),
+        cohort=Cohort(3),
+        rounds=1,
+    )
+    # nothing is known before the first round: it is the same for both
+    assert fixed.final.train_loss == pytest.approx(adaptive.final.train_loss, rel=1e-6)

@@ -1,0 +1,240 @@
+"""Property 23: gamma-inexact local solves, by any local solver."""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedprox import (
+    Cohort,
+    Federation,
+    InputError,
+    Solver,
+    Systems,
+    compare,
+    feddane,
+    fedprox,
+    line_search_descent,
+    models,
+    simulate,
+)
+from fedprox.simulation import programs
+from fedprox.simulation.run import initial_params
+from tests import oracle
+from tests.quadratics import one_run, quadratic_federation, quadratic_model, random_quadratics
+from tests.test_engine import as_oracle, ragged_federation
+
+ROWS = [1, 9, 10, 11, 150, 300]
+
+SOLVERS: dict[str, dict[str, Any]] = {
+    "mini-batches": {"learning_rate": 0.02, "batch_size": 10, "epochs": 200},
+    "gradient descent": {"learning_rate": 0.2, "batch_size": "all", "steps": 2000},
+    "line search": {
+        "learning_rate": 4.0,
+        "batch_size": "all",
+        "steps": 300,
+        "optimizer": line_search_descent,
+    },
+    "L-BFGS": {"learning_rate": 1.0, "batch_size": "all", "steps": 60, "optimizer": optax.lbfgs},
+}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_every_solver_meets_its_gamma(name: str, lanes: int) -> None:
+    federation = ragged_federation(ROWS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(programs, "choose_lanes", lambda *_: lanes)
+        runs = simulate(
+            federation,
+            models.logistic(federation),
+            fedprox(mu=[0.5, 2.0]),
+            solver=Solver(**SOLVERS[name], gamma=0.2),
+            cohort=Cohort(len(ROWS)),
+            rounds=3,
+        )
+    for run in runs:
+        for record in run.history[1:]:
+            assert 0 < record.gamma_max <= 0.2 * 1.001
+            assert record.unsolved == 0
+            assert record.client_steps > 0
+        assert run.client_steps == sum(record.client_steps for record in run.history)
+    # a stronger proximal term makes the local problem easier
+    assert runs[1].client_steps < runs[0].client_steps
+
+
+def descent_steps(
+    a: np.ndarray, b: np.ndarray, start: np.ndarray, mu: float, eta: float, gamma: float
+) -> int:
+    """Steps of gradient descent on h until ||grad h|| <= gamma ||grad h(start)||."""
+    w, steps = start, 0
+    first = np.linalg.norm(a @ (w - b))
+    while np.linalg.norm(a @ (w - b) + mu * (w - start)) > gamma * first:
+        w, steps = w - eta * (a @ (w - b) + mu * (w - start)), steps + 1
+    return steps
+
+
+@settings(max_examples=6)
+@given(seed=st.integers(0, 99), gamma=st.sampled_from([0.9, 0.3, 0.05]), mu=st.floats(0, 3))
+def test_gradient_descent_stops_at_the_first_step_that_meets_gamma(
+    seed: int, gamma: float, mu: float
+) -> None:
+    a, b = random_quadratics(seed, 5, 3)
+    start, eta = np.ones(3), 0.1
+    federation = quadratic_federation(a, b, rows=[1, 200, 3, 4, 129])
+    solver = Solver(eta, batch_size="all", steps=3000, gamma=gamma)
+    run = one_run(federation, quadratic_model(start), fedprox(mu=mu), solver)
+    expected = [descent_steps(*pair, start, mu, eta, gamma) for pair in zip(a, b, strict=True)]
+    assert abs(run.client_steps - sum(expected)) <= 1  # rounding at the very edge
+
+
+def test_mini_batches_stop_after_the_first_epoch_that_meets_gamma() -> None:
+    # the same mini-batches as without a rule, cut at an epoch's end
+    federation = ragged_federation([73])
+    model = models.logistic(federation)
+    setting: dict[str, Any] = {"cohort": Cohort(1), "rounds": 1}
+
+    def after(**stop: Any) -> Any:
+        solver = Solver(0.05, batch_size=10, **stop)
+        (run,) = compare(federation, model, [fedprox(mu=0.3)], solver=solver, **setting)
+        return run
+
+    stopped = after(epochs=60, gamma=0.25)
+    epochs, left = divmod(stopped.client_steps, 8)
+    assert left == 0
+    assert 1 < epochs < 60
+    exact, before = after(epochs=epochs), after(epochs=epochs - 1)
+    for x, y in zip(jax.tree.leaves(stopped.params), jax.tree.leaves(exact.params), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7)
+    assert exact.final.gamma_max <= 0.25 < before.final.gamma_max
+
+
+def test_gamma_may_differ_by_client_and_round() -> None:
+    asked = np.array([0.6, 0.2, 0.05])
+
+    def gammas(round_: int, clients: np.ndarray) -> np.ndarray:
+        return asked[clients] / (1 + round_)
+
+    federation = quadratic_federation(*random_quadratics(5, 3, 4))
+    solver = Solver(0.02, batch_size="all", steps=5000, gamma=gammas)
+    run = one_run(federation, quadratic_model(np.ones(4)), fedprox(mu=0.1), solver, rounds=2)
+    for t, record in enumerate(run.history[1:]):
+        # small steps overshoot little
+        assert record.gamma_mean == pytest.approx(asked.mean() / (1 + t), rel=0.1)
+        assert record.gamma_max <= 0.6 / (1 + t) * 1.001
+        assert record.unsolved == 0
+
+
+@pytest.mark.parametrize("values", [[0.1, 0.2], [0.1, 0.2, 1.5], [0.1, 0.2, np.nan]])
+def test_a_gamma_function_must_give_numbers_from_0_to_1(values: list[float]) -> None:
+    federation = quadratic_federation(*random_quadratics(5, 3, 4))
+    solver = Solver(0.1, batch_size="all", steps=5, gamma=lambda _t, _k: np.array(values))
+    with pytest.raises(InputError, match=r"in round 0 its function gives .* 3 numbers from 0 to 1"):
+        one_run(federation, quadratic_model(np.ones(4)), fedprox(mu=0.1), solver)
+
+
+def test_the_limit_is_reported_where_it_comes_first() -> None:
+    federation = quadratic_federation(*random_quadratics(6, 4, 3))
+    solver = Solver(0.01, batch_size="all", steps=3, gamma=0.1)
+    run = one_run(federation, quadratic_model(np.ones(3)), fedprox(mu=0.1), solver)
+    assert run.final.unsolved == 4
+    assert run.final.client_steps == 12
+    assert run.final.gamma_max > 0.1
+
+
+def test_gamma_one_asks_for_no_work() -> None:
+    federation = ragged_federation([20, 30])
+    run = one_run(
+        federation,
+        models.logistic(federation),
+        fedprox(mu=0.1),
+        Solver(0.1, batch_size=10, epochs=3, gamma=1.0),
+    )
+    assert run.client_steps == 0
+    assert run.final.gamma_mean == pytest.approx(1)
+    assert run.history[0].train_loss == run.final.train_loss
+
+
+def test_stragglers_lower_the_limit() -> None:
+    federation = ragged_federation([40, 40, 40, 40])
+    run = one_run(
+        federation,
+        models.logistic(federation),
+        fedprox(mu=0.1),
+        Solver(0.001, batch_size=10, epochs=4, gamma=0.0),
+        systems=Systems(stragglers=1.0),
+        seed=3,
+    )
+    assert run.final.unsolved == 4
+    assert run.client_steps < 4 * 4 * 4
+
+
+def test_a_line_search_minimises_exactly_and_handles_linear_terms() -> None:
+    a, b = random_quadratics(7, 3, 4)
+    federation = quadratic_federation(a, b, rows=[1, 130, 7])
+    mu, start = 0.3, np.ones(4)
+    solver = Solver(1.0, batch_size="all", steps=30, optimizer=optax.lbfgs)
+    run = one_run(federation, quadratic_model(start), feddane(mu=mu), solver)
+    p = np.array([1, 130, 7]) / 138
+    g = [a_k @ (start - b_k) for a_k, b_k in zip(a, b, strict=True)]
+    mean = np.tensordot(p, g, 1)
+    # grad h = A (w - b) + (g^t - grad F_k(w^t)) + mu (w - w^t) = 0
+    solved = [
+        np.linalg.solve(a_k + mu * np.eye(4), a_k @ b_k - mean + g_k + mu * start)
+        for a_k, b_k, g_k in zip(a, b, g, strict=True)
+    ]
+    np.testing.assert_allclose(run.params, np.tensordot(p, solved, 1), rtol=1e-3, atol=1e-4)
+
+
+def test_a_line_search_step_equals_the_oracles() -> None:
+    federation = ragged_federation([150])
+    model = models.logistic(federation)
+    solver = Solver(8.0, batch_size="all", steps=1, optimizer=line_search_descent)
+    run = one_run(federation, model, fedprox(mu=0.0), solver)
+    x, y = oracle.client_rows(federation, 0)
+    begin = as_oracle(initial_params(model, 0))
+    loss, gradient = oracle.loss_and_gradient(begin, x, y)
+    squared = sum((g**2).sum() for g in gradient)
+    eta = 8.0
+    while True:
+        end = oracle.Params(*(w - eta * g for w, g in zip(begin, gradient, strict=True)))
+        if oracle.loss_and_gradient(end, x, y)[0] <= loss - 1e-4 * eta * squared:
+            break
+        eta /= 2
+    assert eta < 8
+    for got, expected in zip(as_oracle(run.params), end, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_line_search_needs_whole_clients() -> None:
+    with pytest.raises(InputError, match='searches along a line, which needs "all"'):
+        Solver(1.0, batch_size=10, steps=5, optimizer=optax.lbfgs)
+    momentum = functools.partial(optax.sgd, momentum=0.9)
+    assert not Solver(1.0, batch_size=10, steps=5, optimizer=momentum).searches_line
+
+
+@pytest.mark.parametrize("gamma", [-0.1, 1.1, float("nan")])
+def test_a_gamma_out_of_range_is_refused(gamma: float) -> None:
+    with pytest.raises(InputError, match=r"solver.gamma = .*; it must be from 0 to 1"):
+        Solver(1.0, batch_size=10, steps=5, gamma=gamma)
+
+
+def test_an_oracle_agrees_when_the_rule_never_binds() -> None:
+    federation: Federation = ragged_federation(ROWS)
+    model = models.logistic(federation)
+    setting: dict[str, Any] = {"cohort": Cohort(4), "rounds": 2, "systems": Systems(0.5)}
+    free, ruled = (
+        compare(federation, model, [fedprox(mu=0.1)], solver=solver, **setting)[0]
+        for solver in (
+            Solver(0.1, batch_size=10, epochs=3),
+            Solver(0.1, batch_size=10, epochs=3, gamma=0.0),
+        )
+    )
+    assert free.client_steps == ruled.client_steps
+    for x, y in zip(jax.tree.leaves(free.params), jax.tree.leaves(ruled.params), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)

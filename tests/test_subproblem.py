@@ -1,0 +1,99 @@
+"""Property 18, the proximal parts: any anchor, any start, and splitting with exact answers."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedprox import Solver, Subproblem
+from tests.quadratics import Vector, random_quadratics
+
+Prox = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+@functools.cache
+def solved(dimension: int) -> Prox:
+    """(A, b, start, anchor, mu) -> argmin_w F(w) + (mu/2) ||w - anchor||^2, by the solver."""
+    solver = Solver(1.0, batch_size="all", steps=dimension + 10, optimizer=optax.lbfgs)
+    rate = jnp.float32(1)
+
+    @jax.jit
+    def solve(
+        a: jax.Array, b: jax.Array, start: jax.Array, anchor: jax.Array, mu: jax.Array
+    ) -> jax.Array:
+        problem = Subproblem(start, mu, anchor)
+
+        def h(w: jax.Array) -> jax.Array:
+            return problem.value(w, 0.5 * (w - b) @ a @ (w - b))
+
+        def step(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], None]:
+            w, state = carry
+            gradient = problem.gradient(w, a @ (w - b))
+            extra = {"value": h(w), "grad": gradient, "value_fn": h}
+            return solver.step(w, state, gradient, rate, **extra), None
+
+        carry = (problem.start, solver.init(problem.start, rate))
+        return jax.lax.scan(step, carry, None, length=solver.steps)[0][0]
+
+    return solve
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 999), s=st.floats(0.1, 5))
+def test_an_exact_answer_is_the_proximal_point_of_any_anchor(seed: int, s: float) -> None:
+    (a,), (b,) = random_quadratics(seed, 1, 4)
+    start, anchor = np.random.default_rng(seed).normal(size=(2, 4))
+    ours = solved(4)(*map(jnp.float32, (a, b, start, anchor, 1 / s)))
+    # prox_{sF}(v) = (A + I/s)^-1 (A b + v/s)
+    expected = np.linalg.solve(a + np.eye(4) / s, a @ b + anchor / s)
+    np.testing.assert_allclose(ours, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_value_and_gradient_of_h_agree() -> None:
+    (a,), (b,) = random_quadratics(3, 1, 4)
+    start, anchor, linear, w = map(jnp.float32, np.random.default_rng(3).normal(size=(4, 4)))
+    problem = Subproblem(start, jnp.float32(0.7), anchor, linear)
+    by_autodiff = jax.grad(lambda w: problem.value(w, 0.5 * (w - b) @ a @ (w - b)))(w)
+    np.testing.assert_allclose(problem.gradient(w, a @ (w - b)), by_autodiff, rtol=1e-4)
+
+
+def splitting(a: list[Vector], b: list[Vector], s: float, rounds: int) -> Vector:
+    """FedSplit with every client: w_k = prox_{sF_k}(2 x - z_k), z_k += 2 (w_k - x), x = mean z."""
+    z = np.zeros((len(a), len(b[0])))
+    for _ in range(rounds):
+        x = z.mean(axis=0)
+        for k in range(len(a)):
+            arguments = (a[k], b[k], x, 2 * x - z[k], 1 / s)
+            z[k] += 2 * (np.asarray(solved(len(x))(*map(jnp.float32, arguments))) - x)
+    return np.asarray(z.mean(axis=0))
+
+
+@pytest.mark.parametrize("s", [0.5, 2.0])
+def test_splitting_with_exact_answers_ends_at_the_minimiser(s: float) -> None:
+    a, b = random_quadratics(5, 4, 4)
+    minimiser = np.linalg.solve(sum(a), sum(x @ y for x, y in zip(a, b, strict=True)))
+    np.testing.assert_allclose(splitting(a, b, s, rounds=60), minimiser, atol=2e-3)
+
+
+def test_splitting_is_peaceman_rachfords() -> None:
+    # z <- R_f R_mean z with reflections R = 2 prox - 1, done here with closed forms
+    a, b = random_quadratics(6, 3, 4)
+    z, s = np.zeros((3, 4)), 1.0
+    for _ in range(5):
+        x = z.mean(axis=0)
+        reflected = 2 * x - z
+        prox = np.array(
+            [
+                np.linalg.solve(a[k] + np.eye(4) / s, a[k] @ b[k] + reflected[k] / s)
+                for k in range(3)
+            ]
+        )
+        z = 2 * prox - reflected
+    np.testing.assert_allclose(splitting(a, b, s, rounds=5), z.mean(axis=0), rtol=1e-3, atol=1e-3)
