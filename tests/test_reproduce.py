@@ -365,7 +365,7 @@ def test_an_item_runs_end_to_end(ran: Ran) -> None:
     assert (folder / "table.md").read_text() == ran.text
     assert "2 of 4 rounds; 2 seeds; made up" in ran.text
     assert "+22 %" in ran.text
-    assert "Left out: not yet." in ran.text
+    assert "B is left out: not yet." in ran.text
     rows = list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
     assert {(row["label"], row["seed"]) for row in rows} == {
         (label, seed) for label in ("fedprox mu=0", "fedprox mu=1") for seed in "01"

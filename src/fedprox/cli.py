@@ -198,7 +198,8 @@ def _listing() -> Table:
         shown.add_column(header, no_wrap=header == "item")
     for key, item in ITEMS.items():
         times = (duration(item.seconds[scale]) for scale in SCALES)
-        shown.add_row(key, item.title, ", ".join(item.data), *times)
+        left_out = f" (not yet: {', '.join(item.missing)})" if item.missing else ""
+        shown.add_row(key, item.title, ", ".join(item.data) + left_out, *times)
     return shown
 
 

@@ -149,11 +149,11 @@ class Item:
     notes: tuple[str, ...] = ()
 
     @property
-    def missing(self) -> tuple[str, ...]:
-        """Why parts of it are empty."""
-        panels = [p.missing for row in self.rows for p in row.panels if p.missing]
-        empty = [s.note for s in self.statistics if s.data is None]
-        return tuple(dict.fromkeys(panels + empty))
+    def missing(self) -> dict[str, str]:
+        """Data sets that it lacks, and why."""
+        panels = {p.title: p.missing for row in self.rows for p in row.panels if p.missing}
+        rows = {row.title: row.note for row in self.statistics if row.data is None}
+        return {title.partition(",")[0]: why for title, why in (panels | rows).items()}
 
     @property
     def data(self) -> tuple[str, ...]:

@@ -41,7 +41,8 @@ def table(
         f"{item.source}. `fedprox reproduce {name} --scale {scale.name}`, seeds {seeds}, {took}.",
         "",
     ]
-    for note in (*item.notes, *(f"Left out: {missing}." for missing in item.missing)):
+    left_out = [f"{title} is left out: {why}." for title, why in item.missing.items()]
+    for note in (*item.notes, *left_out):
         lines += [note, ""]
     if item.statistics:
         lines += _statistics(item.statistics, statistics)
