@@ -243,6 +243,11 @@ def test_summaries_by_hand() -> None:
         ([-1.0, -1.2, -0.8], None, "does not hold"),
         ([1.0, -0.8, 0.1], None, "within noise"),
         ([0.0, 0.0], None, "within noise"),
+        # heavy tails: two standard errors would not do
+        ([1.0, 100.0], None, "within noise"),
+        ([1.0, 2.0, 1.0, 2.0, 100.0], None, "holds"),
+        ([-1.0, -2.0, -1.0, -2.0, -100.0], None, "does not hold"),
+        ([-1.0, 2.0, 1.0, 2.0, 100.0], None, "within noise"),
         ([np.inf, 1.0], None, "holds"),
         ([-np.inf, -1.0], None, "does not hold"),
         ([np.inf, -1.0], None, "within noise"),

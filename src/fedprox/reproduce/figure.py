@@ -50,7 +50,7 @@ def figure(item: Item, measured: Measured) -> "Figure":
         figsize=(max(2.9 * columns, 6), 2.4 * len(item.rows) + 0.9), layout="constrained"
     )
     grid = drawn.subplots(len(item.rows), columns, squeeze=False)
-    drawn.suptitle(item.title, fontsize=10)
+    drawn.suptitle(_symbols(item.title), fontsize=10)
     legend: dict[str, Any] = {}
     for i, row in enumerate(item.rows):
         for j, axis in enumerate(grid[i]):
@@ -65,7 +65,7 @@ def figure(item: Item, measured: Measured) -> "Figure":
             axis.tick_params(labelsize=8)
             if j == 0:
                 words = [row.label, MEASURES[panel.measure]]
-                axis.set_ylabel("\n".join(dict.fromkeys(filter(None, words))), fontsize=9)
+                axis.set_ylabel(_symbols("\n".join(filter(None, words))), fontsize=9)
             if i == len(item.rows) - 1 and not panel.missing:
                 axis.set_xlabel("round", fontsize=9)
     shown = sorted(legend, key=list(COLOURS).index)

@@ -11,8 +11,8 @@ from fedprox.reproduce.verdicts import Judged, Measured, judge, pick
 
 HOW = (
     "Ours are means over seeds, ± their standard deviation; in brackets the least, the median and "
-    "the greatest over seeds. A claim holds, or does not, where the mean difference is two "
-    "standard errors from zero."
+    "the greatest over seeds. A claim holds, or does not, where the mean of the paired differences "
+    "is two standard errors from zero, or where all of five seeds agree."
 )
 
 

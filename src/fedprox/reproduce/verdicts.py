@@ -59,25 +59,34 @@ def judge(claim: Claim, measured: Measured) -> list[Judged]:
 def verdict(differences: NDArray[np.float64], alike: float | None = None) -> Verdict:
     """What paired differences say, one for each seed.
 
-    Their mean must be two standard errors above zero to hold, and as far below not to; a single
-    seed says nothing of noise, so its sign decides. Where a difference is infinite (one side
-    diverged), or not a number (both did), all signs must agree. `alike`: the size of the mean must
-    be below it instead.
+    They say something where their mean is two standard errors from zero, or where all of five or
+    more agree (by chance that happens once in 16); a single seed says nothing of noise, so its sign
+    decides. Where a difference is infinite (one side diverged), or not a number (both did), all
+    must agree. `alike`: the size of the mean must be below it instead.
 
     >>> verdict(np.array([1.0, 1.1, 0.9])), verdict(np.array([1.0, -1.1]))
     ('holds', 'within noise')
     """
-    if not np.isfinite(differences).all():
-        if alike is not None:
-            return "does not hold"
-        if (differences > 0).all():
-            return "holds"
-        return "does not hold" if (differences < 0).all() else "within noise"
-    mean = float(differences.mean())
     count = len(differences)
-    noise = 2 * float(differences.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
+    finite = np.isfinite(differences).all()
     if alike is not None:
-        mean = alike - abs(mean)
+        if not finite:
+            return "does not hold"
+        return _beyond(alike - abs(float(differences.mean())), _noise(differences))
+    if (count >= 5 or not finite) and ((differences > 0).all() or (differences < 0).all()):
+        return "holds" if differences[0] > 0 else "does not hold"
+    if not finite:
+        return "within noise"
+    return _beyond(float(differences.mean()), _noise(differences))
+
+
+def _noise(differences: NDArray[np.float64]) -> float:
+    """Two standard errors of the mean; 0 for a single seed."""
+    count = len(differences)
+    return 2 * float(differences.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
+
+
+def _beyond(mean: float, noise: float) -> Verdict:
     if abs(mean) <= noise:
         return "within noise"
     return "holds" if mean > 0 else "does not hold"
