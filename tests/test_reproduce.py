@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedprox import cli
+from fedprox import Cohort, Solver, Systems, cli
 from fedprox.datasets import DATASETS
 from fedprox.errors import InputError
 from fedprox.experiment import resolve
@@ -166,6 +166,26 @@ def test_a_scale_pairs_generated_data_with_the_runs_seed() -> None:
         (0, 1),
         (0, 2),
     ]
+
+
+def test_the_codes_stragglers_never_do_all_and_follow_the_client_before_them() -> None:
+    systems = Systems(stragglers=1.0, partial="code")
+    solver = Solver(learning_rate=0.1, batch_size=10, epochs=5)
+    after: dict[tuple[int, int], set[int]] = {}
+    for round_ in range(300):
+        cohort = Cohort(3).draw(0, round_, 6)
+        steps = systems.work(0, round_, cohort, np.full(3, 10), solver).steps
+        assert 1 <= steps.min() <= steps.max() <= 4
+        for slot in (1, 2):
+            pair = int(cohort[slot - 1]), int(cohort[slot])
+            after.setdefault(pair, set()).add(int(steps[slot]))
+    assert len(after) == 30
+    assert all(len(numbers) == 1 for numbers in after.values())
+    assert len({min(numbers) for numbers in after.values()}) > 1
+    with pytest.raises(InputError, match="systems.partial = 'x'; it must be"):
+        Systems(partial="x")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="a deadline says how far"):
+        Systems(deadline=1.0, step_seconds=0.1, partial="code")
 
 
 # ------------------------------------------------------------------------------- the summaries
