@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import safetensors.numpy
 
 from fedprox import InputError, cli
 from fedprox.experiment import read_experiment, resolve
+from fedprox.report.archive import read_archive
 from fedprox.report.directory import RunDirectory, write_whole
 from fedprox.simulation.history import Record
 from fedprox.simulation.run import initial_params
@@ -82,8 +84,20 @@ def test_the_run_directory_is_complete(finished: Path) -> None:
         for label in ("fedavg", "fedprox-mu=0", "fedprox-mu=1")
         for seed in (0, 1)
     }
-    others = {"experiment.toml", "metrics.jsonl", "summary.json", "figure.png", "figure.svg"}
-    assert names == models | others
+    others = {"experiment.toml", "metrics.jsonl", "summary.json", "clients.json"}
+    assert names == models | others | {"figure.png", "figure.svg", "report.html"}
+
+
+def test_the_report_and_the_clients_know_every_run(finished: Path) -> None:
+    archive = read_archive(finished)
+    assert archive.finished
+    runs = [(run.label, run.seed) for run in archive.runs]
+    assert len(runs) == 6
+    assert sorted((c.label, c.seed) for c in archive.clients) == sorted(runs)
+    assert {len(c.test_accuracy) for c in archive.clients} == {6}
+    text = (finished / "report.html").read_text()
+    titles = re.findall("<h3>(.*?)</h3>", text)
+    assert titles == ["Settings", "Against rounds", "Against cost", "Who is left behind"]
 
 
 def test_metrics_have_a_line_for_each_method_seed_and_evaluated_round(finished: Path) -> None:
@@ -109,6 +123,7 @@ def test_metrics_have_a_line_for_each_method_seed_and_evaluated_round(finished: 
         "stragglers",
         "dropped",
         "client_steps",
+        "total_steps",
         "communication",
     ]
     last = [x for x in lines if x["round"] == 4]
@@ -296,7 +311,7 @@ def test_another_experiments_results_are_not_overwritten(
 
 
 def record(round_: int) -> Record:
-    return Record("m", "m", {}, 0.1, 0, round_, 0.5, 0.5, 0.0, 1.0, 0.0, 0.0, 0, 1, 0, 0, 1, 1)
+    return Record("m", "m", {}, 0.1, 0, round_, 0.5, 0.5, 0.0, 1.0, 0.0, 0.0, 0, 1, 0, 0, 1, 1, 1)
 
 
 def test_a_full_disk_is_one_line_and_leaves_whole_lines(tmp_path: Path) -> None:

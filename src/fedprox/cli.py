@@ -1,4 +1,4 @@
-"""The command line: `fedprox run FILE.toml`, `fedprox reproduce ITEM`."""
+"""The command line: `fedprox run FILE.toml`, `report RUN_DIR...`, `reproduce ITEM`."""
 
 import math
 import sys
@@ -25,7 +25,8 @@ from rich.text import Text
 from fedprox.datasets.sources import cache_folder
 from fedprox.errors import InputError, require
 from fedprox.experiment import read_experiment, resolve
-from fedprox.report.directory import RunDirectory
+from fedprox.report.directory import RunDirectory, write_clients
+from fedprox.report.page import write_report
 from fedprox.report.table import table, unsolved
 from fedprox.reproduce import ITEMS, select
 from fedprox.reproduce.item import SCALES
@@ -45,7 +46,7 @@ app = typer.Typer(
 RUN_HELP = """Run the experiment in a TOML file.
 
 It trains every method on the same clients, stragglers and mini-batches, prints a table, and leaves
-a run directory with the metrics, the final models and a figure.
+a run directory with the metrics, the final models, a figure and an HTML report.
 
 \b
 An experiment file, with every key:
@@ -141,10 +142,32 @@ def run(
             on_progress=_Bars(progress),
         )
     directory.finish(runs, experiment.target_accuracy)
+    write_clients(directory.path, resolved.federation, resolved.model, runs)
+    write_report([directory.path], directory.path / "report.html")
     console.print(table(runs, experiment.target_accuracy))
     for line in unsolved(runs):
         console.print(line)
-    console.print(f"\n{directory.path}: metrics, summary, models, figure.png, figure.svg")
+    console.print(f"\n{directory.path}: metrics, summary, models, figure, report.html")
+
+
+REPORT_HELP = """Write the HTML report of run directories.
+
+One page, a section for each directory: settings, table, figures to hover, zoom and switch, who is
+left behind, and the diagnosis where there is one. It opens offline and needs nothing beside it. A
+run that was interrupted is shown as far as it came.
+"""
+
+
+@app.command(help=REPORT_HELP)
+def report(
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="What `fedprox run` left.")
+    ],
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+) -> None:
+    """Write the report of some run directories."""
+    write_report(directories, out)
+    print(out)
 
 
 REPRODUCE_HELP = """Reproduce a figure or table of a paper, its numbers beside ours.
@@ -245,8 +268,10 @@ def main() -> None:
     """Entry point: bad input and files that cannot be written end in one line, status 2."""
     try:
         status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
-    except (InputError, typer.TyperException) as error:
-        _fail(getattr(error, "message", str(error)))
+    except typer.TyperException as error:
+        _fail(error.format_message())
+    except InputError as error:
+        _fail(str(error))
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if isinstance(error, jax.errors.JaxRuntimeError) and "EXHAUSTED" not in str(error):
             raise

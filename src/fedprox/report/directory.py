@@ -19,8 +19,10 @@ import numpy as np
 import safetensors.numpy
 import tomli_w
 
+from fedprox.diagnostics.clients import client_accuracy
 from fedprox.errors import InputError, require
-from fedprox.model import Params
+from fedprox.federation import Federation
+from fedprox.model import Model, Params
 from fedprox.report.figure import figure
 from fedprox.report.table import common_target
 from fedprox.simulation.history import Record, Run
@@ -99,7 +101,13 @@ class RunDirectory:
                 self.path.rmdir()
             raise
         # an earlier run's results must not stand beside this one's
-        for pattern in ("summary.json", "model-*.safetensors", "figure.*"):
+        for pattern in (
+            "summary.json",
+            "model-*.safetensors",
+            "figure.*",
+            "clients.json",
+            "report.html",
+        ):
             for path in self.path.glob(pattern):
                 path.unlink()
         return (self.path / "metrics.jsonl").open("wb", buffering=0)
@@ -120,11 +128,27 @@ class RunDirectory:
             write_whole(self.path / f"figure.{kind}", picture.getvalue())
 
 
+def write_clients(path: Path, federation: Federation, model: Model, runs: Sequence[Run]) -> None:
+    """Write `clients.json`: test accuracy of each run's final model on every client."""
+    table = [
+        {
+            "label": run.label,
+            "seed": run.seed,
+            "test_accuracy": [
+                _json_number(value)
+                for value in client_accuracy(federation, model, run.params).tolist()
+            ],
+        }
+        for run in runs
+    ]
+    write_whole(path / "clients.json", json.dumps(table, allow_nan=False).encode() + b"\n")
+
+
 def metrics_line(record: Record) -> dict[str, Any]:
     """A record as a JSON object; numbers that are not finite become null.
 
     >>> known = ("fedprox mu=1", "fedprox", {"mu": 1.0}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0)
-    >>> line = metrics_line(Record(*known, math.nan, math.nan, 0, 10, 9, 0, 70, 5))
+    >>> line = metrics_line(Record(*known, math.nan, math.nan, 0, 10, 9, 0, 70, 350, 5))
     >>> line["mu"], line["gamma_mean"]
     (1.0, None)
     """

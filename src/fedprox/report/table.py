@@ -78,7 +78,7 @@ def _row(group: Sequence[Run], target: float | None) -> list[str]:
         return [f"diverged at round {at}{who}", "", _percent(group, "best"), "", sent, seconds]
     small = all(run.final.train_loss < 1e4 for run in group)
     return [
-        _spread([run.final.train_loss for run in group], "{:.4f}" if small else "{:.2e}"),
+        spread([run.final.train_loss for run in group], "{:.4f}" if small else "{:.2e}"),
         _percent(group, "final"),
         _percent(group, "best"),
         _rounds(group, target),
@@ -95,7 +95,7 @@ def _percent(group: Sequence[Run], which: str) -> str:
     values = [
         100 * (run.best_accuracy if which == "best" else run.final.test_accuracy) for run in group
     ]
-    return _spread(values, "{:.2f}", " %")
+    return spread(values, "{:.2f}", " %")
 
 
 def _rounds(group: Sequence[Run], target: float | None) -> str:
@@ -104,10 +104,15 @@ def _rounds(group: Sequence[Run], target: float | None) -> str:
     reached = [run.rounds_to(target) for run in group]
     if any(rounds is None for rounds in reached):
         return f"{max(run.final.round for run in group)}+"
-    return _spread([rounds for rounds in reached if rounds is not None], "{:.1f}")
+    return spread([rounds for rounds in reached if rounds is not None], "{:.1f}")
 
 
-def _spread(values: Sequence[float], form: str, unit: str = "") -> str:
+def spread(values: Sequence[float], form: str, unit: str = "") -> str:
+    """Mean +- standard deviation, in the given form; "-" where a value is not finite.
+
+    >>> spread([0.5, 1.5], "{:.1f}"), spread([50.0], "{:.0f}", " %")
+    ('1.0 ± 0.7', '50 %')
+    """
     if not all(map(math.isfinite, values)):
         return "-"
     text = form.format(fmean(values))

@@ -1,8 +1,6 @@
 """The runner: an item's experiments, then its figure, its data, its table and its report."""
 
 import csv
-import importlib
-import importlib.util
 import io
 import json
 import time
@@ -17,12 +15,14 @@ from pydantic import ValidationError
 
 from fedprox.errors import InputError
 from fedprox.experiment import Experiment, Resolved, resolve
-from fedprox.report.directory import RunDirectory, write_whole
+from fedprox.report.archive import read_archive
+from fedprox.report.directory import RunDirectory, write_clients, write_whole
+from fedprox.report.page import write_report
 from fedprox.reproduce.figure import figure
 from fedprox.reproduce.item import MEASURES, Item, Scale, Table, expand
 from fedprox.reproduce.summaries import Series
 from fedprox.reproduce.table import duration, table
-from fedprox.simulation.history import Progress
+from fedprox.simulation.history import Progress, Record
 from fedprox.simulation.run import compare
 
 
@@ -113,9 +113,8 @@ def reproduce(
         took += f" ({reused} of {len(parsed)} experiments were there already)"
     text = table(name, item, scale, measured, statistics, took)
     write_whole(folder / "table.md", text.encode())
-    if parsed and importlib.util.find_spec("fedprox.report.page"):
-        page = importlib.import_module("fedprox.report.page")
-        page.write_report([out / "runs" / run for run in parsed], folder / "report.html")
+    if parsed:
+        write_report([out / "runs" / run for run in parsed], folder / "report.html")
     return text
 
 
@@ -183,36 +182,34 @@ def _train(
             on_record=directory.record,
             on_progress=on_progress,
         )
+    write_clients(path, resolved.federation, resolved.model, runs)
     directory.finish(runs, experiment.target_accuracy)
     return True
 
 
 def read_series(directory: Path, data_seed: int | None = None) -> list[Series]:
-    """What a run directory's `metrics.jsonl` holds, a series for each label and seed.
+    """The runs of a run directory.
 
     Args:
         directory: The run directory.
         data_seed: The seed of generated data, which is then the series' seed.
     """
-    lines: dict[tuple[str, int], list[dict[str, float | None]]] = {}
-    with (directory / "metrics.jsonl").open(encoding="utf-8") as file:
-        for text in file:
-            line = json.loads(text)
-            seed = line["seed"] if data_seed is None else data_seed
-            lines.setdefault((str(line["label"]), seed), []).append(line)
     return [
         Series(
-            label,
-            seed,
-            np.array([line["round"] for line in group], np.int64),
-            {key: np.array([_number(line[key]) for line in group]) for key in MEASURES},
+            run.label,
+            run.seed if data_seed is None else data_seed,
+            np.array([record.round for record in run.history], np.int64),
+            {
+                key: np.array([_measure(record, key) for record in run.history], np.float64)
+                for key in MEASURES
+            },
         )
-        for (label, seed), group in lines.items()
+        for run in read_archive(directory).runs
     ]
 
 
-def _number(value: float | None) -> float:
-    return np.nan if value is None else float(value)
+def _measure(record: Record, name: str) -> float:
+    return record.numbers.get("mu", np.nan) if name == "mu" else getattr(record, name)
 
 
 def _sizes(where: str, data: Table, seed: int, data_dir: Path | None) -> NDArray[np.float64]:

@@ -29,6 +29,7 @@ class Record(NamedTuple):
         stragglers: Of these, those that could not finish.
         dropped: Of these, those that the method dropped.
         client_steps: Mini-batch steps taken in this round.
+        total_steps: Mini-batch steps taken in all rounds so far.
         communication: What all rounds so far have sent, in units of a round of FedAvg.
     """
 
@@ -49,6 +50,7 @@ class Record(NamedTuple):
     stragglers: int
     dropped: int
     client_steps: int
+    total_steps: int
     communication: int
 
 

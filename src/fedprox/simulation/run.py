@@ -322,6 +322,7 @@ class _Evaluation(NamedTuple):
         measures: What the evaluation finds.
         gamma: gamma_k of the round's jobs (slots, points); None before the first round.
         steps: Steps they took (slots, points); None where the plan says it.
+        since: Steps of all rounds since the evaluation before, a number or (points,) for each call.
     """
 
     round: int
@@ -330,6 +331,7 @@ class _Evaluation(NamedTuple):
     measures: Measures
     gamma: Any
     steps: Any
+    since: Sequence[Any]
 
 
 def _run_rounds(
@@ -355,6 +357,7 @@ def _run_rounds(
         solves = _Solves.of(done, solver, len(runs))
         force = {key: np.asarray(values, float) for key, values in done.numbers.items()}
         for i, run in enumerate(runs):
+            run.client_steps += sum(int(np.broadcast_to(n, len(runs))[i]) for n in done.since)
             record = Record(
                 label=run.label,
                 method=run.method,
@@ -374,6 +377,7 @@ def _run_rounds(
                 stragglers=done.work.stragglers,
                 dropped=done.work.dropped,
                 client_steps=int(solves.steps[i]),
+                total_steps=run.client_steps,
                 communication=algorithm.communication * done.round,
             )
             run.history.append(record)
@@ -383,7 +387,7 @@ def _run_rounds(
     measures = programs.evaluate(state)
     trend = first_trend(measures.train_loss) if algorithm.adapt else None
     nobody = RoundWork(0, 0, 0, no_jobs(), no_jobs())
-    pending = deque([_Evaluation(0, nobody, numbers, measures, None, None)])
+    pending = deque([_Evaluation(0, nobody, numbers, measures, None, None, ())])
     taken: list[Any] = []
     for chunk, plan, exchange in planned:
         count = np.int32(chunk.last - chunk.first)
@@ -400,8 +404,9 @@ def _run_rounds(
             reading, sizes = read_cohort(done.jobs, layout)
             gamma = programs.inexactness(after.posed, numbers, after.local.params, reading, sizes)
             pending.append(
-                _Evaluation(chunk.last, done, numbers, measures, gamma, after.local.steps)
+                _Evaluation(chunk.last, done, numbers, measures, gamma, after.local.steps, taken)
             )
+            taken = []
         if trend is not None:
             mu, trend = jax.jit(follow)(numbers["mu"], trend, measures.train_loss)
             numbers = {**numbers, "mu": mu}
@@ -411,8 +416,6 @@ def _run_rounds(
             break
     while pending:
         settle(pending.popleft())
-    for i, run in enumerate(runs):
-        run.client_steps = sum(int(np.broadcast_to(steps, len(runs))[i]) for steps in taken)
     return state
 
 

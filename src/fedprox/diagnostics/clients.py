@@ -1,0 +1,51 @@
+"""How a model serves each client: who is left behind by a mean over all of them."""
+
+from functools import partial
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.federation import Federation
+from fedprox.model import Model, Params
+
+ROWS = 512
+"""Test rows judged at once, so that memory does not grow with the federation."""
+
+
+def client_accuracy(federation: Federation, model: Model, params: Params) -> NDArray[np.float64]:
+    """Test accuracy of a model on each client's own test rows.
+
+    Args:
+        federation: The clients and their data.
+        model: The model; the same one over several calls is compiled once.
+        params: Its parameters.
+
+    Returns:
+        Shape (clients,), from 0 to 1; NaN for clients without test rows, and for all where the
+        model does not say what is correct.
+
+    >>> import jax.numpy as jnp
+    >>> test = [([[1.0], [-1.0]], [1, 1]), ([], []), ([[2.0]], [1])]
+    >>> federation = Federation.from_arrays([([[0.0]], [0])] * 3, test)
+    >>> model = Model(lambda key: jnp.ones(()), lambda w, x: jnp.hstack([-w * x, w * x]))
+    >>> client_accuracy(federation, model, jnp.ones(())).tolist()
+    [0.5, nan, 1.0]
+    """
+    rows, sizes = federation.test, federation.test.sizes
+    if model.correct is None or not len(rows):
+        return np.full(len(federation), np.nan)
+    right = np.zeros(len(rows), np.int64)
+    width = min(ROWS, len(rows))
+    for start in range(0, len(rows), width):
+        # the last slice begins early enough to be as wide as the others: one shape, one program
+        at = slice(min(start, len(rows) - width), min(start + width, len(rows)))
+        right[at] = _correct(model, params, rows.x[at], rows.y[at])
+    up_to = np.concatenate([[0], np.cumsum(right)])[rows.offsets]
+    return np.where(sizes > 0, np.diff(up_to) / np.maximum(sizes, 1), np.nan)
+
+
+@partial(jax.jit, static_argnums=0)
+def _correct(model: Model, params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
+    assert model.correct is not None
+    return model.correct(model.apply(params, x), y)

@@ -1,0 +1,234 @@
+"""Reading a run directory back."""
+
+import json
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from fedprox.errors import InputError, require
+from fedprox.simulation.history import Record, Run
+
+T = TypeVar("T")
+
+
+class Settings(BaseModel):
+    """What the report needs of `experiment.toml` beside showing it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    rounds: int
+    seed: int | list[int] = 0
+    target_accuracy: float | None = None
+    data: dict[str, Any]
+    cohort: dict[str, Any]
+    systems: dict[str, Any] = {}
+    method: list[dict[str, Any]]
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class RunTimes(_File):
+    """What `summary.json` knows of a run that `metrics.jsonl` does not."""
+
+    label: str
+    seed: int
+    run_seconds: float
+    sweep_points: int
+
+
+class RunClients(_File):
+    """An object of `clients.json`: test accuracy of a run's final model on each client.
+
+    Attributes:
+        label: The run's label.
+        seed: The run's seed.
+        test_accuracy: One number for each client, None for those without test rows.
+    """
+
+    label: str
+    seed: int
+    test_accuracy: list[float | None]
+
+
+class Fact(_File):
+    """One line of a diagnosis."""
+
+    what: str
+    value: str
+    note: str
+
+
+class Route(_File):
+    """How heterogeneous the federation is along a run: one value for each evaluated round."""
+
+    round: list[int]
+    dissimilarity: list[float | None]
+    gradient_variance: list[float | None]
+
+
+class SweepPoint(_File):
+    """One value of mu that a diagnosis tried: training loss, the mean over seeds, by round."""
+
+    mu: float
+    round: list[int]
+    train_loss: list[float | None]
+    final_loss: float | None
+    spread: float | None
+
+
+class Diagnosis(_File):
+    """What `diagnosis.json` holds.
+
+    Attributes:
+        facts: Statements about the federation.
+        sizes: Training rows of each client.
+        classes: exp(entropy of the labels) of each client: its effective number of classes.
+        path: B(w) and gradient variance along a run.
+        sweep: The values of mu that were tried.
+        suggested_mu: The one to begin with.
+        theory_mu: What the theory asks for, where it can be had.
+    """
+
+    facts: list[Fact]
+    sizes: list[int]
+    classes: list[float]
+    path: Route
+    sweep: list[SweepPoint]
+    suggested_mu: float | None
+    theory_mu: float | None
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A run directory's contents.
+
+    Attributes:
+        path: The folder.
+        experiment: The resolved experiment, as in `experiment.toml`.
+        runs: The runs with their histories; without parameters, and without seconds where the
+            comparison did not finish.
+        finished: Whether the comparison ran to its end.
+        clients: Test accuracy by client of each run, where it was measured.
+        diagnosis: The diagnosis, where there is one.
+    """
+
+    path: Path
+    experiment: dict[str, Any]
+    runs: list[Run]
+    finished: bool
+    clients: list[RunClients]
+    diagnosis: Diagnosis | None
+
+
+def read_archive(path: Path) -> Archive:
+    """Read a run directory.
+
+    Raises:
+        InputError: It is none, has no evaluated round and no diagnosis, or holds a damaged file.
+    """
+    require(path.is_dir(), f"{path}: no such folder; name a run directory")
+    require(
+        (path / "experiment.toml").is_file(), f"{path}: no experiment.toml; not a run directory"
+    )
+    experiment = _experiment(path / "experiment.toml")
+    diagnosis = _json(path / "diagnosis.json", Diagnosis)
+    times = _json(path / "summary.json", list[RunTimes])
+    runs = _runs(path / "metrics.jsonl", times or [])
+    require(runs or diagnosis, f"{path}: no evaluated rounds yet")
+    clients = _json(path / "clients.json", list[RunClients])
+    return Archive(path, experiment, runs, times is not None, clients or [], diagnosis)
+
+
+def read_record(line: bytes) -> Record:
+    """A line of `metrics.jsonl` as the record it was written from; null becomes NaN.
+
+    Raises:
+        ValueError: It is not such a line.
+    """
+    table = json.loads(line, parse_constant=_refuse)
+    if not isinstance(table, dict):
+        raise ValueError("not a JSON object")
+    hints = get_type_hints(Record)
+    known = {key: value for key, value in table.items() if key in hints}
+    known |= {
+        key: math.nan for key, value in known.items() if value is None and hints[key] is float
+    }
+    numbers = {k: v for k, v in table.items() if k not in hints and v is not None}
+    try:
+        return _RECORD.validate_python(known | {"numbers": numbers}, strict=True)
+    except ValidationError as error:
+        raise ValueError(_explain(error)) from None
+
+
+_RECORD = TypeAdapter(Record)
+
+
+def _experiment(path: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(_text(path))
+        Settings.model_validate(table)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: damaged: {error}") from None
+    except ValidationError as error:
+        raise InputError(f"{path}: damaged: {_explain(error)}") from None
+    return table
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _runs(path: Path, times: Sequence[RunTimes]) -> list[Run]:
+    """The runs of `metrics.jsonl`, in the order of their first lines."""
+    if not path.is_file() or not path.stat().st_size:
+        return []
+    known = {(t.label, t.seed): t for t in times}
+    runs: dict[tuple[str, int], Run] = {}
+    for number, line in enumerate(path.read_bytes().removesuffix(b"\n").split(b"\n"), start=1):
+        try:
+            record = read_record(line)
+            key = label, seed = (record.label, record.seed)
+            if key not in runs:
+                numbers, rate = record.numbers, record.learning_rate
+                runs[key] = Run(record.method, numbers, rate, seed, label)
+                if key in known:
+                    runs[key].run_seconds = known[key].run_seconds
+                    runs[key].sweep_points = known[key].sweep_points
+            elif record.round <= runs[key].final.round:
+                raise ValueError(
+                    f"{label!r}, seed {seed}, has round {record.round} after round "
+                    f"{runs[key].final.round}"
+                )
+        except ValueError as error:
+            raise InputError(f"{path}: line {number} is damaged: {error}") from None
+        runs[key].history.append(record)
+    return list(runs.values())
+
+
+def _json(path: Path, kind: type[T]) -> T | None:
+    """A JSON file's checked content, None where there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        return TypeAdapter(kind).validate_json(_text(path))
+    except ValidationError as error:
+        raise InputError(f"{path}: damaged: {_explain(error)}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: damaged: not UTF-8 text") from None
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")

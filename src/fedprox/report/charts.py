@@ -1,0 +1,261 @@
+"""The report's figures as plotly data: dicts of plain lists, which the page draws.
+
+One line for each label, the mean over its seeds, with a band from the least to the greatest of
+them. A number that is not finite is None, a gap in its line.
+"""
+
+import html
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedprox.simulation.history import Record, Run
+
+Trace = dict[str, Any]
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5508f", "#b07d00", "#2f9fd0", "#5b3f9e", "#555555")
+"""Told apart by colour-blind readers and on white paper (after Okabe and Ito)."""
+
+DASHES = ("solid", "dash", "dot", "dashdot")
+
+LOGARITHMIC_FROM = 20
+"""Ratio of greatest to least from which an axis is logarithmic."""
+
+MOST_POINTS = 201
+"""Points of a distribution's curve: steps of half a per cent of the clients."""
+
+MOST_BINS = 30
+
+
+class Style(NamedTuple):
+    """How a label's lines look, wherever they are drawn."""
+
+    colour: str
+    dash: str
+
+
+class Line(NamedTuple):
+    """One label's curve.
+
+    Attributes:
+        label: Its name.
+        x: Shape (points,).
+        values: Shape (seeds, points).
+    """
+
+    label: str
+    x: NDArray[np.float64]
+    values: NDArray[np.float64]
+
+
+class Axis(NamedTuple):
+    """An axis: its title, and whether it shows shares as per cent."""
+
+    title: str
+    percent: bool = False
+
+
+class Chart(NamedTuple):
+    """A figure of the page.
+
+    Attributes:
+        title: Its heading.
+        note: What it shows, one sentence.
+        traces: plotly's data.
+        layout: plotly's layout, where it differs from the page's.
+    """
+
+    title: str
+    note: str
+    traces: list[Trace]
+    layout: dict[str, Any]
+
+
+def styles(labels: Iterable[str]) -> dict[str, Style]:
+    """A style for each label in order of first appearance: all colours first, then dashes.
+
+    >>> found = styles(["fedavg", "fedprox mu=1", "fedavg"])
+    >>> [style.dash for style in found.values()]
+    ['solid', 'solid']
+    """
+    looks = itertools.cycle(Style(c, d) for d in DASHES for c in COLOURS)
+    return dict(zip(dict.fromkeys(labels), looks, strict=False))
+
+
+def curves(
+    groups: dict[str, list[Run]], x: Callable[[Run], Sequence[float]], y: Callable[[Record], float]
+) -> list[Line]:
+    """A line for each label: x is averaged over its seeds, y kept for each."""
+    lines = []
+    for label, group in groups.items():
+        length = min(len(run.history) for run in group)
+        along = np.mean([x(run)[:length] for run in group], axis=0)
+        values = np.array([[y(record) for record in run.history[:length]] for run in group])
+        lines.append(Line(label, along, values))
+    return lines
+
+
+def chart(
+    title: str,
+    note: str,
+    lines: Sequence[Line],
+    looks: dict[str, Style],
+    x: Axis,
+    y: Axis,
+    *,
+    compare_at_x: bool = True,
+) -> Chart:
+    """A figure of lines.
+
+    Args:
+        title: Heading.
+        note: What it shows.
+        lines: The lines.
+        looks: The style of each label.
+        x: The horizontal axis.
+        y: The vertical axis; logarithmic where its numbers span more than a factor of 20.
+        compare_at_x: Whether lines have points at the same x, so that hovering shows them all.
+    """
+    together = compare_at_x and len(lines) <= len(COLOURS)
+    shown = "%{y:.2%}" if y.percent else "%{y:.4g}"
+    if not together:
+        shown += f"<br>{x.title} %{{x}}"
+    traces: list[Trace] = []
+    for line in lines:
+        traces += _traces(line, looks[line.label], shown)
+    layout: dict[str, Any] = {
+        "xaxis": {
+            "title": {"text": x.title},
+            "tickformat": ".0%" if x.percent else "",
+            "unifiedhovertitle": {"text": f"{x.title} %{{x}}"},
+        },
+        "yaxis": _axis(y, np.concatenate([line.values.ravel() for line in lines])),
+        "hovermode": "x unified" if together else "closest",
+    }
+    return Chart(title, note, traces, layout)
+
+
+def _traces(line: Line, style: Style, shown: str) -> list[Trace]:
+    """The band, if there are several seeds, and the line over it; `shown` is what hovering says."""
+    values = np.where(np.isfinite(line.values), line.values, np.nan)
+    mean, low, high = values.mean(axis=0), values.min(axis=0), values.max(axis=0)
+    trace: Trace = {
+        "name": html.escape(line.label, quote=False),  # plotly reads tags in names
+        "legendgroup": line.label,
+        "x": numbers(line.x),
+        "y": numbers(mean),
+        "mode": "lines" if len(line.x) > 1 else "markers",
+        "line": {"color": style.colour, "dash": style.dash, "width": 2},
+        "hovertemplate": shown,
+    }
+    if len(values) == 1:
+        return [trace]
+    known = np.isfinite(mean)
+    # a band is one closed outline for each stretch without a gap
+    outline_x: list[float | None] = []
+    outline_y: list[float | None] = []
+    for stretch in _stretches(known):
+        around = np.concatenate([line.x[stretch], line.x[stretch][::-1]])
+        edge = np.concatenate([low[stretch], high[stretch][::-1]])
+        outline_x += [*([None] if outline_x else []), *numbers(around)]
+        outline_y += [*([None] if outline_y else []), *numbers(edge)]
+    band = {
+        "legendgroup": line.label,
+        "x": outline_x,
+        "y": outline_y,
+        "mode": "lines",
+        "line": {"width": 0, "color": style.colour},
+        "fill": "toself",
+        "fillcolor": f"{style.colour}2e",
+        "hoverinfo": "skip",
+    }
+    return [band, trace]
+
+
+def _stretches(known: NDArray[np.bool_]) -> list[slice]:
+    """The runs of True.
+
+    >>> _stretches(np.array([False, True, True, False, True]))
+    [slice(1, 3, None), slice(4, 5, None)]
+    """
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], known, [False]]).astype(int))).tolist()
+    return [slice(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _is_logarithmic(low: float, high: float) -> bool:
+    return 0 < low * LOGARITHMIC_FROM < high
+
+
+def _axis(axis: Axis, values: NDArray[np.float64]) -> dict[str, Any]:
+    """Plotly's axis for numbers to show."""
+    found: dict[str, Any] = {"title": {"text": axis.title}}
+    known = values[np.isfinite(values)]
+    if axis.percent:
+        found["tickformat"] = ".0%"
+    elif len(known) and _is_logarithmic(known.min(), known.max()):
+        # labels at 1, 2 and 5, or at powers of ten alone where there are many
+        few = known.max() < 1000 * known.min()
+        found |= {"type": "log", "dtick": "D2" if few else 1}
+    return found
+
+
+def numbers(values: ArrayLike) -> list[float | None]:
+    """Numbers to five digits, None where not finite.
+
+    >>> numbers([0.1234567, 200.0, math.inf])
+    [0.12346, 200.0, None]
+    """
+    return [
+        float(f"{v:.5g}") if math.isfinite(v) else None for v in np.asarray(values, float).tolist()
+    ]
+
+
+def ranked(label: str, accuracies: Sequence[NDArray[np.float64]]) -> Line:
+    """Clients in order from worst to best: the accuracy at each share of them, one row a seed.
+
+    >>> line = ranked("fedavg", [np.array([0.9, 0.1, 0.5])])
+    >>> line.x.tolist(), line.values.tolist()
+    ([0.0, 0.5, 1.0], [[0.1, 0.5, 0.9]])
+    """
+    share = np.linspace(0, 1, min(max(map(len, accuracies)), MOST_POINTS))
+    return Line(label, share, np.array([np.quantile(a, share) for a in accuracies]))
+
+
+def histogram(title: str, note: str, values: Sequence[float], what: str) -> Chart:
+    """How many clients have how much of something; bins of equal ratio where it spans decades.
+
+    Args:
+        title: Heading.
+        note: What it shows.
+        values: One number for each client.
+        what: Their unit, such as "training rows". Without any numbers nothing is drawn.
+    """
+    found = np.asarray(values, float)
+    if not len(found):
+        return Chart(title, note, [], {})
+    logarithmic = _is_logarithmic(found.min(), found.max())
+    scaled = np.log10(found) if logarithmic else found
+    bins = min(MOST_BINS, math.ceil(2 * len(found) ** (1 / 3)))
+    counts, edges = np.histogram(scaled, bins)
+    ends = 10**edges if logarithmic else edges
+    trace = {
+        "type": "bar",
+        "x": numbers((edges[1:] + edges[:-1]) / 2),
+        "y": counts.tolist(),
+        "width": numbers(np.diff(edges) * 0.94),
+        "marker": {"color": COLOURS[0]},
+        "customdata": [[f"{a:.4g} to {b:.4g}"] for a, b in itertools.pairwise(ends.tolist())],
+        "hovertemplate": f"%{{customdata[0]}} {what}: %{{y}} clients<extra></extra>",
+    }
+    axis: dict[str, Any] = {"title": {"text": what}}
+    if logarithmic:
+        # a linear axis over the logarithms, so that bars have the width of their bins
+        low, high = math.floor(edges[0]), math.ceil(edges[-1])
+        ticks = [m * 10.0**e for e in range(low, high + 1) for m in (1, 2, 5)]
+        axis |= {"tickvals": numbers(np.log10(ticks)), "ticktext": [f"{t:g}" for t in ticks]}
+    layout = {"xaxis": axis, "yaxis": {"title": {"text": "clients"}}, "hovermode": "closest"}
+    return Chart(title, note, [trace], layout)
