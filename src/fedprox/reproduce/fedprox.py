@@ -565,12 +565,20 @@ def _as_the_code(task: Task) -> Table:
     return table | {"systems": table["systems"] | {"partial": "code"}, "seed": 0}
 
 
-def _gap(text: str, run: str, over: Summary | None = None) -> Claim:
+AS_THE_CODE = tuple(
+    task._replace(note="the code's overlapping letters") if task is FEMNIST else task
+    for task in HEADLINE_TASKS
+)
+
+
+def _gap(text: str, over: Summary, *, code: bool = False) -> Claim:
+    """The headline's gap, read off in some way."""
+    tasks, run = (AS_THE_CODE, "{}-headline-code") if code else (HEADLINE_TASKS, "{}-headline")
     return Claim(
         text,
         "test_accuracy",
-        over or FINAL,
-        on_each(HEADLINE_TASKS, run, "fedprox mu={}", "fedavg"),
+        over,
+        on_each(tasks, run, "fedprox mu={}", "fedavg"),
         paper="+22 % over 5",
     )
 
@@ -597,14 +605,14 @@ HEADLINE = Item(
         for label, measure in (("90 % stragglers", "test_accuracy"), ("", "train_loss"))
     ),
     (
-        _gap("By the paper's rule", "{}-headline", RULE),
-        _gap("At round 100", "{}-headline", at(100)),
-        _gap("At round 200", "{}-headline", at(200)),
-        _gap("At the last round", "{}-headline"),
-        _gap("Mean over the rounds", "{}-headline", MEAN),
-        _gap("As the code, by the paper's rule", "{}-headline-code", RULE),
-        _gap("As the code, at round 200", "{}-headline-code", at(200)),
-        _gap("As the code, at the last round", "{}-headline-code"),
+        _gap("By the paper's rule", RULE),
+        _gap("At round 100", at(100)),
+        _gap("At round 200", at(200)),
+        _gap("At the last round", FINAL),
+        _gap("Mean over the rounds", MEAN),
+        _gap("As the code, by the paper's rule", RULE, code=True),
+        _gap("As the code, at round 200", at(200), code=True),
+        _gap("As the code, at the last round", FINAL, code=True),
     ),
     notes=(
         "The paper's rule: a method's accuracy is read where |f_t - f_{t-1}| < 0.0001, or "
