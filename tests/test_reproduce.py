@@ -462,6 +462,23 @@ def test_series_of_a_run_directory(ran: Ran) -> None:
     assert read_series(ran.out / "runs" / "a-seed-1")[0].seed == 1
 
 
+def test_a_seed_that_stopped_early_does_not_shorten_the_others() -> None:
+    item = tiny()
+    measured = {
+        "a": [
+            series("fedprox mu=0", [2, np.nan], 0, [0.1, 0.1]),
+            series("fedprox mu=0", [2, 1.5, 1.2, 1], 1, [0.1, 0.2, 0.3, 0.4]),
+            *(series("fedprox mu=1", [2, 1.5, 1.2, 1], s, [0.1, 0.2, 0.3, 0.4], 1) for s in (0, 1)),
+        ]
+    }
+    axis = figure(item, measured).axes[0]
+    zero, one = (np.asarray(line.get_ydata(), float) for line in axis.get_lines())
+    assert np.isfinite(zero).tolist() == [True, False, False, False]
+    np.testing.assert_allclose(one, [2, 1.5, 1.2, 1])
+    band = axis.collections[0].get_paths()[0].vertices
+    assert np.asarray(band)[:, 0].max() == 3
+
+
 def test_statistics_stand_below_the_papers(tmp_path: Path) -> None:
     item = Item(
         "Table 0",

@@ -109,10 +109,11 @@ def _draw(axis: "Axes", panel: Panel, measured: Measured) -> dict[str, Any]:
     lines, levels = {}, []
     for curve in panel.curves:
         group = pick(measured[curve.run], curve.label)
-        length = min(len(series.rounds) for series in group)
-        rounds = group[0].rounds[:length]
-        values = np.array([series.values[panel.measure][:length] for series in group])
-        values[~np.isfinite(values)] = np.nan
+        rounds = max((series.rounds for series in group), key=len)
+        values = np.full((len(group), len(rounds)), np.nan)
+        for row, series in zip(values, group, strict=True):
+            found = series.values[panel.measure]  # shorter where the run has diverged and stopped
+            row[: len(found)] = np.where(np.isfinite(found), found, np.nan)
         dashed = "--" if "proportional" in curve.shown else "-"
         colour = COLOURS[curve.shown]
         (line,) = axis.plot(rounds, _mean(values), dashed, color=colour, linewidth=1.3)

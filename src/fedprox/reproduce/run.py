@@ -95,7 +95,9 @@ def reproduce(
         run: [
             series
             for suffix, one in expand(paper, scale).items()
-            for series in read_series(out / "runs" / (run + suffix), one["data"].get("seed"))
+            for series in read_series(
+                out / "runs" / (run + suffix), one["data"]["seed"] if suffix else None
+            )
         ]
         for run, paper in item.runs.items()
     }
@@ -192,7 +194,7 @@ def read_series(directory: Path, data_seed: int | None = None) -> list[Series]:
 
     Args:
         directory: The run directory.
-        data_seed: The seed of generated data, which is then the series' seed.
+        data_seed: Seed of the data where there is a directory for each, which then is the series'.
     """
     return [
         Series(
