@@ -486,13 +486,15 @@ def test_statistics_stand_below_the_papers(tmp_path: Path) -> None:
         {"tiny": 1.0},
         statistics=(
             Statistics("Drawn", (30, 1000, 33, 9), {"name": "synthetic", "clients": 30}),
+            Statistics("Alike", (4, 4, 4, 4), {"name": "synthetic-feddyn", "clients": 4}),
             Statistics("Absent", (5, 5, 5, 5), note="not yet"),
         ),
     )
     text = reproduce("made/up", item, SCALE, tmp_path)
     assert "| Drawn | paper | 30 | 1,000 | 33 | 9 |" in text
     assert "|  | ours | 30 | " in text
-    assert "2 draws" in text
+    assert text.count("2 draws") == 1
+    assert "|  | ours | 4 | 1,600 | 400 | 0 |  |" in text
     assert "|  | ours |  |  |  |  | not yet |" in text
 
 

@@ -85,7 +85,7 @@ def _statistics(rows: Sequence[Statistics], found: Mapping[str, NDArray[np.float
             same = np.ptp(values) == 0
             spread = "" if same else f" ± {values.std(ddof=1):,.0f}"
             shown.append(f"{values.mean():,.0f}{spread}")
-        made = f"{len(ours)} draws" if np.ptp(ours[:, 1:]) and len(ours) > 1 else ""
+        made = f"{len(ours)} draws" if np.ptp(ours, axis=0).any() else ""
         body.append(["", "ours", *shown, "; ".join(filter(None, [made, row.note]))])
     return _grid(header, body)
 
@@ -187,8 +187,9 @@ def _spread(values: NDArray[np.float64], measure: str, *, brackets: bool = True)
     bad = int((~np.isfinite(values)).sum())
     if bad:
         return "diverged" + (f" ({bad} of {len(values)})" if len(values) > 1 else "")
-    unit, scale = (" %", 100) if measure == "test_accuracy" else ("", 1)
-    form = ".1f" if unit else ".3g"
+    share = measure == "test_accuracy"
+    scale, form = (100, ".1f") if share else (1, ".3g")
+    unit = (" points" if brackets else " %") if share else ""
     sign = "+" if brackets else ""
     text = f"{scale * values.mean():{sign}{form}}"
     if len(values) > 1:
