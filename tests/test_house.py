@@ -14,6 +14,7 @@ FLOORS = [
     {"solver", "diagnostics"},
     {"algorithms"},
     {"simulation"},
+    {"diagnose"},
     {"report", "experiment"},
     {"reproduce"},
     {"cli"},

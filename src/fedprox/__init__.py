@@ -1,7 +1,8 @@
 """fedprox: federated optimization in heterogeneous networks, on JAX."""
 
-from fedprox import datasets, models
+from fedprox import datasets, diagnostics, models
 from fedprox.algorithms import Algorithm, centralised, fedavg, feddane, fedprox, fedsgd
+from fedprox.diagnose import Diagnosis, diagnose
 from fedprox.errors import InputError
 from fedprox.federation import Federation, Rows
 from fedprox.model import Model
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Algorithm",
     "Cohort",
+    "Diagnosis",
     "Federation",
     "InputError",
     "Model",
@@ -33,6 +35,8 @@ __all__ = [
     "centralised",
     "compare",
     "datasets",
+    "diagnose",
+    "diagnostics",
     "fedavg",
     "feddane",
     "fedprox",

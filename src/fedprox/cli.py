@@ -1,4 +1,4 @@
-"""The command line: `fedprox run FILE.toml`, `report RUN_DIR...`, `reproduce ITEM`."""
+"""The command line: `fedprox run`, `diagnose`, `report` and `reproduce`."""
 
 import math
 import sys
@@ -23,8 +23,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fedprox.datasets.sources import cache_folder
+from fedprox.diagnose import diagnose as find_out
 from fedprox.errors import InputError, require
-from fedprox.experiment import read_experiment, resolve
+from fedprox.experiment import Experiment, Resolved, read_experiment, resolve
+from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import RunDirectory, write_clients
 from fedprox.report.page import write_report
 from fedprox.report.table import table, unsolved
@@ -100,32 +102,44 @@ Bad input is named in one line, with exit status 2.
 """
 
 
+DIAGNOSE_HELP = """Say how heterogeneous the clients of an experiment are, and which mu to try.
+
+It measures the clients' sizes, label skew, gradients and curvature, says which mu the theory asks
+for, and finds one for practice by a short sweep over {0, 0.001, 0.01, 0.1, 1} with the experiment's
+own solver, cohort and stragglers. The methods that the file names are not run.
+
+It leaves diagnosis.json and report.html; with --out naming the experiment's run directory, beside
+its results.
+
+Bad input is named in one line, with exit status 2.
+"""
+
+File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a key, such as solver.epochs=1 or method.0.mu=[0,1]. Repeatable.",
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Folder with data files, in place of FEDPROX_DATA or a download."),
+]
+
+
 @app.command(help=RUN_HELP)
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a key, such as solver.epochs=1 or method.0.mu=[0,1]. Repeatable.",
-        ),
-    ] = None,
+    file: File,
+    settings: Settings = None,
     out: Annotated[
         Path | None, typer.Option(help="Run directory. [default: runs/NAME-OF-FILE]")
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder with data files, in place of FEDPROX_DATA or a download."),
-    ] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Run an experiment file."""
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    experiment = read_experiment(file, settings or ())
-    use_cpu_devices(experiment.cohort.clients_per_round)
-    use_compilation_cache(cache_folder() / "xla")
-    with console.status("loading the data"):
-        resolved = resolve(experiment, data_dir)
+    console, experiment, resolved = _prepare(file, settings, data_dir)
     directory = RunDirectory(out or Path("runs") / file.stem, resolved.table)
     with directory, _progress(console) as progress:
         runs = compare(
@@ -170,6 +184,50 @@ def report(
     print(out)
 
 
+@app.command(help=DIAGNOSE_HELP)
+def diagnose(
+    file: File,
+    settings: Settings = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for diagnosis.json. [default: runs/NAME-OF-FILE-diagnosis]"),
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Diagnose an experiment's federation."""
+    console, experiment, resolved = _prepare(file, settings, data_dir)
+    directory = RunDirectory(out or Path("runs") / f"{file.stem}-diagnosis", resolved.table)
+    seed = experiment.seed
+    with _progress(console) as progress:
+        found = find_out(
+            resolved.federation,
+            resolved.model,
+            solver=resolved.solver,
+            cohort=resolved.cohort,
+            systems=resolved.systems,
+            rounds=experiment.rounds,
+            seed=seed[0] if isinstance(seed, list) else seed,
+            on_progress=_Bars(progress),
+        )
+    directory.diagnosis(found.document())
+    write_report([directory.path], directory.path / "report.html")
+    console.print(diagnosis_page(found))
+    console.print(f"\n{directory.path}: diagnosis.json, report.html")
+
+
+def _prepare(
+    file: Path, settings: list[str] | None, data_dir: Path | None
+) -> tuple[Console, Experiment, Resolved]:
+    """Read an experiment file and load its data, with JAX set up for it."""
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    experiment = read_experiment(file, settings or ())
+    use_cpu_devices(experiment.cohort.clients_per_round)
+    use_compilation_cache(cache_folder() / "xla")
+    with console.status("loading the data"):
+        resolved = resolve(experiment, data_dir)
+    return console, experiment, resolved
+
+
 REPRODUCE_HELP = """Reproduce a figure or table of a paper, its numbers beside ours.
 
 Without a name it lists what there is. ITEM is a name, all of a paper ("fedprox/"), or "all". DIR
@@ -187,10 +245,7 @@ def reproduce_items(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="[default: runs/reproduce-SCALE]")
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder with data files, in place of FEDPROX_DATA or a download."),
-    ] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Run the items that a name stands for."""
     console = Console(width=None if sys.stdout.isatty() else 120)

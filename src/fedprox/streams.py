@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     SPLIT = 7
     GRADIENT_COHORT = 8
     SPEED = 9
+    CURVATURE = 10
 
 
 def check_seed(seed: int) -> None:

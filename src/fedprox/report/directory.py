@@ -90,7 +90,14 @@ class RunDirectory:
             self._metrics.truncate(end)
             raise
 
-    def _begin(self) -> BinaryIO:
+    def diagnosis(self, document: dict[str, Any]) -> None:
+        """Write `diagnosis.json`, beside the experiment's results where there are any."""
+        if not (self.path / "experiment.toml").exists():
+            self._write_experiment()
+        content = json.dumps(document, indent=2, allow_nan=False).encode() + b"\n"
+        write_whole(self.path / "diagnosis.json", content)
+
+    def _write_experiment(self) -> None:
         new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         try:
@@ -100,6 +107,9 @@ class RunDirectory:
             if new:
                 self.path.rmdir()
             raise
+
+    def _begin(self) -> BinaryIO:
+        self._write_experiment()
         # an earlier run's results must not stand beside this one's
         for pattern in (
             "summary.json",

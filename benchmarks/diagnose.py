@@ -1,0 +1,152 @@
+"""Diagnose: does the suggested mu hold in a full run?
+
+    python -m benchmarks.diagnose [NAME ...] [--data-dir DIR] [--data-seed N]
+
+On each set, without stragglers and with 90 %, the diagnosis suggests a mu from a sweep of 40 rounds
+over three seeds; then full runs with every mu of its grid, over five other seeds, show which was
+best. Learning rates, rounds, batches of 10, E = 20 and 10 clients a round are the paper's.
+
+The final loss is f(w) averaged over a run's last ten rounds. A mu is best within noise if its loss
+is above the best mu's by no more than two standard errors of the paired differences over seeds, or
+1 per cent. `argmin` is what the plain rule, the lowest loss at the end of the sweep, would suggest.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import fedprox as fp
+from fedprox.diagnose import MUS
+
+SEEDS = (0, 1, 2, 3, 4)
+DIAGNOSIS_SEED = 100
+LAST = 10
+
+
+class Experiment(NamedTuple):
+    """A data set and how long and fast the paper trains on it."""
+
+    load: Callable[[Path | None, int], fp.Federation]
+    learning_rate: float
+    rounds: int
+
+
+def synthetic(alpha: float, *, iid: bool = False) -> Experiment:
+    return Experiment(
+        lambda _, seed: fp.datasets.synthetic(alpha, alpha, iid=iid, seed=seed), 0.01, 200
+    )
+
+
+def from_files(name: str, learning_rate: float, rounds: int) -> Experiment:
+    def load(data_dir: Path | None, seed: int) -> fp.Federation:
+        if name not in fp.datasets.DATASETS:
+            raise fp.InputError(f"there is no data set {name!r} yet")
+        return fp.datasets.DATASETS[name](data_dir=data_dir, seed=seed)
+
+    return Experiment(load, learning_rate, rounds)
+
+
+EXPERIMENTS = {
+    "synthetic-iid": synthetic(1.0, iid=True),
+    "synthetic-0-0": synthetic(0.0),
+    "synthetic-0.5-0.5": synthetic(0.5),
+    "synthetic-1-1": synthetic(1.0),
+    "mnist": from_files("mnist", 0.03, 100),
+    "femnist": from_files("femnist", 0.003, 200),
+}
+
+
+def final_losses(
+    federation: fp.Federation, experiment: Experiment, solver: fp.Solver, systems: fp.Systems
+) -> NDArray[np.float64]:
+    """f(w) over the last rounds of full runs, shape (mus, seeds); infinity where one diverged."""
+    runs = fp.simulate(
+        federation,
+        fp.models.logistic(federation),
+        fp.fedprox(mu=MUS),
+        solver=solver,
+        cohort=fp.Cohort(10),
+        systems=systems,
+        rounds=experiment.rounds,
+        seed=SEEDS,
+    )
+    found = {
+        (run.numbers["mu"], run.seed): np.mean([r.train_loss for r in run.history[-LAST:]])
+        for run in runs
+    }
+    losses = np.array([[found[mu, seed] for seed in SEEDS] for mu in MUS])
+    return np.where(np.isfinite(losses), losses, np.inf)
+
+
+def verdict(losses: NDArray[np.float64], suggested: int) -> str:
+    best = int(losses.mean(axis=1).argmin())
+    if suggested == best:
+        return "best"
+    apart = losses[suggested] - losses[best]
+    excess = apart.mean() / losses[best].mean()
+    if not np.isfinite(excess):
+        return "no: diverged"
+    within = apart.mean() <= 2 * apart.std(ddof=1) / np.sqrt(len(apart)) or excess <= 0.01
+    return f"{'within noise' if within else 'no'}: {100 * excess:+.1f} %"
+
+
+def row(name: str, federation: fp.Federation, stragglers: float) -> str:
+    experiment = EXPERIMENTS[name]
+    solver = fp.Solver(experiment.learning_rate, 10, epochs=20)
+    systems = fp.Systems(stragglers)
+    found = fp.diagnose(
+        federation,
+        fp.models.logistic(federation),
+        solver=solver,
+        cohort=fp.Cohort(10),
+        systems=systems,
+        rounds=experiment.rounds,
+        seed=DIAGNOSIS_SEED,
+    )
+    losses = final_losses(federation, experiment, solver, systems)
+    best = int(losses.mean(axis=1).argmin())
+    tried = [np.inf if np.isnan(t.late_loss) else t.late_loss for t in found.sweep]
+    argmin = int(np.argmin(tried))
+    if found.suggested_mu is None:
+        return f"| {name} | {stragglers:g} | none |"
+    suggested = MUS.index(found.suggested_mu)
+
+    def loss(i: int) -> str:
+        return f"{losses[i].mean():.4f} ± {losses[i].std(ddof=1):.4f}"
+
+    return (
+        f"| {name} | {100 * stragglers:g} % | {MUS[suggested]:g} | {MUS[best]:g} "
+        f"| {loss(suggested)} | {loss(best)} | {verdict(losses, suggested)} "
+        f"| {MUS[argmin]:g} ({verdict(losses, argmin)}) |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(EXPERIMENTS))
+    parser.add_argument("--data-dir", type=Path, help="folder with data files")
+    parser.add_argument("--data-seed", type=int, default=11, help="[default: 11]")
+    arguments = parser.parse_args()
+    names = arguments.names or list(EXPERIMENTS)
+    if unknown := set(names) - set(EXPERIMENTS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; allowed: {', '.join(EXPERIMENTS)}")
+    fp.use_cpu_devices(10)
+    header = "| set | stragglers | suggested mu | best mu | loss at suggested | loss at best | "
+    print(header + "holds? | argmin |\n|---|---|---|---|---|---|---|---|", flush=True)
+    for name in names:
+        try:
+            federation = EXPERIMENTS[name].load(arguments.data_dir, arguments.data_seed)
+        except fp.InputError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        for stragglers in (0.0, 0.9):
+            print(row(name, federation, stragglers), flush=True)
+
+
+if __name__ == "__main__":
+    main()
