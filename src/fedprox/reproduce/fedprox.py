@@ -111,7 +111,7 @@ def _with_and_without(
 TABLE_1 = Item(
     "Table 1: the federated data sets",
     f"{PAPER}, Table 1",
-    {"short": 8, "paper": 20},
+    {"short": 3, "paper": 6},
     statistics=(
         Statistics("MNIST", (1000, 69035, 69, 106), {"name": "mnist"}),
         Statistics("FEMNIST", (200, 18345, 92, 159), {"name": "femnist"}, FEWER_LETTERS),
@@ -133,7 +133,7 @@ TABLE_1 = Item(
 FIGURE_1 = Item(
     "Figure 1: training loss with stragglers",
     f"{PAPER}, Figure 1, sections 5.2 and 5.3.2",
-    {"short": 90, "paper": 900},
+    {"short": 55, "paper": 360},
     _runs(FIVE, STRAGGLERS),
     _stragglers_by_task(FIVE, "train_loss"),
     (
@@ -174,7 +174,7 @@ FIGURE_1 = Item(
 FIGURE_7 = Item(
     "Figure 7: test accuracy with stragglers",
     f"{PAPER}, Figure 7, appendix C.3.2",
-    {"short": 90, "paper": 900},
+    {"short": 55, "paper": 360},
     _runs(FIVE, STRAGGLERS),
     _stragglers_by_task(FIVE, "test_accuracy"),
     (
@@ -194,7 +194,7 @@ def _synthetic_item(title: str, source: str, measures: tuple[str, ...], *claims:
     return Item(
         title,
         source,
-        {"short": 45, "paper": 200},
+        {"short": 14, "paper": 90},
         _runs(SYNTHETIC, (0.0,)),
         measures_by_task(SYNTHETIC, measures, lambda task: two_mus(_key(task, 0), task.mu)),
         claims,
@@ -276,7 +276,7 @@ def _adaptive(tasks: tuple[Task, ...], measures: tuple[str, ...], title: str, so
     return Item(
         title,
         source,
-        {"short": 30 * len(tasks) / 2, "paper": 70 * len(tasks)},
+        {"short": 5 * len(tasks), "paper": 36 * len(tasks)},
         {
             f"{task.key}-adaptive": task.experiment(
                 fedprox(0.0, 1.0), {"name": "fedprox", "mu": start(task), "adapt": True}
@@ -327,7 +327,7 @@ def _dane_key(task: Task, clients: int) -> str:
 FIGURE_4 = Item(
     "Figure 4: FedDANE",
     f"{PAPER}, Figure 4, appendix B",
-    {"short": 120, "paper": 900},
+    {"short": 52, "paper": 360},
     {
         _dane_key(task, 10): task.experiment(fedprox(0.0, 1.0), feddane(0.0, 1.0))
         for task in SYNTHETIC
@@ -398,7 +398,7 @@ FIGURE_4 = Item(
 FIGURE_5 = Item(
     "Figure 5: stragglers on IID data",
     f"{PAPER}, Figure 5, appendix C.3.1",
-    {"short": 40, "paper": 160},
+    {"short": 13, "paper": 70},
     {
         f"{IID.key}-partial-{100 * s:.0f}": IID.experiment(FEDAVG, fedprox(0.0), stragglers=s)
         for s in STRAGGLERS
@@ -441,7 +441,7 @@ FIGURE_5 = Item(
 FIGURE_8 = Item(
     "Figure 8: dissimilarity",
     f"{PAPER}, Figure 8, appendix C.3.2",
-    {"short": 30, "paper": 300},
+    {"short": 12, "paper": 75},
     _runs(FIVE, (0.0,)),
     measures_by_task(FIVE, ("gradient_variance",), lambda task: two_mus(_key(task, 0), task.mu)),
     (
@@ -460,7 +460,7 @@ def _one_epoch(measure: str, number: int, claim: Claim) -> Item:
     return Item(
         f"Figure {number}: {'loss' if measure == 'train_loss' else 'accuracy'} with E = 1",
         f"{PAPER}, Figure {number}, appendix C.3.2",
-        {"short": 70, "paper": 700},
+        {"short": 35, "paper": 180},
         _runs(FIVE, STRAGGLERS, epochs=1),
         _stragglers_by_task(FIVE, measure, epochs=1),
         (claim,),
@@ -496,7 +496,7 @@ FIGURE_10 = _one_epoch(
 FIGURE_12 = Item(
     "Figure 12: two ways to sample clients",
     f"{PAPER}, Figure 12, appendix C.3.4",
-    {"short": 80, "paper": 350},
+    {"short": 27, "paper": 170},
     _runs(SYNTHETIC, (0.0,))
     | {
         f"{task.key}-proportional": task.experiment(fedprox(0.0, task.mu), sampling="proportional")
@@ -586,7 +586,7 @@ def _gap(text: str, over: Summary, *, code: bool = False) -> Claim:
 HEADLINE = Item(
     "The headline: 22 % more accurate than FedAvg with 90 % stragglers",
     f"{PAPER}, abstract and appendix C.3.2",
-    {"short": 200, "paper": 2400},
+    {"short": 130, "paper": 1400},
     {f"{task.key}-headline": _headline(task) for task in HEADLINE_TASKS}
     | {f"{task.key}-headline-code": _as_the_code(task) for task in HEADLINE_TASKS},
     tuple(

@@ -82,7 +82,7 @@ NO_NUMBERS = (
 TABLE_1 = Item(
     "Table 1: the federated data sets of the draft",
     f"{DRAFT}, Table 1",
-    {"short": 12, "paper": 30},
+    {"short": 3, "paper": 6},
     statistics=(
         Statistics("MNIST", (1000, 69035, 69, 106), {"name": "mnist"}),
         Statistics(
@@ -107,7 +107,7 @@ def _synthetic_item(title: str, source: str, measures: tuple[str, ...], *claims:
     return Item(
         title,
         source,
-        {"short": 40, "paper": 150},
+        {"short": 10, "paper": 45},
         {f"draft-{task.key}": task.experiment(fedprox(0.0, 1.0)) for task in SYNTHETIC},
         measures_by_task(SYNTHETIC, measures, lambda task: two_mus(f"draft-{task.key}", 1.0)),
         claims,
@@ -171,7 +171,7 @@ def _epochs_item(title: str, source: str, measures: tuple[str, ...], *claims: Cl
     return Item(
         title,
         source,
-        {"short": 150, "paper": 2000},
+        {"short": 87, "paper": 800},
         {
             _epochs_key(task, epochs): task.experiment(fedprox(0.0), epochs=epochs)
             for task in FIVE
@@ -248,7 +248,7 @@ def _best_item(title: str, source: str, measures: tuple[str, ...], *claims: Clai
     return Item(
         title,
         source,
-        {"short": 90, "paper": 1500},
+        {"short": 40, "paper": 430},
         _best_runs(),
         _best_rows(measures),
         claims,

@@ -130,7 +130,8 @@ class Item:
     Attributes:
         title: Its number and what it shows.
         source: Where it stands.
-        seconds: Time it takes on two cores, by scale, as measured.
+        seconds: Time it takes alone on two cores, by scale: "short" as measured, "paper" reckoned
+            from that (Figure 1 then took what was reckoned).
         runs: Experiments by name, without a seed: the scale gives seeds. A fixed `seed` in one
             means: this seed for the run, and the scale's for the data.
         rows: The figure, from the top.
