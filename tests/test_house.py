@@ -16,6 +16,7 @@ FLOORS = [
     {"simulation"},
     {"diagnose"},
     {"report", "experiment"},
+    {"reproduce"},
     {"cli"},
 ]
 """From the ground up: a part imports parts of lower floors and of itself."""

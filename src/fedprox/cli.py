@@ -1,4 +1,4 @@
-"""The command line: `fedprox run`, `diagnose` and `report`."""
+"""The command line: `fedprox run`, `diagnose`, `report` and `reproduce`."""
 
 import math
 import sys
@@ -18,16 +18,22 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.status import Status
+from rich.table import Table
 from rich.text import Text
 
 from fedprox.datasets.sources import cache_folder
 from fedprox.diagnose import diagnose as find_out
-from fedprox.errors import InputError
+from fedprox.errors import InputError, require
 from fedprox.experiment import Experiment, Resolved, read_experiment, resolve
 from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import RunDirectory, write_clients
 from fedprox.report.page import write_report
 from fedprox.report.table import table, unsolved
+from fedprox.reproduce import ITEMS, select
+from fedprox.reproduce.item import SCALES
+from fedprox.reproduce.run import Step, reproduce
+from fedprox.reproduce.table import duration
 from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
 from fedprox.simulation.history import Progress as Standing
 from fedprox.simulation.run import compare
@@ -58,6 +64,8 @@ An experiment file, with every key:
   name = "synthetic"            # alpha, beta, iid, clients, train_share, seed
                                 # synthetic-feddyn: heterogeneity, gamma, clients, mean_size, seed
                                 # mnist: partition, clients, train_share, seed
+                                # femnist: partition, classes_per_client, clients, overlap,
+                                # train_share, seed
                                 # leaf: path, classes
 \b
   [model]
@@ -73,6 +81,7 @@ An experiment file, with every key:
   stragglers = 0.9              # fraction of each cohort that cannot finish; or by the clock:
                                 # deadline = 60.0, step_seconds = 0.1 (or one for each client),
                                 # spread = 1.0 of their log-normal speeds
+  partial = "uniform"           # stragglers' epochs; or as in the authors' "code"
 
 \b
   [solver]
@@ -217,6 +226,60 @@ def _prepare(
     with console.status("loading the data"):
         resolved = resolve(experiment, data_dir)
     return console, experiment, resolved
+
+
+REPRODUCE_HELP = """Reproduce a figure or table of a paper, its numbers beside ours.
+
+Without a name it lists what there is. ITEM is a name, all of a paper ("fedprox/"), or "all". DIR
+gets a folder for each item with the figure, its data, a table and a report; the experiments lie in
+DIR/runs, where those that are complete are not run again.
+"""
+
+
+@app.command("reproduce", help=REPRODUCE_HELP)
+def reproduce_items(
+    name: Annotated[str | None, typer.Argument(metavar="[ITEM]", help="What to run.")] = None,
+    scale: Annotated[
+        str, typer.Option(help="short (a fifth of the rounds, two seeds) or paper (five seeds).")
+    ] = "short",
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="[default: runs/reproduce-SCALE]")
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Run the items that a name stands for."""
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    if name is None:
+        console.print(_listing())
+        return
+    require(scale in SCALES, f"--scale {scale}; it must be {' or '.join(SCALES)}")
+    items = select(name)
+    folder = out or Path("runs") / f"reproduce-{scale}"
+    use_cpu_devices(clients_per_round=10)
+    use_compilation_cache(cache_folder() / "xla")
+    for key, item in items.items():
+        console.print(f"{key}: {item.title}; about {duration(item.seconds[scale])} on two cores")
+        with console.status("loading the data") as status:
+
+            def show(step: Step, status: Status = status) -> None:
+                now = step.progress
+                done = f"{now.label}, seed {now.seed}, round {now.round}" if now else "starting"
+                status.update(f"{step.number} of {step.of}: {step.name}: {done}")
+
+            text = reproduce(key, item, SCALES[scale], folder, data_dir, show)
+        console.print(f"\n{text}", markup=False, soft_wrap=True, highlight=False)
+        console.print(f"{folder / key}: table.md and what it is made from\n")
+
+
+def _listing() -> Table:
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for header in ("item", "what", "data", *SCALES):
+        shown.add_column(header, no_wrap=header == "item")
+    for key, item in ITEMS.items():
+        times = (duration(item.seconds[scale]) for scale in SCALES)
+        left_out = f" (not yet: {', '.join(item.missing)})" if item.missing else ""
+        shown.add_row(key, item.title, ", ".join(item.data) + left_out, *times)
+    return shown
 
 
 class _RoundsPerSecond(ProgressColumn):

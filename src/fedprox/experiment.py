@@ -49,6 +49,7 @@ class SystemsSection(_Section):
     deadline: float | None = None
     step_seconds: float | list[float] | None = None
     spread: float = 0.0
+    partial: Literal["uniform", "code"] = "uniform"
 
 
 class SolverSection(_Section):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from fedprox.datasets.femnist import femnist
 from fedprox.datasets.leaf import leaf
 from fedprox.datasets.mnist import mnist
 from fedprox.datasets.synthetic import synthetic, synthetic_feddyn
@@ -11,7 +12,8 @@ DATASETS: dict[str, Callable[..., Federation]] = {
     "synthetic": synthetic,
     "synthetic-feddyn": synthetic_feddyn,
     "mnist": mnist,
+    "femnist": femnist,
     "leaf": leaf,
 }
 
-__all__ = ["DATASETS", "leaf", "mnist", "synthetic", "synthetic_feddyn"]
+__all__ = ["DATASETS", "femnist", "leaf", "mnist", "synthetic", "synthetic_feddyn"]

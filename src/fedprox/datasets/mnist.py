@@ -111,11 +111,18 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         InputError: It is damaged, cut short, or holds something else.
     """
     try:
-        raw = path.read_bytes()
-        if path.suffix == ".gz":
-            raw = gzip.decompress(raw)
-    except (OSError, EOFError, zlib.error) as error:
+        return parse_idx(path.read_bytes(), str(path))
+    except OSError as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
+
+
+def parse_idx(raw: bytes, path: str) -> NDArray[np.uint8]:
+    """The array in the content of an idx file called `path`; see `read_idx`."""
+    if path.endswith(".gz"):
+        try:
+            raw = gzip.decompress(raw)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"{path}: cannot be read: {error}") from None
     dimensions = raw[3] if len(raw) >= 4 and raw[:3] == b"\0\0\x08" else 0
     begin = 4 + 4 * dimensions
     require(

@@ -1,12 +1,12 @@
 """Partitions of a labelled data set over clients: pure functions of a seed.
 
-Each returns one array of row indices per client; no row is given twice.
+Each returns one array of row indices per client; no row is given twice, unless an option says so.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import require
+from fedprox.errors import require, require_whole
 from fedprox.streams import Purpose, generator
 
 Indices = NDArray[np.int64]
@@ -92,6 +92,72 @@ def two_class_power_law(
             extra = int(shares[c, u // classes, j])
             if used[c] + extra < sizes[c]:
                 give(u, c, extra)
+    return [np.concatenate(part) for part in parts]
+
+
+def rotating_classes(
+    labels: NDArray[np.generic],
+    *,
+    clients: int = 200,
+    classes_per_client: int = 5,
+    mean: float = 4.0,
+    deviation: float = 1.0,
+    overlap: bool = False,
+    seed: int,
+) -> list[Indices]:
+    """Some classes to a client, in turn, with log-normal sizes.
+
+    The FEMNIST federation of Li et al. 2020 (appendix C.1), by the authors' generator. With C
+    classes, client u asks for n_u = int(LogNormal(mean, deviation)) + 5 rows: the m-th part of
+    them, and at least 2, of each of the m classes u mod C, ..., (u + m - 1) mod C.
+
+    Where a class has fewer rows than are asked for, each client that asks gets one row, and the
+    rest is divided in proportion to what each asked for beyond it, rounded down.
+
+    Args:
+        labels: Classes 0 to C - 1, shape (rows,).
+        clients: Number of clients.
+        classes_per_client: m.
+        mean: Mean of log(n_u - 5).
+        deviation: Standard deviation of log(n_u - 5).
+        overlap: The authors' generator gives the first rows of class c to every client with class
+            c, by a reversed inequality. With True ours does so too: rows are then given to many
+            clients, and one client's training rows are another's test rows.
+        seed: Seed.
+
+    >>> labels = np.repeat([0, 1, 2], 400)
+    >>> parts = rotating_classes(labels, clients=6, classes_per_client=2, seed=0)
+    >>> np.unique(labels[parts[2]]).tolist()
+    [0, 2]
+    """
+    classes = int(labels.max()) + 1
+    require_whole("data.clients", clients)
+    require_whole("data.classes_per_client", classes_per_client)
+    require(
+        classes_per_client <= classes,
+        f"data.classes_per_client = {classes_per_client}; there are {classes} classes",
+    )
+    stream = generator(seed, Purpose.PARTITION)
+    sizes = stream.lognormal(mean, deviation, clients).astype(int) + 5
+    pools = [stream.permutation(np.flatnonzero(labels == c)) for c in range(classes)]
+    asked = np.maximum(sizes // classes_per_client, 2)
+    parts: list[list[Indices]] = [[] for _ in range(clients)]
+    for c, pool in enumerate(pools):
+        holders = [u for u in range(clients) if (c - u) % classes < classes_per_client]
+        wanted = asked[holders]
+        require(
+            len(holders) <= len(pool),
+            f"data.clients = {clients}; class {c} has {len(pool)} rows for {len(holders)} clients",
+        )
+        if overlap:
+            given = [pool[:count] for count in wanted]
+        else:
+            if wanted.sum() > len(pool):
+                wanted = 1 + (wanted - 1) * (len(pool) - len(holders)) // (wanted - 1).sum()
+            ends = np.cumsum(wanted)
+            given = [pool[end - count : end] for end, count in zip(ends, wanted, strict=True)]
+        for u, rows in zip(holders, given, strict=True):
+            parts[u].append(rows)
     return [np.concatenate(part) for part in parts]
 
 

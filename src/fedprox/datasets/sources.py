@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedprox.errors import InputError
+from fedprox.errors import InputError, require
 
 
 class Source(NamedTuple):
@@ -15,7 +15,8 @@ class Source(NamedTuple):
     Attributes:
         name: Its name.
         hash: Its checksum, such as "md5:...".
-        folders: Addresses of folders that hold it, tried in order.
+        folders: Addresses of folders that hold it, tried in order; none where it is the user's to
+            bring.
     """
 
     name: str
@@ -39,6 +40,16 @@ MNIST = {
         "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
     }.items()
 }
+
+EMNIST = Source(
+    "gzip.zip",
+    "md5:58c8d27c78d21e728a6bc7b3cc06412e",
+    ("https://biometrics.nist.gov/cs_links/EMNIST/",),
+)
+"""All of EMNIST as idx files in one archive, 560 MB (Cohen et al. 2017)."""
+
+FEMNIST_WRITERS = Source("femnist_300writers.npz", "", ())
+"""300 writers of LEAF's FEMNIST (Caldas et al. 2018)."""
 
 
 def data_folder(data_dir: str | Path | None) -> Path | None:
@@ -75,20 +86,35 @@ def find(source: Source, subfolder: str, data_dir: str | Path | None) -> Path:
     folder = data_folder(data_dir)
     if folder is None:
         return _download(source, subfolder)
-    names = (source.name, source.name.removesuffix(".gz"))
-    for place in (folder / subfolder, folder):
-        for name in names:
-            if (place / name).is_file():
-                return place / name
-    raise InputError(
-        f"{subfolder}: {source.name} is missing; put it, packed or unpacked, in "
-        f"{folder / subfolder}"
-    )
+    packed = source.name.endswith(".gz")
+    found = present(source.name, subfolder, data_dir)
+    if packed and found is None:
+        found = present(source.name.removesuffix(".gz"), subfolder, data_dir)
+    if found is None:
+        how = ", packed or unpacked," if packed else ""
+        raise InputError(
+            f"{subfolder}: {source.name} is missing; put it{how} in {folder / subfolder}"
+        )
+    return found
+
+
+def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | None:
+    """A file of the user's data folder, in `subfolder` or at the top; None if it is not there."""
+    folder = data_folder(data_dir)
+    if folder is None:
+        return None
+    places = (folder / subfolder / name, folder / name)
+    return next((place for place in places if place.is_file()), None)
 
 
 def _download(source: Source, subfolder: str) -> Path:
     import pooch
 
+    require(
+        source.folders,
+        f"{subfolder}: {source.name} is missing and no address is known; put it in a folder "
+        f"{subfolder}/ and name the folder above with --data-dir or FEDPROX_DATA",
+    )
     pooch.get_logger().setLevel(logging.ERROR)
     target = cache_folder() / subfolder
     reasons = []

@@ -8,7 +8,7 @@ a round has a deadline, which is what that draw stands for ("a global clock").
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,10 @@ class Systems:
             or each client's own, shape (clients,).
         spread: With a median: client k needs step_seconds exp(spread z_k), z_k ~ N(0, 1), the same
             in every round.
+        partial: With a fraction, how many epochs a straggler does: "uniform", by the paper; or
+            "code", as in the authors' code, which draws on {1, ..., E - 1} from a generator that
+            the client before it in the cohort has reset: always the same number after the same
+            client.
 
     Raises:
         InputError: A number out of range, or a deadline beside a fraction or without speeds.
@@ -49,10 +53,19 @@ class Systems:
     deadline: float | None = None
     step_seconds: float | Sequence[float] | None = None
     spread: float = 0.0
+    partial: Literal["uniform", "code"] = "uniform"
 
     def __post_init__(self) -> None:
         require_number("systems.stragglers", self.stragglers, most=1)
         require_number("systems.spread", self.spread)
+        require(
+            self.partial in ("uniform", "code"),
+            f'systems.partial = {self.partial!r}; it must be "uniform" or "code"',
+        )
+        require(
+            self.partial == "uniform" or self.deadline is None,
+            "systems.partial: a deadline says how far stragglers get",
+        )
         require(
             (self.deadline is None) == (self.step_seconds is None),
             "systems: give deadline and step_seconds together",
@@ -104,7 +117,10 @@ class Systems:
         for slot in np.flatnonzero(stragglers):
             stream = generator(seed, Purpose.WORK, round_, int(cohort[slot]))
             if solver.epochs is not None and solver.epochs > 1:
-                epochs = int(stream.integers(1, solver.epochs, endpoint=True))
+                quirk = self.partial == "code"
+                if quirk and slot > 0:
+                    stream = generator(seed, Purpose.WORK, 0, int(cohort[slot - 1]))
+                epochs = int(stream.integers(1, solver.epochs, endpoint=not quirk))
                 steps[slot] = epochs * solver.steps_per_epoch(int(sizes[slot]))
             else:
                 steps[slot] = stream.integers(1, steps[slot], endpoint=True)

@@ -1,0 +1,102 @@
+"""What the items of both FedProx papers are put together from."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedprox.reproduce.item import Comparison, Curve, Row, Side, Table, Task
+
+FEDAVG: Table = {"name": "fedavg"}
+
+NEEDS_CHARACTERS = "not available yet: needs the character LSTM"
+NEEDS_WORDS = "not available yet: needs the sentiment LSTM"
+
+FEWER_LETTERS = "letters: about half the paper's images"
+
+
+def fedprox(*mu: float) -> Table:
+    """`[[method]]` for FedProx with one mu or a sweep."""
+    return {"name": "fedprox", "mu": list(mu)}
+
+
+def feddane(*mu: float) -> Table:
+    """`[[method]]` for FedDANE with one mu or a sweep."""
+    return {"name": "feddane", "mu": list(mu)}
+
+
+def mu_label(mu: float) -> str:
+    """The label of FedProx's run with this mu."""
+    return f"fedprox mu={mu:g}"
+
+
+def two_mus(run: str, mu: float | str) -> tuple[Curve, Curve]:
+    """FedProx's lines with mu = 0 and with a mu above 0, or a label for it."""
+    label = mu if isinstance(mu, str) else mu_label(mu)
+    return (
+        Curve(run, "fedprox mu=0", "FedProx, mu = 0"),
+        Curve(run, label, "FedProx, mu > 0"),
+    )
+
+
+def synthetic_tasks(clients_per_round: int) -> tuple[Task, ...]:
+    """The four synthetic sets, from IID to the most heterogeneous."""
+
+    def task(key: str, title: str, **options: Any) -> Task:
+        data = {"name": "synthetic", **options}
+        return Task(f"synthetic-{key}", title, data, 0.01, 1.0, 200, clients_per_round)
+
+    return (
+        task("iid", "Synthetic IID", iid=True),
+        *(task(f"{a:g}-{a:g}", f"Synthetic ({a:g}, {a:g})", alpha=a, beta=a) for a in (0, 0.5, 1)),
+    )
+
+
+def on_each(
+    tasks: Sequence[Task], run: str, greater: str, less: str, prefix: str = ""
+) -> tuple[Comparison, ...]:
+    """The same comparison on several data sets.
+
+    Args:
+        tasks: They; those that cannot be run are left out.
+        run: Name of the run with "{}" for the task's key.
+        greater: Label of the greater side, with "{}" for the task's best mu.
+        less: Label of the other.
+        prefix: What `where` begins with.
+    """
+    return tuple(
+        Comparison(
+            f"{task.title}{prefix}",
+            Side(run.format(task.key), greater.format(f"{task.mu:g}")),
+            Side(run.format(task.key), less.format(f"{task.mu:g}")),
+            task.note,
+        )
+        for task in tasks
+        if not task.missing
+    )
+
+
+def in_turn(tasks: Sequence[Task], run: str, label: str) -> tuple[Comparison, ...]:
+    """Each data set against the one before it, which should have less."""
+    return tuple(
+        Comparison(
+            f"{after.title} above {before.title}",
+            Side(run.format(after.key), label),
+            Side(run.format(before.key), label),
+        )
+        for before, after in itertools.pairwise(tasks)
+    )
+
+
+def measures_by_task(
+    tasks: Sequence[Task], measures: Sequence[str], curves: Callable[[Task], tuple[Curve, ...]]
+) -> tuple[Row, ...]:
+    """A row for each measure, a column for each data set.
+
+    Args:
+        tasks: The columns.
+        measures: The rows.
+        curves: A function from a task to its lines.
+    """
+    return tuple(
+        Row("", tuple(task.panel(measure, *curves(task)) for task in tasks)) for measure in measures
+    )

@@ -1,0 +1,155 @@
+"""One drawer for all figures: a grid of panels, the same colour for the same name everywhere."""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.reproduce.item import BEST, MEASURES, Item, Panel
+from fedprox.reproduce.verdicts import Measured, best, pick
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = {
+    "FedAvg": "#d62728",
+    "FedProx, mu = 0": "#1f77b4",
+    "FedProx, mu > 0": "#2ca02c",
+    "FedProx, adaptive mu": "#9467bd",
+    "FedDANE, mu = 0": "#ff7f0e",
+    "FedDANE, mu > 0": "#8c564b",
+    "FedDANE, 10 clients": "#ff7f0e",
+    "FedDANE, 20 clients": "#e377c2",
+    "FedDANE, 30 clients": "#7f7f7f",
+    "mu = 0, uniform": "#1f77b4",
+    "mu > 0, uniform": "#2ca02c",
+    "mu = 0, proportional": "#17becf",
+    "mu > 0, proportional": "#bcbd22",
+    "E = 1": "#2ca02c",
+    "E = 20": "#1f77b4",
+    "E = 50": "#d62728",
+}
+"""The colour of each name that a legend may show."""
+
+SHOWN_RANGE = 5
+"""A loss axis ends where the highest line is this many times the level of the tamest one."""
+
+
+def figure(item: Item, measured: Measured) -> "Figure":
+    """An item's panels in the paper's arrangement.
+
+    Lines are means over seeds, and bands span the least and the greatest. Lines that leave the
+    axes have diverged, or nearly so: axes of losses end at `SHOWN_RANGE` times the tamest line.
+    """
+    from matplotlib.figure import Figure  # here, since it is slow to import
+
+    columns = max(len(row.panels) for row in item.rows)
+    drawn = Figure(
+        figsize=(max(2.9 * columns, 6), 2.4 * len(item.rows) + 0.9), layout="constrained"
+    )
+    grid = drawn.subplots(len(item.rows), columns, squeeze=False)
+    drawn.suptitle(_symbols(item.title), fontsize=10)
+    legend: dict[str, Any] = {}
+    for i, row in enumerate(item.rows):
+        for j, axis in enumerate(grid[i]):
+            if j >= len(row.panels):
+                axis.set_axis_off()
+                continue
+            panel = row.panels[j]
+            legend |= _draw(axis, panel, measured)
+            title = _title(panel, measured)
+            if i == 0 or title != _title(item.rows[i - 1].panels[j], measured):
+                axis.set_title(_symbols(title), fontsize=9)
+            axis.tick_params(labelsize=8)
+            if j == 0:
+                words = [row.label, MEASURES[panel.measure]]
+                axis.set_ylabel(_symbols("\n".join(filter(None, words))), fontsize=9)
+            if i == len(item.rows) - 1 and not panel.missing:
+                axis.set_xlabel("round", fontsize=9)
+    shown = sorted(legend, key=list(COLOURS).index)
+    drawn.legend(
+        [legend[name] for name in shown],
+        [_symbols(name) for name in shown],
+        loc="outside lower center",
+        ncols=min(len(shown), 4 if columns > 2 else 2) or 1,
+        frameon=False,
+        fontsize=9,
+    )
+    return drawn
+
+
+def _symbols(text: str) -> str:
+    return re.sub(r"\bmu\b", r"$\\mu$", text)
+
+
+def _title(panel: Panel, measured: Measured) -> str:
+    chosen = [best(measured[c.run]) for c in panel.curves if c.label == BEST]
+    words = [panel.title, *(label.partition(" ")[2].replace("=", " = ") for label in chosen)]
+    return ", ".join(words)
+
+
+def _draw(axis: "Axes", panel: Panel, measured: Measured) -> dict[str, Any]:
+    """Draw a panel; returns its lines by their names."""
+    if panel.missing:
+        axis.set_xticks([])
+        axis.set_yticks([])
+        axis.text(
+            0.5,
+            0.5,
+            panel.missing.replace(": ", ":\n"),
+            transform=axis.transAxes,
+            ha="center",
+            va="center",
+            fontsize=8,
+            color="0.4",
+        )
+        return {}
+    lines, levels = {}, []
+    for curve in panel.curves:
+        group = pick(measured[curve.run], curve.label)
+        rounds = max((series.rounds for series in group), key=len)
+        values = np.full((len(group), len(rounds)), np.nan)
+        for row, series in zip(values, group, strict=True):
+            found = series.values[panel.measure]  # shorter where the run has diverged and stopped
+            row[: len(found)] = np.where(np.isfinite(found), found, np.nan)
+        dashed = "--" if "proportional" in curve.shown else "-"
+        colour = COLOURS[curve.shown]
+        (line,) = axis.plot(rounds, _mean(values), dashed, color=colour, linewidth=1.3)
+        if len(group) > 1:
+            low, high = _over(np.nanmin, values), _over(np.nanmax, values)
+            axis.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
+        lines[curve.shown] = line
+        levels.append(values[np.isfinite(values)])
+    _limits(axis, panel.measure, levels)
+    axis.grid(alpha=0.3)
+    return lines
+
+
+def _over(function: Any, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A function over seeds, NaN where none is known."""
+    known = np.isfinite(values).any(axis=0)
+    found = np.full(values.shape[1], np.nan)
+    found[known] = function(values[:, known], axis=0)
+    return found
+
+
+def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean over seeds, NaN where one of them has diverged."""
+    return np.asarray(values.mean(axis=0))
+
+
+def _limits(axis: "Axes", measure: str, levels: list[NDArray[np.float64]]) -> None:
+    """End the axis so that a diverging line does not flatten the others."""
+    levels = [values for values in levels if len(values)]
+    if not levels or measure in ("test_accuracy", "mu"):
+        return
+    lowest = min(float(values.min()) for values in levels)
+    highest = max(float(values.max()) for values in levels)
+    tamest = min(float(np.percentile(values, 95)) for values in levels)
+    if measure != "train_loss" and lowest > 0 and highest > 20 * lowest:
+        axis.set_yscale("log")
+        return
+    margin = 0.05 * (min(highest, SHOWN_RANGE * tamest) - lowest)
+    axis.set_ylim(lowest - margin, min(highest, SHOWN_RANGE * tamest) + margin)

@@ -1,0 +1,264 @@
+"""What a figure or table of a paper is, as data.
+
+An item holds experiments, each written as in an experiment file, at the paper's scale; the grid of
+panels that is drawn from them; and the paper's claims as comparisons between two of their runs. The
+runner, the figure and the table know nothing of any one paper.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from fedprox.reproduce.summaries import Summary
+
+Table = dict[str, Any]
+
+BEST = "fedprox best mu"
+"""As a label: the mu above 0 of a run's FedProx that ends at the lowest training loss."""
+
+MEASURES = {
+    "train_loss": "training loss",
+    "test_accuracy": "test accuracy",
+    "gradient_variance": "variance of gradients",
+    "dissimilarity": "B(w)",
+    "mu": "mu in force",
+}
+"""What a panel can show, by the names of `metrics.jsonl`."""
+
+
+class Curve(NamedTuple):
+    """A line of a panel.
+
+    Attributes:
+        run: Key of the item's `runs`.
+        label: Which of its methods, such as "fedprox mu=1", or `BEST`.
+        shown: What the legend calls it; lines of one name have one colour in all figures.
+    """
+
+    run: str
+    label: str
+    shown: str
+
+
+class Panel(NamedTuple):
+    """One set of axes.
+
+    Attributes:
+        title: Such as the data set.
+        measure: Key of `MEASURES`.
+        curves: Its lines.
+        missing: Why it is empty, where it is.
+    """
+
+    title: str
+    measure: str
+    curves: tuple[Curve, ...]
+    missing: str = ""
+
+
+class Row(NamedTuple):
+    """A row of panels, with what is said of all of them at its left."""
+
+    label: str
+    panels: tuple[Panel, ...]
+
+
+class Side(NamedTuple):
+    """One side of a comparison: a run of the item and the label of a method in it."""
+
+    run: str
+    label: str
+
+
+class Comparison(NamedTuple):
+    """`greater` has a larger value than `less`, by the paper.
+
+    Attributes:
+        where: What it is looked at on, such as the data set.
+        greater: The one that should be larger.
+        less: The other.
+        note: How ours differs from the paper's, if it does.
+    """
+
+    where: str
+    greater: Side
+    less: Side
+    note: str = ""
+
+
+class Claim(NamedTuple):
+    """What a paper says of its figure, as comparisons between runs.
+
+    Attributes:
+        text: The claim.
+        measure: Key of `MEASURES`.
+        over: How a run's rounds become one number.
+        comparisons: One for each data set.
+        alike: Where the claim is that both sides are about equal: the largest difference that
+            counts as equal.
+        paper: The number that the paper prints for the mean difference over its data sets.
+    """
+
+    text: str
+    measure: str
+    over: Summary
+    comparisons: tuple[Comparison, ...]
+    alike: float | None = None
+    paper: str = ""
+
+
+class Statistics(NamedTuple):
+    """A row of a table of data sets.
+
+    Attributes:
+        title: The data set.
+        paper: The paper's clients, examples, and mean and standard deviation of a client's.
+        data: `[data]` of an experiment, or nothing.
+        note: How ours differs, or why there is none.
+    """
+
+    title: str
+    paper: tuple[int, int, int, int]
+    data: Table | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A figure or table of a paper.
+
+    Attributes:
+        title: Its number and what it shows.
+        source: Where it stands.
+        seconds: Time it takes alone on two cores, by scale: "short" as measured, "paper" reckoned
+            from that (Figure 1 then took what was reckoned).
+        runs: Experiments by name, without a seed: the scale gives seeds. A fixed `seed` in one
+            means: this seed for the run, and the scale's for the data.
+        rows: The figure, from the top.
+        claims: The paper's claims.
+        statistics: The paper's table of data sets.
+        notes: What must be known to read it.
+    """
+
+    title: str
+    source: str
+    seconds: Mapping[str, float]
+    runs: Mapping[str, Table] = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    statistics: tuple[Statistics, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Data sets that it lacks, and why."""
+        panels = {p.title: p.missing for row in self.rows for p in row.panels if p.missing}
+        rows = {row.title: row.note for row in self.statistics if row.data is None}
+        return {title.partition(",")[0]: why for title, why in (panels | rows).items()}
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """The data sets it needs."""
+        tables = [*(t["data"] for t in self.runs.values()), *(s.data for s in self.statistics)]
+        return tuple(dict.fromkeys(table["name"] for table in tables if table))
+
+
+class Scale(NamedTuple):
+    """How much of a paper's work is done.
+
+    Attributes:
+        name: Its name.
+        divisor: The paper's rounds are divided by it.
+        seeds: Seeds.
+    """
+
+    name: str
+    divisor: int
+    seeds: tuple[int, ...]
+
+
+SCALES = {
+    scale.name: scale for scale in (Scale("short", 5, (0, 1)), Scale("paper", 1, (0, 1, 2, 3, 4)))
+}
+
+GENERATED = ("synthetic", "synthetic-feddyn")
+"""Data sets that are drawn: seed s of a run goes with seed s of the data."""
+
+
+def expand(table: Table, scale: Scale) -> dict[str, Table]:
+    """The experiments that stand behind a run at a scale, by what is added to its name.
+
+    There is one with all seeds; or, where the data are generated or the run's seed is fixed, one
+    for each seed of the data.
+
+    >>> table = {"rounds": 200, "data": {"name": "synthetic"}}
+    >>> expand(table, Scale("short", 5, (0, 1)))["-seed-1"]
+    {'rounds': 40, 'data': {'name': 'synthetic', 'seed': 1}, 'seed': 1}
+    """
+    less = table | {"rounds": max(table["rounds"] // scale.divisor, 1)}
+    if "seed" not in table and table["data"]["name"] not in GENERATED:
+        return {"": less | {"seed": list(scale.seeds)}}
+    return {
+        f"-seed-{s}": less | {"data": table["data"] | {"seed": s}, "seed": table.get("seed", s)}
+        for s in scale.seeds
+    }
+
+
+class Task(NamedTuple):
+    """A data set with its model and the numbers that a paper tuned for it.
+
+    Attributes:
+        key: Short name, for runs.
+        title: Name in figures.
+        data: `[data]` of an experiment.
+        learning_rate: The paper's.
+        mu: The paper's best mu.
+        rounds: Rounds of its figures.
+        clients_per_round: K.
+        evaluate_every: Rounds between evaluations.
+        note: How ours differs from the paper's.
+        missing: Why it cannot be run, where it cannot.
+    """
+
+    key: str
+    title: str
+    data: Table
+    learning_rate: float
+    mu: float
+    rounds: int
+    clients_per_round: int = 10
+    evaluate_every: int = 1
+    note: str = ""
+    missing: str = ""
+
+    def experiment(
+        self,
+        *methods: Table,
+        stragglers: float = 0.0,
+        epochs: int = 20,
+        clients_per_round: int | None = None,
+        sampling: str = "uniform",
+        rounds: int | None = None,
+    ) -> Table:
+        """An experiment on it as TOML would hold it; batch 10, as in all the papers' figures."""
+        return {
+            "rounds": rounds or self.rounds,
+            "evaluate_every": self.evaluate_every,
+            "data": dict(self.data),
+            "cohort": {
+                "clients_per_round": clients_per_round or self.clients_per_round,
+                "sampling": sampling,
+            },
+            "systems": {"stragglers": stragglers},
+            "solver": {
+                "learning_rate": self.learning_rate,
+                "batch_size": 10,
+                "epochs": epochs,
+            },
+            "method": list(methods),
+        }
+
+    def panel(self, measure: str, *curves: Curve, title: str = "") -> Panel:
+        """A panel of it, empty where it cannot be run."""
+        shown = () if self.missing else curves
+        return Panel(title or self.title, measure, shown, self.missing)

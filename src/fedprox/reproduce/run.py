@@ -1,0 +1,251 @@
+"""The runner: an item's experiments, then its figure, its data, its table and its report."""
+
+import csv
+import io
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from fedprox.errors import InputError
+from fedprox.experiment import Experiment, Resolved, resolve
+from fedprox.report.archive import read_archive
+from fedprox.report.directory import RunDirectory, write_clients, write_whole
+from fedprox.report.page import write_report
+from fedprox.reproduce.figure import figure
+from fedprox.reproduce.item import MEASURES, Item, Scale, Table, expand
+from fedprox.reproduce.summaries import Series
+from fedprox.reproduce.table import duration, table
+from fedprox.simulation.history import Progress, Record
+from fedprox.simulation.run import compare
+
+
+class Step(NamedTuple):
+    """An experiment of an item is about to start, or its rounds go on.
+
+    Attributes:
+        name: Its folder.
+        number: Which of the item's experiments it is, from 1.
+        of: How many there are.
+        progress: Where it stands, once it runs.
+    """
+
+    name: str
+    number: int
+    of: int
+    progress: Progress | None = None
+
+
+def reproduce(
+    name: str,
+    item: Item,
+    scale: Scale,
+    out: Path,
+    data_dir: Path | None = None,
+    on_step: Callable[[Step], None] = lambda _: None,
+) -> str:
+    """Run an item and write what it leaves.
+
+    Its experiments go to `out/runs/NAME`, ordinary run directories that items share: one that is
+    complete is not run again. The rest goes to `out/NAME-OF-ITEM`: `figure.png`, `figure.svg`,
+    `metrics.csv` (every measure of every run), `table.md`, `report.html`.
+
+    Args:
+        name: The item's name, such as "fedprox/figure-1".
+        item: It.
+        scale: How much of the paper's work to do.
+        out: The folder for all that is reproduced.
+        data_dir: Folder with data files.
+        on_step: Called as experiments start and go on.
+
+    Returns:
+        The table.
+
+    Raises:
+        InputError: An experiment is refused, data are missing, or a folder holds other results.
+    """
+    begin = time.perf_counter()
+    experiments = {
+        run + suffix: one
+        for run, paper in item.runs.items()
+        for suffix, one in expand(paper, scale).items()
+    }
+    parsed = {run: parse(f"{name}: {run}", one) for run, one in experiments.items()}
+    _check_data(name, parsed, data_dir)
+    reused = 0
+    for number, (run, experiment) in enumerate(parsed.items(), 1):
+        step = Step(run, number, len(parsed))
+        on_step(step)
+        reused += not _train(
+            f"{name}: {run}",
+            experiment,
+            out / "runs" / run,
+            data_dir,
+            lambda progress, step=step: on_step(step._replace(progress=progress)),  # type: ignore[misc]
+        )
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    measured: dict[str, list[Series]] = {
+        run: [
+            series
+            for suffix, one in expand(paper, scale).items()
+            for series in read_series(
+                out / "runs" / (run + suffix), one["data"]["seed"] if suffix else None
+            )
+        ]
+        for run, paper in item.runs.items()
+    }
+    if item.rows:
+        _draw(item, measured, folder)
+    if measured:
+        write_whole(folder / "metrics.csv", _csv(measured))
+    statistics = {
+        row.title: np.array([_sizes(name, row.data, seed, data_dir) for seed in scale.seeds])
+        for row in item.statistics
+        if row.data is not None
+    }
+    took = duration(time.perf_counter() - begin)
+    if reused:
+        took += f" ({reused} of {len(parsed)} experiments were there already)"
+    text = table(name, item, scale, measured, statistics, took)
+    write_whole(folder / "table.md", text.encode())
+    if parsed:
+        write_report([out / "runs" / run for run in parsed], folder / "report.html")
+    return text
+
+
+def parse(where: str, table: Table) -> Experiment:
+    """An experiment from a table as TOML would hold it.
+
+    Raises:
+        InputError: It is not one; the line begins with `where`.
+    """
+    try:
+        return Experiment.model_validate(table)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise InputError(f"{where}: {key} = {first['input']!r}: {first['msg']}") from None
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Say which experiment of which item was refused."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _resolve(where: str, experiment: Experiment, data_dir: Path | None) -> Resolved:
+    with _naming(where):
+        return resolve(experiment, data_dir)
+
+
+def _check_data(name: str, parsed: Mapping[str, Experiment], data_dir: Path | None) -> None:
+    """Load each data set once before anything runs, so that a missing file is known at once."""
+    loaded = set()
+    for run, experiment in parsed.items():
+        known = json.dumps(experiment.data | {"seed": 0}, sort_keys=True)
+        if known not in loaded:
+            loaded.add(known)
+            _resolve(f"{name}: {run}", experiment, data_dir)
+
+
+def _train(
+    where: str,
+    experiment: Experiment,
+    path: Path,
+    data_dir: Path | None,
+    on_progress: Callable[[Progress], None],
+) -> bool:
+    """Run an experiment into its run directory; False if it is complete there already."""
+    resolved = _resolve(where, experiment, data_dir)
+    directory = RunDirectory(path, resolved.table)
+    if (path / "summary.json").is_file():
+        return False
+    with _naming(where), directory:
+        runs = compare(
+            resolved.federation,
+            resolved.model,
+            resolved.methods,
+            solver=resolved.solver,
+            cohort=resolved.cohort,
+            systems=resolved.systems,
+            rounds=experiment.rounds,
+            evaluate_every=experiment.evaluate_every,
+            seed=experiment.seed,
+            on_record=directory.record,
+            on_progress=on_progress,
+        )
+    write_clients(path, resolved.federation, resolved.model, runs)
+    directory.finish(runs, experiment.target_accuracy)
+    return True
+
+
+def read_series(directory: Path, data_seed: int | None = None) -> list[Series]:
+    """The runs of a run directory.
+
+    Args:
+        directory: The run directory.
+        data_seed: Seed of the data where there is a directory for each, which then is the series'.
+    """
+    return [
+        Series(
+            run.label,
+            run.seed if data_seed is None else data_seed,
+            np.array([record.round for record in run.history], np.int64),
+            {
+                key: np.array([_measure(record, key) for record in run.history], np.float64)
+                for key in MEASURES
+            },
+        )
+        for run in read_archive(directory).runs
+    ]
+
+
+def _measure(record: Record, name: str) -> float:
+    return record.numbers.get("mu", np.nan) if name == "mu" else getattr(record, name)
+
+
+def _sizes(where: str, data: Table, seed: int, data_dir: Path | None) -> NDArray[np.float64]:
+    """Clients, examples, and mean and deviation of a client's, of a data set drawn with a seed."""
+    experiment = Experiment.model_validate(
+        {
+            "rounds": 1,
+            "data": data | {"seed": seed},
+            "cohort": {"clients_per_round": 1},
+            "solver": {"learning_rate": 0.1, "batch_size": 10, "epochs": 1},
+            "method": [{"name": "fedavg"}],
+        }
+    )
+    federation = _resolve(where, experiment, data_dir).federation
+    sizes = federation.train.sizes + federation.test.sizes
+    return np.array([len(sizes), sizes.sum(), sizes.mean(), sizes.std()], np.float64)
+
+
+def _draw(item: Item, measured: Mapping[str, list[Series]], folder: Path) -> None:
+    drawn = figure(item, measured)
+    for kind in ("png", "svg"):
+        picture = io.BytesIO()
+        drawn.savefig(picture, format=kind, dpi=150)
+        write_whole(folder / f"figure.{kind}", picture.getvalue())
+
+
+def _csv(measured: Mapping[str, list[Series]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["run", "label", "seed", "round", *MEASURES])
+    for run, group in measured.items():
+        for series in group:
+            columns = [series.values[key] for key in MEASURES]
+            for round_, *values in zip(series.rounds, *columns, strict=True):
+                shown = ["" if np.isnan(value) else f"{value:.6g}" for value in values]
+                writer.writerow([run, series.label, series.seed, round_, *shown])
+    return text.getvalue().encode()

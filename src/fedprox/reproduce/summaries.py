@@ -1,0 +1,96 @@
+"""How the rounds of a run become one number."""
+
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float64]
+
+
+class Series(NamedTuple):
+    """What was measured of one run.
+
+    Attributes:
+        label: The method and its numbers.
+        seed: The scale's seed.
+        rounds: Evaluated rounds, shape (n,), the initial model's first.
+        values: Each measure at those rounds, shape (n,), by name; NaN where it is not finite.
+    """
+
+    label: str
+    seed: int
+    rounds: NDArray[np.int64]
+    values: dict[str, Numbers]
+
+    def of(self, measure: str) -> Numbers:
+        """A measure, with losses that are not finite as infinity."""
+        values = self.values[measure]
+        return np.where(np.isnan(values), np.inf, values) if measure == "train_loss" else values
+
+
+class Summary(NamedTuple):
+    """A way to summarise: how it is called, and the function of a run and a measure."""
+
+    text: str
+    of: Callable[[Series, str], float]
+
+
+class Stop(NamedTuple):
+    """Where a run is judged: an index into its evaluations, and why there."""
+
+    place: int
+    why: Literal["converged", "diverged", "last round"]
+
+
+def stop(losses: Numbers) -> Stop:
+    """Where the paper reads off a run's accuracy (Li et al. 2020, appendix C.3.2).
+
+    Once it has converged, |f_t - f_{t-1}| < 0.0001, or started to diverge, f_t - f_{t-10} > 1, or
+    at the last round, whichever comes first. A loss that is not finite has diverged.
+
+    Args:
+        losses: f at rounds 0, 1, 2, ..., shape (rounds + 1,).
+
+    >>> stop(np.array([2.0, 1.0, 0.5, 0.49999, 0.4]))
+    Stop(place=3, why='converged')
+    >>> stop(np.array([2.0, 1.0, np.inf, 0.5]))
+    Stop(place=2, why='diverged')
+    """
+    for t, loss in enumerate(losses):
+        if not math.isfinite(loss) or (t >= 10 and loss - losses[t - 10] > 1):
+            return Stop(t, "diverged")
+        if t >= 1 and abs(loss - losses[t - 1]) < 0.0001:
+            return Stop(t, "converged")
+    return Stop(len(losses) - 1, "last round")
+
+
+def _stopped(series: Series, measure: str) -> float:
+    return float(series.of(measure)[stop(series.of("train_loss")).place])
+
+
+def _rise(series: Series, measure: str) -> float:
+    values = series.of(measure)
+    settled = values[len(values) // 10 :]
+    if not np.isfinite(settled).all():
+        return math.inf
+    return float(np.maximum(np.diff(settled), 0).mean()) if len(settled) > 1 else 0.0
+
+
+FINAL = Summary("at the last round", lambda series, measure: float(series.of(measure)[-1]))
+MEAN = Summary("mean over the rounds", lambda series, measure: float(series.of(measure)[1:].mean()))
+RISE = Summary(
+    "mean rise from one evaluation to the next, falls as zero, without the first tenth", _rise
+)
+RULE = Summary("where the run has converged or begun to diverge, or at the last round", _stopped)
+
+
+def at(round_: int) -> Summary:
+    """The value at a round, or at the last evaluation before it."""
+
+    def value(series: Series, measure: str) -> float:
+        return float(series.of(measure)[np.searchsorted(series.rounds, round_, "right") - 1])
+
+    return Summary(f"at round {round_}", value)

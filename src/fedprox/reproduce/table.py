@@ -1,0 +1,204 @@
+"""One table maker for all items: the paper's claims and numbers beside ours, as Markdown."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.reproduce.item import MEASURES, Claim, Item, Scale, Statistics
+from fedprox.reproduce.summaries import RULE, Series, stop
+from fedprox.reproduce.verdicts import Judged, Measured, judge, pick
+
+HOW = (
+    "Ours are means over seeds, ± their standard deviation; in brackets the least, the median and "
+    "the greatest over seeds. A claim holds, or does not, where the mean of the paired differences "
+    "is two standard errors from zero, or where all of five seeds agree."
+)
+
+
+def table(
+    name: str,
+    item: Item,
+    scale: Scale,
+    measured: Measured,
+    statistics: Mapping[str, NDArray[np.float64]],
+    took: str,
+) -> str:
+    """An item's Markdown.
+
+    Args:
+        name: Its name in the catalogue.
+        item: It.
+        scale: The scale it was run at.
+        measured: Its series by run.
+        statistics: By title, our clients, examples, mean and deviation, shape (seeds, 4).
+        took: How long it took, in words.
+    """
+    seeds = _numbers(scale.seeds)
+    lines = [
+        f"# {item.title}",
+        "",
+        f"{item.source}. `fedprox reproduce {name} --scale {scale.name}`, seeds {seeds}, {took}.",
+        "",
+    ]
+    left_out = [f"{title} is left out: {why}." for title, why in item.missing.items()]
+    for note in (*item.notes, *left_out):
+        lines += [note, ""]
+    if item.statistics:
+        lines += _statistics(item.statistics, statistics)
+    if item.claims:
+        lines += [HOW, ""]
+    judged = [(claim, judge(claim, measured)) for claim in item.claims]
+    averages = [(claim, found) for claim, found in judged if claim.paper]
+    if averages:
+        lines += _averages(averages)
+    for claim, found in judged:
+        lines += _claim(claim, found, item, scale, measured)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words.
+
+    >>> duration(95), duration(4000)
+    ('95 s', '67 min')
+    """
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [header, ["---"] * len(header), *rows]
+    return [*("| " + " | ".join(line) + " |" for line in lines), ""]
+
+
+def _statistics(rows: Sequence[Statistics], found: Mapping[str, NDArray[np.float64]]) -> list[str]:
+    header = ["data", "", "clients", "examples", "mean", "standard deviation", "made with"]
+    body = []
+    for row in rows:
+        body.append([row.title, "paper", *(f"{number:,}" for number in row.paper), ""])
+        ours = found.get(row.title)
+        if ours is None:
+            body.append(["", "ours", "", "", "", "", row.note])
+            continue
+        shown = [f"{ours[0, 0]:,.0f}"]
+        for values in ours[:, 1:].T:
+            same = np.ptp(values) == 0
+            spread = "" if same else f" ± {values.std(ddof=1):,.0f}"
+            shown.append(f"{values.mean():,.0f}{spread}")
+        made = f"{len(ours)} draws" if np.ptp(ours, axis=0).any() else ""
+        body.append(["", "ours", *shown, "; ".join(filter(None, [made, row.note]))])
+    return _grid(header, body)
+
+
+def _averages(claims: Sequence[tuple[Claim, Sequence[Judged]]]) -> list[str]:
+    """Claims about a mean over data sets, side by side."""
+    places = list(dict.fromkeys(one.comparison.where for _, found in claims for one in found))
+    rows = []
+    for claim, found in claims:
+        by_place = {one.comparison.where: one.differences for one in found}
+        mean = np.mean(list(by_place.values()), axis=0)
+        shown = [
+            _spread(by_place[place], claim.measure) if place in by_place else "" for place in places
+        ]
+        rows.append([claim.text, *shown, _spread(mean, claim.measure), claim.paper])
+    return _grid(["difference", *places, "mean of these", "paper"], rows)
+
+
+def _claim(
+    claim: Claim, found: Sequence[Judged], item: Item, scale: Scale, measured: Measured
+) -> list[str]:
+    sides = ["larger, says the paper", "smaller, says the paper"]
+    if claim.alike:
+        sides = [f"within {_value(claim.alike, claim.measure)}, says the paper", "of this"]
+    header = ["data", *sides, "difference", "verdict", "made with"]
+    rows = []
+    for one in found:
+        sides = [
+            f"{_side(label, side.run, one)} {_spread(values, claim.measure, brackets=False)}"
+            for label, side, values in zip(
+                one.labels,
+                (one.comparison.greater, one.comparison.less),
+                (one.greater, one.less),
+                strict=True,
+            )
+        ]
+        rows.append(
+            [
+                one.comparison.where,
+                *sides,
+                _spread(one.differences, claim.measure),
+                f"**{one.verdict}**",
+                _made_with(one, item, scale),
+            ]
+        )
+    lines = [
+        f"**{claim.text}** ({MEASURES[claim.measure]} {claim.over.text}; {_tally(found)})",
+        "",
+        *_grid(header, rows),
+    ]
+    return lines + (_stops(claim, measured) if claim.over is RULE else [])
+
+
+def _side(label: str, run: str, one: Judged) -> str:
+    other = one.comparison.less if run == one.comparison.greater.run else one.comparison.greater
+    return label if other.run == run else f"{label} ({run})"
+
+
+def _tally(found: Sequence[Judged]) -> str:
+    verdicts = [one.verdict for one in found]
+    return ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
+
+
+def _made_with(one: Judged, item: Item, scale: Scale) -> str:
+    runs = {side.run: None for side in (one.comparison.greater, one.comparison.less)}
+    rounds = sorted({item.runs[run]["rounds"] for run in runs})
+    done = [max(count // scale.divisor, 1) for count in rounds]
+    shown = _numbers(done) if scale.divisor == 1 else f"{_numbers(done)} of {_numbers(rounds)}"
+    count = len(scale.seeds)
+    parts = [f"{shown} rounds", f"{count} seed{'s' if count > 1 else ''}", one.comparison.note]
+    return "; ".join(filter(None, parts))
+
+
+def _stops(claim: Claim, measured: Measured) -> list[str]:
+    """Where the paper's rule stopped each run."""
+    rows = []
+    for one in claim.comparisons:
+        for side in (one.greater, one.less):
+            group = pick(measured[side.run], side.label)
+            ends = [(series, stop(series.of("train_loss"))) for series in group]
+            shown = [f"{series.rounds[end.place]} ({end.why})" for series, end in ends]
+            rows.append([one.where, group[0].label, *shown])
+    series: list[Series] = pick(
+        measured[claim.comparisons[0].less.run], claim.comparisons[0].less.label
+    )
+    return [
+        "The rule stopped at round",
+        "",
+        *_grid(["data", "method", *(f"seed {one.seed}" for one in series)], rows),
+    ]
+
+
+def _value(number: float, measure: str) -> str:
+    return f"{100 * number:.1f} %" if measure == "test_accuracy" else f"{number:.3g}"
+
+
+def _spread(values: NDArray[np.float64], measure: str, *, brackets: bool = True) -> str:
+    """Mean and deviation over seeds; for differences also least, median and greatest."""
+    bad = int((~np.isfinite(values)).sum())
+    if bad:
+        return "diverged" + (f" ({bad} of {len(values)})" if len(values) > 1 else "")
+    share = measure == "test_accuracy"
+    scale, form = (100, ".1f") if share else (1, ".3g")
+    unit = (" points" if brackets else " %") if share else ""
+    sign = "+" if brackets else ""
+    text = f"{scale * values.mean():{sign}{form}}"
+    if len(values) > 1:
+        text += f" ± {scale * values.std(ddof=1):{form}}"
+        if brackets:
+            three = (values.min(), float(np.median(values)), values.max())
+            text += f" [{', '.join(f'{scale * v:{form}}' for v in three)}]"
+    return text + unit
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,110 @@
+"""Claims against what was measured."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.reproduce.item import BEST, Claim, Comparison
+from fedprox.reproduce.summaries import Series
+
+Verdict = Literal["holds", "does not hold", "within noise"]
+Measured = Mapping[str, Sequence[Series]]
+"""An item's series by the name of the run."""
+
+
+class Judged(NamedTuple):
+    """A comparison with our numbers.
+
+    Attributes:
+        comparison: It.
+        labels: The labels of both sides.
+        greater: The greater side's number for each seed, shape (seeds,).
+        less: The other's.
+        verdict: What the differences say.
+    """
+
+    comparison: Comparison
+    labels: tuple[str, str]
+    greater: NDArray[np.float64]
+    less: NDArray[np.float64]
+    verdict: Verdict
+
+    @property
+    def differences(self) -> NDArray[np.float64]:
+        """The differences greater - less for each seed: NaN where both have diverged."""
+        with np.errstate(invalid="ignore"):
+            return np.asarray(self.greater - self.less)
+
+
+def judge(claim: Claim, measured: Measured) -> list[Judged]:
+    """All comparisons of a claim."""
+    judged = []
+    for comparison in claim.comparisons:
+        sides = [
+            pick(measured[side.run], side.label) for side in (comparison.greater, comparison.less)
+        ]
+        greater, less = (
+            np.array([claim.over.of(series, claim.measure) for series in side]) for side in sides
+        )
+        found = Judged(
+            comparison, (sides[0][0].label, sides[1][0].label), greater, less, "within noise"
+        )
+        judged.append(found._replace(verdict=verdict(found.differences, claim.alike)))
+    return judged
+
+
+def verdict(differences: NDArray[np.float64], alike: float | None = None) -> Verdict:
+    """What paired differences say, one for each seed.
+
+    They say something where their mean is two standard errors from zero, or where all of five or
+    more agree (by chance that happens once in 16); a single seed says nothing of noise, so its sign
+    decides. Where a difference is infinite (one side diverged), or not a number (both did), all
+    must agree. `alike`: the size of the mean must be below it instead.
+
+    >>> verdict(np.array([1.0, 1.1, 0.9])), verdict(np.array([1.0, -1.1]))
+    ('holds', 'within noise')
+    """
+    count = len(differences)
+    finite = np.isfinite(differences).all()
+    if alike is not None:
+        if not finite:
+            return "does not hold"
+        return _beyond(alike - abs(float(differences.mean())), _noise(differences))
+    if (count >= 5 or not finite) and ((differences > 0).all() or (differences < 0).all()):
+        return "holds" if differences[0] > 0 else "does not hold"
+    if not finite:
+        return "within noise"
+    return _beyond(float(differences.mean()), _noise(differences))
+
+
+def _noise(differences: NDArray[np.float64]) -> float:
+    """Two standard errors of the mean; 0 for a single seed."""
+    count = len(differences)
+    return 2 * float(differences.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
+
+
+def _beyond(mean: float, noise: float) -> Verdict:
+    if abs(mean) <= noise:
+        return "within noise"
+    return "holds" if mean > 0 else "does not hold"
+
+
+def pick(series: Sequence[Series], label: str) -> list[Series]:
+    """The series of one label, by seed."""
+    chosen = best(series) if label == BEST else label
+    found = sorted((s for s in series if s.label == chosen), key=lambda s: s.seed)
+    if not found:
+        raise KeyError(f"no {label!r} among {sorted({s.label for s in series})}")
+    return found
+
+
+def best(series: Sequence[Series]) -> str:
+    """The label of the mu above 0 with the lowest final training loss, mean over seeds."""
+    losses: dict[str, list[float]] = {}
+    for one in series:
+        if one.label.startswith("fedprox mu=") and one.values["mu"][0] > 0:
+            losses.setdefault(one.label, []).append(float(one.of("train_loss")[-1]))
+    return min(losses, key=lambda label: float(np.mean(losses[label])))

@@ -1,0 +1,261 @@
+"""FEMNIST: its partitions, its files, and the papers' statistics."""
+
+import gzip
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedprox import InputError, datasets
+from fedprox.datasets import partition, sources
+
+
+def letters(each: int, classes: int = 10) -> Any:
+    return np.random.default_rng(0).permutation(np.repeat(np.arange(classes), each))
+
+
+@given(
+    each=st.integers(60, 4000),
+    clients=st.integers(1, 60),
+    held=st.integers(1, 10),
+    seed=st.integers(0, 99),
+)
+def test_every_client_has_its_classes_and_no_row_goes_to_two(
+    each: int, clients: int, held: int, seed: int
+) -> None:
+    labels = letters(each)
+    parts = partition.rotating_classes(labels, clients=clients, classes_per_client=held, seed=seed)
+    used = np.concatenate(parts)
+    assert len(np.unique(used)) == len(used)
+    for u, part in enumerate(parts):
+        assert set(labels[part]) == {(u + j) % 10 for j in range(held)}
+
+
+def test_with_rows_enough_sizes_are_the_papers() -> None:
+    labels = letters(200_000)
+    parts = partition.rotating_classes(labels, clients=5000, seed=0)
+    sizes = np.array([len(part) for part in parts])
+    # n_u is LogNormal(4, 1) + 5, of which up to four are lost by division and the least is 10
+    assert sizes.min() == 10
+    assert np.median(sizes) == pytest.approx(np.exp(4) + 5, abs=5)
+    assert sizes.mean() == pytest.approx(np.exp(4.5) + 2.5, abs=5)
+    for part in parts[:50]:
+        counts = np.bincount(labels[part])
+        assert len(set(counts[counts > 0])) == 1
+
+
+def test_a_scarce_class_is_divided_in_proportion_and_others_are_not() -> None:
+    def counts(rows_of_last_class: int) -> Any:
+        """Rows of each class given to each client."""
+        labels = np.append(letters(100_000), np.full(rows_of_last_class, 10))
+        parts = partition.rotating_classes(labels, clients=110, seed=3)
+        return np.array([np.bincount(labels[part], minlength=11) for part in parts])
+
+    plenty, scarce = counts(100_000), counts(300)
+    np.testing.assert_array_equal(plenty[:, :10], scarce[:, :10])
+    asked, given = plenty[:, 10][plenty[:, 10] > 0], scarce[:, 10][plenty[:, 10] > 0]
+    assert len(asked) == 50
+    # one row each, and of the 250 that are left in proportion
+    np.testing.assert_array_equal(given, 1 + (asked - 1) * 250 // (asked - 1).sum())
+
+
+def test_the_authors_overlap_gives_the_first_rows_of_a_class_to_all() -> None:
+    labels = letters(1000)
+    parts = partition.rotating_classes(labels, clients=30, overlap=True, seed=0)
+    for c in range(10):
+        held = [part[labels[part] == c] for part in parts if (labels[part] == c).any()]
+        longest = max(held, key=len)
+        assert len(held) == 15
+        assert all((rows == longest[: len(rows)]).all() for rows in held)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clients": 0}, r"data\.clients = 0; it must be a whole number of at least 1"),
+        ({"classes_per_client": 11}, r"data\.classes_per_client = 11; there are 10 classes"),
+        ({"clients": 400}, r"class 0 has 100 rows for 200 clients"),
+    ],
+)
+def test_partitions_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        partition.rotating_classes(letters(100), **options, seed=0)
+
+
+@pytest.fixture(scope="module")
+def emnist(data_dir: Path) -> Path:
+    if not (data_dir / "emnist" / "emnist_lowercase.npz").is_file():
+        pytest.skip("no EMNIST: set FEDPROX_DATA to a folder that has emnist/")
+    return data_dir
+
+
+def test_letters_have_the_papers_clients_and_classes(emnist: Path) -> None:
+    federation = datasets.femnist(data_dir=emnist)
+    whole = federation.train.sizes + federation.test.sizes
+    assert (len(federation), federation.classes) == (200, 10)  # Table 1: 200
+    assert 8_000 < whole.sum() < 11_916  # 18,345; fewer images are at hand
+    assert whole.std() > whole.mean() > 40  # 92 and 159
+    assert max(len(set(federation.train.client(k)[1])) for k in range(200)) == 5
+    assert len(federation.train) == pytest.approx(0.8 * whole.sum(), rel=0.03)
+    # dark on white
+    assert np.median(federation.train.x) == federation.train.x.max() == 1
+    assert federation.train.x.min() == 0
+
+
+def test_the_authors_options_have_the_papers_number_of_samples(emnist: Path) -> None:
+    sizes = [
+        np.add(*(rows.sizes for rows in (federation.train, federation.test)))
+        for seed in range(4)
+        for federation in [
+            datasets.femnist(overlap=True, classes_per_client=3, seed=seed, data_dir=emnist)
+        ]
+    ]
+    # Table 1: mean 92, standard deviation 159; LogNormal(4, 1) has 90 and 118
+    assert np.mean(sizes) == pytest.approx(92, rel=0.1)
+    assert 90 < np.std(sizes) < 200
+
+
+def test_letters_26_have_twenty_classes_and_heavier_tails(emnist: Path) -> None:
+    federation = datasets.femnist("letters-26", data_dir=emnist)
+    whole = federation.train.sizes + federation.test.sizes
+    assert (len(federation), federation.classes) == (200, 26)
+    assert whole.sum() < 27_059  # the draft: 79,059, mean 395, standard deviation 873
+    assert whole.std() > 1.5 * whole.mean()
+    most = [len(set(federation.train.client(k)[1])) for k in range(200)]
+    assert max(most) == 20
+
+
+def test_writers_keep_their_rows_and_their_files_split(emnist: Path) -> None:
+    federation = datasets.femnist("writers", data_dir=emnist)
+    assert (len(federation), federation.classes) == (300, 62)  # the draft: 900
+    assert (len(federation.train), len(federation.test)) == (41_495, 4_763)
+    assert federation.names[0].startswith("f")
+    assert np.median(federation.train.x) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"partition": "digits"}, "data.partition = 'digits'; it must be one of letters,"),
+        ({"partition": "writers", "clients": 5}, 'data.clients = 5; partition "writers" is'),
+        ({"partition": "writers", "overlap": True}, "data.overlap = True"),
+        ({"train_share": 1.5}, "data.train_share = 1.5; it must be between 0 and 1"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str, emnist: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        datasets.femnist(**options, data_dir=emnist)
+
+
+def idx(array: Any) -> bytes:
+    shape = b"".join(n.to_bytes(4, "big") for n in array.shape)
+    return gzip.compress(bytes([0, 0, 8, array.ndim]) + shape + array.astype(np.uint8).tobytes())
+
+
+def archive(path: Path, **changes: bytes) -> None:
+    """A small file in the format of EMNIST's archive: every class twice in train, once in test."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as file:
+        for part, copies in (("train", 12), ("test", 3)):
+            labels = np.repeat(np.arange(62), copies)
+            images = np.zeros((len(labels), 28, 28))
+            images[:, 20, 5] = 255  # kept transposed: column 20, row 5
+            members = {"images-idx3": idx(images), "labels-idx1": idx(labels)}
+            for kind, content in members.items():
+                name = f"emnist-byclass-{part}-{kind}-ubyte.gz"
+                file.writestr(f"gzip/{name}", changes.get(f"{part}_{kind[:6]}", content))
+
+
+def test_emnists_own_archive_is_read(tmp_path: Path) -> None:
+    archive(tmp_path / "emnist" / "gzip.zip")
+    federation = datasets.femnist(clients=4, data_dir=tmp_path)
+    rows = np.concatenate([federation.train.x, federation.test.x])
+    assert federation.classes == 10
+    assert (rows[:, 5, 20] == 0).all()
+    assert rows.sum() == len(rows) * (28 * 28 - 1)
+    assert len(rows) <= 150
+    again = datasets.femnist(clients=4, data_dir=tmp_path)
+    np.testing.assert_array_equal(again.train.y, federation.train.y)
+
+
+def test_broken_archives_are_named(tmp_path: Path) -> None:
+    place = tmp_path / "emnist" / "gzip.zip"
+    archive(place, train_images=b"none")
+    with pytest.raises(InputError, match=r"train-images-idx3-ubyte\.gz: cannot be read"):
+        datasets.femnist(data_dir=tmp_path)
+    archive(place, test_labels=idx(np.zeros(5)))
+    with pytest.raises(InputError, match=r"needs \(n, 28, 28\) bytes and n labels"):
+        datasets.femnist(data_dir=tmp_path)
+    place.write_bytes(place.read_bytes()[:-30])
+    with pytest.raises(InputError, match=r"gzip\.zip: cannot be read"):
+        datasets.femnist(data_dir=tmp_path)
+    with zipfile.ZipFile(place, "w") as file:
+        file.writestr("other", "")
+    with pytest.raises(InputError, match="not EMNIST's archive"):
+        datasets.femnist(data_dir=tmp_path)
+
+
+def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = {"letters": ("gzip.zip", "emnist"), "writers": ("femnist_300writers.npz", "femnist")}
+    for kind, (name, folder) in where.items():
+        with pytest.raises(InputError) as error:
+            datasets.femnist(kind, data_dir=tmp_path)  # type: ignore[arg-type]
+        assert str(error.value) == f"{folder}: {name} is missing; put it in {tmp_path / folder}"
+    monkeypatch.delenv("FEDPROX_DATA", raising=False)
+    with pytest.raises(InputError, match="is missing and no address is known; put it"):
+        sources.find(sources.FEMNIST_WRITERS, "femnist", None)
+
+
+WRITERS: dict[str, Any] = {
+    "images": np.zeros((6, 28, 28), np.uint8),
+    "labels": np.arange(6),
+    "writer": np.array([0, 0, 0, 1, 1, 1]),
+    "split": np.array([0, 0, 1, 0, 0, 1]),
+    "writer_ids": np.array(["ann", "bob"]),
+}
+
+
+def test_a_small_file_of_writers(tmp_path: Path) -> None:
+    np.savez(tmp_path / "femnist_300writers.npz", **WRITERS)
+    federation = datasets.femnist("writers", data_dir=tmp_path)
+    assert federation.names == ("ann", "bob")
+    assert federation.train.client(1)[1].tolist() == [3, 4]
+    assert federation.test.client(0)[1].tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": np.arange(5)}, r"needs \(n, 28, 28\) bytes and n labels from 0 to 61"),
+        ({"labels": np.arange(6) + 60}, "labels from 0 to 61"),
+        ({"images": np.zeros((6, 28, 28))}, "it holds float64"),
+        ({"writer": np.array([0, 0, 0, 1, 1, 2])}, "'writer' and 'split' do not match"),
+        ({"split": np.array([0, 0, 1, 0, 0, 3])}, "'writer' and 'split' do not match"),
+        ({"split": np.array([0, 0, 1, 1, 1, 1])}, "client 'bob', train: no rows"),
+        ({"labels": np.array([None] * 6)}, "not a whole npz file"),
+        ({"writer": None}, "the array 'writer' is missing"),
+    ],
+)
+def test_broken_files_of_writers_are_named(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    content = {key: value for key, value in (WRITERS | changes).items() if value is not None}
+    np.savez(tmp_path / "femnist_300writers.npz", **content)
+    with pytest.raises(InputError, match=message) as error:
+        datasets.femnist("writers", data_dir=tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_cut_short_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "femnist_300writers.npz"
+    np.savez(path, **WRITERS)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(InputError, match="not a whole npz file"):
+        datasets.femnist("writers", data_dir=tmp_path)
+    path.write_bytes(b"")
+    with pytest.raises(InputError, match="not a whole npz file"):
+        datasets.femnist("writers", data_dir=tmp_path)
