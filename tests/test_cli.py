@@ -395,7 +395,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path, capsys: Any, monkeypatch: pytest.Mon
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "compare", interrupt)
+    monkeypatch.setattr(cli, "train", interrupt)
     (tmp_path / "small.toml").write_text(SMALL)
     assert status("run", tmp_path / "small.toml", "--out", tmp_path / "out") == 130
     assert capsys.readouterr().err.startswith("fedprox: interrupted")

@@ -25,7 +25,7 @@ from rich.text import Text
 from fedprox.datasets.sources import cache_folder
 from fedprox.diagnose import diagnose as find_out
 from fedprox.errors import InputError, require
-from fedprox.experiment import Experiment, Resolved, read_experiment, resolve
+from fedprox.experiment import Experiment, Resolved, read_experiment, resolve, train
 from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import RunDirectory, write_clients
 from fedprox.report.page import write_report
@@ -36,7 +36,6 @@ from fedprox.reproduce.run import Step, reproduce
 from fedprox.reproduce.table import duration
 from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
 from fedprox.simulation.history import Progress as Standing
-from fedprox.simulation.run import compare
 
 app = typer.Typer(
     add_completion=False,
@@ -142,19 +141,7 @@ def run(
     console, experiment, resolved = _prepare(file, settings, data_dir)
     directory = RunDirectory(out or Path("runs") / file.stem, resolved.table)
     with directory, _progress(console) as progress:
-        runs = compare(
-            resolved.federation,
-            resolved.model,
-            resolved.methods,
-            solver=resolved.solver,
-            cohort=resolved.cohort,
-            systems=resolved.systems,
-            rounds=experiment.rounds,
-            evaluate_every=experiment.evaluate_every,
-            seed=experiment.seed,
-            on_record=directory.record,
-            on_progress=_Bars(progress),
-        )
+        runs = train(experiment, resolved, directory.record, _Bars(progress))
     directory.finish(runs, experiment.target_accuracy)
     write_clients(directory.path, resolved.federation, resolved.model, runs)
     write_report([directory.path], directory.path / "report.html")

@@ -18,6 +18,8 @@ from fedprox.errors import InputError, require
 from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.models import MODELS
+from fedprox.simulation.history import Progress, Record, Run
+from fedprox.simulation.run import compare
 from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.systems import Systems
 from fedprox.solver import Solver, line_search_descent
@@ -171,6 +173,28 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     table |= {"data": data_table, "model": model_table, "method": [t for _, t in methods]}
     table["solver"]["optimizer_options"] = optimizer_table
     return Resolved(federation, make_model(federation), algorithms, solver, cohort, systems, table)
+
+
+def train(
+    experiment: Experiment,
+    resolved: Resolved,
+    on_record: Callable[[Record], None],
+    on_progress: Callable[[Progress], None],
+) -> list[Run]:
+    """Run a resolved experiment; see `fedprox.compare`."""
+    return compare(
+        resolved.federation,
+        resolved.model,
+        resolved.methods,
+        solver=resolved.solver,
+        cohort=resolved.cohort,
+        systems=resolved.systems,
+        rounds=experiment.rounds,
+        evaluate_every=experiment.evaluate_every,
+        seed=experiment.seed,
+        on_record=on_record,
+        on_progress=on_progress,
+    )
 
 
 def _optimizer(section: SolverSection) -> tuple[Callable[..., Any], Table]:

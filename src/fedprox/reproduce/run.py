@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from fedprox.errors import InputError
-from fedprox.experiment import Experiment, Resolved, resolve
+from fedprox.experiment import Experiment, Resolved, resolve, train
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import RunDirectory, write_clients, write_whole
 from fedprox.report.page import write_report
@@ -23,7 +23,6 @@ from fedprox.reproduce.item import MEASURES, Item, Scale, Table, expand
 from fedprox.reproduce.summaries import Series
 from fedprox.reproduce.table import duration, table
 from fedprox.simulation.history import Progress, Record
-from fedprox.simulation.run import compare
 
 
 class Step(NamedTuple):
@@ -171,19 +170,7 @@ def _train(
     if (path / "summary.json").is_file():
         return False
     with _naming(where), directory:
-        runs = compare(
-            resolved.federation,
-            resolved.model,
-            resolved.methods,
-            solver=resolved.solver,
-            cohort=resolved.cohort,
-            systems=resolved.systems,
-            rounds=experiment.rounds,
-            evaluate_every=experiment.evaluate_every,
-            seed=experiment.seed,
-            on_record=directory.record,
-            on_progress=on_progress,
-        )
+        runs = train(experiment, resolved, directory.record, on_progress)
     write_clients(path, resolved.federation, resolved.model, runs)
     directory.finish(runs, experiment.target_accuracy)
     return True
