@@ -118,6 +118,7 @@ def test_metrics_have_a_line_for_each_method_seed_and_evaluated_round(finished: 
         "dissimilarity",
         "gamma_mean",
         "gamma_max",
+        "solves",
         "unsolved",
         "clients",
         "stragglers",
@@ -311,7 +312,9 @@ def test_another_experiments_results_are_not_overwritten(
 
 
 def record(round_: int) -> Record:
-    return Record("m", "m", {}, 0.1, 0, round_, 0.5, 0.5, 0.0, 1.0, 0.0, 0.0, 0, 1, 0, 0, 1, 1, 1)
+    return Record(
+        "m", "m", {}, 0.1, 0, round_, 0.5, 0.5, 0.0, 1.0, 0.0, 0.0, 1, 0, 1, 0, 0, 1, 1, 1
+    )
 
 
 def test_a_full_disk_is_one_line_and_leaves_whole_lines(tmp_path: Path) -> None:

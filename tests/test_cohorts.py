@@ -205,6 +205,21 @@ def test_a_deadline_turns_speeds_into_steps() -> None:
     assert work.stragglers.tolist() == [False, True, True, True]
 
 
+def test_a_deadline_of_whole_steps_is_whole_steps() -> None:
+    # 0.3 / 0.1 and 0.6 / 0.2 fall just below 3 as floating-point numbers
+    for deadline, seconds in ((0.3, 0.1), (0.6, 0.2)):
+        work = Systems(deadline=deadline, step_seconds=seconds).work(
+            0, 0, np.arange(1), np.array([30]), Solver(0.1, batch_size=10, epochs=1)
+        )
+        assert (work.steps.tolist(), work.stragglers.tolist()) == ([3], [False])
+
+
+def test_speeds_may_be_extreme() -> None:
+    systems = Systems(deadline=1e308, step_seconds=[1.0, 1e-300])
+    work = systems.work(0, 0, np.arange(2), np.array([30, 30]), SOLVER)
+    assert work.steps.tolist() == [60, 60]
+
+
 def test_speeds_are_log_normal_and_a_clients_own() -> None:
     systems = Systems(deadline=1e6, step_seconds=2.0, spread=0.5)
     everyone, sizes = np.arange(4000), np.full(4000, 10**8)
@@ -239,6 +254,11 @@ def test_a_client_without_time_for_a_step_does_not_count() -> None:
         ({"step_seconds": 1.0}, "give deadline and step_seconds together"),
         ({"deadline": 1.0, "step_seconds": 1.0, "stragglers": 0.5}, "and not both"),
         ({"spread": 0.5}, "it needs a deadline"),
+        ({"deadline": 1.0, "step_seconds": 1.0, "spread": 1e3}, "it must be from 0 to 10"),
+        ({"deadline": [1.0, 2.0], "step_seconds": 1.0}, "deadline = .*; it must be at least 0"),
+        ({"deadline": "15", "step_seconds": 1.0}, "deadline = '15'; it must be at least 0"),
+        ({"deadline": 1.0, "step_seconds": "fast"}, "step_seconds = 'fast'; it must be a number"),
+        ({"partial": "none"}, "it must be uniform or code"),
         ({"deadline": 0.0, "step_seconds": 1.0}, "must be above 0"),
         ({"deadline": 1.0, "step_seconds": [1.0, -1.0]}, "it must be at least 0"),
         ({"deadline": 1.0, "step_seconds": [1.0], "spread": 1.0}, "is given"),

@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprox import Cohort, Federation, Model, Solver, Systems, compare, fedavg, fedprox, models
+from fedprox import (
+    Cohort,
+    Federation,
+    Model,
+    Solver,
+    Systems,
+    compare,
+    fedavg,
+    feddane,
+    fedprox,
+    models,
+)
 from fedprox.models.logistic import Logistic
 from fedprox.simulation import programs, schedule
 from fedprox.simulation.run import initial_params
@@ -124,7 +135,8 @@ def test_seeds_and_methods_do_not_depend_on_their_company() -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_every_program_is_compiled_once() -> None:
+@pytest.mark.parametrize("everything", [False, True])
+def test_every_program_is_compiled_once(everything: bool) -> None:
     compiled: list[str] = []
 
     def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
@@ -134,16 +146,18 @@ def test_every_program_is_compiled_once() -> None:
 
     federation = ragged_federation([1, 9, 10, 11, 73, 300, 40, 2])
     model = models.logistic(federation)
+    method = feddane(mu=0.1, adapt=True) if everything else fedprox(mu=0.1)
     setting: dict[str, Any] = {
         "cohort": Cohort(4),
         "systems": Systems(stragglers=0.5),
         "evaluate_every": 2,
     }
-    solver = Solver(learning_rate=0.1, batch_size=B, epochs=5)
-    compare(federation, model, [fedprox(mu=0.1)], solver=solver, rounds=1, **setting)
+    gamma = 0.3 if everything else None
+    solver = Solver(learning_rate=0.1, batch_size=B, epochs=5, gamma=gamma)
+    compare(federation, model, [method], solver=solver, rounds=2, **setting)
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        compare(federation, model, [fedprox(mu=0.1)], solver=solver, rounds=9, **setting)
+        compare(federation, model, [method], solver=solver, rounds=9, **setting)
     finally:
         jax.monitoring.clear_event_listeners()
     assert sorted(compiled) == ["jit(program)", "jit(program)", "jit(rounds)"]

@@ -16,9 +16,12 @@ from fedprox import (
     InputError,
     Solver,
     Systems,
+    centralised,
     compare,
+    fedavg,
     feddane,
     fedprox,
+    fedsgd,
     line_search_descent,
     models,
     simulate,
@@ -240,3 +243,71 @@ def test_an_oracle_agrees_when_the_rule_never_binds() -> None:
     assert free.client_steps == ruled.client_steps
     for x, y in zip(jax.tree.leaves(free.params), jax.tree.leaves(ruled.params), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+def test_a_solver_asks_for_a_factory_of_optimizers() -> None:
+    for batch in (10, "all"):
+        with pytest.raises(InputError, match="must be a function of learning_rate="):
+            Solver(0.1, batch, epochs=2, optimizer=optax.sgd(0.1))
+
+
+def test_who_is_late_must_be_known_before_the_work() -> None:
+    federation = quadratic_federation(*random_quadratics(6, 3, 3))
+    solver = Solver(0.1, batch_size="all", steps=50, gamma=0.5)
+    systems = Systems(deadline=5.0, step_seconds=1.0)
+    model = quadratic_model(np.ones(3))
+    with pytest.raises(InputError, match="fedavg drops stragglers"):
+        one_run(federation, model, fedavg(), solver, systems=systems)
+    run = one_run(federation, model, fedprox(mu=0.1), solver, systems=systems)
+    assert run.final.client_steps <= 15
+
+
+@pytest.mark.parametrize("batch", [10, 200, "all"])
+def test_the_pooled_baseline_and_wide_batches_meet_their_gamma(batch: Any) -> None:
+    federation = ragged_federation(ROWS)
+    runs = compare(
+        federation,
+        models.logistic(federation),
+        [centralised(), fedprox(mu=0.5)],
+        solver=Solver(0.1, batch_size=batch, epochs=150, gamma=0.5),
+        cohort=Cohort(3),
+        rounds=1,
+    )
+    for run in runs:
+        assert run.final.gamma_max <= 0.5 * 1.001
+        assert run.client_steps > 0
+    assert [run.final.solves for run in runs] == [1, 3]
+
+
+def test_a_pooled_round_without_time_for_a_step_measures_nothing() -> None:
+    federation = ragged_federation([20, 30, 40])
+    run = one_run(
+        federation,
+        models.logistic(federation),
+        centralised(),
+        Solver(0.1, batch_size=10, epochs=2),
+        systems=Systems(deadline=0.5, step_seconds=1.0),
+    )
+    assert np.isnan(run.final.gamma_mean)
+    assert (run.final.solves, run.final.client_steps) == (0, 0)
+
+
+def test_the_pooled_baseline_refuses_a_gamma_for_each_client() -> None:
+    federation = ragged_federation([20, 30])
+    solver = Solver(0.1, batch_size=10, epochs=2, gamma=lambda _t, k: np.full(len(k), 0.5))
+    with pytest.raises(InputError, match="centralised has no clients"):
+        one_run(federation, models.logistic(federation), centralised(), solver)
+
+
+def test_one_full_batch_step_of_fedsgd_may_search_its_line() -> None:
+    federation = ragged_federation([20, 300])
+    (run,) = simulate(
+        federation,
+        models.logistic(federation),
+        fedsgd(),
+        solver=Solver(4.0, "all", steps=1, optimizer=line_search_descent),
+        cohort=Cohort(2),
+        rounds=5,
+    )
+    assert run.final.train_loss < 0.9 * run.history[0].train_loss
+    assert run.client_steps == 10

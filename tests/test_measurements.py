@@ -109,7 +109,7 @@ def test_gamma_is_of_the_evaluated_round_only() -> None:
 def run_with(accuracies: list[float], every: int = 1) -> Run:
     run = Run("m", {}, 0.1, 0, "m")
     run.history = [
-        Record("m", "m", {}, 0.1, 0, every * i, 0.0, a, 0.0, 1.0, 0.0, 0.0, 0, 1, 0, 0, 1, i, i)
+        Record("m", "m", {}, 0.1, 0, every * i, 0.0, a, 0.0, 1.0, 0.0, 0.0, 1, 0, 1, 0, 0, 1, i, i)
         for i, a in enumerate(accuracies)
     ]
     return run

@@ -58,6 +58,7 @@ def record(**changes: Any) -> Record:
         "dissimilarity": 1.5,
         "gamma_mean": math.nan,
         "gamma_max": math.nan,
+        "solves": 2,
         "unsolved": 0,
         "clients": 2,
         "stragglers": 1,

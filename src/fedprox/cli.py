@@ -184,7 +184,8 @@ def diagnose(
     """Diagnose an experiment's federation."""
     console, experiment, resolved = _prepare(file, settings, data_dir)
     directory = RunDirectory(out or Path("runs") / f"{file.stem}-diagnosis", resolved.table)
-    seed = experiment.seed
+    seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
+    require(seeds, "seed: none given; at least one is needed")
     with _progress(console) as progress:
         found = find_out(
             resolved.federation,
@@ -193,7 +194,7 @@ def diagnose(
             cohort=resolved.cohort,
             systems=resolved.systems,
             rounds=experiment.rounds,
-            seed=seed[0] if isinstance(seed, list) else seed,
+            seed=seeds[0],
             on_progress=_Bars(progress),
         )
     directory.diagnosis(found.document())

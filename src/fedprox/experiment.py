@@ -6,7 +6,7 @@ import inspect
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import optax
@@ -20,8 +20,8 @@ from fedprox.model import Model
 from fedprox.models import MODELS
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.run import compare
-from fedprox.simulation.sampling import Cohort
-from fedprox.simulation.systems import Systems
+from fedprox.simulation.sampling import Cohort, Sampling
+from fedprox.simulation.systems import Partial, Systems
 from fedprox.solver import Solver, line_search_descent
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
@@ -41,7 +41,7 @@ class CohortSection(_Section):
     """`[cohort]`: see `fedprox.Cohort`."""
 
     clients_per_round: int
-    sampling: Literal["uniform", "proportional", "bernoulli"] = "uniform"
+    sampling: Sampling = "uniform"
 
 
 class SystemsSection(_Section):
@@ -51,7 +51,7 @@ class SystemsSection(_Section):
     deadline: float | None = None
     step_seconds: float | list[float] | None = None
     spread: float = 0.0
-    partial: Literal["uniform", "code"] = "uniform"
+    partial: Partial = "uniform"
 
 
 class SolverSection(_Section):
@@ -202,12 +202,17 @@ def _optimizer(section: SolverSection) -> tuple[Callable[..., Any], Table]:
     if name not in OPTIMIZERS:
         raise InputError(f"solver.optimizer = {name!r}; {_choices(name, OPTIMIZERS)}")
     function, options = OPTIMIZERS[name], section.optimizer_options
-    allowed = set(inspect.signature(function).parameters) - {"learning_rate"}
+    defaults = {key: p.default for key, p in inspect.signature(function).parameters.items()}
+    allowed = set(defaults) - {"learning_rate", "linesearch"}
     for key in options:
         if key not in allowed:
             raise InputError(
                 f"solver.optimizer_options: unknown key {key!r}; {_choices(key, sorted(allowed))}"
             )
+        require(
+            not isinstance(defaults[key], bool) or isinstance(options[key], bool),
+            f"solver.optimizer_options.{key} = {options[key]!r}; it must be true or false",
+        )
     try:
         optimizer, one = function(learning_rate=0.1, **options), np.ones(1, np.float32)
         line = {"value": one[0], "grad": one, "value_fn": lambda w: (w**2).sum() / 2}

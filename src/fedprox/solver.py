@@ -10,14 +10,14 @@ The stop rule gamma (Li et al. 2020, Definitions 1 and 2) ends a client's work o
     ||grad h_k(w)|| <= gamma ||grad h_k(s_k)||,
 
 both gradients over all of the client's rows. With whole-client batches every step knows that
-gradient. With mini-batches it is computed before the first step and after every epoch, which
-doubles the rows read.
+gradient. With mini-batches it is computed before every epoch, one more pass over the client's rows.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any, Literal
 
 import jax
@@ -26,7 +26,7 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from fedprox.errors import require, require_number, require_whole
+from fedprox.errors import InputError, require, require_number, require_whole
 from fedprox.model import Params
 
 Numbers = float | Sequence[float]
@@ -48,7 +48,8 @@ class Solver:
         epochs: Passes E over the client's data, each in a fresh order; or else
         steps: mini-batches K, however many examples the client has.
         gamma: Stop earlier, as soon as the local problem is solved gamma-inexactly; then `epochs`
-            or `steps` are the limit. From 0 to 1, or a function of the round t and some clients
+            or `steps` are the limit, which is what is planned for: memory and planning grow with
+            it. From 0 to 1, or a function of the round t and some clients
             (m,) that gives each one's gamma (m,).
         optimizer: `learning_rate=` -> gradient transformation, such as `optax.sgd`,
             `functools.partial(optax.sgd, momentum=0.9)`, or with `batch_size="all"` one that
@@ -86,8 +87,9 @@ class Solver:
             require(rate > 0, f"solver.learning_rate = {rate}; it must be above 0")
         if self.gamma is not None and not callable(self.gamma):
             require_number("solver.gamma", self.gamma, most=1)
+        searches = self.searches_line
         require(
-            self.batch_size == "all" or not self.searches_line,
+            self.batch_size == "all" or not searches,
             f"solver.batch_size = {self.batch_size!r}; this optimizer searches along a line, which "
             'needs "all"',
         )
@@ -96,13 +98,27 @@ class Solver:
     def searches_line(self) -> bool:
         """Whether the optimizer asks for h_k and its value beside the gradient."""
 
-        def update(w: jax.Array) -> Any:
-            optimizer = self.optimizer(learning_rate=w)
-            return optimizer.update(w, optimizer.init(w), w)
+        def build(rate: jax.Array) -> Any:
+            return self.optimizer(learning_rate=rate)
 
+        def update(w: jax.Array, **extra: Any) -> Any:
+            optimizer = build(w)
+            return optimizer.update(w, optimizer.init(w), w, **extra)
+
+        def search(w: jax.Array) -> Any:
+            return update(w, value=w, grad=w, value_fn=lambda v: v * v)
+
+        try:
+            build(jnp.ones(()))
+        except TypeError:
+            raise InputError(
+                f"solver.optimizer = {self.optimizer!r}; it must be a function of learning_rate= "
+                "that gives an optax optimizer, such as optax.sgd"
+            ) from None
         try:
             jax.eval_shape(update, jnp.ones(()))
         except TypeError:
+            jax.eval_shape(search, jnp.ones(()))
             return True
         return False
 
@@ -114,13 +130,15 @@ class Solver:
         """
         if not callable(self.gamma):
             return np.full(len(clients), self.gamma or 0.0)
-        values = np.asarray(self.gamma(round_, clients), float)
+        values = np.asarray(self.gamma(round_, clients))
         require(
-            values.shape == clients.shape and bool(((values >= 0) & (values <= 1)).all()),
+            values.dtype.kind in "fiu"
+            and values.shape == clients.shape
+            and bool(((values >= 0) & (values <= 1)).all()),
             f"solver.gamma: in round {round_} its function gives {values.tolist()}; it must give "
             f"{len(clients)} numbers from 0 to 1",
         )
-        return values
+        return values.astype(np.float64)
 
     def batch_of(self, size: int) -> int:
         """Examples in a full batch of a client with `size` examples."""
@@ -186,11 +204,15 @@ def as_numbers(name: str, value: Numbers) -> tuple[float, ...]:
     """One number or several, as a tuple.
 
     Raises:
-        InputError: There are none; `name` says of what.
+        InputError: There are none, or something else; `name` says of what.
 
     >>> as_numbers("mu", 0.1), as_numbers("mu", [0, 1])
     ((0.1,), (0.0, 1.0))
     """
-    values = value if isinstance(value, Sequence) else (value,)
+    several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+    values: Sequence[Any] = value if several else (value,)  # type: ignore[assignment]
     require(len(values) > 0, f"{name}: none given; at least one is needed")
+    for each in values:
+        number = isinstance(each, Real) and not isinstance(each, bool)
+        require(number, f"{name} = {each!r}; it must be a number")
     return tuple(float(v) for v in values)

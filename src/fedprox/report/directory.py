@@ -158,7 +158,7 @@ def metrics_line(record: Record) -> dict[str, Any]:
     """A record as a JSON object; numbers that are not finite become null.
 
     >>> known = ("fedprox mu=1", "fedprox", {"mu": 1.0}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0)
-    >>> line = metrics_line(Record(*known, math.nan, math.nan, 0, 10, 9, 0, 70, 350, 5))
+    >>> line = metrics_line(Record(*known, math.nan, math.nan, 0, 0, 10, 9, 0, 70, 350, 5))
     >>> line["mu"], line["gamma_mean"]
     (1.0, None)
     """

@@ -57,7 +57,7 @@ def unsolved(runs: Sequence[Run]) -> list[str]:
     for label, group in by_label(runs).items():
         records = [record for run in group for record in run.history[1:]]
         missed = sum(record.unsolved for record in records)
-        solves = sum(record.clients - record.dropped for record in records)
+        solves = sum(record.solves for record in records)
         if missed:
             lines.append(
                 f"{label}: {missed} of {solves} local solves measured came to the solver's limit "

@@ -1,7 +1,8 @@
 """The engine: some rounds as one compiled program.
 
 Inside the program a round is a loop over segments of a loop over ticks (`lanes.run_segments`);
-every tick is one mini-batch step of every lane, for all points of the sweep at once. Where a job
+a tick is one mini-batch of every lane (or a part of a wide one, or a search along a line), for all
+points of the sweep at once. Where a job
 ends, its message is added to the server's mean with its weight and the lane takes up its next one.
 One sum over the devices and the algorithm's update end the round. A method with a first exchange
 has the gradients of that exchange's cohort, and of the clients about to work, read before.
@@ -94,8 +95,8 @@ def rounds_program(
     begin_all = over_lanes(
         jax.vmap(client.begin, in_axes=(0, 0, 0, None)), shape.lanes, (None, None, 0, 0)
     )
-    work_all = over_lanes(
-        jax.vmap(client.work, in_axes=(0, 0, 0, None, None, None, None, None)),
+    tick_all = over_lanes(
+        jax.vmap(client.tick, in_axes=(0, 0, 0, None, None, None, None, None)),
         shape.lanes,
         (0, None, None, 0, 0, 0, 0, 0),
     )
@@ -154,7 +155,7 @@ def rounds_program(
                 workers = search_all(workers, state, numbers, x, y, first, plan.size[i], active)
                 return workers, mean, local
             weights = real / plan.size[i][:, None].astype(jnp.float32)
-            workers = work_all(
+            workers = tick_all(
                 workers,
                 state,
                 numbers,

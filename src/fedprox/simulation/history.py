@@ -24,7 +24,8 @@ class Record(NamedTuple):
         dissimilarity: B(w).
         gamma_mean: Mean gamma_k over the clients that trained in this round; NaN if none did.
         gamma_max: The greatest of them, gamma^t of Theorem 4.
-        unsolved: Of these clients, those that came to the solver's limit before its gamma.
+        solves: Local problems worked on in this round.
+        unsolved: Of these, those that came to the solver's limit before its gamma.
         clients: Clients of this round's cohort.
         stragglers: Of these, those that could not finish.
         dropped: Of these, those that the method dropped.
@@ -45,6 +46,7 @@ class Record(NamedTuple):
     dissimilarity: float
     gamma_mean: float
     gamma_max: float
+    solves: int
     unsolved: int
     clients: int
     stragglers: int
@@ -79,7 +81,7 @@ class Run:
         compile_seconds: Time to compile its programs (shared by the points of a sweep).
         run_seconds: Time of its rounds and evaluations (likewise).
         sweep_points: How many points shared that time.
-        lane_idle: Share of lane ticks in which a lane had no client.
+        lane_idle: Share of lane ticks, as planned, in which a lane has no client.
         client_steps: Mini-batch steps over all rounds.
     """
 

@@ -154,7 +154,8 @@ def lay_out(
     both = (np.concatenate([j.size, e.size]) for j, e in zip(jobs, first, strict=True))
     return Layout(
         rounds=shape,
-        accumulate=solver.batch_of(largest) > tick or needs_checks(solver),
+        accumulate=not solver.searches_line
+        and (solver.batch_of(largest) > tick or needs_checks(solver)),
         idle=1 - used / room if room else 0.0,
         lanes=read_lanes,
         width=width,

@@ -4,7 +4,6 @@ Cohorts, stragglers and mini-batches are drawn from (seed, round, client) alone,
 same protocol are paired by construction.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -81,11 +80,24 @@ class Protocol:
             f"cohort.clients_per_round = {self.cohort.clients_per_round}; the federation has "
             f"{len(self.federation)} clients",
         )
-        speeds = self.systems.step_seconds
+        speeds = self.systems.speeds
         require(
-            not isinstance(speeds, Sequence) or len(speeds) == len(self.federation),
-            f"systems.step_seconds: {len(speeds) if isinstance(speeds, Sequence) else 0} numbers; "
-            f"the federation has {len(self.federation)} clients",
+            speeds is None or len(speeds) == len(self.federation),
+            f"systems.step_seconds: {len(speeds or ())} numbers; the federation has "
+            f"{len(self.federation)} clients",
+        )
+
+    def check(self, algorithm: Algorithm, solver: Solver) -> None:
+        """Raise `InputError` where a method cannot follow the protocol."""
+        require(
+            algorithm.stragglers == "keep" or solver.gamma is None or self.systems.deadline is None,
+            f"{algorithm.name} drops stragglers, and with solver.gamma and systems.deadline who is "
+            "late is known only after its work: leave out one of the three",
+        )
+        require(
+            not algorithm.pooled or not callable(solver.gamma),
+            f"{algorithm.name} has no clients of which solver.gamma could be a function; it must "
+            "be a number",
         )
 
     def round_work(self, algorithm: Algorithm, solver: Solver, seed: int, t: int) -> RoundWork:
@@ -96,6 +108,8 @@ class Protocol:
         sizes = train.offsets[chosen + 1] - train.offsets[chosen]
         work = self.systems.work(seed, t, chosen, sizes, solver)
         stragglers = int(work.stragglers.sum())
+        if algorithm.pooled and not work.steps.sum():
+            return RoundWork(len(chosen), stragglers, 0, no_jobs(), no_jobs())
         if algorithm.pooled:
             one = np.ones(1, np.int64)
             jobs = Jobs(

@@ -49,6 +49,8 @@ RECORDS_BEHIND = 1
 
 Observer = Callable[[Any], None]
 
+_follow = jax.jit(follow)
+
 
 def simulate(
     federation: Federation,
@@ -155,6 +157,7 @@ def _run_method(
     """All seeds and sweep points of one method, through programs compiled once."""
     begin = time.perf_counter()
     solver = algorithm.local(protocol.solver)
+    protocol.check(algorithm, solver)
     points = sweep_points(algorithm, solver)
     name = label(algorithm, solver, points[0]) if len(points) == 1 else algorithm.name
     on_progress(Progress(name, protocol.seeds[0], 0, protocol.rounds, math.nan))
@@ -170,7 +173,7 @@ def _run_method(
         solver,
         itertools.chain.from_iterable(work.values()),
         devices=mesh.devices.size,
-        parameters=sum(a.size for a in jax.tree.leaves(state)) // len(points),
+        parameters=sum(a.size for a in jax.tree.leaves(algorithm.params(state))) // len(points),
         points=len(points),
         together=min(1 if algorithm.adapt else protocol.evaluate_every, protocol.rounds),
     )
@@ -355,14 +358,13 @@ def _run_rounds(
         """Wait for an evaluation and write it down."""
         loss, correct, variance, dissimilarity = (np.asarray(m, float) for m in done.measures)
         solves = _Solves.of(done, solver, len(runs))
-        force = {key: np.asarray(values, float) for key, values in done.numbers.items()}
+        mus = np.asarray(done.numbers.get("mu", ()), float)
         for i, run in enumerate(runs):
             run.client_steps += sum(int(np.broadcast_to(n, len(runs))[i]) for n in done.since)
             record = Record(
                 label=run.label,
                 method=run.method,
-                # a number that never changes is the one given, not its 32-bit neighbour
-                numbers={"mu": float(force["mu"][i])} if algorithm.adapt else run.numbers,
+                numbers=run.numbers | ({"mu": float(f"{mus[i]:.6g}")} if algorithm.adapt else {}),
                 learning_rate=run.learning_rate,
                 seed=run.seed,
                 round=done.round,
@@ -372,6 +374,7 @@ def _run_rounds(
                 dissimilarity=float(dissimilarity[i]),
                 gamma_mean=float(solves.gamma_mean[i]),
                 gamma_max=float(solves.gamma_max[i]),
+                solves=len(done.work.jobs.client),
                 unsolved=int(solves.unsolved[i]),
                 clients=done.work.clients,
                 stragglers=done.work.stragglers,
@@ -408,7 +411,7 @@ def _run_rounds(
             )
             taken = []
         if trend is not None:
-            mu, trend = jax.jit(follow)(numbers["mu"], trend, measures.train_loss)
+            mu, trend = _follow(numbers["mu"], trend, measures.train_loss)
             numbers = {**numbers, "mu": mu}
         while len(pending) > RECORDS_BEHIND:
             settle(pending.popleft())

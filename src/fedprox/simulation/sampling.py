@@ -1,7 +1,7 @@
 """Which clients take part in a round, and what share each one's answer has in the server's mean."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from fedprox.errors import require, require_whole
 from fedprox.streams import Purpose, generator
 
-SAMPLINGS = ("uniform", "proportional", "bernoulli")
+Sampling = Literal["uniform", "proportional", "bernoulli"]
+"""How a cohort is drawn."""
 
 
 class Drawn(NamedTuple):
@@ -42,13 +43,14 @@ class Cohort:
     """
 
     clients_per_round: int
-    sampling: Literal["uniform", "proportional", "bernoulli"] = "uniform"
+    sampling: Sampling = "uniform"
 
     def __post_init__(self) -> None:
         require_whole("cohort.clients_per_round", self.clients_per_round)
         require(
-            self.sampling in SAMPLINGS,
-            f"cohort.sampling = {self.sampling!r}; it must be one of {', '.join(SAMPLINGS)}",
+            self.sampling in get_args(Sampling),
+            f"cohort.sampling = {self.sampling!r}; it must be one of "
+            f"{', '.join(get_args(Sampling))}",
         )
 
     def draw(
@@ -60,7 +62,7 @@ class Cohort:
     ) -> Drawn:
         """The cohort of a round.
 
-        Its cost grows at most with the logarithm of the number of clients.
+        Its cost hardly grows with the number of clients.
 
         Args:
             seed: Seed of the run.

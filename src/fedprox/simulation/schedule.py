@@ -262,7 +262,7 @@ class Shape(NamedTuple):
     @property
     def plan_bytes(self) -> int:
         """Memory of a plan, but for its few small arrays."""
-        return self.rounds * self.devices * self.ticks * self.lanes * (4 * self.width + 5)
+        return self.rounds * self.devices * self.ticks * self.lanes * (4 * self.width + 6)
 
 
 class Plan(NamedTuple):

@@ -8,7 +8,8 @@ a round has a deadline, which is what that draw stands for ("a global clock").
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from numbers import Real
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,9 @@ from numpy.typing import NDArray
 from fedprox.errors import require, require_number
 from fedprox.solver import Solver, as_numbers
 from fedprox.streams import Purpose, generator
+
+Partial = Literal["uniform", "code"]
+"""How far stragglers get."""
 
 
 class Work(NamedTuple):
@@ -32,15 +36,15 @@ class Systems:
     Attributes:
         stragglers: Fraction of every cohort that cannot finish, from 0 to 1; or else
         deadline: seconds that a round lasts. A client takes as many steps as it has time for, and
-            is a straggler where these are fewer than it was asked to take.
+            is a straggler where these are fewer than the solver's epochs or steps.
         step_seconds: With a deadline: seconds of a mini-batch step, the median over the clients;
             or each client's own, shape (clients,).
         spread: With a median: client k needs step_seconds exp(spread z_k), z_k ~ N(0, 1), the same
-            in every round.
+            in every round. At most 10.
         partial: With a fraction, how many epochs a straggler does: "uniform", by the paper; or
             "code", as in the authors' code, which draws on {1, ..., E - 1} from a generator that
             the client before it in the cohort has reset: always the same number after the same
-            client.
+            client. Without whole epochs to draw (E = 1, or steps) there is no such difference.
 
     Raises:
         InputError: A number out of range, or a deadline beside a fraction or without speeds.
@@ -53,14 +57,14 @@ class Systems:
     deadline: float | None = None
     step_seconds: float | Sequence[float] | None = None
     spread: float = 0.0
-    partial: Literal["uniform", "code"] = "uniform"
+    partial: Partial = "uniform"
 
     def __post_init__(self) -> None:
         require_number("systems.stragglers", self.stragglers, most=1)
-        require_number("systems.spread", self.spread)
+        require_number("systems.spread", self.spread, most=10)
         require(
-            self.partial in ("uniform", "code"),
-            f'systems.partial = {self.partial!r}; it must be "uniform" or "code"',
+            self.partial in get_args(Partial),
+            f"systems.partial = {self.partial!r}; it must be {' or '.join(get_args(Partial))}",
         )
         require(
             self.partial == "uniform" or self.deadline is None,
@@ -75,14 +79,22 @@ class Systems:
             return
         require(self.stragglers == 0, "systems: give either stragglers or a deadline, and not both")
         require(
-            self.spread == 0 or not isinstance(self.step_seconds, Sequence),
+            self.spread == 0 or self.speeds is None,
             "systems.spread: each client's step_seconds is given",
         )
         assert self.step_seconds is not None  # there is a deadline
-        for name, given in (("deadline", self.deadline), ("step_seconds", self.step_seconds)):
-            for value in as_numbers(f"systems.{name}", given):
-                require_number(f"systems.{name}", value)
-                require(value > 0, f"systems.{name} = {value}; it must be above 0")
+        require_number("systems.deadline", self.deadline)
+        each = as_numbers("systems.step_seconds", self.step_seconds)
+        for name, value in (("deadline", self.deadline), *(("step_seconds", v) for v in each)):
+            require_number(f"systems.{name}", value)
+            require(value > 0, f"systems.{name} = {value}; it must be above 0")
+
+    @property
+    def speeds(self) -> tuple[float, ...] | None:
+        """Each client's own seconds of a step, if they are given."""
+        if self.step_seconds is None or np.ndim(self.step_seconds) == 0:
+            return None
+        return as_numbers("systems.step_seconds", self.step_seconds)
 
     def work(
         self,
@@ -94,8 +106,8 @@ class Systems:
     ) -> Work:
         """The work of each client of a cohort.
 
-        Of K clients, round(s K) are stragglers, whichever they are. A straggler does a whole
-        number of epochs, uniform on {1, ..., E}, independent of every other client; where the
+        Of K different clients, round(s K) are stragglers, whichever they are. A straggler does a
+        whole number of epochs, uniform on {1, ..., E}, independent of every other client; where the
         solver counts steps, or E = 1, a number of steps, uniform on {1, ..., all of them}. With a
         deadline, a client's steps are those it has time for, none at the least.
 
@@ -109,7 +121,8 @@ class Systems:
         steps = np.array([solver.steps_for(int(n)) for n in sizes], np.int64)
         if self.deadline is not None:
             seconds = np.array([self._step_seconds(seed, int(k)) for k in cohort])
-            in_time = np.floor(self.deadline / seconds)
+            with np.errstate(over="ignore"):
+                in_time = np.floor(self.deadline / seconds * (1 + 1e-9))  # 0.3 / 0.1 is three steps
             return Work(np.minimum(steps, in_time).astype(np.int64), in_time < steps)
         stragglers = np.zeros(len(cohort), np.bool_)
         chosen = generator(seed, Purpose.STRAGGLERS, round_).permutation(len(cohort))
@@ -127,8 +140,8 @@ class Systems:
         return Work(steps, stragglers)
 
     def _step_seconds(self, seed: int, client: int) -> float:
-        if isinstance(self.step_seconds, Sequence):
-            return self.step_seconds[client]
-        assert self.step_seconds is not None  # there is a deadline
+        if self.speeds is not None:
+            return self.speeds[client]
+        assert isinstance(self.step_seconds, Real)
         z = generator(seed, Purpose.SPEED, 0, client).standard_normal()
-        return self.step_seconds * math.exp(self.spread * z)
+        return float(self.step_seconds) * math.exp(self.spread * z)

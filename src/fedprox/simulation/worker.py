@@ -90,7 +90,7 @@ class Client(NamedTuple):
             None if self.solver.gamma is None else _not_done(gamma),
         )
 
-    def work(
+    def tick(
         self,
         worker: Worker,
         state: State,
@@ -101,7 +101,7 @@ class Client(NamedTuple):
         last: jax.Array,
         check: jax.Array | None,
     ) -> Worker:
-        """One tick.
+        """A mini-batch step, a part of one, or a part of a check.
 
         Args:
             worker: The client.
@@ -124,7 +124,7 @@ class Client(NamedTuple):
         stepped = worker._replace(params=params, optimizer=optimizer)
         if not self.accumulate and worker.stop is None:
             return stepped
-        stop, step = _follow(worker.stop, of_h, last, check)
+        stop, step = _apply_stop_rule(worker.stop, of_h, last, check)
         moved = jax.tree.map(lambda a, b: jnp.where(step, a, b), stepped, worker)
         if self.accumulate:
             gradient = jax.tree.map(lambda g: jnp.where(last, 0.0, g), gradient)
@@ -169,7 +169,7 @@ class Client(NamedTuple):
             grad=gradient,
             value_fn=h,
         )
-        stop, step = _follow(worker.stop, gradient, active, None)
+        stop, step = _apply_stop_rule(worker.stop, gradient, active, None)
         stepped = worker._replace(params=params, optimizer=optimizer)
         moved = jax.tree.map(lambda a, b: jnp.where(step, a, b), stepped, worker)
         return moved._replace(stop=stop)
@@ -184,7 +184,7 @@ def _not_done(gamma: jax.Array) -> Stop:
     return Stop(gamma, jnp.float32(-1), jnp.bool_(False), jnp.int32(0))
 
 
-def _follow(
+def _apply_stop_rule(
     stop: Stop | None, gradient: Params, last: jax.Array, check: jax.Array | None
 ) -> tuple[Stop | None, jax.Array]:
     """The stop rule after a tick, and whether the client takes a step.
