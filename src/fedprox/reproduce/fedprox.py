@@ -345,7 +345,7 @@ def _dane_key(task: Task, clients: int) -> str:
 FIGURE_4 = Item(
     "Figure 4: FedDANE",
     f"{PAPER}, Figure 4, appendix B",
-    {"short": 52, "paper": 360},
+    {"short": 52, "paper": 600},
     {
         _dane_key(task, 10): task.experiment(fedprox(0.0, 1.0), feddane(0.0, 1.0))
         for task in SYNTHETIC
@@ -604,7 +604,7 @@ def _gap(text: str, over: Summary, *, code: bool = False) -> Claim:
 HEADLINE = Item(
     "The headline: 22 % more accurate than FedAvg with 90 % stragglers",
     f"{PAPER}, abstract and appendix C.3.2",
-    {"short": 130, "paper": 1400},
+    {"short": 130, "paper": 2060},
     {f"{task.key}-headline": _headline(task) for task in HEADLINE_TASKS}
     | {f"{task.key}-headline-code": _as_the_code(task) for task in HEADLINE_TASKS},
     tuple(
