@@ -20,6 +20,7 @@ lint: $(READY)  ## formatting, lint and types
 bench: $(READY) $(VENV)/.torch  ## measure speed against a torch loop and a NumPy loop
 	$(VENV)/bin/python -m benchmarks.rounds
 	$(VENV)/bin/python -m benchmarks.clients
+	$(VENV)/bin/python -m benchmarks.solvers
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedprox needs Python 3.11 or newer; set PYTHON=")'
