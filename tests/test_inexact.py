@@ -14,6 +14,7 @@ from fedprox import (
     Cohort,
     Federation,
     InputError,
+    Record,
     Solver,
     Systems,
     centralised,
@@ -258,6 +259,19 @@ def test_who_is_late_must_be_known_before_the_work() -> None:
     model = quadratic_model(np.ones(3))
     with pytest.raises(InputError, match="fedavg drops stragglers"):
         one_run(federation, model, fedavg(), solver, systems=systems)
+    records: list[Record] = []
+    with pytest.raises(InputError, match="fedavg drops stragglers"):
+        compare(
+            federation,
+            model,
+            [fedprox(mu=0.1), fedavg()],
+            solver=solver,
+            cohort=Cohort(3),
+            systems=systems,
+            rounds=1,
+            on_record=records.append,
+        )
+    assert not records  # refused before the first method runs
     run = one_run(federation, model, fedprox(mu=0.1), solver, systems=systems)
     assert run.final.client_steps <= 15
 

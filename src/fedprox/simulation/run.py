@@ -125,6 +125,8 @@ def compare(
     require(len(methods) > 0, "methods: none given; at least one is needed")
     seeds = tuple(seed) if isinstance(seed, Sequence) else (seed,)
     protocol = Protocol(federation, model, solver, cohort, systems, rounds, evaluate_every, seeds)
+    for method in methods:
+        protocol.check(method, method.local(solver))
     labels = [
         label(method, method.local(solver), point)
         for method in methods
@@ -157,7 +159,6 @@ def _run_method(
     """All seeds and sweep points of one method, through programs compiled once."""
     begin = time.perf_counter()
     solver = algorithm.local(protocol.solver)
-    protocol.check(algorithm, solver)
     points = sweep_points(algorithm, solver)
     name = label(algorithm, solver, points[0]) if len(points) == 1 else algorithm.name
     on_progress(Progress(name, protocol.seeds[0], 0, protocol.rounds, math.nan))
