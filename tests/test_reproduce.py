@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fedprox import Cohort, Solver, Systems, cli
 from fedprox.datasets import DATASETS
 from fedprox.errors import InputError
-from fedprox.experiment import resolve
+from fedprox.experiment import parse, resolve
 from fedprox.reproduce import ITEMS, select
 from fedprox.reproduce.figure import COLOURS, figure
 from fedprox.reproduce.item import (
@@ -36,7 +36,7 @@ from fedprox.reproduce.item import (
     Table,
     expand,
 )
-from fedprox.reproduce.run import Step, parse, read_series, reproduce
+from fedprox.reproduce.run import Step, read_series, reproduce
 from fedprox.reproduce.summaries import FINAL, MEAN, RISE, RULE, Series, at, stop
 from fedprox.reproduce.table import table
 from fedprox.reproduce.verdicts import best, judge, pick, verdict

@@ -1,6 +1,7 @@
 """The one exception for input that cannot be used, and checks that raise it."""
 
 import math
+from collections.abc import Sequence
 from numbers import Integral, Real
 
 
@@ -16,6 +17,14 @@ def require(condition: object, message: str) -> None:
     """Raise `InputError(message)` unless `condition` is true."""
     if not condition:
         raise InputError(message)
+
+
+def require_one_of(name: str, value: object, allowed: Sequence[object]) -> None:
+    """Raise `InputError` unless `value` is one of those allowed."""
+    require(
+        value in allowed,
+        f"{name} = {value!r}; it must be one of {', '.join(map(str, allowed))}",
+    )
 
 
 def require_whole(name: str, value: object, *, least: int = 1) -> None:

@@ -138,10 +138,19 @@ def read_experiment(path: Path, settings: Sequence[str] = ()) -> Experiment:
         raise InputError(f"{path}: not a TOML file: {error}") from None
     for setting in settings:
         _apply(table, setting)
+    return parse(str(path), table)
+
+
+def parse(where: str, table: Table) -> Experiment:
+    """An experiment from a table as TOML would hold it.
+
+    Raises:
+        InputError: It is not one; the line begins with `where`.
+    """
     try:
         return Experiment.model_validate(table)
     except ValidationError as error:
-        raise InputError(f"{path}: {_explain(error, Experiment)}") from None
+        raise InputError(f"{where}: {_explain(error, Experiment)}") from None
 
 
 def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
@@ -166,13 +175,22 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     ]
     algorithms = [build() for build, _ in methods]
     make_model, model_table = _named(experiment.model, MODELS, "model")
-    load, data_table = _named(experiment.data, DATASETS, "data")
-    takes_folder = "data_dir" in inspect.signature(load).parameters
-    federation = load(data_dir=data_dir) if takes_folder else load()
+    federation, data_table = load_data(experiment.data, data_dir)
     table = experiment.model_dump(exclude_none=True)
     table |= {"data": data_table, "model": model_table, "method": [t for _, t in methods]}
     table["solver"]["optimizer_options"] = optimizer_table
     return Resolved(federation, make_model(federation), algorithms, solver, cohort, systems, table)
+
+
+def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Table]:
+    """The federation that a `[data]` section names, and the section with every default.
+
+    Raises:
+        InputError: An unknown name, key or value; or the data cannot be had.
+    """
+    load, table = _named(data, DATASETS, "data")
+    takes_folder = "data_dir" in inspect.signature(load).parameters
+    return (load(data_dir=data_dir) if takes_folder else load()), table
 
 
 def train(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.mnist import parse_idx
 from fedprox.datasets.sources import EMNIST, FEMNIST_WRITERS, find, present
-from fedprox.errors import InputError, require
+from fedprox.errors import InputError, require, require_one_of
 from fedprox.federation import Federation
 
 Images = NDArray[np.uint8]
@@ -63,10 +63,7 @@ def femnist(
         InputError: A file is missing or broken, or an argument is out of range.
     """
     kinds = ("letters", "letters-26", "writers")
-    require(
-        partition in kinds,
-        f"data.partition = {partition!r}; it must be one of {', '.join(kinds)}",
-    )
+    require_one_of("data.partition", partition, kinds)
     if partition == "writers":
         given = {
             "classes_per_client": classes_per_client,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.sources import MNIST, find
-from fedprox.errors import InputError, require
+from fedprox.errors import InputError, require, require_one_of
 from fedprox.federation import Federation
 
 
@@ -43,10 +43,7 @@ def mnist(
         InputError: A file is missing or broken, or an argument is out of range.
     """
     kinds = ("power-law", "iid", "shards")
-    require(
-        partition in kinds,
-        f"data.partition = {partition!r}; it must be one of {', '.join(kinds)}",
-    )
+    require_one_of("data.partition", partition, kinds)
     require(
         partition == "power-law" or train_share is None,
         f"data.train_share = {train_share}; partition {partition!r} keeps MNIST's own test images",

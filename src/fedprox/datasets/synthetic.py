@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets.partition import split
-from fedprox.errors import require, require_number, require_whole
+from fedprox.errors import require_number, require_one_of, require_whole
 from fedprox.federation import Federation
 from fedprox.streams import Purpose, generator
 
@@ -102,10 +102,7 @@ def synthetic_feddyn(
     30
     """
     kinds = ("none", "type1", "type2", "type3")
-    require(
-        heterogeneity in kinds,
-        f"data.heterogeneity = {heterogeneity!r}; it must be one of {', '.join(kinds)}",
-    )
+    require_one_of("data.heterogeneity", heterogeneity, kinds)
     if gamma is None:
         gamma = 0.3 if heterogeneity == "type3" else 1.0
     _check(gamma=gamma, clients=clients, mean_size=mean_size)

@@ -12,7 +12,7 @@ import subprocess
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import jax
 import numpy as np
@@ -26,6 +26,9 @@ from fedprox.model import Model, Params
 from fedprox.report.figure import figure
 from fedprox.report.table import common_target
 from fedprox.simulation.history import Record, Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PACKAGES = ("fedprox", "flax", "jax", "jaxlib", "numpy", "optax")
 
@@ -131,11 +134,15 @@ class RunDirectory:
             label = re.sub(r"[^\w.=+-]+", "-", run.label)
             name = f"model-{label}-{run.seed}.safetensors"
             write_whole(self.path / name, safetensors.numpy.save(flatten(run.params)))
-        drawn = figure(runs)
-        for kind in ("png", "svg"):
-            picture = io.BytesIO()
-            drawn.savefig(picture, format=kind, dpi=150)
-            write_whole(self.path / f"figure.{kind}", picture.getvalue())
+        write_figure(self.path, figure(runs))
+
+
+def write_figure(folder: Path, drawn: "Figure") -> None:
+    """Write `figure.png` and `figure.svg`."""
+    for kind in ("png", "svg"):
+        picture = io.BytesIO()
+        drawn.savefig(picture, format=kind, dpi=150)
+        write_whole(folder / f"figure.{kind}", picture.getvalue())
 
 
 def write_clients(path: Path, federation: Federation, model: Model, runs: Sequence[Run]) -> None:

@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from fedprox.errors import InputError
-from fedprox.experiment import Experiment, Resolved, resolve, train
+from fedprox.experiment import Experiment, Resolved, load_data, parse, resolve, train
 from fedprox.report.archive import read_archive
-from fedprox.report.directory import RunDirectory, write_clients, write_whole
+from fedprox.report.directory import RunDirectory, write_clients, write_figure, write_whole
 from fedprox.report.page import write_report
 from fedprox.reproduce.figure import figure
 from fedprox.reproduce.item import MEASURES, Item, Scale, Table, expand
@@ -101,7 +100,7 @@ def reproduce(
         for run, paper in item.runs.items()
     }
     if item.rows:
-        _draw(item, measured, folder)
+        write_figure(folder, figure(item, measured))
     if measured:
         write_whole(folder / "metrics.csv", _csv(measured))
     statistics = {
@@ -117,20 +116,6 @@ def reproduce(
     if parsed:
         write_report([out / "runs" / run for run in parsed], folder / "report.html")
     return text
-
-
-def parse(where: str, table: Table) -> Experiment:
-    """An experiment from a table as TOML would hold it.
-
-    Raises:
-        InputError: It is not one; the line begins with `where`.
-    """
-    try:
-        return Experiment.model_validate(table)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise InputError(f"{where}: {key} = {first['input']!r}: {first['msg']}") from None
 
 
 @contextmanager
@@ -203,26 +188,10 @@ def _measure(record: Record, name: str) -> float:
 
 def _sizes(where: str, data: Table, seed: int, data_dir: Path | None) -> NDArray[np.float64]:
     """Clients, examples, and mean and deviation of a client's, of a data set drawn with a seed."""
-    experiment = Experiment.model_validate(
-        {
-            "rounds": 1,
-            "data": data | {"seed": seed},
-            "cohort": {"clients_per_round": 1},
-            "solver": {"learning_rate": 0.1, "batch_size": 10, "epochs": 1},
-            "method": [{"name": "fedavg"}],
-        }
-    )
-    federation = _resolve(where, experiment, data_dir).federation
+    with _naming(where):
+        federation, _ = load_data(data | {"seed": seed}, data_dir)
     sizes = federation.train.sizes + federation.test.sizes
     return np.array([len(sizes), sizes.sum(), sizes.mean(), sizes.std()], np.float64)
-
-
-def _draw(item: Item, measured: Mapping[str, list[Series]], folder: Path) -> None:
-    drawn = figure(item, measured)
-    for kind in ("png", "svg"):
-        picture = io.BytesIO()
-        drawn.savefig(picture, format=kind, dpi=150)
-        write_whole(folder / f"figure.{kind}", picture.getvalue())
 
 
 def _csv(measured: Mapping[str, list[Series]]) -> bytes:

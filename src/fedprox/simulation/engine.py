@@ -24,6 +24,7 @@ from fedprox.simulation.lanes import (
     AXIS,
     PER_ROUND_AND_DEVICE,
     REPLICATED,
+    add_weighted,
     over_lanes,
     read_rows,
     run_segments,
@@ -173,9 +174,7 @@ def rounds_program(
             weight = jnp.where(ended, plan.weight[slot], 0.0)
             messages = message_all(workers, state, numbers)
             messages = where_lanes(ended, messages, jax.tree.map(jnp.zeros_like, messages))
-            mean = jax.tree.map(
-                lambda m, a: m + jnp.tensordot(weight, a, 1, precision="highest"), mean, messages
-            )
+            mean = add_weighted(mean, weight, messages)
             target = jnp.where(ended, slot, shape.slots)
             found = Local(workers.params, steps_taken(workers))
             local = jax.tree.map(lambda c, a: c.at[target].set(a, mode="drop"), local, found)

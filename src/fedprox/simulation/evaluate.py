@@ -24,7 +24,7 @@ from fedprox.simulation.lanes import (
     total,
     where_lanes,
 )
-from fedprox.simulation.reading import Reading, my_part, per_lane, reader
+from fedprox.simulation.reading import Reading, my_part, per_lane, reader, summed_gradients
 from fedprox.subproblem import inexactness
 
 
@@ -167,12 +167,8 @@ def inexactness_program(
         the round, local models (slots, points, ...), sizes (slots,) of the cohort's clients.
     """
     read_train = reader(lanes, width)
-
-    def summed(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> Params:
-        return jax.grad(weighted_loss, argnums=1)(model, params, x, y, mask)
-
-    at_end = over_lanes(jax.vmap(summed, in_axes=(0, None, None, None)), lanes, (0, 0, 0, 0))
-    at_start = over_lanes(jax.vmap(summed, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0))
+    at_end = summed_gradients(model, lanes, shared=False)
+    at_start = summed_gradients(model, lanes, shared=True)
 
     def program(
         state: State,

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedprox.model import Model, Params, weighted_loss
-from fedprox.simulation.lanes import over_lanes, run_segments, total, where_lanes
-from fedprox.simulation.reading import Reading, per_lane, plan_reading, reader
+from fedprox.model import Model, Params
+from fedprox.simulation.lanes import add_weighted, run_segments, total, where_lanes
+from fedprox.simulation.reading import Reading, per_lane, plan_reading, reader, summed_gradients
 from fedprox.simulation.schedule import Array, Jobs
 
 
@@ -84,12 +84,7 @@ def exchange_gradients(
         (w^t, x, y, exchange) -> grad F_k(w^t) of the clients about to work (slots, points, ...),
         and the first cohort's weighted mean g^t.
     """
-    read = reader(lanes, width)
-
-    def summed(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> Params:
-        return jax.grad(weighted_loss, argnums=1)(model, params, x, y, mask)
-
-    summed_all = over_lanes(jax.vmap(summed, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0))
+    read, summed = reader(lanes, width), summed_gradients(model, lanes, shared=True)
 
     def gradients(
         params: Params, x: jax.Array, y: jax.Array, exchange: Exchange
@@ -99,7 +94,7 @@ def exchange_gradients(
 
         def tick(i: jax.Array, carry: Any) -> Any:
             sums, own, mean = carry
-            found = summed_all(params, *read(x, y, exchange.reading, i))
+            found = summed(params, *read(x, y, exchange.reading, i))
             return jax.tree.map(jnp.add, sums, found), own, mean
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
@@ -109,9 +104,7 @@ def exchange_gradients(
             none = jax.tree.map(jnp.zeros_like, sums)
             weight = jnp.where(ended, exchange.weight[slot], 0.0)
             counted = where_lanes(ended, found, none)
-            mean = jax.tree.map(
-                lambda m, g: m + jnp.tensordot(weight, g, 1, precision="highest"), mean, counted
-            )
+            mean = add_weighted(mean, weight, counted)
             # slots beyond are those of the first cohort, whose gradients are not kept
             target = jnp.where(ended, slot, slots)
             own = jax.tree.map(lambda o, g: o.at[target].set(g, mode="drop"), own, found)

@@ -121,6 +121,13 @@ def where_lanes(chosen: jax.Array, yes: T, no: T) -> T:
     return jax.tree.map(choose, yes, no)
 
 
+def add_weighted(mean: T, weight: jax.Array, values: T) -> T:
+    """Mean + sum over lanes of weight (lanes,) times values, leaves (lanes, ...)."""
+    return jax.tree.map(
+        lambda m, a: m + jnp.tensordot(weight, a, 1, precision="highest"), mean, values
+    )
+
+
 def read_rows(source: jax.Array, rows: jax.Array) -> jax.Array:
     """source[rows] for rows (width,) within bounds.
 

@@ -92,7 +92,7 @@ class Layout(NamedTuple):
         test_width: Test rows of a slice.
         cohort_ticks: Most ticks to read a cohort.
         exchange_slots: Most clients of a first exchange's own cohort; 0 for a method without.
-        exchange_ticks: Most ticks of a first exchange.
+        exchange_ticks: Most ticks of a first exchange; 0 likewise.
     """
 
     rounds: Shape
@@ -151,6 +151,7 @@ def lay_out(
     def most_ticks(sizes: Iterable[NDArray[np.int64]]) -> int:
         return max(1, *(pack(slices(s, width), devices * read_lanes).ticks for s in sizes))
 
+    exchange_slots = max(len(e.size) for e in first)
     both = (np.concatenate([j.size, e.size]) for j, e in zip(jobs, first, strict=True))
     return Layout(
         rounds=shape,
@@ -161,8 +162,8 @@ def lay_out(
         width=width,
         test_width=slice_width(np.array([max(len(federation.test), 1)])),
         cohort_ticks=most_ticks(j.size for j in jobs),
-        exchange_slots=max(len(e.size) for e in first),
-        exchange_ticks=most_ticks(both),
+        exchange_slots=exchange_slots,
+        exchange_ticks=most_ticks(both) if exchange_slots else 0,
     )
 
 

@@ -118,17 +118,20 @@ class Protocol:
                 size=one * len(train),
                 steps=one * work.steps.sum(),
                 weight=np.ones(1),
+                gamma=solver.gammas(t, one * len(self.federation)),
             )
             return RoundWork(len(chosen), stragglers, 0, jobs, no_jobs())
         kept = ~work.stragglers if algorithm.stragglers == "drop" else work.steps > 0
-        jobs = self._jobs(Drawn(chosen[kept], drawn.mass[kept]), work.steps[kept])
+        gamma = solver.gammas(t, chosen[kept])
+        jobs = self._jobs(Drawn(chosen[kept], drawn.mass[kept]), work.steps[kept], gamma)
         exchange = no_jobs()
         if algorithm.exchange is not None:
             first = self.cohort.draw(seed, t, train.offsets, Purpose.GRADIENT_COHORT)
-            exchange = self._jobs(first, np.zeros(len(first.clients), np.int64))
+            nothing = np.zeros(len(first.clients))
+            exchange = self._jobs(first, nothing.astype(np.int64), nothing)
         return RoundWork(len(chosen), stragglers, int((~kept).sum()), jobs, exchange)
 
-    def _jobs(self, drawn: Drawn, steps: NDArray[np.int64]) -> Jobs:
+    def _jobs(self, drawn: Drawn, steps: NDArray[np.int64], gamma: NDArray[np.float64]) -> Jobs:
         offsets = self.federation.train.offsets
         return Jobs(
             client=drawn.clients,
@@ -136,4 +139,5 @@ class Protocol:
             size=offsets[drawn.clients + 1] - offsets[drawn.clients],
             steps=steps,
             weight=weights(drawn.mass),
+            gamma=gamma,
         )

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.model import Params, read_slice
+from fedprox.model import Model, Params, read_slice, weighted_loss
 from fedprox.simulation.lanes import over_lanes
 from fedprox.simulation.schedule import Array, Segments, pack, segments
 
@@ -111,6 +111,26 @@ def reader(lanes: int, width: int) -> Callable[..., tuple[jax.Array, jax.Array, 
 
     every = over_lanes(read, lanes, (None, None, 0, 0))
     return lambda x, y, reading, i: every(x, y, reading.begin[i], reading.end[i])
+
+
+def summed_gradients(model: Model, lanes: int, *, shared: bool) -> Callable[..., Params]:
+    """Gradients summed over each lane's slice, at all points of a sweep.
+
+    Args:
+        model: The model.
+        lanes: Lanes per device.
+        shared: Whether all lanes stand at the same parameters, leaves (points, ...), or each at its
+            own, leaves (lanes, points, ...).
+
+    Returns:
+        (params, x, y, inside) -> sums (lanes, points, ...), given what `reader` gives.
+    """
+
+    def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Params:
+        return jax.grad(weighted_loss, argnums=1)(model, params, x, y, inside)
+
+    points = jax.vmap(summed, in_axes=(0, None, None, None))
+    return over_lanes(points, lanes, (None if shared else 0, 0, 0, 0))
 
 
 def per_lane(sums: Params, size: jax.Array) -> Params:

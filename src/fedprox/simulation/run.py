@@ -208,7 +208,6 @@ def _run_method(
             state = _run_rounds(
                 protocol,
                 algorithm,
-                solver,
                 layout,
                 programs,
                 planned,
@@ -341,7 +340,6 @@ class _Evaluation(NamedTuple):
 def _run_rounds(
     protocol: Protocol,
     algorithm: Algorithm,
-    solver: Solver,
     layout: Layout,
     programs: Programs,
     planned: Planned,
@@ -358,7 +356,7 @@ def _run_rounds(
     def settle(done: _Evaluation) -> None:
         """Wait for an evaluation and write it down."""
         loss, correct, variance, dissimilarity = (np.asarray(m, float) for m in done.measures)
-        solves = _Solves.of(done, solver, len(runs))
+        solves = _Solves.of(done, len(runs))
         mus = np.asarray(done.numbers.get("mu", ()), float)
         for i, run in enumerate(runs):
             run.client_steps += sum(int(np.broadcast_to(n, len(runs))[i]) for n in done.since)
@@ -432,7 +430,7 @@ class _Solves(NamedTuple):
     steps: NDArray[np.int64]
 
     @classmethod
-    def of(cls, done: _Evaluation, solver: Solver, points: int) -> "_Solves":
+    def of(cls, done: _Evaluation, points: int) -> "_Solves":
         jobs = done.work.jobs
         count = len(jobs.client)
         planned = np.full(points, int(jobs.steps.sum()))
@@ -441,9 +439,8 @@ class _Solves(NamedTuple):
             return cls(unknown, unknown, np.zeros(points, int), planned)
         gammas = np.asarray(done.gamma, float)[:count]
         unsolved = np.zeros(points, int)
-        if solver.gamma is not None:
-            asked = solver.gammas(done.round - 1, jobs.client)[:, None]
+        if done.steps is not None:
             # measured in another order of summation than the rule's own
-            unsolved = (~(gammas <= asked * (1 + 1e-3))).sum(axis=0)
+            unsolved = (~(gammas <= jobs.gamma[:, None] * (1 + 1e-3))).sum(axis=0)
             planned = np.asarray(done.steps)[:count].sum(axis=0)
         return cls(gammas.mean(axis=0), gammas.max(axis=0), unsolved, planned)

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import require, require_whole
+from fedprox.errors import require_one_of, require_whole
 from fedprox.streams import Purpose, generator
 
 Sampling = Literal["uniform", "proportional", "bernoulli"]
@@ -47,11 +47,7 @@ class Cohort:
 
     def __post_init__(self) -> None:
         require_whole("cohort.clients_per_round", self.clients_per_round)
-        require(
-            self.sampling in get_args(Sampling),
-            f"cohort.sampling = {self.sampling!r}; it must be one of "
-            f"{', '.join(get_args(Sampling))}",
-        )
+        require_one_of("cohort.sampling", self.sampling, get_args(Sampling))
 
     def draw(
         self,

@@ -225,6 +225,7 @@ class Jobs(NamedTuple):
         size: Its number of rows.
         steps: Mini-batch steps to take.
         weight: Weight of its message in the server's mean.
+        gamma: How inexactly it may be solved; 0 where the solver has no stop rule.
     """
 
     client: NDArray[np.int64]
@@ -232,12 +233,13 @@ class Jobs(NamedTuple):
     size: NDArray[np.int64]
     steps: NDArray[np.int64]
     weight: NDArray[np.float64]
+    gamma: NDArray[np.float64]
 
 
 def no_jobs() -> Jobs:
     """Nobody trains."""
     none = np.zeros(0, np.int64)
-    return Jobs(none, none, none, none, np.zeros(0))
+    return Jobs(none, none, none, none, np.zeros(0), np.zeros(0))
 
 
 class Shape(NamedTuple):
@@ -299,7 +301,7 @@ def plan_rounds(
 
     Args:
         shape: Room in the plan; fewer rounds than `shape.rounds` leave the rest empty.
-        solver: Batch size and stop rule; the steps themselves are in the jobs.
+        solver: Batch size and whether there is a stop rule; steps and gammas are in the jobs.
         seed: Seed of the run.
         rounds: (t, jobs) of each round.
     """
@@ -314,7 +316,7 @@ def plan_rounds(
         packing = pack(job_ticks(solver, jobs, width), d * lanes)
         ends.append(segments(packing, d, lanes, room))
         weight[index, : len(jobs.weight)] = jobs.weight
-        gamma[index, : len(jobs.client)] = solver.gammas(t, jobs.client)
+        gamma[index, : len(jobs.gamma)] = jobs.gamma
         for slot, size in enumerate(jobs.size.tolist()):
             start, end = int(packing.start[slot]), int(packing.end[slot])
             device, lane = divmod(int(packing.lane[slot]), lanes)

@@ -8,6 +8,7 @@ a round has a deadline, which is what that draw stands for ("a global clock").
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Real
 from typing import Literal, NamedTuple, get_args
 
@@ -89,7 +90,7 @@ class Systems:
             require_number(f"systems.{name}", value)
             require(value > 0, f"systems.{name} = {value}; it must be above 0")
 
-    @property
+    @cached_property
     def speeds(self) -> tuple[float, ...] | None:
         """Each client's own seconds of a step, if they are given."""
         if self.step_seconds is None or np.ndim(self.step_seconds) == 0:
