@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
-from fedprox.datasets.cache import Arrays, prepared
+from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
+from fedprox.datasets.sequences import unroll
 from fedprox.datasets.sources import SHAKESPEARE, find, present, reading
 from fedprox.errors import require, require_one_of, require_whole
 from fedprox.features import Windows
@@ -244,17 +245,8 @@ def _every_character(
 ) -> Federation:
     def rows(parts: list[Indices]) -> Rows:
         chosen = np.concatenate(parts)
-        begins, ends = lines.lines[chosen], lines.lines[chosen + 1] - 1
-        pieces = -(-(ends - begins) // WIDTH)
-        firsts = np.repeat(np.cumsum(pieces) - pieces, pieces)
-        starts = np.repeat(begins, pieces) + WIDTH * (np.arange(len(firsts)) - firsts)
-        at = starts[:, None] + np.arange(WIDTH)
-        inside = at < np.repeat(ends, pieces)[:, None]
-        at = np.where(inside, at, 0)
-        x = np.where(inside, lines.text[at], 0).astype(np.int32)
-        y = np.where(inside, lines.text[at + 1].astype(np.int32), np.int32(-1))
-        ends_of_parts = np.cumsum(pieces)[np.cumsum([len(part) for part in parts]) - 1]
-        return Rows(x, y, np.concatenate([[0], ends_of_parts]))
+        x, y, counts = unroll(lines.text, lines.lines[chosen], lines.lines[chosen + 1], WIDTH)
+        return Rows(x, y, np.cumsum([0, *counts])[_offsets(map(len, parts))])
 
     return Federation(rows(train), rows(test), 258, names)
 
@@ -274,7 +266,7 @@ def _characters(path: Path) -> Roles:
             re.sub("  +", " ", " ".join(lines) + " ").encode("latin-1") for lines in roles.values()
         ]
         return {
-            "names": _packed(roles),
+            **_packed(roles),
             "text": symbols[np.frombuffer(b"".join(texts), np.uint8)],
             "offsets": _offsets(map(len, texts)),
         }
@@ -296,7 +288,7 @@ def _lines(path: Path) -> Roles:
         text[offsets[:-1]], text[offsets[1:] - 1] = BEGIN, END
         text[inner] = np.frombuffer(b"".join(lines), np.uint8)
         return {
-            "names": _packed(roles),
+            **_packed(roles),
             "text": text,
             "offsets": _offsets(map(len, roles.values())),
             "lines": offsets,
@@ -306,12 +298,13 @@ def _lines(path: Path) -> Roles:
     return Roles(_names(arrays), arrays["text"], arrays["offsets"], arrays["lines"])
 
 
-def _packed(names: Iterable[str]) -> NDArray[np.uint8]:
-    return np.frombuffer("\n".join(names).encode(), np.uint8)
+def _packed(names: Iterable[str]) -> Arrays:
+    text, offsets = packed(names)
+    return {"names": text, "names_offsets": offsets}
 
 
 def _names(arrays: Arrays) -> tuple[str, ...]:
-    return tuple(arrays["names"].tobytes().decode().split("\n"))
+    return tuple(unpacked(arrays["names"], arrays["names_offsets"]))
 
 
 def _read(path: Path) -> dict[str, list[str]]:

@@ -134,7 +134,7 @@ def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | No
 @contextmanager
 def reading(
     path: Path, member: str | None = None, *, unpack: bool = True
-) -> Iterator[io.BufferedIOBase]:
+) -> Iterator["io.BufferedReader[Any]"]:
     """A file's content as a stream, unpacked on the way, so that none of it need be held whole.
 
     A progress bar appears on a terminal when reading takes longer than a second.
@@ -160,7 +160,7 @@ def reading(
         with path.open("rb", buffering=0) as raw, _shown(raw, path.stat().st_size, path) as shown:
             if unpack and path.suffix == ".gz":
                 with gzip.GzipFile(fileobj=shown) as unpacked:
-                    yield unpacked
+                    yield io.BufferedReader(unpacked, 1 << 20)
             else:
                 yield shown
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError) as error:
@@ -168,7 +168,7 @@ def reading(
 
 
 @contextmanager
-def _shown(file: IO[bytes], size: int, path: Path) -> Iterator[io.BufferedIOBase]:
+def _shown(file: IO[bytes], size: int, path: Path) -> Iterator["io.BufferedReader[Any]"]:
     """The same stream, buffered, with a progress bar."""
     from tqdm import tqdm
 
