@@ -300,3 +300,25 @@ def test_a_damaged_archive_is_read_or_refused_in_one_line(
         return
     assert "\n" not in message
     assert name in message
+
+
+@pytest.mark.parametrize(("name", "size"), [("text.zip", 400), ("text.gz", len(PACKED["text.gz"]))])
+def test_a_progress_bar_counts_to_the_end(
+    name: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tqdm
+
+    bars = []
+
+    class Bar(tqdm.tqdm):
+        def __init__(self, **options: Any) -> None:
+            assert options["disable"] is None  # only on a terminal
+            super().__init__(**options | {"disable": False, "file": io.StringIO()})
+            bars.append(self)
+
+    monkeypatch.setattr(tqdm, "tqdm", Bar)
+    (tmp_path / name).write_bytes(PACKED[name])
+    with sources.reading(tmp_path / name, "text.txt") as stream:
+        assert len(stream.read()) == 400
+    (bar,) = bars
+    assert (bar.n, bar.total, bar.desc) == (size, size, f"{name}: ")

@@ -184,7 +184,14 @@ def _shown(file: IO[bytes], size: int, path: Path) -> Iterator["io.BufferedReade
     from tqdm import tqdm
 
     bar = tqdm(
-        total=size, unit="B", unit_scale=True, desc=path.name, delay=1, leave=False, disable=None
+        desc=path.name,
+        total=size,
+        unit="B",
+        unit_scale=True,
+        delay=1,  # seconds before it appears
+        ncols=79,  # as wide as those of downloads
+        leave=False,
+        disable=None,  # where there is no terminal
     )
     with bar, io.BufferedReader(_Counted(file, bar), 1 << 20) as shown:
         yield shown
