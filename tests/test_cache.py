@@ -321,4 +321,4 @@ def test_a_progress_bar_counts_to_the_end(
     with sources.reading(tmp_path / name, "text.txt") as stream:
         assert len(stream.read()) == 400
     (bar,) = bars
-    assert (bar.n, bar.total, bar.desc) == (size, size, f"{name}: ")
+    assert (bar.n, bar.total, bar.desc) == (size, size, name)
