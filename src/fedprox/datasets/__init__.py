@@ -5,6 +5,9 @@ from collections.abc import Callable
 from fedprox.datasets.femnist import femnist
 from fedprox.datasets.leaf import leaf
 from fedprox.datasets.mnist import mnist
+from fedprox.datasets.posts import posts
+from fedprox.datasets.sent140 import sent140
+from fedprox.datasets.shakespeare import shakespeare
 from fedprox.datasets.synthetic import synthetic, synthetic_feddyn
 from fedprox.federation import Federation
 
@@ -13,7 +16,20 @@ DATASETS: dict[str, Callable[..., Federation]] = {
     "synthetic-feddyn": synthetic_feddyn,
     "mnist": mnist,
     "femnist": femnist,
+    "shakespeare": shakespeare,
+    "sent140": sent140,
+    "posts": posts,
     "leaf": leaf,
 }
 
-__all__ = ["DATASETS", "femnist", "leaf", "mnist", "synthetic", "synthetic_feddyn"]
+__all__ = [
+    "DATASETS",
+    "femnist",
+    "leaf",
+    "mnist",
+    "posts",
+    "sent140",
+    "shakespeare",
+    "synthetic",
+    "synthetic_feddyn",
+]
