@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from fedprox.datasets.cifar import cifar_10, cifar_100
 from fedprox.datasets.femnist import femnist
 from fedprox.datasets.leaf import leaf
 from fedprox.datasets.mnist import mnist
@@ -13,7 +14,18 @@ DATASETS: dict[str, Callable[..., Federation]] = {
     "synthetic-feddyn": synthetic_feddyn,
     "mnist": mnist,
     "femnist": femnist,
+    "cifar-10": cifar_10,
+    "cifar-100": cifar_100,
     "leaf": leaf,
 }
 
-__all__ = ["DATASETS", "femnist", "leaf", "mnist", "synthetic", "synthetic_feddyn"]
+__all__ = [
+    "DATASETS",
+    "cifar_10",
+    "cifar_100",
+    "femnist",
+    "leaf",
+    "mnist",
+    "synthetic",
+    "synthetic_feddyn",
+]
