@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from fedprox.datasets.cifar import cifar_10, cifar_100
+from fedprox.datasets.emnist import emnist_l
 from fedprox.datasets.femnist import femnist
 from fedprox.datasets.leaf import leaf
 from fedprox.datasets.mnist import mnist
@@ -14,6 +15,7 @@ DATASETS: dict[str, Callable[..., Federation]] = {
     "synthetic-feddyn": synthetic_feddyn,
     "mnist": mnist,
     "femnist": femnist,
+    "emnist-l": emnist_l,
     "cifar-10": cifar_10,
     "cifar-100": cifar_100,
     "leaf": leaf,
@@ -23,6 +25,7 @@ __all__ = [
     "DATASETS",
     "cifar_10",
     "cifar_100",
+    "emnist_l",
     "femnist",
     "leaf",
     "mnist",
