@@ -63,10 +63,9 @@ def emnist_l(
         size_spread=size_spread,
         seed=seed,
     )
-    counts = np.bincount(x.reshape(-1), minlength=256) / x.size
-    mean = float(counts @ np.arange(256)) / 255
-    deviation = float(np.sqrt(counts @ (np.arange(256) / 255 - mean) ** 2))
-    prepare = partial(standardise, mean=(mean,), deviation=(deviation,))
+    mean, square = x.mean(), np.square(x, dtype=np.uint16).mean()
+    deviation = np.sqrt(square - mean**2)
+    prepare = partial(standardise, mean=(mean / 255,), deviation=(deviation / 255,))
     return Federation(
         partitions.take(Prepared(x, prepare), y, parts[0]),
         partitions.take(Prepared(test_x, prepare), test_y, parts[1]),
