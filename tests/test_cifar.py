@@ -210,6 +210,7 @@ def test_archives_cut_short_or_of_other_things_are_named(tmp_path: Path) -> None
         ({"augmentation": "x"}, r"data\.augmentation = 'x'; it must be one of none, fedavg"),
         ({"concentration": 0.3}, r'data\.concentration = 0\.3; partition "iid" has none'),
         ({"clients": 101}, r"data\.clients = 101; it must be from 1 to 100"),
+        ({"clients": 31}, r"data\.clients = 31; it must be from 1 to 30"),  # test images
         ({"size_spread": -1}, r"data\.size_spread = -1; it must be from 0 to 10"),
     ],
 )
@@ -233,8 +234,9 @@ def real(data_dir: Path, tmp_path_factory: Any) -> Path:
 
 def test_the_real_cifar_10(real: Path) -> None:
     federation = cifar_10(data_dir=real)
+    # McMahan et al. 2017, section 3: 500 training and 100 testing examples each
     assert federation.train.sizes.tolist() == [500] * 100
-    assert len(federation.test) == 10_000
+    assert federation.test.sizes.tolist() == [100] * 100
     assert np.bincount(federation.train.y).tolist() == [5000] * 10
     # FedDyn's means and deviations are this set's
     seen = np.asarray(federation.train.x[:10_000])

@@ -303,7 +303,7 @@ def with_test_set(
     Args:
         partition: "iid" or "dirichlet": `dirichlet_by_client`.
         labels: Training classes, shape (rows,).
-        test_labels: Test classes; the rows are dealt `like` the training rows.
+        test_labels: Test classes; the rows are dealt `iid` as well, or `like` the training rows.
         clients: Number of clients.
         concentration: Of "dirichlet" only; 0.6 where None.
         size_spread: Standard deviation of the logarithm of a client's size.
@@ -315,15 +315,18 @@ def with_test_set(
             concentration is None,
             f'data.concentration = {concentration}; partition "iid" has none',
         )
-        train = iid(len(labels), clients=clients, spread=size_spread, seed=seed)
-    else:
-        train = dirichlet_by_client(
-            labels,
-            clients=clients,
-            concentration=0.6 if concentration is None else concentration,
-            spread=size_spread,
-            seed=seed,
+        train, test = (
+            iid(len(rows), clients=clients, spread=size_spread, seed=seed)
+            for rows in (labels, test_labels)
         )
+        return train, test
+    train = dirichlet_by_client(
+        labels,
+        clients=clients,
+        concentration=0.6 if concentration is None else concentration,
+        spread=size_spread,
+        seed=seed,
+    )
     return train, like(train, labels, test_labels, seed=seed)
 
 
