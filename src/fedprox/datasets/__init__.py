@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from fedprox.datasets.cifar import cifar_10, cifar_100
+from fedprox.datasets.emnist import emnist_l
 from fedprox.datasets.femnist import femnist
 from fedprox.datasets.leaf import leaf
 from fedprox.datasets.mnist import mnist
@@ -16,6 +18,9 @@ DATASETS: dict[str, Callable[..., Federation]] = {
     "synthetic-feddyn": synthetic_feddyn,
     "mnist": mnist,
     "femnist": femnist,
+    "emnist-l": emnist_l,
+    "cifar-10": cifar_10,
+    "cifar-100": cifar_100,
     "shakespeare": shakespeare,
     "sent140": sent140,
     "posts": posts,
@@ -24,6 +29,9 @@ DATASETS: dict[str, Callable[..., Federation]] = {
 
 __all__ = [
     "DATASETS",
+    "cifar_10",
+    "cifar_100",
+    "emnist_l",
     "femnist",
     "leaf",
     "mnist",
