@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.femnist import femnist
 from fedprox.datasets.leaf import leaf
 from fedprox.datasets.mnist import mnist
@@ -9,11 +10,7 @@ from fedprox.datasets.synthetic import synthetic, synthetic_feddyn
 from fedprox.federation import Federation
 
 DATASETS: dict[str, Callable[..., Federation]] = {
-    "synthetic": synthetic,
-    "synthetic-feddyn": synthetic_feddyn,
-    "mnist": mnist,
-    "femnist": femnist,
-    "leaf": leaf,
+    name: entry.load for name, entry in CATALOGUE.items()
 }
 
-__all__ = ["DATASETS", "femnist", "leaf", "mnist", "synthetic", "synthetic_feddyn"]
+__all__ = ["CATALOGUE", "DATASETS", "femnist", "leaf", "mnist", "synthetic", "synthetic_feddyn"]
