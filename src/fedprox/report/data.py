@@ -205,7 +205,7 @@ def data_figure(federation: Federation, title: str) -> "Figure":
     axis.annotate(
         f"mean {n.mean():,.1f}",
         (1, n.mean()),
-        (0, 3),
+        (-4, 3),
         ha="right",
         fontsize=9,
         xycoords=("axes fraction", "data"),
@@ -218,9 +218,9 @@ def data_figure(federation: Federation, title: str) -> "Figure":
     axis.set_title("rows of a client", fontsize=10)
     axis.set_xlabel("client, largest first")
     axis.grid(alpha=0.3)
-    shown = order[np.unique(np.linspace(0, len(n) - 1, CLIENTS_SHOWN).astype(int))]
+    some = order[np.unique(np.linspace(0, len(n) - 1, CLIENTS_SHOWN).astype(int))]
     if federation.classes:
-        _draw_labels(drawn, grid, labels(federation, "all"), federation.classes, shown)
+        _draw_labels(drawn, grid, labels(federation, "all"), federation.classes, some)
     else:
         empty = drawn.add_subplot(grid[:, 1])
         empty.text(0.5, 0.5, "labels are not classes", ha="center", va="center")
@@ -232,6 +232,8 @@ def _draw_labels(
     drawn: "Figure", grid: Any, found: Labels, classes: int, clients: NDArray[np.int64]
 ) -> None:
     """The label mix of all clients, and below it of some, a row each."""
+    from matplotlib.colors import PowerNorm
+
     total = np.bincount(found.classes, found.counts, minlength=classes)
     columns = np.sort(np.argsort(-total, kind="stable")[:CLASSES_SHOWN])
     mixes = np.zeros((len(clients), classes))
@@ -240,7 +242,8 @@ def _draw_labels(
         row[found.classes[mine]] = found.counts[mine] / max(found.counts[mine].sum(), 1)
     everyone, mixes = (total / total.sum())[None, columns], mixes[:, columns]
     above, below = drawn.add_subplot(grid[0, 1]), drawn.add_subplot(grid[1, 1])
-    scale = {"vmin": 0, "vmax": mixes.max(), "cmap": "Blues", "aspect": "auto"}
+    # the root keeps small shares visible beside a client with one label alone
+    scale = {"norm": PowerNorm(0.5, 0, mixes.max()), "cmap": "Blues", "aspect": "auto"}
     above.imshow(everyone, **scale)
     picture = below.imshow(mixes, **scale, interpolation="nearest")
     drawn.colorbar(picture, ax=[above, below], label="share of the client's labels")
@@ -251,4 +254,4 @@ def _draw_labels(
     below.set_xticks(ticks, [str(c) for c in columns[ticks]])
     few = f", the {len(columns)} most frequent of {classes:,}" if len(columns) < classes else ""
     below.set_xlabel(f"class{few}")
-    above.set_title(f"labels of {len(clients):,} clients", fontsize=10)
+    above.set_title(f"labels of {len(clients):,} of them", fontsize=10)
