@@ -66,6 +66,8 @@ An experiment file, with every key:
 \b
   rounds = 200
   evaluate_every = 1            # rounds between evaluations
+  evaluate_rows = 200           # rows of each client that they read at most; all if left out
+  measure_gradients = true      # whether they measure gradient variance, B(w) and gamma
   seed = 0                      # or several: [0, 1, 2]
   target_accuracy = 0.8         # the table counts rounds to it
 

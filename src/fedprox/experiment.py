@@ -72,6 +72,8 @@ class Experiment(_Section):
     Attributes:
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations.
+        evaluate_rows: Training rows, and test rows, of each client that they read at most.
+        measure_gradients: Whether they measure gradient variance, B(w) and gamma.
         seed: Seed, or several.
         target_accuracy: Test accuracy that the table counts rounds to; where left out, the highest
             whole per cent that every method reaches.
@@ -86,6 +88,8 @@ class Experiment(_Section):
 
     rounds: int
     evaluate_every: int = 1
+    evaluate_rows: int | None = None
+    measure_gradients: bool = True
     seed: int | list[int] = 0
     target_accuracy: float | None = None
     data: Table
@@ -209,6 +213,8 @@ def train(
         systems=resolved.systems,
         rounds=experiment.rounds,
         evaluate_every=experiment.evaluate_every,
+        evaluate_rows=experiment.evaluate_rows,
+        measure_gradients=experiment.measure_gradients,
         seed=experiment.seed,
         on_record=on_record,
         on_progress=on_progress,

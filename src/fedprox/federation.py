@@ -7,14 +7,17 @@ Client k owns rows `offsets[k]:offsets[k + 1]` of `x` and `y`. The objective of 
 (Li et al. 2020, equation 1), where n_k counts client k's training rows and n all of them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedprox.errors import InputError, require
+from fedprox.errors import InputError, require, require_whole
+from fedprox.features import Features
+from fedprox.streams import Purpose, generator
 
 Array = NDArray[Any]
 Client = tuple[ArrayLike, ArrayLike]
@@ -25,12 +28,13 @@ class Rows:
     """The examples of all clients, one client after another.
 
     Attributes:
-        x: Features, shape (rows, ...).
-        y: Labels, shape (rows,) or (rows, ...).
+        x: Features, shape (rows, ...): an array, or one of the kinds of `features.py`.
+        y: Labels, shape (rows,), or (rows, length) for a label at every position of a sequence,
+            with -1 where there is none.
         offsets: Where each client's rows begin, int64, shape (clients + 1,); the last is `rows`.
     """
 
-    x: Array
+    x: Features
     y: Array
     offsets: NDArray[np.int64]
 
@@ -50,10 +54,39 @@ class Rows:
         """Rows of each client, shape (clients,)."""
         return np.diff(self.offsets)
 
-    def client(self, k: int) -> tuple[Array, Array]:
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """Labels of each client, shape (clients,): its rows, or positions that have one."""
+        if self.y.ndim == 1:
+            return self.sizes
+        counts = np.count_nonzero(self.y >= 0, axis=tuple(range(1, self.y.ndim)))
+        return np.diff(np.concatenate([[0], np.cumsum(counts)])[self.offsets])
+
+    def client(self, k: int) -> tuple[Features, Array]:
         """Client k's features and labels (views, not copies)."""
         rows = slice(self.offsets[k], self.offsets[k + 1])
         return self.x[rows], self.y[rows]
+
+    def sample(self, most: int, *, seed: int, salt: int = 0) -> "Rows":
+        """At most some rows of each client, chosen at random and kept in order.
+
+        Args:
+            most: Rows of a client at most.
+            seed: Seed.
+            salt: Samples of different salt are independent.
+        """
+        chosen = [
+            np.arange(first, last)
+            if last - first <= most
+            else first
+            + np.sort(
+                generator(seed, Purpose.SAMPLE, salt, k).choice(last - first, most, replace=False)
+            )
+            for k, (first, last) in enumerate(zip(self.offsets, self.offsets[1:], strict=False))
+        ]
+        rows = np.concatenate(chosen)
+        offsets = np.concatenate([[0], np.cumsum([len(c) for c in chosen])]).astype(np.int64)
+        return Rows(self.x[rows], self.y[rows], offsets)
 
 
 @dataclass(frozen=True)
@@ -65,12 +98,16 @@ class Federation:
         test: Test rows of the same clients; a client may have none.
         classes: Number of classes, or 0 where labels are not classes.
         names: The clients' names, shape (clients,).
+        augment: (random key, rows as they are kept (B, ...)) -> what the model sees of them in a
+            training mini-batch (B, ...), in JAX. Measurements see the features themselves. The key
+            is a function of (seed, round, client, mini-batch). None for no augmentation.
     """
 
     train: Rows
     test: Rows
     classes: int
     names: tuple[str, ...]
+    augment: Callable[[jax.Array, jax.Array], jax.Array] | None = None
 
     def __post_init__(self) -> None:
         counts = {len(self.names), len(self.train.sizes), len(self.test.sizes)}
@@ -87,6 +124,25 @@ class Federation:
     def shares(self) -> NDArray[np.float64]:
         """p_k = n_k / n, shape (clients,)."""
         return self.train.sizes / len(self.train)
+
+    @property
+    def features(self) -> jax.ShapeDtypeStruct:
+        """Shape and type of one example as a model sees it."""
+        return jax.ShapeDtypeStruct(self.train.x.shape[1:], self.train.x.dtype)
+
+    def sample(self, rows: int, *, seed: int = 0) -> "Federation":
+        """At most `rows` training and as many test rows of each client, chosen at random.
+
+        Raises:
+            InputError: `rows` is not a whole number of at least 1.
+
+        >>> clients = [(np.arange(5.0)[:, None], np.zeros(5, int)), (np.ones((1, 1)), [0])]
+        >>> Federation.from_arrays(clients).sample(2).train.sizes.tolist()
+        [2, 1]
+        """
+        require_whole("rows", rows)
+        train = self.train.sample(rows, seed=seed)
+        return replace(self, train=train, test=self.test.sample(rows, seed=seed, salt=1))
 
     @classmethod
     def from_arrays(
@@ -209,7 +265,8 @@ def _no_rows(like: Rows) -> Rows:
 
 
 def _check_labels(rows: Rows, classes: int, names: Sequence[str], part: str) -> None:
-    bad = (rows.y < 0) | (rows.y >= classes)
+    least = 0 if rows.y.ndim == 1 else -1  # no label at that position
+    bad = (rows.y < least) | (rows.y >= classes)
     if bad.any():
         row = int(np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))[0])
         client = int(np.searchsorted(rows.offsets, row, side="right")) - 1

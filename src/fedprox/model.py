@@ -8,17 +8,36 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from fedprox.features import Features, index_of, look_up
+
 Params = Any  # a pytree of arrays
 """A pytree of floating-point arrays."""
 
 
 def cross_entropy(outputs: jax.Array, y: jax.Array) -> jax.Array:
-    """-log softmax(outputs)_y of each example: outputs (B, classes), y (B,) integers -> (B,)."""
-    return optax.softmax_cross_entropy_with_integer_labels(outputs, y)
+    """-log softmax(outputs)_y of each example: outputs (B, classes), y (B,) integers -> (B,).
+
+    Of a sequence, outputs (B, length, classes) and y (B, length), the mean over the positions that
+    have a label, y >= 0.
+
+    >>> even = jnp.zeros((1, 3, 2))
+    >>> cross_entropy(even, jnp.array([[0, 1, -1]])).tolist() == [float(jnp.log(2.0))]
+    True
+    """
+    if y.ndim == 1:
+        return optax.softmax_cross_entropy_with_integer_labels(outputs, y)
+    known = y >= 0
+    losses = optax.softmax_cross_entropy_with_integer_labels(outputs, jnp.maximum(y, 0))
+    total = jnp.sum(jnp.where(known, losses, 0.0), axis=1)
+    return total / jnp.maximum(jnp.sum(known, axis=1), 1)
 
 
 def top_1(outputs: jax.Array, y: jax.Array) -> jax.Array:
-    """Whether the largest output is the label's: outputs (B, classes), y (B,) -> (B,) booleans."""
+    """Whether the largest output is the label's: outputs (B, classes), y (B,) -> (B,) booleans.
+
+    Of a sequence, outputs (B, length, classes) and y (B, length) -> (B, length), false where there
+    is no label.
+    """
     return jnp.argmax(outputs, axis=-1) == y
 
 
@@ -41,8 +60,8 @@ class Model(NamedTuple):
         init: Random key -> parameters.
         apply: Parameters, features (B, ...) -> outputs (B, ...).
         loss: Outputs, labels -> loss of each example, shape (B,).
-        correct: Outputs, labels -> whether each example counts as right, shape (B,); accuracy is
-            its mean. None where that has no meaning.
+        correct: Outputs, labels -> whether each label is met, shape (B,), or (B, length) for
+            sequences; accuracy is their share of all labels. None where that has no meaning.
     """
 
     init: Callable[[jax.Array], Params]
@@ -91,7 +110,7 @@ def weighted_loss(
 
 
 def read_slice(
-    x: jax.Array, y: jax.Array, begin: jax.Array | int, end: jax.Array | int, width: int
+    x: Features, y: jax.Array, begin: jax.Array | int, end: jax.Array | int, width: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Rows begin, ..., end - 1 of flat data, at most `width`, as `weighted_loss` takes them.
 
@@ -115,7 +134,8 @@ def read_slice(
     start = jnp.minimum(begin, max(len(x) - width, 0))
     rows = start + jnp.arange(width)
     inside = (rows >= begin) & (rows < end)
-    features = jax.lax.dynamic_slice_in_dim(x, start, width)
-    features = jnp.where(inside.reshape((-1,) + (1,) * (x.ndim - 1)), features, 0)
+    features = look_up(x, jax.lax.dynamic_slice_in_dim(index_of(x), start, width))
+    kept = inside.reshape((-1,) + (1,) * (features.ndim - 1))
     labels = jax.lax.dynamic_slice_in_dim(y, start, width)
-    return features.astype(x.dtype), labels, inside.astype(jnp.float32)
+    zeroed = jnp.where(kept, features, 0).astype(features.dtype)
+    return zeroed, labels, inside.astype(jnp.float32)

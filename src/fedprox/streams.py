@@ -28,6 +28,8 @@ class Purpose(IntEnum):
     GRADIENT_COHORT = 8
     SPEED = 9
     CURVATURE = 10
+    AUGMENTATION = 11
+    SAMPLE = 12
 
 
 def check_seed(seed: int) -> None:

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.features import Features, index_of, look_up
 from fedprox.federation import Federation
 from fedprox.model import Model, Params
 
@@ -32,20 +33,22 @@ def client_accuracy(federation: Federation, model: Model, params: Params) -> NDA
     >>> client_accuracy(federation, model, jnp.ones(())).tolist()
     [0.5, nan, 1.0]
     """
-    rows, sizes = federation.test, federation.test.sizes
+    rows, labels = federation.test, federation.test.labels
     if model.correct is None or not len(rows):
         return np.full(len(federation), np.nan)
     right = np.zeros(len(rows), np.int64)
+    x = jax.device_put(rows.x)
     width = min(ROWS, len(rows))
     for start in range(0, len(rows), width):
         # the last slice begins early enough to be as wide as the others: one shape, one program
         at = slice(min(start, len(rows) - width), min(start + width, len(rows)))
-        right[at] = _correct(model, params, rows.x[at], rows.y[at])
+        right[at] = _correct(model, params, x[at], rows.y[at])
     up_to = np.concatenate([[0], np.cumsum(right)])[rows.offsets]
-    return np.where(sizes > 0, np.diff(up_to) / np.maximum(sizes, 1), np.nan)
+    return np.where(labels > 0, np.diff(up_to) / np.maximum(labels, 1), np.nan)
 
 
 @partial(jax.jit, static_argnums=0)
-def _correct(model: Model, params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
+def _correct(model: Model, params: Params, x: Features, y: jax.Array) -> jax.Array:
     assert model.correct is not None
-    return model.correct(model.apply(params, x), y)
+    right = model.correct(model.apply(params, look_up(x, index_of(x))), y)
+    return right.reshape(len(right), -1).sum(axis=1)

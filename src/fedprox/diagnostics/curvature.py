@@ -20,6 +20,7 @@ from jax.flatten_util import ravel_pytree
 from numpy.typing import NDArray
 
 from fedprox.errors import require, require_whole
+from fedprox.features import Features
 from fedprox.federation import Federation
 from fedprox.model import Model, Params, read_slice, weighted_loss
 from fedprox.streams import Purpose, generator
@@ -126,7 +127,7 @@ def _lanczos(
     width: int,
     flat: jax.Array,
     start: jax.Array,
-    x: jax.Array,
+    x: Features,
     y: jax.Array,
     first: jax.Array,
     last: jax.Array,

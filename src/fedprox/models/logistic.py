@@ -47,6 +47,6 @@ def logistic(federation: Federation, *, initial: Literal["glorot", "zeros"] = "g
         f'model.initial = {initial!r}; it must be "glorot" or "zeros"',
     )
     init = nnx.initializers.glorot_uniform() if initial == "glorot" else nnx.initializers.zeros
-    features = math.prod(federation.train.x.shape[1:])
+    features = math.prod(federation.features.shape)
     classes = federation.classes
     return Model.from_nnx(lambda rngs: Logistic(features, classes, kernel_init=init, rngs=rngs))

@@ -205,6 +205,7 @@ def summarise(run: Run, target: float | None) -> dict[str, Any]:
         "communication": final["communication"],
         "unsolved": sum(record.unsolved for record in run.history),
         "lane_idle": run.lane_idle,
+        "memory": run.memory,
         "sweep_points": run.sweep_points,
         "compile_seconds": run.compile_seconds,
         "run_seconds": run.run_seconds,

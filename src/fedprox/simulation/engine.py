@@ -10,6 +10,7 @@ has the gradients of that exchange's cohort, and of the clients about to work, r
 Axes of the arrays inside: lanes, then points of the sweep, then the parameter's own.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from jax.sharding import Mesh
 from jax.stages import Wrapped
 
 from fedprox.algorithms.base import Algorithm, Scalars, State
+from fedprox.features import Features, index_of, look_up
 from fedprox.model import Model, Params
 from fedprox.simulation.exchange import Exchange, exchange_gradients
 from fedprox.simulation.lanes import (
@@ -41,11 +43,11 @@ class Local(NamedTuple):
     """What is known of the clients after a round.
 
     Attributes:
-        params: Their models (slots, points, ...); those of idle slots are zero.
+        params: Their models (slots, points, ...), those of idle slots zero; None where nobody asks.
         steps: Steps they took, int32 (slots, points); None where the plan says it.
     """
 
-    params: Params
+    params: Params | None
     steps: jax.Array | None
 
 
@@ -54,13 +56,14 @@ class After(NamedTuple):
 
     Attributes:
         state: The server's state.
-        posed: The state from which the last round's local problems were posed.
+        posed: The state from which the last round's local problems were posed; None where nobody
+            asks.
         local: The last round's clients.
         steps: Steps of all clients and rounds, int32 (points,); None where the plan says it.
     """
 
     state: State
-    posed: State
+    posed: State | None
     local: Local
     steps: jax.Array | None
 
@@ -72,7 +75,9 @@ def rounds_program(
     mesh: Mesh,
     shape: Shape,
     *,
+    augment: Callable[[jax.Array, jax.Array], jax.Array] | None,
     accumulate: bool,
+    keep_local: bool,
     reading_lanes: int,
     width: int,
 ) -> Wrapped:
@@ -84,7 +89,9 @@ def rounds_program(
         solver: The local solver, already the algorithm's own.
         mesh: The devices.
         shape: Fixed shape of the plans.
+        augment: As in `Federation`.
         accumulate: Whether a mini-batch can take several ticks.
+        keep_local: Whether to keep the last round's local models.
         reading_lanes: Lanes per device that read whole clients.
         width: Rows of a slice when reading whole clients.
 
@@ -108,6 +115,18 @@ def rounds_program(
     )
     message_all = over_lanes(jax.vmap(client.message), shape.lanes, (0, None, None))
     read_all = over_lanes(read_rows, shape.lanes, (None, 0))
+    look_up_all = over_lanes(look_up, shape.lanes, (None, 0))
+
+    def augmented(noise: jax.Array, kept: jax.Array) -> jax.Array:
+        assert augment is not None
+        return augment(jax.random.wrap_key_data(noise, impl="threefry2x32"), kept)
+
+    augment_all = over_lanes(augmented, shape.lanes, (0, 0))
+
+    def training_features(x: Features, rows: jax.Array, noise: jax.Array | None) -> jax.Array:
+        kept = read_all(index_of(x), rows)
+        return look_up_all(x, kept) if noise is None else augment_all(noise, kept)
+
     gradients = exchange_gradients(model, shape.slots, reading_lanes, width)
 
     def nothing_yet(state: State, numbers: Scalars) -> tuple[Worker, Any, Local]:
@@ -122,14 +141,14 @@ def rounds_program(
         workers = at_rest(workers, jnp.ones(shape.lanes, bool))
         messages = jax.eval_shape(message_all, workers, state, numbers)
         mean = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), messages)
-        found = Local(workers.params, steps_taken(workers))
+        found = Local(workers.params if keep_local else None, steps_taken(workers))
         local = jax.tree.map(lambda a: jnp.zeros((shape.slots, *a.shape[1:]), a.dtype), found)
         return workers, mean, local
 
     def one_round(
         state: State,
         numbers: Scalars,
-        x: jax.Array,
+        x: Features,
         y: jax.Array,
         plan: Plan,
         exchange: Exchange | None,
@@ -160,7 +179,7 @@ def rounds_program(
                 workers,
                 state,
                 numbers,
-                read_all(x, rows),
+                training_features(x, rows, None if plan.noise is None else plan.noise[i]),
                 read_all(y, rows),
                 weights,
                 plan.last[i],
@@ -176,7 +195,7 @@ def rounds_program(
             messages = where_lanes(ended, messages, jax.tree.map(jnp.zeros_like, messages))
             mean = add_weighted(mean, weight, messages)
             target = jnp.where(ended, slot, shape.slots)
-            found = Local(workers.params, steps_taken(workers))
+            found = Local(workers.params if keep_local else None, steps_taken(workers))
             local = jax.tree.map(lambda c, a: c.at[target].set(a, mode="drop"), local, found)
             return at_rest(workers, ended), mean, local
 
@@ -196,7 +215,7 @@ def rounds_program(
     def rounds(
         state: State,
         numbers: Scalars,
-        x: jax.Array,
+        x: Features,
         y: jax.Array,
         plan: Plan,
         exchange: Exchange | None,
@@ -206,18 +225,21 @@ def rounds_program(
             now = of_round(plan, exchange, r)
             after, posed, local = one_round(carry.state, numbers, x, y, *now)
             taken = jax.tree.map(lambda s: s.sum(axis=0), local.steps)
-            return After(after, posed, local, jax.tree.map(jnp.add, carry.steps, taken))
+            steps = jax.tree.map(jnp.add, carry.steps, taken)
+            return After(after, posed if keep_local else None, local, steps)
 
         local = nothing_yet(state, numbers)[2]
         steps = jax.tree.map(lambda s: s.sum(axis=0), local.steps)
-        after = jax.lax.fori_loop(0, count, body, After(state, state, local, steps))
+        before = After(state, state if keep_local else None, local, steps)
+        after = jax.lax.fori_loop(0, count, body, before)
         taken = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), (after.local.steps, after.steps))
-        return After(after.state, after.posed, Local(total(after.local.params), taken[0]), taken[1])
+        params = total(after.local.params) if keep_local else None
+        return After(after.state, after.posed, Local(params, taken[0]), taken[1])
 
     split: Any = PER_ROUND_AND_DEVICE
     specs = (
         *[REPLICATED] * 4,
-        Plan(split, split, split, split, split, weight=REPLICATED, gamma=REPLICATED),
+        Plan(split, split, split, split, split, split, weight=REPLICATED, gamma=REPLICATED),
         None if algorithm.exchange is None else Exchange(split, REPLICATED, REPLICATED),
         REPLICATED,
     )
@@ -231,8 +253,8 @@ def of_round(plan: Plan, exchange: Exchange | None, r: jax.Array) -> tuple[Plan,
         return jax.tree.map(lambda a: a[r, 0], part)
 
     weight, gamma = plan.weight[r], plan.gamma[r]
-    rows, size, last, check, ends = map(mine, plan[:5])
-    now = Plan(rows, size, last, check, ends, weight, gamma)
+    rows, size, last, check, noise, ends = map(mine, plan[:6])
+    now = Plan(rows, size, last, check, noise, ends, weight, gamma)
     if exchange is None:
         return now, None
     return now, Exchange(mine(exchange.reading), exchange.size[r], exchange.weight[r])

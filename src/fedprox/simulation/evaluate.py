@@ -14,6 +14,7 @@ from jax.stages import Wrapped
 
 from fedprox.algorithms.base import Algorithm, Scalars, State
 from fedprox.diagnostics.dissimilarity import Scatter, dissimilarity, include, nothing
+from fedprox.features import Features
 from fedprox.model import Model, Params, weighted_loss
 from fedprox.simulation.lanes import (
     PER_DEVICE,
@@ -32,10 +33,10 @@ class Measures(NamedTuple):
     """What an evaluation finds, each of shape (points,).
 
     Attributes:
-        train_loss: f(w) over all training rows.
-        test_correct: How many of all clients' test rows are right, int32.
-        gradient_variance: E_k ||grad F_k - grad f||^2.
-        dissimilarity: B(w).
+        train_loss: f(w) over the training rows that are read.
+        test_correct: How many of all clients' test labels are met, int32.
+        gradient_variance: E_k ||grad F_k - grad f||^2; NaN where gradients are not measured.
+        dissimilarity: B(w); likewise.
     """
 
     train_loss: jax.Array
@@ -45,29 +46,34 @@ class Measures(NamedTuple):
 
 
 def evaluation_program(
-    model: Model, mesh: Mesh, *, lanes: int, width: int, test_width: int
+    model: Model, mesh: Mesh, *, gradients: bool, lanes: int, width: int, test_width: int
 ) -> Wrapped:
     """Compile-once program that measures models on all clients.
 
     Args:
         model: The model.
         mesh: The devices.
+        gradients: Whether to measure gradients too.
         lanes: Lanes per device.
         width: Rows of a slice of training rows.
         test_width: Rows of a slice of test rows.
 
     Returns:
-        (params, x, y, test x, test y, reading, sizes, test reading) -> Measures, where params have
-        a leading axis of sweep points and sizes (clients,) are the n_k.
+        (params, x, y, test x, test y, reading, sizes, shares, test reading) -> Measures, where
+        params have a leading axis of sweep points, sizes (clients,) are the rows read of each
+        client, and shares (clients,) the p_k.
     """
     read_train, read_test = reader(lanes, width), reader(lanes, test_width)
 
     def summed(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> Any:
-        return jax.value_and_grad(weighted_loss, argnums=1)(model, params, x, y, mask)
+        if gradients:
+            return jax.value_and_grad(weighted_loss, argnums=1)(model, params, x, y, mask)
+        return weighted_loss(model, params, x, y, mask), None
 
     def right(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
         assert model.correct is not None
-        return jnp.sum(jnp.where(mask > 0, model.correct(model.apply(params, x), y), False))
+        met = model.correct(model.apply(params, x), y)
+        return jnp.sum(met & (mask > 0).reshape((-1,) + (1,) * (met.ndim - 1)))
 
     summed_all = over_lanes(jax.vmap(summed, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0))
     right_all = over_lanes(jax.vmap(right, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0))
@@ -75,22 +81,24 @@ def evaluation_program(
 
     def program(
         params: Params,
-        x: jax.Array,
+        x: Features,
         y: jax.Array,
-        test_x: jax.Array,
+        test_x: Features,
         test_y: jax.Array,
         reading: Reading,
         sizes: jax.Array,
+        shares: jax.Array,
         test_reading: Reading,
     ) -> Measures:
         reading, test_reading = my_part(reading), my_part(test_reading)
-        rows = jnp.sum(sizes)
+        points = jax.tree.leaves(params)[0].shape[0]
         zero = jax.tree.map(
             lambda a: jnp.zeros((lanes, *a.shape), a.dtype),
-            (jnp.zeros(jax.tree.leaves(params)[0].shape[0]), params),
+            (jnp.zeros(points), params if gradients else None),
         )
         scatter = jax.tree.map(
-            lambda a: jnp.broadcast_to(a, (lanes, *a.shape)), jax.vmap(nothing)(params)
+            lambda a: jnp.broadcast_to(a, (lanes, *a.shape)),
+            jax.vmap(nothing)(params) if gradients else None,
         )
 
         def tick(i: jax.Array, carry: Any) -> Any:
@@ -100,14 +108,16 @@ def evaluation_program(
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
             current, loss, scatter = carry
-            ended, size = slot >= 0, sizes[slot]
-            loss_sum, gradient_sum = current
-            included = include_all(scatter, per_lane(gradient_sum, size), size / rows)
+            ended, share = slot >= 0, shares[slot]
+            mean_loss, gradient = per_lane(current, sizes[slot])
+            if gradients:
+                included = include_all(scatter, gradient, share)
+                scatter = where_lanes(ended, included, scatter)
             none = jax.tree.map(jnp.zeros_like, current)
             return (
                 where_lanes(ended, none, current),
-                loss + where_lanes(ended, loss_sum, jnp.zeros_like(loss_sum)),
-                where_lanes(ended, included, scatter),
+                loss + jnp.where(ended, share, 0.0)[:, None] * mean_loss,
+                scatter,
             )
 
         _, loss, scatter = run_segments(reading.ends, tick, end_jobs, (zero, zero[0], scatter))
@@ -119,16 +129,19 @@ def evaluation_program(
         if len(test_x) and model.correct is not None:
             ticks = jnp.max(test_reading.ends.stop)
             correct = jax.lax.fori_loop(0, ticks, test_tick, correct)
-        merged = _merge(scatter)
-        variance, norm_squared = merged.scatter, jax.vmap(optax.tree.norm)(merged.mean) ** 2
+        variance = between = jnp.full(points, jnp.nan)
+        if gradients:
+            merged = _merge(scatter)
+            variance, norm_squared = merged.scatter, jax.vmap(optax.tree.norm)(merged.mean) ** 2
+            between = dissimilarity(variance, norm_squared)
         return Measures(
-            train_loss=total(loss.sum(axis=0)) / rows,
+            train_loss=total(loss.sum(axis=0)),
             test_correct=total(correct.sum(axis=0)),
             gradient_variance=variance,
-            dissimilarity=dissimilarity(variance, norm_squared),
+            dissimilarity=between,
         )
 
-    specs = (*[REPLICATED] * 5, PER_DEVICE, REPLICATED, PER_DEVICE)
+    specs = (*[REPLICATED] * 5, PER_DEVICE, REPLICATED, REPLICATED, PER_DEVICE)
     return spread(mesh, program, specs)
 
 
@@ -174,7 +187,7 @@ def inexactness_program(
         state: State,
         numbers: Scalars,
         local: Params,
-        x: jax.Array,
+        x: Features,
         y: jax.Array,
         reading: Reading,
         sizes: jax.Array,

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedprox.features import Features
 from fedprox.model import Model, Params
 from fedprox.simulation.lanes import add_weighted, run_segments, total, where_lanes
 from fedprox.simulation.reading import Reading, per_lane, plan_reading, reader, summed_gradients
@@ -71,7 +72,7 @@ def plan_exchanges(
 
 def exchange_gradients(
     model: Model, slots: int, lanes: int, width: int
-) -> Callable[[Params, jax.Array, jax.Array, Exchange], tuple[Params, Params]]:
+) -> Callable[[Params, Features, jax.Array, Exchange], tuple[Params, Params]]:
     """The first exchange of one round, inside the rounds' program.
 
     Args:
@@ -87,7 +88,7 @@ def exchange_gradients(
     read, summed = reader(lanes, width), summed_gradients(model, lanes, shared=True)
 
     def gradients(
-        params: Params, x: jax.Array, y: jax.Array, exchange: Exchange
+        params: Params, x: Features, y: jax.Array, exchange: Exchange
     ) -> tuple[Params, Params]:
         def zeros(*shape: int) -> Params:
             return jax.tree.map(lambda a: jnp.zeros((*shape, *a.shape), a.dtype), params)

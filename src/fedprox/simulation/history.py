@@ -18,11 +18,12 @@ class Record(NamedTuple):
         learning_rate: The local solver's.
         seed: Seed of the run.
         round: Rounds done; 0 is the initial model.
-        train_loss: f(w), or NaN or infinity once diverged.
+        train_loss: f(w) over the rows that evaluations read; NaN or infinity once diverged.
         test_accuracy: Over all clients' test rows; NaN without any.
-        gradient_variance: E_k ||grad F_k - grad f||^2.
-        dissimilarity: B(w).
-        gamma_mean: Mean gamma_k over the clients that trained in this round; NaN if none did.
+        gradient_variance: E_k ||grad F_k - grad f||^2; NaN where gradients are not measured.
+        dissimilarity: B(w); likewise.
+        gamma_mean: Mean gamma_k over the clients that trained in this round; NaN if none did, and
+            likewise.
         gamma_max: The greatest of them, gamma^t of Theorem 4.
         solves: Local problems worked on in this round.
         unsolved: Of these, those that came to the solver's limit before its gamma.
@@ -82,6 +83,7 @@ class Run:
         run_seconds: Time of its rounds and evaluations (likewise).
         sweep_points: How many points shared that time.
         lane_idle: Share of lane ticks, as planned, in which a lane has no client.
+        memory: Bytes that its rounds' program has on a device at most, data included.
         client_steps: Mini-batch steps over all rounds.
     """
 
@@ -96,6 +98,7 @@ class Run:
     run_seconds: float = 0.0
     sweep_points: int = 1
     lane_idle: float = 0.0
+    memory: int = 0
     client_steps: int = 0
 
     @property

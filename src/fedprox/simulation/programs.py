@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, State
+from fedprox.features import Features
 from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.simulation.engine import After, rounds_program
@@ -64,20 +65,26 @@ class Data(NamedTuple):
     Attributes:
         x: Training features.
         y: Training labels.
-        test_x: Test features.
-        test_y: Test labels.
+        measured_x: Features of the training rows that evaluations read.
+        measured_y: Their labels.
+        test_x: Features of the test rows that evaluations read.
+        test_y: Their labels.
     """
 
-    x: Array
+    x: Features
     y: Array
-    test_x: Array
+    measured_x: Features
+    measured_y: Array
+    test_x: Features
     test_y: Array
 
 
-def resident(mesh: Mesh, federation: Federation) -> Data:
-    """Copy a federation's rows to every device."""
-    train, test = federation.train, federation.test
-    return replicate(mesh, Data(train.x, train.y, test.x, test.y))
+def resident(mesh: Mesh, federation: Federation, measured: Federation) -> Data:
+    """Copy a federation's rows, and those that evaluations read, to every device."""
+    train, read, test = federation.train, measured.train, measured.test
+    rows = replicate(mesh, (train.x, train.y))
+    sampled = rows if read is train else replicate(mesh, (read.x, read.y))
+    return Data(*rows, *sampled, *replicate(mesh, (test.x, test.y)))
 
 
 class Layout(NamedTuple):
@@ -107,7 +114,7 @@ class Layout(NamedTuple):
 
 
 def lay_out(
-    federation: Federation,
+    measured: Federation,
     solver: Solver,
     work: Iterable[RoundWork],
     *,
@@ -119,7 +126,7 @@ def lay_out(
     """Find the shapes that fit all rounds, and the lanes that make them fast.
 
     Args:
-        federation: The clients.
+        measured: The clients with the rows that evaluations read.
         solver: The local solver, already the algorithm's own.
         work: The work of every round of every seed.
         devices: Devices the lanes are spread over.
@@ -144,8 +151,8 @@ def lay_out(
         most_rounds = max(1, PLAN_BYTES // shape.plan_bytes)
         shape = shape._replace(rounds=min(together, most_rounds))
 
-    width = slice_width(federation.train.sizes)
-    clients = slices(federation.train.sizes, width)
+    width = slice_width(measured.train.sizes)
+    clients = slices(measured.train.sizes, width)
     read_lanes = choose_lanes([clients], devices, cost.reading, cost.most)
 
     def most_ticks(sizes: Iterable[NDArray[np.int64]]) -> int:
@@ -160,7 +167,7 @@ def lay_out(
         idle=1 - used / room if room else 0.0,
         lanes=read_lanes,
         width=width,
-        test_width=slice_width(np.array([max(len(federation.test), 1)])),
+        test_width=slice_width(np.array([max(len(measured.test), 1)])),
         cohort_ticks=most_ticks(j.size for j in jobs),
         exchange_slots=exchange_slots,
         exchange_ticks=most_ticks(both) if exchange_slots else 0,
@@ -204,14 +211,17 @@ class Programs(NamedTuple):
     Attributes:
         rounds: state, numbers, plan, exchange, number of rounds -> After.
         evaluate: state -> Measures.
-        inexactness: state, numbers, local models, reading, sizes -> gamma.
+        inexactness: state, numbers, local models, reading, sizes -> gamma; None where gradients
+            are not measured.
         compile_seconds: How long they took to compile.
+        memory: Bytes that the rounds' program has on a device at most, data included.
     """
 
     rounds: Callable[..., After]
     evaluate: Callable[[State], Measures]
-    inexactness: Callable[..., jax.Array]
+    inexactness: Callable[..., jax.Array] | None
     compile_seconds: float
+    memory: int
 
 
 def compile_programs(
@@ -219,17 +229,19 @@ def compile_programs(
     algorithm: Algorithm,
     solver: Solver,
     federation: Federation,
+    measured: Federation,
     data: Data,
     state: State,
     numbers: Mapping[str, Array],
     layout: Layout,
     mesh: Mesh,
+    *,
+    gradients: bool,
 ) -> Programs:
     """Compile a method's programs, side by side, for exactly the shapes they will see."""
     begin = time.perf_counter()
     shape = layout.rounds
-    train, test = federation.train, federation.test
-    sizes = np.asarray(train.sizes, np.float32)
+    train, test = measured.train, measured.test
     reading = plan_reading(
         train.offsets[:-1],
         train.offsets[1:],
@@ -241,44 +253,61 @@ def compile_programs(
         len(test), width=layout.test_width, devices=shape.devices, lanes=layout.lanes
     )
     reading, test_reading = shard(mesh, (reading, test_reading))
-    sizes = replicate(mesh, sizes)
-    plan = plan_rounds(shape, solver, 0, [])
+    sizes, shares = replicate(
+        mesh, (train.sizes.astype(np.float32), federation.shares.astype(np.float32))
+    )
+    plan = plan_rounds(shape, solver, 0, [], augmented=federation.augment is not None)
     rounds = rounds_program(
         model,
         algorithm,
         solver,
         mesh,
         shape,
+        augment=federation.augment,
         accumulate=layout.accumulate,
+        keep_local=gradients,
         reading_lanes=layout.lanes,
         width=layout.width,
     ).trace(state, numbers, data.x, data.y, plan, exchanges([], layout), np.int32(0))
-    replicated = NamedSharding(mesh, REPLICATED)
-    local = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=replicated),
-        rounds.out_info.local.params,
-    )
     # measurements are made in full precision, also where an accelerator trains in less
     with jax.default_matmul_precision("highest"):
         evaluation = evaluation_program(
-            model, mesh, lanes=layout.lanes, width=layout.width, test_width=layout.test_width
-        ).trace(algorithm.params(state), *data, reading, sizes, test_reading)
-        inexactness = inexactness_program(
-            model, algorithm, mesh, lanes=layout.lanes, width=layout.width
-        ).trace(state, numbers, local, data.x, data.y, *read_cohort(no_jobs(), layout))
+            model,
+            mesh,
+            gradients=gradients,
+            lanes=layout.lanes,
+            width=layout.width,
+            test_width=layout.test_width,
+        ).trace(algorithm.params(state), *data[2:], reading, sizes, shares, test_reading)
+        traced = [rounds, evaluation]
+        if gradients:
+            replicated = NamedSharding(mesh, REPLICATED)
+            local = jax.tree.map(
+                lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=replicated),
+                rounds.out_info.local.params,
+            )
+            program = inexactness_program(
+                model, algorithm, mesh, lanes=layout.lanes, width=layout.width
+            )
+            cohort = read_cohort(no_jobs(), layout)
+            traced.append(program.trace(state, numbers, local, data.x, data.y, *cohort))
     with ThreadPoolExecutor() as pool:
-        run, measure, gamma = pool.map(
-            lambda traced: traced.lower().compile(), (rounds, evaluation, inexactness)
-        )
+        run, measure, *gamma = pool.map(lambda each: each.lower().compile(), traced)
+    memory = run.memory_analysis()
+
+    def inexactness(state: State, numbers: Any, local: Any, *rest: Any) -> jax.Array:
+        return gamma[0](state, numbers, local, data.x, data.y, *rest)
+
     return Programs(
         rounds=lambda state, numbers, *rest: run(state, numbers, data.x, data.y, *rest),
         evaluate=lambda state: measure(
-            algorithm.params(state), *data, reading, sizes, test_reading
+            algorithm.params(state), *data[2:], reading, sizes, shares, test_reading
         ),
-        inexactness=lambda state, numbers, local, *rest: gamma(
-            state, numbers, local, data.x, data.y, *rest
-        ),
+        inexactness=inexactness if gradients else None,
         compile_seconds=time.perf_counter() - begin,
+        memory=memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes,
     )
 
 

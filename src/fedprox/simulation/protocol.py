@@ -5,6 +5,7 @@ same protocol are paired by construction.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +53,9 @@ class Protocol:
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations; the initial and the final model are always
             evaluated.
+        evaluate_rows: Training rows, and test rows, of each client that evaluations read at most;
+            None for all.
+        measure_gradients: Whether evaluations measure gradient variance, B(w) and gamma.
         seeds: Seeds, each a run of its own.
 
     Raises:
@@ -65,11 +69,25 @@ class Protocol:
     systems: Systems
     rounds: int
     evaluate_every: int
+    evaluate_rows: int | None
+    measure_gradients: bool
     seeds: tuple[int, ...]
 
     def __post_init__(self) -> None:
         require_whole("rounds", self.rounds)
         require_whole("evaluate_every", self.evaluate_every)
+        if self.evaluate_rows is not None:
+            require_whole("evaluate_rows", self.evaluate_rows)
+        require(
+            self.measure_gradients or self.solver.gamma is None,
+            "measure_gradients = false; whether solver.gamma was met could then not be told",
+        )
+        require(
+            self.federation.augment is None
+            or (self.solver.gamma is None and not self.solver.searches_line),
+            "data: with augmentation every mini-batch has an objective of its own, so neither "
+            "solver.gamma nor an optimizer that searches along a line can be used",
+        )
         require(len(self.seeds) > 0, "seed: none given; at least one is needed")
         for seed in self.seeds:
             check_seed(seed)
@@ -86,6 +104,13 @@ class Protocol:
             f"systems.step_seconds: {len(speeds or ())} numbers; the federation has "
             f"{len(self.federation)} clients",
         )
+
+    @cached_property
+    def measured(self) -> Federation:
+        """The clients with the rows that evaluations read: the same for every method and seed."""
+        if self.evaluate_rows is None:
+            return self.federation
+        return self.federation.sample(self.evaluate_rows)
 
     def check(self, algorithm: Algorithm, solver: Solver) -> None:
         """Raise `InputError` where a method cannot follow the protocol."""

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.features import Features
 from fedprox.model import Model, Params, read_slice, weighted_loss
 from fedprox.simulation.lanes import over_lanes
 from fedprox.simulation.schedule import Array, Segments, pack, segments
@@ -105,7 +106,7 @@ def reader(lanes: int, width: int) -> Callable[..., tuple[jax.Array, jax.Array, 
     """(x, y, reading, tick) -> each lane's slice, see `read_slice`."""
 
     def read(
-        x: jax.Array, y: jax.Array, begin: jax.Array, end: jax.Array
+        x: Features, y: jax.Array, begin: jax.Array, end: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         return read_slice(x, y, begin, end, width)
 

@@ -62,6 +62,8 @@ def simulate(
     systems: Systems = Systems(),  # noqa: B008 (frozen)
     rounds: int,
     evaluate_every: int = 1,
+    evaluate_rows: int | None = None,
+    measure_gradients: bool = True,
     seed: int | Sequence[int] = 0,
     on_record: Callable[[Record], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -79,6 +81,10 @@ def simulate(
         systems: Which of them cannot finish.
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations.
+        evaluate_rows: Training rows, and test rows, of each client that evaluations read at most:
+            a random choice, the same for all methods, seeds and rounds. All where left out.
+        measure_gradients: Whether evaluations measure gradient variance, B(w) and gamma. Without,
+            they take a third of the time and no client's model is kept after its round.
         seed: Seed, or several: each a run of its own through the same compiled program.
         on_record: Called with each record as soon as it is known.
         on_progress: Called now and then.
@@ -98,6 +104,8 @@ def simulate(
         systems=systems,
         rounds=rounds,
         evaluate_every=evaluate_every,
+        evaluate_rows=evaluate_rows,
+        measure_gradients=measure_gradients,
         seed=seed,
         on_record=on_record,
         on_progress=on_progress,
@@ -114,6 +122,8 @@ def compare(
     systems: Systems = Systems(),  # noqa: B008 (frozen)
     rounds: int,
     evaluate_every: int = 1,
+    evaluate_rows: int | None = None,
+    measure_gradients: bool = True,
     seed: int | Sequence[int] = 0,
     on_record: Callable[[Record], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -124,7 +134,18 @@ def compare(
     """
     require(len(methods) > 0, "methods: none given; at least one is needed")
     seeds = tuple(seed) if isinstance(seed, Sequence) else (seed,)
-    protocol = Protocol(federation, model, solver, cohort, systems, rounds, evaluate_every, seeds)
+    protocol = Protocol(
+        federation=federation,
+        model=model,
+        solver=solver,
+        cohort=cohort,
+        systems=systems,
+        rounds=rounds,
+        evaluate_every=evaluate_every,
+        evaluate_rows=evaluate_rows,
+        measure_gradients=measure_gradients,
+        seeds=seeds,
+    )
     for method in methods:
         protocol.check(method, method.local(solver))
     labels = [
@@ -135,7 +156,7 @@ def compare(
     for name, count in Counter(labels).items():
         require(count == 1, f"methods: {name!r} is given {count} times; once is enough")
     mesh = lane_mesh()
-    data = resident(mesh, federation)
+    data = resident(mesh, federation, protocol.measured)
     runs = []
     for method in methods:
         runs += _run_method(
@@ -170,7 +191,7 @@ def _run_method(
     state = initial_state(protocol.model, algorithm, protocol.seeds[0], len(points), mesh)
     compile_seconds = time.perf_counter() - compiling
     layout = lay_out(
-        protocol.federation,
+        protocol.measured,
         solver,
         itertools.chain.from_iterable(work.values()),
         devices=mesh.devices.size,
@@ -181,13 +202,24 @@ def _run_method(
     numbers = replicate(
         mesh, {key: np.array([p[key] for p in points], np.float32) for key in points[0]}
     )
-    compiled = partial(compile_programs, protocol.model, algorithm, solver, protocol.federation)
+    clients = protocol.federation, protocol.measured
     runs: list[Run] = []
     with _cancelling(ThreadPoolExecutor(1)) as pool:
         plan = partial(_plan_ahead, pool, protocol, solver, layout)
         # the first seed's planning goes on while the programs are being compiled
         begun = {protocol.seeds[0]: plan(protocol.seeds[0], work[protocol.seeds[0]])}
-        programs = compiled(data, state, numbers, layout, mesh)
+        programs = compile_programs(
+            protocol.model,
+            algorithm,
+            solver,
+            *clients,
+            data,
+            state,
+            numbers,
+            layout,
+            mesh,
+            gradients=protocol.measure_gradients,
+        )
         compile_seconds += programs.compile_seconds
         begin += compile_seconds
         for seed in protocol.seeds:
@@ -201,6 +233,7 @@ def _run_method(
                     compile_seconds=compile_seconds,
                     sweep_points=len(points),
                     lane_idle=layout.idle,
+                    memory=programs.memory,
                 )
                 for point in points
             ]
@@ -301,7 +334,8 @@ def _plan_ahead(
     def make(chunk: _Chunk) -> tuple[Plan, Exchange | None]:
         rounds = [(t, work[t].jobs) for t in range(chunk.first, chunk.last)]
         first = exchanges(work[chunk.first : chunk.last], layout)
-        return plan_rounds(layout.rounds, solver, seed, rounds), first
+        augmented = protocol.federation.augment is not None
+        return plan_rounds(layout.rounds, solver, seed, rounds, augmented=augmented), first
 
     chunks = _chunks(protocol.rounds, protocol.evaluate_every, layout.rounds.rounds)
     waiting = deque((c, pool.submit(make, c)) for c in itertools.islice(chunks, PLANS_AHEAD))
@@ -323,7 +357,7 @@ class _Evaluation(NamedTuple):
         work: The last round's work.
         numbers: The numbers in force in it.
         measures: What the evaluation finds.
-        gamma: gamma_k of the round's jobs (slots, points); None before the first round.
+        gamma: gamma_k of the round's jobs (slots, points); None where it is not measured.
         steps: Steps they took (slots, points); None where the plan says it.
         since: Steps of all rounds since the evaluation before, a number or (points,) for each call.
     """
@@ -351,7 +385,7 @@ def _run_rounds(
     on_progress: Callable[[int, float], None],
 ) -> State:
     """Run all rounds of one seed; records go into the runs' histories as they become known."""
-    tests = len(protocol.federation.test) if protocol.model.correct else 0
+    tests = int(protocol.measured.test.labels.sum()) if protocol.model.correct else 0
 
     def settle(done: _Evaluation) -> None:
         """Wait for an evaluation and write it down."""
@@ -403,8 +437,10 @@ def _run_rounds(
             measures = programs.evaluate(state)
         if chunk.recorded:
             done = work[chunk.last - 1]
-            reading, sizes = read_cohort(done.jobs, layout)
-            gamma = programs.inexactness(after.posed, numbers, after.local.params, reading, sizes)
+            gamma = None
+            if programs.inexactness is not None:
+                cohort = read_cohort(done.jobs, layout)
+                gamma = programs.inexactness(after.posed, numbers, after.local.params, *cohort)
             pending.append(
                 _Evaluation(chunk.last, done, numbers, measures, gamma, after.local.steps, taken)
             )
@@ -434,7 +470,7 @@ class _Solves(NamedTuple):
         jobs = done.work.jobs
         count = len(jobs.client)
         planned = np.full(points, int(jobs.steps.sum()))
-        if not count:
+        if done.gamma is None or not count:
             unknown = np.full(points, math.nan)
             return cls(unknown, unknown, np.zeros(points, int), planned)
         gammas = np.asarray(done.gamma, float)[:count]

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.solver import Solver
-from fedprox.streams import Purpose, Shuffler
+from fedprox.streams import Purpose, Shuffler, generator
 
 Array = Any
 """A NumPy array on the host, a JAX array inside a program."""
@@ -264,7 +264,7 @@ class Shape(NamedTuple):
     @property
     def plan_bytes(self) -> int:
         """Memory of a plan, but for its few small arrays."""
-        return self.rounds * self.devices * self.ticks * self.lanes * (4 * self.width + 6)
+        return self.rounds * self.devices * self.ticks * self.lanes * (4 * self.width + 14)
 
 
 class Plan(NamedTuple):
@@ -277,6 +277,7 @@ class Plan(NamedTuple):
         last: Whether the tick completes its mini-batch, bool (R, D, ticks, L).
         check: Whether its mini-batch is a check of the stop rule, bool (R, D, ticks, L); None for
             a solver that needs none.
+        noise: Random key of the tick's augmentation, uint32 (R, D, ticks, L, 2); None for none.
         ends: Where jobs begin and end, each array with a leading axis R.
         weight: Each job's weight, float32 (R, slots).
         gamma: Each job's gamma, float32 (R, slots).
@@ -286,13 +287,19 @@ class Plan(NamedTuple):
     size: Array
     last: Array
     check: Array | None
+    noise: Array | None
     ends: Segments
     weight: Array
     gamma: Array
 
 
 def plan_rounds(
-    shape: Shape, solver: Solver, seed: int, rounds: Sequence[tuple[int, Jobs]]
+    shape: Shape,
+    solver: Solver,
+    seed: int,
+    rounds: Sequence[tuple[int, Jobs]],
+    *,
+    augmented: bool = False,
 ) -> Plan:
     """The plan of some rounds.
 
@@ -304,11 +311,13 @@ def plan_rounds(
         solver: Batch size and whether there is a stop rule; steps and gammas are in the jobs.
         seed: Seed of the run.
         rounds: (t, jobs) of each round.
+        augmented: Whether mini-batches need random keys.
     """
     r, d, lanes, ticks, slots, width = shape
     room = min(slots, ticks)
     rows = np.full((r, d, ticks, lanes, width), -1, np.int32)
     weight, gamma = np.zeros((r, slots), np.float32), np.zeros((r, slots), np.float32)
+    noise = np.zeros((r, d, ticks, lanes, 2), np.uint32) if augmented else None
     ends = []
     shuffler = Shuffler(seed, Purpose.BATCHES)
     several = []  # jobs with mini-batches that are more or less than the rows of one tick
@@ -326,6 +335,9 @@ def plan_rounds(
                 rows[at] = jobs.offset[slot]
             else:
                 rows[at] = _job_rows(epoch, shuffler, t, jobs, slot, end - start)
+            if noise is not None:
+                stream = generator(seed, Purpose.AUGMENTATION, t, int(jobs.client[slot]))
+                noise[at] = stream.integers(2**32, size=(end - start, 2), dtype=np.uint32)
             if needs_checks(solver) or solver.searches_line or solver.batch_of(size) > width:
                 several.append((at, epoch))
     ends += [segments(pack(np.zeros(0, np.int64), 1), d, lanes, room)] * (r - len(rounds))
@@ -338,7 +350,7 @@ def plan_rounds(
         if check is not None:
             check[at] = np.resize(epoch.check, last[at].shape)
     joined = Segments(*map(np.stack, zip(*ends, strict=True)))
-    return Plan(rows, size, last, check, joined, weight, gamma)
+    return Plan(rows, size, last, check, noise, joined, weight, gamma)
 
 
 def job_epoch(solver: Solver, size: int, width: int) -> Batches:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from fedprox.algorithms.base import Algorithm, Message, Scalars, State
+from fedprox.features import Features
 from fedprox.model import Model, Params, read_slice, weighted_loss
 from fedprox.solver import Solver
 
@@ -135,7 +136,7 @@ class Client(NamedTuple):
         worker: Worker,
         state: State,
         numbers: Scalars,
-        x: jax.Array,
+        x: Features,
         y: jax.Array,
         first: jax.Array,
         size: jax.Array,
@@ -213,7 +214,7 @@ def _whole_client(model: Model, width: int) -> Callable[..., jax.Array]:
     """
 
     def both(
-        params: Params, x: jax.Array, y: jax.Array, first: jax.Array, size: jax.Array
+        params: Params, x: Features, y: jax.Array, first: jax.Array, size: jax.Array
     ) -> tuple[jax.Array, Params]:
         def add(j: jax.Array, sums: Any) -> Any:
             begin = first + j * width
@@ -227,7 +228,7 @@ def _whole_client(model: Model, width: int) -> Callable[..., jax.Array]:
 
     @jax.custom_vjp
     def value(
-        params: Params, x: jax.Array, y: jax.Array, first: jax.Array, size: jax.Array
+        params: Params, x: Features, y: jax.Array, first: jax.Array, size: jax.Array
     ) -> jax.Array:
         return both(params, x, y, first, size)[0]
 
