@@ -243,7 +243,11 @@ def _draw_labels(
     everyone, mixes = (total / total.sum())[None, columns], mixes[:, columns]
     above, below = drawn.add_subplot(grid[0, 1]), drawn.add_subplot(grid[1, 1])
     # the root keeps small shares visible beside a client with one label alone
-    scale = {"norm": PowerNorm(0.5, 0, mixes.max()), "cmap": "Blues", "aspect": "auto"}
+    scale: dict[str, Any] = {
+        "norm": PowerNorm(0.5, 0, mixes.max()),
+        "cmap": "Blues",
+        "aspect": "auto",
+    }
     above.imshow(everyone, **scale)
     picture = below.imshow(mixes, **scale, interpolation="nearest")
     drawn.colorbar(picture, ax=[above, below], label="share of the client's labels")
