@@ -78,7 +78,9 @@ An experiment file, with every key:
                                 # mnist: partition, clients, train_share, seed
                                 # femnist: partition, classes_per_client, clients, overlap,
                                 # train_share, seed
-                                # leaf: path, classes
+                                # leaf: path, classes, partition, clients, classes_per_client,
+                                # concentration, seed
+                                # hugging-face: path, features, label, client or partition, ...
 \b
   [model]
   name = "logistic"             # initial = "glorot" or "zeros"

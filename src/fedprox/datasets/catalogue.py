@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from fedprox.datasets import sources
 from fedprox.datasets.femnist import femnist
+from fedprox.datasets.huggingface import hugging_face
 from fedprox.datasets.leaf import leaf
 from fedprox.datasets.mnist import mnist
 from fedprox.datasets.sources import Source
@@ -104,5 +105,6 @@ CATALOGUE: dict[str, DataSet] = {
         ),
     ),
     "leaf": DataSet(leaf, ("FedProx", "FedProx draft")),
+    "hugging-face": DataSet(hugging_face),
 }
 """All data sets by name."""
