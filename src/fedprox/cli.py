@@ -300,7 +300,8 @@ def fetch_data(name: Name, data_dir: DataDir = None) -> None:
         print(f"{name}: nothing to fetch; it is {how}")
     for file in sorted(entry.files, key=lambda file: not file.source.folders):
         found = file.at_hand(data_dir)
-        if found is None or found.is_relative_to(cache_folder()):
+        kept = found is not None and found.is_relative_to(cache_folder())
+        if found is None or (kept and file.source.folders):
             found = fetch(file.source, file.folder)
         print(found)
 

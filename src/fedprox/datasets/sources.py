@@ -1,10 +1,15 @@
 """Where data files come from: a folder of the user's, or a checked download kept in a cache."""
 
+import gzip
+import io
 import logging
 import os
-from collections.abc import Sequence
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
 from fedprox.errors import InputError, require
 
@@ -14,7 +19,7 @@ class Source(NamedTuple):
 
     Attributes:
         name: Its name.
-        hash: Its checksum, such as "md5:..."; empty where none is known.
+        hash: Its checksum, such as "md5:..."; empty where none is recorded.
         folders: Addresses of folders that hold it, tried in order; none where it is the user's to
             bring.
         size: Its bytes; 0 where that is not known.
@@ -54,6 +59,25 @@ EMNIST = Source(
 
 FEMNIST_WRITERS = Source("femnist_300writers.npz", "", ())
 """300 writers of LEAF's FEMNIST (Caldas et al. 2018)."""
+
+SHAKESPEARE = Source("1994-01-100.zip", "", ("http://www.gutenberg.org/files/100/old/",))
+"""The Complete Works, Project Gutenberg's etext 100 of January 1994, which LEAF reads. Its terms
+allow personal, non-commercial use."""
+
+SENT140 = Source(
+    "trainingandtestdata.zip",
+    "sha256:004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57",
+    ("http://cs.stanford.edu/people/alecmgo/",),
+)
+"""Sentiment140: 1.6 million tweets, 81 MB (Go et al. 2009)."""
+
+GLOVE = Source(
+    "glove.6B.zip",
+    "sha256:617afb2fe6cbd085c235baf7a465b96f4112bd7f7ccb2b2cbd649fed9cbcf2fb",
+    ("http://nlp.stanford.edu/data/",),
+)
+"""GloVe vectors of 400,000 words in 50, 100, 200 and 300 dimensions, 862 MB (Pennington et al.
+2014)."""
 
 
 def data_folder(data_dir: str | Path | None) -> Path | None:
@@ -119,6 +143,78 @@ def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | No
     return next((place for place in places if place.is_file()), None)
 
 
+@contextmanager
+def reading(
+    path: Path, member: str | None = None, *, unpack: bool = True
+) -> Iterator[io.BufferedIOBase]:
+    """A file's content as a stream, unpacked on the way, so that none of it need be held whole.
+
+    A progress bar appears on a terminal when reading takes longer than a second.
+
+    Args:
+        path: The file.
+        member: Of a `.zip`: the name of the file in it, in whatever folder; without it and with
+            `unpack` a `.zip` is an error.
+        unpack: Whether `.gz` and `.zip` are unpacked.
+
+    Raises:
+        InputError: It cannot be read or is damaged; also where that shows later, while it is read.
+    """
+    try:
+        if unpack and path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                names = {name.rsplit("/")[-1]: name for name in archive.namelist()}
+                require(member in names, f"{path}: {member} is missing in this archive")
+                size = archive.getinfo(names[str(member)]).file_size
+                with archive.open(names[str(member)]) as file, _shown(file, size, path) as shown:
+                    yield shown
+            return
+        with path.open("rb", buffering=0) as raw, _shown(raw, path.stat().st_size, path) as shown:
+            if unpack and path.suffix == ".gz":
+                with gzip.GzipFile(fileobj=shown) as unpacked:
+                    yield unpacked
+            else:
+                yield shown
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+
+
+@contextmanager
+def _shown(file: IO[bytes], size: int, path: Path) -> Iterator[io.BufferedIOBase]:
+    """The same stream, buffered, with a progress bar."""
+    from tqdm import tqdm
+
+    bar = tqdm(
+        total=size, unit="B", unit_scale=True, desc=path.name, delay=1, leave=False, disable=None
+    )
+    with bar, io.BufferedReader(_Counted(file, bar), 1 << 20) as shown:
+        yield shown
+
+
+class _Counted(io.RawIOBase):
+    """A stream that tells a progress bar how far it is."""
+
+    def __init__(self, file: IO[bytes], bar: Any) -> None:
+        self._file, self._bar = file, bar
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer)  # type: ignore[attr-defined]
+        self._bar.update(count)
+        return count
+
+
+def host(address: str) -> str:
+    """The host of an address.
+
+    >>> host("https://example.org/folder/")
+    'example.org'
+    """
+    return address.split("/")[2]
+
+
 def _cached(source: Source, subfolder: str) -> Path:
     return cache_folder() / subfolder / source.name
 
@@ -151,8 +247,8 @@ def fetch(source: Source, subfolder: str) -> Path:
                 )
             )
         except (OSError, ValueError) as error:
-            host = folder.split("/")[2]
-            reasons.append(f"{host}: {type(error).__name__}")
+            wrong = "wrong checksum" if isinstance(error, ValueError) else type(error).__name__
+            reasons.append(f"{host(folder)}: {wrong}")
     raise InputError(
         f"{subfolder}: {source.name} is missing and could not be downloaded "
         f"({'; '.join(reasons)}); put it in a folder {subfolder}/ and name the folder above with "

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from fedprox.datasets.catalogue import CATALOGUE, DataSet
-from fedprox.datasets.sources import cache_folder
+from fedprox.datasets.sources import cache_folder, host
 from fedprox.datasets.statistics import PAPERS
 from fedprox.federation import Federation
 
@@ -52,7 +52,7 @@ def where(entry: DataSet, data_dir: str | Path | None = None) -> str:
         if path is not None:
             place = "in the cache" if cache_folder() in path.parents else "in the data folder"
         elif file.source.folders:
-            place = f"to be downloaded from {file.source.folders[0].split('/')[2]}"
+            place = f"to be downloaded from {host(file.source.folders[0])}"
         else:
             place = "yours to bring"
         places[place].append(file)
