@@ -1,5 +1,6 @@
 """Data sets on a page: what there is, and how a federation's clients compare with the paper's."""
 
+import math
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -108,7 +109,7 @@ def labels(federation: Federation, which: Which) -> Labels:
     keys = []
     parts = (federation.train, federation.test) if which == "all" else (federation.train,)
     for rows in parts if federation.classes else ():
-        y = np.asarray(rows.y, np.int64).reshape(len(rows), -1)
+        y = np.asarray(rows.y, np.int64).reshape(len(rows), math.prod(rows.y.shape[1:]))
         client = np.repeat(np.arange(len(federation)), rows.sizes)
         keys.append((client[:, None] * federation.classes + y)[y >= 0])
     pairs, counts = np.unique(np.concatenate(keys) if keys else [], return_counts=True)
@@ -258,4 +259,6 @@ def _draw_labels(
     below.set_xticks(ticks, [str(c) for c in columns[ticks]])
     few = f", the {len(columns)} most frequent of {classes:,}" if len(columns) < classes else ""
     below.set_xlabel(f"class{few}")
-    above.set_title(f"labels of {len(clients):,} of them", fontsize=10)
+    all_clients = len(np.unique(found.clients))
+    which = f"{len(clients)} of " if len(clients) < all_clients else ""
+    above.set_title(f"labels of {which}the {all_clients:,} clients", fontsize=10)
