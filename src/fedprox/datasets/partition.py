@@ -22,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import InputError, require, require_number, require_one_of, require_whole
+from fedprox.features import Features
+from fedprox.federation import Rows
 from fedprox.streams import Purpose, generator
 
 Indices = NDArray[np.int64]
@@ -480,3 +482,16 @@ def split(
         train.append(part[order[:cut]])
         test.append(part[order[cut:]])
     return train, test
+
+
+def take(x: Features, labels: NDArray[np.generic], parts: list[Indices]) -> Rows:
+    """Each client's rows of a labelled set, one client after another.
+
+    Args:
+        x: Features, shape (rows, ...).
+        labels: Labels, shape (rows,).
+        parts: Each client's rows.
+    """
+    order = np.concatenate(parts)
+    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
+    return Rows(x[order], labels[order].astype(np.int32), offsets.astype(np.int64))

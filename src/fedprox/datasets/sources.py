@@ -57,6 +57,43 @@ EMNIST = Source(
 )
 """All of EMNIST as idx files in one archive (Cohen et al. 2017)."""
 
+QMNIST = {
+    part: Source(
+        f"qmnist-{part}-labels-idx2-int.gz",
+        f"md5:{md5}",
+        ("https://raw.githubusercontent.com/facebookresearch/qmnist/master/",),
+    )
+    for part, md5 in {
+        "train": "0058f8dd561b90ffdd0f734c6a30e5e4",
+        "test": "5b5b05890a5e13444e108efe57b788aa",
+    }.items()
+}
+"""Who wrote MNIST's digits (Yadav & Bottou 2019)."""
+
+CIFAR_10 = Source(
+    "cifar-10-python.tar.gz",
+    "md5:c58f30108f718f92721af3b95e74349a",
+    ("https://www.cs.toronto.edu/~kriz/",),
+)
+"""CIFAR-10 as pickled batches, 170 MB (Krizhevsky 2009)."""
+
+CIFAR_100 = Source(
+    "cifar-100-python.tar.gz",
+    "md5:eb9058c3a382ffc7106e4002c42a8d85",
+    ("https://www.cs.toronto.edu/~kriz/",),
+)
+"""CIFAR-100 as pickled batches, 169 MB (Krizhevsky 2009)."""
+
+FEMNIST_SQLITE = {
+    part: Source(
+        f"federated_emnist_{part}.sqlite",
+        "",
+        ("https://storage.googleapis.com/gresearch/fedjax/emnist/",),
+    )
+    for part in ("train", "test")
+}
+"""FEMNIST by writer as FedJAX keeps it (Ro et al. 2021): 3,400 writers. No checksum is recorded."""
+
 FEMNIST_WRITERS = Source("femnist_300writers.npz", "", ())
 """300 writers of LEAF's FEMNIST (Caldas et al. 2018)."""
 
