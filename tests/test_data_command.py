@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def test_a_download_that_fails_leaves_nothing(
     assert not [path for path in cache.rglob("*") if path.is_file()]
 
 
-def test_files_without_an_address_are_asked_for_after_the_others(
+def test_files_without_an_address_or_for_some_options_are_left_to_the_user(
     address: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     enter(monkeypatch, File("folder", Source("mine", "", ())), File("folder", source("a", address)))
@@ -135,6 +136,16 @@ def test_files_without_an_address_are_asked_for_after_the_others(
     error = capsys.readouterr().err.splitlines()[-1]
     assert "folder: mine is missing and no address is known; put it in a folder folder/" in error
     assert (cache / "folder" / "a").is_file()
+    capsys.readouterr()
+    enter(
+        monkeypatch,
+        *(File("folder", source("a", NOWHERE)), File("folder", source("b", NOWHERE), "vectors")),
+    )
+    assert status("data", "fetch", "made") == 0
+    assert "b: not fetched, for vectors alone; --all fetches it too" in capsys.readouterr().out
+    assert status("data", "fetch", "made", "--all") == 2
+    assert "folder: b is missing and could not be downloaded" in capsys.readouterr().err
+    enter(monkeypatch, File("folder", Source("mine", "", ())))
     (cache / "folder" / "mine").write_bytes(b"brought")
     assert status("data", "fetch", "made") == 0
     assert str(cache / "folder" / "mine") in capsys.readouterr().out
@@ -352,14 +363,24 @@ def test_statistics_are_those_of_a_plain_loop(drawn: list[tuple[list[int], list[
             assert sum(counts[:most]) >= 0.8 * len(part) > sum(counts[: most - 1])
 
 
+def printed_table(federation: Federation, name: str, partition: str = "") -> list[str]:
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(statistics_table(federation, name, partition))
+    return [" ".join(line.split()) for line in console.export_text().splitlines()]
+
+
 def test_labels_of_sequences_count_where_there_are_some() -> None:
     y = np.array([[0, 1, -1], [0, 0, 0], [2, -1, -1]], np.int32)
     rows = Rows(np.zeros((3, 3), np.int32), y, np.array([0, 2, 3]))
     none = Rows(rows.x[:0], y[:0], np.zeros(3, np.int64))
-    found = statistics(Federation(rows, none, 3, ("a", "b")), "all")
+    federation = Federation(rows, none, 3, ("a", "b"))
+    found = statistics(federation, "all")
     assert found.classes.tolist() == [2, 1]
     assert found.most.tolist() == [1, 1]
     assert (found.samples, found.mean) == (3, 1.5)
+    lines = printed_table(federation, "shakespeare", "lines")
+    assert "here train, labels 2 6 3.0 2.0 1.5 (1 to 2) 1" in lines
+    assert any(line.startswith("McMahan et al. 2017, section 3") for line in lines)
 
 
 def test_numbers_as_labels_have_no_classes(tmp_path: Path) -> None:
@@ -367,8 +388,10 @@ def test_numbers_as_labels_have_no_classes(tmp_path: Path) -> None:
     federation = Federation.from_arrays(clients)
     found = statistics(federation, "all")
     assert not found.classes.any()
-    console = Console(width=120, record=True, quiet=True)
-    console.print(statistics_table(federation, "mine"))
+    assert printed_table(federation, "mine")[1:] == [
+        "here train and test 3 6 2.0 0.8 - -",
+        "here train 3 6 2.0 0.8 - -",
+    ]
     drawn = data_figure(federation, "mine")
     drawn.savefig(tmp_path / "a.png")
     assert len(drawn.axes) == 2

@@ -287,7 +287,13 @@ def list_data(data_dir: DataDir = None) -> None:
 
 
 @data.command("fetch")
-def fetch_data(name: Name, data_dir: DataDir = None) -> None:
+def fetch_data(
+    name: Name,
+    data_dir: DataDir = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also files that only some options need.")
+    ] = False,
+) -> None:
     """Download a data set's files into the cache, or say where they are already.
 
     Each is checked against its checksum where one is known. A file that is in the data folder is
@@ -300,6 +306,9 @@ def fetch_data(name: Name, data_dir: DataDir = None) -> None:
         print(f"{name}: nothing to fetch; it is {how}")
     for file in sorted(entry.files, key=lambda file: not file.source.folders):
         found = file.at_hand(data_dir)
+        if found is None and file.use and not everything:
+            print(f"{file.source.name}: not fetched, for {file.use} alone; --all fetches it too")
+            continue
         kept = found is not None and found.is_relative_to(cache_folder())
         if found is None or (kept and file.source.folders):
             found = fetch(file.source, file.folder)

@@ -3,10 +3,14 @@
 from collections.abc import Callable
 
 from fedprox.datasets.catalogue import CATALOGUE
+from fedprox.datasets.cifar import cifar_10, cifar_100
 from fedprox.datasets.femnist import femnist
 from fedprox.datasets.huggingface import hugging_face
 from fedprox.datasets.leaf import leaf
 from fedprox.datasets.mnist import mnist
+from fedprox.datasets.posts import posts
+from fedprox.datasets.sent140 import sent140
+from fedprox.datasets.shakespeare import shakespeare
 from fedprox.datasets.synthetic import synthetic, synthetic_feddyn
 from fedprox.federation import Federation
 
@@ -17,10 +21,15 @@ DATASETS: dict[str, Callable[..., Federation]] = {
 __all__ = [
     "CATALOGUE",
     "DATASETS",
+    "cifar_10",
+    "cifar_100",
     "femnist",
     "hugging_face",
     "leaf",
     "mnist",
+    "posts",
+    "sent140",
+    "shakespeare",
     "synthetic",
     "synthetic_feddyn",
 ]

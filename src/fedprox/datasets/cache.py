@@ -15,7 +15,8 @@ import shutil
 import socket
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,37 @@ def prepared(
         )
     if found is not None:
         return found
-    for array in arrays.values():
-        array.flags.writeable = False
+    for made in arrays.values():
+        made.flags.writeable = False
     return arrays
+
+
+def packed(strings: Iterable[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Strings as arrays: their UTF-8 bytes, one after another, and where each begins and ends.
+
+    >>> text, offsets = packed(["no", "", "yes"])
+    >>> offsets.tolist(), unpacked(text, offsets)
+    ([0, 2, 2, 5], ['no', '', 'yes'])
+    """
+    text, offsets = bytearray(), array("q", [0])
+    for string in strings:
+        text += string.encode("utf-8", "surrogatepass")
+        offsets.append(len(text))
+    return np.frombuffer(text, np.uint8), np.frombuffer(offsets, np.int64)
+
+
+def unpacked(
+    text: NDArray[np.uint8], offsets: NDArray[np.int64], chosen: NDArray[np.int64] | None = None
+) -> list[str]:
+    """The strings that `packed` took, or some of them by number."""
+    raw = np.ascontiguousarray(text).data
+    begins, ends = offsets[:-1], offsets[1:]
+    if chosen is not None:
+        begins, ends = begins[chosen], ends[chosen]
+    return [
+        str(raw[begin:end], "utf-8", "surrogatepass")
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
+    ]
 
 
 def _key(name: str, sources: Sequence[Path], options: Mapping[str, object], version: int) -> str:

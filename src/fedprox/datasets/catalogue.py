@@ -11,10 +11,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedprox.datasets import sources
+from fedprox.datasets.cifar import cifar_10, cifar_100
 from fedprox.datasets.femnist import femnist
 from fedprox.datasets.huggingface import hugging_face
 from fedprox.datasets.leaf import leaf
 from fedprox.datasets.mnist import mnist
+from fedprox.datasets.posts import posts
+from fedprox.datasets.sent140 import CSV as SENT140_CSV
+from fedprox.datasets.sent140 import sent140
+from fedprox.datasets.shakespeare import shakespeare
 from fedprox.datasets.sources import Source
 from fedprox.datasets.synthetic import synthetic, synthetic_feddyn
 from fedprox.federation import Federation
@@ -26,8 +31,9 @@ class File(NamedTuple):
     Attributes:
         folder: Its folder in the data folder, and in the cache.
         source: Its name, checksum and addresses.
-        use: What needs it, such as 'partition "writers"'; empty where everything does.
-        instead: Names of files that serve as well where they are in the data folder.
+        use: The options that need it, where the data set's defaults do not.
+        instead: Files that serve as well where they are in the data folder: patterns of names in
+            `folder` or at the top.
     """
 
     folder: str
@@ -41,9 +47,10 @@ class File(NamedTuple):
         Raises:
             InputError: The data folder does not exist.
         """
-        others = (sources.present(name, self.folder, data_dir) for name in self.instead)
-        mine = next((path for path in others if path), None)
-        return mine or sources.at_hand(self.source, self.folder, data_dir)
+        home = sources.data_folder(data_dir)
+        places = (home / self.folder, home) if home else ()
+        found = (p for name in self.instead for place in places for p in sorted(place.glob(name)))
+        return next(found, None) or sources.at_hand(self.source, self.folder, data_dir)
 
 
 class DataSet(NamedTuple):
@@ -100,10 +107,40 @@ CATALOGUE: dict[str, DataSet] = {
         femnist,
         ("FedProx", "FedProx draft"),
         (
-            File("emnist", sources.EMNIST, "letters", ("emnist_lowercase.npz",)),
-            File("femnist", sources.FEMNIST_WRITERS, 'partition "writers"'),
+            File("emnist", sources.EMNIST, instead=("emnist_lowercase.npz",)),
+            File("femnist", sources.FEMNIST_WRITERS, "writers"),
         ),
     ),
+    "cifar-10": DataSet(
+        cifar_10,
+        ("FedAvg", "FedDyn"),
+        (
+            File(
+                "cifar-10",
+                sources.CIFAR_10,
+                instead=("cifar-10-batches-py.tar.xz", "cifar-10-batches-py/data_batch_1"),
+            ),
+        ),
+    ),
+    "cifar-100": DataSet(
+        cifar_100,
+        ("FedDyn",),
+        (File("cifar-100", sources.CIFAR_100, instead=("cifar-100-python/train",)),),
+    ),
+    "shakespeare": DataSet(
+        shakespeare,
+        ("FedAvg", "FedProx", "FedProx draft", "FedDyn"),
+        (File("shakespeare", sources.SHAKESPEARE, instead=("100.txt.gz", "100.txt")),),
+    ),
+    "sent140": DataSet(
+        sent140,
+        ("FedProx", "FedProx draft"),
+        (
+            File("sent140", sources.SENT140, instead=(SENT140_CSV, "*.json", "*.json.gz")),
+            File("glove", sources.GLOVE, "word vectors", ("glove.6B.*d.txt",)),
+        ),
+    ),
+    "posts": DataSet(posts, ("FedAvg",)),
     "leaf": DataSet(leaf, ("FedProx", "FedProx draft")),
     "hugging-face": DataSet(hugging_face),
 }

@@ -74,15 +74,17 @@ CIFAR_10 = Source(
     "cifar-10-python.tar.gz",
     "md5:c58f30108f718f92721af3b95e74349a",
     ("https://www.cs.toronto.edu/~kriz/",),
+    170_498_071,
 )
-"""CIFAR-10 as pickled batches, 170 MB (Krizhevsky 2009)."""
+"""CIFAR-10 as pickled batches (Krizhevsky 2009)."""
 
 CIFAR_100 = Source(
     "cifar-100-python.tar.gz",
     "md5:eb9058c3a382ffc7106e4002c42a8d85",
     ("https://www.cs.toronto.edu/~kriz/",),
+    169_001_437,
 )
-"""CIFAR-100 as pickled batches, 169 MB (Krizhevsky 2009)."""
+"""CIFAR-100 as pickled batches (Krizhevsky 2009)."""
 
 FEMNIST_SQLITE = {
     part: Source(
@@ -105,15 +107,17 @@ SENT140 = Source(
     "trainingandtestdata.zip",
     "sha256:004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57",
     ("http://cs.stanford.edu/people/alecmgo/",),
+    81_363_704,
 )
-"""Sentiment140: 1.6 million tweets, 81 MB (Go et al. 2009)."""
+"""Sentiment140: 1.6 million tweets (Go et al. 2009)."""
 
 GLOVE = Source(
     "glove.6B.zip",
     "sha256:617afb2fe6cbd085c235baf7a465b96f4112bd7f7ccb2b2cbd649fed9cbcf2fb",
     ("http://nlp.stanford.edu/data/",),
+    862_182_613,
 )
-"""GloVe vectors of 400,000 words in 50, 100, 200 and 300 dimensions, 862 MB (Pennington et al.
+"""GloVe vectors of 400,000 words in 50, 100, 200 and 300 dimensions (Pennington et al.
 2014)."""
 
 
@@ -183,7 +187,7 @@ def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | No
 @contextmanager
 def reading(
     path: Path, member: str | None = None, *, unpack: bool = True
-) -> Iterator[io.BufferedIOBase]:
+) -> Iterator["io.BufferedReader[Any]"]:
     """A file's content as a stream, unpacked on the way, so that none of it need be held whole.
 
     A progress bar appears on a terminal when reading takes longer than a second.
@@ -209,7 +213,7 @@ def reading(
         with path.open("rb", buffering=0) as raw, _shown(raw, path.stat().st_size, path) as shown:
             if unpack and path.suffix == ".gz":
                 with gzip.GzipFile(fileobj=shown) as unpacked:
-                    yield unpacked
+                    yield io.BufferedReader(unpacked, 1 << 20)
             else:
                 yield shown
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError) as error:
@@ -217,7 +221,7 @@ def reading(
 
 
 @contextmanager
-def _shown(file: IO[bytes], size: int, path: Path) -> Iterator[io.BufferedIOBase]:
+def _shown(file: IO[bytes], size: int, path: Path) -> Iterator["io.BufferedReader[Any]"]:
     """The same stream, buffered, with a progress bar."""
     from tqdm import tqdm
 

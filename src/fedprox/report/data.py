@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from fedprox.datasets.catalogue import CATALOGUE, DataSet
+from fedprox.datasets.catalogue import CATALOGUE, DataSet, File
 from fedprox.datasets.sources import cache_folder, host
 from fedprox.datasets.statistics import PAPERS
 from fedprox.federation import Federation
@@ -47,7 +47,7 @@ def where(entry: DataSet, data_dir: str | Path | None = None) -> str:
     """
     if entry.brought:
         return "yours: data.path"
-    places = defaultdict(list)
+    places: dict[str, list[tuple[File, str]]] = defaultdict(list)
     for file in entry.files:
         path = file.at_hand(data_dir)
         if path is not None:
@@ -56,12 +56,12 @@ def where(entry: DataSet, data_dir: str | Path | None = None) -> str:
             place = f"to be downloaded from {host(file.source.folders[0])}"
         else:
             place = "yours to bring"
-        places[place].append(file)
+        places[place].append((file, file.use or (path.name if path else file.source.name)))
     lines = []
     for place, files in places.items():
-        size = sum(file.source.size for file in files)
-        known = place.startswith("to be") and all(file.source.size for file in files)
-        uses = sorted({file.use or file.source.name for file in files})
+        size = sum(file.source.size for file, _ in files)
+        known = place.startswith("to be") and all(file.source.size for file, _ in files)
+        uses = sorted({use for _, use in files})
         lines.append(
             place
             + (f" ({size / 1e6:.3g} MB)" if known else "")
@@ -95,11 +95,14 @@ class Statistics(NamedTuple):
     most: NDArray[np.int64]
 
 
-Which = Literal["all", "train"]
+Which = Literal["all", "train", "labels"]
+"""What is counted: training and test rows, training rows, or the labels of training rows."""
 
 
 def sizes(federation: Federation, which: Which) -> NDArray[np.int64]:
-    """Rows of each client, training and test rows or training rows alone, shape (clients,)."""
+    """How many each client has, shape (clients,)."""
+    if which == "labels":
+        return federation.train.labels
     train = federation.train.sizes
     return train + federation.test.sizes if which == "all" else train
 
@@ -145,6 +148,8 @@ def statistics(federation: Federation, which: Which) -> Statistics:
 def statistics_table(federation: Federation, name: str, partition: str = "") -> Table:
     """A federation's figures, with the papers' for the same data set and partition beside them.
 
+    Rows are counted, and of sequences with many labels each the labels as well.
+
     Args:
         federation: The federation.
         name: Its name in the catalogue.
@@ -152,10 +157,12 @@ def statistics_table(federation: Federation, name: str, partition: str = "") -> 
     """
     shown = Table(box=None, pad_edge=False, header_style="bold")
     shown.add_column("")
-    shown.add_column("rows counted", no_wrap=True)
+    shown.add_column("counted", no_wrap=True)
     for header in ("clients", "samples", "mean", "stdev", "classes/client", "for 80 %"):
         shown.add_column(header, justify="right", no_wrap=True)
     names: dict[Which, str] = {"all": "train and test", "train": "train"}
+    if federation.train.y.ndim > 1:
+        names["labels"] = "train, labels"
     for which, counted in names.items():
         ours = statistics(federation, which)
         shown.add_row(
@@ -194,6 +201,7 @@ def data_figure(federation: Federation, title: str) -> "Figure":
         title: What to write above.
     """
     from matplotlib.figure import Figure  # here, since it is slow to import
+    from matplotlib.ticker import LogFormatter
 
     drawn = Figure(figsize=(12, 4.4), layout="constrained")
     drawn.suptitle(title, fontsize=11)
@@ -214,6 +222,8 @@ def data_figure(federation: Federation, title: str) -> "Figure":
     )
     if n.max() > 5 * n.min():
         axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:,.0f}")
+        axis.yaxis.set_minor_formatter(LogFormatter())
     else:
         axis.set_ylim(0, 1.15 * n.max())
     axis.set_title("rows of a client", fontsize=10)
