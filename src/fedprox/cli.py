@@ -417,7 +417,8 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}")
     if status == INTERRUPTED:
-        _fail("interrupted; metrics.jsonl holds the rounds evaluated so far", INTERRUPTED)
+        kept = "; metrics.jsonl holds the rounds evaluated so far" if "run" in sys.argv[1:2] else ""
+        _fail(f"interrupted{kept}", INTERRUPTED)
     raise SystemExit(status or 0)
 
 

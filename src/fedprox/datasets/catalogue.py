@@ -101,7 +101,10 @@ CATALOGUE: dict[str, DataSet] = {
     "mnist": DataSet(
         mnist,
         ("FedAvg", "FedProx", "FedProx draft", "FedDyn"),
-        tuple(File("mnist", source) for source in sources.MNIST.values()),
+        (
+            *(File("mnist", source) for source in sources.MNIST.values()),
+            *(File("mnist", source, "writers") for source in sources.QMNIST.values()),
+        ),
     ),
     "femnist": DataSet(
         femnist,

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
@@ -12,6 +10,7 @@ from tqdm import tqdm
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.labelled import Labelled, Partition, check_numbers, divide, federation
 from fedprox.datasets.leaf import MOST_CLASSES
+from fedprox.datasets.mnist import unit
 from fedprox.datasets.sources import data_folder
 from fedprox.errors import InputError, require
 from fedprox.features import Features, Prepared
@@ -32,6 +31,7 @@ def hugging_face(
     clients: int | None = None,
     classes_per_client: int | None = None,
     concentration: float | None = None,
+    size_spread: float | None = None,
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
@@ -57,6 +57,8 @@ def hugging_face(
         clients: Of a partition only: number of clients.
         classes_per_client: Of "classes-per-client" only.
         concentration: Of the Dirichlet partitions only.
+        size_spread: Of "iid" and "dirichlet-by-client" only: standard deviation of the logarithm
+            of a client's size; 0 where left out.
         seed: Seed of the partition, and of the division into training and test rows.
         data_dir: The data folder; else `FEDPROX_DATA`.
 
@@ -72,6 +74,7 @@ def hugging_face(
         "clients": clients,
         "classes_per_client": classes_per_client,
         "concentration": concentration,
+        "size_spread": size_spread,
     }
     check_numbers(partition, numbers)
     columns = [features] if isinstance(features, str) else features
@@ -239,8 +242,3 @@ def _features(path: str, splits: list[Any], columns: list[str]) -> Features:
 
 def _are_bytes(kind: Any) -> bool:
     return type(kind).__name__.startswith("Array") and kind.dtype == "uint8"
-
-
-def unit(pixels: jax.Array) -> jax.Array:
-    """Bytes -> [0, 1]."""
-    return pixels.astype(jnp.float32) / 255

@@ -10,10 +10,10 @@ from fedprox.datasets import partition as partitions
 from fedprox.datasets.partition import Indices
 from fedprox.errors import require, require_one_of
 from fedprox.features import Features
-from fedprox.federation import Federation, Rows
+from fedprox.federation import Federation
 
 Partition = Literal[
-    "iid", "shards", "classes-per-client", "dirichlet-by-client", "dirichlet-by-class"
+    "iid", "shards", "classes-per-client", "dirichlet-by-client", "dirichlet-by-class", "power-law"
 ]
 """The partitions that any labelled data set can have; see `partition.py`."""
 
@@ -33,7 +33,7 @@ class Labelled(NamedTuple):
 def federation(
     train: Labelled,
     test: Labelled,
-    parts: tuple[Sequence[Indices], Sequence[Indices]],
+    parts: tuple[list[Indices], list[Indices]],
     *,
     classes: int,
     names: Sequence[str] | None = None,
@@ -47,14 +47,10 @@ def federation(
         classes: Number of classes, or 0 where labels are not classes.
         names: The clients' names; "0", "1", ... where left out.
     """
-    given = tuple(names or map(str, range(len(parts[0]))))
-    return Federation(_rows(train, parts[0]), _rows(test, parts[1]), classes, given)
-
-
-def _rows(rows: Labelled, parts: Sequence[Indices]) -> Rows:
-    order = np.concatenate(parts)
-    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
-    return Rows(rows.x[order], rows.y[order], offsets.astype(np.int64))
+    train_rows, test_rows = partitions.take(*train, parts[0]), partitions.take(*test, parts[1])
+    return Federation(
+        train_rows, test_rows, classes, tuple(names or map(str, range(len(parts[0]))))
+    )
 
 
 def divide(
@@ -90,9 +86,8 @@ def divide(
         classes or partition == "iid",
         f'data.partition = {partition!r}; labels are not classes, which leaves "iid"',
     )
-    function, _ = PARTITIONS[partition]
     given = {name: value for name, value in numbers.items() if value is not None}
-    parts = function(train.y, seed=seed, **given)
+    parts = PARTITIONS[partition].divide(train.y, seed=seed, **given)
     # where labels are not classes all are of one
     y, test_y = (rows.y if classes else np.zeros(len(rows.y), int) for rows in (train, test))
     test_parts = partitions.like(parts, y, test_y, seed=seed)
@@ -106,29 +101,57 @@ def check_numbers(partition: Partition | None, numbers: Mapping[str, float | Non
         partition: The partition; None where each row has its owner, which needs none.
         numbers: The numbers by name; None for one that is not given.
     """
+    needed: tuple[str, ...] = ()
+    allowed: tuple[str, ...] = ()
     if partition is not None:
         require_one_of("data.partition", partition, get_args(Partition))
-    needed = ("clients", *PARTITIONS[partition][1]) if partition else ()
+        needed = ("clients", *PARTITIONS[partition].needs)
+        allowed = (*needed, *PARTITIONS[partition].takes)
     for name, value in numbers.items():
         if value is not None:
             which = f"partition {partition!r} does" if partition else "clients as they are do"
-            require(name in needed, f"data.{name} = {value}; {which} not have it")
+            require(name in allowed, f"data.{name} = {value}; {which} not have it")
     for name in needed:
         missing = numbers.get(name) is None
         require(not missing, f"data.{name}: missing; partition {partition!r} needs it")
 
 
-def _classes_per_client(
-    labels: NDArray[Any], *, classes_per_client: int, **options: int
+class Way(NamedTuple):
+    """A way to divide rows.
+
+    Attributes:
+        divide: (labels, clients=, seed=, and the numbers below) -> each client's rows.
+        needs: Numbers that it needs besides.
+        takes: Numbers that it has a default for.
+    """
+
+    divide: Callable[..., list[Indices]]
+    needs: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+
+
+def _iid(labels: NDArray[Any], *, size_spread: float = 0.0, **numbers: int) -> list[Indices]:
+    return partitions.iid(len(labels), spread=size_spread, **numbers)
+
+
+def _classes(labels: NDArray[Any], *, classes_per_client: int, **numbers: int) -> list[Indices]:
+    return partitions.classes_per_client(labels, classes=classes_per_client, **numbers)
+
+
+def _dirichlet(
+    labels: NDArray[Any], *, concentration: float, size_spread: float = 0.0, **numbers: int
 ) -> list[Indices]:
-    return partitions.classes_per_client(labels, classes=classes_per_client, **options)
+    return partitions.dirichlet_by_client(
+        labels, concentration=concentration, spread=size_spread, **numbers
+    )
 
 
-PARTITIONS: dict[str, tuple[Callable[..., list[Indices]], tuple[str, ...]]] = {
-    "iid": (lambda labels, **options: partitions.iid(len(labels), **options), ()),
-    "shards": (partitions.shards, ()),
-    "classes-per-client": (_classes_per_client, ("classes_per_client",)),
-    "dirichlet-by-client": (partitions.dirichlet_by_client, ("concentration",)),
-    "dirichlet-by-class": (partitions.dirichlet_by_class, ("concentration",)),
+PARTITIONS: dict[str, Way] = {
+    "iid": Way(_iid, takes=("size_spread",)),
+    "shards": Way(partitions.shards),
+    "classes-per-client": Way(_classes, ("classes_per_client",)),
+    "dirichlet-by-client": Way(_dirichlet, ("concentration",), ("size_spread",)),
+    "dirichlet-by-class": Way(partitions.dirichlet_by_class, ("concentration",)),
+    "power-law": Way(partitions.two_class_power_law),
 }
-"""Each partition's function of (labels, clients=, seed=), and the numbers it needs besides."""
+"""All of them; a new one is a line here and its name in `Partition`."""

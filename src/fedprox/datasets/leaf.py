@@ -26,6 +26,7 @@ def leaf(
     clients: int | None = None,
     classes_per_client: int | None = None,
     concentration: float | None = None,
+    size_spread: float | None = None,
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
@@ -42,6 +43,8 @@ def leaf(
         clients: Of a partition only: number of clients.
         classes_per_client: Of "classes-per-client" only.
         concentration: Of the Dirichlet partitions only.
+        size_spread: Of "iid" and "dirichlet-by-client" only: standard deviation of the logarithm
+            of a client's size; 0 where left out.
         seed: Seed of the partition.
         data_dir: The data folder; else `FEDPROX_DATA`.
 
@@ -55,6 +58,7 @@ def leaf(
         "clients": clients,
         "classes_per_client": classes_per_client,
         "concentration": concentration,
+        "size_spread": size_spread,
     }
     check_numbers(partition, numbers)
     folder = _folder(path, data_dir)
