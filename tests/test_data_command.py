@@ -1,6 +1,7 @@
 """`fedprox data`: the catalogue, downloads, and a data set beside the papers' figures."""
 
 import hashlib
+import resource
 import threading
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from rich.console import Console
 from fedprox import Federation, cli, datasets
 from fedprox.datasets.catalogue import CATALOGUE, DataSet, File
 from fedprox.datasets.labelled import PARTITIONS, Partition
-from fedprox.datasets.sources import Source
+from fedprox.datasets.sources import MNIST, Source
 from fedprox.datasets.statistics import PAPERS
 from fedprox.federation import Rows
 from fedprox.report.data import data_figure, statistics, statistics_table, where
@@ -121,7 +122,7 @@ def test_a_file_with_a_wrong_checksum_is_not_kept(
 ) -> None:
     enter(monkeypatch, File("folder", source("a", address, content=b"other")))
     assert status("data", "fetch", "made") == 2
-    error = capsys.readouterr().err.splitlines()[-1]
+    error = one_line(capsys)
     assert "a is missing and could not be downloaded" in error
     assert "wrong checksum); put it in a folder folder/" in error
     assert not [path for path in cache.rglob("*") if path.is_file()]
@@ -133,9 +134,47 @@ def test_a_download_that_fails_leaves_nothing(
 ) -> None:
     enter(monkeypatch, File("folder", source(name, address)))
     assert status("data", "fetch", "made") == 2
-    error = capsys.readouterr().err.splitlines()[-1]
+    error = one_line(capsys)
     assert error.startswith(f"fedprox: folder: {name} is missing and could not be downloaded")
     assert not [path for path in cache.rglob("*") if path.is_file()]
+
+
+def test_a_full_disk_while_downloading_is_one_line_and_leaves_nothing(
+    address: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    enter(monkeypatch, File("folder", source("a", address, address)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(CONTENT) // 2, hard))
+    try:
+        assert status("data", "fetch", "made") == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert one_line(capsys) == "fedprox: File too large\n"
+    assert not [path for path in cache.rglob("*") if path.is_file()]
+
+
+def test_a_cache_that_cannot_be_made_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.delenv("FEDPROX_DATA", raising=False)
+    monkeypatch.setenv("FEDPROX_CACHE", str(tmp_path / "file" / "cache"))
+    (tmp_path / "file").write_text("")
+    assert status("data", "fetch", "mnist") == 2
+    assert f"{tmp_path / 'file'}" in one_line(capsys)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x1f\x8bcut", b"\0\0\x08\x03"])
+def test_a_broken_file_of_the_data_folder_is_named(
+    content: bytes, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "data" / "mnist"
+    folder.mkdir(parents=True)
+    for mnist_file in MNIST.values():
+        (folder / mnist_file.name).write_bytes(content)
+    monkeypatch.setenv("FEDPROX_DATA", str(tmp_path / "data"))
+    assert status("data", "describe", "mnist", "--out", tmp_path / "out") == 2
+    assert f"{folder / 'train-images-idx3-ubyte.gz'}: " in one_line(capsys)
+    assert not (tmp_path / "out").exists()
 
 
 def test_files_without_an_address_or_for_some_options_are_left_to_the_user(
@@ -143,7 +182,7 @@ def test_files_without_an_address_or_for_some_options_are_left_to_the_user(
 ) -> None:
     enter(monkeypatch, File("folder", Source("mine", "", ())), File("folder", source("a", address)))
     assert status("data", "fetch", "made") == 2
-    error = capsys.readouterr().err.splitlines()[-1]
+    error = one_line(capsys)
     assert "folder: mine is missing and no address is known; put it in a folder folder/" in error
     assert (cache / "folder" / "a").is_file()
     capsys.readouterr()

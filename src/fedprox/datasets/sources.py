@@ -223,13 +223,17 @@ def reading(
 @contextmanager
 def _shown(file: IO[bytes], size: int, path: Path) -> Iterator["io.BufferedReader[Any]"]:
     """The same stream, buffered, with a progress bar."""
-    from tqdm import tqdm
-
-    bar = tqdm(
-        total=size, unit="B", unit_scale=True, desc=path.name, delay=1, leave=False, disable=None
-    )
+    bar = _bar(path.name, size)
     with bar, io.BufferedReader(_Counted(file, bar), 1 << 20) as shown:
         yield shown
+
+
+def _bar(name: str, size: int) -> Any:
+    """A progress bar that appears on a terminal after a second."""
+    from tqdm import tqdm
+
+    options = {"unit": "B", "unit_scale": True, "delay": 1, "leave": False, "disable": None}
+    return tqdm(total=size or None, desc=name, **options)
 
 
 class _Counted(io.RawIOBase):
@@ -265,6 +269,7 @@ def fetch(source: Source, subfolder: str) -> Path:
 
     Raises:
         InputError: No address is known, or none of them gives the file.
+        OSError: The cache cannot be written.
     """
     import pooch
 
@@ -275,19 +280,23 @@ def fetch(source: Source, subfolder: str) -> Path:
     )
     pooch.get_logger().setLevel(logging.ERROR)
     target = cache_folder() / subfolder
+    target.mkdir(parents=True, exist_ok=True)
     reasons = []
     for folder in source.folders:
         try:
-            return Path(
-                pooch.retrieve(
-                    folder + source.name,
-                    known_hash=source.hash or None,
-                    fname=source.name,
-                    path=target,
-                    progressbar=True,
+            with _bar(source.name, source.size) as bar:
+                return Path(
+                    pooch.retrieve(
+                        folder + source.name,
+                        known_hash=source.hash or None,
+                        fname=source.name,
+                        path=target,
+                        progressbar=bar,
+                    )
                 )
-            )
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise  # of this machine, such as a full disk: those of the network have no number
             wrong = "wrong checksum" if isinstance(error, ValueError) else type(error).__name__
             reasons.append(f"{host(folder)}: {wrong}")
     raise InputError(
