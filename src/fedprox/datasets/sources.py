@@ -4,6 +4,7 @@ import gzip
 import io
 import logging
 import os
+import time
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -223,17 +224,17 @@ def reading(
 @contextmanager
 def _shown(file: IO[bytes], size: int, path: Path) -> Iterator["io.BufferedReader[Any]"]:
     """The same stream, buffered, with a progress bar."""
-    bar = _bar(path.name, size)
+    bar = _bar(path.name, size, delay=1)
     with bar, io.BufferedReader(_Counted(file, bar), 1 << 20) as shown:
         yield shown
 
 
-def _bar(name: str, size: int) -> Any:
-    """A progress bar that appears on a terminal after a second."""
+def _bar(name: str, size: int, delay: int) -> Any:
+    """A progress bar that appears on a terminal after so many seconds."""
     from tqdm import tqdm
 
-    options = {"unit": "B", "unit_scale": True, "delay": 1, "leave": False, "disable": None}
-    return tqdm(total=size or None, desc=name, **options)
+    options = {"unit": "B", "unit_scale": True, "leave": False, "disable": None}
+    return tqdm(total=size, desc=name, delay=delay, **options)
 
 
 class _Counted(io.RawIOBase):
@@ -249,6 +250,10 @@ class _Counted(io.RawIOBase):
         count = self._file.readinto(buffer)  # type: ignore[attr-defined]
         self._bar.update(count)
         return count
+
+
+DAY = 24 * 60 * 60
+"""Seconds after which nobody writes a partial download any more."""
 
 
 def host(address: str) -> str:
@@ -281,10 +286,14 @@ def fetch(source: Source, subfolder: str) -> Path:
     pooch.get_logger().setLevel(logging.ERROR)
     target = cache_folder() / subfolder
     target.mkdir(parents=True, exist_ok=True)
+    for left in target.glob("tmp*"):  # by a download that was killed
+        if time.time() - left.stat().st_mtime > DAY:
+            left.unlink(missing_ok=True)
     reasons = []
     for folder in source.folders:
         try:
-            with _bar(source.name, source.size) as bar:
+            # pooch asks whether the bar is true, which one without a total cannot say
+            with _bar(source.name, source.size or 1, delay=0) as bar:
                 return Path(
                     pooch.retrieve(
                         folder + source.name,
