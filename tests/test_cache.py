@@ -1,16 +1,21 @@
 """The cache of prepared data: made once, whole or not at all."""
 
+import gzip
+import io
 import logging
 import os
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedprox import InputError
 from fedprox.datasets import cache, sources
@@ -236,9 +241,6 @@ def test_a_missing_source_is_named(tmp_path: Path) -> None:
 
 
 def test_streams_are_read_unpacked(tmp_path: Path) -> None:
-    import gzip
-    import zipfile
-
     content = b"one\ntwo\n" * 100_000
     plain, packed, archive = (tmp_path / f"text{end}" for end in (".txt", ".gz", ".zip"))
     plain.write_bytes(content)
@@ -262,3 +264,61 @@ def test_streams_are_read_unpacked(tmp_path: Path) -> None:
             sources.reading(path, "text.txt") as stream,
         ):
             stream.read()
+
+
+def archive() -> bytes:
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("folder/text.txt", b"one two " * 50)
+        file.writestr("\u00e9.txt", b"")
+    return raw.getvalue()
+
+
+PACKED = {"text.zip": archive(), "text.gz": gzip.compress(b"one two " * 50)}
+
+
+@pytest.mark.parametrize("name", PACKED)
+@given(
+    changes=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=4),
+    cut=st.integers(0, 400),
+)
+@settings(max_examples=300)
+def test_a_damaged_archive_is_read_or_refused_in_one_line(
+    name: str, changes: list[tuple[int, int]], cut: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    content = bytearray(PACKED[name])
+    for place, value in changes:
+        content[place % len(content)] = value
+    path = tmp_path_factory.getbasetemp() / name
+    path.write_bytes(content[: len(content) - cut] if cut < 100 else content)
+    try:
+        with sources.reading(path, "text.txt") as stream:
+            stream.read()
+    except InputError as error:
+        message = str(error)
+    else:
+        return
+    assert "\n" not in message
+    assert name in message
+
+
+@pytest.mark.parametrize(("name", "size"), [("text.zip", 400), ("text.gz", len(PACKED["text.gz"]))])
+def test_a_progress_bar_counts_to_the_end(
+    name: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tqdm
+
+    bars = []
+
+    class Bar(tqdm.tqdm):
+        def __init__(self, **options: Any) -> None:
+            assert options["disable"] is None  # only on a terminal
+            super().__init__(**options | {"disable": False, "file": io.StringIO()})
+            bars.append(self)
+
+    monkeypatch.setattr(tqdm, "tqdm", Bar)
+    (tmp_path / name).write_bytes(PACKED[name])
+    with sources.reading(tmp_path / name, "text.txt") as stream:
+        assert len(stream.read()) == 400
+    (bar,) = bars
+    assert (bar.n, bar.total, bar.desc) == (size, size, name)

@@ -70,7 +70,8 @@ def sent140(
         seed: Seed of the drawing and of the split.
         data_dir: Folder with `sent140/trainingandtestdata.zip`, the training file out of it, or
             `sent140/*.json` or `*.json.gz` in LEAF's layout (what comes first in this list; several
-            JSON files are joined); else `FEDPROX_DATA`; else the first is downloaded once.
+            JSON files are joined); else `FEDPROX_DATA`; else the first is downloaded once. The
+            first reading takes 310 MB of memory, and 150 MB are kept in the cache.
 
     Raises:
         InputError: A file is missing or broken, or an argument is out of range.
@@ -80,7 +81,7 @@ def sent140(
     require_whole("data.least", least)
     require_whole("data.clients", clients)
     tweets = _tweets(data_dir)
-    parts = _users(tweets, least, clients, seed)
+    names, parts = _users(tweets, least, clients, seed)
     train, test = (
         [np.sort(part) for part in half]
         for half in partitions.split(parts, train_share=0.8, seed=seed)
@@ -104,7 +105,6 @@ def sent140(
         y = tweets.labels[np.concatenate(parts)].astype(np.int32)
         return Rows(x, y, np.cumsum([0, *map(len, parts)]))
 
-    names = tuple(tweets.users[tweets.user[part[0]]] for part in parts)
     return Federation(rows(train, read[0]), rows(test, read[1]), 2, names)
 
 
@@ -112,34 +112,40 @@ class Tweets(NamedTuple):
     """All tweets.
 
     Attributes:
-        users: Names of the users.
         user: Each tweet's user, int32 (tweets,).
         labels: 1 glad, 0 sad; int8 (tweets,).
         text: All texts; see `cache.packed`.
         offsets: Where each begins.
+        names: The names of all users, packed likewise.
+        names_offsets: Where each begins.
     """
 
-    users: list[str]
     user: NDArray[np.int32]
     labels: NDArray[np.int8]
     text: NDArray[np.uint8]
     offsets: NDArray[np.int64]
+    names: NDArray[np.uint8]
+    names_offsets: NDArray[np.int64]
 
 
-def _users(tweets: Tweets, least: int, clients: int, seed: int) -> list[NDArray[np.int64]]:
-    """The tweets of each of the drawn users, by the users' names."""
+def _users(
+    tweets: Tweets, least: int, clients: int, seed: int
+) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
+    """The names of the drawn users, sorted, and the tweets of each."""
     counts = np.bincount(tweets.user)
     enough = np.flatnonzero(counts >= least)
     require(
         clients <= len(enough),
         f"data.clients = {clients}; {len(enough)} users have at least {least} tweets (data.least)",
     )
-    by_name = sorted(enough, key=lambda k: tweets.users[k])
-    drawn = generator(seed, Purpose.PARTITION).permutation(len(enough))[:clients]
+    names = unpacked(tweets.names, tweets.names_offsets, enough)
+    by_name = sorted(range(len(enough)), key=lambda k: names[k])
+    drawn = np.sort(generator(seed, Purpose.PARTITION).permutation(len(enough))[:clients])
+    users = [by_name[k] for k in drawn]
     order = np.argsort(tweets.user, kind="stable")
     ends = np.cumsum(counts)
-    users = [by_name[k] for k in np.sort(drawn)]
-    return [order[ends[user] - counts[user] : ends[user]] for user in users]
+    parts = [order[ends[k] - counts[k] : ends[k]] for k in enough[users]]
+    return tuple(names[k] for k in users), parts
 
 
 def _ids(
@@ -185,8 +191,7 @@ def _tweets(data_dir: str | Path | None) -> Tweets:
         }
 
     arrays = prepared("sent140", paths, {}, build)
-    users = unpacked(arrays["names"], arrays["names_offsets"])
-    return Tweets(users, *(arrays[key] for key in ("user", "labels", "text", "offsets")))
+    return Tweets(**arrays)
 
 
 def _files(data_dir: str | Path | None) -> tuple[list[Path], Any]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,7 @@ def shakespeare(
     * "roles-2000": 100 roles of 2,000 consecutive training windows and 400 test windows each, of
       roles that have more (Acar et al. 2021, appendix A.2). The windows begin at random places of
       the role's first 80 % and of the rest, which share no character.
-    * "iid-2000": the same numbers, each window drawn at random from all roles.
+    * "iid-2000": the same numbers, each window drawn at random from the same parts of all roles.
 
     "lines" and "lines-iid" (McMahan et al. 2017, section 3) ask for the next character after every
     character of a line: 258 symbols (bytes, begin and end of a line), unrolled for 80 characters,
@@ -78,7 +78,7 @@ def shakespeare(
             many roles drawn at random. For "roles", 1,130 are all.
         split: Of "roles" only: "random" where left out, or "time": the first 80 % of a role's
             windows for training, and for testing those that share no character with them, as
-            LEAF does since 2019.
+            later versions of LEAF do.
         seed: Seed of the drawing and of the split.
         data_dir: Folder with `shakespeare/100.txt.gz`, `100.txt` or `1994-01-100.zip`; else
             `FEDPROX_DATA`; else the last is downloaded once. Its terms of use are World Library's:
@@ -100,13 +100,10 @@ def shakespeare(
         or present("100.txt", "shakespeare", data_dir)
         or find(SHAKESPEARE, "shakespeare", data_dir)
     )
-    if partition in ("lines", "lines-iid"):
-        lines = _lines(path)
-        return (
-            _lines_iid(lines, clients, seed)
-            if partition == "lines-iid"
-            else (_lines_by_role(lines, clients, seed))
-        )
+    if partition == "lines":
+        return _lines_by_role(_lines(path), clients, seed)
+    if partition == "lines-iid":
+        return _lines_iid(_lines(path), clients, seed)
     roles = _characters(path)
     if partition == "roles":
         return _roles(roles, 143 if clients is None else clients, split or "random", seed)
@@ -120,15 +117,28 @@ class Roles(NamedTuple):
     Attributes:
         names: Names of the roles, sorted.
         text: Symbols of all roles, one role after another, shape (length,).
-        offsets: Where each role's part begins in `text`, or, of lines, in `lines`; int64 (roles +
-            1,).
-        lines: Where each line begins in `text`, int64 (lines + 1,).
+        offsets: Where each role's text begins and ends, int64 (roles + 1,).
     """
 
     names: tuple[str, ...]
-    text: NDArray[Any]
+    text: NDArray[np.uint8]
     offsets: Indices
+
+
+class Lines(NamedTuple):
+    """Lines by role.
+
+    Attributes:
+        names: Names of the roles, sorted.
+        text: Symbols of all lines, one line after another, shape (length,).
+        lines: Where each line begins and ends in the text, int64 (lines + 1,).
+        offsets: Each role's first line, and the last role's last + 1, int64 (roles + 1,).
+    """
+
+    names: tuple[str, ...]
+    text: NDArray[np.uint16]
     lines: Indices
+    offsets: Indices
 
 
 def _roles(roles: Roles, count: int, split: str, seed: int) -> Federation:
@@ -174,7 +184,7 @@ def _iid_2000(roles: Roles, count: int, seed: int) -> Federation:
     return _next_character(roles, train, test, tuple(map(str, range(count))))
 
 
-def _lines_by_role(lines: Roles, count: int | None, seed: int) -> Federation:
+def _lines_by_role(lines: Lines, count: int | None, seed: int) -> Federation:
     everyone = np.arange(len(lines.names))
     chosen = everyone if count is None else _draw(everyone, count, seed)
     train, test = _first_lines(lines)
@@ -186,7 +196,7 @@ def _lines_by_role(lines: Roles, count: int | None, seed: int) -> Federation:
     )
 
 
-def _lines_iid(lines: Roles, count: int | None, seed: int) -> Federation:
+def _lines_iid(lines: Lines, count: int | None, seed: int) -> Federation:
     count = len(lines.names) if count is None else count
     train, test = (
         [half[rows] for rows in partitions.iid(len(half), clients=count, seed=seed)]
@@ -219,7 +229,7 @@ def _by_time(parts: list[Indices]) -> tuple[list[Indices], list[Indices]]:
     )
 
 
-def _first_lines(lines: Roles) -> tuple[list[Indices], list[Indices]]:
+def _first_lines(lines: Lines) -> tuple[list[Indices], list[Indices]]:
     """Each role's first 80 % of lines, and the rest, at least one."""
     parts = [np.arange(a, b) for a, b in zip(lines.offsets, lines.offsets[1:], strict=False)]
     cuts = [len(part) - max(1, int(0.2 * len(part))) for part in parts]
@@ -241,7 +251,7 @@ def _next_character(
 
 
 def _every_character(
-    lines: Roles, train: list[Indices], test: list[Indices], names: tuple[str, ...]
+    lines: Lines, train: list[Indices], test: list[Indices], names: tuple[str, ...]
 ) -> Federation:
     def rows(parts: list[Indices]) -> Rows:
         chosen = np.concatenate(parts)
@@ -272,10 +282,10 @@ def _characters(path: Path) -> Roles:
         }
 
     arrays = prepared("shakespeare-characters", [path], {}, build)
-    return Roles(_names(arrays), arrays["text"], arrays["offsets"], np.zeros(1, np.int64))
+    return Roles(_names(arrays), arrays["text"], arrays["offsets"])
 
 
-def _lines(path: Path) -> Roles:
+def _lines(path: Path) -> Lines:
     """Each role's lines in bytes, with their begins and ends."""
 
     def build() -> Arrays:
@@ -295,7 +305,7 @@ def _lines(path: Path) -> Roles:
         }
 
     arrays = prepared("shakespeare-lines", [path], {}, build)
-    return Roles(_names(arrays), arrays["text"], arrays["offsets"], arrays["lines"])
+    return Lines(_names(arrays), arrays["text"], arrays["lines"], arrays["offsets"])
 
 
 def _packed(names: Iterable[str]) -> Arrays:

@@ -207,8 +207,9 @@ def reading(
             with zipfile.ZipFile(path) as archive:
                 names = {name.rsplit("/")[-1]: name for name in archive.namelist()}
                 require(member in names, f"{path}: {member} is missing in this archive")
-                size = archive.getinfo(names[str(member)]).file_size
-                with archive.open(names[str(member)]) as file, _shown(file, size, path) as shown:
+                info = archive.getinfo(names[str(member)])
+                require(not info.flag_bits & 1, f"{path}: {member} is encrypted")
+                with archive.open(info) as file, _shown(file, info.file_size, path) as shown:
                     yield shown
             return
         with path.open("rb", buffering=0) as raw, _shown(raw, path.stat().st_size, path) as shown:
@@ -217,8 +218,18 @@ def reading(
                     yield io.BufferedReader(unpacked, 1 << 20)
             else:
                 yield shown
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError) as error:
+    except _DAMAGE as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
+
+
+_DAMAGE = (
+    OSError,
+    EOFError,
+    zlib.error,
+    zipfile.BadZipFile,
+    NotImplementedError,  # a compression that zipfile does not know
+    UnicodeDecodeError,  # names in an archive
+)
 
 
 @contextmanager
@@ -233,8 +244,16 @@ def _bar(name: str, size: int, delay: int) -> Any:
     """A progress bar that appears on a terminal after so many seconds."""
     from tqdm import tqdm
 
-    options = {"unit": "B", "unit_scale": True, "leave": False, "disable": None}
-    return tqdm(total=size, desc=name, delay=delay, **options)
+    return tqdm(
+        desc=name,
+        total=size,
+        unit="B",
+        unit_scale=True,
+        delay=delay,
+        ncols=79,
+        leave=False,
+        disable=None,  # where there is no terminal
+    )
 
 
 class _Counted(io.RawIOBase):

@@ -1,6 +1,7 @@
 """Words of a text, and their vectors from GloVe or any other file of word vectors."""
 
 import hashlib
+import json
 import math
 import re
 from collections import Counter
@@ -63,7 +64,7 @@ def word_vectors(
         InputError: The file is missing or broken; the message names the line.
     """
     path, member = _file(name, data_dir)
-    asked = hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).hexdigest()
+    asked = hashlib.sha256(json.dumps(words).encode()).hexdigest()
 
     def build() -> Arrays:
         return read_vectors(path, member, words)
