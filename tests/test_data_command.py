@@ -221,12 +221,14 @@ def test_what_is_in_the_data_folder_is_not_downloaded(
         monkeypatch,
         File("folder", source("a.gz", NOWHERE)),
         File("folder", source("b", NOWHERE), instead=("b.npz",)),
+        File("folder", source("c", NOWHERE), instead=("b.npz",)),
+        File("folder", source("d", NOWHERE), instead=("part/*.json",)),
     )
-    (tmp_path / "data" / "folder").mkdir(parents=True)
-    (tmp_path / "data" / "folder" / "a").write_bytes(b"")
-    (tmp_path / "data" / "b.npz").write_bytes(b"")
+    (tmp_path / "data" / "folder" / "part").mkdir(parents=True)
+    mine = [tmp_path / "data" / name for name in ("folder/a", "b.npz", "folder/part/x.json")]
+    for path in mine:
+        path.write_bytes(b"")
     assert status("data", "fetch", "made", "--data-dir", tmp_path / "data") == 0
-    mine = [tmp_path / "data" / "folder" / "a", tmp_path / "data" / "b.npz"]
     assert capsys.readouterr().out.split() == [str(path) for path in mine]
     assert not cache.exists()
 

@@ -305,6 +305,7 @@ def fetch_data(
     if not entry.files:
         how = "read from data.path" if entry.brought else "generated"
         print(f"{name}: nothing to fetch; it is {how}")
+    shown = set()
     for file in sorted(entry.files, key=lambda file: not file.source.folders):
         found = file.at_hand(data_dir)
         if found is None and file.use and not everything:
@@ -313,7 +314,9 @@ def fetch_data(
         kept = found is not None and found.is_relative_to(cache_folder())
         if found is None or (kept and file.source.folders):
             found = fetch(file.source, file.folder)
-        print(found)
+        if found not in shown:  # a file may serve in place of several
+            print(found)
+        shown.add(found)
 
 
 @data.command("describe")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.cifar import cifar_10, cifar_100
+from fedprox.datasets.emnist import emnist_l
 from fedprox.datasets.femnist import femnist
 from fedprox.datasets.huggingface import hugging_face
 from fedprox.datasets.leaf import leaf
@@ -23,6 +24,7 @@ __all__ = [
     "DATASETS",
     "cifar_10",
     "cifar_100",
+    "emnist_l",
     "femnist",
     "hugging_face",
     "leaf",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from fedprox.datasets import sources
 from fedprox.datasets.cifar import cifar_10, cifar_100
+from fedprox.datasets.emnist import emnist_l
 from fedprox.datasets.femnist import femnist
 from fedprox.datasets.huggingface import hugging_face
 from fedprox.datasets.leaf import leaf
@@ -32,8 +33,8 @@ class File(NamedTuple):
         folder: Its folder in the data folder, and in the cache.
         source: Its name, checksum and addresses.
         use: The options that need it, where the data set's defaults do not.
-        instead: Files that serve as well where they are in the data folder: patterns of names in
-            `folder` or at the top.
+        instead: Files that serve as well where they are in the data folder: names in `folder` or
+            at the top, or patterns of names in `folder`.
     """
 
     folder: str
@@ -48,9 +49,13 @@ class File(NamedTuple):
             InputError: The data folder does not exist.
         """
         home = sources.data_folder(data_dir)
-        places = (home / self.folder, home) if home else ()
-        found = (p for name in self.instead for place in places for p in sorted(place.glob(name)))
-        return next(found, None) or sources.at_hand(self.source, self.folder, data_dir)
+        if home is not None:
+            for name in self.instead:
+                fitting = (home / self.folder).glob(name)
+                found = sources.present(name, self.folder, data_dir) or next(fitting, None)
+                if found is not None:
+                    return found
+        return sources.at_hand(self.source, self.folder, data_dir)
 
 
 class DataSet(NamedTuple):
@@ -111,8 +116,16 @@ CATALOGUE: dict[str, DataSet] = {
         ("FedProx", "FedProx draft"),
         (
             File("emnist", sources.EMNIST, instead=("emnist_lowercase.npz",)),
-            File("femnist", sources.FEMNIST_WRITERS, "writers"),
+            *(
+                File("femnist", source, "writers", ("train/*.json", "femnist_300writers.npz"))
+                for source in sources.FEMNIST_SQLITE.values()
+            ),
         ),
+    ),
+    "emnist-l": DataSet(
+        emnist_l,
+        ("FedDyn",),
+        (File("emnist", sources.EMNIST, instead=("emnist_letters_a_to_j.npz",)),),
     ),
     "cifar-10": DataSet(
         cifar_10,
