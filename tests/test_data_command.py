@@ -398,6 +398,21 @@ def test_mnist_stands_beside_the_papers_table(data_dir: Path, tmp_path: Path, ca
     assert "McMahan et al. 2017, section 3 train 100 60,000 600 0 2 -" in printed
 
 
+@pytest.mark.parametrize(
+    ("options", "low", "high"),
+    [
+        ({"partition": "iid"}, 8, 8),  # Acar et al. 2021, Figure 3: 8 classes make 80 %
+        ({"partition": "dirichlet", "concentration": 0.6}, 4, 5.5),  # about 5
+        ({"partition": "dirichlet", "concentration": 0.3}, 2.5, 3.5),  # about 3
+    ],
+)
+def test_feddyns_federations_are_as_skewed_as_the_paper_says(
+    options: dict[str, Any], low: float, high: float, data_dir: Path
+) -> None:
+    found = statistics(datasets.mnist(**options, data_dir=data_dir), "train")
+    assert low <= found.most.mean() <= high
+
+
 def made(labels: list[list[int]], test: list[list[int]], classes: int) -> Federation:
     """A federation of given labels."""
 

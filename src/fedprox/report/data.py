@@ -126,7 +126,7 @@ def statistics(federation: Federation, which: Which) -> Statistics:
     Returns:
         Clients; samples n; the mean and the standard deviation of n_k; and for each client the
         number of classes that it holds, and the least number of classes that make 80 % of its
-        labels (Acar et al. 2021, appendix A.2), both of shape (clients,), 0 where labels are not
+        labels (Acar et al. 2021, Figure 3), both of shape (clients,), 0 where labels are not
         classes.
 
     >>> rows = np.zeros((4, 1))
