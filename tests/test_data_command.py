@@ -285,8 +285,7 @@ def test_every_data_set_is_described_and_has_a_name_for_experiments() -> None:
         assert datasets.DATASETS[name] is entry.load
         assert 10 < len(entry.what) < 100
     for name, partition in PAPERS:
-        if name in CATALOGUE and partition:
-            assert partition in CATALOGUE[name].partitions
+        assert (partition in CATALOGUE[name].partitions) if partition else name in CATALOGUE
     assert set(Partition.__args__) == set(PARTITIONS)  # type: ignore[attr-defined]
     assert CATALOGUE["leaf"].partitions == tuple(PARTITIONS)
     assert CATALOGUE["synthetic"].partitions == ()
