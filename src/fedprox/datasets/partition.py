@@ -492,9 +492,10 @@ def take(x: Features, labels: NDArray[np.generic], parts: list[Indices]) -> Rows
 
     Args:
         x: Features, shape (rows, ...).
-        labels: Labels, shape (rows,).
+        labels: Labels, shape (rows,): classes, or float32 where they are not.
         parts: Each client's rows.
     """
     order = np.concatenate(parts)
     offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
-    return Rows(x[order], labels[order].astype(np.int32), offsets.astype(np.int64))
+    y = labels[order] if labels.dtype.kind == "f" else labels[order].astype(np.int32)
+    return Rows(x[order], y, offsets.astype(np.int64))

@@ -77,27 +77,27 @@ PAPERS: dict[tuple[str, str], tuple[Paper, ...]] = {
     ("cifar-10", "dirichlet"): (_feddyn(500, None),),
     ("cifar-100", "iid"): (_feddyn(500, 100),),
     ("cifar-100", "dirichlet"): (_feddyn(500, None),),
-    ("shakespeare", "fedprox"): (
+    ("shakespeare", "roles"): (
         Paper(143, 517_106, 3_616, 6_808, None, _FEDPROX_TABLE),
         Paper(143, 517_706, 3_620, 4_115, None, _DRAFT_TABLE),
     ),
-    ("shakespeare", "feddyn"): (
+    ("shakespeare", "roles-2000"): (
         Paper(
             100, 200_000, 2_000, 0, None, _FEDDYN_TEXT, "train", "2,000 is the most a client has"
         ),
     ),
-    ("shakespeare", "fedavg"): (
+    ("shakespeare", "lines"): (
         Paper(
             *(1_146, 3_564_579, None, None, None, f"{FEDAVG}, section 3"),
             rows="train",
             note="samples are characters; the test lines have 870,014 more",
         ),
     ),
-    ("sent140", "users"): (
+    ("sent140", ""): (
         Paper(772, 40_783, 53, 32, None, _FEDPROX_TABLE),
         Paper(5_726, 215_829, 38, 19, None, _DRAFT_TABLE),
     ),
-    ("posts", "authors"): (
+    ("posts", ""): (
         Paper(
             *(500_000, 10_000_000, None, None, None, f"{FEDAVG}, section 3"),
             rows="train",
