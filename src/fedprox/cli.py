@@ -59,6 +59,7 @@ An experiment file, with every key:
   measure_gradients = true      # whether they measure gradient variance, B(w) and gamma
   seed = 0                      # or several: [0, 1, 2]
   target_accuracy = 0.8         # the table counts rounds to it
+  client_rows = 100             # rows of each client that are used at most; all if left out
 
 \b
   [data]

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from fedprox.algorithms import ALGORITHMS, Algorithm
 from fedprox.datasets import DATASETS
-from fedprox.errors import InputError, require
+from fedprox.errors import InputError, require, require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.models import MODELS
@@ -77,6 +77,8 @@ class Experiment(_Section):
         seed: Seed, or several.
         target_accuracy: Test accuracy that the table counts rounds to; where left out, the highest
             whole per cent that every method reaches.
+        client_rows: Training rows, and test rows, of each client that are used at most, chosen at
+            random; all where left out.
         data: Name of a data set and its options.
         model: Name of a model and its options.
         cohort: How a round's clients are chosen.
@@ -92,6 +94,7 @@ class Experiment(_Section):
     measure_gradients: bool = True
     seed: int | list[int] = 0
     target_accuracy: float | None = None
+    client_rows: int | None = None
     data: Table
     model: Table = Field(default_factory=lambda: {"name": "logistic"})
     cohort: CohortSection
@@ -180,6 +183,9 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     algorithms = [build() for build, _ in methods]
     make_model, model_table = _named(experiment.model, MODELS, "model")
     federation, data_table = load_data(experiment.data, data_dir)
+    if experiment.client_rows is not None:
+        require_whole("client_rows", experiment.client_rows)
+        federation = federation.sample(experiment.client_rows)
     table = experiment.model_dump(exclude_none=True)
     table |= {"data": data_table, "model": model_table, "method": [t for _, t in methods]}
     table["solver"]["optimizer_options"] = optimizer_table

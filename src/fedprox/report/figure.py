@@ -20,12 +20,20 @@ PANELS = (
 
 
 def figure(runs: Sequence[Run]) -> "Figure":
-    """Three panels with one line per method; bands span the least and greatest of its seeds."""
+    """A panel for each measure, a line for each method; bands span the extremes of its seeds.
+
+    Only what was measured is drawn: without gradients there is no panel of their variance.
+    """
     from matplotlib.figure import Figure  # here, since it is slow to import
 
-    drawn = Figure(figsize=(12, 3.8), layout="constrained")
-    axes = drawn.subplots(1, len(PANELS))
-    for axis, (name, title) in zip(axes, PANELS, strict=True):
+    panels = [
+        (name, title)
+        for name, title in PANELS
+        if any(math.isfinite(getattr(r, name)) for run in runs for r in run.history)
+    ] or PANELS[:1]
+    drawn = Figure(figsize=(4 * len(panels), 3.8), layout="constrained")
+    axes = drawn.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (name, title) in zip(axes, panels, strict=True):
         lowest, highest = math.inf, -math.inf
         for label, group in by_label(runs).items():
             length = min(len(run.history) for run in group)

@@ -103,10 +103,12 @@ def rounds_program(
     begin_all = over_lanes(
         jax.vmap(client.begin, in_axes=(0, 0, 0, None)), shape.lanes, (None, None, 0, 0)
     )
-    tick_all = over_lanes(
-        jax.vmap(client.tick, in_axes=(0, 0, 0, None, None, None, None, None)),
-        shape.lanes,
-        (0, None, None, 0, 0, 0, 0, 0),
+    gradient_all = over_lanes(
+        jax.vmap(client.gradient, in_axes=(0, None, None, None)), shape.lanes, (0, 0, 0, 0)
+    )
+    # a single lane keeps its axis here: only so does XLA step in place, without a copy of the model
+    tick_all = jax.vmap(
+        jax.vmap(client.tick, in_axes=(0, 0, 0, 0, None, None)), (0, None, None, 0, 0, 0)
     )
     search_all = over_lanes(
         jax.vmap(client.search, in_axes=(0, 0, 0, None, None, None, None, None)),
@@ -175,16 +177,10 @@ def rounds_program(
                 workers = search_all(workers, state, numbers, x, y, first, plan.size[i], active)
                 return workers, mean, local
             weights = real / plan.size[i][:, None].astype(jnp.float32)
-            workers = tick_all(
-                workers,
-                state,
-                numbers,
-                training_features(x, rows, None if plan.noise is None else plan.noise[i]),
-                read_all(y, rows),
-                weights,
-                plan.last[i],
-                None if plan.check is None else plan.check[i],
-            )
+            features = training_features(x, rows, None if plan.noise is None else plan.noise[i])
+            gradient = gradient_all(workers.params, features, read_all(y, rows), weights)
+            check = None if plan.check is None else plan.check[i]
+            workers = tick_all(workers, state, numbers, gradient, plan.last[i], check)
             return workers, mean, local
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
@@ -232,9 +228,9 @@ def rounds_program(
         steps = jax.tree.map(lambda s: s.sum(axis=0), local.steps)
         before = After(state, state if keep_local else None, local, steps)
         after = jax.lax.fori_loop(0, count, body, before)
-        taken = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), (after.local.steps, after.steps))
-        params = total(after.local.params) if keep_local else None
-        return After(after.state, after.posed, Local(params, taken[0]), taken[1])
+        # leaf by leaf, since a vector of all local models would be one more copy of them
+        local, steps = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), (after.local, after.steps))
+        return After(after.state, after.posed, local, steps)
 
     split: Any = PER_ROUND_AND_DEVICE
     specs = (
@@ -243,7 +239,7 @@ def rounds_program(
         None if algorithm.exchange is None else Exchange(split, REPLICATED, REPLICATED),
         REPLICATED,
     )
-    return spread(mesh, rounds, specs)
+    return spread(mesh, rounds, specs, donated=(0,))
 
 
 def of_round(plan: Plan, exchange: Exchange | None, r: jax.Array) -> tuple[Plan, Exchange | None]:

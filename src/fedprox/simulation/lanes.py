@@ -35,11 +35,21 @@ def shard(mesh: Mesh, tree: T) -> T:
     return jax.device_put(tree, NamedSharding(mesh, PER_DEVICE))
 
 
-def spread(mesh: Mesh, body: Callable[..., Any], in_specs: tuple[Any, ...]) -> Wrapped:
-    """`body` on every device with its part of the lanes; results must be equal on all."""
-    return jax.jit(
-        jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=REPLICATED, check_vma=False)
+def spread(
+    mesh: Mesh,
+    body: Callable[..., Any],
+    in_specs: tuple[Any, ...],
+    *,
+    donated: tuple[int, ...] = (),
+) -> Wrapped:
+    """`body` on every device with its part of the lanes; results must be equal on all.
+
+    Memory of the `donated` arguments is used for the results: the caller gives them up.
+    """
+    mapped = jax.shard_map(
+        body, mesh=mesh, in_specs=in_specs, out_specs=REPLICATED, check_vma=False
     )
+    return jax.jit(mapped, donate_argnums=donated)
 
 
 def total(tree: T) -> T:

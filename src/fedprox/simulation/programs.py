@@ -307,7 +307,8 @@ def compile_programs(
         compile_seconds=time.perf_counter() - begin,
         memory=memory.argument_size_in_bytes
         + memory.output_size_in_bytes
-        + memory.temp_size_in_bytes,
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes,
     )
 
 

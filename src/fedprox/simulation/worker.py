@@ -91,14 +91,23 @@ class Client(NamedTuple):
             None if self.solver.gamma is None else _not_done(gamma),
         )
 
+    def gradient(self, params: Params, x: jax.Array, y: jax.Array, weights: jax.Array) -> Params:
+        """The gradient of a tick's rows.
+
+        Args:
+            params: Where the client stands.
+            x: Features of the rows (B, ...).
+            y: Their labels.
+            weights: 1 / the mini-batch's size for rows that count, else 0, shape (B,).
+        """
+        return jax.grad(weighted_loss, argnums=1)(self.model, params, x, y, weights)
+
     def tick(
         self,
         worker: Worker,
         state: State,
         numbers: Scalars,
-        x: jax.Array,
-        y: jax.Array,
-        weights: jax.Array,
+        gradient: Params,
         last: jax.Array,
         check: jax.Array | None,
     ) -> Worker:
@@ -108,13 +117,10 @@ class Client(NamedTuple):
             worker: The client.
             state: The server's state.
             numbers: The algorithm's own numbers and the learning rate.
-            x: Features of the tick's rows (B, ...).
-            y: Their labels.
-            weights: 1 / the mini-batch's size for rows that count, else 0, shape (B,).
+            gradient: The gradient of the tick's rows.
             last: Whether the tick completes its mini-batch.
             check: Whether that is a check of the stop rule; None for a solver without checks.
         """
-        gradient = jax.grad(weighted_loss, argnums=1)(self.model, worker.params, x, y, weights)
         if self.accumulate:
             gradient = jax.tree.map(jnp.add, worker.gradient, gradient)
         problem = self.algorithm.subproblem(state, numbers, worker.own)
