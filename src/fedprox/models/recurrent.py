@@ -6,9 +6,9 @@ zero for a cell without peepholes (Gers and Schmidhuber 2000, "Recurrent nets th
     i = sigmoid(z_i + p_i c_{t-1})      f = sigmoid(z_f + p_f c_{t-1})      g = tanh(z_g)
     c_t = f c_{t-1} + i g               o = sigmoid(z_o + p_o c_t)          h_t = o tanh(c_t)
 
-Left to itself JAX adds up the gradient of W_h step by step, which rereads a matrix for each of 80
-symbols. Here the backward pass keeps dL/dz of all steps and forms every gradient of a weight by one
-matrix product after the loop; the input's product, forwards and backwards, is one for all steps too.
+Left to itself JAX adds up the gradient of W_h step by step and so rereads a matrix at each. Here
+the backward pass keeps dL/dz of all steps and forms every gradient of a weight by one matrix
+product after the loop; the input's product, forwards and backwards, is one for all steps too.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-Initializer = nnx.Initializer
+from fedprox.models.layers import Dense, torch_default
 
 
 class Embedding(nnx.Module):
@@ -33,12 +33,79 @@ class Embedding(nnx.Module):
         rngs: Random keys.
     """
 
-    def __init__(self, symbols: int, width: int, *, init: Initializer, rngs: nnx.Rngs) -> None:
+    def __init__(self, symbols: int, width: int, *, init: nnx.Initializer, rngs: nnx.Rngs) -> None:
         self.table = nnx.Param(init(rngs.params(), (symbols, width)))
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """(...) integers -> (..., d)."""
         return self.table[...][ids]
+
+
+class NextSymbol(nnx.Module):
+    """Embedding, layers of LSTM, and an output for each symbol: which comes next?
+
+    Args:
+        symbols: Number of symbols V.
+        width: Numbers of a symbol's vector.
+        units: Units of each layer.
+        layers: Number of layers.
+        every_position: Whether to predict what follows each position, or the last.
+        peepholes: As in `LSTM`.
+        initial: "glorot": everything as in TensorFlow, kernels and embedding uniform on
+            +-sqrt(6 / (rows + columns)), biases zero, and 1 added to the forget gates'. "torch":
+            embedding normal with variance 1, everything else uniform on +-1 / sqrt(units); torch
+            keeps two biases for each gate, and their sum begins as its sum would.
+        rngs: Random keys.
+    """
+
+    def __init__(
+        self,
+        symbols: int,
+        width: int,
+        units: int,
+        *,
+        layers: int,
+        every_position: bool,
+        peepholes: bool = False,
+        initial: str = "glorot",
+        rngs: nnx.Rngs,
+    ) -> None:
+        uniform = torch_default(units)
+
+        def sum_of_two(key: jax.Array, shape: Any, dtype: Any = jnp.float32) -> jax.Array:
+            return uniform(key, (2, *shape), dtype).sum(axis=0)
+
+        table = kernel = nnx.initializers.glorot_uniform()
+        bias = zeros = nnx.initializers.zeros
+        forget_bias, lstm_bias = 1.0, zeros
+        if initial == "torch":
+            table, kernel, bias = nnx.initializers.normal(1.0), uniform, uniform
+            forget_bias, lstm_bias = 0.0, sum_of_two
+        self.embedding = Embedding(symbols, width, init=table, rngs=rngs)
+        self.layers = nnx.List(
+            LSTM(
+                inputs,
+                units,
+                peepholes=peepholes,
+                forget_bias=forget_bias,
+                kernel_init=kernel,
+                bias_init=lstm_bias,
+                rngs=rngs,
+            )
+            for inputs in (width, *[units] * (layers - 1))
+        )
+        self.output = Dense(units, symbols, kernel_init=kernel, bias_init=bias, rngs=rngs)
+        self.every_position = every_position
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """(B, length) -> (B, V), or (B, length, V) for every position."""
+        steps = self.embedding(ids.T)
+        for layer in self.layers:
+            steps = layer(steps)
+        if not self.every_position:
+            return self.output(steps[-1])
+        steps = jnp.swapaxes(steps, 0, 1)
+        return self.output(steps.reshape(-1, steps.shape[-1])).reshape(*ids.shape, -1)
 
 
 class LSTM(nnx.Module):
@@ -65,8 +132,8 @@ class LSTM(nnx.Module):
         *,
         peepholes: bool = False,
         forget_bias: float = 1.0,
-        kernel_init: Initializer,
-        bias_init: Initializer = nnx.initializers.zeros,
+        kernel_init: nnx.Initializer,
+        bias_init: nnx.Initializer = nnx.initializers.zeros,
         rngs: nnx.Rngs,
     ) -> None:
         kernel = kernel_init(rngs.params(), (inputs + units, 4 * units))
