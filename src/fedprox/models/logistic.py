@@ -1,6 +1,5 @@
 """Multinomial logistic regression, the convex model of Li et al. 2020 (appendix C.1)."""
 
-import math
 from typing import Literal
 
 import jax
@@ -9,6 +8,7 @@ from flax import nnx
 from fedprox.errors import require
 from fedprox.federation import Federation
 from fedprox.model import Model
+from fedprox.models.inputs import class_count, feature_count
 from fedprox.models.layers import Dense
 
 
@@ -41,12 +41,10 @@ def logistic(federation: Federation, *, initial: Literal["glorot", "zeros"] = "g
     >>> sum(a.size for a in jax.tree.leaves(model.init(jax.random.key(0))))
     610
     """
-    require(federation.classes > 0, "model logistic: the labels must be classes, whole numbers")
+    classes, features = class_count("logistic", federation), feature_count(federation)
     require(
         initial in ("glorot", "zeros"),
         f'model.initial = {initial!r}; it must be "glorot" or "zeros"',
     )
     init = nnx.initializers.glorot_uniform() if initial == "glorot" else nnx.initializers.zeros
-    features = math.prod(federation.features.shape)
-    classes = federation.classes
     return Model.from_nnx(lambda rngs: Logistic(features, classes, kernel_init=init, rngs=rngs))

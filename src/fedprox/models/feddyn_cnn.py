@@ -1,0 +1,54 @@
+"""FedDyn's convolutional network for CIFAR-10 and CIFAR-100 (Acar et al. 2021, appendix A.1)."""
+
+import jax
+from flax import nnx
+
+from fedprox.federation import Federation
+from fedprox.model import Model
+from fedprox.models.inputs import class_count, image_shape
+from fedprox.models.layers import Conv, Dense, max_pool, torch_default
+
+
+class FedDynCNN(nnx.Module):
+    """Two 5x5 convolutions of 64 channels, each pooled 2x2, and layers of 384 and 192 units."""
+
+    def __init__(self, classes: int, *, rngs: nnx.Rngs) -> None:
+        def conv(inputs: int) -> Conv:
+            init = torch_default(25 * inputs)
+            return Conv(inputs, 64, 5, kernel_init=init, bias_init=init, rngs=rngs)
+
+        def dense(inputs: int, outputs: int) -> Dense:
+            init = torch_default(inputs)
+            return Dense(inputs, outputs, kernel_init=init, bias_init=init, rngs=rngs)
+
+        self.conv1, self.conv2 = conv(3), conv(64)
+        self.dense1, self.dense2, self.dense3 = (
+            dense(1600, 384),
+            dense(384, 192),
+            dense(192, classes),
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, 32, 32, 3) -> (B, classes)."""
+        x = nnx.relu(self.conv1(x, max_pool))
+        x = nnx.relu(self.conv2(x, max_pool))
+        x = nnx.relu(self.dense1(x.reshape(len(x), -1)))
+        x = nnx.relu(self.dense2(x))
+        return self.dense3(x)
+
+
+def feddyn_cnn(federation: Federation) -> Model:
+    """FedDyn's CNN for 32x32 images: 797,962 parameters for ten classes, 815,332 for a hundred.
+
+    The paper writes 394 units, but states this count, which needs 384, as its code has. Kernels and
+    biases begin uniform on +-1 / sqrt(inputs of a unit), torch's default, as there.
+
+    Args:
+        federation: Features 32 x 32 x 3, and any number of classes.
+
+    Raises:
+        InputError: The features are not such images, or the labels are not classes.
+    """
+    classes = class_count("feddyn_cnn", federation)
+    image_shape("feddyn_cnn", federation, needed=(32, 32, 3))
+    return Model.from_nnx(lambda rngs: FedDynCNN(classes, rngs=rngs))
