@@ -381,8 +381,8 @@ _put.defvjp(
 def local_response_normalisation(x: jax.Array) -> jax.Array:
     """Scale x by (1 + alpha sum of x^2 over the channels at most 4 away)^-0.75.
 
-    Here alpha = 0.001 / 9. Krizhevsky et al. 2012, section 3.3, with the numbers of TensorFlow's CIFAR tutorial. The sum
-    over neighbours is a product with a band matrix.
+    Here alpha = 0.001 / 9. Krizhevsky et al. 2012, section 3.3, with the numbers of TensorFlow's
+    CIFAR tutorial. The sum over neighbours is a product with a band matrix.
     """
     channels = jnp.arange(x.shape[-1])
     near = (jnp.abs(channels[:, None] - channels) <= 4).astype(x.dtype)
