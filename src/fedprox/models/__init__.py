@@ -3,20 +3,40 @@
 from collections.abc import Callable
 
 from fedprox.model import Model
+from fedprox.models.char_lstm import char_lstm
+from fedprox.models.char_lstm_fedavg import char_lstm_fedavg
 from fedprox.models.cifar_cnn import cifar_cnn
 from fedprox.models.feddyn_cnn import feddyn_cnn
 from fedprox.models.logistic import logistic
 from fedprox.models.mlp import mlp
 from fedprox.models.mnist_cnn import mnist_cnn
 from fedprox.models.resnet18 import resnet18
+from fedprox.models.sentiment_lstm import sentiment_lstm
+from fedprox.models.word_lstm import word_lstm
 
 MODELS: dict[str, Callable[..., Model]] = {
+    "char_lstm": char_lstm,
+    "char_lstm_fedavg": char_lstm_fedavg,
     "cifar_cnn": cifar_cnn,
     "feddyn_cnn": feddyn_cnn,
     "logistic": logistic,
     "mlp": mlp,
     "mnist_cnn": mnist_cnn,
     "resnet18": resnet18,
+    "sentiment_lstm": sentiment_lstm,
+    "word_lstm": word_lstm,
 }
 
-__all__ = ["MODELS", "cifar_cnn", "feddyn_cnn", "logistic", "mlp", "mnist_cnn", "resnet18"]
+__all__ = [
+    "MODELS",
+    "char_lstm",
+    "char_lstm_fedavg",
+    "cifar_cnn",
+    "feddyn_cnn",
+    "logistic",
+    "mlp",
+    "mnist_cnn",
+    "resnet18",
+    "sentiment_lstm",
+    "word_lstm",
+]

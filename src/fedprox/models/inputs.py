@@ -1,9 +1,12 @@
-"""What a model asks of a federation: classes, and images of the right shape."""
+"""What a model asks of a federation: classes, images of the right shape, sequences of symbols."""
 
 import math
 
+import numpy as np
+
 from fedprox.errors import require
-from fedprox.federation import Federation
+from fedprox.features import Windows
+from fedprox.federation import Federation, Rows
 
 
 def class_count(model: str, federation: Federation) -> int:
@@ -43,3 +46,60 @@ def image_shape(
         f"it takes images of {size}",
     )
     return height, width, channels
+
+
+def symbol_count(model: str, federation: Federation, *, every_position: bool) -> int:
+    """How many symbols there are, where a model reads symbols and predicts the next.
+
+    Args:
+        model: For the message.
+        federation: Its features are sequences of symbols 0, ..., C - 1, its classes the C symbols.
+        every_position: Whether each position has a label, or each sequence.
+
+    Raises:
+        InputError: The features are no sequences of symbols, or have symbols that are no class, or
+            the labels are not as asked.
+    """
+    symbols = class_count(model, federation)
+    length = sequence_length(model, federation)
+    for rows in (federation.train, federation.test):
+        greatest = greatest_symbol(model, rows)
+        require(
+            greatest < symbols,
+            f"model {model}: symbol {greatest} among the features; with {symbols} classes they are "
+            f"0 to {symbols - 1}",
+        )
+        needed = (length,) if every_position else ()
+        require(
+            rows.y.shape[1:] == needed,
+            f"model {model}: labels of shape {rows.y.shape}; it takes one label for each "
+            + (f"of {length} positions" if every_position else "sequence"),
+        )
+    return symbols
+
+
+def sequence_length(model: str, federation: Federation) -> int:
+    """Length of the sequences of symbols that the features are.
+
+    Raises:
+        InputError: They are no integers, or of another shape than (length,).
+    """
+    features = federation.features
+    require(
+        np.issubdtype(features.dtype, np.integer) and len(features.shape) == 1,
+        f"model {model}: features of type {features.dtype} and shape {features.shape}; it takes "
+        "sequences of symbols, integers of shape (length,)",
+    )
+    return features.shape[0]
+
+
+def greatest_symbol(model: str, rows: Rows) -> int:
+    """The greatest symbol among the features of some rows; 0 where there are none.
+
+    Raises:
+        InputError: A symbol is negative.
+    """
+    symbols = rows.x.text if isinstance(rows.x, Windows) else np.asarray(rows.x)
+    least = int(symbols.min(initial=0))
+    require(least >= 0, f"model {model}: symbol {least} among the features; they count from 0")
+    return int(symbols.max(initial=0))
