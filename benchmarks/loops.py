@@ -83,8 +83,8 @@ def numpy_loop(setting: Setting) -> Timing:
     federation, batch = setting.federation, setting.solver.batch_size
     assert isinstance(batch, int)
     train, test = federation.train, federation.test
-    x = train.x.reshape(len(train), -1)
-    test_x = test.x.reshape(len(test), -1)
+    x = np.asarray(train.x).reshape(len(train), -1)
+    test_x = np.asarray(test.x).reshape(len(test), -1)
     one_hot = np.eye(federation.classes, dtype=np.float32)[train.y]
     bounds = train.offsets.tolist()
     clients = [slice(*pair) for pair in itertools.pairwise(bounds)]
@@ -157,9 +157,9 @@ def torch_loop(setting: Setting) -> Timing:
     federation, batch = setting.federation, setting.solver.batch_size
     assert isinstance(batch, int)
     train, test = federation.train, federation.test
-    x = torch.from_numpy(np.array(train.x.reshape(len(train), -1)))
+    x = torch.from_numpy(np.array(train.x).reshape(len(train), -1))
     y = torch.from_numpy(train.y.astype(np.int64))
-    test_x = torch.from_numpy(np.array(test.x.reshape(len(test), -1)))
+    test_x = torch.from_numpy(np.array(test.x).reshape(len(test), -1))
     test_y = torch.from_numpy(test.y.astype(np.int64))
     clients = [slice(*pair) for pair in itertools.pairwise(train.offsets.tolist())]
     share = torch.from_numpy(federation.shares.astype(np.float32))

@@ -1,6 +1,7 @@
 """Every test runs with two CPU devices, so that lanes are really spread over a mesh."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -10,6 +11,14 @@ from hypothesis import settings
 jax.config.update("jax_num_cpu_devices", 2)
 settings.register_profile("fedprox", deadline=None, derandomize=True)
 settings.load_profile("fedprox")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing that a test prepares goes to the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDPROX_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

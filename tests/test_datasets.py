@@ -144,7 +144,7 @@ def test_mnist_of_mcmahan_has_600_images_each_and_the_official_test_set(
     federation = datasets.mnist(kind, data_dir=data_dir)
     assert (federation.train.sizes == 600).all()
     assert len(federation.test) == 10_000
-    assert federation.train.x.max() == 1
+    assert np.asarray(federation.train.x).max() == 1
     labels = [len(np.unique(federation.train.client(k)[1])) for k in range(100)]
     if kind == "iid":
         assert min(labels) == 10
@@ -152,6 +152,107 @@ def test_mnist_of_mcmahan_has_600_images_each_and_the_official_test_set(
         # shards of 300 sorted images: two digits, and a third or fourth at class boundaries
         assert np.median(labels) == 2
         assert max(labels) <= 4
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3])
+def test_mnist_of_acar_has_their_sizes_mixes_and_the_official_test_set(
+    spread: float, data_dir: Path
+) -> None:
+    federation = datasets.mnist("dirichlet", size_spread=spread, data_dir=data_dir)
+    sizes = federation.train.sizes
+    assert (len(federation), sizes.sum(), len(federation.test)) == (100, 60_000, 10_000)
+    assert np.log(sizes).std() == pytest.approx(spread, abs=0.06)
+    pixels = np.asarray(federation.train.x)
+    assert pixels.mean() == pytest.approx(0, abs=0.001)
+    assert pixels.std() == pytest.approx(1, abs=0.001)
+    counts, tests = (
+        np.array([np.bincount(rows.client(k)[1], minlength=10) for k in range(100)])
+        for rows in (federation.train, federation.test)
+    )
+    np.testing.assert_allclose(tests, counts * tests.sum(axis=0) / counts.sum(axis=0), atol=1)
+
+
+def test_mnist_by_writer(data_dir: Path) -> None:
+    if not (data_dir / "mnist" / "qmnist-train-labels-idx2-int.gz").is_file():
+        pytest.skip("no QMNIST labels: put them in mnist/ of FEDPROX_DATA")
+    federation = datasets.mnist("writers", data_dir=data_dir)
+    sizes = federation.train.sizes + federation.test.sizes
+    assert sizes.sum() == 70_000
+    assert len(federation) == 539 + 297
+    assert np.mean(federation.train.sizes / sizes) == pytest.approx(0.8, abs=0.01)
+    # nearly everyone wrote nearly every digit
+    assert np.mean([len(set(federation.train.client(k)[1])) for k in range(836)]) > 9
+
+
+def idx_of(array: Any) -> bytes:
+    kind, stored = {"u": (8, "u1"), "i": (12, ">i4")}[array.dtype.kind]
+    return idx(array.shape, array.astype(stored).tobytes(), kind)
+
+
+def small_mnist(folder: Path, writers: Any = None) -> None:
+    """Three clients' worth of training images and as many test images, unpacked."""
+    folder.mkdir(parents=True, exist_ok=True)
+    labels = np.arange(30, dtype=np.uint8) % 3
+    for part in ("train", "t10k"):
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(idx_of(labels))
+        images = np.repeat(labels, 784).reshape(30, 28, 28) * np.uint8(100)
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(idx_of(images))
+    table = np.zeros((40, 8), np.int32)
+    table[:, 0] = np.arange(40) % 30 % 3
+    table[:, 2] = 5 + np.arange(40) % 4
+    for part, rows in (("train", table[:30]), ("test", table)):
+        content = rows if writers is None else writers(rows)
+        (folder / f"qmnist-{part}-labels-idx2-int").write_bytes(idx_of(content))
+
+
+def test_mnist_by_writer_of_a_small_set(tmp_path: Path) -> None:
+    small_mnist(tmp_path / "mnist")
+    federation = datasets.mnist("writers", pixels="standardised", data_dir=tmp_path)
+    assert federation.names == ("5", "6", "7", "8")
+    sizes = federation.train.sizes + federation.test.sizes
+    assert sizes.tolist() == [16, 16, 14, 14]
+    for k in range(4):
+        x, y = federation.train.client(k)
+        expected = (y * 100 / 255 - 0.1307) / 0.3081
+        np.testing.assert_allclose(np.asarray(x)[:, 3, 4], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows[:, :7], r"qmnist-train-.*needs 8 numbers for each image"),
+        (lambda rows: rows[:10], "QMNIST's labels are not those of MNIST's 60 images"),
+        (lambda rows: rows + 1, "QMNIST's labels are not those of MNIST's 60 images"),
+        (lambda rows: rows.astype(np.uint8), "not an idx file of 32-bit numbers"),
+    ],
+)
+def test_labels_of_writers_that_do_not_fit_are_refused(
+    change: Any, message: str, tmp_path: Path
+) -> None:
+    small_mnist(tmp_path / "mnist", change)
+    with pytest.raises(InputError, match=message):
+        datasets.mnist("writers", data_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"partition": "x"}, r"data\.partition = 'x'; it must be one of power-law, iid"),
+        (
+            {"partition": "iid", "train_share": 0.9},
+            r"data\.train_share = 0\.9; it belongs to partition power-law or writers, not 'iid'",
+        ),
+        ({"partition": "shards", "size_spread": 0.3}, r"data\.size_spread = 0\.3; it belongs to"),
+        ({"pixels": "unit"}, r"data\.pixels = unit; it belongs to partition iid or shards or"),
+        ({"partition": "iid", "pixels": "x"}, r"data\.pixels = 'x'; it must be one of unit"),
+        ({"partition": "writers", "clients": 5}, r"data\.clients = 5; it belongs to"),
+        ({"partition": "iid", "clients": 31}, r"data\.clients = 31; it must be from 1 to 30"),
+    ],
+)
+def test_mnist_refuses_bad_options(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    small_mnist(tmp_path / "mnist")
+    with pytest.raises(InputError, match=message):
+        datasets.mnist(data_dir=tmp_path, **options)
 
 
 def test_a_data_folder_without_the_files_names_the_first_one(tmp_path: Path) -> None:

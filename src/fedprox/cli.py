@@ -1,9 +1,9 @@
-"""The command line: `fedprox run`, `diagnose`, `report` and `reproduce`."""
+"""The command line: `fedprox run`, `diagnose`, `report`, `reproduce` and `data`."""
 
 import math
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import jax
 import typer
@@ -22,12 +22,23 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from fedprox.datasets.sources import cache_folder
+from fedprox.datasets.catalogue import CATALOGUE
+from fedprox.datasets.sources import cache_folder, fetch
 from fedprox.diagnose import diagnose as find_out
 from fedprox.errors import InputError, require
-from fedprox.experiment import Experiment, Resolved, read_experiment, resolve, train
+from fedprox.experiment import (
+    Experiment,
+    Resolved,
+    apply_setting,
+    choices,
+    load_data,
+    read_experiment,
+    resolve,
+    train,
+)
+from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
-from fedprox.report.directory import RunDirectory, write_clients
+from fedprox.report.directory import RunDirectory, write_clients, write_figure
 from fedprox.report.page import write_report
 from fedprox.report.table import table, unsolved
 from fedprox.reproduce import ITEMS, select
@@ -68,7 +79,9 @@ An experiment file, with every key:
                                 # mnist: partition, clients, train_share, seed
                                 # femnist: partition, classes_per_client, clients, overlap,
                                 # train_share, seed
-                                # leaf: path, classes
+                                # leaf: path, classes, partition, clients, classes_per_client,
+                                # concentration, seed
+                                # hugging-face: path, features, label, client or partition, ...
 \b
   [model]
   name = "logistic"             # initial = "glorot" or "zeros"
@@ -210,7 +223,7 @@ def _prepare(
     file: Path, settings: list[str] | None, data_dir: Path | None
 ) -> tuple[Console, Experiment, Resolved]:
     """Read an experiment file and load its data, with JAX set up for it."""
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = _console()
     experiment = read_experiment(file, settings or ())
     use_cpu_devices(experiment.cohort.clients_per_round)
     use_compilation_cache(cache_folder() / "xla")
@@ -239,7 +252,7 @@ def reproduce_items(
     data_dir: DataDir = None,
 ) -> None:
     """Run the items that a name stands for."""
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = _console()
     if name is None:
         console.print(_listing())
         return
@@ -260,6 +273,88 @@ def reproduce_items(
             text = reproduce(key, item, SCALES[scale], folder, data_dir, show)
         console.print(f"\n{text}", markup=False, soft_wrap=True, highlight=False)
         console.print(f"{folder / key}: table.md and what it is made from\n")
+
+
+data = typer.Typer(help="The data sets: list them, fetch their files, describe their clients.")
+app.add_typer(data, name="data")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set that `data list` names.")]
+
+
+@data.command("list")
+def list_data(data_dir: DataDir = None) -> None:
+    """List all data sets: what they are, who used them, and where they are or come from."""
+    _console().print(catalogue_table(data_dir))
+
+
+@data.command("fetch")
+def fetch_data(
+    name: Name,
+    data_dir: DataDir = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also files that only some options need.")
+    ] = False,
+) -> None:
+    """Download a data set's files into the cache, or say where they are already.
+
+    Each is checked against its checksum where one is known. A file that is in the data folder is
+    not downloaded.
+    """
+    require(name in CATALOGUE, f"{name!r} is not a data set; {choices(name, CATALOGUE)}")
+    entry = CATALOGUE[name]
+    if not entry.files:
+        how = "read from data.path" if entry.brought else "generated"
+        print(f"{name}: nothing to fetch; it is {how}")
+    shown = set()
+    for file in sorted(entry.files, key=lambda file: not file.source.folders):
+        found = file.at_hand(data_dir)
+        if found is None and file.use and not everything:
+            print(f"{file.source.name}: not fetched, for {file.use} alone; --all fetches it too")
+            continue
+        kept = found is not None and found.is_relative_to(cache_folder())
+        if found is None or (kept and file.source.folders):
+            found = fetch(file.source, file.folder)
+        if found not in shown:  # a file may serve in place of several
+            print(found)
+        shown.add(found)
+
+
+@data.command("describe")
+def describe_data(
+    name: Name,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option, as in [data] of an experiment file: partition=iid. Repeatable.",
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the figure. [default: runs/NAME-data]")
+    ] = None,
+) -> None:
+    """Set a data set's statistics beside the paper's, and draw its clients' sizes and labels."""
+    console = _console()
+    table: dict[str, Any] = {}
+    for setting in settings or ():
+        apply_setting(table, setting)
+    require("name" not in table, f"--set name={table.get('name')}: the name is {name!r} already")
+    with console.status("loading the data"):
+        federation, table = load_data({"name": name, **table}, data_dir)
+        options = ", ".join(f"{k} = {v}" for k, v in table.items() if k != "name")
+        drawn = data_figure(federation, f"{name}: {options}")
+    folder = out or Path("runs") / f"{name}-data"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_figure(folder, drawn, "data")
+    console.print(f"{name}: {options}\n", markup=False, highlight=False)
+    console.print(statistics_table(federation, name, table.get("partition", "")))
+    console.print(f"\n{folder}: data.png, data.svg", highlight=False, soft_wrap=True)
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 120)
 
 
 def _listing() -> Table:
@@ -326,7 +421,8 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}")
     if status == INTERRUPTED:
-        _fail("interrupted; metrics.jsonl holds the rounds evaluated so far", INTERRUPTED)
+        kept = "; metrics.jsonl holds the rounds evaluated so far" if "run" in sys.argv[1:2] else ""
+        _fail(f"interrupted{kept}", INTERRUPTED)
     raise SystemExit(status or 0)
 
 

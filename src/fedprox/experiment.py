@@ -144,7 +144,7 @@ def read_experiment(path: Path, settings: Sequence[str] = ()) -> Experiment:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{path}: not a TOML file: {error}") from None
     for setting in settings:
-        _apply(table, setting)
+        apply_setting(table, setting)
     return parse(str(path), table)
 
 
@@ -230,14 +230,14 @@ def train(
 def _optimizer(section: SolverSection) -> tuple[Callable[..., Any], Table]:
     name = section.optimizer
     if name not in OPTIMIZERS:
-        raise InputError(f"solver.optimizer = {name!r}; {_choices(name, OPTIMIZERS)}")
+        raise InputError(f"solver.optimizer = {name!r}; {choices(name, OPTIMIZERS)}")
     function, options = OPTIMIZERS[name], section.optimizer_options
     defaults = {key: p.default for key, p in inspect.signature(function).parameters.items()}
     allowed = set(defaults) - {"learning_rate", "linesearch"}
     for key in options:
         if key not in allowed:
             raise InputError(
-                f"solver.optimizer_options: unknown key {key!r}; {_choices(key, sorted(allowed))}"
+                f"solver.optimizer_options: unknown key {key!r}; {choices(key, sorted(allowed))}"
             )
         require(
             not isinstance(defaults[key], bool) or isinstance(options[key], bool),
@@ -260,10 +260,10 @@ def _named(
 
     Its allowed keys and their types are those of the function's signature.
     """
-    require("name" in table, f"{where}: the key 'name' is missing; {_choices('', catalogue)}")
+    require("name" in table, f"{where}: the key 'name' is missing; {choices('', catalogue)}")
     name = table["name"]
     if not isinstance(name, str) or name not in catalogue:
-        raise InputError(f"{where}.name = {name!r}; {_choices(str(name), catalogue)}")
+        raise InputError(f"{where}.name = {name!r}; {choices(str(name), catalogue)}")
     function = catalogue[name]
     fields: dict[str, Any] = {
         key: (
@@ -283,7 +283,12 @@ def _named(
     return functools.partial(function, **options), {"name": name, **shown}
 
 
-def _apply(table: Table, setting: str) -> None:
+def apply_setting(table: Table, setting: str) -> None:
+    """Change a table by "KEY=VALUE"; see `read_experiment`.
+
+    Raises:
+        InputError: It is not of that form, or the key leads nowhere.
+    """
     key, equals, text = setting.partition("=")
     require(equals and key.strip(), f"--set {setting}: it must be KEY=VALUE")
     try:
@@ -315,7 +320,8 @@ def _index(place: Table | list[Any], name: str, setting: str) -> Any:
     return int(name)
 
 
-def _choices(given: str, allowed: Mapping[str, Any] | Sequence[str]) -> str:
+def choices(given: str, allowed: Mapping[str, Any] | Sequence[str]) -> str:
+    """What is allowed, after the nearest to what was given if there is one near."""
     near = difflib.get_close_matches(given, list(allowed), 1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{hint}allowed: {', '.join(allowed) or 'no more keys'}"
@@ -336,7 +342,7 @@ def _explain(error: ValidationError, schema: type[BaseModel], where: str = "") -
             schema, keys = inner, list(inner.model_fields)
     section, last = ".".join(parents[:-1]) or "the file", parents[-1]
     if first["type"] == "extra_forbidden":
-        return f"{section}: unknown key {last!r}; {_choices(last, keys)}"
+        return f"{section}: unknown key {last!r}; {choices(last, keys)}"
     if first["type"] == "missing":
         return f"{section}: the key {last!r} is missing"
     return f"{'.'.join(parents)} = {first['input']!r}: {first['msg']}"

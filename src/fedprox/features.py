@@ -42,7 +42,7 @@ class _Kept:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         del copy  # features are looked up, so always fresh
-        return np.asarray(jax.jit(self.look_up)(self.index), dtype)
+        return np.asarray(_all_features(self), dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -58,6 +58,11 @@ class _Kept:
     def dtype(self) -> np.dtype[Any]:
         """Type of the features."""
         return np.dtype(_looked_up(self).dtype)
+
+
+@jax.jit
+def _all_features(kept: _Kept) -> jax.Array:
+    return kept.look_up(kept.index)
 
 
 def _looked_up(kept: _Kept) -> jax.ShapeDtypeStruct:

@@ -2,18 +2,36 @@
 
 from collections.abc import Callable
 
+from fedprox.datasets.catalogue import CATALOGUE
+from fedprox.datasets.cifar import cifar_10, cifar_100
+from fedprox.datasets.emnist import emnist_l
 from fedprox.datasets.femnist import femnist
+from fedprox.datasets.huggingface import hugging_face
 from fedprox.datasets.leaf import leaf
 from fedprox.datasets.mnist import mnist
+from fedprox.datasets.posts import posts
+from fedprox.datasets.sent140 import sent140
+from fedprox.datasets.shakespeare import shakespeare
 from fedprox.datasets.synthetic import synthetic, synthetic_feddyn
 from fedprox.federation import Federation
 
 DATASETS: dict[str, Callable[..., Federation]] = {
-    "synthetic": synthetic,
-    "synthetic-feddyn": synthetic_feddyn,
-    "mnist": mnist,
-    "femnist": femnist,
-    "leaf": leaf,
+    name: entry.load for name, entry in CATALOGUE.items()
 }
 
-__all__ = ["DATASETS", "femnist", "leaf", "mnist", "synthetic", "synthetic_feddyn"]
+__all__ = [
+    "CATALOGUE",
+    "DATASETS",
+    "cifar_10",
+    "cifar_100",
+    "emnist_l",
+    "femnist",
+    "hugging_face",
+    "leaf",
+    "mnist",
+    "posts",
+    "sent140",
+    "shakespeare",
+    "synthetic",
+    "synthetic_feddyn",
+]

@@ -1,23 +1,31 @@
 """Federated EMNIST: handwritten letters (Cohen et al. 2017) and writers (Caldas et al. 2018)."""
 
-import zipfile
+import sqlite3
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
-from fedprox.datasets.mnist import parse_idx
-from fedprox.datasets.sources import EMNIST, FEMNIST_WRITERS, find, present
-from fedprox.errors import InputError, require, require_one_of
-from fedprox.federation import Federation
+from fedprox.datasets.cache import Arrays, prepared
+from fedprox.datasets.emnist import check, lower_case, npz
+from fedprox.datasets.leaf import leaf
+from fedprox.datasets.mnist import unit
+from fedprox.datasets.sources import FEMNIST_SQLITE, FEMNIST_WRITERS, data_folder, find, present
+from fedprox.errors import InputError, require, require_one_of, require_whole
+from fedprox.features import Prepared
+from fedprox.federation import Federation, Rows
+from fedprox.streams import Purpose, generator
 
-Images = NDArray[np.uint8]
+Writer = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+"""A writer's images and labels."""
 
-LOWER_CASE = 36
-"""EMNIST ByClass's and LEAF's label of "a": ten digits and 26 capitals come before it."""
+Writers = list[Writer]
 
 
 def femnist(
@@ -44,20 +52,23 @@ def femnist(
             the letters a to z over 200 clients, 20 classes each (its early draft, EMNIST*); the
             draft does not say how sizes are drawn, so they are log-normal with its mean 395 and
             standard deviation 873. "writers": 62 classes, a client for each writer, with the
-            file's own test rows (LEAF; the draft's EMNIST has 900 writers, the file 300).
+            files' own test rows (LEAF; the draft's EMNIST has 900 writers and does not say which).
         classes_per_client: Of the letters only: not the paper's number. The authors' code for
             "letters" has 3.
-        clients: Of the letters only: number of clients where not 200.
+        clients: Of the letters: number of clients where not 200. Of the writers: so many of them,
+            chosen at random; all where left out.
         overlap: Of the letters only: a mistake of the authors' generator, by which all clients
             with a class hold the same images of it; see `partition.rotating_classes`.
         train_share: Of the letters only: 0.8 by the paper (appendix C.2) where left out.
-        seed: Seed of the letters' partition.
-        data_dir: Folder with `emnist/emnist_lowercase.npz` or EMNIST's `emnist/gzip.zip` for the
-            letters, or `femnist/femnist_300writers.npz` for the writers; else `FEDPROX_DATA`;
-            else EMNIST is downloaded once. `emnist_lowercase.npz` holds the test part of ByClass
-            alone, 11,916 images of a to j and 27,059 in all: fewer than the papers' 18,345 and
-            79,059, so where a class runs out, what there is is divided in proportion to what was
-            asked. No image goes to two clients. With `gzip.zip` there are enough.
+        seed: Seed of the letters' partition, or of the choice of writers.
+        data_dir: Folder with the files; else `FEDPROX_DATA`; else they are downloaded once. For the
+            letters EMNIST's `emnist/gzip.zip`, or `emnist/emnist_lowercase.npz`, which holds the
+            test part of ByClass alone, 11,916 images of a to j and 27,059 in all: fewer than the
+            papers' 18,345 and 79,059, so where a class runs out, what there is is divided in
+            proportion to what was asked. No image goes to two clients. With `gzip.zip` there are
+            enough. For the writers one of these, in `femnist/`: FedJAX's
+            `federated_emnist_train.sqlite` and `federated_emnist_test.sqlite` (3,400 writers);
+            LEAF's folders `train/` and `test/` of JSON; or `femnist_300writers.npz` (300).
 
     Raises:
         InputError: A file is missing or broken, or an argument is out of range.
@@ -67,20 +78,19 @@ def femnist(
     if partition == "writers":
         given = {
             "classes_per_client": classes_per_client,
-            "clients": clients,
             "overlap": overlap or None,
             "train_share": train_share,
         }
         for name, value in given.items():
             require(
                 value is None,
-                f'data.{name} = {value}; partition "writers" is divided by its file',
+                f'data.{name} = {value}; partition "writers" is divided by its files',
             )
-        return _writers(find(FEMNIST_WRITERS, "femnist", data_dir))
+        return _writers(clients, seed, data_dir)
     letters, each, mean, deviation = (
         (10, 5, 4.0, 1.0) if partition == "letters" else (26, 20, 5.07, 1.34)
     )
-    images, labels = _lower_case(data_dir)
+    images, labels = lower_case(data_dir)
     chosen = labels < letters
     images, labels = images[chosen], labels[chosen]
     parts = partitions.rotating_classes(
@@ -93,62 +103,166 @@ def femnist(
         seed=seed,
     )
     share = 0.8 if train_share is None else train_share
-    pairs = [
-        [(_dark_on_white(images[rows]), labels[rows]) for rows in part]
+    train, test = (
+        partitions.take(Prepared(images, dark_on_white), labels, part)
         for part in partitions.split(parts, train_share=share, seed=seed)
-    ]
-    return Federation.from_arrays(*pairs, classes=letters)
-
-
-def _dark_on_white(images: Images) -> NDArray[np.float32]:
-    """Pixels in [0, 1] of white on black bytes, turned round."""
-    return np.float32(1 / 255) * (255 - images).astype(np.float32)
-
-
-def _lower_case(data_dir: str | Path | None) -> tuple[Images, NDArray[np.int64]]:
-    """EMNIST's lower-case letters, upright and white on black, with labels 0 to 25."""
-    packed = present("emnist_lowercase.npz", "emnist", data_dir)
-    if packed is None:
-        return _by_class(find(EMNIST, "emnist", data_dir))
-    images, labels = _arrays(packed, "images", "labels")
-    _check(packed, images, labels, 26)
-    return images.astype(np.uint8), labels.astype(np.int64)
-
-
-def _by_class(path: Path) -> tuple[Images, NDArray[np.int64]]:
-    """The lower-case letters of both parts of ByClass, from EMNIST's archive.
-
-    It keeps images as columns of rows: transposed.
-    """
-    images, labels = [], []
-    for part in ("train", "test"):
-        x, y = (
-            parse_idx(*_member(path, f"emnist-byclass-{part}-{kind}-ubyte.gz"))
-            for kind in ("images-idx3", "labels-idx1")
-        )
-        _check(path, x, y, 62)
-        chosen = y >= LOWER_CASE
-        images.append(x[chosen].transpose(0, 2, 1))
-        labels.append(y[chosen].astype(np.int64) - LOWER_CASE)
-    return np.concatenate(images), np.concatenate(labels)
-
-
-def _member(path: Path, name: str) -> tuple[bytes, str]:
-    """A file of an archive, and what to call it."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            found = next((n for n in archive.namelist() if n.rsplit("/")[-1] == name), None)
-            require(found, f"{path}: not EMNIST's archive: {name} is missing")
-            return archive.read(str(found)), f"{path}/{name}"
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
-
-
-def _writers(path: Path) -> Federation:
-    x, labels, writer, part, names = _arrays(
-        path, "images", "labels", "writer", "split", "writer_ids"
     )
-    _check(path, x, labels, 62)
+    return Federation(train, test, letters, tuple(map(str, range(len(parts)))))
+
+
+def dark_on_white(raw: jax.Array) -> jax.Array:
+    """Pixels in [0, 1] of white on black bytes, turned round."""
+    return np.float32(1 / 255) * (255 - raw).astype(jnp.float32)
+
+
+def _writers(clients: int | None, seed: int, data_dir: str | Path | None) -> Federation:
+    """A client for each writer, or for each of so many, chosen at random and kept in order."""
+    arrays = _by_writer(data_dir)
+    names = arrays["names"].view(f"S{arrays['names'].shape[1]}").ravel()
+    train, test = (
+        Rows(
+            Prepared(arrays[f"{part}_x"], unit),
+            arrays[f"{part}_y"].astype(np.int32),
+            arrays[f"{part}_offsets"],
+        )
+        for part in ("train", "test")
+    )
+    if clients is not None:
+        require_whole("data.clients", clients)
+        require(clients <= len(names), f"data.clients = {clients}; there are {len(names)} writers")
+        stream = generator(seed, Purpose.PARTITION)
+        chosen = np.sort(stream.choice(len(names), clients, replace=False))
+        names = names[chosen]
+        train, test = (
+            partitions.take(
+                rows.x,
+                rows.y,
+                [np.arange(*rows.offsets[k : k + 2]) for k in chosen],
+            )
+            for rows in (train, test)
+        )
+    return Federation(train, test, 62, tuple(name.decode() for name in names))
+
+
+def _by_writer(data_dir: str | Path | None) -> Arrays:
+    """All writers' images from whichever files there are, the largest set first.
+
+    Images are bytes, dark on white, (n, 28, 28), one writer's after another's, for each part;
+    names are bytes, (writers, length).
+    """
+    home = data_folder(data_dir)
+    if not any(present(source.name, "femnist", data_dir) for source in FEMNIST_SQLITE.values()):
+        folder = home / "femnist" if home else Path()
+        read = [
+            path for part in ("train", "test") for path in sorted(folder.glob(f"{part}/*.json"))
+        ]
+        if home and read:
+            return prepared("femnist-leaf", read, {}, partial(_from_leaf, folder))
+        packed = present(FEMNIST_WRITERS.name, "femnist", data_dir)
+        if packed is not None:
+            return _from_npz(packed)
+    both = [find(source, "femnist", data_dir) for source in FEMNIST_SQLITE.values()]
+    return prepared("femnist-writers", both, {}, partial(_from_sqlite, *both))
+
+
+def _together(names: list[str], train: Writers, test: Writers) -> Arrays:
+    """Both parts' images and labels, writer after writer."""
+    arrays: Arrays = {"names": np.array([name.encode() for name in names])}
+    arrays["names"] = arrays["names"].view(np.uint8).reshape(len(names), -1)
+    for part, of_part in (("train", train), ("test", test)):
+        sizes = [len(y) for _, y in of_part]
+        arrays[f"{part}_x"] = np.concatenate([x for x, _ in of_part])
+        arrays[f"{part}_y"] = np.concatenate([y for _, y in of_part])
+        arrays[f"{part}_offsets"] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return arrays
+
+
+def _from_sqlite(train: Path, test: Path) -> Arrays:
+    """FedJAX's files: a table of writers with their packed images and labels."""
+    parts = [_table(path) for path in (train, test)]
+    for name in sorted(parts[0].keys() ^ parts[1].keys()):
+        here, missing = (train, test) if name in parts[0] else (test, train)
+        raise InputError(f"{here}: writer {name!r} is not in {missing.name}")
+    names = sorted(parts[0])
+    return _together(names, *([part[name] for name in names] for part in parts))
+
+
+def _table(path: Path) -> dict[str, Writer]:
+    """Each writer's images and labels.
+
+    The table `federated_data` holds a writer's id ("HASH:f0000_14"), number of examples and
+    examples: MessagePack packed by zlib, with arrays "pixels", float32 (n, 28, 28) from 0 to 1 and
+    dark on white, and "label".
+    """
+    from tqdm import tqdm
+
+    query = "SELECT client_id, data, num_examples FROM federated_data"
+    found: dict[str, Writer] = {}
+    try:
+        # immutable: nothing is written beside the file, not even a lock
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+        try:
+            rows = connection.execute(query)
+            for client, data, count in tqdm(
+                rows, desc=path.name, unit=" writers", delay=1, leave=False, disable=None
+            ):
+                name = client.decode(errors="replace") if isinstance(client, bytes) else str(client)
+                name = name.rpartition(":")[2]
+                require(name not in found, f"{path}: writer {name!r} appears twice")
+                found[name] = _examples(f"{path}: writer {name!r}", data, count)
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise InputError(f"{path}: not a database of writers: {error}") from None
+    require(found, f"{path}: no writers")
+    return found
+
+
+def _examples(where: str, data: object, count: object) -> Writer:
+    """One writer's images, as bytes, and labels."""
+    from flax.serialization import msgpack_restore
+
+    try:
+        content = msgpack_restore(zlib.decompress(data))  # type: ignore[arg-type]
+        x, y = np.asarray(content["pixels"]), np.asarray(content["label"])
+    except Exception as error:
+        # damaged MessagePack can fail in any way
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise InputError(f"{where}: examples cannot be read: {reason}") from None
+    require(
+        x.dtype.kind == "f"
+        and x.shape == (len(x), 28, 28)
+        and y.dtype.kind in "iu"
+        and y.shape == (len(x),) == (count,)
+        and ((x >= 0) & (x <= 1)).all()
+        and ((y >= 0) & (y < 62)).all(),
+        f"{where}: needs n = {count} images of 28 x 28 numbers from 0 to 1 and labels from 0 to "
+        f"61; it holds {x.dtype} {x.shape} and labels of shape {y.shape}",
+    )
+    return np.rint(x * 255).astype(np.uint8), y.astype(np.uint8)
+
+
+def _from_leaf(folder: Path) -> Arrays:
+    """LEAF's JSON, in which an image is 784 numbers from 0 to 1."""
+    federation = leaf(str(folder.resolve()), classes=62)
+    parts = []
+    for rows in (federation.train, federation.test):
+        x = np.asarray(rows.x)
+        require(
+            x.shape == (len(x), 784) and ((x >= 0) & (x <= 1)).all(),
+            f"{folder}: not FEMNIST: an image is 784 numbers from 0 to 1; it holds rows of shape "
+            f"{x.shape[1:]}",
+        )
+        images = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28)
+        ends = rows.offsets[1:-1]
+        parts.append(list(zip(np.split(images, ends), np.split(rows.y, ends), strict=True)))
+    return _together(list(federation.names), *parts)
+
+
+def _from_npz(path: Path) -> Arrays:
+    """A sample of LEAF's FEMNIST in one file."""
+    x, labels, writer, part, names = npz(path, "images", "labels", "writer", "split", "writer_ids")
+    check(path, x, labels, 62)
     require(
         writer.shape == part.shape == labels.shape
         and set(np.unique(part)) <= {0, 1}
@@ -157,38 +271,12 @@ def _writers(path: Path) -> Federation:
         and writer.max() < len(names),
         f"{path}: 'writer' and 'split' do not match {len(labels)} images of {len(names)} writers",
     )
-    pairs: list[list[tuple[NDArray[np.float32], NDArray[np.int64]]]] = [[], []]
-    for k in range(len(names)):
-        for chosen, rows in zip(pairs, (0, 1), strict=True):
-            mine = np.flatnonzero((writer == k) & (part == rows))
-            chosen.append(
-                (np.float32(1 / 255) * x[mine].astype(np.float32), labels[mine].astype(np.int64))
-            )
-    return Federation.from_arrays(*pairs, classes=62, names=[str(name) for name in names])
-
-
-def _arrays(path: Path, *names: str) -> list[NDArray[np.generic]]:
-    """Arrays of an npz file."""
-    try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            for name in names:
-                require(name in file, f"{path}: the array {name!r} is missing")
-            return [file[name] for name in names]
-    except InputError:
-        raise
-    except (OSError, EOFError, ValueError, TypeError, zlib.error, zipfile.BadZipFile) as error:
-        raise InputError(f"{path}: not a whole npz file: {error}") from None
-
-
-def _check(path: Path, x: NDArray[np.generic], y: NDArray[np.generic], classes: int) -> None:
-    require(
-        x.dtype == np.uint8
-        and x.shape == (len(x), 28, 28)
-        and y.dtype.kind in "iu"
-        and y.shape == (len(x),)
-        and len(y) > 0
-        and y.min() >= 0
-        and y.max() < classes,
-        f"{path}: needs (n, 28, 28) bytes and n labels from 0 to {classes - 1}; it holds "
-        f"{x.dtype} {x.shape} and labels of shape {y.shape}",
+    train, test = (
+        [
+            (x[mine].astype(np.uint8), labels[mine].astype(np.uint8))
+            for k in range(len(names))
+            for mine in [np.flatnonzero((writer == k) & (part == rows))]
+        ]
+        for rows in (0, 1)
     )
+    return _together([str(name) for name in names], train, test)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.datasets.labelled import Labelled, Partition, check_numbers, divide
 from fedprox.datasets.sources import data_folder
 from fedprox.errors import InputError, require
 from fedprox.federation import Federation
@@ -18,9 +19,18 @@ Client = tuple[NDArray[np.float32], NDArray[np.int32]]
 
 
 def leaf(
-    path: str, *, classes: int | None = None, data_dir: str | Path | None = None
+    path: str,
+    *,
+    classes: int | None = None,
+    partition: Partition | None = None,
+    clients: int | None = None,
+    classes_per_client: int | None = None,
+    concentration: float | None = None,
+    size_spread: float | None = None,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
 ) -> Federation:
-    """Read a folder with `train/*.json` and `test/*.json`.
+    """A folder in LEAF's JSON layout, `train/*.json` and `test/*.json`.
 
     Each file holds `users` (names), `num_samples` (one number per user) and `user_data`
     ({name: {"x": [[number, ...], ...], "y": [label, ...]}}). Users are ordered by name.
@@ -28,6 +38,14 @@ def leaf(
     Args:
         path: The folder, as seen from here or from the data folder.
         classes: Number of classes; the largest label plus one where left out.
+        partition: Where left out, a client is a user. Else all users' rows are taken together and
+            divided anew; see `labelled.divide`.
+        clients: Of a partition only: number of clients.
+        classes_per_client: Of "classes-per-client" only.
+        concentration: Of the Dirichlet partitions only.
+        size_spread: Of "iid" and "dirichlet-by-client" only: standard deviation of the logarithm
+            of a client's size; 0 where left out.
+        seed: Seed of the partition.
         data_dir: The data folder; else `FEDPROX_DATA`.
 
     Raises:
@@ -36,6 +54,13 @@ def leaf(
             label is not a whole number in `range(classes)`; or a user has no training rows. The
             message names the file and the user.
     """
+    numbers = {
+        "clients": clients,
+        "classes_per_client": classes_per_client,
+        "concentration": concentration,
+        "size_spread": size_spread,
+    }
+    check_numbers(partition, numbers)
     folder = _folder(path, data_dir)
     train, test = _read_part(folder / "train", classes), _read_part(folder / "test", classes)
     shapes = {
@@ -46,12 +71,16 @@ def leaf(
         here, missing = ("train", "test") if name in train else ("test", "train")
         raise InputError(f"{folder}: user {name!r} is in {here}/ but not in {missing}/")
     names = sorted(train)
-    return Federation.from_arrays(
+    users = Federation.from_arrays(
         [train[name] for name in names],
         [test[name] for name in names],
         classes=classes,
         names=names,
     )
+    if partition is None:
+        return users
+    pooled, pooled_test = (Labelled(part.x, part.y) for part in (users.train, users.test))
+    return divide(pooled, pooled_test, partition, numbers, classes=users.classes, seed=seed)
 
 
 def _folder(path: str, data_dir: str | Path | None) -> Path:

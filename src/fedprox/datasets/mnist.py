@@ -3,27 +3,38 @@
 import gzip
 import struct
 import zlib
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
-from fedprox.datasets.sources import MNIST, find
+from fedprox.datasets.augmentation import standardise
+from fedprox.datasets.sources import MNIST, QMNIST, find
 from fedprox.errors import InputError, require, require_one_of
+from fedprox.features import Prepared
 from fedprox.federation import Federation
 
 
 def mnist(
-    partition: Literal["power-law", "iid", "shards"] = "power-law",
+    partition: Literal["power-law", "iid", "shards", "dirichlet", "writers"] = "power-law",
     *,
     clients: int | None = None,
+    concentration: float | None = None,
+    size_spread: float | None = None,
+    pixels: Literal["unit", "standardised"] | None = None,
     train_share: float | None = None,
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
     """MNIST's 70,000 images of 28 x 28 pixels, divided over clients.
+
+    Images are kept as bytes, and made into numbers where they are read.
 
     Args:
         partition: "power-law": 1,000 clients with two digits each and sizes that follow a power
@@ -32,54 +43,125 @@ def mnist(
             "iid": 100 clients with 600 training images each, or "shards": 100 clients with two
             shards of 300 images of (almost always) one digit each (McMahan et al. 2017, section
             3); MNIST's own test images are dealt out the same way, and pixels lie in [0, 1].
-        clients: Number of clients where not the paper's.
-        train_share: Of "power-law" only: 0.8 by the paper (appendix C.2) where left out, 0.9 in
-            the authors' code.
+            "dirichlet": 100 clients that draw their own shares of the digits (Acar et al. 2021,
+            appendix A.2); each has test images in the mix of its training images, and pixels are
+            standardised. "writers": a client for each of the people who wrote the 70,000 images,
+            by QMNIST's labels; since nobody wrote for both of MNIST's parts, each one's rows are
+            divided into training and test rows.
+        clients: Number of clients where not the paper's; not of "writers".
+        concentration: Of "dirichlet" only: 0.6 where left out; 0.3 is the paper's other value.
+        size_spread: Of "iid" and "dirichlet": standard deviation of the logarithm of a client's
+            size, 0 where left out; 0.3 for the unbalanced sets of Acar et al.
+        pixels: Not of "power-law": "unit" for pixels in [0, 1], or "standardised" by the mean
+            0.1307 and the standard deviation 0.3081 of all, as Acar et al. have them.
+        train_share: Of "power-law" and "writers": 0.8 where left out (Li et al., appendix C.2);
+            the authors' code for "power-law" has 0.9.
         seed: Seed of the partition.
-        data_dir: Folder to read the four idx files from; else `FEDPROX_DATA`, else they are
-            downloaded once.
+        data_dir: Folder to read the four idx files from, and QMNIST's two of labels for "writers";
+            else `FEDPROX_DATA`, else they are downloaded once.
 
     Raises:
         InputError: A file is missing or broken, or an argument is out of range.
     """
-    kinds = ("power-law", "iid", "shards")
+    kinds = ("power-law", "iid", "shards", "dirichlet", "writers")
     require_one_of("data.partition", partition, kinds)
-    require(
-        partition == "power-law" or train_share is None,
-        f"data.train_share = {train_share}; partition {partition!r} keeps MNIST's own test images",
-    )
+    options = {
+        "clients": (clients, ("power-law", "iid", "shards", "dirichlet")),
+        "concentration": (concentration, ("dirichlet",)),
+        "size_spread": (size_spread, ("iid", "dirichlet")),
+        "pixels": (pixels, ("iid", "shards", "dirichlet", "writers")),
+        "train_share": (train_share, ("power-law", "writers")),
+    }
+    for name, (value, of) in options.items():
+        require(
+            value is None or partition in of,
+            f"data.{name} = {value}; it belongs to partition {' or '.join(of)}, not {partition!r}",
+        )
+    spread = 0.0 if size_spread is None else size_spread
     share = 0.8 if train_share is None else train_share
     count = clients if clients is not None else 1000 if partition == "power-law" else 100
-    files = {name: find(source, "mnist", data_dir) for name, source in MNIST.items()}
-    images, labels, test_images, test_labels = (read_idx(files[name]) for name in MNIST)
-    for part, (x, y) in {"train": (images, labels), "t10k": (test_images, test_labels)}.items():
-        require(
-            x.ndim == 3 and y.ndim == 1 and len(x) == len(y) and len(y) > 0 and y.max() < 10,
-            f"mnist: {part} images of shape {x.shape} and labels of shape {y.shape} do not match",
-        )
-    if partition == "power-law":
-        x, y = np.concatenate([images, test_images]), np.concatenate([labels, test_labels])
-        parts = partitions.two_class_power_law(y, clients=count, seed=seed)
-        train, test = partitions.split(parts, train_share=share, seed=seed)
-        mean, scale = _pixel_statistics(x)
-
-        def scaled(rows: NDArray[np.int64]) -> NDArray[np.float32]:
-            return (x[rows].astype(np.float32) - mean) * scale
-
-        pairs = [[(scaled(rows), y[rows]) for rows in part] for part in (train, test)]
-        return Federation.from_arrays(*pairs, classes=10)
+    if pixels is not None:
+        require_one_of("data.pixels", pixels, ("unit", "standardised"))
+    images, labels, test_images, test_labels = _images(data_dir)
+    names: Sequence[str] = [str(k) for k in range(count)]
+    prepare = standardised if (pixels or partition) in ("standardised", "dirichlet") else unit
 
     def deal(labels: NDArray[np.generic]) -> list[NDArray[np.int64]]:
         if partition == "iid":
-            return partitions.iid(len(labels), clients=count, seed=seed)
+            return partitions.iid(len(labels), clients=count, spread=spread, seed=seed)
         return partitions.shards(labels, clients=count, seed=seed)
 
-    unit = np.float32(1 / 255)
-    pairs = [
-        [(x[rows] * unit, y[rows]) for rows in deal(y)]
-        for x, y in ((images, labels), (test_images, test_labels))
-    ]
-    return Federation.from_arrays(*pairs, classes=10)
+    if partition in ("power-law", "writers"):
+        # all images together, then each client's rows divided
+        images = test_images = np.concatenate([images, test_images])
+        labels = test_labels = np.concatenate([labels, test_labels])
+        if partition == "power-law":
+            owned = partitions.two_class_power_law(labels, clients=count, seed=seed)
+            mean, scale = _pixel_statistics(images)
+            prepare = partial(_pixelwise, mean=mean, scale=scale)
+        else:
+            names, owned = partitions.natural(_writers(labels, data_dir))
+        parts = partitions.split(owned, train_share=share, seed=seed)
+    elif partition == "dirichlet":
+        parts = partitions.with_test_set(
+            *(partition, labels, test_labels),
+            clients=count,
+            concentration=concentration,
+            size_spread=spread,
+            seed=seed,
+        )
+    else:
+        parts = deal(labels), deal(test_labels)
+    train = partitions.take(Prepared(images, prepare), labels, parts[0])
+    test = partitions.take(Prepared(test_images, prepare), test_labels, parts[1])
+    return Federation(train, test, 10, tuple(names))
+
+
+def unit(raw: jax.Array) -> jax.Array:
+    """Bytes as numbers in [0, 1]."""
+    return raw.astype(jnp.float32) * np.float32(1 / 255)
+
+
+def standardised(raw: jax.Array) -> jax.Array:
+    """Bytes as numbers with mean 0 and standard deviation 1 over MNIST's training images."""
+    return standardise(raw, (0.1307,), (0.3081,))
+
+
+def _pixelwise(raw: jax.Array, mean: NDArray[np.float32], scale: NDArray[np.float32]) -> jax.Array:
+    """Bytes with mean 0 and standard deviation (almost) 1 at each pixel."""
+    return (raw.astype(jnp.float32) - mean) * scale
+
+
+def _images(data_dir: str | Path | None) -> list[NDArray[np.uint8]]:
+    """Training images and labels, then test images and labels."""
+    files = [find(source, "mnist", data_dir) for source in MNIST.values()]
+    arrays = [read_idx(file) for file in files]
+    for part, (x, y) in {"train": arrays[:2], "t10k": arrays[2:]}.items():
+        require(
+            x.shape == (len(x), 28, 28) and y.shape == (len(x),) and len(y) > 0 and y.max() < 10,
+            f"mnist: {part} images of shape {x.shape} and labels of shape {y.shape} do not match",
+        )
+    return arrays
+
+
+def _writers(labels: NDArray[np.uint8], data_dir: str | Path | None) -> NDArray[np.int32]:
+    """Who wrote each of MNIST's images: training images first, then test images.
+
+    QMNIST's labels begin with MNIST's images, in order; its test part goes on after them.
+    """
+    files = [find(source, "mnist", data_dir) for source in QMNIST.values()]
+    train, test = (read_idx(file, np.int32) for file in files)
+    for file, table in zip(files, (train, test), strict=True):
+        require(
+            table.ndim == 2 and table.shape[1] == 8,
+            f"{file}: needs 8 numbers for each image; it holds an array of shape {table.shape}",
+        )
+    table = np.concatenate([train, test])[: len(labels)]
+    require(
+        len(table) == len(labels) and (table[:, 0] == labels).all(),
+        f"{files[0].parent}: QMNIST's labels are not those of MNIST's {len(labels)} images",
+    )
+    return table[:, 2]
 
 
 def _pixel_statistics(
@@ -101,34 +183,44 @@ def _pixel_statistics(
     )
 
 
-def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Read an idx file of bytes, packed (.gz) or not.
+def read_idx(path: Path, kind: type[Any] = np.uint8) -> NDArray[Any]:
+    """Read an idx file, packed (.gz) or not.
+
+    Args:
+        path: The file.
+        kind: What it must hold: np.uint8 or np.int32.
 
     Raises:
         InputError: It is damaged, cut short, or holds something else.
     """
     try:
-        return parse_idx(path.read_bytes(), str(path))
+        return parse_idx(path.read_bytes(), str(path), kind)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
 
 
-def parse_idx(raw: bytes, path: str) -> NDArray[np.uint8]:
+_IDX: dict[type[Any], tuple[int, str, np.dtype[Any]]] = {
+    np.uint8: (8, "unsigned bytes", np.dtype("u1")),
+    np.int32: (12, "32-bit numbers", np.dtype(">i4")),
+}
+"""Code of each kind in an idx file, what to call it, and how it is stored."""
+
+
+def parse_idx(raw: bytes, path: str, kind: type[Any] = np.uint8) -> NDArray[Any]:
     """The array in the content of an idx file called `path`; see `read_idx`."""
+    code, what, stored = _IDX[kind]
     if path.endswith(".gz"):
         try:
             raw = gzip.decompress(raw)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"{path}: cannot be read: {error}") from None
-    dimensions = raw[3] if len(raw) >= 4 and raw[:3] == b"\0\0\x08" else 0
+    dimensions = raw[3] if len(raw) >= 4 and raw[:3] == bytes([0, 0, code]) else 0
     begin = 4 + 4 * dimensions
-    require(
-        1 <= dimensions <= 4 and len(raw) >= begin, f"{path}: not an idx file of unsigned bytes"
-    )
+    require(1 <= dimensions <= 4 and len(raw) >= begin, f"{path}: not an idx file of {what}")
     shape = struct.unpack_from(f">{dimensions}I", raw, 4)
-    needed = int(np.prod(shape, dtype=object))
+    needed = int(np.prod(shape, dtype=object)) * stored.itemsize
     require(
         len(raw) - begin == needed,
         f"{path}: {len(raw) - begin} bytes of data where its header says {needed}",
     )
-    return np.frombuffer(raw, np.uint8, offset=begin).reshape(shape)
+    return np.frombuffer(raw, stored, offset=begin).reshape(shape).astype(kind, copy=False)

@@ -1,26 +1,333 @@
 """Partitions of a labelled data set over clients: pure functions of a seed.
 
 Each returns one array of row indices per client; no row is given twice, unless an option says so.
+Sizes and label mixes are drawn from streams of their own, so that they compose: with one seed,
+clients have the same sizes whatever their labels.
+
+| partition | a client's size | a client's labels |
+|---|---|---|
+| `iid` | equal or log-normal | as everyone's |
+| `dirichlet_by_client` | equal or log-normal | its own draw of class shares |
+| `dirichlet_by_class` | follows from the draw | each class is divided by a draw |
+| `classes_per_client` | nearly equal | k classes in equal parts |
+| `shards` | equal | those of k shards of the rows sorted by label |
+| `rotating_classes` | log-normal | k classes in turn |
+| `two_class_power_law` | power law | two classes in turn |
+| `natural` | as it is | as they are |
 """
+
+from bisect import bisect_right
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import require, require_whole
+from fedprox.errors import InputError, require, require_number, require_one_of, require_whole
+from fedprox.features import Features
+from fedprox.federation import Rows
 from fedprox.streams import Purpose, generator
 
 Indices = NDArray[np.int64]
 
 
-def iid(rows: int, *, clients: int, seed: int) -> list[Indices]:
-    """Shuffle the rows and deal them out evenly (McMahan et al. 2017, section 3, "IID").
+def sizes(rows: int, *, clients: int, spread: float = 0.0, seed: int) -> Indices:
+    """How many rows each client gets; every one at least one, and together all.
+
+    They are in proportion to draws of LogNormal(0, spread): Acar et al. 2021 (appendix A.2) call
+    0.3 unbalanced. With spread 0 they are equal, but for one row.
+
+    Args:
+        rows: Rows to give out.
+        clients: Number of clients.
+        spread: Standard deviation of the logarithm of a client's size.
+        seed: Seed.
+
+    >>> sizes(11, clients=3, seed=0).tolist()
+    [4, 4, 3]
+    """
+    require_whole("data.clients", clients)
+    require(clients <= rows, f"data.clients = {clients}; it must be from 1 to {rows}")
+    require_number("data.size_spread", spread, most=10)
+    if spread == 0:
+        return rows // clients + (np.arange(clients) < rows % clients)
+    draws = generator(seed, Purpose.PARTITION, 1).lognormal(0, spread, clients)
+    ends = np.rint(np.cumsum(draws) / draws.sum() * (rows - clients)).astype(np.int64)
+    return 1 + np.diff(ends, prepend=0)
+
+
+def iid(rows: int, *, clients: int, spread: float = 0.0, seed: int) -> list[Indices]:
+    """Shuffle the rows and deal them out (McMahan et al. 2017, section 3, "IID").
+
+    Evenly, or with log-normal sizes; see `sizes`.
 
     >>> sorted(len(part) for part in iid(7, clients=3, seed=0))
     [2, 2, 3]
     """
-    require(1 <= clients <= rows, f"data.clients = {clients}; it must be from 1 to {rows}")
+    counts = sizes(rows, clients=clients, spread=spread, seed=seed)
     order = generator(seed, Purpose.PARTITION).permutation(rows)
-    return np.array_split(order, clients)
+    return np.split(order, np.cumsum(counts)[:-1])
+
+
+def natural(ids: NDArray[np.generic]) -> tuple[list[str], list[Indices]]:
+    """A client for each value of `ids`, in order; returns their names and their rows.
+
+    >>> natural(np.array(["bob", "ann", "bob"]))
+    (['ann', 'bob'], [array([1]), array([0, 2])])
+    """
+    names, which, counts = np.unique(ids, return_inverse=True, return_counts=True)
+    order = np.argsort(which, kind="stable")
+    return [str(name) for name in names], np.split(order, np.cumsum(counts)[:-1])
+
+
+def dirichlet_by_client(
+    labels: NDArray[np.generic],
+    *,
+    clients: int,
+    concentration: float,
+    spread: float = 0.0,
+    seed: int,
+) -> list[Indices]:
+    """Every client draws its own class shares from a Dirichlet distribution; all rows are used.
+
+    By the generator of Acar et al. 2021 (appendix A.2). Client k's shares of the C classes are a
+    draw of Dirichlet(a, ..., a), and its size is fixed beforehand; see `sizes`. Then, until no row
+    is left, a client that is not full yet is picked at random, a class is drawn from its shares,
+    and it gets a row of that class. A class that has run out is drawn no more, so clients that
+    fill up last may deviate from their shares.
+
+    This is not the more common `dirichlet_by_class`, where sizes are a matter of chance as well.
+
+    Args:
+        labels: Classes, shape (rows,).
+        clients: Number of clients.
+        concentration: a, above 0: the smaller, the fewer classes make up a client's rows.
+        spread: Standard deviation of the logarithm of a client's size.
+        seed: Seed.
+
+    >>> labels = np.repeat([0, 1, 2], 100)
+    >>> parts = dirichlet_by_client(labels, clients=4, concentration=0.3, seed=0)
+    >>> [len(part) for part in parts]
+    [75, 75, 75, 75]
+    """
+    counts = sizes(len(labels), clients=clients, spread=spread, seed=seed).tolist()
+    stream = generator(seed, Purpose.PARTITION)
+    pools = _pools(labels, stream)
+    shares = _dirichlet(stream, concentration, (clients, len(pools)))
+    given: list[list[int]] = [[] for _ in range(clients)]
+    waiting = list(range(clients))
+    # exhausted classes have no width here, which is drawing again until another class comes up
+    ends = _ends(shares, pools)
+    for which, level in stream.random((len(labels), 2)).tolist():
+        place = int(which * len(waiting))
+        k = waiting[place]
+        c = bisect_right(ends[k], level)
+        given[k].append(pools[c].pop())
+        if len(given[k]) == counts[k]:
+            waiting[place] = waiting[-1]
+            waiting.pop()
+        if not pools[c] and waiting:
+            ends = _ends(shares, pools)
+    return [np.array(rows, np.int64) for rows in given]
+
+
+def _pools(labels: NDArray[np.generic], stream: np.random.Generator) -> list[list[int]]:
+    """The rows of each class that occurs, shuffled."""
+    _, parts = natural(labels)
+    return [stream.permutation(part).tolist() for part in parts]
+
+
+def _dirichlet(
+    stream: np.random.Generator, concentration: float, shape: tuple[int, int]
+) -> NDArray[np.float64]:
+    require_number("data.concentration", concentration)
+    require(
+        concentration >= 1e-3, f"data.concentration = {concentration}; it must be at least 0.001"
+    )
+    count, length = shape
+    return stream.dirichlet(np.full(length, concentration), count)
+
+
+def _ends(shares: NDArray[np.float64], pools: list[list[int]]) -> list[list[float]]:
+    """Where each class ends in [0, 1], by client, among the classes that have rows left."""
+    left = np.array([len(pool) for pool in pools], float)
+    open_shares = shares * (left > 0)
+    # a client whose shares of the open classes vanish as floats takes them as they come
+    open_shares[open_shares.sum(axis=1) < 1e-200] = left
+    ends = np.cumsum(open_shares, axis=1)
+    return (ends / ends[:, -1:]).tolist()
+
+
+def dirichlet_by_class(
+    labels: NDArray[np.generic],
+    *,
+    clients: int,
+    concentration: float,
+    least: int = 1,
+    seed: int,
+) -> list[Indices]:
+    """Every class is divided over the clients by a draw of a Dirichlet distribution.
+
+    The partition of Yurochkin et al. 2019, and what most benchmarks mean by "Dirichlet". Of the
+    rows of class c, client k gets the share p_ck, where p_c is a draw of Dirichlet(a, ..., a) over
+    the clients. All rows are used; sizes follow from the draws and differ much where a is small.
+
+    Args:
+        labels: Classes, shape (rows,).
+        clients: Number of clients.
+        concentration: a, above 0: the smaller, the fewer clients hold a class.
+        least: The division is drawn again until every client has so many rows.
+        seed: Seed.
+
+    Raises:
+        InputError: A thousand divisions left a client with fewer than `least` rows.
+
+    >>> labels = np.repeat([0, 1, 2], 100)
+    >>> parts = dirichlet_by_class(labels, clients=4, concentration=0.3, seed=0)
+    >>> sum(len(part) for part in parts)
+    300
+    """
+    require_whole("data.clients", clients)
+    stream = generator(seed, Purpose.PARTITION)
+    pools = _pools(labels, stream)
+    lengths = np.array([len(pool) for pool in pools])
+    for _ in range(1000):
+        shares = _dirichlet(stream, concentration, (len(pools), clients))
+        ends = np.rint(np.cumsum(shares, axis=1) * lengths[:, None]).astype(np.int64)
+        ends[:, -1] = lengths
+        if np.diff(ends, axis=1, prepend=0).sum(axis=0).min() >= least:
+            return _gather(pools, ends)
+    need = "row" if least == 1 else f"{least} rows"
+    raise InputError(
+        f"data.concentration = {concentration}; in 1,000 draws some client of {clients} was left "
+        f"without a {need}; it must be larger, or data.clients smaller"
+    )
+
+
+def _gather(pools: list[list[int]], ends: Indices) -> list[Indices]:
+    """Each client's rows of each class, where class c's are cut at `ends[c]`."""
+    pieces = [np.split(np.array(pool), cuts[:-1]) for pool, cuts in zip(pools, ends, strict=True)]
+    return [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
+
+
+def classes_per_client(
+    labels: NDArray[np.generic], *, clients: int, classes: int, seed: int
+) -> list[Indices]:
+    """A few classes to a client, in equal parts; all rows are used.
+
+    The classes stand in a circle in random order and clients take turns to claim the next few, so
+    every class has the same number of holders but for one. Its rows are dealt evenly to them.
+
+    Args:
+        labels: Classes, shape (rows,).
+        clients: Number of clients.
+        classes: Classes to a client.
+        seed: Seed.
+
+    >>> labels = np.repeat([0, 1, 2, 3], 100)
+    >>> parts = classes_per_client(labels, clients=6, classes=2, seed=0)
+    >>> [len(np.unique(labels[part])) for part in parts]
+    [2, 2, 2, 2, 2, 2]
+    """
+    require_whole("data.clients", clients)
+    require_whole("data.classes_per_client", classes)
+    stream = generator(seed, Purpose.PARTITION)
+    pools = _pools(labels, stream)
+    require(
+        classes <= len(pools),
+        f"data.classes_per_client = {classes}; there are {len(pools)} classes",
+    )
+    require(
+        clients * classes >= len(pools),
+        f"data.clients = {clients}; {clients} times {classes} classes leave some of the "
+        f"{len(pools)} classes to nobody",
+    )
+    turns = np.arange(clients * classes) % len(pools)
+    parts: list[list[Indices]] = [[] for _ in range(clients)]
+    for place, c in enumerate(stream.permutation(len(pools))):
+        holders, pool = np.flatnonzero(turns == place) // classes, pools[c]
+        require(
+            len(pool) >= len(holders),
+            f"data.clients = {clients}; class {c} has {len(pool)} rows for {len(holders)} clients",
+        )
+        for k, rows in zip(holders, np.array_split(pool, len(holders)), strict=True):
+            parts[k].append(rows)
+    return [np.concatenate(part) for part in parts]
+
+
+def like(
+    parts: list[Indices], labels: NDArray[np.generic], others: NDArray[np.generic], *, seed: int
+) -> list[Indices]:
+    """Deal the rows of a second set so that each client has them in the mix of the first.
+
+    Of the second set's rows of class c, client k gets the share that it has of the first set's.
+    All rows of classes that clients hold are dealt, and no other. So central test rows go to
+    clients that train on their classes, and accuracy over all clients' test rows is accuracy on
+    the central test set.
+
+    Args:
+        parts: Each client's rows of the first set.
+        labels: The first set's classes, shape (rows,).
+        others: The second set's classes, shape (other rows,).
+        seed: Seed.
+
+    >>> labels = np.array([0, 0, 1, 1])
+    >>> like([np.array([0, 1]), np.array([2, 3])], labels, np.array([1, 0, 1]), seed=0)
+    [array([1]), array([0, 2])]
+    """
+    stream = generator(seed, Purpose.PARTITION, 2)
+    clients = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    held = labels[np.concatenate(parts)]
+    dealt: list[list[Indices]] = [[] for _ in parts]
+    for c in np.unique(held):
+        rows = stream.permutation(np.flatnonzero(others == c))
+        counts = np.bincount(clients[held == c], minlength=len(parts))
+        # in random order, so that rounding favours nobody
+        order = stream.permutation(len(parts))
+        ends = np.rint(np.cumsum(counts[order]) / counts.sum() * len(rows)).astype(int)
+        for k, own in zip(order, np.split(rows, ends[:-1]), strict=True):
+            dealt[k].append(own)
+    return [np.sort(np.concatenate(own)) for own in dealt]
+
+
+def with_test_set(
+    partition: str,
+    labels: NDArray[np.generic],
+    test_labels: NDArray[np.generic],
+    *,
+    clients: int,
+    concentration: float | None,
+    size_spread: float,
+    seed: int,
+) -> tuple[list[Indices], list[Indices]]:
+    """Divide a central training set and its test set (Acar et al. 2021, appendix A.2).
+
+    Args:
+        partition: "iid" or "dirichlet": `dirichlet_by_client`.
+        labels: Training classes, shape (rows,).
+        test_labels: Test classes; the rows are dealt `iid` as well, or `like` the training rows.
+        clients: Number of clients.
+        concentration: Of "dirichlet" only; 0.6 where None.
+        size_spread: Standard deviation of the logarithm of a client's size.
+        seed: Seed.
+    """
+    require_one_of("data.partition", partition, ("iid", "dirichlet"))
+    if partition == "iid":
+        require(
+            concentration is None,
+            f'data.concentration = {concentration}; partition "iid" has none',
+        )
+        train, test = (
+            iid(len(rows), clients=clients, spread=size_spread, seed=seed)
+            for rows in (labels, test_labels)
+        )
+        return train, test
+    train = dirichlet_by_client(
+        labels,
+        clients=clients,
+        concentration=0.6 if concentration is None else concentration,
+        spread=size_spread,
+        seed=seed,
+    )
+    return train, like(train, labels, test_labels, seed=seed)
 
 
 def shards(
@@ -178,3 +485,17 @@ def split(
         train.append(part[order[:cut]])
         test.append(part[order[cut:]])
     return train, test
+
+
+def take(x: Features, labels: NDArray[np.generic], parts: list[Indices]) -> Rows:
+    """Each client's rows of a labelled set, one client after another.
+
+    Args:
+        x: Features, shape (rows, ...).
+        labels: Labels, shape (rows,): classes, or float32 where they are not.
+        parts: Each client's rows.
+    """
+    order = np.concatenate(parts)
+    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
+    y = labels[order] if labels.dtype.kind == "f" else labels[order].astype(np.int32)
+    return Rows(x[order], y, offsets.astype(np.int64))

@@ -1,10 +1,16 @@
 """Where data files come from: a folder of the user's, or a checked download kept in a cache."""
 
+import gzip
+import io
 import logging
 import os
-from collections.abc import Sequence
+import time
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
 from fedprox.errors import InputError, require
 
@@ -14,14 +20,16 @@ class Source(NamedTuple):
 
     Attributes:
         name: Its name.
-        hash: Its checksum, such as "md5:...".
+        hash: Its checksum, such as "md5:..."; empty where none is recorded.
         folders: Addresses of folders that hold it, tried in order; none where it is the user's to
             bring.
+        size: Its bytes; 0 where that is not known.
     """
 
     name: str
     hash: str
     folders: Sequence[str]
+    size: int = 0
 
 
 MNIST = {
@@ -32,24 +40,86 @@ MNIST = {
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
             "https://storage.googleapis.com/cvdf-datasets/mnist/",
         ),
+        size,
     )
-    for name, md5 in {
-        "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-        "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
-        "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
-        "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
-    }.items()
+    for name, md5, size in (
+        ("train-images-idx3-ubyte", "f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
+        ("train-labels-idx1-ubyte", "d53e105ee54ea40749a09fcbcd1e9432", 28_881),
+        ("t10k-images-idx3-ubyte", "9fb629c4189551a2d022fa330f9573f3", 1_648_877),
+        ("t10k-labels-idx1-ubyte", "ec29112dd5afa0611ce80d1b7f02629c", 4_542),
+    )
 }
 
 EMNIST = Source(
     "gzip.zip",
     "md5:58c8d27c78d21e728a6bc7b3cc06412e",
     ("https://biometrics.nist.gov/cs_links/EMNIST/",),
+    561_753_746,
 )
-"""All of EMNIST as idx files in one archive, 560 MB (Cohen et al. 2017)."""
+"""All of EMNIST as idx files in one archive (Cohen et al. 2017)."""
+
+QMNIST = {
+    part: Source(
+        f"qmnist-{part}-labels-idx2-int.gz",
+        f"md5:{md5}",
+        ("https://raw.githubusercontent.com/facebookresearch/qmnist/master/",),
+    )
+    for part, md5 in {
+        "train": "0058f8dd561b90ffdd0f734c6a30e5e4",
+        "test": "5b5b05890a5e13444e108efe57b788aa",
+    }.items()
+}
+"""Who wrote MNIST's digits (Yadav & Bottou 2019)."""
+
+CIFAR_10 = Source(
+    "cifar-10-python.tar.gz",
+    "md5:c58f30108f718f92721af3b95e74349a",
+    ("https://www.cs.toronto.edu/~kriz/",),
+    170_498_071,
+)
+"""CIFAR-10 as pickled batches (Krizhevsky 2009)."""
+
+CIFAR_100 = Source(
+    "cifar-100-python.tar.gz",
+    "md5:eb9058c3a382ffc7106e4002c42a8d85",
+    ("https://www.cs.toronto.edu/~kriz/",),
+    169_001_437,
+)
+"""CIFAR-100 as pickled batches (Krizhevsky 2009)."""
+
+FEMNIST_SQLITE = {
+    part: Source(
+        f"federated_emnist_{part}.sqlite",
+        "",
+        ("https://storage.googleapis.com/gresearch/fedjax/emnist/",),
+    )
+    for part in ("train", "test")
+}
+"""FEMNIST by writer as FedJAX keeps it (Ro et al. 2021): 3,400 writers. No checksum is recorded."""
 
 FEMNIST_WRITERS = Source("femnist_300writers.npz", "", ())
 """300 writers of LEAF's FEMNIST (Caldas et al. 2018)."""
+
+SHAKESPEARE = Source("1994-01-100.zip", "", ("http://www.gutenberg.org/files/100/old/",))
+"""The Complete Works, Project Gutenberg's etext 100 of January 1994, which LEAF reads. Its terms
+allow personal, non-commercial use."""
+
+SENT140 = Source(
+    "trainingandtestdata.zip",
+    "sha256:004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57",
+    ("http://cs.stanford.edu/people/alecmgo/",),
+    81_363_704,
+)
+"""Sentiment140: 1.6 million tweets (Go et al. 2009)."""
+
+GLOVE = Source(
+    "glove.6B.zip",
+    "sha256:617afb2fe6cbd085c235baf7a465b96f4112bd7f7ccb2b2cbd649fed9cbcf2fb",
+    ("http://nlp.stanford.edu/data/",),
+    862_182_613,
+)
+"""GloVe vectors of 400,000 words in 50, 100, 200 and 300 dimensions (Pennington et al.
+2014)."""
 
 
 def data_folder(data_dir: str | Path | None) -> Path | None:
@@ -76,26 +146,34 @@ def cache_folder() -> Path:
 
 
 def find(source: Source, subfolder: str, data_dir: str | Path | None) -> Path:
-    """A source's file: from the user's data folder if it names one, else downloaded once.
+    """A source's file: from the user's data folder, else from the cache, else downloaded once.
 
     In the data folder the file may lie in `subfolder` or at the top, packed (.gz) or unpacked.
+    Where there is a data folder, only `fetch` downloads.
 
     Raises:
-        InputError: It is not in the data folder, or cannot be downloaded.
+        InputError: It is neither in the data folder nor in the cache, or cannot be downloaded.
     """
     folder = data_folder(data_dir)
-    if folder is None:
-        return _download(source, subfolder)
-    packed = source.name.endswith(".gz")
-    found = present(source.name, subfolder, data_dir)
-    if packed and found is None:
-        found = present(source.name.removesuffix(".gz"), subfolder, data_dir)
-    if found is None:
-        how = ", packed or unpacked," if packed else ""
+    found = at_hand(source, subfolder, data_dir)
+    if found is None and folder is not None:
+        how = ", packed or unpacked," if source.name.endswith(".gz") else ""
         raise InputError(
             f"{subfolder}: {source.name} is missing; put it{how} in {folder / subfolder}"
         )
-    return found
+    checked = found == _cached(source, subfolder) and source.folders
+    return fetch(source, subfolder) if found is None or checked else found
+
+
+def at_hand(source: Source, subfolder: str, data_dir: str | Path | None) -> Path | None:
+    """A source's file where it lies already: in the data folder, else in the cache; else None."""
+    packed = source.name.endswith(".gz")
+    for name in (source.name, *([source.name.removesuffix(".gz")] if packed else [])):
+        found = present(name, subfolder, data_dir)
+        if found is not None:
+            return found
+    cached = _cached(source, subfolder)
+    return cached if cached.is_file() else None
 
 
 def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | None:
@@ -107,7 +185,116 @@ def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | No
     return next((place for place in places if place.is_file()), None)
 
 
-def _download(source: Source, subfolder: str) -> Path:
+@contextmanager
+def reading(
+    path: Path, member: str | None = None, *, unpack: bool = True
+) -> Iterator["io.BufferedReader[Any]"]:
+    """A file's content as a stream, unpacked on the way, so that none of it need be held whole.
+
+    A progress bar appears on a terminal when reading takes longer than a second.
+
+    Args:
+        path: The file.
+        member: Of a `.zip`: the name of the file in it, in whatever folder; without it and with
+            `unpack` a `.zip` is an error.
+        unpack: Whether `.gz` and `.zip` are unpacked.
+
+    Raises:
+        InputError: It cannot be read or is damaged; also where that shows later, while it is read.
+    """
+    try:
+        if unpack and path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                names = {name.rsplit("/")[-1]: name for name in archive.namelist()}
+                require(member in names, f"{path}: {member} is missing in this archive")
+                info = archive.getinfo(names[str(member)])
+                require(not info.flag_bits & 1, f"{path}: {member} is encrypted")
+                with archive.open(info) as file, _shown(file, info.file_size, path) as shown:
+                    yield shown
+            return
+        with path.open("rb", buffering=0) as raw, _shown(raw, path.stat().st_size, path) as shown:
+            if unpack and path.suffix == ".gz":
+                with gzip.GzipFile(fileobj=shown) as unpacked:
+                    yield io.BufferedReader(unpacked, 1 << 20)
+            else:
+                yield shown
+    except _DAMAGE as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+
+
+_DAMAGE = (
+    OSError,
+    EOFError,
+    zlib.error,
+    zipfile.BadZipFile,
+    NotImplementedError,  # a compression that zipfile does not know
+    UnicodeDecodeError,  # names in an archive
+)
+
+
+@contextmanager
+def _shown(file: IO[bytes], size: int, path: Path) -> Iterator["io.BufferedReader[Any]"]:
+    """The same stream, buffered, with a progress bar."""
+    bar = _bar(path.name, size, delay=1)
+    with bar, io.BufferedReader(_Counted(file, bar), 1 << 20) as shown:
+        yield shown
+
+
+def _bar(name: str, size: int, delay: int) -> Any:
+    """A progress bar that appears on a terminal after so many seconds."""
+    from tqdm import tqdm
+
+    return tqdm(
+        desc=name,
+        total=size,
+        unit="B",
+        unit_scale=True,
+        delay=delay,
+        ncols=79,
+        leave=False,
+        disable=None,  # where there is no terminal
+    )
+
+
+class _Counted(io.RawIOBase):
+    """A stream that tells a progress bar how far it is."""
+
+    def __init__(self, file: IO[bytes], bar: Any) -> None:
+        self._file, self._bar = file, bar
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer)  # type: ignore[attr-defined]
+        self._bar.update(count)
+        return count
+
+
+DAY = 24 * 60 * 60
+"""Seconds after which nobody writes a partial download any more."""
+
+
+def host(address: str) -> str:
+    """The host of an address.
+
+    >>> host("https://example.org/folder/")
+    'example.org'
+    """
+    return address.split("/")[2]
+
+
+def _cached(source: Source, subfolder: str) -> Path:
+    return cache_folder() / subfolder / source.name
+
+
+def fetch(source: Source, subfolder: str) -> Path:
+    """A source's file in the cache, downloaded unless it is there already and whole.
+
+    Raises:
+        InputError: No address is known, or none of them gives the file.
+        OSError: The cache cannot be written.
+    """
     import pooch
 
     require(
@@ -117,21 +304,29 @@ def _download(source: Source, subfolder: str) -> Path:
     )
     pooch.get_logger().setLevel(logging.ERROR)
     target = cache_folder() / subfolder
+    target.mkdir(parents=True, exist_ok=True)
+    for left in target.glob("tmp*"):  # by a download that was killed
+        if time.time() - left.stat().st_mtime > DAY:
+            left.unlink(missing_ok=True)
     reasons = []
     for folder in source.folders:
         try:
-            return Path(
-                pooch.retrieve(
-                    folder + source.name,
-                    known_hash=source.hash,
-                    fname=source.name,
-                    path=target,
-                    progressbar=True,
+            # pooch asks whether the bar is true, which one without a total cannot say
+            with _bar(source.name, source.size or 1, delay=0) as bar:
+                return Path(
+                    pooch.retrieve(
+                        folder + source.name,
+                        known_hash=source.hash or None,
+                        fname=source.name,
+                        path=target,
+                        progressbar=bar,
+                    )
                 )
-            )
         except (OSError, ValueError) as error:
-            host = folder.split("/")[2]
-            reasons.append(f"{host}: {type(error).__name__}")
+            if isinstance(error, OSError) and error.errno:
+                raise  # of this machine, such as a full disk: those of the network have no number
+            wrong = "wrong checksum" if isinstance(error, ValueError) else type(error).__name__
+            reasons.append(f"{host(folder)}: {wrong}")
     raise InputError(
         f"{subfolder}: {source.name} is missing and could not be downloaded "
         f"({'; '.join(reasons)}); put it in a folder {subfolder}/ and name the folder above with "

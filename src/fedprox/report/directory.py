@@ -137,12 +137,12 @@ class RunDirectory:
         write_figure(self.path, figure(runs))
 
 
-def write_figure(folder: Path, drawn: "Figure") -> None:
-    """Write `figure.png` and `figure.svg`."""
+def write_figure(folder: Path, drawn: "Figure", name: str = "figure") -> None:
+    """Write a figure as `NAME.png` and `NAME.svg`."""
     for kind in ("png", "svg"):
         picture = io.BytesIO()
         drawn.savefig(picture, format=kind, dpi=150)
-        write_whole(folder / f"figure.{kind}", picture.getvalue())
+        write_whole(folder / f"{name}.{kind}", picture.getvalue())
 
 
 def write_clients(path: Path, federation: Federation, model: Model, runs: Sequence[Run]) -> None:

@@ -3,12 +3,16 @@
 import difflib
 
 from fedprox.errors import InputError
-from fedprox.reproduce import fedprox, fedprox_draft
+from fedprox.reproduce import fedprox, fedprox_draft, models
 from fedprox.reproduce.item import Item
 
 ITEMS: dict[str, Item] = {
     f"{paper}/{name}": item
-    for paper, items in (("fedprox", fedprox.ITEMS), ("fedprox-draft", fedprox_draft.ITEMS))
+    for paper, items in (
+        ("fedprox", fedprox.ITEMS),
+        ("fedprox-draft", fedprox_draft.ITEMS),
+        ("models", models.ITEMS),
+    )
     for name, item in items.items()
 }
 

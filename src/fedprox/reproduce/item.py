@@ -123,6 +123,22 @@ class Statistics(NamedTuple):
     note: str = ""
 
 
+class Score(NamedTuple):
+    """A row of a table of accuracies.
+
+    Attributes:
+        title: The model and the data.
+        side: The run, and the label of a method in it.
+        paper: What the paper says, in words.
+        note: How ours differs, and what was scaled down.
+    """
+
+    title: str
+    side: Side
+    paper: str
+    note: str = ""
+
+
 @dataclass(frozen=True)
 class Item:
     """A figure or table of a paper.
@@ -137,6 +153,7 @@ class Item:
         rows: The figure, from the top.
         claims: The paper's claims.
         statistics: The paper's table of data sets.
+        scores: A table of accuracies.
         notes: What must be known to read it.
     """
 
@@ -147,6 +164,7 @@ class Item:
     rows: tuple[Row, ...] = ()
     claims: tuple[Claim, ...] = ()
     statistics: tuple[Statistics, ...] = ()
+    scores: tuple[Score, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -185,22 +203,27 @@ GENERATED = ("synthetic", "synthetic-feddyn")
 """Data sets that are drawn: seed s of a run goes with seed s of the data."""
 
 
+MOST_SEEDS = "most_seeds"
+"""A key of a run beside those of an experiment: how many of a scale's seeds it can afford."""
+
+
 def expand(table: Table, scale: Scale) -> dict[str, Table]:
     """The experiments that stand behind a run at a scale, by what is added to its name.
 
-    There is one with all seeds; or, where the data are generated or the run's seed is fixed, one
-    for each seed of the data.
+    There is one with all seeds, but for `MOST_SEEDS`; or, where the data are generated or the run's
+    seed is fixed, one for each seed of the data.
 
     >>> table = {"rounds": 200, "data": {"name": "synthetic"}}
     >>> expand(table, Scale("short", 5, (0, 1)))["-seed-1"]
     {'rounds': 40, 'data': {'name': 'synthetic', 'seed': 1}, 'seed': 1}
     """
     less = table | {"rounds": max(table["rounds"] // scale.divisor, 1)}
+    seeds = scale.seeds[: less.pop(MOST_SEEDS, None)]
     if "seed" not in table and table["data"]["name"] not in GENERATED:
-        return {"": less | {"seed": list(scale.seeds)}}
+        return {"": less | {"seed": list(seeds)}}
     return {
         f"-seed-{s}": less | {"data": table["data"] | {"seed": s}, "seed": table.get("seed", s)}
-        for s in scale.seeds
+        for s in seeds
     }
 
 
@@ -216,8 +239,12 @@ class Task(NamedTuple):
         rounds: Rounds of its figures.
         clients_per_round: K.
         evaluate_every: Rounds between evaluations.
-        note: How ours differs from the paper's.
+        note: How ours differs from the paper's, and what was scaled down.
         missing: Why it cannot be run, where it cannot.
+        model: `[model]` of an experiment.
+        client_rows: Rows of each client that are used at most.
+        evaluate_rows: Rows of each client that evaluations read at most.
+        seeds: Most seeds, where the machine is too slow for all.
     """
 
     key: str
@@ -230,6 +257,10 @@ class Task(NamedTuple):
     evaluate_every: int = 1
     note: str = ""
     missing: str = ""
+    model: Table = {"name": "logistic"}  # noqa: RUF012 (never changed)
+    client_rows: int | None = None
+    evaluate_rows: int | None = None
+    seeds: int | None = None
 
     def experiment(
         self,
@@ -241,10 +272,17 @@ class Task(NamedTuple):
         rounds: int | None = None,
     ) -> Table:
         """An experiment on it as TOML would hold it; batch 10, as in all the papers' figures."""
+        limits = {
+            "client_rows": self.client_rows,
+            "evaluate_rows": self.evaluate_rows,
+            MOST_SEEDS: self.seeds,
+        }
         return {
             "rounds": rounds or self.rounds,
             "evaluate_every": self.evaluate_every,
+            **{key: value for key, value in limits.items() if value is not None},
             "data": dict(self.data),
+            "model": dict(self.model),
             "cohort": {
                 "clients_per_round": clients_per_round or self.clients_per_round,
                 "sampling": sampling,

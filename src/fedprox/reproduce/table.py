@@ -46,6 +46,8 @@ def table(
         lines += [note, ""]
     if item.statistics:
         lines += _statistics(item.statistics, statistics)
+    if item.scores:
+        lines += _scores(item, scale, measured)
     if item.claims:
         lines += [HOW, ""]
     judged = [(claim, judge(claim, measured)) for claim in item.claims]
@@ -88,6 +90,27 @@ def _statistics(rows: Sequence[Statistics], found: Mapping[str, NDArray[np.float
         made = f"{len(ours)} draws" if np.ptp(ours, axis=0).any() else ""
         body.append(["", "ours", *shown, "; ".join(filter(None, [made, row.note]))])
     return _grid(header, body)
+
+
+def _scores(item: Item, scale: Scale, measured: Measured) -> list[str]:
+    header = ["model and data", "paper", "ours, best", "at the end", "made with"]
+    body = []
+    for score in item.scores:
+        group = pick(measured[score.side.run], score.side.label)
+        curves = [series.of("test_accuracy") for series in group]
+        best, last = (
+            np.array([f(curve) for curve in curves]) for f in (np.nanmax, lambda c: c[-1])
+        )
+        rounds = item.runs[score.side.run]["rounds"]
+        body.append(
+            [
+                score.title,
+                score.paper,
+                *(_spread(values, "test_accuracy", brackets=False) for values in (best, last)),
+                _scaled([rounds], scale, len(group), score.note),
+            ]
+        )
+    return ["Test accuracy.", "", *_grid(header, body)]
 
 
 def _averages(claims: Sequence[tuple[Claim, Sequence[Judged]]]) -> list[str]:
@@ -152,10 +175,14 @@ def _tally(found: Sequence[Judged]) -> str:
 def _made_with(one: Judged, item: Item, scale: Scale) -> str:
     runs = {side.run: None for side in (one.comparison.greater, one.comparison.less)}
     rounds = sorted({item.runs[run]["rounds"] for run in runs})
+    return _scaled(rounds, scale, len(one.greater), one.comparison.note)
+
+
+def _scaled(rounds: Sequence[int], scale: Scale, seeds: int, note: str) -> str:
+    """How much of the paper's work was done, and what else differs."""
     done = [max(count // scale.divisor, 1) for count in rounds]
     shown = _numbers(done) if scale.divisor == 1 else f"{_numbers(done)} of {_numbers(rounds)}"
-    count = len(scale.seeds)
-    parts = [f"{shown} rounds", f"{count} seed{'s' if count > 1 else ''}", one.comparison.note]
+    parts = [f"{shown} rounds", f"{seeds} seed{'s' if seeds > 1 else ''}", note]
     return "; ".join(filter(None, parts))
 
 

@@ -1,0 +1,357 @@
+"""The papers' models: a client's step in a compiled round against the same step in torch.
+
+    python -m benchmarks.models [NAME ...]
+
+A round is ten clients (on an accelerator also fifty), each with some mini-batches of made-up data
+of the right shape; the library runs it as `simulate` does, torch as a plain loop over the clients.
+Both take turns, the fastest of several runs counts, and both are held against the fastest product
+of two large matrices that was seen. Operations are counted from the layers' shapes: the products
+of a step forwards and for both gradients, without the one for the input of the first layer.
+"""
+
+import argparse
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+import fedprox as fp
+from benchmarks import torch_models, torch_recurrent
+from fedprox.model import weighted_loss
+
+Array = NDArray[Any]
+
+REPEATS = 5
+SECONDS = 0.5
+"""About how long one timed run should take."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model of the table.
+
+    Attributes:
+        name: Its name there.
+        batch: Rows B of a mini-batch.
+        model: Our model for a federation.
+        torch: The same as a torch module, of images with their channels in front.
+        shape: Shape of one example.
+        products: Multiply-and-add operations of each layer's product for one example.
+        classes: Number of classes.
+        tokens: Number of different tokens where features are tokens, else 0.
+        labels: Shape of one example's labels.
+        learns_input: Whether the first product needs a gradient in its input (after an embedding).
+        wanted: How many times as fast as torch it is asked to be.
+    """
+
+    name: str
+    batch: int
+    model: Callable[[fp.Federation], fp.Model]
+    torch: Callable[[], Any]
+    shape: tuple[int, ...]
+    products: tuple[int, ...]
+    classes: int = 10
+    tokens: int = 0
+    labels: tuple[int, ...] = ()
+    learns_input: bool = False
+    wanted: float | None = None
+
+    @property
+    def operations(self) -> float:
+        """Floating-point operations of a step."""
+        free = 0 if self.learns_input else self.products[0]
+        return 2.0 * self.batch * (3 * sum(self.products) - free)
+
+    def federation(self, clients: int, steps: int) -> fp.Federation:
+        """Made-up data: each client has `steps` mini-batches."""
+        rng, rows = np.random.default_rng(0), steps * self.batch
+
+        def client() -> tuple[Array, Array]:
+            size = (rows, *self.shape)
+            x = rng.integers(self.tokens, size=size) if self.tokens else rng.normal(size=size)
+            kind = np.int32 if self.tokens else np.float32
+            return x.astype(kind), rng.integers(self.classes, size=(rows, *self.labels))
+
+        data = [client() for _ in range(clients)]
+        return fp.Federation.from_arrays(data, classes=self.classes)
+
+
+def resnet_products() -> tuple[int, ...]:
+    """The products of ResNet-18 on 32x32 images."""
+    stem, blocks = 16 * 16 * 7 * 7 * 3 * 64, []
+    for side, inputs, outputs in ((8, 64, 64), (4, 64, 128), (2, 128, 256), (1, 256, 512)):
+        shortcut = side * side * inputs * outputs if inputs != outputs else 0
+        blocks += [side * side * 9 * outputs * (inputs + 3 * outputs), shortcut]
+    return (stem, *blocks, 512 * 10)
+
+
+def lstm_products(length: int, width: int, *units: int) -> tuple[int, ...]:
+    """The products of layers of LSTM: of each one's inputs, and of its own outputs."""
+    layers = zip((width, *units[:-1]), units, strict=True)
+    return tuple(length * 4 * h * size for d, h in layers for size in (d, h))
+
+
+ROWS = (
+    Row(
+        "logistic",
+        10,
+        fp.models.logistic,
+        torch_models.logistic,
+        (784,),
+        (784 * 10,),
+        wanted=10.0,
+    ),
+    Row(
+        "2NN",
+        10,
+        partial(fp.models.mlp, hidden=[200, 200]),
+        torch_models.two_layers,
+        (784,),
+        (784 * 200, 200 * 200, 200 * 10),
+    ),
+    Row(
+        "MNIST CNN",
+        10,
+        fp.models.mnist_cnn,
+        torch_models.mnist_cnn,
+        (28, 28, 1),
+        (28 * 28 * 25 * 32, 14 * 14 * 25 * 32 * 64, 3136 * 512, 512 * 10),
+        wanted=1.0,
+    ),
+    Row(
+        "CIFAR CNN 24x24",
+        50,
+        fp.models.cifar_cnn,
+        torch_models.cifar_cnn,
+        (24, 24, 3),
+        (24 * 24 * 75 * 64, 12 * 12 * 1600 * 64, 2304 * 384, 384 * 192, 192 * 10),
+    ),
+    Row(
+        "FedDyn CNN",
+        50,
+        fp.models.feddyn_cnn,
+        torch_models.feddyn_cnn,
+        (32, 32, 3),
+        (28 * 28 * 75 * 64, 10 * 10 * 1600 * 64, 1600 * 384, 384 * 192, 192 * 10),
+        wanted=0.9,
+    ),
+    Row(
+        "ResNet-18",
+        50,
+        fp.models.resnet18,
+        torch_models.resnet18,
+        (32, 32, 3),
+        resnet_products(),
+    ),
+    Row(
+        "character LSTM 2x100",
+        10,
+        fp.models.char_lstm,
+        partial(torch_recurrent.char_lstm, 100),
+        (80,),
+        (*lstm_products(80, 8, 100, 100), 100 * 80),
+        classes=80,
+        tokens=80,
+        learns_input=True,
+        wanted=1.2,
+    ),
+    Row(
+        "character LSTM 2x256",
+        10,
+        partial(fp.models.char_lstm, hidden=256),
+        partial(torch_recurrent.char_lstm, 256),
+        (80,),
+        (*lstm_products(80, 8, 256, 256), 256 * 80),
+        classes=80,
+        tokens=80,
+        learns_input=True,
+        wanted=1.0,
+    ),
+    Row(
+        "FedAvg's character LSTM",
+        10,
+        fp.models.char_lstm_fedavg,
+        torch_recurrent.char_lstm_fedavg,
+        (80,),
+        (*lstm_products(80, 8, 256, 256), 80 * 256 * 258),
+        classes=258,
+        tokens=258,
+        labels=(80,),
+        learns_input=True,
+    ),
+    Row(
+        "sentiment LSTM 2x256",
+        10,
+        fp.models.sentiment_lstm,
+        partial(torch_recurrent.sentiment_lstm, 256),
+        (25, 300),
+        (*lstm_products(25, 300, 256, 256), 256 * 30, 30),
+        classes=2,
+    ),
+    Row(
+        "word LSTM",
+        10,
+        fp.models.word_lstm,
+        torch_recurrent.word_lstm,
+        (10,),
+        (*lstm_products(10, 192, 256), 10 * 256 * 10_000),
+        classes=10_000,
+        tokens=10_000,
+        labels=(10,),
+        learns_input=True,
+    ),
+)
+
+
+def our_round(federation: fp.Federation, row: Row, rounds: int) -> fp.Run:
+    """Rounds of all clients, and two evaluations of one row of each."""
+    return fp.simulate(
+        federation,
+        row.model(federation),
+        fp.fedavg(),
+        solver=fp.Solver(0.01, row.batch, epochs=1),
+        cohort=fp.Cohort(len(federation)),
+        rounds=rounds,
+        evaluate_every=rounds,
+        evaluate_rows=1,
+        measure_gradients=False,
+    )[0]
+
+
+def our_step(federation: fp.Federation, row: Row) -> Callable[[], object]:
+    """One step by itself, called from Python."""
+    model = row.model(federation)
+    params = model.init(jax.random.key(0))
+    x, y = (jax.numpy.asarray(a[: row.batch]) for a in federation.train.client(0))
+    weights = jax.numpy.full(row.batch, 1 / row.batch)
+
+    @jax.jit
+    def step(params: Any) -> Any:
+        gradient = jax.grad(weighted_loss, argnums=1)(model, params, x, y, weights)
+        return jax.tree.map(lambda w, g: w - 0.01 * g, params, gradient)
+
+    return lambda: jax.block_until_ready(step(params))
+
+
+def fastest(run: Callable[[], object], repeats: int) -> float:
+    """Seconds of the fastest of some calls."""
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def ceiling() -> tuple[float, float]:
+    """GFLOP/s of a product of two large matrices: by jax, by torch."""
+    size = 2048
+    a = jax.numpy.ones((size, size))
+    product = jax.jit(lambda a: a @ a)
+    b = torch_models.to_device(np.ones((size, size), np.float32))
+
+    def by_torch() -> None:
+        b @ b
+        torch_models.wait()
+
+    jax.block_until_ready(product(a))
+    by_torch()
+    operations = 2e-9 * size**3
+    ours = operations / fastest(lambda: product(a).block_until_ready(), 10)
+    return ours, operations / fastest(by_torch, 10)
+
+
+def compare(row: Row, clients: int, best: float) -> tuple[str, ...]:
+    """A row of the table."""
+    steps = 5
+    federation = row.federation(clients, steps)
+    module = torch_models.Loop(row.torch(), federation, row.batch)
+    alone = our_step(federation, row)
+    alone()
+    module.step()
+    cold = our_round(federation, row, 1)
+    module.round()
+    rounds = max(1, math.ceil(SECONDS / fastest(module.round, 1)))
+    ours, theirs, our_one, their_one = (math.inf,) * 4
+    for _ in range(REPEATS):
+        ours = min(ours, our_round(federation, row, rounds).run_seconds / rounds)
+        theirs = min(theirs, fastest(module.round, rounds))
+        our_one = min(our_one, fastest(alone, 10))
+        their_one = min(their_one, fastest(module.step, 10))
+    each = clients * steps
+    parameters = sum(a.size for a in jax.tree.leaves(cold.params))
+    data = federation.train.x.nbytes + federation.train.y.nbytes
+    gflops = 1e-9 * row.operations * each / ours
+    return (
+        row.name,
+        str(row.batch),
+        str(clients),
+        f"{parameters:,}",
+        f"{1e3 * our_one:.3f}",
+        f"{1e3 * their_one:.3f}",
+        f"{1e3 * ours / each:.3f}",
+        f"{1e3 * theirs / each:.3f}",
+        f"{theirs / ours:.2f}",
+        "" if row.wanted is None else f"{row.wanted:g}",
+        f"{gflops:.0f}",
+        f"{100 * gflops / best:.0f} %",
+        f"{cold.compile_seconds:.1f}",
+        f"{(cold.memory - data) / 2**20:.1f}",
+        f"{(cold.memory - data) / (4 * parameters):.1f}",
+    )
+
+
+def main() -> None:
+    """Time the models that are named, or all, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="rows of the table; all if none")
+    names = parser.parse_args().names
+    fp.use_cpu_devices(10)
+    console = Console(width=190)
+    by_jax, by_torch = ceiling()
+    best = max(by_jax, by_torch)
+    table = Table(
+        title=f"{jax.devices()[0].device_kind}; product of large matrices: "
+        f"jax {by_jax:.0f}, torch {by_torch:.0f} GFLOP/s",
+        box=None,
+    )
+    for header in (
+        "model",
+        "B",
+        "clients",
+        "parameters",
+        "step ms",
+        "torch ms",
+        "in a round ms",
+        "torch ms",
+        "torch / ours",
+        "wanted",
+        "GFLOP/s",
+        "of ceiling",
+        "compile s",
+        "memory MiB",
+        "in models",
+    ):
+        table.add_column(header, justify="left" if header == "model" else "right")
+    with tempfile.TemporaryDirectory() as folder:
+        fp.use_compilation_cache(Path(folder))
+        for row in ROWS:
+            if not names or row.name in names:
+                for clients in (10,) if jax.default_backend() == "cpu" else (10, 50):
+                    table.add_row(*compare(row, clients, best))
+                    console.print(f"{row.name}, {clients} clients: done")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

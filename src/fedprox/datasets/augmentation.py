@@ -1,0 +1,146 @@
+"""Random changes of training images, compiled inside the round, and what evaluation sees instead.
+
+Images are bytes of shape (B, height, width, channels). A function of training takes a random key
+and such a batch, and every image gets draws of its own; a function of evaluation takes the batch
+alone. Windows are cut by reading pixels at computed places, which XLA fuses with what follows: 0.2
+ms for 50 CIFAR images on one CPU core inside a compiled loop, against 0.3 for slices of each image
+and 0.6 for products with selection matrices.
+"""
+
+import jax
+import jax.numpy as jnp
+
+Channels = tuple[float, ...]
+
+FEDAVG_SIDE = 24
+"""Side of the crops that McMahan et al. 2017 train and test on."""
+
+
+def fedavg_training(key: jax.Array, images: jax.Array) -> jax.Array:
+    """Random crop, flip, brightness, contrast, then whitening (McMahan et al. 2017, section 3).
+
+    The paper names the steps; sizes and ranges are those of the TensorFlow tutorial that it takes
+    its model from: a window of 24 x 24 pixels, mirrored with probability 1/2, brightness shifted by
+    up to 63 of 255, contrast multiplied by 0.2 to 1.8 about each channel's mean. Whitening
+    subtracts an image's mean, so the shift of brightness has no effect in the end.
+
+    Args:
+        key: Random key.
+        images: Bytes, shape (B, height, width, channels), at least 24 x 24.
+
+    Returns:
+        float32, shape (B, 24, 24, channels).
+    """
+    count, height, width, _ = images.shape
+    places, flips, shifts, factors = jax.random.split(key, 4)
+    room = jnp.array([height, width]) - FEDAVG_SIDE
+    top, left = jax.random.randint(places, (count, 2), 0, room + 1).T
+    flip = jax.random.bernoulli(flips, shape=(count,))
+    shift = jax.random.uniform(shifts, (count,), minval=-63, maxval=63)
+    factor = jax.random.uniform(factors, (count,), minval=0.2, maxval=1.8)
+    window = crop(images, top, left, flip, FEDAVG_SIDE).astype(jnp.float32)
+    return whiten(contrast(window + shift[:, None, None, None], factor))
+
+
+def fedavg_evaluation(images: jax.Array) -> jax.Array:
+    """The middle 24 x 24 pixels, whitened: what test images look like beside `fedavg_training`."""
+    top, left = ((length - FEDAVG_SIDE) // 2 for length in images.shape[1:3])
+    window = images[:, top : top + FEDAVG_SIDE, left : left + FEDAVG_SIDE]
+    return whiten(window.astype(jnp.float32))
+
+
+def feddyn_training(
+    key: jax.Array, images: jax.Array, mean: Channels, deviation: Channels
+) -> jax.Array:
+    """Standardise; then flips and shifted windows (Acar et al. 2021, by the authors' code).
+
+    With probability 1/2 an image is mirrored; independently with probability 1/2 it is padded by 4
+    zeros on all sides and a random window of its own size is cut. Zero is the mean here, since
+    padding comes after standardisation.
+
+    Args:
+        key: Random key.
+        images: Bytes, shape (B, side, side, channels).
+        mean: Mean of each channel, in units of 255.
+        deviation: Standard deviation of each channel, in units of 255.
+
+    Returns:
+        float32, shape (B, side, side, channels).
+    """
+    count, side = images.shape[:2]
+    places, flips, crops = jax.random.split(key, 3)
+    moved = jax.random.bernoulli(crops, shape=(count,))
+    places = jax.random.randint(places, (2, count), -4, 5)
+    top, left = jnp.where(moved, places, 0)
+    flip = jax.random.bernoulli(flips, shape=(count,))
+    # bytes have no value that stands for the mean, so what lies outside is set afterwards
+    window = standardise(crop(images, top, left, flip, side), mean, deviation)
+    inside = _inside(top, side, side)[:, :, None] & _inside(left, side, side)[:, None, :]
+    return jnp.where(inside[..., None], window, 0)
+
+
+def standardise(images: jax.Array, mean: Channels, deviation: Channels) -> jax.Array:
+    """(x / 255 - mean) / deviation, by channel."""
+    return (images.astype(jnp.float32) * (1 / 255) - jnp.array(mean)) / jnp.array(deviation)
+
+
+def crop(
+    images: jax.Array, top: jax.Array, left: jax.Array, flip: jax.Array, side: int
+) -> jax.Array:
+    """A window of each image, of the image or its mirror image.
+
+    Where it reaches outside, it holds the nearest pixel inside.
+
+    Args:
+        images: Shape (B, height, width, channels).
+        top: Row where each window begins, (B,); may be negative.
+        left: Column where it begins, (B,); may be negative.
+        flip: Whether the image is mirrored left to right before, (B,).
+        side: Rows and columns of the window.
+
+    >>> image = jnp.arange(9).reshape(1, 3, 3, 1)
+    >>> at = jnp.array([1])
+    >>> crop(image, at, at, jnp.array([False]), 2)[0, ..., 0].tolist()
+    [[4, 5], [7, 8]]
+    >>> crop(image, at, at, jnp.array([True]), 2)[0, ..., 0].tolist()
+    [[4, 3], [7, 6]]
+    """
+    count, height, width, _ = images.shape
+    rows = jnp.clip(top[:, None] + jnp.arange(side), 0, height - 1)
+    columns = jnp.clip(left[:, None] + jnp.arange(side), 0, width - 1)
+    columns = jnp.where(flip[:, None], width - 1 - columns, columns)
+    which = jnp.arange(count)[:, None, None]
+    places = images.at[which, rows[:, :, None], columns[:, None, :]]
+    return places.get(mode="promise_in_bounds")
+
+
+def _inside(begin: jax.Array, side: int, length: int) -> jax.Array:
+    """Which rows (or columns) of windows that begin there lie inside the image, (B, side)."""
+    rows = begin[:, None] + jnp.arange(side)
+    return (rows >= 0) & (rows < length)
+
+
+def contrast(images: jax.Array, factor: jax.Array) -> jax.Array:
+    """Each image's differences from its channels' means, times its factor.
+
+    >>> contrast(jnp.array([0.0, 2.0]).reshape(1, 1, 2, 1), jnp.array([3.0])).ravel().tolist()
+    [-2.0, 4.0]
+    """
+    means = images.mean(axis=(1, 2), keepdims=True)
+    return (images - means) * factor[:, None, None, None] + means
+
+
+def whiten(images: jax.Array) -> jax.Array:
+    """Each image with mean 0 and deviation 1 over all its pixels and channels.
+
+    The deviation is taken as at least 1 / sqrt(n) for n numbers, so that a flat image stays
+    finite.
+
+    >>> whiten(jnp.array([1.0, 3.0]).reshape(1, 1, 2, 1)).ravel().tolist()
+    [-1.0, 1.0]
+    """
+    axes = (1, 2, 3)
+    least = images[0].size ** -0.5
+    means = images.mean(axis=axes, keepdims=True)
+    deviation = jnp.maximum(images.std(axis=axes, keepdims=True), least)
+    return (images - means) / deviation

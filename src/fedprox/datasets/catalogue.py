@@ -1,0 +1,163 @@
+"""The catalogue: every data set, who used it, and the files that it is made of.
+
+To add a data set, write its file and enter it here. Its name is what experiment files say; its
+summary and its partitions are read from its function.
+"""
+
+import inspect
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedprox.datasets import sources
+from fedprox.datasets.cifar import cifar_10, cifar_100
+from fedprox.datasets.emnist import emnist_l
+from fedprox.datasets.femnist import femnist
+from fedprox.datasets.huggingface import hugging_face
+from fedprox.datasets.leaf import leaf
+from fedprox.datasets.mnist import mnist
+from fedprox.datasets.posts import posts
+from fedprox.datasets.sent140 import CSV as SENT140_CSV
+from fedprox.datasets.sent140 import sent140
+from fedprox.datasets.shakespeare import shakespeare
+from fedprox.datasets.sources import Source
+from fedprox.datasets.synthetic import synthetic, synthetic_feddyn
+from fedprox.federation import Federation
+
+
+class File(NamedTuple):
+    """A file of a data set.
+
+    Attributes:
+        folder: Its folder in the data folder, and in the cache.
+        source: Its name, checksum and addresses.
+        use: The options that need it, where the data set's defaults do not.
+        instead: Files that serve as well where they are in the data folder: names in `folder` or
+            at the top, or patterns of names in `folder`.
+    """
+
+    folder: str
+    source: Source
+    use: str = ""
+    instead: tuple[str, ...] = ()
+
+    def at_hand(self, data_dir: str | Path | None) -> Path | None:
+        """Where it lies already: in the data folder, else in the cache; None if it does not.
+
+        Raises:
+            InputError: The data folder does not exist.
+        """
+        home = sources.data_folder(data_dir)
+        if home is not None:
+            for name in self.instead:
+                fitting = (home / self.folder).glob(name)
+                found = sources.present(name, self.folder, data_dir) or next(fitting, None)
+                if found is not None:
+                    return found
+        return sources.at_hand(self.source, self.folder, data_dir)
+
+
+class DataSet(NamedTuple):
+    """A data set of the catalogue.
+
+    Attributes:
+        load: What makes the federation; its arguments are the options of an experiment file.
+        papers: The papers that use it, by the name of their method.
+        files: The files that it is made of; none where it is generated, or read from a path.
+    """
+
+    load: Callable[..., Federation]
+    papers: tuple[str, ...] = ()
+    files: tuple[File, ...] = ()
+
+    @property
+    def what(self) -> str:
+        """The first line of its function's documentation."""
+        return (inspect.getdoc(self.load) or "").partition("\n")[0].rstrip(".")
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """The values that its argument `partition` may have.
+
+        >>> CATALOGUE["mnist"].partitions[0]
+        'power-law'
+        """
+        parameter = inspect.signature(self.load).parameters.get("partition")
+        return _literals(parameter.annotation) if parameter else ()
+
+    @property
+    def brought(self) -> bool:
+        """Whether the user names where it is, by the option `path`."""
+        return "path" in inspect.signature(self.load).parameters
+
+
+def _literals(annotation: Any) -> tuple[str, ...]:
+    """The strings of a Literal, or of one inside a union."""
+    inside = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        return tuple(value for value in inside if isinstance(value, str))
+    return tuple(value for part in inside for value in _literals(part))
+
+
+CATALOGUE: dict[str, DataSet] = {
+    "synthetic": DataSet(synthetic, ("FedProx", "FedProx draft")),
+    "synthetic-feddyn": DataSet(synthetic_feddyn, ("FedDyn",)),
+    "mnist": DataSet(
+        mnist,
+        ("FedAvg", "FedProx", "FedProx draft", "FedDyn"),
+        (
+            *(File("mnist", source) for source in sources.MNIST.values()),
+            *(File("mnist", source, "writers") for source in sources.QMNIST.values()),
+        ),
+    ),
+    "femnist": DataSet(
+        femnist,
+        ("FedProx", "FedProx draft"),
+        (
+            File("emnist", sources.EMNIST, instead=("emnist_lowercase.npz",)),
+            *(
+                File("femnist", source, "writers", ("train/*.json", "femnist_300writers.npz"))
+                for source in sources.FEMNIST_SQLITE.values()
+            ),
+        ),
+    ),
+    "emnist-l": DataSet(
+        emnist_l,
+        ("FedDyn",),
+        (File("emnist", sources.EMNIST, instead=("emnist_letters_a_to_j.npz",)),),
+    ),
+    "cifar-10": DataSet(
+        cifar_10,
+        ("FedAvg", "FedDyn"),
+        (
+            File(
+                "cifar-10",
+                sources.CIFAR_10,
+                instead=("cifar-10-batches-py.tar.xz", "cifar-10-batches-py/data_batch_1"),
+            ),
+        ),
+    ),
+    "cifar-100": DataSet(
+        cifar_100,
+        ("FedDyn",),
+        (File("cifar-100", sources.CIFAR_100, instead=("cifar-100-python/train",)),),
+    ),
+    "shakespeare": DataSet(
+        shakespeare,
+        ("FedAvg", "FedProx", "FedProx draft", "FedDyn"),
+        (File("shakespeare", sources.SHAKESPEARE, instead=("100.txt.gz", "100.txt")),),
+    ),
+    "sent140": DataSet(
+        sent140,
+        ("FedProx", "FedProx draft"),
+        (
+            File("sent140", sources.SENT140, instead=(SENT140_CSV, "*.json", "*.json.gz")),
+            File("glove", sources.GLOVE, "word vectors", ("glove.6B.*d.txt",)),
+        ),
+    ),
+    "posts": DataSet(posts, ("FedAvg",)),
+    "leaf": DataSet(leaf, ("FedProx", "FedProx draft")),
+    "hugging-face": DataSet(hugging_face),
+}
+"""All data sets by name."""

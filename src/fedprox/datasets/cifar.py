@@ -1,0 +1,322 @@
+"""CIFAR-10 and CIFAR-100: small colour photographs (Krizhevsky 2009)."""
+
+import io
+import lzma
+import pickle
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.datasets import augmentation as augmentations
+from fedprox.datasets import partition as partitions
+from fedprox.datasets import sources
+from fedprox.datasets.cache import Arrays, prepared
+from fedprox.errors import InputError, require, require_one_of
+from fedprox.features import Prepared
+from fedprox.federation import Federation
+
+Partition = Literal["iid", "dirichlet"]
+Augmentation = Literal["none", "fedavg", "feddyn"]
+Stream = IO[bytes] | io.BufferedIOBase
+
+
+def cifar_10(
+    partition: Partition = "iid",
+    *,
+    clients: int = 100,
+    concentration: float | None = None,
+    size_spread: float = 0.0,
+    augmentation: Augmentation = "none",
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+) -> Federation:
+    """CIFAR-10's photographs of 32 x 32 pixels in 10 classes, divided over clients.
+
+    The 50,000 training images are divided as told; the 10,000 test images are dealt so that each
+    client has them in the mix of its training images. Images are kept as bytes.
+
+    Args:
+        partition: "iid": 500 images for each client (McMahan et al. 2017, section 3), or
+            "dirichlet": each client draws its own shares of the classes, with equal sizes (Acar et
+            al. 2021, appendix A.2); see `partition.dirichlet_by_client`.
+        clients: Number of clients.
+        concentration: Of "dirichlet" only: 0.6 where left out; 0.3 is the paper's other value.
+        size_spread: Standard deviation of the logarithm of a client's size: 0.3 for the
+            unbalanced sets of Acar et al.
+        augmentation: "none": standardised by the channels' means and deviations. "feddyn": the
+            same, and in training random flips and shifts. "fedavg": in training random 24 x 24
+            crops, flips, brightness and contrast, and in all measurements the middle 24 x 24
+            pixels; both whitened. See `augmentation.py`.
+        seed: Seed of the partition.
+        data_dir: Folder with `cifar-10/cifar-10-batches-py/`, `cifar-10/cifar-10-python.tar.gz` or
+            `cifar-10/cifar-10-batches-py.tar.xz`; else `FEDPROX_DATA`; else the archive is
+            downloaded once. An archive is unpacked once, into the cache.
+
+    Raises:
+        InputError: A file is missing or broken, or an argument is out of range.
+    """
+    return _federation(
+        CIFAR_10, partition, clients, concentration, size_spread, augmentation, seed, data_dir
+    )
+
+
+def cifar_100(
+    partition: Partition = "iid",
+    *,
+    clients: int = 100,
+    concentration: float | None = None,
+    size_spread: float = 0.0,
+    augmentation: Augmentation = "none",
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+) -> Federation:
+    """CIFAR-100's photographs of 32 x 32 pixels in 100 (fine) classes, divided over clients.
+
+    Args:
+        partition: As of `cifar_10`; Acar et al. 2021 use both. Their code gives each client of
+            "iid" exactly as many images of every class; the paper says at random, and so it is
+            here.
+        clients: Number of clients.
+        concentration: As of `cifar_10`.
+        size_spread: As of `cifar_10`.
+        augmentation: As of `cifar_10`.
+        seed: Seed of the partition.
+        data_dir: Folder with `cifar-100/cifar-100-python/` or `cifar-100/cifar-100-python.tar.gz`;
+            else `FEDPROX_DATA`; else the archive is downloaded once.
+
+    Raises:
+        InputError: A file is missing or broken, or an argument is out of range.
+    """
+    return _federation(
+        CIFAR_100, partition, clients, concentration, size_spread, augmentation, seed, data_dir
+    )
+
+
+class Cifar(NamedTuple):
+    """What is different between the two sets.
+
+    Attributes:
+        name: Its name, and that of its folder.
+        source: Its official archive.
+        others: Other names that the archive may have.
+        folder: The folder inside the archive.
+        train: Files with training images.
+        test: The file with test images.
+        labels: What the files call the labels.
+        classes: Number of classes.
+        standardised: Bytes -> standardised images, by the means and standard deviations of the
+            training images' channels that the authors of FedDyn give.
+        augmented: (key, bytes) -> the same, flipped and shifted at random.
+    """
+
+    name: str
+    source: sources.Source
+    others: tuple[str, ...]
+    folder: str
+    train: tuple[str, ...]
+    test: str
+    labels: bytes
+    classes: int
+    standardised: Callable[[jax.Array], jax.Array]
+    augmented: Callable[[jax.Array, jax.Array], jax.Array]
+
+
+_CHANNELS_10: dict[str, Any] = {
+    "mean": (0.491, 0.482, 0.447),
+    "deviation": (0.247, 0.243, 0.262),
+}
+_CHANNELS_100: dict[str, Any] = {
+    "mean": (0.5071, 0.4867, 0.4408),
+    "deviation": (0.2675, 0.2565, 0.2761),
+}
+
+CIFAR_10 = Cifar(
+    name="cifar-10",
+    source=sources.CIFAR_10,
+    others=("cifar-10-batches-py.tar.xz",),
+    folder="cifar-10-batches-py",
+    train=tuple(f"data_batch_{i}" for i in range(1, 6)),
+    test="test_batch",
+    labels=b"labels",
+    classes=10,
+    standardised=partial(augmentations.standardise, **_CHANNELS_10),
+    augmented=partial(augmentations.feddyn_training, **_CHANNELS_10),
+)
+
+CIFAR_100 = Cifar(
+    name="cifar-100",
+    source=sources.CIFAR_100,
+    others=(),
+    folder="cifar-100-python",
+    train=("train",),
+    test="test",
+    labels=b"fine_labels",
+    classes=100,
+    standardised=partial(augmentations.standardise, **_CHANNELS_100),
+    augmented=partial(augmentations.feddyn_training, **_CHANNELS_100),
+)
+
+
+def _federation(
+    cifar: Cifar,
+    partition: str,
+    clients: int,
+    concentration: float | None,
+    size_spread: float,
+    augmentation: str,
+    seed: int,
+    data_dir: str | Path | None,
+) -> Federation:
+    require_one_of("data.augmentation", augmentation, ("none", "fedavg", "feddyn"))
+    arrays = _arrays(cifar, data_dir)
+    parts = partitions.with_test_set(
+        partition,
+        arrays["train_y"],
+        arrays["test_y"],
+        clients=clients,
+        concentration=concentration,
+        size_spread=size_spread,
+        seed=seed,
+    )
+    measured, augment = {
+        "none": (cifar.standardised, None),
+        "feddyn": (cifar.standardised, cifar.augmented),
+        "fedavg": (augmentations.fedavg_evaluation, augmentations.fedavg_training),
+    }[augmentation]
+    train, test = (
+        partitions.take(Prepared(arrays[f"{part}_x"], measured), arrays[f"{part}_y"], of_part)
+        for part, of_part in zip(("train", "test"), parts, strict=True)
+    )
+    return Federation(train, test, cifar.classes, tuple(map(str, range(clients))), augment)
+
+
+def _arrays(cifar: Cifar, data_dir: str | Path | None) -> Arrays:
+    """Images (n, 32, 32, 3) and labels (n,) of both parts, as bytes."""
+    first = sources.present(f"{cifar.folder}/{cifar.train[0]}", cifar.name, data_dir)
+    if first is not None:
+        return _parse(cifar, first.parent, _unpacked(cifar, first.parent))
+    others = (sources.present(name, cifar.name, data_dir) for name in cifar.others)
+    archive = next((path for path in others if path), None)
+    if archive is None:
+        archive = sources.find(cifar.source, cifar.name, data_dir)
+    return prepared(
+        cifar.name, [archive], {}, lambda: _parse(cifar, archive, _members(cifar, archive))
+    )
+
+
+def _unpacked(cifar: Cifar, folder: Path) -> Iterator[tuple[str, Stream]]:
+    """The files of an unpacked archive."""
+    for name in (*cifar.train, cifar.test):
+        with sources.reading(folder / name, unpack=False) as file:
+            yield name, file
+
+
+def _members(cifar: Cifar, path: Path) -> Iterator[tuple[str, Stream]]:
+    """The same files of an archive, in whatever order, unpacked on the way."""
+    try:
+        with (
+            sources.reading(path, unpack=False) as packed,
+            tarfile.open(fileobj=packed, mode="r|*") as archive,
+        ):
+            for member in archive:
+                name = member.name.rsplit("/")[-1]
+                file = archive.extractfile(member) if member.isfile() else None
+                if file is not None and name in (*cifar.train, cifar.test):
+                    yield name, file
+    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+
+
+def _parse(cifar: Cifar, path: Path, files: Iterator[tuple[str, Stream]]) -> Arrays:
+    """All batches, checked, in one array for each part."""
+    found = {name: _batch(cifar, f"{path}/{name}", file) for name, file in files}
+    for name in (*cifar.train, cifar.test):
+        require(name in found, f"{path}: {name} is missing in this archive")
+    arrays = {}
+    for part, names in (("train", cifar.train), ("test", (cifar.test,))):
+        for i, kind in enumerate("xy"):
+            arrays[f"{part}_{kind}"] = np.concatenate([found[name][i] for name in names])
+    return arrays
+
+
+def _batch(cifar: Cifar, where: str, file: Stream) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Images and labels of a pickled batch, in which rows are planes of red, green and blue."""
+    content = _unpickle(where, file)
+    images, labels = content.get(b"data"), content.get(cifar.labels)
+    images = images.array if isinstance(images, _Bytes) else np.zeros((0, 0), np.uint8)
+    require(
+        images.ndim == 2
+        and images.shape[1] == 3072
+        and len(images) > 0
+        and isinstance(labels, list)
+        and len(labels) == len(images)
+        and all(isinstance(label, int) and 0 <= label < cifar.classes for label in labels),
+        f"{where}: not a batch of {cifar.name}: it needs 'data' of (n, 3072) bytes and n "
+        f"{cifar.labels.decode()!r} from 0 to {cifar.classes - 1}",
+    )
+    planes = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(planes), np.array(labels, np.uint8)
+
+
+class _Kind:
+    """The type of a pickled array."""
+
+    def __init__(self, name: Any, *_: Any) -> None:
+        if name not in ("u1", b"u1"):
+            raise pickle.UnpicklingError(f"an array of {name!r}; only bytes are allowed")
+
+    def __setstate__(self, state: Any) -> None:
+        """Byte order and the like, which bytes do not have."""
+
+
+class _Bytes:
+    """A pickled array of bytes."""
+
+    def __init__(self, *_: Any) -> None:
+        self.array: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, columns_first, content = state
+        if not isinstance(kind, _Kind) or columns_first not in (False, True):
+            raise pickle.UnpicklingError("an array that is not of bytes")
+        order: Literal["F", "C"] = "F" if columns_first else "C"
+        self.array = np.frombuffer(content, np.uint8).reshape(shape, order=order)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads plain containers, numbers, strings and arrays of bytes, and nothing else.
+
+    A pickle names what is to be called to rebuild it. Here nothing but the two classes above is
+    ever called, so a file can at worst be refused.
+    """
+
+    allowed = {  # noqa: RUF012
+        ("numpy.core.multiarray", "_reconstruct"): _Bytes,
+        ("numpy._core.multiarray", "_reconstruct"): _Bytes,
+        ("numpy", "ndarray"): None,
+        ("numpy", "dtype"): _Kind,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.allowed:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not allowed")
+        return self.allowed[module, name]
+
+
+def _unpickle(where: str, file: Stream) -> dict[bytes, Any]:
+    """A pickled dictionary of Python 2 or 3."""
+    try:
+        content = _Unpickler(file, encoding="bytes").load()
+    except Exception as error:
+        # a damaged pickle can fail in any way
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise InputError(f"{where}: not a pickle that can be read: {reason}") from None
+    require(isinstance(content, dict), f"{where}: not a pickled dictionary")
+    return {key.encode() if isinstance(key, str) else key: content[key] for key in content}

@@ -1,0 +1,244 @@
+"""Any labelled data set of the Hugging Face `datasets` library."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from fedprox.datasets import partition as partitions
+from fedprox.datasets.labelled import Labelled, Partition, check_numbers, divide, federation
+from fedprox.datasets.leaf import MOST_CLASSES
+from fedprox.datasets.mnist import unit
+from fedprox.datasets.sources import data_folder
+from fedprox.errors import InputError, require
+from fedprox.features import Features, Prepared
+from fedprox.federation import Federation
+
+Array = NDArray[Any]
+
+
+def hugging_face(
+    path: str,
+    *,
+    features: str | list[str],
+    label: str,
+    client: str | None = None,
+    subset: str | None = None,
+    train_share: float | None = None,
+    partition: Partition | None = None,
+    clients: int | None = None,
+    classes_per_client: int | None = None,
+    concentration: float | None = None,
+    size_spread: float | None = None,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+) -> Federation:
+    """A labelled data set of the Hugging Face `datasets` library.
+
+    Images, and arrays of bytes, are kept as bytes and become float32 in [0, 1] when they are read.
+    All other features become float32. Labels that are whole numbers or words are classes, words in
+    the order of the alphabet; others become float32.
+
+    Args:
+        path: A folder that `save_to_disk` made, as seen from here or from the data folder; else
+            what `load_dataset` takes, such as the name of a data set of the hub.
+        features: A column of images, of numbers or of equally long lists of numbers; or several
+            columns of numbers.
+        label: The column of labels.
+        client: The column that says whose row it is: a client for each of its values. Give this
+            or `partition`.
+        subset: Which of the data set's configurations, where it has several.
+        train_share: Share of rows to train on, where the data set's own division into "train" and
+            "test" (or "validation") is not wanted, or where it has none: then 0.8 if left out.
+            With `client` each client's rows are divided, else all rows.
+        partition: How rows are divided over clients; see `labelled.divide`.
+        clients: Of a partition only: number of clients.
+        classes_per_client: Of "classes-per-client" only.
+        concentration: Of the Dirichlet partitions only.
+        size_spread: Of "iid" and "dirichlet-by-client" only: standard deviation of the logarithm
+            of a client's size; 0 where left out.
+        seed: Seed of the partition, and of the division into training and test rows.
+        data_dir: The data folder; else `FEDPROX_DATA`.
+
+    Raises:
+        InputError: The library is not installed; the data set cannot be had; it has no such
+            column; a column's values are not alike or not numbers; or an argument is out of range.
+    """
+    require(
+        (client is None) != (partition is None),
+        "data: give either client, the column that names the clients, or partition",
+    )
+    numbers = {
+        "clients": clients,
+        "classes_per_client": classes_per_client,
+        "concentration": concentration,
+        "size_spread": size_spread,
+    }
+    check_numbers(partition, numbers)
+    columns = [features] if isinstance(features, str) else features
+    require(columns, "data.features = []; at least one column is needed")
+    splits = _splits(path, _load(path, subset, data_dir))
+    for column in (*columns, label, *([client] if client is not None else [])):
+        for split in splits:
+            require(
+                column in split.column_names,
+                f"{path}: no column {column!r}; it has {', '.join(split.column_names)}",
+            )
+    y, classes = _labels(path, splits, label)
+    rows = Labelled(_features(path, splits, columns), y)
+    # rows of the second split, which are for tests, follow those of the first
+    everything, cut = np.arange(len(y)), len(splits[0])
+    as_given = len(splits) == 2 and train_share is None
+    share = 0.8 if train_share is None else train_share
+    if client is None:
+        assert partition is not None
+        (train,), (test,) = (
+            ([everything[:cut]], [everything[cut:]])
+            if as_given
+            else partitions.split([everything], train_share=share, seed=seed)
+        )
+        pooled, pooled_test = (Labelled(rows.x[part], y[part]) for part in (train, test))
+        return divide(pooled, pooled_test, partition, numbers, classes=classes, seed=seed)
+    names, owned = partitions.natural(_names(path, splits, client))
+    if as_given:
+        parts = [part[part < cut] for part in owned], [part[part >= cut] for part in owned]
+        for name, part in zip(names, parts[0], strict=True):
+            require(
+                len(part),
+                f"{path}: client {name!r} has no training rows; data.train_share would divide all "
+                "rows of each client anew",
+            )
+    else:
+        parts = partitions.split(owned, train_share=share, seed=seed)
+    return federation(rows, rows, parts, classes=classes, names=names)
+
+
+def _load(path: str, subset: str | None, data_dir: str | Path | None) -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise InputError(
+            "hugging-face: the package datasets is not installed; pip install datasets"
+        ) from None
+    home = data_folder(data_dir)
+    places = [Path(path), *([home / path] if home else [])]
+    saved = (p for p in places if any((p / n).is_file() for n in ("state.json", SPLITS)))
+    folder = next(saved, None)
+    try:
+        if folder is not None:
+            return datasets.load_from_disk(str(folder))
+        return datasets.load_dataset(path, subset)
+    except Exception as error:  # of any type where a saved folder is damaged
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{path}: cannot be loaded: {reason}") from None
+
+
+SPLITS = "dataset_dict.json"
+"""The file that names the splits of a saved data set."""
+
+
+def _splits(path: str, loaded: Any) -> list[Any]:
+    """The split to train on and, where there is one, the split to test on."""
+    splits = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+    train = splits.pop("train", None)
+    if train is None and len(splits) == 1:
+        train = splits.popitem()[1]
+    if train is None:
+        raise InputError(f'{path}: no split "train"; it has {", ".join(splits)}')
+    require(len(train), f"{path}: no rows to train on")
+    test = splits.get("test", splits.get("validation"))
+    return [train] if test is None else [train, test]
+
+
+def _column(path: str, splits: list[Any], column: str) -> Array:
+    """The values of a column, of all splits; of type object where they are not numbers alike."""
+    parts = []
+    for split in splits:
+        if type(split.features[column]).__name__ == "Image":
+            split = _in_one_mode(split, column)
+        batches = split.select_columns(column).with_format("numpy").iter(BATCH)
+        shown = tqdm(batches, f"{path}: {column}", -(-len(split) // BATCH), delay=2, leave=False)
+        parts += [batch[column] for batch in shown]
+    kinds = {part.dtype.kind for part in parts}
+    if len({part.shape[1:] for part in parts}) > 1 or "O" in kinds or "U" in kinds:
+        values = np.empty(sum(map(len, parts)), object)
+        values[:] = [value for part in parts for value in part]
+        return values
+    return np.concatenate(parts)
+
+
+BATCH = 1000
+"""Rows decoded at a time."""
+
+
+def _in_one_mode(split: Any, column: str) -> Any:
+    """The split with all images grey, or all in colour, as its first one is."""
+    import datasets
+
+    mode = "L" if split[0][column].mode in ("1", "L") else "RGB"
+    return split.cast_column(column, datasets.Image(mode=mode))
+
+
+def _names(path: str, splits: list[Any], column: str) -> Array:
+    """The values of a column that names clients."""
+    values = _column(path, splits, column)
+    words = values.dtype == object and all(isinstance(value, str) for value in values)
+    require(
+        values.ndim == 1 and (words or values.dtype.kind in "iub"),
+        f"{path}: column {column!r} cannot name clients; each row needs a word or a whole number",
+    )
+    return values.astype(str) if words else values
+
+
+def _labels(path: str, splits: list[Any], column: str) -> tuple[Array, int]:
+    """Labels, and the number of classes, or 0 where they are not classes."""
+    values = _column(path, splits, column)
+    where = f"{path}: column {column!r}"
+    if values.dtype == object and all(isinstance(value, str) for value in values):
+        words, labels = np.unique(values.astype(str), return_inverse=True)
+        return labels.astype(np.int32), len(words)
+    require(
+        values.ndim == 1 and values.dtype.kind in "fiub",
+        f"{where} cannot be the label; each row needs a number or a word",
+    )
+    if values.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            numbers = values.astype(np.float32)
+        require(np.isfinite(numbers).all(), f"{where}: a label is missing, or not finite")
+        return numbers, 0
+    classes = getattr(splits[0].features[column], "num_classes", None)
+    most = MOST_CLASSES if classes is None else classes
+    bad = (values < 0) | (values >= most)
+    require(not bad.any(), f"{where}: label {values[bad][:1]}; labels are 0 to {most - 1}")
+    return values.astype(np.int32), int(values.max()) + 1 if classes is None else classes
+
+
+def _features(path: str, splits: list[Any], columns: list[str]) -> Features:
+    """One column of any shape, or several of numbers side by side."""
+    parts = []
+    for column in columns:
+        values = _column(path, splits, column)
+        where = f"{path}: column {column!r}"
+        if values.dtype == object:
+            text = any(isinstance(value, str) for value in values)
+            what = "holds text" if text else "has rows of different shape, or without a value"
+            raise InputError(f"{where} {what}; it must be images or numbers, all alike")
+        require(values.dtype.kind in "fiub", f"{where} holds {values.dtype}; not numbers")
+        kind = splits[0].features[column]
+        if len(columns) == 1 and (type(kind).__name__ == "Image" or _are_bytes(kind)):
+            return Prepared(values.astype(np.uint8), unit)
+        with np.errstate(over="ignore"):
+            values = values.astype(np.float32)
+        require(np.isfinite(values).all(), f"{where}: a value is missing, or not finite")
+        require(
+            len(columns) == 1 or values.ndim == 1,
+            f"{where} holds arrays; only columns of numbers can stand side by side",
+        )
+        parts.append(values)
+    return parts[0] if parts[0].ndim > 1 else np.stack(parts, axis=1)
+
+
+def _are_bytes(kind: Any) -> bool:
+    return type(kind).__name__.startswith("Array") and kind.dtype == "uint8"

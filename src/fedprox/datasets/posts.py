@@ -1,0 +1,216 @@
+"""Posts by author, for predicting the next word."""
+
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
+from fedprox.datasets.sequences import spans, unroll
+from fedprox.datasets.sources import data_folder, reading
+from fedprox.datasets.words import split_words
+from fedprox.errors import InputError, require, require_number, require_whole
+from fedprox.federation import Federation, Rows
+from fedprox.streams import Purpose, generator
+
+UNKNOWN, BEGIN = 0, 1
+"""The first two ids; those of the vocabulary's words follow."""
+
+UNROLL = 10
+WORDS_PER_AUTHOR = 5_000
+TEST_POSTS = 100_000
+
+
+def posts(
+    path: str,
+    *,
+    vocabulary: int = 10_000,
+    test_share: float = 0.1,
+    clients: int | None = None,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+) -> Federation:
+    """Posts of a file, one client to an author: the large-scale experiment of FedAvg.
+
+    McMahan et al. 2017 (section 3) train on 10 million posts of a social network, which are not
+    public, and this does the same with any posts: a vocabulary of 10,000 words, an unroll of 10
+    words, at most 5,000 words of an author, and at most 100,000 posts of other authors for
+    testing. The test posts belong to no client, but a federation's test rows do; they are dealt
+    out to the clients evenly and at random, so accuracy over all clients is accuracy over the test
+    posts, and a single client's test rows say nothing of the client.
+
+    Words are those of `words.split_words`, in lower case (the paper does not say). The vocabulary
+    has the most frequent words of the training posts. Ids: 0 is any other word, 1 the begin of a
+    post, and the words follow; all in all `vocabulary` of them, which are also the classes. A row
+    is 10 words, and its labels are the words that follow each: -1 after the end of a post and
+    where another word than the vocabulary's follows, which would make "unknown" a frequent right
+    answer. Rows without any label are left out, and then authors without rows.
+
+    Args:
+        path: The file, as seen from here or from the data folder: UTF-8 text, packed (.gz) or not,
+            with an author, a tab and a post in each line. The first reading keeps four bytes a
+            word, and each author and different word once.
+        vocabulary: Number of ids.
+        test_share: Share of the authors whose posts are for testing.
+        clients: Training authors, drawn at random; all where left out.
+        seed: Seed of the drawing.
+        data_dir: The data folder; else `FEDPROX_DATA`.
+
+    Raises:
+        InputError: The file is missing or broken, or an argument is out of range. The message
+            names the line.
+    """
+    require_whole("data.vocabulary", vocabulary, least=3)
+    require_number("data.test_share", test_share, most=1)
+    if clients is not None:
+        require_whole("data.clients", clients)
+    file = _file(path, data_dir)
+    found = _posts(file)
+    stream = generator(seed, Purpose.PARTITION)
+    order = stream.permutation(len(found.authors))
+    apart = round(test_share * len(order))
+    testing, training = order[:apart], order[apart:]
+    most = len(training)
+    require(most, f"data.test_share = {test_share}; of {apart} authors none is left to train on")
+    require(clients is None or clients <= most, f"data.clients = {clients}; there are {most}")
+    training = training[:clients]
+    train = _of_authors(found, training)
+    test = _of_authors(found, testing)
+    keep = np.sort(stream.permutation(len(test.begins))[:TEST_POSTS])
+    test = Posts(*(part[keep] for part in test))
+
+    ids = _ids(found, train, vocabulary)
+    x, y, owners = _rows(found.ids, ids, train)
+    test_x, test_y, _ = _rows(found.ids, ids, test)
+    names = np.unique(owners)
+    require(len(names), f"{file}: no author has a post with a word of the vocabulary")
+    sizes = np.bincount(np.searchsorted(names, owners), minlength=len(names))
+    deal = stream.permutation(len(test_x))
+    bounds = np.linspace(0, len(deal), len(names) + 1).astype(np.int64)
+    return Federation(
+        Rows(x, y, np.cumsum([0, *sizes])),
+        Rows(test_x[deal], test_y[deal], bounds),
+        vocabulary,
+        tuple(found.authors[k] for k in names),
+    )
+
+
+class Found(NamedTuple):
+    """All posts of a file.
+
+    Attributes:
+        authors: Their names, in order of appearance.
+        author: Each post's author, int32 (posts,).
+        ids: The words of all posts by number, int32 (words,): 0 for the first word to appear, 1
+            for the next new one, and so on.
+        offsets: Where each post's words begin and end, int64 (posts + 1,).
+        words: How many different words there are.
+    """
+
+    authors: list[str]
+    author: NDArray[np.int32]
+    ids: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    words: int
+
+
+class Posts(NamedTuple):
+    """Some posts, each as a stretch of `Found.ids`, and its author."""
+
+    begins: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    authors: NDArray[np.int64]
+
+
+def _of_authors(found: Found, authors: NDArray[np.int64]) -> Posts:
+    """The posts of some authors, author by author, each up to the author's last allowed word."""
+    chosen = np.flatnonzero(np.isin(found.author, authors))
+    chosen = chosen[np.argsort(found.author[chosen], kind="stable")]
+    author = found.author[chosen].astype(np.int64)
+    begins = found.offsets[chosen]
+    lengths = found.offsets[chosen + 1] - begins
+    before = np.cumsum(lengths) - lengths
+    first = np.searchsorted(author, author)  # the author's first post
+    lengths = np.clip(WORDS_PER_AUTHOR - (before - before[first]), 0, lengths)
+    kept = lengths > 0
+    return Posts(begins[kept], lengths[kept], author[kept])
+
+
+def _ids(found: Found, train: Posts, vocabulary: int) -> NDArray[np.int32]:
+    """Each word's id, by how frequent it is in the training posts."""
+    counts = np.bincount(found.ids[spans(train.begins, train.lengths)], minlength=found.words)
+    frequent = np.argsort(-counts, kind="stable")[: vocabulary - 2]
+    frequent = frequent[counts[frequent] > 0]
+    ids = np.full(found.words, UNKNOWN, np.int32)
+    ids[frequent] = np.arange(2, 2 + len(frequent))
+    return ids
+
+
+def _rows(
+    words: NDArray[np.int32], ids: NDArray[np.int32], chosen: Posts
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
+    """Words to read, words to predict, and the author, of each row."""
+    ends = np.cumsum(chosen.lengths + 1)
+    begins = ends - chosen.lengths - 1
+    text = np.full(ends[-1] if len(ends) else 0, BEGIN, np.int32)
+    text[spans(begins + 1, chosen.lengths)] = ids[words[spans(chosen.begins, chosen.lengths)]]
+    x, y, rows = unroll(text, begins, ends, UNROLL)
+    y[y == UNKNOWN] = -1
+    labelled = (y >= 0).any(axis=1)
+    return x[labelled], y[labelled], np.repeat(chosen.authors, rows)[labelled]
+
+
+def _file(path: str, data_dir: str | Path | None) -> Path:
+    folder = data_folder(data_dir)
+    places = [Path(path), *([folder / path] if folder else [])]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise InputError(f"data.path: no file {' or '.join(str(place) for place in places)}")
+    return found
+
+
+def _posts(path: Path) -> Found:
+    def build() -> Arrays:
+        authors: dict[str, int] = {}
+        words: dict[str, int] = {}
+        author, ids, offsets = array("i"), array("i"), array("q", [0])
+        for name, post in read_posts(path):
+            author.append(authors.setdefault(name, len(authors)))
+            ids.extend(words.setdefault(word, len(words)) for word in split_words(post.lower()))
+            offsets.append(len(ids))
+        require(len(ids), f"{path}: no posts")
+        text, ends = packed(authors)
+        return {
+            "author": np.frombuffer(author, np.int32),
+            "ids": np.frombuffer(ids, np.int32),
+            "offsets": np.frombuffer(offsets, np.int64),
+            "words": np.array([len(words)]),
+            "authors": text,
+            "authors_offsets": ends,
+        }
+
+    arrays = prepared("posts", [path], {}, build)
+    authors = unpacked(arrays["authors"], arrays["authors_offsets"])
+    return Found(
+        authors, arrays["author"], arrays["ids"], arrays["offsets"], int(arrays["words"][0])
+    )
+
+
+def read_posts(path: Path) -> Iterator[tuple[str, str]]:
+    """Author and post of each line, as a stream; empty lines are skipped.
+
+    Raises:
+        InputError: It cannot be read, or a line is not an author, a tab and a post.
+    """
+    with reading(path) as file:
+        for number, line in enumerate(file, 1):
+            text = line.rstrip(b"\r\n").decode("utf-8", "replace")
+            author, tab, post = text.partition("\t")
+            if text:
+                require(
+                    tab and author, f"{path}: line {number}: an author, a tab and a post are needed"
+                )
+                yield author, post

@@ -1,0 +1,260 @@
+"""Sentiment140 (Go et al. 2009): tweets by user, of good or bad mood."""
+
+import csv
+import io
+import json
+from array import array
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.datasets import partition as partitions
+from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
+from fedprox.datasets.sources import SENT140, data_folder, find, present, reading
+from fedprox.datasets.words import most_frequent, split_words, word_vectors
+from fedprox.errors import InputError, require, require_one_of, require_whole
+from fedprox.features import Vectors
+from fedprox.federation import Federation, Rows
+from fedprox.streams import Purpose, generator
+
+LENGTH = 25
+"""Tokens of a tweet that a model reads."""
+
+CSV = "training.1600000.processed.noemoticon.csv"
+
+Tweet = tuple[str, int, str]
+"""User, label and text."""
+
+
+def sent140(
+    tokens: Literal["words", "characters"] = "words",
+    *,
+    vectors: str | None = None,
+    vocabulary: int = 10_000,
+    keep_capitals: bool = False,
+    least: int = 31,
+    clients: int = 772,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+) -> Federation:
+    """Tweets with label 1 (glad) or 0 (sad), by what emoticon they had; a client is a user.
+
+    As in Li et al. 2020 (Table 1: 772 users, 40,783 tweets, mean 53, standard deviation 32), the
+    users are drawn at random among those with more than 30 tweets, and each user's tweets are
+    split 80/20 at random. The authors draw without a seed, so their table is met in distribution.
+    A tweet is read as its first 25 tokens; a shorter one is filled up with unknown tokens, which
+    are id 0 or the zero vector.
+
+    The data are the 1,600,000 tweets of the training file, or files in LEAF's layout. In the
+    latter a user may have fewer tweets than elsewhere: LEAF's test part with `-k 30`, for one,
+    holds about a tenth of each user's, 16,025 of 2,875 users, at least three each. There
+    `least = 5` leaves 1,473 users with 10,625 tweets, and `least = 10` 218 with 3,009.
+
+    Args:
+        tokens: "words": by `words.split_words`, as the authors' code does; or "characters", as the
+            paper says.
+        vectors: Word vectors that are not trained, such as "glove.6B.300d" (the paper's) or the
+            path of a file; see `words.word_vectors`. Features are then `Vectors` of shape (25, d).
+            Where left out, features are int32 ids (25,), for a model that trains an embedding.
+        vocabulary: Without `vectors`: number of ids. Id 0 is unknown, the others are the most
+            frequent tokens of training tweets.
+        keep_capitals: Tokens are made lower-case otherwise. GloVe has lower-case words only, and
+            the authors' code looks words up as they are written, so that all words with a capital
+            are unknown to it; this does so too.
+        least: Tweets that a user must have.
+        clients: Users drawn.
+        seed: Seed of the drawing and of the split.
+        data_dir: Folder with `sent140/trainingandtestdata.zip`, the training file out of it, or
+            `sent140/*.json` or `*.json.gz` in LEAF's layout (what comes first in this list; several
+            JSON files are joined); else `FEDPROX_DATA`; else the first is downloaded once. The
+            first reading takes 310 MB of memory, and 150 MB are kept in the cache.
+
+    Raises:
+        InputError: A file is missing or broken, or an argument is out of range.
+    """
+    require_one_of("data.tokens", tokens, ("words", "characters"))
+    require_whole("data.vocabulary", vocabulary, least=2)
+    require_whole("data.least", least)
+    require_whole("data.clients", clients)
+    tweets = _tweets(data_dir)
+    names, parts = _users(tweets, least, clients, seed)
+    train, test = (
+        [np.sort(part) for part in half]
+        for half in partitions.split(parts, train_share=0.8, seed=seed)
+    )
+
+    def split(tweet: str) -> list[str]:
+        tweet = tweet if keep_capitals else tweet.lower()
+        return (split_words(tweet) if tokens == "words" else list(tweet))[:LENGTH]
+
+    read = [
+        [split(tweet) for tweet in unpacked(tweets.text, tweets.offsets, np.concatenate(half))]
+        for half in (train, test)
+    ]
+    table, known = _ids(read[0], read[1], vectors, vocabulary, data_dir)
+
+    def rows(parts: list[NDArray[np.int64]], read: list[list[str]]) -> Rows:
+        ids = np.zeros((len(read), LENGTH), np.int32)
+        for row, found in zip(ids, read, strict=True):
+            row[: len(found)] = [known.get(token, 0) for token in found]
+        x = ids if table is None else Vectors(ids, table)
+        y = tweets.labels[np.concatenate(parts)].astype(np.int32)
+        return Rows(x, y, np.cumsum([0, *map(len, parts)]))
+
+    return Federation(rows(train, read[0]), rows(test, read[1]), 2, names)
+
+
+class Tweets(NamedTuple):
+    """All tweets.
+
+    Attributes:
+        user: Each tweet's user, int32 (tweets,).
+        labels: 1 glad, 0 sad; int8 (tweets,).
+        text: All texts; see `cache.packed`.
+        offsets: Where each begins.
+        names: The names of all users, packed likewise.
+        names_offsets: Where each begins.
+    """
+
+    user: NDArray[np.int32]
+    labels: NDArray[np.int8]
+    text: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    names: NDArray[np.uint8]
+    names_offsets: NDArray[np.int64]
+
+
+def _users(
+    tweets: Tweets, least: int, clients: int, seed: int
+) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
+    """The names of the drawn users, sorted, and the tweets of each."""
+    counts = np.bincount(tweets.user)
+    enough = np.flatnonzero(counts >= least)
+    require(
+        clients <= len(enough),
+        f"data.clients = {clients}; {len(enough)} users have at least {least} tweets (data.least)",
+    )
+    names = unpacked(tweets.names, tweets.names_offsets, enough)
+    by_name = sorted(range(len(enough)), key=lambda k: names[k])
+    drawn = np.sort(generator(seed, Purpose.PARTITION).permutation(len(enough))[:clients])
+    users = [by_name[k] for k in drawn]
+    order = np.argsort(tweets.user, kind="stable")
+    ends = np.cumsum(counts)
+    parts = [order[ends[k] - counts[k] : ends[k]] for k in enough[users]]
+    return tuple(names[k] for k in users), parts
+
+
+def _ids(
+    train: list[list[str]],
+    test: list[list[str]],
+    vectors: str | None,
+    vocabulary: int,
+    data_dir: str | Path | None,
+) -> tuple[NDArray[np.float32] | None, dict[str, int]]:
+    """The table of vectors, if any, and each known token's id."""
+    if vectors is None:
+        words = most_frequent(chain.from_iterable(train), vocabulary - 1)
+        return None, {word: k for k, word in enumerate(words, 1)}
+    words = sorted(set(chain.from_iterable(chain(train, test))))
+    table, ids = word_vectors(vectors, words, data_dir)
+    return table, dict(zip(words, ids.tolist(), strict=True))
+
+
+def _tweets(data_dir: str | Path | None) -> Tweets:
+    paths, rows = _files(data_dir)
+
+    def build() -> Arrays:
+        numbers: dict[str, int] = {}
+        user, labels = array("i"), array("b")
+
+        def texts() -> Iterator[str]:
+            for path in paths:
+                for name, label, text in rows(path):
+                    user.append(numbers.setdefault(name, len(numbers)))
+                    labels.append(label)
+                    yield text
+
+        text, offsets = packed(texts())
+        require(len(user), f"{paths[0]}: no tweets")
+        names, ends = packed(numbers)
+        return {
+            "user": np.frombuffer(user, np.int32),
+            "labels": np.frombuffer(labels, np.int8),
+            "text": text,
+            "offsets": offsets,
+            "names": names,
+            "names_offsets": ends,
+        }
+
+    arrays = prepared("sent140", paths, {}, build)
+    return Tweets(**arrays)
+
+
+def _files(data_dir: str | Path | None) -> tuple[list[Path], Any]:
+    """The files to read, and what reads them."""
+    found = present(SENT140.name, "sent140", data_dir) or present(CSV, "sent140", data_dir)
+    if found:
+        return [found], read_csv
+    folder = data_folder(data_dir)
+    if folder is not None:
+        json_files = sorted((folder / "sent140").glob("*.json*"))
+        if json_files:
+            return json_files, read_leaf
+    return [find(SENT140, "sent140", data_dir)], read_csv
+
+
+def read_csv(path: Path) -> Iterator[Tweet]:
+    """Tweets of Sentiment140's own file, or of the archive with it, as a stream.
+
+    Raises:
+        InputError: It cannot be read, or a row is not polarity (0 or 4), id, date, query, user and
+            text. The message names the line.
+    """
+    with reading(path, CSV) as file:
+        table = csv.reader(io.TextIOWrapper(file, "latin-1", newline=""))
+        try:
+            for row in table:
+                require(
+                    len(row) == 6 and row[0] in ("0", "4"),
+                    f"{path}: line {table.line_num}: polarity (0 or 4), id, date, query, user and "
+                    "text are needed",
+                )
+                yield row[4], int(row[0] == "4"), row[5]
+        except csv.Error as error:
+            raise InputError(f"{path}: line {table.line_num}: {error}") from None
+
+
+def read_leaf(path: Path) -> Iterator[Tweet]:
+    """Tweets of a JSON file in LEAF's layout: rows of id, date, query, user, text and part.
+
+    Labels are 0 and 1, or 0 and 4. The file is read whole.
+
+    Raises:
+        InputError: It is not JSON or not in this layout. The message names the user.
+    """
+    with reading(path) as file:
+        try:
+            content = json.loads(file.read())
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}: not JSON: {error}") from None
+    users = content.get("user_data") if isinstance(content, dict) else None
+    if not isinstance(users, dict):
+        raise InputError(f"{path}: the object 'user_data' is missing")
+    for name, data in users.items():
+        where = f"{path}: user {name!r}"
+        x, y = (data.get("x"), data.get("y")) if isinstance(data, dict) else (None, None)
+        if not (isinstance(x, list) and isinstance(y, list) and len(x) == len(y)):
+            raise InputError(f"{where}: lists 'x' and 'y' of one length are needed")
+        for row, label in zip(x, y, strict=True):
+            require(
+                isinstance(row, list) and len(row) >= 5 and isinstance(row[4], str),
+                f"{where}: a row of 'x' is not id, date, query, user, text",
+            )
+            require(
+                str(label) in ("0", "1", "4"), f"{where}: label {label!r}; it must be 0, 1 or 4"
+            )
+            yield name, int(str(label) != "0"), row[4]

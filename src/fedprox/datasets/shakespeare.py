@@ -1,0 +1,377 @@
+"""Shakespeare's plays by speaking role, for predicting the next character."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.datasets import partition as partitions
+from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
+from fedprox.datasets.sequences import unroll
+from fedprox.datasets.sources import SHAKESPEARE, find, present, reading
+from fedprox.errors import require, require_one_of, require_whole
+from fedprox.features import Windows
+from fedprox.federation import Federation, Rows
+from fedprox.streams import Purpose, generator
+
+ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""LEAF's 80 symbols, by class. It looks any other character up as -1, which as a label is the last
+class; ours is the last class everywhere. In the plays there is no other character, and no "\\n"."""
+
+WIDTH = 80
+"""Characters that a model reads."""
+
+BEGIN, END = 256, 257
+"""Symbols of a line's begin and end, beside its bytes."""
+
+Indices = NDArray[np.int64]
+
+
+def shakespeare(
+    partition: Literal["roles", "roles-2000", "iid-2000", "lines", "lines-iid"] = "roles",
+    *,
+    clients: int | None = None,
+    split: Literal["random", "time"] | None = None,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+) -> Federation:
+    """The Complete Works of William Shakespeare; a client is a role of a play.
+
+    Roles and lines are read by LEAF's rules, see `read_roles`. The text has 1,130 roles of more
+    than 80 characters with 4,226,206 windows; LEAF (Caldas et al. 2018) counts 1,129 with
+    4,226,158, one role of 48 windows less.
+
+    "roles", "roles-2000" and "iid-2000" ask for the character that follows 80 characters, one of
+    LEAF's 80 symbols. A role's lines are joined by spaces, and runs of spaces are one. Rows are
+    `Windows` of one text, which overlap.
+
+    * "roles": the Shakespeare data of Li et al. 2020 (Table 1: 143 roles, 517,106 windows, mean
+      3,616, standard deviation 6,808): 143 roles drawn at random. The authors' drawing has no seed,
+      and their command (a fifth of all windows) would give about 226 roles, so their table is met
+      in distribution only. Each role's windows are split 80/20 at random, as the paper says
+      (appendix C.2). So most test windows overlap with training windows; `split = "time"` avoids
+      that.
+    * "roles-2000": 100 roles of 2,000 consecutive training windows and 400 test windows each, of
+      roles that have more (Acar et al. 2021, appendix A.2). The windows begin at random places of
+      the role's first 80 % and of the rest, which share no character.
+    * "iid-2000": the same numbers, each window drawn at random from the same parts of all roles.
+
+    "lines" and "lines-iid" (McMahan et al. 2017, section 3) ask for the next character after every
+    character of a line: 258 symbols (bytes, begin and end of a line), unrolled for 80 characters,
+    one row for each line; the one line that is longer takes two rows. Labels have shape (rows, 80),
+    with -1 after the end.
+
+    * "lines": roles of at least three lines, the first 80 % of a role's lines for training and the
+      rest, at least one line, for testing. The text has 1,145 such roles, the paper 1,146; of at
+      least two lines, as the paper says, there are 1,202. Training lines have 3,577,551
+      characters and test lines 872,906, their ends included; in the paper 3,564,579 and 870,014.
+      A role has 74.5 training lines in the mean; the paper's Table 2 says 74 (u = 7.4 at E = 1 and
+      B = 10).
+    * "lines-iid": the same training and test lines, each dealt out evenly to as many clients.
+
+    Args:
+        partition: One of the five above.
+        clients: Number of clients where not the paper's; of "roles", "roles-2000" and "lines" that
+            many roles drawn at random. For "roles", 1,130 are all.
+        split: Of "roles" only: "random" where left out, or "time": the first 80 % of a role's
+            windows for training, and for testing those that share no character with them, as
+            later versions of LEAF do.
+        seed: Seed of the drawing and of the split.
+        data_dir: Folder with `shakespeare/100.txt.gz`, `100.txt` or `1994-01-100.zip`; else
+            `FEDPROX_DATA`; else the last is downloaded once. Its terms of use are World Library's:
+            personal, non-commercial.
+
+    Raises:
+        InputError: The text is missing, broken or another one, or an argument is out of range.
+    """
+    kinds = ("roles", "roles-2000", "iid-2000", "lines", "lines-iid")
+    require_one_of("data.partition", partition, kinds)
+    if partition == "roles":
+        require_one_of("data.split", split or "random", ("random", "time"))
+    else:
+        require(split is None, f'data.split = {split}; partition "{partition}" is split by time')
+    if clients is not None:
+        require_whole("data.clients", clients)
+    path = (
+        present("100.txt.gz", "shakespeare", data_dir)
+        or present("100.txt", "shakespeare", data_dir)
+        or find(SHAKESPEARE, "shakespeare", data_dir)
+    )
+    if partition == "lines":
+        return _lines_by_role(_lines(path), clients, seed)
+    if partition == "lines-iid":
+        return _lines_iid(_lines(path), clients, seed)
+    roles = _characters(path)
+    if partition == "roles":
+        return _roles(roles, 143 if clients is None else clients, split or "random", seed)
+    count = 100 if clients is None else clients
+    return (_roles_2000 if partition == "roles-2000" else _iid_2000)(roles, count, seed)
+
+
+class Roles(NamedTuple):
+    """Text by role.
+
+    Attributes:
+        names: Names of the roles, sorted.
+        text: Symbols of all roles, one role after another, shape (length,).
+        offsets: Where each role's text begins and ends, int64 (roles + 1,).
+    """
+
+    names: tuple[str, ...]
+    text: NDArray[np.uint8]
+    offsets: Indices
+
+
+class Lines(NamedTuple):
+    """Lines by role.
+
+    Attributes:
+        names: Names of the roles, sorted.
+        text: Symbols of all lines, one line after another, shape (length,).
+        lines: Where each line begins and ends in the text, int64 (lines + 1,).
+        offsets: Each role's first line, and the last role's last + 1, int64 (roles + 1,).
+    """
+
+    names: tuple[str, ...]
+    text: NDArray[np.uint16]
+    lines: Indices
+    offsets: Indices
+
+
+def _roles(roles: Roles, count: int, split: str, seed: int) -> Federation:
+    windows = _all_windows(roles)
+    chosen = _draw(np.flatnonzero([len(part) > 0 for part in windows]), count, seed)
+    parts = [windows[r] for r in chosen]
+    if split == "time":
+        train, test = _by_time(parts)
+    else:
+        train, test = (
+            [np.sort(part) for part in half]
+            for half in partitions.split(parts, train_share=0.8, seed=seed)
+        )
+    return _next_character(roles, train, test, tuple(roles.names[r] for r in chosen))
+
+
+def _roles_2000(roles: Roles, count: int, seed: int) -> Federation:
+    train, test = _by_time(_all_windows(roles))
+    enough = [len(a) > 2000 and len(b) > 400 for a, b in zip(train, test, strict=True)]
+    chosen = _draw(np.flatnonzero(enough), count, seed)
+
+    def stretch(windows: Indices, size: int, k: int) -> Indices:
+        begin = generator(seed, Purpose.SPLIT, size, k).integers(len(windows) - size)
+        return windows[begin : begin + size]
+
+    return _next_character(
+        roles,
+        [stretch(train[r], 2000, k) for k, r in enumerate(chosen)],
+        [stretch(test[r], 400, k) for k, r in enumerate(chosen)],
+        tuple(roles.names[r] for r in chosen),
+    )
+
+
+def _iid_2000(roles: Roles, count: int, seed: int) -> Federation:
+    pools = [np.concatenate(half) for half in _by_time(_all_windows(roles))]
+    most = min(len(pools[0]) // 2000, len(pools[1]) // 400)
+    require(count <= most, f"data.clients = {count}; the text has windows for {most}")
+    stream = generator(seed, Purpose.PARTITION)
+    train, test = (
+        np.split(stream.permutation(pool)[: count * size], count)
+        for pool, size in zip(pools, (2000, 400), strict=True)
+    )
+    return _next_character(roles, train, test, tuple(map(str, range(count))))
+
+
+def _lines_by_role(lines: Lines, count: int | None, seed: int) -> Federation:
+    everyone = np.arange(len(lines.names))
+    chosen = everyone if count is None else _draw(everyone, count, seed)
+    train, test = _first_lines(lines)
+    return _every_character(
+        lines,
+        [train[r] for r in chosen],
+        [test[r] for r in chosen],
+        tuple(lines.names[r] for r in chosen),
+    )
+
+
+def _lines_iid(lines: Lines, count: int | None, seed: int) -> Federation:
+    count = len(lines.names) if count is None else count
+    train, test = (
+        [half[rows] for rows in partitions.iid(len(half), clients=count, seed=seed)]
+        for half in map(np.concatenate, _first_lines(lines))
+    )
+    return _every_character(lines, train, test, tuple(map(str, range(count))))
+
+
+def _draw(among: Indices, count: int, seed: int) -> Indices:
+    """Some of the roles at random, in order."""
+    require(count <= len(among), f"data.clients = {count}; the text has {len(among)} such roles")
+    return np.sort(generator(seed, Purpose.PARTITION).permutation(among)[:count])
+
+
+def _all_windows(roles: Roles) -> list[Indices]:
+    """Where each role's windows begin: all that are followed by a character of the role."""
+    return [
+        np.arange(begin, end - WIDTH)
+        for begin, end in zip(roles.offsets, roles.offsets[1:], strict=False)
+    ]
+
+
+def _by_time(parts: list[Indices]) -> tuple[list[Indices], list[Indices]]:
+    """The first 80 % of consecutive windows, and those that share no character with them."""
+    cuts = [max(1, int(0.8 * len(part))) for part in parts]
+    return (
+        [part[:cut] for part, cut in zip(parts, cuts, strict=True)],
+        # the last training window ends, with its label, at the character before cut + 80
+        [part[cut + WIDTH :] for part, cut in zip(parts, cuts, strict=True)],
+    )
+
+
+def _first_lines(lines: Lines) -> tuple[list[Indices], list[Indices]]:
+    """Each role's first 80 % of lines, and the rest, at least one."""
+    parts = [np.arange(a, b) for a, b in zip(lines.offsets, lines.offsets[1:], strict=False)]
+    cuts = [len(part) - max(1, int(0.2 * len(part))) for part in parts]
+    return (
+        [part[:cut] for part, cut in zip(parts, cuts, strict=True)],
+        [part[cut:] for part, cut in zip(parts, cuts, strict=True)],
+    )
+
+
+def _next_character(
+    roles: Roles, train: list[Indices], test: list[Indices], names: tuple[str, ...]
+) -> Federation:
+    def rows(parts: list[Indices]) -> Rows:
+        starts = np.concatenate(parts).astype(np.int32)
+        y = roles.text[starts + WIDTH].astype(np.int32)
+        return Rows(Windows(roles.text, starts, WIDTH), y, _offsets(map(len, parts)))
+
+    return Federation(rows(train), rows(test), len(ALPHABET), names)
+
+
+def _every_character(
+    lines: Lines, train: list[Indices], test: list[Indices], names: tuple[str, ...]
+) -> Federation:
+    def rows(parts: list[Indices]) -> Rows:
+        chosen = np.concatenate(parts)
+        x, y, counts = unroll(lines.text, lines.lines[chosen], lines.lines[chosen + 1], WIDTH)
+        return Rows(x, y, np.cumsum([0, *counts])[_offsets(map(len, parts))])
+
+    return Federation(rows(train), rows(test), 258, names)
+
+
+def _offsets(sizes: Iterable[int]) -> Indices:
+    return np.cumsum([0, *sizes], dtype=np.int64)
+
+
+def _characters(path: Path) -> Roles:
+    """Each role's text in LEAF's symbols."""
+
+    def build() -> Arrays:
+        roles = _read(path)
+        symbols = np.full(256, len(ALPHABET) - 1, np.uint8)
+        symbols[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
+        texts = [
+            re.sub("  +", " ", " ".join(lines) + " ").encode("latin-1") for lines in roles.values()
+        ]
+        return {
+            **_packed(roles),
+            "text": symbols[np.frombuffer(b"".join(texts), np.uint8)],
+            "offsets": _offsets(map(len, texts)),
+        }
+
+    arrays = prepared("shakespeare-characters", [path], {}, build)
+    return Roles(_names(arrays), arrays["text"], arrays["offsets"])
+
+
+def _lines(path: Path) -> Lines:
+    """Each role's lines in bytes, with their begins and ends."""
+
+    def build() -> Arrays:
+        roles = _read(path)
+        lines = [line.encode("latin-1") for lines in roles.values() for line in lines]
+        offsets = _offsets(len(line) + 2 for line in lines)
+        text = np.empty(offsets[-1], np.uint16)
+        inner = np.ones(len(text), bool)
+        inner[offsets[:-1]] = inner[offsets[1:] - 1] = False
+        text[offsets[:-1]], text[offsets[1:] - 1] = BEGIN, END
+        text[inner] = np.frombuffer(b"".join(lines), np.uint8)
+        return {
+            **_packed(roles),
+            "text": text,
+            "offsets": _offsets(map(len, roles.values())),
+            "lines": offsets,
+        }
+
+    arrays = prepared("shakespeare-lines", [path], {}, build)
+    return Lines(_names(arrays), arrays["text"], arrays["lines"], arrays["offsets"])
+
+
+def _packed(names: Iterable[str]) -> Arrays:
+    text, offsets = packed(names)
+    return {"names": text, "names_offsets": offsets}
+
+
+def _names(arrays: Arrays) -> tuple[str, ...]:
+    return tuple(unpacked(arrays["names"], arrays["names_offsets"]))
+
+
+def _read(path: Path) -> dict[str, list[str]]:
+    """Roles of at least three lines, by name."""
+    with reading(path, "100.txt") as file:
+        roles = read_roles(line.decode("latin-1") for line in file)
+    kept = {name: roles[name] for name in sorted(roles) if len(roles[name]) >= 3}
+    require(kept, f"{path}: no roles found; it must be Project Gutenberg's etext 100 of 1994")
+    return kept
+
+
+def read_roles(lines: Iterable[str]) -> dict[str, list[str]]:
+    r"""Each role's lines, by LEAF's rules for the 1994 text.
+
+    A work begins with "by William Shakespeare"; its title is the last line above that is not empty.
+    A role begins to speak at a line of two spaces, a name of letters and spaces, a full stop and a
+    space; lines indented by four spaces go on. Capitals in names do not count. The Comedy of Errors
+    is not indented: there any line goes on, but for stage directions ("<...") and headings of acts,
+    which end a speech. The first work (the sonnets) and works with fewer than two roles (poems)
+    are left out.
+
+    Args:
+        lines: The text.
+
+    Returns:
+        {play_ROLE: its lines}, in the order of their first words.
+
+    >>> text = ["by William Shakespeare", "A PLAY", "", "by William Shakespeare", "  Ghost. Boo!"]
+    >>> read_roles([*text, "    Adieu.", "  PRINCE. O God!", "  Exeunt"])
+    {'A_PLAY_GHOST': ['Boo!', 'Adieu.'], 'A_PLAY_PRINCE': ['O God!']}
+    """
+    works: list[dict[str, list[str]]] = []
+    title, above, indented = "", "", True
+    speaking: list[str] | None = None
+    for line in lines:
+        line = line.rstrip("\r\n")
+        if "by William Shakespeare" in line:
+            works.append({})
+            title, speaking = above.strip(), None
+            indented = title != "THE COMEDY OF ERRORS"
+        elif works:
+            begin = re.match(f"{'  ' * indented}([a-zA-Z][a-zA-Z ]*)\\. (.*)", line)
+            if begin and not indented and begin[1].upper().startswith("ACT "):
+                speaking = None
+            elif begin:
+                name = re.sub(r"\W+", "_", f"{title}_{begin[1].upper()}")
+                speaking = works[-1].setdefault(name, [])
+                speaking.append(begin[2])
+            elif speaking is not None and not indented and line.startswith("<"):
+                speaking = None
+            elif speaking is not None and line.startswith("    " * indented):
+                speaking.append(line[4 * indented :])
+        if line.strip():
+            above = line
+    roles: dict[str, list[str]] = {}
+    for work in works[1:]:
+        if len(work) > 1:
+            for name, spoken in work.items():
+                roles.setdefault(name, []).extend(spoken)
+    return roles

@@ -1,0 +1,274 @@
+"""Data sets on a page: what there is, and how a federation's clients compare with the paper's."""
+
+import math
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+from fedprox.datasets.catalogue import CATALOGUE, DataSet, File
+from fedprox.datasets.sources import cache_folder, host
+from fedprox.datasets.statistics import PAPERS
+from fedprox.federation import Federation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CLIENTS_SHOWN, CLASSES_SHOWN = 60, 100
+"""Rows and columns of the picture of label mixes, at most."""
+
+
+def catalogue_table(data_dir: str | Path | None = None) -> Table:
+    """All data sets, a row each, and whether they are at hand.
+
+    Raises:
+        InputError: The data folder does not exist.
+    """
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 1, 0))
+    for header in ("name", "what", "papers", "partitions", "where"):
+        shown.add_column(header, no_wrap=header == "name")
+    for name, entry in CATALOGUE.items():
+        columns = (entry.what, ", ".join(entry.papers), ", ".join(entry.partitions))
+        shown.add_row(name, *columns, where(entry, data_dir))
+    return shown
+
+
+def where(entry: DataSet, data_dir: str | Path | None = None) -> str:
+    """Where a data set is, or comes from.
+
+    Raises:
+        InputError: The data folder does not exist.
+
+    >>> where(CATALOGUE["synthetic"]), where(CATALOGUE["leaf"])
+    ('generated', 'yours: data.path')
+    """
+    if entry.brought:
+        return "yours: data.path"
+    places: dict[str, list[tuple[File, str]]] = defaultdict(list)
+    for file in entry.files:
+        path = file.at_hand(data_dir)
+        if path is not None:
+            place = "in the cache" if cache_folder() in path.parents else "in the data folder"
+        elif file.source.folders:
+            place = f"to be downloaded from {host(file.source.folders[0])}"
+        else:
+            place = "yours to bring"
+        places[place].append((file, file.use or (path.name if path else file.source.name)))
+    lines = []
+    for place, files in places.items():
+        size = sum(file.source.size for file, _ in files)
+        known = place.startswith("to be") and all(file.source.size for file, _ in files)
+        uses = sorted({use for _, use in files})
+        lines.append(
+            place
+            + (f" ({size / 1e6:.3g} MB)" if known else "")
+            + (f": {', '.join(uses)}" if len(places) > 1 else "")
+        )
+    return "; ".join(lines) or "generated"
+
+
+class Labels(NamedTuple):
+    """How many labels of each class each client has, where it has any, by client and class.
+
+    Attributes:
+        clients: Clients, shape (pairs,), ascending.
+        classes: Classes, shape (pairs,).
+        counts: Labels of that class of that client, shape (pairs,).
+    """
+
+    clients: NDArray[np.int64]
+    classes: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+
+class Statistics(NamedTuple):
+    """A federation in the papers' figures; see `statistics`."""
+
+    clients: int
+    samples: int
+    mean: float
+    deviation: float
+    classes: NDArray[np.int64]
+    most: NDArray[np.int64]
+
+
+Which = Literal["all", "train", "labels"]
+"""What is counted: training and test rows, training rows, or the labels of training rows."""
+
+
+def sizes(federation: Federation, which: Which) -> NDArray[np.int64]:
+    """How many each client has, shape (clients,)."""
+    if which == "labels":
+        return federation.train.labels
+    train = federation.train.sizes
+    return train + federation.test.sizes if which == "all" else train
+
+
+def labels(federation: Federation, which: Which) -> Labels:
+    """Counts of the clients' labels; none where labels are not classes."""
+    keys = []
+    parts = (federation.train, federation.test) if which == "all" else (federation.train,)
+    for rows in parts if federation.classes else ():
+        y = np.asarray(rows.y, np.int64).reshape(len(rows), math.prod(rows.y.shape[1:]))
+        client = np.repeat(np.arange(len(federation)), rows.sizes)
+        keys.append((client[:, None] * federation.classes + y)[y >= 0])
+    pairs, counts = np.unique(np.concatenate(keys) if keys else [], return_counts=True)
+    clients, classes = np.divmod(pairs.astype(np.int64), max(federation.classes, 1))
+    return Labels(clients, classes, counts)
+
+
+def statistics(federation: Federation, which: Which) -> Statistics:
+    """A federation in the papers' figures.
+
+    Returns:
+        Clients; samples n; the mean and the standard deviation of n_k; and for each client the
+        number of classes that it holds, and the least number of classes that make 80 % of its
+        labels (Acar et al. 2021, Figure 3), both of shape (clients,), 0 where labels are not
+        classes.
+
+    >>> rows = np.zeros((4, 1))
+    >>> federation = Federation.from_arrays([(rows, [0, 0, 0, 1]), (rows[:2], [0, 1])])
+    >>> found = statistics(federation, "train")
+    >>> found.samples, found.mean, found.deviation, found.classes.tolist(), found.most.tolist()
+    (6, 3.0, 1.0, [2, 2], [2, 2])
+    """
+    n = sizes(federation, which)
+    found = labels(federation, which)
+    held = np.bincount(found.clients, minlength=len(federation))
+    most = np.zeros(len(federation), np.int64)
+    for k, counts in enumerate(np.split(found.counts, np.cumsum(held)[:-1])):
+        growing = np.cumsum(-np.sort(-counts))
+        most[k] = np.searchsorted(growing, 0.8 * growing[-1]) + 1 if len(counts) else 0
+    return Statistics(len(n), int(n.sum()), float(n.mean()), float(n.std()), held, most)
+
+
+def statistics_table(federation: Federation, name: str, partition: str = "") -> Table:
+    """A federation's figures, with the papers' for the same data set and partition beside them.
+
+    Rows are counted, and of sequences with many labels each the labels as well.
+
+    Args:
+        federation: The federation.
+        name: Its name in the catalogue.
+        partition: Its partition; empty where the data set has one alone.
+    """
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    shown.add_column("")
+    shown.add_column("counted", no_wrap=True)
+    for header in ("clients", "samples", "mean", "stdev", "classes/client", "for 80 %"):
+        shown.add_column(header, justify="right", no_wrap=True)
+    names: dict[Which, str] = {"all": "train and test", "train": "train"}
+    if federation.train.y.ndim > 1:
+        names["labels"] = "train, labels"
+    for which, counted in names.items():
+        ours = statistics(federation, which)
+        shown.add_row(
+            "here",
+            counted,
+            f"{ours.clients:,}",
+            f"{ours.samples:,}",
+            f"{ours.mean:,.1f}",
+            f"{ours.deviation:,.1f}",
+            _median(ours.classes),
+            _median(ours.most),
+        )
+    for paper in PAPERS.get((name, partition), ()):
+        figures = (paper.clients, paper.samples, paper.mean, paper.deviation)
+        given = ["-" if x is None else f"{x:,}" for x in (*figures, paper.classes_per_client)]
+        note = f" ({paper.note})" if paper.note else ""
+        shown.add_row(paper.source + note, names[paper.rows], *given, "-")
+    return shown
+
+
+def _median(values: NDArray[np.int64]) -> str:
+    if not values.any():
+        return "-"
+    low, middle, high = (f"{q:g}" for q in np.quantile(values, [0, 0.5, 1]))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def data_figure(federation: Federation, title: str) -> "Figure":
+    """The clients' sizes, largest first, and the label mixes of some of them.
+
+    Rows are training and test rows. The clients of the second panel are evenly spread over the
+    first, in its order.
+
+    Args:
+        federation: The federation.
+        title: What to write above.
+    """
+    from matplotlib.figure import Figure  # here, since it is slow to import
+    from matplotlib.ticker import LogFormatter
+
+    drawn = Figure(figsize=(12, 4.4), layout="constrained")
+    drawn.suptitle(title, fontsize=11)
+    grid = drawn.add_gridspec(2, 2, height_ratios=(1, 24))
+    n = sizes(federation, "all")
+    order = np.argsort(-n, kind="stable")
+    axis = drawn.add_subplot(grid[:, 0])
+    axis.plot(np.arange(1, len(n) + 1), n[order], drawstyle="steps-mid", linewidth=1.5)
+    axis.axhline(n.mean(), color="0.4", linestyle="--", linewidth=1)
+    axis.annotate(
+        f"mean {n.mean():,.1f}",
+        (1, n.mean()),
+        (-4, 3),
+        ha="right",
+        fontsize=9,
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+    )
+    if n.max() > 5 * n.min():
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:,.0f}")
+        axis.yaxis.set_minor_formatter(LogFormatter())
+    else:
+        axis.set_ylim(0, 1.15 * n.max())
+    axis.set_title("rows of a client", fontsize=10)
+    axis.set_xlabel("client, largest first")
+    axis.grid(alpha=0.3)
+    some = order[np.unique(np.linspace(0, len(n) - 1, CLIENTS_SHOWN).astype(int))]
+    if federation.classes:
+        _draw_labels(drawn, grid, labels(federation, "all"), federation.classes, some)
+    else:
+        empty = drawn.add_subplot(grid[:, 1])
+        empty.text(0.5, 0.5, "labels are not classes", ha="center", va="center")
+        empty.axis("off")
+    return drawn
+
+
+def _draw_labels(
+    drawn: "Figure", grid: Any, found: Labels, classes: int, clients: NDArray[np.int64]
+) -> None:
+    """The label mix of all clients, and below it of some, a row each."""
+    from matplotlib.colors import PowerNorm
+
+    total = np.bincount(found.classes, found.counts, minlength=classes)
+    columns = np.sort(np.argsort(-total, kind="stable")[:CLASSES_SHOWN])
+    mixes = np.zeros((len(clients), classes))
+    for row, k in zip(mixes, clients, strict=True):
+        mine = slice(*np.searchsorted(found.clients, [k, k + 1]))
+        row[found.classes[mine]] = found.counts[mine] / max(found.counts[mine].sum(), 1)
+    everyone, mixes = (total / total.sum())[None, columns], mixes[:, columns]
+    above, below = drawn.add_subplot(grid[0, 1]), drawn.add_subplot(grid[1, 1])
+    # the root keeps small shares visible beside a client with one label alone
+    scale: dict[str, Any] = {
+        "norm": PowerNorm(0.5, 0, mixes.max()),
+        "cmap": "Blues",
+        "aspect": "auto",
+    }
+    above.imshow(everyone, **scale)
+    picture = below.imshow(mixes, **scale, interpolation="nearest")
+    drawn.colorbar(picture, ax=[above, below], label="share of the client's labels")
+    above.set_xticks([])
+    above.set_yticks([0], ["all"])
+    below.set_yticks([0, len(clients) - 1], ["largest", "smallest"])
+    ticks = np.unique(np.linspace(0, len(columns) - 1, min(len(columns), 11)).astype(int))
+    below.set_xticks(ticks, [str(c) for c in columns[ticks]])
+    few = f", the {len(columns)} most frequent of {classes:,}" if len(columns) < classes else ""
+    below.set_xlabel(f"class{few}")
+    all_clients = len(np.unique(found.clients))
+    which = f"{len(clients)} of " if len(clients) < all_clients else ""
+    above.set_title(f"labels of {which}the {all_clients:,} clients", fontsize=10)

@@ -1,0 +1,287 @@
+"""Models: parameter counts, and layers that equal their plain formulations."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from numpy.testing import assert_allclose
+
+import fedprox as fp
+from fedprox.models import layers
+
+
+def federation(shape: tuple[int, ...], classes: int = 10, rows: int = 3) -> fp.Federation:
+    x = np.random.default_rng(0).normal(size=(rows, *shape)).astype(np.float32)
+    return fp.Federation.from_arrays([(x, np.arange(rows) % classes)], classes=classes)
+
+
+def resnet_count(channels: int, classes: int) -> int:
+    """He et al. 2016, table 1: convolutions without bias, two numbers a channel to normalise."""
+    count = 7 * 7 * channels * 64 + 2 * 64
+    inputs = 64
+    for outputs in (64, 128, 256, 512):
+        count += 9 * outputs * (inputs + 3 * outputs) + 4 * 2 * outputs
+        if inputs != outputs:
+            count += inputs * outputs + 2 * outputs
+        inputs = outputs
+    return count + (512 + 1) * classes
+
+
+TORCHVISION = 11_689_512
+"""Parameters of the usual ResNet-18 for RGB images and a thousand classes."""
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "classes", "count"),
+    [
+        (fp.models.logistic, (28, 28), 10, 7_850),
+        (partial(fp.models.mlp, hidden=[200, 200]), (28, 28), 10, 199_210),
+        (partial(fp.models.mlp, hidden=[200, 100]), (28, 28, 1), 10, 178_110),
+        (partial(fp.models.mlp, hidden=[100, 100], initial="torch"), (784,), 10, 89_610),
+        (fp.models.mnist_cnn, (28, 28), 10, 1_663_370),
+        (fp.models.mnist_cnn, (28, 28, 1), 62, 1_663_370 + 52 * 513),
+        (fp.models.cifar_cnn, (24, 24, 3), 10, 1_068_298),
+        (fp.models.feddyn_cnn, (32, 32, 3), 10, 797_962),
+        (fp.models.feddyn_cnn, (32, 32, 3), 100, 797_962 + 90 * 193),
+        (fp.models.resnet18, (32, 32, 3), 10, resnet_count(3, 10)),
+        (fp.models.resnet18, (28, 28), 62, resnet_count(1, 62)),
+        (fp.models.resnet18, (32, 32, 3), 1000, TORCHVISION),
+    ],
+)
+def test_parameters_and_shapes(
+    build: Callable[..., fp.Model], shape: tuple[int, ...], classes: int, count: int
+) -> None:
+    model = build(federation(shape, classes))
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    assert sum(a.size for a in jax.tree.leaves(params)) == count
+    x = jax.ShapeDtypeStruct((5, *shape), np.float32)
+    assert jax.eval_shape(model.apply, params, x).shape == (5, classes)
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "named"),
+    [
+        (fp.models.mnist_cnn, (32, 32, 3), "28 x 28 x 1"),
+        (fp.models.mnist_cnn, (784,), "28 x 28 x 1"),
+        (fp.models.cifar_cnn, (32, 32, 3), "24 x 24 x 3"),
+        (fp.models.feddyn_cnn, (32, 32), "32 x 32 x 3"),
+        (fp.models.resnet18, (784,), "height x width"),
+        (partial(fp.models.mlp, hidden=[]), (784,), "hidden"),
+        (partial(fp.models.mlp, hidden=[0]), (784,), "hidden"),
+        (partial(fp.models.MODELS["mlp"], hidden=[5], initial="zeros"), (784,), "initial"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    build: Callable[..., fp.Model], shape: tuple[int, ...], named: str
+) -> None:
+    with pytest.raises(fp.InputError, match=named):
+        build(federation(shape))
+
+
+def test_labels_must_be_classes() -> None:
+    regression = fp.Federation.from_arrays([(np.zeros((2, 28, 28)), [0.5, 1.5])])
+    for name, build in fp.models.MODELS.items():
+        if name in ("mnist-cnn", "logistic", "resnet18"):
+            with pytest.raises(fp.InputError, match=f"model {name}: the labels must be classes"):
+                build(regression)
+
+
+def test_torch_default_bounds() -> None:
+    """Every kernel and bias of FedDyn's CNN fills +-1 / sqrt(inputs of a unit)."""
+    params = jax.jit(fp.models.feddyn_cnn(federation((32, 32, 3))).init)(jax.random.key(0))
+    fan_in = {"conv1": 75, "conv2": 1600, "dense1": 1600, "dense2": 384, "dense3": 192}
+    for name, inputs in fan_in.items():
+        for array in params[name].values():
+            largest = float(jnp.abs(array).max())
+            assert 0.75 * inputs**-0.5 < largest <= inputs**-0.5
+
+
+def plain(stride: int, padding: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return lax.conv_general_dilated(
+        x,
+        kernel,
+        (stride, stride),
+        [(padding, padding)] * 2,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+
+
+CONVOLUTIONS = [
+    # rows, side, channels, outputs, kernel, stride, padding
+    (3, 7, 2, 3, 5, 1, 2),
+    (10, 6, 2, 3, 5, 1, 0),
+    (7, 5, 1, 2, 1, 1, 0),
+    (4, 8, 3, 2, 3, 2, 1),
+    (5, 9, 2, 2, 3, 2, 1),
+    (2, 8, 2, 3, 7, 2, 3),
+    (2, 6, 2, 3, 1, 2, 0),
+    (3, 2, 4, 3, 3, 2, 1),
+    (3, 1, 4, 3, 3, 1, 1),
+]
+
+
+def images(rows: int, side: int, channels: int, outputs: int, size: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(rows, side, side, channels))
+    kernel = rng.normal(size=(size, size, channels, outputs)) / size
+    return jnp.asarray(x, jnp.float32), jnp.asarray(kernel, jnp.float32)
+
+
+@pytest.mark.parametrize("shape", CONVOLUTIONS)
+def test_a_convolution_and_its_gradients_are_the_plain_ones(shape: tuple[int, ...]) -> None:
+    *sizes, stride, padding = shape
+    arguments = images(*sizes)
+    y, pull = jax.vjp(partial(plain, stride, padding), *arguments)
+    ours, our_pull = jax.vjp(
+        lambda x, kernel: layers.convolve(x, kernel, stride, padding), *arguments
+    )
+    dy = jnp.asarray(np.random.default_rng(2).normal(size=y.shape), jnp.float32)
+    for mine, theirs in zip((ours, *our_pull(dy)), (y, *pull(dy)), strict=True):
+        assert_allclose(mine, theirs, atol=1e-4)
+
+
+def cubes(product: Callable[..., jax.Array], x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """A scalar with third derivatives in both arguments."""
+    return jnp.sum(product(x, kernel) ** 3)
+
+
+def hessian_products(f: Callable[..., jax.Array], point: Any, along: Any) -> Any:
+    """Reverse over reverse."""
+
+    def slope(point: Any) -> jax.Array:
+        gradient = jax.grad(lambda p: f(*p))(point)
+        return optax.tree.vdot(gradient, along)
+
+    return jax.grad(slope)(point)
+
+
+@pytest.mark.parametrize("shape", [CONVOLUTIONS[0], CONVOLUTIONS[4]])
+def test_a_convolution_under_vmap_and_twice_differentiated(shape: tuple[int, ...]) -> None:
+    *sizes, stride, padding = shape
+    x, kernel = images(*sizes)
+    xs, kernels = jnp.stack([x, 2 * x, x - 1]), jnp.stack([kernel, 1 - kernel, 3 * kernel])
+    along = x[::-1], kernel[::-1]
+
+    def ours(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return layers.convolve(x, kernel, stride, padding)
+
+    theirs = partial(plain, stride, padding)
+    for axes in ((0, 0), (0, None), (None, 0)):
+        arguments = xs if axes[0] == 0 else x, kernels if axes[1] == 0 else kernel
+        found, wanted = (
+            jax.vmap(jax.grad(partial(cubes, f), argnums=(0, 1)), axes)(*arguments)
+            for f in (ours, theirs)
+        )
+        for a, b in zip(found, wanted, strict=True):
+            assert_allclose(a, b, rtol=1e-3, atol=1e-2)
+    found, wanted = (
+        jax.vmap(lambda k, f=f: hessian_products(partial(cubes, f), (x, k), along))(kernels)
+        for f in (ours, theirs)
+    )
+    for a, b in zip(found, wanted, strict=True):
+        assert_allclose(a, b, rtol=1e-3, atol=1e-1)
+
+
+POOLS = [(8, 2, (0, 0)), (9, 2, (0, 0)), (8, 3, (0, 1)), (9, 3, (1, 1)), (8, 3, (1, 1))]
+
+
+def window_maximum(x: jax.Array, size: int, padding: tuple[int, int]) -> jax.Array:
+    """XLA's own: the gradient goes to the first of equal maxima here as well."""
+    return lax.reduce_window(
+        x,
+        -jnp.inf,
+        lax.max,
+        (1, size, size, 1),
+        (1, 2, 2, 1),
+        [(0, 0), padding, padding, (0, 0)],
+    )
+
+
+@pytest.mark.parametrize(("side", "size", "padding"), POOLS)
+def test_max_pooling_and_its_gradient(side: int, size: int, padding: tuple[int, int]) -> None:
+    """With many equal maxima: numbers from -3 to 3."""
+    rng = np.random.default_rng(3)
+    x = jnp.asarray(rng.integers(-3, 4, size=(2, side, side, 3)), jnp.float32)
+    y, pull = jax.vjp(lambda x: window_maximum(x, size, padding), x)
+    ours, our_pull = jax.vjp(lambda x: layers.max_pool(x, size, padding), x)
+    dy = jnp.asarray(rng.normal(size=y.shape), jnp.float32)
+    assert_allclose(ours, y)
+    assert_allclose(our_pull(dy)[0], pull(dy)[0], atol=1e-6)
+
+
+def test_max_pooling_twice_differentiated() -> None:
+    """Of the sum of cubes of the maxima, the Hessian is 6 y where a maximum stands, else 0."""
+    x = jnp.asarray(np.random.default_rng(4).normal(size=(2, 6, 6, 2)), jnp.float32)
+    for size, padding in ((2, (0, 0)), (3, (0, 1))):
+
+        def f(x: jax.Array, size: int = size, padding: tuple[int, int] = padding) -> jax.Array:
+            return jnp.sum(layers.max_pool(x, size, padding) ** 3)
+
+        times = jax.grad(
+            lambda x, size=size, padding=padding: jnp.sum(layers.max_pool(x, size, padding))
+        )(x)
+        (found,) = hessian_products(f, (x,), (jnp.ones_like(x),))
+        assert_allclose(found, 6 * x * times, rtol=1e-5)
+
+
+def test_local_response_normalisation() -> None:
+    """Krizhevsky et al. 2012, section 3.3, channel by channel."""
+    x = np.random.default_rng(5).normal(size=(2, 3, 3, 12)) * 50
+    wanted = np.empty_like(x)
+    for c in range(12):
+        near = x[..., max(0, c - 4) : c + 5]
+        wanted[..., c] = x[..., c] / (1 + 0.001 / 9 * (near**2).sum(axis=-1)) ** 0.75
+    found = layers.local_response_normalisation(jnp.asarray(x, jnp.float32))
+    assert_allclose(found, wanted, rtol=1e-4)
+
+
+def test_a_large_product_is_the_plain_one() -> None:
+    """Values, gradients with and without one in the input, and Hessian products."""
+    rng = np.random.default_rng(6)
+    kernel = jnp.asarray(rng.normal(size=(330, 310)) / 300, jnp.float32)
+    x = jnp.asarray(rng.normal(size=(4, 310)), jnp.float32)
+    assert kernel.size > layers.LARGE
+
+    def plain(kernel: jax.Array, x: jax.Array) -> jax.Array:
+        return x @ kernel.T
+
+    ours, theirs = partial(cubes, layers._large_product), partial(cubes, plain)
+    for argnums in (0, 1, (0, 1)):
+        found, wanted = (jax.grad(f, argnums)(kernel, x) for f in (ours, theirs))
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+    along = kernel[::-1], x[::-1]
+    found, wanted = (hessian_products(f, (kernel, x), along) for f in (ours, theirs))
+    for a, b in zip(found, wanted, strict=True):
+        assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+
+
+def test_a_model_learns_in_compiled_rounds_and_a_sweep_is_its_points() -> None:
+    """Two kinds of images told apart, by two learning rates as one batched axis and one by one."""
+    rng = np.random.default_rng(7)
+    y = np.arange(40) % 2
+    x = rng.normal(size=(40, 28, 28)).astype(np.float32) * 0.1
+    x[y == 1, 8:20, 8:20] += 0.3
+    clients = fp.Federation.from_arrays([(x[:20], y[:20]), (x[20:], y[20:])])
+
+    def runs(rate: float | list[float]) -> list[fp.Run]:
+        return fp.simulate(
+            clients,
+            fp.models.mnist_cnn(clients),
+            fp.fedavg(),
+            solver=fp.Solver(rate, 10, epochs=1),
+            cohort=fp.Cohort(2),
+            rounds=3,
+            evaluate_every=3,
+            measure_gradients=False,
+        )
+
+    together, (alone,) = runs([0.1, 0.3]), runs(0.3)
+    assert_allclose(together[1].final.train_loss, alone.final.train_loss, rtol=1e-4)
+    assert alone.final.train_loss < 0.9 * alone.history[0].train_loss
