@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
-from benchmarks import torch_models
+from benchmarks import torch_models, torch_recurrent
 from fedprox.model import weighted_loss
 
 Array = NDArray[Any]
@@ -97,6 +97,12 @@ def resnet_products() -> tuple[int, ...]:
     return (stem, *blocks, 512 * 10)
 
 
+def lstm_products(length: int, width: int, *units: int) -> tuple[int, ...]:
+    """The products of layers of LSTM: of each one's inputs, and of its own outputs."""
+    layers = zip((width, *units[:-1]), units, strict=True)
+    return tuple(length * 4 * h * size for d, h in layers for size in (d, h))
+
+
 ROWS = (
     Row(
         "logistic",
@@ -149,6 +155,63 @@ ROWS = (
         (32, 32, 3),
         resnet_products(),
         steps=1,
+    ),
+    Row(
+        "character LSTM 2x100",
+        10,
+        fp.models.char_lstm,
+        partial(torch_recurrent.char_lstm, 100),
+        (80,),
+        (*lstm_products(80, 8, 100, 100), 100 * 80),
+        classes=80,
+        tokens=80,
+        learns_input=True,
+        wanted=1.2,
+    ),
+    Row(
+        "character LSTM 2x256",
+        10,
+        partial(fp.models.char_lstm, hidden=256),
+        partial(torch_recurrent.char_lstm, 256),
+        (80,),
+        (*lstm_products(80, 8, 256, 256), 256 * 80),
+        classes=80,
+        tokens=80,
+        learns_input=True,
+        wanted=1.0,
+    ),
+    Row(
+        "FedAvg's character LSTM",
+        10,
+        fp.models.char_lstm_fedavg,
+        torch_recurrent.char_lstm_fedavg,
+        (80,),
+        (*lstm_products(80, 8, 256, 256), 80 * 256 * 258),
+        classes=258,
+        tokens=258,
+        labels=(80,),
+        learns_input=True,
+    ),
+    Row(
+        "sentiment LSTM 2x256",
+        10,
+        fp.models.sentiment_lstm,
+        partial(torch_recurrent.sentiment_lstm, 256),
+        (25, 300),
+        (*lstm_products(25, 300, 256, 256), 256 * 30, 30),
+        classes=2,
+    ),
+    Row(
+        "word LSTM",
+        10,
+        fp.models.word_lstm,
+        torch_recurrent.word_lstm,
+        (10,),
+        (*lstm_products(10, 192, 256), 10 * 256 * 10_000),
+        classes=10_000,
+        tokens=10_000,
+        labels=(10,),
+        learns_input=True,
     ),
 )
 

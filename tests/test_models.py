@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_refused(
 def test_labels_must_be_classes() -> None:
     regression = fp.Federation.from_arrays([(np.zeros((2, 28, 28)), [0.5, 1.5])])
     for name, build in fp.models.MODELS.items():
-        if name in ("mnist_cnn", "logistic", "resnet18"):
+        if name in ("mnist-cnn", "logistic", "resnet18"):
             with pytest.raises(fp.InputError, match=f"model {name}: the labels must be classes"):
                 build(regression)
 

@@ -132,16 +132,16 @@ def tweets(width: int) -> fp.Federation:
     ("name", "options", "federation", "parameters"),
     [
         # 80 x 8 + 400 (8 + 100 + 1) + 400 (100 + 100 + 1) + 101 x 80
-        ("char_lstm", {}, sequences(80), 132_720),
-        ("char_lstm", {"hidden": 256, "initial": "torch"}, sequences(80), 817_872),
-        ("char_lstm_fedavg", {}, sequences(258, labels="all"), 866_578),
-        ("word_lstm", {}, sequences(10_000, labels="all"), 4_950_544),
+        ("char-lstm", {}, sequences(80), 132_720),
+        ("char-lstm", {"hidden": 256, "initial": "torch"}, sequences(80), 817_872),
+        ("char-lstm-fedavg", {}, sequences(258, labels="all"), 866_578),
+        ("word-lstm", {}, sequences(10_000, labels="all"), 4_950_544),
         # 1024 (300 + 256 + 1) + 1024 (256 + 256 + 1) + 257 x 30 + 31
-        ("sentiment_lstm", {}, tweets(300), 1_103_421),
-        ("sentiment_lstm", {"hidden": 100}, tweets(300), 243_861),
+        ("sentiment-lstm", {}, tweets(300), 1_103_421),
+        ("sentiment-lstm", {"hidden": 100}, tweets(300), 243_861),
         # 12 words of 300; three classes have three outputs
-        ("sentiment_lstm", {"hidden": 100}, sequences(12), 243_830 + 12 * 300 + 31 * 12),
-        ("sentiment_lstm", {"hidden": 7, "embedding": 5}, sequences(2), 10 + 1055),
+        ("sentiment-lstm", {"hidden": 100}, sequences(12), 243_830 + 12 * 300 + 31 * 12),
+        ("sentiment-lstm", {"hidden": 7, "embedding": 5}, sequences(2), 10 + 1055),
     ],
 )
 def test_parameters(name: str, options: Any, federation: fp.Federation, parameters: int) -> None:
@@ -176,7 +176,7 @@ def test_a_prediction_at_every_position_sees_the_past_only() -> None:
     federation = sequences(20, labels="all")
     x = jnp.asarray(np.asarray(federation.train.x))
     changed = x.at[:, 6].set((x[:, 6] + 1) % 20)
-    for name in ("char_lstm_fedavg", "word_lstm"):
+    for name in ("char-lstm-fedavg", "word-lstm"):
         model = fp.models.MODELS[name](federation)
         params = params_of(model)
         apply = jax.jit(model.apply)
@@ -213,9 +213,9 @@ def test_trained_vectors_do_what_vectors_among_the_features_do() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["char_lstm", "word_lstm"])
+@pytest.mark.parametrize("name", ["char-lstm", "word-lstm"])
 def test_a_round_of_one_step_on_all_rows_is_a_gradient_step(name: str) -> None:
-    federation = sequences(5, labels="last" if name == "char_lstm" else "all")
+    federation = sequences(5, labels="last" if name == "char-lstm" else "all")
     model = fp.models.MODELS[name](federation)
     [run] = fp.simulate(
         federation,
@@ -248,22 +248,22 @@ def test_characters_may_be_windows_of_a_text() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "federation", "message"),
     [
-        ("char_lstm", {}, tweets(3), r"features of type float32 and shape \(25, 3\); it takes"),
-        ("char_lstm", {}, sequences(5, labels="all"), "one label for each sequence"),
-        ("char_lstm", {"hidden": 0}, sequences(5), "model.hidden = 0"),
-        ("char_lstm", {"initial": "zeros"}, sequences(5), "model.initial = 'zeros'"),
-        ("char_lstm_fedavg", {}, sequences(5), "one label for each of 10 positions"),
-        ("word_lstm", {}, sequences(5), "one label for each of 10 positions"),
-        ("sentiment_lstm", {}, sequences(5, labels="all"), "one label for each sequence"),
-        ("sentiment_lstm", {"hidden": True}, tweets(3), "model.hidden = True"),
-        ("sentiment_lstm", {"embedding": 0}, sequences(2), "model.embedding = 0"),
+        ("char-lstm", {}, tweets(3), r"features of type float32 and shape \(25, 3\); it takes"),
+        ("char-lstm", {}, sequences(5, labels="all"), "one label for each sequence"),
+        ("char-lstm", {"hidden": 0}, sequences(5), "model.hidden = 0"),
+        ("char-lstm", {"initial": "zeros"}, sequences(5), "model.initial = 'zeros'"),
+        ("char-lstm-fedavg", {}, sequences(5), "one label for each of 10 positions"),
+        ("word-lstm", {}, sequences(5), "one label for each of 10 positions"),
+        ("sentiment-lstm", {}, sequences(5, labels="all"), "one label for each sequence"),
+        ("sentiment-lstm", {"hidden": True}, tweets(3), "model.hidden = True"),
+        ("sentiment-lstm", {"embedding": 0}, sequences(2), "model.embedding = 0"),
         (
-            "char_lstm",
+            "char-lstm",
             {},
             fp.Federation.from_arrays([([[0, -1]], [1])]),
             "symbol -1 among the features",
         ),
-        ("char_lstm", {}, fp.Federation.from_arrays([([[0, 1]], [0.5])]), "must be classes"),
+        ("char-lstm", {}, fp.Federation.from_arrays([([[0, 1]], [0.5])]), "must be classes"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(

@@ -15,16 +15,16 @@ from fedprox.models.sentiment_lstm import sentiment_lstm
 from fedprox.models.word_lstm import word_lstm
 
 MODELS: dict[str, Callable[..., Model]] = {
-    "char_lstm": char_lstm,
-    "char_lstm_fedavg": char_lstm_fedavg,
-    "cifar_cnn": cifar_cnn,
-    "feddyn_cnn": feddyn_cnn,
+    "char-lstm": char_lstm,
+    "char-lstm-fedavg": char_lstm_fedavg,
+    "cifar-cnn": cifar_cnn,
+    "feddyn-cnn": feddyn_cnn,
     "logistic": logistic,
     "mlp": mlp,
-    "mnist_cnn": mnist_cnn,
+    "mnist-cnn": mnist_cnn,
     "resnet18": resnet18,
-    "sentiment_lstm": sentiment_lstm,
-    "word_lstm": word_lstm,
+    "sentiment-lstm": sentiment_lstm,
+    "word-lstm": word_lstm,
 }
 
 __all__ = [

@@ -37,7 +37,7 @@ def char_lstm(
     >>> sum(a.size for a in jax.tree.leaves(model.init(jax.random.key(0))))
     132720
     """
-    symbols = symbol_count("char_lstm", federation, every_position=False)
+    symbols = symbol_count("char-lstm", federation, every_position=False)
     require_whole("model.hidden", hidden)
     require_one_of("model.initial", initial, ("glorot", "torch"))
     return Model.from_nnx(

@@ -32,7 +32,7 @@ def char_lstm_fedavg(federation: Federation) -> Model:
     >>> sum(a.size for a in jax.tree.leaves(model.init(jax.random.key(0))))
     866578
     """
-    symbols = symbol_count("char_lstm_fedavg", federation, every_position=True)
+    symbols = symbol_count("char-lstm-fedavg", federation, every_position=True)
     return Model.from_nnx(
         lambda rngs: NextSymbol(
             symbols, 8, 256, layers=2, every_position=True, peepholes=True, rngs=rngs

@@ -52,6 +52,6 @@ def cifar_cnn(federation: Federation) -> Model:
     Raises:
         InputError: The features are not such images, or the labels are not classes.
     """
-    classes = class_count("cifar_cnn", federation)
-    image_shape("cifar_cnn", federation, needed=(24, 24, 3))
+    classes = class_count("cifar-cnn", federation)
+    image_shape("cifar-cnn", federation, needed=(24, 24, 3))
     return Model.from_nnx(lambda rngs: CifarCNN(classes, rngs=rngs))

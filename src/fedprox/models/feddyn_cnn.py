@@ -49,6 +49,6 @@ def feddyn_cnn(federation: Federation) -> Model:
     Raises:
         InputError: The features are not such images, or the labels are not classes.
     """
-    classes = class_count("feddyn_cnn", federation)
-    image_shape("feddyn_cnn", federation, needed=(32, 32, 3))
+    classes = class_count("feddyn-cnn", federation)
+    image_shape("feddyn-cnn", federation, needed=(32, 32, 3))
     return Model.from_nnx(lambda rngs: FedDynCNN(classes, rngs=rngs))

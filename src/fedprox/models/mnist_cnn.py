@@ -41,6 +41,6 @@ def mnist_cnn(federation: Federation) -> Model:
     Raises:
         InputError: The features are not such images, or the labels are not classes.
     """
-    classes = class_count("mnist_cnn", federation)
-    image_shape("mnist_cnn", federation, needed=(28, 28, 1))
+    classes = class_count("mnist-cnn", federation)
+    image_shape("mnist-cnn", federation, needed=(28, 28, 1))
     return Model.from_nnx(lambda rngs: MnistCNN(classes, rngs=rngs))

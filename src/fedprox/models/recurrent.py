@@ -189,8 +189,7 @@ def _steps(
 ) -> tuple[jax.Array, ...]:
     """h, c, i, f, g, o of all steps, each (length, B, h)."""
     length, size, _ = x.shape
-    z = (x.reshape(length * size, -1) @ input_kernel + bias).reshape(length, size, -1)
-
+    z = (x.reshape(length * size, -1) @ input_kernel).reshape(length, size, -1)
     units = len(hidden_kernel)
     halves = jnp.repeat(jnp.array([0.5, 0.5, 1.0, 0.5], z.dtype), units)
 
@@ -204,7 +203,7 @@ def _steps(
 
     def step(state: tuple[jax.Array, jax.Array], z: jax.Array) -> Any:
         h, c = state
-        z = z + h @ hidden_kernel
+        z = z + h @ hidden_kernel + bias
         if peepholes is None:
             i, f, g, o = gates(z)
             c = f * c + i * g

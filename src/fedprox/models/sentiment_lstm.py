@@ -72,7 +72,7 @@ def sentiment_lstm(federation: Federation, *, hidden: int = 256, embedding: int 
     >>> sum(a.size for a in jax.tree.leaves(model.init(jax.random.key(0))))
     243861
     """
-    name = "sentiment_lstm"
+    name = "sentiment-lstm"
     classes = class_count(name, federation)
     require_whole("model.hidden", hidden)
     require_whole("model.embedding", embedding)

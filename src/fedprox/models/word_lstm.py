@@ -35,7 +35,7 @@ def word_lstm(federation: Federation) -> Model:
     >>> sum(a.size for a in jax.tree.leaves(shapes))
     4950544
     """
-    symbols = symbol_count("word_lstm", federation, every_position=True)
+    symbols = symbol_count("word-lstm", federation, every_position=True)
     return Model.from_nnx(
         lambda rngs: NextSymbol(
             symbols, 192, 256, layers=1, every_position=True, peepholes=True, rngs=rngs
