@@ -21,6 +21,7 @@ bench: $(READY) $(VENV)/.torch  ## measure speed against a torch loop and a NumP
 	$(VENV)/bin/python -m benchmarks.rounds
 	$(VENV)/bin/python -m benchmarks.clients
 	$(VENV)/bin/python -m benchmarks.solvers
+	$(VENV)/bin/python -m benchmarks.models
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedprox needs Python 3.11 or newer; set PYTHON=")'

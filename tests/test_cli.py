@@ -213,7 +213,7 @@ BAD = [
     ("method.1.nu=1", "method.1: unknown key 'nu'; did you mean 'mu'? allowed: mu"),
     ("method.0.mu=1", "method.0: unknown key 'mu'; allowed: no more keys"),
     ("data.name=sythetic", "data.name = 'sythetic'; did you mean 'synthetic'? allowed: synthetic"),
-    ("model.name=cnn", "model.name = 'cnn'; allowed: logistic"),
+    ("model.name=cnn", "model.name = 'cnn'; did you mean"),
     ("method.0.name=fedavgg", "method.0.name = 'fedavgg'; did you mean 'fedavg'?"),
     ("solver.optimizer=sdg", "solver.optimizer = 'sdg'; did you mean 'sgd'?"),
     ("solver.optimizer_options={momentun=0.9}", "unknown key 'momentun'; did you mean 'momentum'?"),

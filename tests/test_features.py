@@ -8,7 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedprox import Cohort, Federation, InputError, Model, Rows, Run, Solver, compare, fedprox
+from fedprox import (
+    Cohort,
+    Federation,
+    InputError,
+    Model,
+    Rows,
+    Run,
+    Solver,
+    compare,
+    feddane,
+    fedprox,
+)
 from fedprox.diagnostics.clients import client_accuracy
 from fedprox.features import Features, Prepared, Vectors, Windows
 from fedprox.models import logistic
@@ -139,6 +150,39 @@ def test_augmentation_refuses_what_needs_one_objective() -> None:
     federation = federation_of(KINDS["prepared"], augment=noisy)
     with pytest.raises(InputError, match=r"augmentation.*solver\.gamma"):
         train(federation, linear(federation.features), solver=Solver(0.1, 4, epochs=1, gamma=0.5))
+
+
+def test_augmentation_refuses_a_first_exchange() -> None:
+    federation = federation_of(KINDS["prepared"], augment=noisy)
+    settings: dict[str, Any] = {"solver": Solver(0.1, 4, epochs=1), "cohort": Cohort(3)}
+    with pytest.raises(InputError, match=r"feddane: with augmentation"):
+        compare(federation, linear(federation.features), [feddane(mu=0.0)], rounds=1, **settings)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "line"),
+    [
+        ([(3, 5), (3, 4)], None, r"client '1', train: labels of shape \(4,\); .* have \(5,\)"),
+        ([(3,)], [(3, 5)], r"client '0', test: labels of shape \(5,\); other clients' have \(\)"),
+    ],
+)
+def test_labels_are_of_one_shape(
+    train: list[tuple[int, ...]], test: list[tuple[int, ...]] | None, line: str
+) -> None:
+    def clients(shapes: list[tuple[int, ...]]) -> list[Any]:
+        return [(np.zeros((3, 2)), np.zeros(shape, int)) for shape in shapes]
+
+    with pytest.raises(InputError, match=line):
+        Federation.from_arrays(clients(train), None if test is None else clients(test))
+
+
+def test_labels_that_do_not_match_outputs_are_one_line() -> None:
+    rows = [(np.zeros((3, 2)), np.zeros((3, 1), int))]  # a column
+    federation = Federation.from_arrays(rows, classes=3)
+    with pytest.raises(InputError, match="model logistic: labels of shape"):
+        logistic(federation)
+    with pytest.raises(InputError, match="cross-entropy needs an output for each class"):
+        train(federation, linear(federation.features), cohort=Cohort(1))
 
 
 def test_a_sample_has_some_rows_of_each_client() -> None:

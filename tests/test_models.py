@@ -285,3 +285,26 @@ def test_a_model_learns_in_compiled_rounds_and_a_sweep_is_its_points() -> None:
     together, (alone,) = runs([0.1, 0.3]), runs(0.3)
     assert_allclose(together[1].final.train_loss, alone.final.train_loss, rtol=1e-4)
     assert alone.final.train_loss < 0.9 * alone.history[0].train_loss
+
+
+def test_a_round_of_a_large_model_holds_few_copies_of_it() -> None:
+    """Data, (lanes + 3) models and one mini-batch: state, mean, each lane's model and gradient."""
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(20, 784)), rng.integers(10, size=20)) for _ in range(12)]
+    federation = fp.Federation.from_arrays(clients, classes=10)
+    model = fp.models.mlp(federation, hidden=[1000])
+    parameters = 784 * 1000 + 1000 + 1000 * 10 + 10
+    (run,) = fp.simulate(
+        federation,
+        model,
+        fp.fedprox(mu=0.1),
+        solver=fp.Solver(0.01, 10, epochs=1),
+        cohort=fp.Cohort(10),
+        rounds=1,
+        measure_gradients=False,
+    )
+    data = federation.train.x.nbytes + federation.train.y.nbytes
+    activations = 4 * 10 * (784 + 3 * 1000 + 3 * 10)
+    plan = 100_000
+    lanes = 1  # on each device, at this size
+    assert run.memory < data + (lanes + 3) * 4 * parameters + activations + plan

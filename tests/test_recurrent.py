@@ -249,12 +249,12 @@ def test_characters_may_be_windows_of_a_text() -> None:
     ("name", "options", "federation", "message"),
     [
         ("char-lstm", {}, tweets(3), r"features of type float32 and shape \(25, 3\); it takes"),
-        ("char-lstm", {}, sequences(5, labels="all"), "one label for each sequence"),
+        ("char-lstm", {}, sequences(5, labels="all"), "one label for each example"),
         ("char-lstm", {"hidden": 0}, sequences(5), "model.hidden = 0"),
         ("char-lstm", {"initial": "zeros"}, sequences(5), "model.initial = 'zeros'"),
         ("char-lstm-fedavg", {}, sequences(5), "one label for each of 10 positions"),
         ("word-lstm", {}, sequences(5), "one label for each of 10 positions"),
-        ("sentiment-lstm", {}, sequences(5, labels="all"), "one label for each sequence"),
+        ("sentiment-lstm", {}, sequences(5, labels="all"), "one label for each example"),
         ("sentiment-lstm", {"hidden": True}, tweets(3), "model.hidden = True"),
         ("sentiment-lstm", {"embedding": 0}, sequences(2), "model.embedding = 0"),
         (

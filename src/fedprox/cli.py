@@ -76,15 +76,26 @@ An experiment file, with every key:
   [data]
   name = "synthetic"            # alpha, beta, iid, clients, train_share, seed
                                 # synthetic-feddyn: heterogeneity, gamma, clients, mean_size, seed
-                                # mnist: partition, clients, train_share, seed
+                                # mnist: partition, clients, train_share, concentration,
+                                # size_spread, pixels, seed
                                 # femnist: partition, classes_per_client, clients, overlap,
                                 # train_share, seed
+                                # emnist-l: partition, clients, concentration, size_spread, seed
+                                # cifar-10, cifar-100: the same and augmentation
+                                # shakespeare: partition, clients, split, seed
+                                # sent140: tokens, vectors, vocabulary, keep_capitals, least,
+                                # clients, seed
+                                # posts: path, vocabulary, test_share, clients, seed
                                 # leaf: path, classes, partition, clients, classes_per_client,
-                                # concentration, seed
+                                # concentration, size_spread, seed
                                 # hugging-face: path, features, label, client or partition, ...
 \b
   [model]
   name = "logistic"             # initial = "glorot" or "zeros"
+                                # mlp: hidden = [200, 200], initial
+                                # mnist-cnn, cifar-cnn, feddyn-cnn, resnet18
+                                # char-lstm: hidden, initial; char-lstm-fedavg; word-lstm
+                                # sentiment-lstm: hidden, embedding
 
 \b
   [cohort]
@@ -363,7 +374,7 @@ def _listing() -> Table:
         shown.add_column(header, no_wrap=header == "item")
     for key, item in ITEMS.items():
         times = (duration(item.seconds[scale]) for scale in SCALES)
-        left_out = f" (not yet: {', '.join(item.missing)})" if item.missing else ""
+        left_out = f" (without {', '.join(item.missing)})" if item.missing else ""
         shown.add_row(key, item.title, ", ".join(item.data) + left_out, *times)
     return shown
 

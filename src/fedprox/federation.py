@@ -156,16 +156,17 @@ class Federation:
         """A federation from each client's own arrays.
 
         Args:
-            train: One (x, y) per client: x of shape (n_k, ...), y of shape (n_k,).
+            train: One (x, y) per client: x of shape (n_k, ...), y of shape (n_k,), or (n_k, length)
+                for a label at every position of a sequence, with -1 where there is none.
             test: The same for test rows, in the same order; none where left out.
             classes: Number of classes; the largest integer label plus one where left out, and 0
                 where labels are not integers.
             names: The clients' names; "0", "1", ... where left out.
 
         Raises:
-            InputError: A client has no rows, rows of another shape than the first client's,
-                unequal numbers of features and labels, numbers that are not finite, or labels
-                outside `range(classes)`.
+            InputError: A client has no rows, rows or labels of another shape than the first
+                client's, unequal numbers of features and labels, numbers that are not finite, or
+                labels outside `range(classes)`.
 
         >>> import numpy as np
         >>> clients = [(np.zeros((3, 2)), [0, 1, 1]), (np.ones((1, 2)), [0])]
@@ -206,7 +207,9 @@ def _concatenate(
     clients: Sequence[Client], names: Sequence[str], part: str, like: Rows | None = None
 ) -> Rows:
     """All clients' rows in one array; `like` gives their shape where it is known."""
-    shape = None if like is None else like.x.shape[1:]
+    shape = label = None
+    if like is not None:
+        shape, label = like.x.shape[1:], like.y.shape[1:]
     xs, ys, sizes = [], [], []
     for client, name in zip(clients, names, strict=True):
         where = f"client {name!r}, {part}"
@@ -217,6 +220,11 @@ def _concatenate(
             require(
                 x.shape[1:] == shape,
                 f"{where}: rows of shape {x.shape[1:]}; other clients' have {shape}",
+            )
+            label = y.shape[1:] if label is None else label
+            require(
+                y.shape[1:] == label,
+                f"{where}: labels of shape {y.shape[1:]}; other clients' have {label}",
             )
             xs.append(x)
             ys.append(y)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from fedprox.errors import require
 from fedprox.features import Features, index_of, look_up
 
 Params = Any  # a pytree of arrays
@@ -20,10 +21,18 @@ def cross_entropy(outputs: jax.Array, y: jax.Array) -> jax.Array:
     Of a sequence, outputs (B, length, classes) and y (B, length), the mean over the positions that
     have a label, y >= 0.
 
+    Raises:
+        InputError: Outputs and labels do not match.
+
     >>> even = jnp.zeros((1, 3, 2))
     >>> cross_entropy(even, jnp.array([[0, 1, -1]])).tolist() == [float(jnp.log(2.0))]
     True
     """
+    require(
+        outputs.ndim == y.ndim + 1 and outputs.shape[:-1] == y.shape and y.ndim <= 2,
+        f"model: outputs of shape {outputs.shape} for labels of shape {y.shape}; cross-entropy "
+        "needs an output for each class at each label",
+    )
     if y.ndim == 1:
         return optax.softmax_cross_entropy_with_integer_labels(outputs, y)
     known = y >= 0

@@ -294,7 +294,7 @@ class _Unpickler(pickle.Unpickler):
     """Reads plain containers, numbers, strings and arrays of bytes, and nothing else.
 
     A pickle names what is to be called to rebuild it. Here nothing but the two classes above is
-    ever called, so a file can at worst be refused.
+    ever called, so nothing that a file holds is executed.
     """
 
     allowed = {  # noqa: RUF012

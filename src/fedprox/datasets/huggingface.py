@@ -120,7 +120,8 @@ def _load(path: str, subset: str | None, data_dir: str | Path | None) -> Any:
         import datasets
     except ImportError:
         raise InputError(
-            "hugging-face: the package datasets is not installed; pip install datasets"
+            "hugging-face: the package datasets is not installed; "
+            'pip install "fedprox[huggingface]"'
         ) from None
     home = data_folder(data_dir)
     places = [Path(path), *([home / path] if home else [])]

@@ -195,10 +195,10 @@ def dirichlet_by_class(
         ends[:, -1] = lengths
         if np.diff(ends, axis=1, prepend=0).sum(axis=0).min() >= least:
             return _gather(pools, ends)
-    need = "row" if least == 1 else f"{least} rows"
+    need = "a row" if least == 1 else f"{least} rows"
     raise InputError(
         f"data.concentration = {concentration}; in 1,000 draws some client of {clients} was left "
-        f"without a {need}; it must be larger, or data.clients smaller"
+        f"without {need}; it must be larger, or data.clients smaller"
     )
 
 

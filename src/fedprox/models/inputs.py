@@ -9,13 +9,25 @@ from fedprox.features import Windows
 from fedprox.federation import Federation, Rows
 
 
-def class_count(model: str, federation: Federation) -> int:
+def class_count(model: str, federation: Federation, *, positions: int | None = None) -> int:
     """The number of classes C.
 
+    Args:
+        model: For the message.
+        federation: Its labels are the classes.
+        positions: Labels of an example, one for each position of a sequence; else one in all.
+
     Raises:
-        InputError: The labels are not classes.
+        InputError: The labels are not classes, or not as many.
     """
     require(federation.classes > 0, f"model {model}: the labels must be classes, whole numbers")
+    needed = () if positions is None else (positions,)
+    each = "example" if positions is None else f"of {positions} positions"
+    for rows in (federation.train, federation.test):
+        require(
+            rows.y.shape[1:] == needed,
+            f"model {model}: labels of shape {rows.y.shape}; it takes one label for each {each}",
+        )
     return federation.classes
 
 
@@ -60,20 +72,14 @@ def symbol_count(model: str, federation: Federation, *, every_position: bool) ->
         InputError: The features are no sequences of symbols, or have symbols that are no class, or
             the labels are not as asked.
     """
-    symbols = class_count(model, federation)
     length = sequence_length(model, federation)
+    symbols = class_count(model, federation, positions=length if every_position else None)
     for rows in (federation.train, federation.test):
         greatest = greatest_symbol(model, rows)
         require(
             greatest < symbols,
             f"model {model}: symbol {greatest} among the features; with {symbols} classes they are "
             f"0 to {symbols - 1}",
-        )
-        needed = (length,) if every_position else ()
-        require(
-            rows.y.shape[1:] == needed,
-            f"model {model}: labels of shape {rows.y.shape}; it takes one label for each "
-            + (f"of {length} positions" if every_position else "sequence"),
         )
     return symbols
 

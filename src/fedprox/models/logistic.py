@@ -5,7 +5,7 @@ from typing import Literal
 import jax
 from flax import nnx
 
-from fedprox.errors import require
+from fedprox.errors import require_one_of
 from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.models.inputs import class_count, feature_count
@@ -42,9 +42,6 @@ def logistic(federation: Federation, *, initial: Literal["glorot", "zeros"] = "g
     610
     """
     classes, features = class_count("logistic", federation), feature_count(federation)
-    require(
-        initial in ("glorot", "zeros"),
-        f'model.initial = {initial!r}; it must be "glorot" or "zeros"',
-    )
+    require_one_of("model.initial", initial, ("glorot", "zeros"))
     init = nnx.initializers.glorot_uniform() if initial == "glorot" else nnx.initializers.zeros
     return Model.from_nnx(lambda rngs: Logistic(features, classes, kernel_init=init, rngs=rngs))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fedprox.errors import require, require_whole
+from fedprox.errors import require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.models.inputs import class_count, greatest_symbol, sequence_length
@@ -77,11 +77,6 @@ def sentiment_lstm(federation: Federation, *, hidden: int = 256, embedding: int 
     require_whole("model.hidden", hidden)
     require_whole("model.embedding", embedding)
     parts = (federation.train, federation.test)
-    for rows in parts:
-        require(
-            rows.y.ndim == 1,
-            f"model {name}: labels of shape {rows.y.shape}; it takes one label for each sequence",
-        )
     features = federation.features
     if np.issubdtype(features.dtype, np.floating) and len(features.shape) == 2:
         words, width = 0, features.shape[1]

@@ -47,7 +47,7 @@ SHAKESPEARE = Task(
     0.001,
     40,
     evaluate_every=2,
-    note="50 windows of each role in place of 3,616",
+    note="50 windows of a role in place of 3,616, 20 of them measured",
     model={"name": "char-lstm"},
     client_rows=50,
     evaluate_rows=20,

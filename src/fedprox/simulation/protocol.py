@@ -120,6 +120,11 @@ class Protocol:
             "late is known only after its work: leave out one of the three",
         )
         require(
+            algorithm.exchange is None or self.federation.augment is None,
+            f"{algorithm.name}: with augmentation mini-batches have other objectives than the "
+            "clients' gradients in its first exchange; use data without",
+        )
+        require(
             not algorithm.pooled or not callable(solver.gamma),
             f"{algorithm.name} has no clients of which solver.gamma could be a function; it must "
             "be a number",
