@@ -52,7 +52,7 @@ def _score(title: str, run: str, paper: str, note: str = "") -> Score:
 
 ROLES: Table = {"name": "shakespeare", "partition": "roles-2000", "clients": 100}
 LINES: Table = {"name": "shakespeare", "partition": "lines", "clients": 200}
-TWEETS: Table = {"name": "sent140", "least": 5, "clients": 772}
+TWEETS: Table = {"name": "sent140", "least": 5, "clients": 772, "vocabulary": 2000}
 
 CENTRALISED = Item(
     "Every model trained centrally",
@@ -77,7 +77,7 @@ CENTRALISED = Item(
         ),
         "central-sentiment-lstm": _run(
             TWEETS,
-            {"name": "sentiment-lstm", "hidden": 100},
+            {"name": "sentiment-lstm", "hidden": 100, "embedding": 50},
             0.3,
             10,
             epochs=10,
