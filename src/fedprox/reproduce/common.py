@@ -10,7 +10,8 @@ FEDAVG: Table = {"name": "fedavg"}
 
 TOO_LONG = "an LSTM with E = 50, or for 1,000 rounds, takes many hours on two cores"
 
-FEWER_TWEETS = "an eighth of the paper's tweets; 2 x 100 units, as the code; trained vectors of 50"
+FEWER_TWEETS = "an eighth of the paper's tweets"
+SMALLER_MODEL = "2 x 100 units as in the code, trained vectors of 50"
 FEWER_LETTERS = "letters: about half the paper's images"
 
 

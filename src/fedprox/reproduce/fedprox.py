@@ -9,6 +9,7 @@ from fedprox.reproduce.common import (
     FEDAVG,
     FEWER_LETTERS,
     FEWER_TWEETS,
+    SMALLER_MODEL,
     TOO_LONG,
     feddane,
     fedprox,
@@ -61,7 +62,7 @@ SENT140 = Task(
     0.01,
     200,
     evaluate_every=5,
-    note=f"200 rounds in place of 800, {FEWER_TWEETS}",
+    note=f"200 rounds in place of 800, {FEWER_TWEETS}, {SMALLER_MODEL}",
     model={"name": "sentiment-lstm", "hidden": 100, "embedding": 50},
     seeds=1,
 )
@@ -133,7 +134,7 @@ def _with_and_without(
 TABLE_1 = Item(
     "Table 1: the federated data sets",
     f"{PAPER}, Table 1",
-    {"short": 3, "paper": 6},
+    {"short": 3, "paper": 4},
     statistics=(
         Statistics("MNIST", (1000, 69035, 69, 106), {"name": "mnist"}),
         Statistics("FEMNIST", (200, 18345, 92, 159), {"name": "femnist"}, FEWER_LETTERS),
@@ -155,7 +156,7 @@ TABLE_1 = Item(
 FIGURE_1 = Item(
     "Figure 1: training loss with stragglers",
     f"{PAPER}, Figure 1, sections 5.2 and 5.3.2",
-    {"short": 55, "paper": 360},
+    {"short": 490, "paper": 2400},
     _runs(FIVE, STRAGGLERS),
     _stragglers_by_task(FIVE, "train_loss"),
     (
@@ -208,7 +209,7 @@ FIGURE_1 = Item(
 FIGURE_7 = Item(
     "Figure 7: test accuracy with stragglers",
     f"{PAPER}, Figure 7, appendix C.3.2",
-    {"short": 55, "paper": 360},
+    {"short": 490, "paper": 2400},
     _runs(FIVE, STRAGGLERS),
     _stragglers_by_task(FIVE, "test_accuracy"),
     (
@@ -481,7 +482,7 @@ FIGURE_5 = Item(
 FIGURE_8 = Item(
     "Figure 8: dissimilarity",
     f"{PAPER}, Figure 8, appendix C.3.2",
-    {"short": 12, "paper": 75},
+    {"short": 140, "paper": 680},
     _runs(FIVE, (0.0,)),
     measures_by_task(FIVE, ("gradient_variance",), lambda task: two_mus(_key(task, 0), task.mu)),
     (

@@ -6,12 +6,15 @@ longer than two cores can: a round here is an epoch.
 
 from typing import Any
 
-from fedprox.reproduce.common import FEWER_TWEETS
+from fedprox.reproduce.common import FEWER_TWEETS, SMALLER_MODEL
 from fedprox.reproduce.item import MOST_SEEDS, Item, Score, Side, Table
 
 FEDAVG = "McMahan et al. 2017"
 FEDPROX = "Li et al. 2020"
 FEDDYN = "Acar et al. 2021"
+
+
+NOTE = f"{FEWER_TWEETS}, {SMALLER_MODEL}"
 
 
 def _run(
@@ -106,7 +109,7 @@ CENTRALISED = Item(
             "54 % (FedAvg's target)",
             "200 of 1,145 roles",
         ),
-        _score("sentiment LSTM, Sent140", "central-sentiment-lstm", "", FEWER_TWEETS),
+        _score("sentiment LSTM, Sent140", "central-sentiment-lstm", "", NOTE),
     ),
     notes=(
         "A round is an epoch. Learning rates are fixed and not tuned. Of a client's test rows "
