@@ -23,6 +23,8 @@ from fedprox import (
 from fedprox.diagnostics.clients import client_accuracy
 from fedprox.features import Features, Prepared, Vectors, Windows
 from fedprox.models import logistic
+from fedprox.simulation.lanes import lane_mesh
+from fedprox.simulation.programs import resident
 from fedprox.simulation.schedule import Jobs, Shape, plan_rounds
 
 SIZES = [7, 1, 12, 5]
@@ -244,3 +246,15 @@ def test_sequences_count_positions_that_have_a_label() -> None:
     assert Federation.from_arrays(pairs, pairs).classes == 3
     with pytest.raises(InputError, match="label"):
         Federation.from_arrays([(x, labels - 1)], classes=3)
+
+
+def test_what_parts_share_is_on_a_device_once() -> None:
+    windows = KINDS["windows"]
+    rows = Rows(windows, LABELS, OFFSETS)
+    few = Rows(windows[:5], LABELS[:5], np.array([0, 1, 2, 3, 5]))
+    federation = Federation(rows, few, 3, tuple("abcd"))
+    data = resident(lane_mesh(), federation, federation.sample(5))
+    assert data.x.text is data.measured_x.text is data.test_x.text
+    whole = resident(lane_mesh(), federation, federation)
+    assert whole.x.starts is whole.measured_x.starts
+    assert whole.y is whole.measured_y

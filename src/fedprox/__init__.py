@@ -4,6 +4,7 @@ from fedprox import datasets, diagnostics, models
 from fedprox.algorithms import Algorithm, centralised, fedavg, feddane, fedprox, fedsgd
 from fedprox.diagnose import Diagnosis, diagnose
 from fedprox.errors import InputError
+from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Federation, Rows
 from fedprox.model import Model
 from fedprox.report.figure import figure
@@ -25,6 +26,7 @@ __all__ = [
     "Federation",
     "InputError",
     "Model",
+    "Prepared",
     "Progress",
     "Record",
     "Rows",
@@ -32,6 +34,8 @@ __all__ = [
     "Solver",
     "Subproblem",
     "Systems",
+    "Vectors",
+    "Windows",
     "centralised",
     "compare",
     "datasets",

@@ -82,9 +82,12 @@ class Data(NamedTuple):
 def resident(mesh: Mesh, federation: Federation, measured: Federation) -> Data:
     """Copy a federation's rows, and those that evaluations read, to every device."""
     train, read, test = federation.train, measured.train, measured.test
-    rows = replicate(mesh, (train.x, train.y))
-    sampled = rows if read is train else replicate(mesh, (read.x, read.y))
-    return Data(*rows, *sampled, *replicate(mesh, (test.x, test.y)))
+    data = Data(train.x, train.y, read.x, read.y, test.x, test.y)
+    leaves, structure = jax.tree.flatten(data)
+    # rows that are read for both, and a text or a table that all share, are copied once
+    distinct = {id(leaf): leaf for leaf in leaves}
+    copies = dict(zip(distinct, replicate(mesh, list(distinct.values())), strict=True))
+    return jax.tree.unflatten(structure, [copies[id(leaf)] for leaf in leaves])
 
 
 class Layout(NamedTuple):
