@@ -501,7 +501,7 @@ def _one_epoch(measure: str, number: int, claim: Claim) -> Item:
     return Item(
         f"Figure {number}: {'loss' if measure == 'train_loss' else 'accuracy'} with E = 1",
         f"{PAPER}, Figure {number}, appendix C.3.2",
-        {"short": 35, "paper": 180},
+        {"short": 180, "paper": 850},
         _runs(FIVE, STRAGGLERS, epochs=1),
         _stragglers_by_task(FIVE, measure, epochs=1),
         (claim,),
