@@ -1,4 +1,8 @@
-"""Layers in the formulation that runs fastest inside a compiled round."""
+"""Layers in the formulation that runs fastest inside a compiled round on a CPU.
+
+Convolutions choose theirs by backend. The others are written in plain products and comparisons,
+which an accelerator runs well too; that has not been measured.
+"""
 
 import itertools
 import math
