@@ -8,12 +8,17 @@ from pathlib import Path
 
 import jax
 
+PATIENCE = 10**6
+"""Seconds that a CPU device waits for the others at the end of a round. By default XLA ends the
+process after 40, and a client with a large model may take longer than the rest of its cohort."""
+
 
 def use_cpu_devices(clients_per_round: int) -> None:
     """Let JAX see one CPU device for each core, and no more than a cohort has clients.
 
     Lanes are spread over all devices. It must come before the first JAX computation of the
-    process, and leaves a number that `XLA_FLAGS` sets as it is.
+    process, and leaves what `XLA_FLAGS` sets as it is. It also lets devices wait for each other as
+    long as a round takes, by `XLA_FLAGS`.
 
     Args:
         clients_per_round: K, the clients of a round.
@@ -23,7 +28,14 @@ def use_cpu_devices(clients_per_round: int) -> None:
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     devices = max(1, min(cores or 1, clients_per_round))
-    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_cpu_collective_call" not in flags:
+        patience = [
+            f"--xla_cpu_collective_call_{what}_timeout_seconds={PATIENCE}"
+            for what in ("warn_stuck", "terminate")
+        ]
+        os.environ["XLA_FLAGS"] = " ".join([*flags.split(), *patience])
+    if "xla_force_host_platform_device_count" not in flags:
         jax.config.update("jax_num_cpu_devices", devices)
 
 
