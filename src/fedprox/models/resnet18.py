@@ -77,7 +77,7 @@ def resnet18(federation: Federation) -> Model:
 
     He et al. 2016, table 1, with each batch normalisation replaced: averaging running statistics
     has no meaning. FedDyn's code has it so, with the strides of large images on 32x32 ones too
-    (their last blocks see one pixel), and its paper reports no run of it. Convolutions begin
+    (their last blocks see one pixel); Acar et al. 2021 use it in Figure 11. Convolutions begin
     normal with variance 2 / (size^2 outputs), the dense layer as torch's.
 
     Args:
