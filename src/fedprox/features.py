@@ -6,6 +6,7 @@ kinds here: an index, which has a row for each example, and a way to look featur
 inside compiled programs when a mini-batch is read. All are JAX pytrees.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,21 +19,21 @@ Array = Any
 """A NumPy array on the host, a JAX array inside a program."""
 
 
-class _Kept:
+class _Kept(ABC):
     """What all kinds share: they are as long as their index, and are read through `look_up`."""
 
     @property
+    @abstractmethod
     def index(self) -> Array:
         """What is kept of each example, shape (rows, ...)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def with_index(self, index: Array) -> Any:
         """The same with other rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def look_up(self, index: Array) -> jax.Array:
         """The features of some rows of the index."""
-        raise NotImplementedError
 
     def __len__(self) -> int:
         return len(self.index)
