@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fedprox.datasets.statistics import FEDPROX, PAPERS
 from fedprox.reproduce.item import Comparison, Curve, Row, Side, Table, Task
 
 FEDAVG: Table = {"name": "fedavg"}
@@ -13,6 +14,11 @@ TOO_LONG = "an LSTM with E = 50, or for 1,000 rounds, takes many hours on two co
 FEWER_TWEETS = "an eighth of the paper's tweets"
 SMALLER_MODEL = "2 x 100 units as in the code, trained vectors of 50"
 FEWER_LETTERS = "letters: about half the paper's images"
+
+
+def table_1(name: str, partition: str = "", *, paper: str = FEDPROX) -> tuple[Any, ...]:
+    """What a paper's Table 1 prints of a data set: clients, examples, their mean and deviation."""
+    return next(row[:4] for row in PAPERS[name, partition] if row.source.startswith(paper))
 
 
 def fedprox(*mu: float) -> Table:

@@ -18,6 +18,7 @@ from fedprox.reproduce.common import (
     mu_label,
     on_each,
     synthetic_tasks,
+    table_1,
     two_mus,
 )
 from fedprox.reproduce.item import (
@@ -136,16 +137,16 @@ TABLE_1 = Item(
     f"{PAPER}, Table 1",
     {"short": 3, "paper": 4},
     statistics=(
-        Statistics("MNIST", (1000, 69035, 69, 106), {"name": "mnist"}),
-        Statistics("FEMNIST", (200, 18345, 92, 159), {"name": "femnist"}, FEWER_LETTERS),
+        Statistics("MNIST", table_1("mnist", "power-law"), {"name": "mnist"}),
+        Statistics("FEMNIST", table_1("femnist", "letters"), {"name": "femnist"}, FEWER_LETTERS),
         Statistics(
             "FEMNIST, as the code",
-            (200, 18345, 92, 159),
+            table_1("femnist", "letters"),
             {"name": "femnist", "classes_per_client": 3, "overlap": True},
             "3 classes to a client, overlapping",
         ),
-        Statistics("Shakespeare", (143, 517106, 3616, 6808), {"name": "shakespeare"}),
-        Statistics("Sent140", (772, 40783, 53, 32), SENT140.data, FEWER_TWEETS),
+        Statistics("Shakespeare", table_1("shakespeare", "roles"), {"name": "shakespeare"}),
+        Statistics("Sent140", table_1("sent140"), SENT140.data, FEWER_TWEETS),
     ),
     notes=(
         "FEMNIST's letters come from the test part of EMNIST ByClass alone: 11,916 images of a to "

@@ -7,6 +7,9 @@ ours are the final paper's where it has the data set, nor the best mu, for which
 {0.001, 0.01, 0.1, 1} by final training loss.
 """
 
+from functools import partial
+
+from fedprox.datasets import statistics
 from fedprox.reproduce.common import (
     FEWER_TWEETS,
     TOO_LONG,
@@ -15,6 +18,7 @@ from fedprox.reproduce.common import (
     measures_by_task,
     on_each,
     synthetic_tasks,
+    table_1,
     two_mus,
 )
 from fedprox.reproduce.item import (
@@ -81,23 +85,25 @@ NO_NUMBERS = (
     "mu is best."
 )
 
+printed = partial(table_1, paper=statistics.DRAFT)
+
 TABLE_1 = Item(
     "Table 1: the federated data sets of the draft",
     f"{DRAFT}, Table 1",
     {"short": 3, "paper": 6},
     statistics=(
-        Statistics("MNIST", (1000, 69035, 69, 106), {"name": "mnist"}),
+        Statistics("MNIST", printed("mnist", "power-law"), {"name": "mnist"}),
         Statistics(
             "EMNIST",
-            (900, 305654, 340, 107),
+            printed("femnist", "writers"),
             {"name": "femnist", "partition": "writers"},
             "300 of LEAF's writers, of whom 28 are cut short",
         ),
-        Statistics("Shakespeare", (143, 517706, 3620, 4115), {"name": "shakespeare"}),
-        Statistics("Sent140", (5726, 215829, 38, 19), SENT140.data, FEWER_TWEETS),
+        Statistics("Shakespeare", printed("shakespeare", "roles"), {"name": "shakespeare"}),
+        Statistics("Sent140", printed("sent140"), SENT140.data, FEWER_TWEETS),
         Statistics(
             "EMNIST*",
-            (200, 79059, 395, 873),
+            printed("femnist", "letters-26"),
             {"name": "femnist", "partition": "letters-26"},
             "only 27,059 images are at hand",
         ),

@@ -118,7 +118,7 @@ class Statistics(NamedTuple):
     """
 
     title: str
-    paper: tuple[int, int, int, int]
+    paper: tuple[Any, ...]
     data: Table | None = None
     note: str = ""
 
