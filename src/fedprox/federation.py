@@ -7,7 +7,7 @@ Client k owns rows `offsets[k]:offsets[k + 1]` of `x` and `y`. The objective of 
 (Li et al. 2020, equation 1), where n_k counts client k's training rows and n all of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,16 @@ from fedprox.streams import Purpose, generator
 
 Array = NDArray[Any]
 Client = tuple[ArrayLike, ArrayLike]
+
+
+def offsets_of(sizes: Iterable[int] | NDArray[np.integer]) -> NDArray[np.int64]:
+    """Where stretches of these sizes begin, one after another, and where the last one ends.
+
+    >>> offsets_of([3, 1]).tolist()
+    [0, 3, 4]
+    """
+    counts = sizes if isinstance(sizes, np.ndarray) else np.fromiter(sizes, np.int64)
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,7 @@ class Rows:
         if self.y.ndim == 1:
             return self.sizes
         counts = np.count_nonzero(self.y >= 0, axis=tuple(range(1, self.y.ndim)))
-        return np.diff(np.concatenate([[0], np.cumsum(counts)])[self.offsets])
+        return np.diff(offsets_of(counts)[self.offsets])
 
     def client(self, k: int) -> tuple[Features, Array]:
         """Client k's features and labels (views, not copies)."""
@@ -85,8 +95,7 @@ class Rows:
             for k, (first, last) in enumerate(zip(self.offsets, self.offsets[1:], strict=False))
         ]
         rows = np.concatenate(chosen)
-        offsets = np.concatenate([[0], np.cumsum([len(c) for c in chosen])]).astype(np.int64)
-        return Rows(self.x[rows], self.y[rows], offsets)
+        return Rows(self.x[rows], self.y[rows], offsets_of(map(len, chosen)))
 
 
 @dataclass(frozen=True)
@@ -231,9 +240,7 @@ def _concatenate(
         sizes.append(len(x))
     if like is not None and not xs:
         return _no_rows(like)
-    offsets = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=offsets[1:])
-    return Rows(np.concatenate(xs), np.concatenate(ys), offsets)
+    return Rows(np.concatenate(xs), np.concatenate(ys), offsets_of(sizes))
 
 
 def _client_arrays(client: Client, where: str) -> tuple[Array, Array]:

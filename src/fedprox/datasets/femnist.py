@@ -19,7 +19,7 @@ from fedprox.datasets.mnist import unit
 from fedprox.datasets.sources import FEMNIST_SQLITE, FEMNIST_WRITERS, data_folder, find, present
 from fedprox.errors import InputError, require, require_one_of, require_whole
 from fedprox.features import Prepared
-from fedprox.federation import Federation, Rows
+from fedprox.federation import Federation, Rows, offsets_of
 from fedprox.streams import Purpose, generator
 
 Writer = tuple[NDArray[np.uint8], NDArray[np.uint8]]
@@ -170,10 +170,9 @@ def _together(names: list[str], train: Writers, test: Writers) -> Arrays:
     arrays: Arrays = {"names": np.array([name.encode() for name in names])}
     arrays["names"] = arrays["names"].view(np.uint8).reshape(len(names), -1)
     for part, of_part in (("train", train), ("test", test)):
-        sizes = [len(y) for _, y in of_part]
         arrays[f"{part}_x"] = np.concatenate([x for x, _ in of_part])
         arrays[f"{part}_y"] = np.concatenate([y for _, y in of_part])
-        arrays[f"{part}_offsets"] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        arrays[f"{part}_offsets"] = offsets_of(len(y) for _, y in of_part)
     return arrays
 
 

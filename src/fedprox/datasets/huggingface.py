@@ -11,7 +11,7 @@ from fedprox.datasets import partition as partitions
 from fedprox.datasets.labelled import Labelled, Partition, check_numbers, divide, federation
 from fedprox.datasets.leaf import MOST_CLASSES
 from fedprox.datasets.mnist import unit
-from fedprox.datasets.sources import data_folder
+from fedprox.datasets.sources import places
 from fedprox.errors import InputError, require
 from fedprox.features import Features, Prepared
 from fedprox.federation import Federation
@@ -123,9 +123,11 @@ def _load(path: str, subset: str | None, data_dir: str | Path | None) -> Any:
             "hugging-face: the package datasets is not installed; "
             'pip install "fedprox[huggingface]"'
         ) from None
-    home = data_folder(data_dir)
-    places = [Path(path), *([home / path] if home else [])]
-    saved = (p for p in places if any((p / n).is_file() for n in ("state.json", SPLITS)))
+    saved = (
+        place
+        for place in places(path, data_dir)
+        if any((place / name).is_file() for name in ("state.json", SPLITS))
+    )
     folder = next(saved, None)
     try:
         if folder is not None:

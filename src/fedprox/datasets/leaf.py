@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets.labelled import Labelled, Partition, check_numbers, divide
-from fedprox.datasets.sources import data_folder
+from fedprox.datasets.sources import places
 from fedprox.errors import InputError, require
 from fedprox.federation import Federation
 
@@ -84,13 +84,11 @@ def leaf(
 
 
 def _folder(path: str, data_dir: str | Path | None) -> Path:
-    home = data_folder(data_dir)
-    places = [Path(path), *([home / path] if home else [])]
-    for place in places:
+    looked = places(path, data_dir)
+    for place in looked:
         if (place / "train").is_dir() and (place / "test").is_dir():
             return place
-    looked = " and ".join(str(place) for place in places)
-    raise InputError(f"data.path: no folders train/ and test/ in {looked}")
+    raise InputError(f"data.path: no folders train/ and test/ in {' and '.join(map(str, looked))}")
 
 
 def _read_part(folder: Path, classes: int | None) -> dict[str, Client]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fedprox.errors import InputError, require, require_number, require_one_of, require_whole
 from fedprox.features import Features
-from fedprox.federation import Rows
+from fedprox.federation import Rows, offsets_of
 from fedprox.streams import Purpose, generator
 
 Indices = NDArray[np.int64]
@@ -496,6 +496,5 @@ def take(x: Features, labels: NDArray[np.generic], parts: list[Indices]) -> Rows
         parts: Each client's rows.
     """
     order = np.concatenate(parts)
-    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
     y = labels[order] if labels.dtype.kind == "f" else labels[order].astype(np.int32)
-    return Rows(x[order], y, offsets.astype(np.int64))
+    return Rows(x[order], y, offsets_of(map(len, parts)))

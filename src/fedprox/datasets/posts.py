@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
 from fedprox.datasets.sequences import spans, unroll
-from fedprox.datasets.sources import data_folder, reading
+from fedprox.datasets.sources import places, reading
 from fedprox.datasets.words import split_words
 from fedprox.errors import InputError, require, require_number, require_whole
-from fedprox.federation import Federation, Rows
+from fedprox.federation import Federation, Rows, offsets_of
 from fedprox.streams import Purpose, generator
 
 UNKNOWN, BEGIN = 0, 1
@@ -91,7 +91,7 @@ def posts(
     deal = stream.permutation(len(test_x))
     bounds = np.linspace(0, len(deal), len(names) + 1).astype(np.int64)
     return Federation(
-        Rows(x, y, np.cumsum([0, *sizes])),
+        Rows(x, y, offsets_of(sizes)),
         Rows(test_x[deal], test_y[deal], bounds),
         vocabulary,
         tuple(found.authors[k] for k in names),
@@ -164,11 +164,10 @@ def _rows(
 
 
 def _file(path: str, data_dir: str | Path | None) -> Path:
-    folder = data_folder(data_dir)
-    places = [Path(path), *([folder / path] if folder else [])]
-    found = next((place for place in places if place.is_file()), None)
+    looked = places(path, data_dir)
+    found = next((place for place in looked if place.is_file()), None)
     if found is None:
-        raise InputError(f"data.path: no file {' or '.join(str(place) for place in places)}")
+        raise InputError(f"data.path: no file {' or '.join(map(str, looked))}")
     return found
 
 

@@ -18,7 +18,7 @@ from fedprox.datasets.sources import SENT140, data_folder, find, present, readin
 from fedprox.datasets.words import most_frequent, split_words, word_vectors
 from fedprox.errors import InputError, require, require_one_of, require_whole
 from fedprox.features import Vectors
-from fedprox.federation import Federation, Rows
+from fedprox.federation import Federation, Rows, offsets_of
 from fedprox.streams import Purpose, generator
 
 LENGTH = 25
@@ -103,7 +103,7 @@ def sent140(
             row[: len(found)] = [known.get(token, 0) for token in found]
         x = ids if table is None else Vectors(ids, table)
         y = tweets.labels[np.concatenate(parts)].astype(np.int32)
-        return Rows(x, y, np.cumsum([0, *map(len, parts)]))
+        return Rows(x, y, offsets_of(map(len, parts)))
 
     return Federation(rows(train, read[0]), rows(test, read[1]), 2, names)
 

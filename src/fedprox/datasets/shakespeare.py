@@ -14,7 +14,7 @@ from fedprox.datasets.sequences import unroll
 from fedprox.datasets.sources import SHAKESPEARE, find, present, reading
 from fedprox.errors import require, require_one_of, require_whole
 from fedprox.features import Windows
-from fedprox.federation import Federation, Rows
+from fedprox.federation import Federation, Rows, offsets_of
 from fedprox.streams import Purpose, generator
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -245,7 +245,7 @@ def _next_character(
     def rows(parts: list[Indices]) -> Rows:
         starts = np.concatenate(parts).astype(np.int32)
         y = roles.text[starts + WIDTH].astype(np.int32)
-        return Rows(Windows(roles.text, starts, WIDTH), y, _offsets(map(len, parts)))
+        return Rows(Windows(roles.text, starts, WIDTH), y, offsets_of(map(len, parts)))
 
     return Federation(rows(train), rows(test), len(ALPHABET), names)
 
@@ -256,13 +256,9 @@ def _every_character(
     def rows(parts: list[Indices]) -> Rows:
         chosen = np.concatenate(parts)
         x, y, counts = unroll(lines.text, lines.lines[chosen], lines.lines[chosen + 1], WIDTH)
-        return Rows(x, y, np.cumsum([0, *counts])[_offsets(map(len, parts))])
+        return Rows(x, y, offsets_of(counts)[offsets_of(map(len, parts))])
 
     return Federation(rows(train), rows(test), 258, names)
-
-
-def _offsets(sizes: Iterable[int]) -> Indices:
-    return np.cumsum([0, *sizes], dtype=np.int64)
 
 
 def _characters(path: Path) -> Roles:
@@ -278,7 +274,7 @@ def _characters(path: Path) -> Roles:
         return {
             **_packed(roles),
             "text": symbols[np.frombuffer(b"".join(texts), np.uint8)],
-            "offsets": _offsets(map(len, texts)),
+            "offsets": offsets_of(map(len, texts)),
         }
 
     arrays = prepared("shakespeare-characters", [path], {}, build)
@@ -291,7 +287,7 @@ def _lines(path: Path) -> Lines:
     def build() -> Arrays:
         roles = _read(path)
         lines = [line.encode("latin-1") for lines in roles.values() for line in lines]
-        offsets = _offsets(len(line) + 2 for line in lines)
+        offsets = offsets_of(len(line) + 2 for line in lines)
         text = np.empty(offsets[-1], np.uint16)
         inner = np.ones(len(text), bool)
         inner[offsets[:-1]] = inner[offsets[1:] - 1] = False
@@ -300,7 +296,7 @@ def _lines(path: Path) -> Lines:
         return {
             **_packed(roles),
             "text": text,
-            "offsets": _offsets(map(len, roles.values())),
+            "offsets": offsets_of(map(len, roles.values())),
             "lines": offsets,
         }
 

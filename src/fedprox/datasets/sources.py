@@ -138,6 +138,16 @@ def data_folder(data_dir: str | Path | None) -> Path | None:
     return folder
 
 
+def places(path: str, data_dir: str | Path | None) -> list[Path]:
+    """Where a path of the user's may be: as seen from here, and from the data folder if any.
+
+    Raises:
+        InputError: The data folder does not exist.
+    """
+    folder = data_folder(data_dir)
+    return [Path(path), *([folder / path] if folder else [])]
+
+
 def cache_folder() -> Path:
     """Where downloads are kept: the user's cache folder, or `FEDPROX_CACHE`."""
     import pooch
@@ -181,8 +191,8 @@ def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | No
     folder = data_folder(data_dir)
     if folder is None:
         return None
-    places = (folder / subfolder / name, folder / name)
-    return next((place for place in places if place.is_file()), None)
+    inside = (folder / subfolder / name, folder / name)
+    return next((place for place in inside if place.is_file()), None)
 
 
 @contextmanager

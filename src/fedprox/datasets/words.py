@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets.cache import Arrays, prepared
-from fedprox.datasets.sources import GLOVE, data_folder, find, present, reading
+from fedprox.datasets.sources import GLOVE, find, places, present, reading
 from fedprox.errors import InputError, require
 
 GLOVES = tuple(f"glove.6B.{d}d" for d in (50, 100, 200, 300))
@@ -79,8 +79,7 @@ def _file(name: str, data_dir: str | Path | None) -> tuple[Path, str | None]:
         member = f"{name}.txt"
         unpacked = present(member, "glove", data_dir)
         return (unpacked, None) if unpacked else (find(GLOVE, "glove", data_dir), member)
-    folder = data_folder(data_dir)
-    for place in (Path(name), *([folder / name] if folder else [])):
+    for place in places(name, data_dir):
         if place.is_file():
             return place, None
     raise InputError(

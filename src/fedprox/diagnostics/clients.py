@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.features import Features, index_of, look_up
-from fedprox.federation import Federation
+from fedprox.federation import Federation, offsets_of
 from fedprox.model import Model, Params
 
 ROWS = 512
@@ -43,7 +43,7 @@ def client_accuracy(federation: Federation, model: Model, params: Params) -> NDA
         # the last slice begins early enough to be as wide as the others: one shape, one program
         at = slice(min(start, len(rows) - width), min(start + width, len(rows)))
         right[at] = _correct(model, params, x[at], rows.y[at])
-    up_to = np.concatenate([[0], np.cumsum(right)])[rows.offsets]
+    up_to = offsets_of(right)[rows.offsets]
     return np.where(labels > 0, np.diff(up_to) / np.maximum(labels, 1), np.nan)
 
 
