@@ -25,6 +25,7 @@ from fedprox.reproduce.item import (
     MEASURES,
     MOST_SEEDS,
     SCALES,
+    SHORT,
     Claim,
     Comparison,
     Curve,
@@ -60,7 +61,8 @@ def test_every_experiment_is_one(name: str) -> None:
                 assert experiment.data.keys() - {"name"} <= options
         # the rest is checked with data that need no file
         easy: Table = {"data": {"name": "synthetic"}, "model": {"name": "logistic"}}
-        resolve(parse(run, {k: v for k, v in (paper | easy).items() if k != MOST_SEEDS}))
+        beside = {MOST_SEEDS, SHORT}
+        resolve(parse(run, {k: v for k, v in (paper | easy).items() if k not in beside}))
 
 
 def labels(paper: Table) -> set[str]:
@@ -102,6 +104,38 @@ def test_lines_and_claims_name_runs_and_methods_that_there_are(name: str) -> Non
     assert sum(map(bool, (item.rows, item.statistics, item.scores))) == 1
     assert item.seconds.keys() == SCALES.keys()
     assert item.seconds["paper"] <= 3600
+
+
+def test_what_the_short_scale_changes_stands_beside_the_experiment() -> None:
+    paper: Table = {
+        "rounds": 300,
+        MOST_SEEDS: 3,
+        "data": {"name": "mnist", "clients": 100},
+        "solver": {"epochs": 5, "learning_rate": [0.1, 0.2]},
+        SHORT: {
+            MOST_SEEDS: 1,
+            "client_rows": 60,
+            "data": {"clients": 10},
+            "solver": {"learning_rate": [0.1]},
+        },
+    }
+    whole = {"rounds": 300, "data": paper["data"], "solver": paper["solver"], "seed": [0, 1, 2]}
+    assert expand(paper, SCALES["paper"]) == {"": whole}
+    assert expand(paper, SCALES["short"]) == {
+        "": {
+            "rounds": 300,
+            "client_rows": 60,
+            "data": {"name": "mnist", "clients": 10},
+            "solver": {"epochs": 5, "learning_rate": [0.1]},
+            "seed": [0],
+        }
+    }
+    drawn = paper | {"data": {"name": "synthetic"}, SHORT: {"data": {"alpha": 1.0}}}
+    assert expand(drawn, SCALES["short"])["-seed-1"]["data"] == {
+        "name": "synthetic",
+        "alpha": 1.0,
+        "seed": 1,
+    }
 
 
 def test_runs_that_items_share_are_the_same() -> None:

@@ -206,6 +206,35 @@ GENERATED = ("synthetic", "synthetic-feddyn")
 MOST_SEEDS = "most_seeds"
 """A key of a run beside those of an experiment: how many of a scale's seeds it can afford."""
 
+SHORT = "short"
+"""Likewise: what the short scale changes, where a fifth of the rounds is still too much.
+
+The table is laid over the experiment, section by section, `MOST_SEEDS` included; its rounds, or the
+paper's, are those that are run.
+"""
+
+
+def at_scale(table: Table, scale: Scale) -> Table:
+    """A run at a scale, but for its seeds.
+
+    >>> short = {"rounds": 8, "solver": {"epochs": 1}}
+    >>> table = {"rounds": 200, "solver": {"epochs": 5, "batch_size": 10}, SHORT: short}
+    >>> at_scale(table, Scale("short", 5, (0, 1)))
+    {'rounds': 8, 'solver': {'epochs': 1, 'batch_size': 10}}
+    """
+    changes = table.get(SHORT)
+    less = {key: value for key, value in table.items() if key != SHORT}
+    if changes is not None and scale.name == SHORT:
+        return _overlaid(less, changes)
+    return less | {"rounds": max(table["rounds"] // scale.divisor, 1)}
+
+
+def _overlaid(table: Table, changes: Table) -> Table:
+    return table | {
+        key: _overlaid(table.get(key, {}), value) if isinstance(value, dict) else value
+        for key, value in changes.items()
+    }
+
 
 def expand(table: Table, scale: Scale) -> dict[str, Table]:
     """The experiments that stand behind a run at a scale, by what is added to its name.
@@ -217,12 +246,12 @@ def expand(table: Table, scale: Scale) -> dict[str, Table]:
     >>> expand(table, Scale("short", 5, (0, 1)))["-seed-1"]
     {'rounds': 40, 'data': {'name': 'synthetic', 'seed': 1}, 'seed': 1}
     """
-    less = table | {"rounds": max(table["rounds"] // scale.divisor, 1)}
+    less = at_scale(table, scale)
     seeds = scale.seeds[: less.pop(MOST_SEEDS, None)]
     if "seed" not in table and table["data"]["name"] not in GENERATED:
         return {"": less | {"seed": list(seeds)}}
     return {
-        f"-seed-{s}": less | {"data": table["data"] | {"seed": s}, "seed": table.get("seed", s)}
+        f"-seed-{s}": less | {"data": less["data"] | {"seed": s}, "seed": table.get("seed", s)}
         for s in seeds
     }
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.reproduce.item import MEASURES, Claim, Item, Scale, Statistics
+from fedprox.reproduce.item import MEASURES, Claim, Item, Scale, Statistics, at_scale
 from fedprox.reproduce.summaries import RULE, Series, stop
 from fedprox.reproduce.verdicts import Judged, Measured, judge, pick
 
@@ -101,13 +101,12 @@ def _scores(item: Item, scale: Scale, measured: Measured) -> list[str]:
         best, last = (
             np.array([f(curve) for curve in curves]) for f in (np.nanmax, lambda c: c[-1])
         )
-        rounds = item.runs[score.side.run]["rounds"]
         body.append(
             [
                 score.title,
                 score.paper,
                 *(_spread(values, "test_accuracy", brackets=False) for values in (best, last)),
-                _scaled([rounds], scale, len(group), score.note),
+                _scaled(item, [score.side.run], scale, len(group), score.note),
             ]
         )
     return ["Test accuracy.", "", *_grid(header, body)]
@@ -174,14 +173,15 @@ def _tally(found: Sequence[Judged]) -> str:
 
 def _made_with(one: Judged, item: Item, scale: Scale) -> str:
     runs = {side.run: None for side in (one.comparison.greater, one.comparison.less)}
-    rounds = sorted({item.runs[run]["rounds"] for run in runs})
-    return _scaled(rounds, scale, len(one.greater), one.comparison.note)
+    return _scaled(item, list(runs), scale, len(one.greater), one.comparison.note)
 
 
-def _scaled(rounds: Sequence[int], scale: Scale, seeds: int, note: str) -> str:
+def _scaled(item: Item, runs: Sequence[str], scale: Scale, seeds: int, note: str) -> str:
     """How much of the paper's work was done, and what else differs."""
-    done = [max(count // scale.divisor, 1) for count in rounds]
-    shown = _numbers(done) if scale.divisor == 1 else f"{_numbers(done)} of {_numbers(rounds)}"
+    tables = [item.runs[run] for run in runs]
+    rounds = sorted({table["rounds"] for table in tables})
+    done = sorted({at_scale(table, scale)["rounds"] for table in tables})
+    shown = _numbers(done) if done == rounds else f"{_numbers(done)} of {_numbers(rounds)}"
     parts = [f"{shown} rounds", f"{seeds} seed{'s' if seeds > 1 else ''}", note]
     return "; ".join(filter(None, parts))
 
