@@ -22,6 +22,7 @@ from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.run import compare
 from fedprox.simulation.sampling import Cohort, Sampling
 from fedprox.simulation.systems import Partial, Systems
+from fedprox.simulation.target import Target, target_of
 from fedprox.solver import Solver, line_search_descent
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
@@ -75,8 +76,9 @@ class Experiment(_Section):
         evaluate_rows: Training rows, and test rows, of each client that they read at most.
         measure_gradients: Whether they measure gradient variance, B(w) and gamma.
         seed: Seed, or several.
-        target_accuracy: Test accuracy that the table counts rounds to; where left out, the highest
-            whole per cent that every method reaches.
+        target_accuracy: Test accuracy that the table counts rounds to; where no target is given,
+            the highest whole per cent that every method reaches.
+        target_loss: Or a training loss.
         client_rows: Training rows, and test rows, of each client that are used at most, chosen at
             random; all where left out.
         data: Name of a data set and its options.
@@ -94,6 +96,7 @@ class Experiment(_Section):
     measure_gradients: bool = True
     seed: int | list[int] = 0
     target_accuracy: float | None = None
+    target_loss: float | None = None
     client_rows: int | None = None
     data: Table
     model: Table = Field(default_factory=lambda: {"name": "logistic"})
@@ -102,6 +105,15 @@ class Experiment(_Section):
     solver: SolverSection
     method: list[Table] = Field(min_length=1)
     versions: Table = Field(default_factory=dict, exclude=True)
+
+    @property
+    def target(self) -> Target | None:
+        """What rounds are counted to, where it is given.
+
+        Raises:
+            InputError: Both are given, or one is out of range.
+        """
+        return target_of(self.target_accuracy, self.target_loss)
 
 
 class Resolved(NamedTuple):
@@ -166,11 +178,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     Raises:
         InputError: An unknown name, key or value; or the data cannot be had.
     """
-    target = experiment.target_accuracy
-    require(
-        target is None or 0 < target <= 1,
-        f"target_accuracy = {target}; it must be above 0 and at most 1",
-    )
+    _ = experiment.target  # refused before data are loaded
     section = experiment.solver
     optimizer, optimizer_table = _optimizer(section)
     options = section.model_dump(exclude={"optimizer", "optimizer_options"})

@@ -157,7 +157,7 @@ def _train(
     with _naming(where), directory:
         runs = train(experiment, resolved, directory.record, on_progress)
     write_clients(path, resolved.federation, resolved.model, runs)
-    directory.finish(runs, experiment.target_accuracy)
+    directory.finish(runs, experiment.target)
     return True
 
 
