@@ -9,7 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedprox import InputError, Run, Target, table
+from fedprox import (
+    Cohort,
+    InputError,
+    Run,
+    Solver,
+    Target,
+    compare,
+    datasets,
+    fedavg,
+    fedprox,
+    models,
+    simulate,
+    table,
+)
+from fedprox.experiment import parse, resolve, train
 from fedprox.report.directory import summarise
 from fedprox.simulation.history import Record
 from fedprox.simulation.target import Measure, target_of
@@ -160,3 +174,132 @@ def test_the_summary_holds_target_rounds_and_models() -> None:
         (None, [None, None, None, None]),
     ):
         assert [summarise(run, target)[key] for key in keys] == expected
+
+
+# ------------------------------------------------------------------------------ stopping at targets
+
+FEDERATION = datasets.synthetic(clients=6)
+MODEL = models.logistic(FEDERATION)
+STILL, SLOW, FAST, WILD = 1e-12, 0.003, 0.03, 1e38
+"""Learning rates; the greatest diverges at once."""
+
+
+def grid(*rates: float, every: int = 2, method: Any = None, **stop: Any) -> list[Run]:
+    """FedAvg on a small synthetic federation for twelve rounds."""
+    return simulate(
+        FEDERATION,
+        MODEL,
+        method or fedavg(),
+        solver=Solver(list(rates), batch_size=10, epochs=1),
+        cohort=Cohort(3),
+        rounds=12,
+        evaluate_every=every,
+        measure_gradients=False,  # compiled sooner
+        **stop,
+    )
+
+
+def first_met(run: Run, target: Target) -> float:
+    """The first evaluated round at which a run has reached a target."""
+    met = (r.round for r in run.history if target.met(getattr(r, target.measure)))
+    return next(met, math.inf)
+
+
+@pytest.fixture(scope="module")
+def whole() -> list[Run]:
+    """A grid that runs to its end, with two seeds."""
+    return grid(SLOW, FAST, seed=[0, 1])
+
+
+@pytest.mark.parametrize(("stop", "place"), [("any", 0), ("any", 2), ("all", 2)])
+def test_a_run_stops_at_the_first_evaluation_that_meets_its_target(
+    whole: list[Run], stop: Any, place: int
+) -> None:
+    target = Target(LOSS, whole[1].history[place].train_loss)
+    stopped = grid(SLOW, FAST, seed=[0, 1], target=target, stop_at_target=stop)
+    reach = {"all": max, "any": min}[stop]
+    for seed in (0, 1):
+        runs, ours = ([r for r in group if r.seed == seed] for group in (whole, stopped))
+        end = min(reach(first_met(run, target) for run in runs), 12)
+        for run, short in zip(runs, ours, strict=True):
+            expected = [record for record in run.history if record.round <= end]
+            np.testing.assert_equal(short.history, expected)
+            assert short.client_steps == expected[-1].total_steps
+            # and the model is the one that was measured last
+            outputs = MODEL.apply(short.params, FEDERATION.test.x)
+            accuracy = np.mean(np.argmax(outputs, axis=1) == FEDERATION.test.y)
+            assert short.final.test_accuracy == pytest.approx(accuracy)
+
+
+def test_points_that_have_diverged_are_not_waited_for(whole: list[Run]) -> None:
+    target = Target(LOSS, 0.99 * whole[0].history[0].train_loss)
+    fast, wild = grid(FAST, WILD, target=target, stop_at_target="all")
+    assert wild.diverged_at == 2
+    assert fast.final.round == wild.final.round == first_met(fast, target) < 12
+    # a point that stays where it is keeps the others going, unless any will do
+    for stop, rounds in (("all", 12), ("any", fast.final.round)):
+        runs = grid(STILL, FAST, WILD, target=target, stop_at_target=stop)
+        assert [run.final.round for run in runs] == [rounds] * 3
+
+
+def test_an_adaptive_mu_stops_between_its_rounds_too() -> None:
+    method = fedprox(mu=0.1, adapt=True)
+    (whole,) = grid(FAST, method=method, every=3)
+    target = Target(ACCURACY, whole.history[2].test_accuracy)
+    (short,) = grid(FAST, method=method, every=3, target=target, stop_at_target="all")
+    place = [record.round for record in whole.history].index(int(first_met(whole, target)))
+    np.testing.assert_equal(short.history, whole.history[: place + 1])
+
+
+def test_each_method_stops_for_itself() -> None:
+    target = Target(LOSS, 0.9 * grid(FAST)[0].history[0].train_loss)
+    quick, slow = compare(
+        FEDERATION,
+        MODEL,
+        [fedavg(), fedprox(mu=1000.0)],
+        solver=Solver(0.001, batch_size=10, epochs=1),
+        cohort=Cohort(3),
+        rounds=12,
+        measure_gradients=False,
+        target=target,
+        stop_at_target="all",
+    )
+    assert 0 < quick.final.round < slow.final.round == 12
+    assert quick.rounds_to(target) is not None
+    assert slow.rounds_to(target) is None
+
+
+@pytest.mark.parametrize(
+    ("stop", "target", "message"),
+    [
+        ("all", None, 'stop_at_target = "all"; it needs a target: give target_accuracy or target_'),
+        ("some", Target(LOSS, 1.0), 'stop_at_target = \'some\'; it must be "never", "all" or'),
+    ],
+)
+def test_a_stop_without_a_target_is_refused(stop: Any, target: Target | None, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        grid(FAST, target=target, stop_at_target=stop)
+
+
+def test_an_experiment_file_gives_target_and_stop() -> None:
+    written: dict[str, Any] = {
+        "rounds": 12,
+        "target_loss": 2.0,
+        "stop_at_target": "any",
+        "measure_gradients": False,
+        "data": {"name": "synthetic", "clients": 6},
+        "cohort": {"clients_per_round": 3},
+        "solver": {"learning_rate": [STILL, FAST], "batch_size": 10, "epochs": 1},
+        "method": [{"name": "fedavg"}],
+    }
+    experiment = parse("here", written)
+    resolved = resolve(experiment)
+    assert {key: resolved.table[key] for key in ("target_loss", "stop_at_target")} == {
+        "target_loss": 2.0,
+        "stop_at_target": "any",
+    }
+    runs = train(experiment, resolved, lambda _: None, lambda _: None)
+    assert len({run.final.round for run in runs}) == 1
+    assert runs[0].final.round == math.ceil(runs[1].rounds_to(Target(LOSS, 2.0)) or math.inf) < 12
+    with pytest.raises(InputError, match="target_accuracy and target_loss: give one of them"):
+        resolve(parse("here", written | {"target_accuracy": 0.5}))

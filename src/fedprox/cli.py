@@ -70,6 +70,7 @@ An experiment file, with every key:
   measure_gradients = true      # whether they measure gradient variance, B(w) and gamma
   seed = 0                      # or several: [0, 1, 2]
   target_accuracy = 0.8         # the table counts rounds to it; or target_loss = 0.5
+  stop_at_target = "never"      # or where "all" or "any" of a method's sweep have reached it
   client_rows = 100             # rows of each client that are used at most; all if left out
 
 \b

@@ -22,7 +22,7 @@ from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.run import compare
 from fedprox.simulation.sampling import Cohort, Sampling
 from fedprox.simulation.systems import Partial, Systems
-from fedprox.simulation.target import Target, target_of
+from fedprox.simulation.target import StopAtTarget, Target, target_of
 from fedprox.solver import Solver, line_search_descent
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
@@ -79,6 +79,8 @@ class Experiment(_Section):
         target_accuracy: Test accuracy that the table counts rounds to; where no target is given,
             the highest whole per cent that every method reaches.
         target_loss: Or a training loss.
+        stop_at_target: Whether a method's rounds end once all, or any, of its sweep points have
+            reached the target.
         client_rows: Training rows, and test rows, of each client that are used at most, chosen at
             random; all where left out.
         data: Name of a data set and its options.
@@ -97,6 +99,7 @@ class Experiment(_Section):
     seed: int | list[int] = 0
     target_accuracy: float | None = None
     target_loss: float | None = None
+    stop_at_target: StopAtTarget = "never"
     client_rows: int | None = None
     data: Table
     model: Table = Field(default_factory=lambda: {"name": "logistic"})
@@ -230,6 +233,8 @@ def train(
         evaluate_rows=experiment.evaluate_rows,
         measure_gradients=experiment.measure_gradients,
         seed=experiment.seed,
+        target=experiment.target,
+        stop_at_target=experiment.stop_at_target,
         on_record=on_record,
         on_progress=on_progress,
     )

@@ -10,6 +10,9 @@ from fedprox.errors import require
 
 Measure = Literal["test_accuracy", "train_loss"]
 
+StopAtTarget = Literal["never", "all", "any"]
+"""When the rounds of a method end early: once all, or any, of its sweep points are there."""
+
 KEYS: dict[Measure, str] = {"test_accuracy": "target_accuracy", "train_loss": "target_loss"}
 """The key of each measure's target in experiment files."""
 
