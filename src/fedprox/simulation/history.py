@@ -120,8 +120,8 @@ class Run:
 
     @property
     def models_a_round(self) -> float:
-        """What a round sends, in units of a round of FedAvg; NaN before there was one."""
-        return self.final.communication / self.final.round if self.final.round else math.nan
+        """What a round sends, in units of a round of FedAvg; 0 before there was one."""
+        return self.final.communication / self.final.round if self.final.round else 0.0
 
     def rounds_to(self, target: Target) -> float | None:
         """Rounds until the run reaches a target, None if it never does; see `Target.rounds`."""
@@ -135,4 +135,4 @@ class Run:
         counts two a round.
         """
         rounds = self.rounds_to(target)
-        return rounds * self.models_a_round if rounds else rounds
+        return None if rounds is None else rounds * self.models_a_round
