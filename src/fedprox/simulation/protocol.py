@@ -4,6 +4,7 @@ Cohorts, stragglers and mini-batches are drawn from (seed, round, client) alone,
 same protocol are paired by construction.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, get_args
@@ -20,6 +21,7 @@ from fedprox.simulation.clients import ClientState
 from fedprox.simulation.sampling import Cohort, Drawn, weights
 from fedprox.simulation.schedule import Jobs, no_jobs
 from fedprox.simulation.systems import Systems
+from fedprox.simulation.target import StopAtTarget, Target
 from fedprox.solver import Solver
 from fedprox.streams import Purpose, check_seed
 
@@ -61,6 +63,8 @@ class Protocol:
         measure_gradients: Whether evaluations measure gradient variance, B(w) and gamma.
         client_state: Where what clients keep lies.
         seeds: Seeds, each a run of its own.
+        target: What rounds are counted to, for methods that stop there.
+        stop_at_target: When they do.
 
     Raises:
         InputError: A number out of range, or a cohort larger than the federation.
@@ -78,6 +82,8 @@ class Protocol:
     measure_gradients: bool
     client_state: ClientState
     seeds: tuple[int, ...]
+    target: Target | None = None
+    stop_at_target: StopAtTarget = "never"
 
     def __post_init__(self) -> None:
         require_whole("rounds", self.rounds)
@@ -106,12 +112,33 @@ class Protocol:
             f"cohort.clients_per_round = {self.cohort.clients_per_round}; the federation has "
             f"{len(self.federation)} clients",
         )
+        require(
+            self.stop_at_target in ("never", "all", "any"),
+            f'stop_at_target = {self.stop_at_target!r}; it must be "never", "all" or "any"',
+        )
+        require(
+            self.stop_at_target == "never" or self.target is not None,
+            f'stop_at_target = "{self.stop_at_target}"; it needs a target: give target_accuracy or '
+            "target_loss",
+        )
         speeds = self.systems.speeds
         require(
             speeds is None or len(speeds) == len(self.federation),
             f"systems.step_seconds: {len(speeds or ())} numbers; the federation has "
             f"{len(self.federation)} clients",
         )
+
+    def over(self, *, points: int, reached: Set[int], diverged: Set[int]) -> bool:
+        """Whether a method's rounds end early.
+
+        Args:
+            points: How many sweep points it has.
+            reached: Those that have reached the target.
+            diverged: Those that have diverged.
+        """
+        if self.stop_at_target == "any" and reached:
+            return True
+        return len(diverged | reached if self.stop_at_target == "all" else diverged) == points
 
     @cached_property
     def measured(self) -> Federation:
