@@ -244,6 +244,8 @@ def test_a_plan_reads_every_row_once_an_epoch(
         steps=np.array([solver.steps_for(n) for n in sizes]),
         weight=np.full(len(sizes), 1 / len(sizes)),
         gamma=np.zeros(len(sizes)),
+        part=np.full(len(sizes), 1 / len(sizes)),
+        share=np.ones(len(sizes)),
     )
     width = schedule.tick_width(solver, max(sizes))
     packing = schedule.pack(schedule.job_ticks(solver, jobs, width), 2 * lanes)

@@ -1,7 +1,18 @@
 """fedprox: federated optimization in heterogeneous networks, on JAX."""
 
 from fedprox import datasets, diagnostics, models
-from fedprox.algorithms import Algorithm, centralised, fedavg, feddane, fedprox, fedsgd
+from fedprox.algorithms import (
+    Algorithm,
+    centralised,
+    fedavg,
+    feddane,
+    feddyn,
+    fedopt,
+    fedprox,
+    fedsgd,
+    fedsplit,
+    scaffold,
+)
 from fedprox.diagnose import Diagnosis, diagnose
 from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
@@ -45,11 +56,15 @@ __all__ = [
     "diagnostics",
     "fedavg",
     "feddane",
+    "feddyn",
+    "fedopt",
     "fedprox",
     "fedsgd",
+    "fedsplit",
     "figure",
     "line_search_descent",
     "models",
+    "scaffold",
     "simulate",
     "table",
     "use_compilation_cache",

@@ -13,11 +13,13 @@ import optax
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from fedprox.algorithms import ALGORITHMS, Algorithm
+from fedprox.algorithms.reporting import Evaluated
 from fedprox.datasets import DATASETS
 from fedprox.errors import InputError, require, require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.models import MODELS
+from fedprox.simulation.clients import ClientState
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.run import compare
 from fedprox.simulation.sampling import Cohort, Sampling
@@ -63,6 +65,9 @@ class SolverSection(_Section):
     epochs: int | None = None
     steps: int | None = None
     gamma: float | None = None
+    learning_rate_decay: float = 1.0
+    weight_decay: float = 0.0
+    clip: float | None = None
     optimizer: str = "sgd"
     optimizer_options: Table = Field(default_factory=dict)
 
@@ -74,7 +79,9 @@ class Experiment(_Section):
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations.
         evaluate_rows: Training rows, and test rows, of each client that they read at most.
+        evaluate_model: Which model they measure, see `fedprox.compare`.
         measure_gradients: Whether they measure gradient variance, B(w) and gamma.
+        client_state: Where what clients keep lies, likewise.
         seed: Seed, or several.
         target_accuracy: Test accuracy that the table counts rounds to; where no target is given,
             the highest whole per cent that every method reaches.
@@ -88,14 +95,16 @@ class Experiment(_Section):
         cohort: How a round's clients are chosen.
         systems: Which of them cannot finish.
         solver: The local solver.
-        method: Names of methods and their numbers.
+        method: Names of methods and their numbers, each with a `solver` of its own if it has one.
         versions: What the results were made with; written with them and not read.
     """
 
     rounds: int
     evaluate_every: int = 1
     evaluate_rows: int | None = None
+    evaluate_model: Evaluated = "server"
     measure_gradients: bool = True
+    client_state: ClientState = "auto"
     seed: int | list[int] = 0
     target_accuracy: float | None = None
     target_loss: float | None = None
@@ -182,16 +191,11 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
         InputError: An unknown name, key or value; or the data cannot be had.
     """
     _ = experiment.target  # refused before data are loaded
-    section = experiment.solver
-    optimizer, optimizer_table = _optimizer(section)
-    options = section.model_dump(exclude={"optimizer", "optimizer_options"})
-    solver = Solver(**options, optimizer=optimizer)
+    section = experiment.solver.model_dump(exclude_none=True)
+    solver = Solver(**_solver(section, "solver"))
     cohort = Cohort(**experiment.cohort.model_dump())
     systems = Systems(**experiment.systems.model_dump())
-    methods = [
-        _named(table, ALGORITHMS, f"method.{i}") for i, table in enumerate(experiment.method)
-    ]
-    algorithms = [build() for build, _ in methods]
+    methods = [_method(table, section, f"method.{i}") for i, table in enumerate(experiment.method)]
     make_model, model_table = _named(experiment.model, MODELS, "model")
     federation, data_table = load_data(experiment.data, data_dir)
     if experiment.client_rows is not None:
@@ -199,7 +203,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
         federation = federation.sample(experiment.client_rows)
     table = experiment.model_dump(exclude_none=True)
     table |= {"data": data_table, "model": model_table, "method": [t for _, t in methods]}
-    table["solver"]["optimizer_options"] = optimizer_table
+    algorithms = [algorithm for algorithm, _ in methods]
     return Resolved(federation, make_model(federation), algorithms, solver, cohort, systems, table)
 
 
@@ -231,7 +235,9 @@ def train(
         rounds=experiment.rounds,
         evaluate_every=experiment.evaluate_every,
         evaluate_rows=experiment.evaluate_rows,
+        evaluate_model=experiment.evaluate_model,
         measure_gradients=experiment.measure_gradients,
+        client_state=experiment.client_state,
         seed=experiment.seed,
         target=experiment.target,
         stop_at_target=experiment.stop_at_target,
@@ -240,21 +246,63 @@ def train(
     )
 
 
-def _optimizer(section: SolverSection) -> tuple[Callable[..., Any], Table]:
-    name = section.optimizer
-    if name not in OPTIMIZERS:
-        raise InputError(f"solver.optimizer = {name!r}; {choices(name, OPTIMIZERS)}")
-    function, options = OPTIMIZERS[name], section.optimizer_options
+def _method(table: Mapping[str, Any], solver: Table, where: str) -> tuple[Algorithm, Table]:
+    """The algorithm that a `[[method]]` names, and the section with every default.
+
+    Args:
+        table: The section.
+        solver: `[solver]`, of which the method may have settings of its own.
+        where: What the section is called.
+    """
+    given = dict(table)
+    own = given.pop("solver", {})
+    bound: Table = {}
+    if given.get("name") == "fedopt":
+        name, options = given.pop("optimizer", None), given.pop("optimizer_options", {})
+        bound["optimizer"] = _optimizer(name, options, where)
+        build, shown = _named(given, ALGORITHMS, where, besides=("optimizer",))
+        shown |= {"optimizer": name, "optimizer_options": options}
+    else:
+        build, shown = _named(given, ALGORITHMS, where)
+    algorithm = build(**bound)
+    if own:
+        where = f"{where}.solver"
+        require(isinstance(own, dict), f"{where} = {own!r}; it must be a table")
+        try:
+            checked = SolverSection.model_validate(solver | own).model_dump(include=set(own))
+        except ValidationError as error:
+            raise InputError(_explain(error, SolverSection, where)) from None
+        algorithm = algorithm.with_solver(**_solver(checked, where))
+        shown["solver"] = own
+    return algorithm, shown
+
+
+def _solver(section: Table, where: str) -> Table:
+    """The settings of a `Solver` that a section names."""
+    settings = {k: v for k, v in section.items() if k not in ("optimizer", "optimizer_options")}
+    if "optimizer" in section:
+        options = section.get("optimizer_options", {})
+        settings["optimizer"] = _optimizer(section["optimizer"], options, where)
+    else:
+        require("optimizer_options" not in section, f"{where}.optimizer_options: no optimizer")
+    return settings
+
+
+def _optimizer(name: Any, options: Any, where: str) -> Callable[..., Any]:
+    """The optimizer of a name, with its options bound."""
+    if not isinstance(name, str) or name not in OPTIMIZERS:
+        raise InputError(f"{where}.optimizer = {name!r}; {choices(str(name), OPTIMIZERS)}")
+    where = f"{where}.optimizer_options"
+    require(isinstance(options, dict), f"{where} = {options!r}; it must be a table")
+    function = OPTIMIZERS[name]
     defaults = {key: p.default for key, p in inspect.signature(function).parameters.items()}
     allowed = set(defaults) - {"learning_rate", "linesearch"}
     for key in options:
         if key not in allowed:
-            raise InputError(
-                f"solver.optimizer_options: unknown key {key!r}; {choices(key, sorted(allowed))}"
-            )
+            raise InputError(f"{where}: unknown key {key!r}; {choices(key, sorted(allowed))}")
         require(
             not isinstance(defaults[key], bool) or isinstance(options[key], bool),
-            f"solver.optimizer_options.{key} = {options[key]!r}; it must be true or false",
+            f"{where}.{key} = {options[key]!r}; it must be true or false",
         )
     try:
         optimizer, one = function(learning_rate=0.1, **options), np.ones(1, np.float32)
@@ -262,16 +310,20 @@ def _optimizer(section: SolverSection) -> tuple[Callable[..., Any], Table]:
         optimizer.update(one, optimizer.init(one), one, **line)
     except (TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"solver.optimizer_options: {name} refuses them: {reason}") from None
-    return functools.partial(function, **options) if options else function, options
+        raise InputError(f"{where}: {name} refuses them: {reason}") from None
+    return functools.partial(function, **options) if options else function
 
 
 def _named(
-    table: Mapping[str, Any], catalogue: Mapping[str, Callable[..., Any]], where: str
+    table: Mapping[str, Any],
+    catalogue: Mapping[str, Callable[..., Any]],
+    where: str,
+    *,
+    besides: Sequence[str] = ("federation", "data_dir"),
 ) -> tuple[Callable[..., Any], Table]:
     """The catalogue's function that a section names, with the section's options bound.
 
-    Its allowed keys and their types are those of the function's signature.
+    Its allowed keys and their types are those of the function's signature, `besides` some.
     """
     require("name" in table, f"{where}: the key 'name' is missing; {choices('', catalogue)}")
     name = table["name"]
@@ -284,7 +336,7 @@ def _named(
             ... if parameter.default is parameter.empty else parameter.default,
         )
         for key, parameter in inspect.signature(function).parameters.items()
-        if key not in ("federation", "data_dir")
+        if key not in besides
     }
     schema = create_model(f"{name} options", __base__=_Section, **fields)
     try:

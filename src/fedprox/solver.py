@@ -1,9 +1,17 @@
 """Local solvers: an optax optimizer on h_k, for E epochs or K steps, or until gamma-inexact.
 
 Which solver a client uses is free (Li et al. 2020, section 3.2); plain SGD is what the papers
-run. The optimizer receives the whole gradient of h_k: a clip or weight decay placed before it with
-`optax.chain` acts on F_k's gradient, linear and proximal term together, and a momentum buffer sees
-the proximal term once, as part of that gradient.
+run. The optimizer receives the whole gradient of h_k: a momentum buffer sees the proximal term
+once, as part of that gradient. Before it come, as in the code of Acar et al. 2021,
+
+    d = clip(grad h_k(w)) + weight_decay w,   clip(g) = g min(1, c / ||g||).
+
+So the clip sees F_k's gradient, the linear and the proximal term together, and the weight decay is
+not clipped. Neither belongs to h_k: gamma and all losses are measured without. What a control
+variate or a dynamic regulariser learns from the steps includes both: where SCAFFOLD or FedDyn stand
+still, it is the gradient with its weight decay that vanishes.
+
+In round t, the first being 0, the learning rate is eta decay^t.
 
 The stop rule gamma (Li et al. 2020, Definitions 1 and 2) ends a client's work once
 
@@ -13,10 +21,10 @@ both gradients over all of the client's rows. With whole-client batches every st
 gradient. With mini-batches it is computed before every epoch, one more pass over the client's rows.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, Literal
 
@@ -26,7 +34,7 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from fedprox.errors import InputError, require, require_number, require_whole
+from fedprox.errors import InputError, require, require_number, require_one_of, require_whole
 from fedprox.model import Params
 
 Numbers = float | Sequence[float]
@@ -51,14 +59,19 @@ class Solver:
             or `steps` are the limit, which is what is planned for: memory and planning grow with
             it. From 0 to 1, or a function of the round t and some clients
             (m,) that gives each one's gamma (m,).
+        learning_rate_decay: What the learning rate is multiplied by after every round, above 0 and
+            at most 1.
+        weight_decay: Times w, added to the clipped gradient, at least 0.
+        clip: The largest norm c of the gradient of h_k, above 0; None for any.
         optimizer: `learning_rate=` -> gradient transformation, such as `optax.sgd`,
             `functools.partial(optax.sgd, momentum=0.9)`, or with `batch_size="all"` one that
             searches along a line: `optax.lbfgs`, `fedprox.line_search_descent`. Its state starts
             afresh in every round.
 
     Raises:
-        InputError: A number out of range, not exactly one of `epochs` and `steps`, or mini-batches
-            for an optimizer that needs h_k itself.
+        InputError: A number out of range, not exactly one of `epochs` and `steps`, mini-batches, a
+            clip or weight decay for an optimizer that needs h_k itself, or weight decay beside
+            `gamma`.
     """
 
     learning_rate: Numbers
@@ -66,6 +79,9 @@ class Solver:
     epochs: int | None = None
     steps: int | None = None
     gamma: float | Callable[[int, NDArray[np.int64]], NDArray[np.float64]] | None = None
+    learning_rate_decay: float = 1.0
+    weight_decay: float = 0.0
+    clip: float | None = None
     optimizer: Callable[..., optax.GradientTransformation] = optax.sgd
 
     def __post_init__(self) -> None:
@@ -87,40 +103,51 @@ class Solver:
             require(rate > 0, f"solver.learning_rate = {rate}; it must be above 0")
         if self.gamma is not None and not callable(self.gamma):
             require_number("solver.gamma", self.gamma, most=1)
+        decay = self.learning_rate_decay
+        require_number("solver.learning_rate_decay", decay, most=1)
+        require(decay > 0, f"solver.learning_rate_decay = {decay}; it must be above 0")
+        require_number("solver.weight_decay", self.weight_decay)
+        if self.clip is not None:
+            require_number("solver.clip", self.clip)
+            require(self.clip > 0, f"solver.clip = {self.clip}; it must be above 0")
+        require(
+            self.weight_decay == 0 or self.gamma is None,
+            "solver.weight_decay: with solver.gamma it must be 0, since the problem to be solved "
+            "gamma-inexactly has none",
+        )
         searches = self.searches_line
         require(
             self.batch_size == "all" or not searches,
             f"solver.batch_size = {self.batch_size!r}; this optimizer searches along a line, which "
             'needs "all"',
         )
+        for name, off in (("weight_decay", 0.0), ("clip", None)):
+            require(
+                getattr(self, name) == off or not searches,
+                f"solver.{name} = {getattr(self, name)}; this optimizer searches along a line of "
+                "the local problem itself, which has none: leave it out",
+            )
 
-    @cached_property
+    def changed(self, **settings: Any) -> "Solver":
+        """The same with other settings; of `epochs` and `steps`, the one given replaces the other.
+
+        Raises:
+            InputError: There is no such setting, or the result is refused.
+
+        >>> Solver(0.1, 10, epochs=5).changed(steps=600).epochs is None
+        True
+        """
+        known = [field.name for field in fields(self)]
+        for name in settings:
+            require_one_of("solver: setting", name, known)
+        if "epochs" in settings or "steps" in settings:
+            settings = {"epochs": None, "steps": None, **settings}
+        return replace(self, **settings)
+
+    @functools.cached_property
     def searches_line(self) -> bool:
         """Whether the optimizer asks for h_k and its value beside the gradient."""
-
-        def build(rate: jax.Array) -> Any:
-            return self.optimizer(learning_rate=rate)
-
-        def update(w: jax.Array, **extra: Any) -> Any:
-            optimizer = build(w)
-            return optimizer.update(w, optimizer.init(w), w, **extra)
-
-        def search(w: jax.Array) -> Any:
-            return update(w, value=w, grad=w, value_fn=lambda v: v * v)
-
-        try:
-            build(jnp.ones(()))
-        except TypeError:
-            raise InputError(
-                f"solver.optimizer = {self.optimizer!r}; it must be a function of learning_rate= "
-                "that gives an optax optimizer, such as optax.sgd"
-            ) from None
-        try:
-            jax.eval_shape(update, jnp.ones(()))
-        except TypeError:
-            jax.eval_shape(search, jnp.ones(()))
-            return True
-        return False
+        return searches_line(self.optimizer, "solver.optimizer")
 
     def gammas(self, round_: int, clients: NDArray[np.int64]) -> NDArray[np.float64]:
         """Each client's gamma in a round, shape (m,); 0 where the stop rule is off.
@@ -173,12 +200,65 @@ class Solver:
             params: Where the client stands.
             state: The optimizer's state.
             gradient: (An estimate of) grad h_k(params).
-            learning_rate: Step size.
+            learning_rate: Step size of the round.
             extra: For an optimizer that searches along a line: value, grad and value_fn.
         """
+        if self.clip is not None:
+            shrink = jnp.minimum(1.0, self.clip / optax.tree.norm(gradient))
+            gradient = jax.tree.map(lambda g: shrink * g, gradient)
+        if self.weight_decay:
+            gradient = jax.tree.map(lambda g, w: g + self.weight_decay * w, gradient, params)
         optimizer = self.optimizer(learning_rate=learning_rate)
         updates, state = optimizer.update(gradient, state, params, **extra)
         return optax.apply_updates(params, updates), state
+
+
+def name_of(optimizer: Callable[..., Any]) -> str:
+    """What an optimizer is called, with its options.
+
+    >>> import functools
+    >>> name_of(functools.partial(optax.sgd, momentum=0.9))
+    'sgd momentum=0.9'
+    """
+    if not isinstance(optimizer, functools.partial):
+        return getattr(optimizer, "__name__", str(optimizer))
+    return " ".join([name_of(optimizer.func), *(f"{k}={v}" for k, v in optimizer.keywords.items())])
+
+
+def searches_line(optimizer: Callable[..., Any], where: str) -> bool:
+    """Whether an optimizer asks for the objective and its value beside the gradient.
+
+    Args:
+        optimizer: `learning_rate=` -> gradient transformation.
+        where: What it is, for the error.
+
+    Raises:
+        InputError: It is not such a function.
+    """
+
+    def build(rate: jax.Array) -> Any:
+        return optimizer(learning_rate=rate)
+
+    def update(w: jax.Array, **extra: Any) -> Any:
+        built = build(w)
+        return built.update(w, built.init(w), w, **extra)
+
+    def search(w: jax.Array) -> Any:
+        return update(w, value=w, grad=w, value_fn=lambda v: v * v)
+
+    try:
+        build(jnp.ones(()))
+    except TypeError:
+        raise InputError(
+            f"{where} = {optimizer!r}; it must be a function of learning_rate= that gives an optax "
+            "optimizer, such as optax.sgd"
+        ) from None
+    try:
+        jax.eval_shape(update, jnp.ones(()))
+    except TypeError:
+        jax.eval_shape(search, jnp.ones(()))
+        return True
+    return False
 
 
 def line_search_descent(learning_rate: jax.Array) -> optax.GradientTransformationExtraArgs:

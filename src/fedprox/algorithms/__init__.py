@@ -6,15 +6,35 @@ from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.centralised import centralised
 from fedprox.algorithms.fedavg import fedavg
 from fedprox.algorithms.feddane import feddane
+from fedprox.algorithms.feddyn import feddyn
+from fedprox.algorithms.fedopt import fedopt
 from fedprox.algorithms.fedprox import fedprox
 from fedprox.algorithms.fedsgd import fedsgd
+from fedprox.algorithms.fedsplit import fedsplit
+from fedprox.algorithms.scaffold import scaffold
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedsgd": fedsgd,
     "fedavg": fedavg,
     "fedprox": fedprox,
     "feddane": feddane,
+    "scaffold": scaffold,
+    "feddyn": feddyn,
+    "fedsplit": fedsplit,
+    "fedopt": fedopt,
     "centralised": centralised,
 }
 
-__all__ = ["ALGORITHMS", "Algorithm", "centralised", "fedavg", "feddane", "fedprox", "fedsgd"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "centralised",
+    "fedavg",
+    "feddane",
+    "feddyn",
+    "fedopt",
+    "fedprox",
+    "fedsgd",
+    "fedsplit",
+    "scaffold",
+]

@@ -2,18 +2,19 @@
 
 A round with cohort S_t runs
 
-    h_k      = subproblem(state, numbers, own_k)             from what the server sends, on client k
-    w_k      = the local solver's answer to h_k              on client k
-    m_k      = message(h_k, w_k)                             on client k
-    state   <- update(state, sum_k weight_k m_k, numbers)    on the server
+    h_k           = subproblem(state, numbers, own_k)           on client k
+    w_k           = the local solver's answer to h_k            on client k
+    m_k, kept_k  <- message(state, numbers, own_k, solution_k)  on client k
+    state        <- update(state, sum_k weight_k m_k, numbers)  on the server
 
-where the weights of those who took part sum to one (or are all zero, if nobody did).
+where the weights of those who took part sum to one. A round in which nobody did leaves the state
+as it was.
 
-A method with a first exchange begins a round with a cohort of its own, drawn independently:
+What a client knows by itself, own_k, is what it kept from the last round it took part in, and for
+some methods its own gradient grad F_k(w^t). A method with a first exchange begins a round with a
+cohort of its own, drawn independently:
 
-    state   <- exchange(state, sum_k weight_k grad F_k(w^t)),
-
-and its clients pose h_k knowing their own gradient, own_k = grad F_k(w^t).
+    state   <- exchange(state, sum_k weight_k grad F_k(w^t)).
 """
 
 from collections.abc import Callable, Mapping
@@ -22,38 +23,87 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedprox.errors import require_number
+from fedprox.errors import require, require_number
 from fedprox.model import Params
 from fedprox.solver import Numbers, Solver, as_numbers
 from fedprox.subproblem import Subproblem
 
 State = Any  # a pytree
 Message = Any  # a pytree
+Kept = Any  # a pytree, or None for a client that keeps nothing
 
 Scalars = Mapping[str, jax.Array]
-"""The algorithm's own numbers and "learning_rate", each a scalar."""
+"""The algorithm's own numbers, "learning_rate", the round's local one, and "participation": the
+share of all clients' weight in the mean that took part in the round. Each is a scalar."""
 
 
-def difference(problem: Subproblem, params: Params) -> Params:
+class Own(NamedTuple):
+    """What client k knows by itself.
+
+    Attributes:
+        gradient: grad F_k(w^t), for a method whose clients read it before they begin.
+        kept: What it kept from the last round it took part in, or first had.
+        share: n_k / the mean n of all clients.
+    """
+
+    gradient: Params | None
+    kept: Kept
+    share: jax.Array
+
+
+class Solution(NamedTuple):
+    """What client k made of its local problem.
+
+    Attributes:
+        problem: h_k.
+        params: w_k.
+        steps: Mini-batch steps K that it took.
+    """
+
+    problem: Subproblem
+    params: Params
+    steps: jax.Array
+
+
+def moved(solution: Solution) -> Params:
     """w_k - s_k: how far the client moved."""
-    return jax.tree.map(jnp.subtract, params, problem.start)
+    return jax.tree.map(jnp.subtract, solution.params, solution.problem.start)
 
 
-def add(state: Params, mean: Params, numbers: Scalars) -> Params:
+def difference(
+    state: State, numbers: Scalars, own: Own, solution: Solution
+) -> tuple[Message, Kept]:
+    """Send w_k - w^t; keep what there was."""
+    del state, numbers
+    return moved(solution), own.kept
+
+
+def add(state: State, mean: Params, numbers: Scalars) -> Params:
     """w^{t+1} = w^t + sum_k weight_k (w_k - w^t) = sum_k weight_k w_k."""
     del numbers
     return jax.tree.map(jnp.add, state, mean)
 
 
-def check_mu(method: str, mu: Numbers) -> tuple[float, ...]:
-    """One or several weights of a proximal term, as a tuple.
+def zeros(params: Params) -> Params:
+    """0, shaped like the parameters."""
+    return jax.tree.map(jnp.zeros_like, params)
+
+
+def plus(a: Params, scale: jax.Array | float, b: Params) -> Params:
+    """A + scale b."""
+    return jax.tree.map(lambda x, y: x + scale * y, a, b)
+
+
+def check_numbers(name: str, given: Numbers, *, positive: bool = False) -> tuple[float, ...]:
+    """One or several of a method's numbers, as a tuple.
 
     Raises:
-        InputError: One is negative or not finite.
+        InputError: One is negative or not finite, or 0 where it must be positive.
     """
-    values = as_numbers(f"{method}: mu", mu)
+    values = as_numbers(name, given)
     for value in values:
-        require_number(f"{method}: mu", value)
+        require_number(name, value)
+        require(value > 0 or not positive, f"{name} = {value}; it must be above 0")
     return values
 
 
@@ -67,17 +117,25 @@ class Algorithm(NamedTuple):
 
     Attributes:
         name: As in experiment files and tables.
-        subproblem: State, numbers, own_k -> h_k; own_k is None without a first exchange.
+        subproblem: State, numbers, own_k -> h_k, which starts from the model that is sent out.
         numbers: The algorithm's own numbers by name (`mu`, ...), each one or several to sweep.
         stragglers: What happens to clients that cannot finish: their partial work is kept, or
             they are dropped and never train.
+        variant: Which form of the method it is, where there are several; labels show it.
+        average: Whether the server's mean weighs a client by its rows, n_k, or counts each once.
+            (Under proportional sampling each draw counts once.)
         local: The solver this algorithm uses, given the experiment's.
+        settings: Its own settings of the solver, see `with_solver`.
         pooled: All rows lie with one client, which takes as many steps a round as the cohort
             would together: the centralised baseline.
         init: Initial parameters -> state.
-        message: h_k, w_k -> what the client sends.
+        kept: Initial parameters -> what every client keeps at first; None for a method whose
+            clients keep nothing.
+        own_gradient: Whether clients read grad F_k(w^t) before they begin.
+        message: State, numbers, own_k, solution_k -> what the client sends, and what it keeps.
         update: State, weighted mean of the messages, numbers -> state.
-        params: State -> the model that is sent out and evaluated.
+        params: State -> the model that is sent out.
+        evaluated: State -> the model that is evaluated; None for the one that is sent out.
         exchange: State, weighted mean of grad F_k(w^t) over a first cohort -> state; None for a
             method that does without.
         communication: What a round sends, in units of FedAvg's: a model to every client of the
@@ -86,15 +144,38 @@ class Algorithm(NamedTuple):
     """
 
     name: str
-    subproblem: Callable[[State, Scalars, Params | None], Subproblem]
+    subproblem: Callable[[State, Scalars, Own], Subproblem]
     numbers: Mapping[str, Numbers]
     stragglers: Literal["keep", "drop"]
+    variant: str = ""
+    average: Literal["rows", "clients"] = "rows"
     local: Callable[[Solver], Solver] = lambda solver: solver
+    settings: Mapping[str, Any] = {}
     pooled: bool = False
     init: Callable[[Params], State] = same_params
-    message: Callable[[Subproblem, Params], Message] = difference
+    kept: Callable[[Params], Kept] | None = None
+    own_gradient: bool = False
+    message: Callable[[State, Scalars, Own, Solution], tuple[Message, Kept]] = difference
     update: Callable[[State, Message, Scalars], State] = add
     params: Callable[[State], Params] = same_params
+    evaluated: Callable[[State], Params] | None = None
     exchange: Callable[[State, Params], State] | None = None
     communication: int = 1
     adapt: bool = False
+
+    def with_solver(self, **settings: Any) -> "Algorithm":
+        """The method with settings of the solver that are its own in a comparison.
+
+        Args:
+            settings: Attributes of `Solver`; of `epochs` and `steps` the one given replaces the
+                other.
+        """
+        return self._replace(settings={**self.settings, **settings})
+
+    def solver(self, solver: Solver) -> Solver:
+        """The solver that its clients use, given the experiment's.
+
+        Raises:
+            InputError: The method cannot use it.
+        """
+        return self.local(solver.changed(**self.settings))

@@ -9,12 +9,12 @@ The local problem is h_k = F_k. Clients that cannot finish in time are dropped, 
 section 5.2 run it.
 """
 
-from fedprox.algorithms.base import Algorithm, Scalars
+from fedprox.algorithms.base import Algorithm, Own, Scalars
 from fedprox.model import Params
 from fedprox.subproblem import Subproblem
 
 
-def local_loss(params: Params, numbers: Scalars, own: None) -> Subproblem:
+def local_loss(params: Params, numbers: Scalars, own: Own) -> Subproblem:
     """h_k(w) = F_k(w), from w^t."""
     del numbers, own
     return Subproblem(start=params)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedprox.algorithms.base import Algorithm, Scalars, check_mu
+from fedprox.algorithms.base import Algorithm, Own, Scalars, add, check_numbers, zeros
 from fedprox.model import Params
 from fedprox.solver import Numbers
 from fedprox.subproblem import Subproblem
@@ -32,7 +32,7 @@ class State(NamedTuple):
 
 def init(params: Params) -> State:
     """No gradient is known before the first exchange."""
-    return State(params, jax.tree.map(jnp.zeros_like, params))
+    return State(params, zeros(params))
 
 
 def exchange(state: State, gradient: Params) -> State:
@@ -40,16 +40,15 @@ def exchange(state: State, gradient: Params) -> State:
     return state._replace(gradient=gradient)
 
 
-def corrected(state: State, numbers: Scalars, own: Params) -> Subproblem:
+def corrected(state: State, numbers: Scalars, own: Own) -> Subproblem:
     """h_k(w) = F_k(w) + <g^t - grad F_k(w^t), w> + (mu / 2) ||w - w^t||^2, from w^t."""
-    linear = jax.tree.map(jnp.subtract, state.gradient, own)
+    linear = jax.tree.map(jnp.subtract, state.gradient, own.gradient)
     return Subproblem(state.params, mu=numbers["mu"], anchor=state.params, linear=linear)
 
 
 def update(state: State, mean: Params, numbers: Scalars) -> State:
     """w^{t+1} = w^t + sum_k weight_k (w_k - w^t)."""
-    del numbers
-    return state._replace(params=jax.tree.map(jnp.add, state.params, mean))
+    return state._replace(params=add(state.params, mean, numbers))
 
 
 def feddane(mu: Numbers, *, adapt: bool = False) -> Algorithm:
@@ -69,9 +68,10 @@ def feddane(mu: Numbers, *, adapt: bool = False) -> Algorithm:
     return Algorithm(
         "feddane",
         corrected,
-        numbers={"mu": check_mu("feddane", mu)},
+        numbers={"mu": check_numbers("feddane: mu", mu)},
         stragglers="keep",
         init=init,
+        own_gradient=True,
         update=update,
         params=lambda state: state.params,
         exchange=exchange,

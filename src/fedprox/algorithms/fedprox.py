@@ -9,13 +9,13 @@ The mean is weighted by n_k under uniform sampling (section 5.1, the papers' exp
 under proportional sampling (Algorithm 2 as written).
 """
 
-from fedprox.algorithms.base import Algorithm, Scalars, check_mu
+from fedprox.algorithms.base import Algorithm, Own, Scalars, check_numbers
 from fedprox.model import Params
 from fedprox.solver import Numbers
 from fedprox.subproblem import Subproblem
 
 
-def proximal(params: Params, numbers: Scalars, own: None) -> Subproblem:
+def proximal(params: Params, numbers: Scalars, own: Own) -> Subproblem:
     """h_k(w) = F_k(w) + (mu / 2) ||w - w^t||^2, from w^t."""
     del own
     return Subproblem(start=params, mu=numbers["mu"], anchor=params)
@@ -36,5 +36,5 @@ def fedprox(mu: Numbers, *, adapt: bool = False) -> Algorithm:
     >>> fedprox(mu=[0.0, 1.0]).numbers["mu"]
     (0.0, 1.0)
     """
-    values = check_mu("fedprox", mu)
+    values = check_numbers("fedprox: mu", mu)
     return Algorithm("fedprox", proximal, numbers={"mu": values}, stragglers="keep", adapt=adapt)

@@ -3,9 +3,10 @@
 Inside the program a round is a loop over segments of a loop over ticks (`lanes.run_segments`);
 a tick is one mini-batch of every lane (or a part of a wide one, or a search along a line), for all
 points of the sweep at once. Where a job
-ends, its message is added to the server's mean with its weight and the lane takes up its next one.
-One sum over the devices and the algorithm's update end the round. A method with a first exchange
-has the gradients of that exchange's cohort, and of the clients about to work, read before.
+ends, its message is added to the server's mean with its weight, what the client keeps goes to its
+place, and the lane takes up its next one. One sum over the devices and the algorithm's update end
+the round. Where clients know their own gradient, it is read before, as are those of the cohort of a
+first exchange.
 
 Axes of the arrays inside: lanes, then points of the sweep, then the parameter's own.
 """
@@ -18,12 +19,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Wrapped
 
-from fedprox.algorithms.base import Algorithm, Scalars, State
+from fedprox.algorithms.base import Algorithm, Kept, Own, Scalars, State
 from fedprox.features import Features, index_of, look_up
 from fedprox.model import Model, Params
 from fedprox.simulation.exchange import Exchange, exchange_gradients
 from fedprox.simulation.lanes import (
     AXIS,
+    PER_DEVICE,
     PER_ROUND_AND_DEVICE,
     REPLICATED,
     add_weighted,
@@ -60,12 +62,15 @@ class After(NamedTuple):
             asks.
         local: The last round's clients.
         steps: Steps of all clients and rounds, int32 (points,); None where the plan says it.
+        kept: What the clients of the last round keep, leaves (devices * places, points, ...); None
+            where they keep nothing.
     """
 
     state: State
     posed: State | None
     local: Local
     steps: jax.Array | None
+    kept: Kept
 
 
 def rounds_program(
@@ -96,8 +101,9 @@ def rounds_program(
         width: Rows of a slice when reading whole clients.
 
     Returns:
-        (state, numbers, x, y, plan, exchange, rounds) -> After: states and numbers have a leading
-        axis of sweep points; `exchange` is None for a method without.
+        (state, numbers, x, y, plan, exchange, kept, rounds) -> After: states and numbers have a
+        leading axis of sweep points; `exchange` is None where nobody reads gradients first, and
+        `kept`, what the cohort's clients keep, like that of `After`.
     """
     client = Client(model, algorithm, solver, accumulate, width)
     begin_all = over_lanes(
@@ -115,7 +121,9 @@ def rounds_program(
         shape.lanes,
         (0, None, None, None, None, 0, 0, 0),
     )
-    message_all = over_lanes(jax.vmap(client.message), shape.lanes, (0, None, None))
+    message_all = over_lanes(
+        jax.vmap(client.message, in_axes=(0, 0, 0, None)), shape.lanes, (0, None, None, 0)
+    )
     read_all = over_lanes(read_rows, shape.lanes, (None, 0))
     look_up_all = over_lanes(look_up, shape.lanes, (None, 0))
 
@@ -131,17 +139,14 @@ def rounds_program(
 
     gradients = exchange_gradients(model, shape.slots, reading_lanes, width)
 
-    def nothing_yet(state: State, numbers: Scalars) -> tuple[Worker, Any, Local]:
+    def nothing_yet(state: State, numbers: Scalars, kept: Kept) -> tuple[Worker, Any, Local]:
         """Idle lanes, no messages, no local models."""
-        own = None
-        if algorithm.exchange is not None:
-            own = jax.tree.map(
-                lambda a: jnp.zeros((shape.lanes, *a.shape), a.dtype),
-                jax.vmap(algorithm.params)(state),
-            )
+        params = jax.vmap(algorithm.params)(state)
+        own = nobody(params if algorithm.own_gradient else None, kept, numbers, shape.lanes)
         workers = begin_all(state, numbers, own, jnp.zeros(shape.lanes))
         workers = at_rest(workers, jnp.ones(shape.lanes, bool))
-        messages = jax.eval_shape(message_all, workers, state, numbers)
+        steps = jnp.zeros(shape.lanes, jnp.int32)
+        messages, _ = jax.eval_shape(message_all, workers, state, numbers, steps)
         mean = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), messages)
         found = Local(workers.params if keep_local else None, steps_taken(workers))
         local = jax.tree.map(lambda a: jnp.zeros((shape.slots, *a.shape[1:]), a.dtype), found)
@@ -154,59 +159,75 @@ def rounds_program(
         y: jax.Array,
         plan: Plan,
         exchange: Exchange | None,
-    ) -> tuple[State, State, Local]:
-        own = None
+        kept: Kept,
+    ) -> tuple[State, State, Local, Kept]:
+        numbers = {
+            **numbers,
+            "learning_rate": numbers["learning_rate"] * plan.rate,
+            "participation": jnp.broadcast_to(plan.participation, numbers["learning_rate"].shape),
+        }
+        jobs, before, gradient = plan.jobs, state, None
         if exchange is not None:
-            own, mean_gradient = gradients(jax.vmap(algorithm.params)(state), x, y, exchange)
-            assert algorithm.exchange is not None
-            state = jax.vmap(algorithm.exchange)(state, mean_gradient)
+            gradient, mean_gradient = gradients(jax.vmap(algorithm.params)(state), x, y, exchange)
+            if algorithm.exchange is not None:
+                state = jax.vmap(algorithm.exchange)(state, mean_gradient)
 
         def begin_jobs(slot: jax.Array, carry: Any) -> Any:
-            workers, mean, local = carry
-            here = jax.tree.map(lambda a: a[slot], own)
-            fresh = begin_all(state, numbers, here, plan.gamma[slot])
-            return where_lanes(slot >= 0, fresh, workers), mean, local
+            workers, mean, local, kept = carry
+            place = jobs.place[slot] % max(shape.places, 1)
+            share = jnp.broadcast_to(jobs.share[slot][:, None], workers.own.share.shape)
+            own = Own(
+                jax.tree.map(lambda a: a[slot], gradient),
+                jax.tree.map(lambda a: a[place], kept),
+                share,
+            )
+            fresh = begin_all(state, numbers, own, jobs.gamma[slot])
+            return where_lanes(slot >= 0, fresh, workers), mean, local, kept
 
         def tick(i: jax.Array, carry: Any) -> Any:
-            workers, mean, local = carry
+            workers, *rest = carry
             rows = plan.rows[i]
             real = rows >= 0
             rows = jnp.where(real, rows, ~rows)
             if solver.searches_line:
                 first, active = rows[:, 0], real[:, 0]
                 workers = search_all(workers, state, numbers, x, y, first, plan.size[i], active)
-                return workers, mean, local
+                return workers, *rest
             weights = real / plan.size[i][:, None].astype(jnp.float32)
             features = training_features(x, rows, None if plan.noise is None else plan.noise[i])
             gradient = gradient_all(workers.params, features, read_all(y, rows), weights)
             check = None if plan.check is None else plan.check[i]
             workers = tick_all(workers, state, numbers, gradient, plan.last[i], check)
-            return workers, mean, local
+            return workers, *rest
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
-            workers, mean, local = carry
+            workers, mean, local, kept = carry
             ended = slot >= 0
-            weight = jnp.where(ended, plan.weight[slot], 0.0)
-            messages = message_all(workers, state, numbers)
+            weight = jnp.where(ended, jobs.weight[slot], 0.0)
+            messages, keeps = message_all(workers, state, numbers, jobs.steps[slot])
             messages = where_lanes(ended, messages, jax.tree.map(jnp.zeros_like, messages))
             mean = add_weighted(mean, weight, messages)
-            target = jnp.where(ended, slot, shape.slots)
             found = Local(workers.params if keep_local else None, steps_taken(workers))
-            local = jax.tree.map(lambda c, a: c.at[target].set(a, mode="drop"), local, found)
-            return at_rest(workers, ended), mean, local
+            local = put(local, jnp.where(ended, slot, shape.slots), found)
+            place = jobs.place[slot] % max(shape.places, 1)
+            kept = put(kept, jnp.where(ended, place, shape.places), keeps)
+            return at_rest(workers, ended), mean, local, kept
 
         def all_done(carry: Any) -> jax.Array:
             return jnp.all(carry[0].stop.done)
 
-        _, mean, local = run_segments(
+        _, mean, local, kept = run_segments(
             plan.ends,
             tick,
             end_jobs,
-            nothing_yet(state, numbers),
+            (*nothing_yet(state, numbers, kept), kept),
             begin_jobs=begin_jobs,
             idle=None if solver.gamma is None else all_done,
         )
-        return jax.vmap(algorithm.update)(state, total(mean), numbers), state, local
+        after = jax.vmap(algorithm.update)(state, total(mean), numbers)
+        somebody = plan.participation > 0
+        after = jax.tree.map(lambda new, old: jnp.where(somebody, new, old), after, before)
+        return after, state, local, kept
 
     def rounds(
         state: State,
@@ -215,31 +236,53 @@ def rounds_program(
         y: jax.Array,
         plan: Plan,
         exchange: Exchange | None,
+        kept: Kept,
         count: jax.Array,
     ) -> After:
         def body(r: jax.Array, carry: After) -> After:
             now = of_round(plan, exchange, r)
-            after, posed, local = one_round(carry.state, numbers, x, y, *now)
+            after, posed, local, kept = one_round(carry.state, numbers, x, y, *now, carry.kept)
             taken = jax.tree.map(lambda s: s.sum(axis=0), local.steps)
             steps = jax.tree.map(jnp.add, carry.steps, taken)
-            return After(after, posed if keep_local else None, local, steps)
+            return After(after, posed if keep_local else None, local, steps, kept)
 
-        local = nothing_yet(state, numbers)[2]
+        local = nothing_yet(state, numbers, kept)[2]
         steps = jax.tree.map(lambda s: s.sum(axis=0), local.steps)
-        before = After(state, state if keep_local else None, local, steps)
+        before = After(state, state if keep_local else None, local, steps, kept)
         after = jax.lax.fori_loop(0, count, body, before)
         # leaf by leaf, since a vector of all local models would be one more copy of them
         local, steps = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), (after.local, after.steps))
-        return After(after.state, after.posed, local, steps)
+        return After(after.state, after.posed, local, steps, after.kept)
 
     split: Any = PER_ROUND_AND_DEVICE
+    same: Any = REPLICATED
     specs = (
         *[REPLICATED] * 4,
-        Plan(split, split, split, split, split, split, weight=REPLICATED, gamma=REPLICATED),
-        None if algorithm.exchange is None else Exchange(split, REPLICATED, REPLICATED),
+        Plan(split, split, split, split, split, split, same, same, same),
+        Exchange(split, REPLICATED, REPLICATED) if algorithm.own_gradient else None,
+        PER_DEVICE,
         REPLICATED,
     )
-    return spread(mesh, rounds, specs, donated=(0,))
+    found = After(same, same, same, same, kept=PER_DEVICE)
+    return spread(mesh, rounds, specs, out_specs=found, donated=(0,))
+
+
+def nobody(params: Params | None, kept: Kept, numbers: Scalars, lanes: int) -> Own:
+    """What idle lanes know: nothing, in the shapes of a gradient and of what clients keep."""
+
+    def zeros(like: Any, *shape: int) -> jax.Array:
+        return jnp.zeros((lanes, *shape), like.dtype)
+
+    return Own(
+        jax.tree.map(lambda a: zeros(a, *a.shape), params),
+        jax.tree.map(lambda a: zeros(a, *a.shape[1:]), kept),
+        jnp.ones((lanes, len(numbers["learning_rate"]))),
+    )
+
+
+def put(places: Any, index: jax.Array, values: Any) -> Any:
+    """Write each lane's values, leaves (lanes, ...), to a place of its own (lanes,) if there is."""
+    return jax.tree.map(lambda p, v: p.at[index].set(v, mode="drop"), places, values)
 
 
 def of_round(plan: Plan, exchange: Exchange | None, r: jax.Array) -> tuple[Plan, Exchange | None]:
@@ -248,9 +291,7 @@ def of_round(plan: Plan, exchange: Exchange | None, r: jax.Array) -> tuple[Plan,
     def mine(part: Any) -> Any:
         return jax.tree.map(lambda a: a[r, 0], part)
 
-    weight, gamma = plan.weight[r], plan.gamma[r]
-    rows, size, last, check, noise, ends = map(mine, plan[:6])
-    now = Plan(rows, size, last, check, noise, ends, weight, gamma)
+    now = Plan(*map(mine, plan[:6]), *jax.tree.map(lambda a: a[r], plan[6:]))
     if exchange is None:
         return now, None
     return now, Exchange(mine(exchange.reading), exchange.size[r], exchange.weight[r])

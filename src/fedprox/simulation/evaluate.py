@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 from jax.stages import Wrapped
 
-from fedprox.algorithms.base import Algorithm, Scalars, State
+from fedprox.algorithms.base import Algorithm, Kept, Own, Scalars, State
 from fedprox.diagnostics.dissimilarity import Scatter, dissimilarity, include, nothing
 from fedprox.features import Features
 from fedprox.model import Model, Params, weighted_loss
@@ -176,8 +176,9 @@ def inexactness_program(
         width: Rows of a slice.
 
     Returns:
-        (state, numbers, local models, x, y, reading, sizes) -> gamma (slots, points): state before
-        the round, local models (slots, points, ...), sizes (slots,) of the cohort's clients.
+        (state, numbers, local models, x, y, reading, sizes, shares, kept, places) -> gamma (slots,
+        points): state before the round, local models (slots, points, ...), sizes and shares
+        (slots,) of the cohort's clients, and what they kept before it, with its places (slots,).
     """
     read_train = reader(lanes, width)
     at_end = summed_gradients(model, lanes, shared=False)
@@ -191,6 +192,9 @@ def inexactness_program(
         y: jax.Array,
         reading: Reading,
         sizes: jax.Array,
+        shares: jax.Array,
+        kept: Kept,
+        places: jax.Array,
     ) -> jax.Array:
         reading = my_part(reading)
         start = jax.vmap(algorithm.params)(state)
@@ -198,16 +202,23 @@ def inexactness_program(
         slots, points = jax.tree.leaves(local)[0].shape[:2]
 
         def gamma(
-            state: State, numbers: Scalars, params: Params, end: Params, begin: Params
+            state: State,
+            numbers: Scalars,
+            params: Params,
+            end: Params,
+            begin: Params,
+            kept: Kept,
+            share: jax.Array,
         ) -> jax.Array:
-            # with a first exchange clients know grad F_k(w^t), which is where they start
-            own = None if algorithm.exchange is None else begin
+            own = Own(begin if algorithm.own_gradient else None, kept, share)
             problem = algorithm.subproblem(state, numbers, own)
             return inexactness(
                 problem.gradient(params, end), problem.gradient(problem.start, begin)
             )
 
-        gamma_all = over_lanes(jax.vmap(gamma), lanes, (None, None, 0, 0, 0))
+        gamma_all = over_lanes(
+            jax.vmap(gamma, in_axes=(0, 0, 0, 0, 0, 0, None)), lanes, (None, None, *[0] * 5)
+        )
 
         def tick(i: jax.Array, carry: Any) -> Any:
             (end, begin), gammas = carry
@@ -222,12 +233,13 @@ def inexactness_program(
             ended, size = slot >= 0, sizes[slot]
             end, begin = per_lane(sums, size)
             params = jax.tree.map(lambda a: a[slot], local)
-            found = gamma_all(state, numbers, params, end, begin)
+            own = jax.tree.map(lambda a: a[places[slot]], kept)
+            found = gamma_all(state, numbers, params, end, begin, own, shares[slot])
             gammas = gammas.at[jnp.where(ended, slot, slots)].set(found, mode="drop")
             return where_lanes(ended, jax.tree.map(jnp.zeros_like, sums), sums), gammas
 
         carry = (zero, jnp.zeros((slots, points)))
         return total(run_segments(reading.ends, tick, end_jobs, carry)[1])
 
-    specs = (*[REPLICATED] * 5, PER_DEVICE, REPLICATED)
+    specs = (*[REPLICATED] * 5, PER_DEVICE, *[REPLICATED] * 4)
     return spread(mesh, program, specs)

@@ -1,4 +1,7 @@
-"""The first exchange of a round: grad F_k(w^t) of a cohort, and of the clients about to work."""
+"""Gradients at w^t, read before a round's work.
+
+They are those of the clients about to work, and of the cohort of a first exchange if there is one.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +18,7 @@ from fedprox.simulation.schedule import Array, Jobs
 
 
 class Exchange(NamedTuple):
-    """The first exchange of some rounds: whose gradients are read, R rounds.
+    """Whose gradients are read before the work of some rounds, R of them.
 
     Jobs are the clients about to work, in their slots, and after them those of the first cohort.
 

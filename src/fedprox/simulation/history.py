@@ -85,6 +85,8 @@ class Run:
         sweep_points: How many points shared that time.
         lane_idle: Share of lane ticks, as planned, in which a lane has no client.
         memory: Bytes that its rounds' program has on a device at most, data included.
+        evaluated: Which model its records and `params` are of: "server", "cohort" or "clients"; see
+            `fedprox.compare`.
         client_steps: Mini-batch steps over all rounds.
     """
 
@@ -100,6 +102,7 @@ class Run:
     sweep_points: int = 1
     lane_idle: float = 0.0
     memory: int = 0
+    evaluated: str = "server"
     client_steps: int = 0
 
     @property

@@ -35,20 +35,24 @@ def shard(mesh: Mesh, tree: T) -> T:
     return jax.device_put(tree, NamedSharding(mesh, PER_DEVICE))
 
 
+def zeros_on(mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Zeros whose first axis is spread over the devices."""
+    return jnp.zeros(shape, dtype, device=NamedSharding(mesh, PER_DEVICE))
+
+
 def spread(
     mesh: Mesh,
     body: Callable[..., Any],
     in_specs: tuple[Any, ...],
     *,
+    out_specs: Any = REPLICATED,
     donated: tuple[int, ...] = (),
 ) -> Wrapped:
-    """`body` on every device with its part of the lanes; results must be equal on all.
+    """`body` on every device with its part of the lanes; replicated results must be equal on all.
 
     Memory of the `donated` arguments is used for the results: the caller gives them up.
     """
-    mapped = jax.shard_map(
-        body, mesh=mesh, in_specs=in_specs, out_specs=REPLICATED, check_vma=False
-    )
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     return jax.jit(mapped, donate_argnums=donated)
 
 

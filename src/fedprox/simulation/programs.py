@@ -16,10 +16,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
-from fedprox.algorithms.base import Algorithm, State
+from fedprox.algorithms.base import Algorithm, Kept, State
 from fedprox.features import Features
 from fedprox.federation import Federation
-from fedprox.model import Model
+from fedprox.model import Model, Params
 from fedprox.simulation.engine import After, rounds_program
 from fedprox.simulation.evaluate import Measures, evaluation_program, inexactness_program
 from fedprox.simulation.exchange import Exchange, plan_exchanges
@@ -102,7 +102,7 @@ class Layout(NamedTuple):
         test_width: Test rows of a slice.
         cohort_ticks: Most ticks to read a cohort.
         exchange_slots: Most clients of a first exchange's own cohort; 0 for a method without.
-        exchange_ticks: Most ticks of a first exchange; 0 likewise.
+        exchange_ticks: Most ticks to read gradients before the work; 0 where nobody does.
     """
 
     rounds: Shape
@@ -118,6 +118,7 @@ class Layout(NamedTuple):
 
 def lay_out(
     measured: Federation,
+    algorithm: Algorithm,
     solver: Solver,
     work: Iterable[RoundWork],
     *,
@@ -130,6 +131,7 @@ def lay_out(
 
     Args:
         measured: The clients with the rows that evaluations read.
+        algorithm: The method.
         solver: The local solver, already the algorithm's own.
         work: The work of every round of every seed.
         devices: Devices the lanes are spread over.
@@ -144,13 +146,18 @@ def lay_out(
     cost = lane_cost(parameters * points)
     typical = lengths[:: math.ceil(len(lengths) / TYPICAL_ROUNDS)]
     lanes = choose_lanes(typical, devices, cost.step, cost.most)
-    ticks = np.array([pack(length, devices * lanes).ticks for length in lengths])
+    packings = [pack(length, devices * lanes) for length in lengths]
+    ticks = np.array([packing.ticks for packing in packings])
     room = int(ticks.sum()) * devices * lanes
     used = sum(int(length.sum()) for length in lengths)
     longest = max(1, int(ticks.max()))
     slots = max(1, max(len(length) for length in lengths))
-    shape = Shape(1, devices, lanes, longest, slots, tick)
-    if parameters <= SMALL_MODEL:
+    places = 0
+    if algorithm.kept is not None:
+        places = max(1, *(int(np.bincount(p.lane // lanes, minlength=1).max()) for p in packings))
+    shape = Shape(1, devices, lanes, longest, slots, tick, places)
+    # what clients keep is fetched for one round
+    if parameters <= SMALL_MODEL and not places:
         most_rounds = max(1, PLAN_BYTES // shape.plan_bytes)
         shape = shape._replace(rounds=min(together, most_rounds))
 
@@ -173,7 +180,7 @@ def lay_out(
         test_width=slice_width(np.array([max(len(measured.test), 1)])),
         cohort_ticks=most_ticks(j.size for j in jobs),
         exchange_slots=exchange_slots,
-        exchange_ticks=most_ticks(both) if exchange_slots else 0,
+        exchange_ticks=most_ticks(both) if algorithm.own_gradient else 0,
     )
 
 
@@ -212,10 +219,10 @@ class Programs(NamedTuple):
     """One method's compiled programs; see `rounds_program` and `evaluate`.
 
     Attributes:
-        rounds: state, numbers, plan, exchange, number of rounds -> After.
+        rounds: state, numbers, plan, exchange, what the cohort keeps, number of rounds -> After.
         evaluate: state -> Measures.
-        inexactness: state, numbers, local models, reading, sizes -> gamma; None where gradients
-            are not measured.
+        inexactness: state, numbers, local models, how to read the cohort, see `read_cohort` ->
+            gamma; None where gradients are not measured.
         compile_seconds: How long they took to compile.
         memory: Bytes that the rounds' program has on a device at most, data included.
     """
@@ -236,6 +243,7 @@ def compile_programs(
     data: Data,
     state: State,
     numbers: Mapping[str, Array],
+    kept: Kept,
     layout: Layout,
     mesh: Mesh,
     *,
@@ -271,7 +279,7 @@ def compile_programs(
         keep_local=gradients,
         reading_lanes=layout.lanes,
         width=layout.width,
-    ).trace(state, numbers, data.x, data.y, plan, exchanges([], layout), np.int32(0))
+    ).trace(state, numbers, data.x, data.y, plan, exchanges([], layout), kept, np.int32(0))
     # measurements are made in full precision, also where an accelerator trains in less
     with jax.default_matmul_precision("highest"):
         evaluation = evaluation_program(
@@ -281,7 +289,7 @@ def compile_programs(
             lanes=layout.lanes,
             width=layout.width,
             test_width=layout.test_width,
-        ).trace(algorithm.params(state), *data[2:], reading, sizes, shares, test_reading)
+        ).trace(evaluated(algorithm, state), *data[2:], reading, sizes, shares, test_reading)
         traced = [rounds, evaluation]
         if gradients:
             replicated = NamedSharding(mesh, REPLICATED)
@@ -292,7 +300,7 @@ def compile_programs(
             program = inexactness_program(
                 model, algorithm, mesh, lanes=layout.lanes, width=layout.width
             )
-            cohort = read_cohort(no_jobs(), layout)
+            cohort = read_cohort(no_jobs(), np.zeros(shape.slots, np.int32), kept, layout, mesh)
             traced.append(program.trace(state, numbers, local, data.x, data.y, *cohort))
     with ThreadPoolExecutor() as pool:
         run, measure, *gamma = pool.map(lambda each: each.lower().compile(), traced)
@@ -304,7 +312,7 @@ def compile_programs(
     return Programs(
         rounds=lambda state, numbers, *rest: run(state, numbers, data.x, data.y, *rest),
         evaluate=lambda state: measure(
-            algorithm.params(state), *data[2:], reading, sizes, shares, test_reading
+            evaluated(algorithm, state), *data[2:], reading, sizes, shares, test_reading
         ),
         inexactness=inexactness if gradients else None,
         compile_seconds=time.perf_counter() - begin,
@@ -315,8 +323,33 @@ def compile_programs(
     )
 
 
-def read_cohort(jobs: Jobs, layout: Layout) -> tuple[Reading, NDArray[np.float32]]:
-    """How to read all rows of the clients of some jobs, and their sizes."""
+def evaluated(algorithm: Algorithm, state: State) -> Params:
+    """The model that is evaluated."""
+    return (algorithm.evaluated or algorithm.params)(state)
+
+
+class ReadCohort(NamedTuple):
+    """How to read all rows of the clients of some jobs, and what is known of each.
+
+    Attributes:
+        reading: Which rows each lane reads.
+        sizes: Rows of each client, float32 (slots,).
+        shares: n_k / the mean n, float32 (slots,).
+        kept: What clients keep, leaves (places, points, ...) on every device, or None.
+        places: Each client's place, int32 (slots,).
+    """
+
+    reading: Reading
+    sizes: Array
+    shares: Array
+    kept: Kept
+    places: Array
+
+
+def read_cohort(
+    jobs: Jobs, places: NDArray[np.int32], kept: Kept, layout: Layout, mesh: Mesh
+) -> ReadCohort:
+    """How to read the clients of some jobs, given their places and what they kept."""
     reading = plan_reading(
         jobs.offset,
         jobs.offset + jobs.size,
@@ -326,14 +359,14 @@ def read_cohort(jobs: Jobs, layout: Layout) -> tuple[Reading, NDArray[np.float32
         ticks=layout.cohort_ticks,
         slots=layout.rounds.slots,
     )
-    sizes = np.ones(layout.rounds.slots, np.float32)
-    sizes[: len(jobs.size)] = jobs.size
-    return reading, sizes
+    sizes, shares = np.ones((2, layout.rounds.slots), np.float32)
+    sizes[: len(jobs.size)], shares[: len(jobs.size)] = jobs.size, jobs.share
+    return ReadCohort(reading, sizes, shares, replicate(mesh, kept), places)
 
 
 def exchanges(work: Sequence[RoundWork], layout: Layout) -> Exchange | None:
-    """How to read the first exchanges of some rounds; None for a method without."""
-    if not layout.exchange_slots:
+    """How to read gradients before the work of some rounds; None where nobody does."""
+    if not layout.exchange_ticks:
         return None
     return plan_exchanges(
         [(w.jobs, w.exchange) for w in work],

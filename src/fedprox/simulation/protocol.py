@@ -4,18 +4,19 @@ Cohorts, stragglers and mini-batches are drawn from (seed, round, client) alone,
 same protocol are paired by construction.
 """
 
-from collections.abc import Set
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
-from fedprox.errors import require, require_whole
+from fedprox.algorithms.reporting import Evaluated, reporting
+from fedprox.errors import require, require_one_of, require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model
+from fedprox.simulation.clients import ClientState
 from fedprox.simulation.sampling import Cohort, Drawn, weights
 from fedprox.simulation.schedule import Jobs, no_jobs
 from fedprox.simulation.systems import Systems
@@ -57,7 +58,9 @@ class Protocol:
             evaluated.
         evaluate_rows: Training rows, and test rows, of each client that evaluations read at most;
             None for all.
+        evaluate_model: Which model they measure, see `fedprox.algorithms.reporting`.
         measure_gradients: Whether evaluations measure gradient variance, B(w) and gamma.
+        client_state: Where what clients keep lies.
         seeds: Seeds, each a run of its own.
         target: What rounds are counted to, for methods that stop there.
         stop_at_target: When they do.
@@ -74,16 +77,20 @@ class Protocol:
     rounds: int
     evaluate_every: int
     evaluate_rows: int | None
+    evaluate_model: Evaluated
     measure_gradients: bool
+    client_state: ClientState
     seeds: tuple[int, ...]
-    target: Target | None = None
-    stop_at_target: StopAtTarget = "never"
+    target: Target | None
+    stop_at_target: StopAtTarget
 
     def __post_init__(self) -> None:
         require_whole("rounds", self.rounds)
         require_whole("evaluate_every", self.evaluate_every)
         if self.evaluate_rows is not None:
             require_whole("evaluate_rows", self.evaluate_rows)
+        require_one_of("evaluate_model", self.evaluate_model, get_args(Evaluated))
+        require_one_of("client_state", self.client_state, get_args(ClientState))
         require(
             self.measure_gradients or self.solver.gamma is None,
             "measure_gradients = false; whether solver.gamma was met could then not be told",
@@ -120,24 +127,16 @@ class Protocol:
             f"{len(self.federation)} clients",
         )
 
-    def over(self, *, points: int, reached: Set[int], diverged: Set[int]) -> bool:
-        """Whether a method's rounds end early.
-
-        Args:
-            points: How many sweep points it has.
-            reached: Those that have reached the target.
-            diverged: Those that have diverged.
-        """
-        if self.stop_at_target == "any" and reached:
-            return True
-        return len(diverged | reached if self.stop_at_target == "all" else diverged) == points
-
     @cached_property
     def measured(self) -> Federation:
         """The clients with the rows that evaluations read: the same for every method and seed."""
         if self.evaluate_rows is None:
             return self.federation
         return self.federation.sample(self.evaluate_rows)
+
+    def reported(self, algorithm: Algorithm) -> Algorithm:
+        """The method with the model that is to be evaluated; central training has only one."""
+        return algorithm if algorithm.pooled else reporting(algorithm, self.evaluate_model)
 
     def check(self, algorithm: Algorithm, solver: Solver) -> None:
         """Raise `InputError` where a method cannot follow the protocol."""
@@ -147,9 +146,20 @@ class Protocol:
             "late is known only after its work: leave out one of the three",
         )
         require(
-            algorithm.exchange is None or self.federation.augment is None,
+            not algorithm.own_gradient or self.federation.augment is None,
             f"{algorithm.name}: with augmentation mini-batches have other objectives than the "
-            "clients' gradients in its first exchange; use data without",
+            "gradients that its clients read first; use data without",
+        )
+        require(
+            algorithm.kept is None or self.cohort.sampling != "proportional",
+            f"{algorithm.name}: its clients keep a state, or their last models are evaluated, and "
+            'with cohort.sampling = "proportional" a client may be drawn twice; it must be '
+            '"uniform" or "bernoulli"',
+        )
+        require(
+            not algorithm.adapt or algorithm.evaluated is None,
+            f"{algorithm.name}: an adaptive mu follows the loss of the model that is sent out; "
+            'evaluate_model must be "server"',
         )
         require(
             not algorithm.pooled or not callable(solver.gamma),
@@ -176,25 +186,46 @@ class Protocol:
                 steps=one * work.steps.sum(),
                 weight=np.ones(1),
                 gamma=solver.gammas(t, one * len(self.federation)),
+                part=np.ones(1),
+                share=np.ones(1),
             )
             return RoundWork(len(chosen), stragglers, 0, jobs, no_jobs())
         kept = ~work.stragglers if algorithm.stragglers == "drop" else work.steps > 0
         gamma = solver.gammas(t, chosen[kept])
-        jobs = self._jobs(Drawn(chosen[kept], drawn.mass[kept]), work.steps[kept], gamma)
+        taking_part = self._counted(algorithm, Drawn(chosen[kept], drawn.mass[kept]))
+        jobs = self._jobs(algorithm, taking_part, work.steps[kept], gamma)
         exchange = no_jobs()
         if algorithm.exchange is not None:
             first = self.cohort.draw(seed, t, train.offsets, Purpose.GRADIENT_COHORT)
             nothing = np.zeros(len(first.clients))
-            exchange = self._jobs(first, nothing.astype(np.int64), nothing)
+            first = self._counted(algorithm, first)
+            exchange = self._jobs(algorithm, first, nothing.astype(np.int64), nothing)
         return RoundWork(len(chosen), stragglers, int((~kept).sum()), jobs, exchange)
 
-    def _jobs(self, drawn: Drawn, steps: NDArray[np.int64], gamma: NDArray[np.float64]) -> Jobs:
+    def _counted(self, algorithm: Algorithm, drawn: Drawn) -> Drawn:
+        """The same clients, with what each counts in the method's mean."""
+        if algorithm.average == "rows" or self.cohort.sampling == "proportional":
+            return drawn
+        return Drawn(drawn.clients, np.ones_like(drawn.mass))
+
+    def _jobs(
+        self,
+        algorithm: Algorithm,
+        drawn: Drawn,
+        steps: NDArray[np.int64],
+        gamma: NDArray[np.float64],
+    ) -> Jobs:
+        clients = len(self.federation)
         offsets = self.federation.train.offsets
+        rows = offsets[drawn.clients + 1] - offsets[drawn.clients]
+        total = len(self.federation.train) if algorithm.average == "rows" else clients
         return Jobs(
             client=drawn.clients,
             offset=offsets[drawn.clients],
-            size=offsets[drawn.clients + 1] - offsets[drawn.clients],
+            size=rows,
             steps=steps,
             weight=weights(drawn.mass),
             gamma=gamma,
+            part=drawn.mass / total,
+            share=rows * clients / len(self.federation.train),
         )

@@ -16,19 +16,22 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from fedprox.algorithms.adaptive import first_trend, follow
-from fedprox.algorithms.base import Algorithm, State
+from fedprox.algorithms.base import Algorithm, Kept, State
+from fedprox.algorithms.reporting import Evaluated
 from fedprox.errors import require
 from fedprox.federation import Federation
 from fedprox.model import Model, Params
+from fedprox.simulation.clients import ClientState, Store, open_store
 from fedprox.simulation.evaluate import Measures
 from fedprox.simulation.exchange import Exchange
 from fedprox.simulation.history import Progress, Record, Run
-from fedprox.simulation.lanes import lane_mesh, replicate
+from fedprox.simulation.lanes import lane_mesh, replicate, zeros_on
 from fedprox.simulation.programs import (
     Data,
     Layout,
     Programs,
     compile_programs,
+    evaluated,
     exchanges,
     lay_out,
     read_cohort,
@@ -39,7 +42,7 @@ from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.schedule import Plan, no_jobs, plan_rounds
 from fedprox.simulation.systems import Systems
 from fedprox.simulation.target import StopAtTarget, Target
-from fedprox.solver import Solver, as_numbers
+from fedprox.solver import Solver, as_numbers, name_of
 from fedprox.streams import Purpose, generator
 
 PLANS_AHEAD = 3
@@ -64,7 +67,9 @@ def simulate(
     rounds: int,
     evaluate_every: int = 1,
     evaluate_rows: int | None = None,
+    evaluate_model: Evaluated = "server",
     measure_gradients: bool = True,
+    client_state: ClientState = "auto",
     seed: int | Sequence[int] = 0,
     target: Target | None = None,
     stop_at_target: StopAtTarget = "never",
@@ -86,8 +91,12 @@ def simulate(
         evaluate_every: Rounds between evaluations.
         evaluate_rows: Training rows, and test rows, of each client that evaluations read at most:
             a random choice, the same for all methods, seeds and rounds. All where left out.
+        evaluate_model: Which model they measure: "server", the one sent out; "cohort", the mean of
+            the last round's clients; or "clients", the mean of every client's last model.
         measure_gradients: Whether evaluations measure gradient variance, B(w) and gamma. Without,
             they take a third of the time and no client's model is kept after its round.
+        client_state: Where that lies which clients keep from round to round: "device", "host", a
+            file on "disk", or the first of them where it fits. Results are the same.
         seed: Seed, or several: each a run of its own through the same compiled program.
         target: A test accuracy to reach or a training loss to come down to, for `stop_at_target`.
         stop_at_target: Whether a run ends at the first evaluation where "all", or "any", of its
@@ -113,7 +122,9 @@ def simulate(
         rounds=rounds,
         evaluate_every=evaluate_every,
         evaluate_rows=evaluate_rows,
+        evaluate_model=evaluate_model,
         measure_gradients=measure_gradients,
+        client_state=client_state,
         seed=seed,
         target=target,
         stop_at_target=stop_at_target,
@@ -133,7 +144,9 @@ def compare(
     rounds: int,
     evaluate_every: int = 1,
     evaluate_rows: int | None = None,
+    evaluate_model: Evaluated = "server",
     measure_gradients: bool = True,
+    client_state: ClientState = "auto",
     seed: int | Sequence[int] = 0,
     target: Target | None = None,
     stop_at_target: StopAtTarget = "never",
@@ -155,17 +168,20 @@ def compare(
         rounds=rounds,
         evaluate_every=evaluate_every,
         evaluate_rows=evaluate_rows,
+        evaluate_model=evaluate_model,
         measure_gradients=measure_gradients,
+        client_state=client_state,
         seeds=seeds,
         target=target,
         stop_at_target=stop_at_target,
     )
+    methods = [protocol.reported(method) for method in methods]
     for method in methods:
-        protocol.check(method, method.local(solver))
+        protocol.check(method, method.solver(solver))
     labels = [
-        label(method, method.local(solver), point)
+        label(method, method.solver(solver), point)
         for method in methods
-        for point in sweep_points(method, method.local(solver))
+        for point in sweep_points(method, method.solver(solver))
     ]
     for name, count in Counter(labels).items():
         require(count == 1, f"methods: {name!r} is given {count} times; once is enough")
@@ -193,7 +209,7 @@ def _run_method(
 ) -> list[Run]:
     """All seeds and sweep points of one method, through programs compiled once."""
     begin = time.perf_counter()
-    solver = algorithm.local(protocol.solver)
+    solver = algorithm.solver(protocol.solver)
     points = sweep_points(algorithm, solver)
     name = label(algorithm, solver, points[0]) if len(points) == 1 else algorithm.name
     on_progress(Progress(name, protocol.seeds[0], 0, protocol.rounds, math.nan))
@@ -206,6 +222,7 @@ def _run_method(
     compile_seconds = time.perf_counter() - compiling
     layout = lay_out(
         protocol.measured,
+        algorithm,
         solver,
         itertools.chain.from_iterable(work.values()),
         devices=mesh.devices.size,
@@ -216,20 +233,23 @@ def _run_method(
     numbers = replicate(
         mesh, {key: np.array([p[key] for p in points], np.float32) for key in points[0]}
     )
-    clients = protocol.federation, protocol.measured
+    federations = protocol.federation, protocol.measured
     runs: list[Run] = []
     with _cancelling(ThreadPoolExecutor(1)) as pool:
         plan = partial(_plan_ahead, pool, protocol, solver, layout)
         # the first seed's planning goes on while the programs are being compiled
         begun = {protocol.seeds[0]: plan(protocol.seeds[0], work[protocol.seeds[0]])}
+        places = layout.rounds.places * mesh.devices.size
+        kept = initial_kept(protocol.model, algorithm, protocol.seeds[0], len(points))
         programs = compile_programs(
             protocol.model,
             algorithm,
             solver,
-            *clients,
+            *federations,
             data,
             state,
             numbers,
+            jax.tree.map(lambda a: zeros_on(mesh, (places, *a.shape), a.dtype), kept),
             layout,
             mesh,
             gradients=protocol.measure_gradients,
@@ -248,24 +268,36 @@ def _run_method(
                     sweep_points=len(points),
                     lane_idle=layout.idle,
                     memory=programs.memory,
+                    evaluated="server" if algorithm.pooled else protocol.evaluate_model,
                 )
                 for point in points
             ]
             planned = begun.pop(seed, None) or plan(seed, work[seed])
-            state = _run_rounds(
-                protocol,
-                algorithm,
-                layout,
-                programs,
-                planned,
-                work[seed],
-                initial_state(protocol.model, algorithm, seed, len(points), mesh),
-                numbers,
-                batch,
-                on_record,
-                partial(_report, on_progress, name, seed, protocol.rounds),
-            )
-            params = jax.tree.map(np.asarray, algorithm.params(state))
+            store = None
+            if algorithm.kept is not None:
+                clients = np.unique(np.concatenate([w.jobs.client for w in work[seed]]))
+                kept = initial_kept(protocol.model, algorithm, seed, len(points))
+                store = open_store(protocol.client_state, kept, clients, mesh)
+            try:
+                state = _run_rounds(
+                    protocol,
+                    algorithm,
+                    layout,
+                    mesh,
+                    programs,
+                    planned,
+                    work[seed],
+                    initial_state(protocol.model, algorithm, seed, len(points), mesh),
+                    store,
+                    numbers,
+                    batch,
+                    on_record,
+                    partial(_report, on_progress, name, seed, protocol.rounds),
+                )
+            finally:
+                if store is not None:
+                    store.close()
+            params = jax.tree.map(np.asarray, evaluated(algorithm, state))
             for i, run in enumerate(batch):
                 run.params = jax.tree.map(lambda a, i=i: a[i], params)
                 run.run_seconds = time.perf_counter() - begin
@@ -297,11 +329,24 @@ def sweep_points(algorithm: Algorithm, solver: Solver) -> list[dict[str, float]]
 
 
 def label(algorithm: Algorithm, solver: Solver, point: dict[str, float]) -> str:
-    """The method and its numbers, with the learning rate where there are several."""
-    several = len(as_numbers("learning_rate", solver.learning_rate)) > 1
-    shown = {k: v for k, v in point.items() if k != "learning_rate" or several}
-    parts = [algorithm.name, *(f"{k}={v:g}" for k, v in shown.items())]
-    return " ".join([*parts, "adaptive"] if algorithm.adapt else parts)
+    """The method, its numbers and its own settings: what tells it from others of a comparison.
+
+    The learning rate is shown where there are several, and the server's where it is not plainly 1.
+    """
+
+    def shown(key: str) -> bool:
+        if key == "learning_rate":
+            return len(as_numbers(key, solver.learning_rate)) > 1
+        return key != "server_learning_rate" or algorithm.numbers[key] != (1.0,)
+
+    numbers = [f"{k}={v:g}" for k, v in point.items() if shown(k)]
+    settings = [
+        f"{k}={name_of(v) if callable(v) else v}"
+        for k, v in algorithm.settings.items()
+        if k not in point and v is not None
+    ]
+    parts = [algorithm.name, algorithm.variant, *numbers, *settings]
+    return " ".join(part for part in [*parts, "adaptive" * algorithm.adapt] if part)
 
 
 def initial_params(model: Model, seed: int) -> Params:
@@ -312,8 +357,19 @@ def initial_params(model: Model, seed: int) -> Params:
 
 def initial_state(model: Model, algorithm: Algorithm, seed: int, points: int, mesh: Mesh) -> State:
     """The server's state before round 0, the same at every sweep point."""
-    state = jax.tree.map(np.asarray, algorithm.init(initial_params(model, seed)))
-    return replicate(mesh, jax.tree.map(lambda a: np.broadcast_to(a, (points, *a.shape)), state))
+    return replicate(mesh, _at_points(algorithm.init(initial_params(model, seed)), points))
+
+
+def initial_kept(model: Model, algorithm: Algorithm, seed: int, points: int) -> Kept:
+    """What every client keeps before round 0, the same at every sweep point."""
+    if algorithm.kept is None:
+        return None
+    return _at_points(algorithm.kept(initial_params(model, seed)), points)
+
+
+def _at_points(tree: Any, points: int) -> Any:
+    host = jax.tree.map(np.asarray, tree)
+    return jax.tree.map(lambda a: np.broadcast_to(a, (points, *a.shape)), host)
 
 
 class _Chunk(NamedTuple):
@@ -385,14 +441,38 @@ class _Evaluation(NamedTuple):
     since: Sequence[Any]
 
 
+class _Ends:
+    """Which points of a sweep have come to an end: they have diverged or reached the target."""
+
+    def __init__(self, protocol: Protocol, points: int) -> None:
+        self.target, self.stop, self.points = protocol.target, protocol.stop_at_target, points
+        self.diverged, self.reached = set[int](), set[int]()
+
+    def see(self, point: int, record: Record) -> None:
+        if not math.isfinite(record.train_loss):
+            self.diverged.add(point)
+        if self.target and self.target.met(getattr(record, self.target.measure)):
+            self.reached.add(point)
+
+    @property
+    def over(self) -> bool:
+        """Whether the rounds end early."""
+        if self.stop == "any" and self.reached:
+            return True
+        ended = self.diverged | self.reached if self.stop == "all" else self.diverged
+        return len(ended) == self.points
+
+
 def _run_rounds(
     protocol: Protocol,
     algorithm: Algorithm,
     layout: Layout,
+    mesh: Mesh,
     programs: Programs,
     planned: Planned,
     work: Sequence[RoundWork],
     state: State,
+    store: Store | None,
     numbers: Mapping[str, Any],
     runs: Sequence[Run],
     on_record: Observer,
@@ -404,7 +484,7 @@ def _run_rounds(
     records nor its last model lie beyond the stop.
     """
     behind = RECORDS_BEHIND if protocol.stop_at_target == "never" else 0
-    reached, diverged = set[int](), set[int]()
+    ends = _Ends(protocol, len(runs))
     tests = int(protocol.measured.test.labels.sum()) if protocol.model.correct else 0
 
     def settle(done: _Evaluation) -> None:
@@ -437,10 +517,7 @@ def _run_rounds(
                 communication=algorithm.communication * done.round,
             )
             run.history.append(record)
-            if protocol.target and protocol.target.met(getattr(record, protocol.target.measure)):
-                reached.add(i)
-            if not math.isfinite(record.train_loss):
-                diverged.add(i)
+            ends.see(i, record)
             on_record(record)
         on_progress(done.round, min(loss[np.isfinite(loss)].tolist(), default=math.nan))
 
@@ -452,10 +529,14 @@ def _run_rounds(
     for chunk, plan, exchange in planned:
         while len(pending) > behind:
             settle(pending.popleft())
-        if protocol.over(points=len(runs), reached=reached, diverged=diverged):
+        if ends.over:
             break
         count = np.int32(chunk.last - chunk.first)
-        after = programs.rounds(state, numbers, plan, exchange, count)
+        here = clients_by_place(plan, work[chunk.first], layout)
+        kept = None if store is None else store.read(here)
+        after = programs.rounds(state, numbers, plan, exchange, kept, count)
+        if store is not None:
+            store.write(here, after.kept)
         state = after.state
         if after.steps is None:
             taken.append(sum(int(w.jobs.steps.sum()) for w in work[chunk.first : chunk.last]))
@@ -467,7 +548,8 @@ def _run_rounds(
             done = work[chunk.last - 1]
             gamma = None
             if programs.inexactness is not None:
-                cohort = read_cohort(done.jobs, layout)
+                places = plan.jobs.place[chunk.last - chunk.first - 1]
+                cohort = read_cohort(done.jobs, places, kept, layout, mesh)
                 gamma = programs.inexactness(after.posed, numbers, after.local.params, *cohort)
             pending.append(
                 _Evaluation(chunk.last, done, numbers, measures, gamma, after.local.steps, taken)
@@ -479,6 +561,14 @@ def _run_rounds(
     while pending:
         settle(pending.popleft())
     return state
+
+
+def clients_by_place(plan: Plan, work: RoundWork, layout: Layout) -> NDArray[np.int64]:
+    """The client at each place of a round, -1 for none, shape (devices * places,)."""
+    clients = np.full(layout.rounds.devices * layout.rounds.places, -1)
+    if len(clients):
+        clients[plan.jobs.place[0, : len(work.jobs.client)]] = work.jobs.client
+    return clients
 
 
 class _Solves(NamedTuple):

@@ -119,6 +119,27 @@ def segments(packing: Packing, devices: int, lanes: int, room: int) -> Segments:
     return Segments(stop, count, begin, slot)
 
 
+def job_places(packing: Packing, lanes: int, places: int) -> NDArray[np.int64]:
+    """Where the state of each job's client lies, shape (jobs,).
+
+    A device's jobs take its places in their order.
+
+    Args:
+        packing: Jobs in lanes, numbered through the devices.
+        lanes: Lanes per device.
+        places: Places per device.
+
+    >>> job_places(pack(np.array([5, 2, 4, 3]), lanes=2), lanes=1, places=3).tolist()
+    [0, 1, 3, 4]
+    """
+    device = packing.lane // lanes
+    place = np.zeros(len(device), np.int64)
+    for d in np.unique(device):
+        mine = np.flatnonzero(device == d)
+        place[mine] = d * places + np.arange(len(mine))
+    return place
+
+
 def choose_lanes(
     rounds: Sequence[NDArray[np.int64]], devices: int, overhead: float, most: int
 ) -> int:
@@ -226,6 +247,8 @@ class Jobs(NamedTuple):
         steps: Mini-batch steps to take.
         weight: Weight of its message in the server's mean.
         gamma: How inexactly it may be solved; 0 where the solver has no stop rule.
+        part: Its part of all clients' weight, such as n_k / n.
+        share: n_k / the mean n of all clients.
     """
 
     client: NDArray[np.int64]
@@ -234,12 +257,14 @@ class Jobs(NamedTuple):
     steps: NDArray[np.int64]
     weight: NDArray[np.float64]
     gamma: NDArray[np.float64]
+    part: NDArray[np.float64]
+    share: NDArray[np.float64]
 
 
 def no_jobs() -> Jobs:
     """Nobody trains."""
-    none = np.zeros(0, np.int64)
-    return Jobs(none, none, none, none, np.zeros(0), np.zeros(0))
+    none, no_number = np.zeros(0, np.int64), np.zeros(0)
+    return Jobs(none, none, none, none, no_number, no_number, no_number, no_number)
 
 
 class Shape(NamedTuple):
@@ -252,6 +277,7 @@ class Shape(NamedTuple):
         ticks: Most ticks of a round.
         slots: Most jobs of a round.
         width: Rows of a tick.
+        places: Most jobs of a round on one device, where clients keep a state; else 0.
     """
 
     rounds: int
@@ -260,11 +286,30 @@ class Shape(NamedTuple):
     ticks: int
     slots: int
     width: int
+    places: int = 0
 
     @property
     def plan_bytes(self) -> int:
         """Memory of a plan, but for its few small arrays."""
         return self.rounds * self.devices * self.ticks * self.lanes * (4 * self.width + 14)
+
+
+class Slots(NamedTuple):
+    """What is known of the jobs of some rounds, arrays of shape (R, slots).
+
+    Attributes:
+        weight: Each job's weight in the server's mean, float32.
+        gamma: Its gamma, float32.
+        steps: Its mini-batch steps, int32.
+        share: n_k / the mean n, float32.
+        place: Where its client's state lies, int32: place p of device d is d * places + p.
+    """
+
+    weight: Array
+    gamma: Array
+    steps: Array
+    share: Array
+    place: Array
 
 
 class Plan(NamedTuple):
@@ -279,8 +324,9 @@ class Plan(NamedTuple):
             a solver that needs none.
         noise: Random key of the tick's augmentation, uint32 (R, D, ticks, L, 2); None for none.
         ends: Where jobs begin and end, each array with a leading axis R.
-        weight: Each job's weight, float32 (R, slots).
-        gamma: Each job's gamma, float32 (R, slots).
+        jobs: What is known of each job.
+        rate: What the learning rate is multiplied by, float32 (R,).
+        participation: The share of all clients' weight that takes part, float32 (R,).
     """
 
     rows: Array
@@ -289,8 +335,9 @@ class Plan(NamedTuple):
     check: Array | None
     noise: Array | None
     ends: Segments
-    weight: Array
-    gamma: Array
+    jobs: Slots
+    rate: Array
+    participation: Array
 
 
 def plan_rounds(
@@ -313,10 +360,13 @@ def plan_rounds(
         rounds: (t, jobs) of each round.
         augmented: Whether mini-batches need random keys.
     """
-    r, d, lanes, ticks, slots, width = shape
+    r, d, lanes, ticks, slots, width, places = shape
     room = min(slots, ticks)
     rows = np.full((r, d, ticks, lanes, width), -1, np.int32)
-    weight, gamma = np.zeros((r, slots), np.float32), np.zeros((r, slots), np.float32)
+    each = Slots(
+        *(np.zeros((r, slots), t) for t in (np.float32, np.float32, np.int32, np.float32, np.int32))
+    )
+    rate, participation = np.ones(r, np.float32), np.zeros(r, np.float32)
     noise = np.zeros((r, d, ticks, lanes, 2), np.uint32) if augmented else None
     ends = []
     shuffler = Shuffler(seed, Purpose.BATCHES)
@@ -324,8 +374,13 @@ def plan_rounds(
     for index, (t, jobs) in enumerate(rounds):
         packing = pack(job_ticks(solver, jobs, width), d * lanes)
         ends.append(segments(packing, d, lanes, room))
-        weight[index, : len(jobs.weight)] = jobs.weight
-        gamma[index, : len(jobs.gamma)] = jobs.gamma
+        known = Slots(
+            jobs.weight, jobs.gamma, jobs.steps, jobs.share, job_places(packing, lanes, places)
+        )
+        for array, values in zip(each, known, strict=True):
+            array[index, : len(values)] = values
+        rate[index] = solver.learning_rate_decay**t
+        participation[index] = jobs.part.sum()
         for slot, size in enumerate(jobs.size.tolist()):
             start, end = int(packing.start[slot]), int(packing.end[slot])
             device, lane = divmod(int(packing.lane[slot]), lanes)
@@ -350,7 +405,7 @@ def plan_rounds(
         if check is not None:
             check[at] = np.resize(epoch.check, last[at].shape)
     joined = Segments(*map(np.stack, zip(*ends, strict=True)))
-    return Plan(rows, size, last, check, noise, joined, weight, gamma)
+    return Plan(rows, size, last, check, noise, joined, each, rate, participation)
 
 
 def job_epoch(solver: Solver, size: int, width: int) -> Batches:

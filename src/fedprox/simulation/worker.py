@@ -10,7 +10,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedprox.algorithms.base import Algorithm, Message, Scalars, State
+from fedprox.algorithms.base import (
+    Algorithm,
+    Kept,
+    Message,
+    Own,
+    Scalars,
+    Solution,
+    State,
+)
 from fedprox.features import Features
 from fedprox.model import Model, Params, read_slice, weighted_loss
 from fedprox.solver import Solver
@@ -39,14 +47,14 @@ class Worker(NamedTuple):
         params: Where it stands.
         optimizer: Its optimizer's state.
         gradient: Its gradient so far, where a mini-batch can take several ticks.
-        own: grad F_k(w^t), where the round had a first exchange.
+        own: What it knows by itself.
         stop: Its stop rule, if the solver has one.
     """
 
     params: Params
     optimizer: Any
     gradient: Params | None
-    own: Params | None
+    own: Own
     stop: Stop | None
 
 
@@ -80,7 +88,7 @@ class Client(NamedTuple):
     accumulate: bool
     width: int
 
-    def begin(self, state: State, numbers: Scalars, own: Params | None, gamma: jax.Array) -> Worker:
+    def begin(self, state: State, numbers: Scalars, own: Own, gamma: jax.Array) -> Worker:
         """A client before its first tick."""
         params = self.algorithm.subproblem(state, numbers, own).start
         return Worker(
@@ -181,10 +189,21 @@ class Client(NamedTuple):
         moved = jax.tree.map(lambda a, b: jnp.where(step, a, b), stepped, worker)
         return moved._replace(stop=stop)
 
-    def message(self, worker: Worker, state: State, numbers: Scalars) -> Message:
-        """What a client sends once its job has ended."""
+    def message(
+        self, worker: Worker, state: State, numbers: Scalars, steps: jax.Array
+    ) -> tuple[Message, Kept]:
+        """What a client sends once its job has ended, and what it keeps.
+
+        Args:
+            worker: The client.
+            state: The server's state.
+            numbers: The algorithm's own numbers and the learning rate.
+            steps: Mini-batch steps that were planned for it.
+        """
         problem = self.algorithm.subproblem(state, numbers, worker.own)
-        return self.algorithm.message(problem, worker.params)
+        taken = steps if worker.stop is None else worker.stop.steps
+        solution = Solution(problem, worker.params, taken)
+        return self.algorithm.message(state, numbers, worker.own, solution)
 
 
 def _not_done(gamma: jax.Array) -> Stop:

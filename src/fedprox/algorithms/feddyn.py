@@ -1,0 +1,100 @@
+"""FedDyn: a local regulariser that moves, so that the clients' minima and the server's agree.
+
+Acar et al. 2021, Algorithm 1 and equations 1 and 2. Client k keeps g_k, what grad F_k was at its
+last model, 0 at first; the server keeps h, the mean of all g_k:
+
+    w_k     ~= argmin_w F_k(w) - <g_k, w> + (alpha / 2) ||w - w^t||^2
+    g_k     <- g_k - alpha (w_k - w^t)                          for k in S_t
+    h       <- h - (alpha / N) sum_{k in S_t} (w_k - w^t)
+    w^{t+1}  = mean_{k in S_t} w_k - h / alpha
+
+For an exact w_k the first-order condition of the local problem is g_k = grad F_k(w_k). Where the
+clients' models stand still, w_k = w^t = w and h = 0: the gradients at w add up to nothing, whatever
+alpha is.
+
+That point minimises the plain mean of the F_k. With `balance`, as in the authors' code, a client
+with more rows is held less, alpha_k = alpha (mean n) / n_k; then it is sum_k p_k F_k.
+"""
+
+from typing import NamedTuple
+
+import jax
+
+from fedprox.algorithms.base import (
+    Algorithm,
+    Own,
+    Scalars,
+    Solution,
+    check_numbers,
+    moved,
+    plus,
+    zeros,
+)
+from fedprox.model import Params
+from fedprox.solver import Numbers
+from fedprox.subproblem import Subproblem
+
+
+class State(NamedTuple):
+    """The model w^t and the mean h of all clients' g_k."""
+
+    params: Params
+    h: Params
+
+
+def init(params: Params) -> State:
+    """No client has a gradient yet."""
+    return State(params, zeros(params))
+
+
+def update(state: State, mean: Params, numbers: Scalars) -> State:
+    """W^{t+1} = mean_k w_k - h / alpha, with mean = mean_k (w_k - w^t)."""
+    alpha = numbers["alpha"]
+    h = plus(state.h, -alpha * numbers["participation"], mean)
+    together = plus(state.params, 1.0, mean)
+    return State(plus(together, -1 / alpha, h), h)
+
+
+def feddyn(alpha: Numbers, *, balance: bool = False) -> Algorithm:
+    """FedDyn (Acar et al. 2021, Algorithm 1), keeping stragglers' partial work.
+
+    Args:
+        alpha: Weight of the regulariser, above 0, or several to sweep over.
+        balance: Divide client k's alpha by n_k / mean n, as the authors' code does.
+
+    Raises:
+        InputError: alpha <= 0.
+
+    >>> feddyn(alpha=[0.01, 0.1]).numbers["alpha"]
+    (0.01, 0.1)
+    """
+
+    def alpha_of(numbers: Scalars, own: Own) -> jax.Array:
+        return numbers["alpha"] / own.share if balance else numbers["alpha"]
+
+    def regularised(state: State, numbers: Scalars, own: Own) -> Subproblem:
+        """h_k(w) = F_k(w) - <g_k, w> + (alpha / 2) ||w - w^t||^2, from w^t (equation 1)."""
+        linear = jax.tree.map(lambda g: -g, own.kept)
+        return Subproblem(state.params, alpha_of(numbers, own), state.params, linear)
+
+    def message(
+        state: State, numbers: Scalars, own: Own, solution: Solution
+    ) -> tuple[Params, Params]:
+        """Send w_k - w^t; keep g_k - alpha (w_k - w^t) (equation 2)."""
+        del state
+        step = moved(solution)
+        return step, plus(own.kept, -alpha_of(numbers, own), step)
+
+    return Algorithm(
+        "feddyn",
+        regularised,
+        numbers={"alpha": check_numbers("feddyn: alpha", alpha, positive=True)},
+        stragglers="keep",
+        variant="balanced" if balance else "",
+        average="clients",
+        init=init,
+        kept=zeros,
+        message=message,
+        update=update,
+        params=lambda state: state.params,
+    )

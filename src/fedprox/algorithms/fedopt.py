@@ -1,0 +1,80 @@
+"""FedOpt: the server takes a step of its own with the clients' mean update.
+
+Reddi et al. 2020, Algorithm 1, which Acar et al. 2021 set beside their method. Clients work as in
+FedAvg; their mean update stands for a gradient:
+
+    d       = sum_{k in S_t} weight_k (w_k - w^t)
+    w^{t+1} = the server's optimizer, one step from w^t with the gradient -d
+
+With SGD of rate 1 it is FedAvg; with momentum, FedAvgM; with Adam or Yogi, FedAdam or FedYogi.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from fedprox.algorithms.base import Algorithm, Scalars, check_numbers
+from fedprox.algorithms.fedavg import local_loss
+from fedprox.errors import require
+from fedprox.model import Params
+from fedprox.solver import Numbers, name_of, searches_line
+from fedprox.subproblem import Subproblem
+
+
+class State(NamedTuple):
+    """The model w^t and the state of the server's optimizer."""
+
+    params: Params
+    optimizer: Any
+
+
+def posed(state: State, numbers: Scalars, own: Any) -> Subproblem:
+    """h_k(w) = F_k(w), from w^t."""
+    return local_loss(state.params, numbers, own)
+
+
+def fedopt(
+    optimizer: Callable[..., optax.GradientTransformation], *, server_learning_rate: Numbers = 1.0
+) -> Algorithm:
+    """FedAvg with an optimizer on the server (Reddi et al. 2020), dropping stragglers.
+
+    Args:
+        optimizer: `learning_rate=` -> gradient transformation, such as `optax.yogi` or
+            `functools.partial(optax.sgd, momentum=0.9)`.
+        server_learning_rate: Its rate, above 0, or several to sweep over.
+
+    Raises:
+        InputError: A rate <= 0, or an optimizer that needs f itself.
+
+    >>> fedopt(optax.adam, server_learning_rate=0.01).variant
+    'adam'
+    """
+    where = "fedopt: server_learning_rate"
+    rates = check_numbers(where, server_learning_rate, positive=True)
+    require(
+        not searches_line(optimizer, "fedopt: optimizer"),
+        "fedopt: this optimizer searches along a line, for which the server has no objective",
+    )
+
+    def init(params: Params) -> State:
+        return State(params, optimizer(learning_rate=1.0).init(params))
+
+    def update(state: State, mean: Params, numbers: Scalars) -> State:
+        """One step of the server's optimizer."""
+        server = optimizer(learning_rate=numbers["server_learning_rate"])
+        gradient = jax.tree.map(lambda d: -d, mean)
+        step, after = server.update(gradient, state.optimizer, state.params)
+        return State(optax.apply_updates(state.params, step), after)
+
+    return Algorithm(
+        "fedopt",
+        posed,
+        numbers={"server_learning_rate": rates},
+        stragglers="drop",
+        variant=name_of(optimizer),
+        init=init,
+        update=update,
+        params=lambda state: state.params,
+    )

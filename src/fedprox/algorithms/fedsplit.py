@@ -1,0 +1,94 @@
+"""FedSplit: Peaceman-Rachford splitting of the mean of the clients' objectives.
+
+Pathak and Wainwright 2020, adapted to partial participation as in Acar et al. 2021, appendix A.4.
+Client k keeps z_k, the initial model at first; x^t is the model sent out:
+
+    w_k     ~= argmin_w F_k(w) + (1 / 2s) ||w - (2 x^t - z_k)||^2,   from x^t
+    z_k     <- z_k + 2 (w_k - x^t)                                   for k in S_t
+    x^{t+1}  = mean of z_k, over all clients ("all") or over S_t ("active")
+
+With every client in every round the two means agree, and where it stands still, w_k = x for every
+k: the gradients at x add up to nothing.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedprox.algorithms.base import (
+    Algorithm,
+    Own,
+    Scalars,
+    Solution,
+    check_numbers,
+    moved,
+    plus,
+    same_params,
+)
+from fedprox.errors import require_one_of
+from fedprox.model import Params
+from fedprox.solver import Numbers
+from fedprox.subproblem import Subproblem
+
+
+class Message(NamedTuple):
+    """The client's z_k from now on, and how far it moved, both as differences.
+
+    Attributes:
+        ahead: z_k' - x^t.
+        step: z_k' - z_k = 2 (w_k - x^t).
+    """
+
+    ahead: Params
+    step: Params
+
+
+def reflected(params: Params, numbers: Scalars, own: Own) -> Subproblem:
+    """h_k(w) = F_k(w) + (1 / 2s) ||w - (2 x^t - z_k)||^2, from x^t."""
+    anchor = jax.tree.map(lambda x, z: 2 * x - z, params, own.kept)
+    return Subproblem(params, mu=1 / numbers["step_size"], anchor=anchor)
+
+
+def message(
+    params: Params, numbers: Scalars, own: Own, solution: Solution
+) -> tuple[Message, Params]:
+    """Send and keep z_k' = z_k + 2 (w_k - x^t)."""
+    del numbers
+    step = jax.tree.map(lambda a: 2 * a, moved(solution))
+    z = jax.tree.map(jnp.add, own.kept, step)
+    return Message(jax.tree.map(jnp.subtract, z, params), step), z
+
+
+def fedsplit(step_size: Numbers, *, average: Literal["all", "active"] = "active") -> Algorithm:
+    """FedSplit (Acar et al. 2021, appendix A.4), keeping stragglers' partial work.
+
+    Args:
+        step_size: s of the proximal operator, above 0, or several to sweep over.
+        average: The server's model: the mean of the z_k of the round's clients, or of all.
+
+    Raises:
+        InputError: s <= 0, or another mean.
+
+    >>> fedsplit(step_size=1.0, average="all").name
+    'fedsplit'
+    """
+    require_one_of("fedsplit: average", average, ("all", "active"))
+
+    def update(params: Params, mean: Message, numbers: Scalars) -> Params:
+        """x^{t+1}, given the means over the round's clients."""
+        if average == "active":
+            return plus(params, 1.0, mean.ahead)
+        return plus(params, numbers["participation"], mean.step)
+
+    return Algorithm(
+        "fedsplit",
+        reflected,
+        numbers={"step_size": check_numbers("fedsplit: step_size", step_size, positive=True)},
+        stragglers="keep",
+        variant=average,
+        average="clients",
+        kept=same_params,
+        message=message,
+        update=update,
+    )

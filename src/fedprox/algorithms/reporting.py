@@ -1,0 +1,90 @@
+"""Which model is evaluated: the one sent out, the cohort's mean, or the mean of all clients' last.
+
+Acar et al. 2021 report "the average model from all devices" (appendix A.2), which is neither the
+model that their server sends out nor the mean of the round's clients; FedAvg and FedProx are shown
+so too. Such a mean is a matter of measurement: no method changes what it does.
+
+    "server"   w^t, the model that is sent out
+    "cohort"   sum_{k in S_t} weight_k w_k, over the clients of the last round
+    "clients"  the mean of every client's last model, w^0 where it has not taken part yet; weighted
+               by n_k, or plain, as the method's own mean is
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedprox.algorithms.base import Algorithm, Kept, Own, Scalars, Solution, State, moved, plus
+from fedprox.model import Params
+from fedprox.subproblem import Subproblem
+
+Evaluated = Literal["server", "cohort", "clients"]
+"""The model that is evaluated."""
+
+
+class Reported(NamedTuple):
+    """A method's state and the mean that is evaluated in its place."""
+
+    state: State
+    mean: Params
+
+
+class Remembered(NamedTuple):
+    """What a client keeps for its method, and its last model."""
+
+    kept: Kept
+    last: Params
+
+
+def reporting(algorithm: Algorithm, evaluated: Evaluated) -> Algorithm:
+    """The same method, evaluated at another model than the one it sends out.
+
+    >>> from fedprox.algorithms.fedavg import fedavg
+    >>> reporting(fedavg(), "clients").name
+    'fedavg'
+    """
+    if evaluated == "server":
+        return algorithm
+    all_clients = evaluated == "clients"
+
+    def inner(own: Own) -> Own:
+        return own._replace(kept=own.kept.kept) if all_clients else own
+
+    def init(params: Params) -> Reported:
+        return Reported(algorithm.init(params), params)
+
+    def kept(params: Params) -> Remembered:
+        return Remembered(None if algorithm.kept is None else algorithm.kept(params), params)
+
+    def subproblem(state: Reported, numbers: Scalars, own: Own) -> Subproblem:
+        return algorithm.subproblem(state.state, numbers, inner(own))
+
+    def message(state: Reported, numbers: Scalars, own: Own, solution: Solution) -> tuple[Any, Any]:
+        sent, keeps = algorithm.message(state.state, numbers, inner(own), solution)
+        if not all_clients:
+            return (sent, moved(solution)), keeps
+        ahead = jax.tree.map(jnp.subtract, solution.params, own.kept.last)
+        return (sent, ahead), Remembered(keeps, solution.params)
+
+    def update(state: Reported, mean: tuple[Any, Params], numbers: Scalars) -> Reported:
+        sent, ahead = mean
+        base, share = state.mean, numbers["participation"]
+        if not all_clients:
+            base, share = algorithm.params(state.state), jnp.ones_like(share)
+        return Reported(algorithm.update(state.state, sent, numbers), plus(base, share, ahead))
+
+    def exchange(state: Reported, gradient: Params) -> Reported:
+        assert algorithm.exchange is not None
+        return state._replace(state=algorithm.exchange(state.state, gradient))
+
+    return algorithm._replace(
+        subproblem=subproblem,
+        init=init,
+        kept=kept if all_clients else algorithm.kept,
+        message=message,
+        update=update,
+        params=lambda state: algorithm.params(state.state),
+        evaluated=lambda state: state.mean,
+        exchange=None if algorithm.exchange is None else exchange,
+    )
