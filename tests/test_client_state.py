@@ -1,7 +1,9 @@
 """What clients keep between rounds: the same bits wherever it lives, and property 16's models."""
 
+from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -17,6 +19,8 @@ from fedprox import (
     scaffold,
     simulate,
 )
+from fedprox.simulation.clients import open_store
+from fedprox.simulation.lanes import lane_mesh
 from tests import methods
 from tests.byhand import CLIENTS, ROWS, SLOW, START, beside_the_oracle
 from tests.quadratics import one_run, quadratic_model, ragged_quadratics
@@ -116,3 +120,24 @@ def test_gamma_is_of_the_problem_that_was_posed_with_the_state_before_the_round(
             lambda w: np.array([methods.gradient(w, *each) for each in rows]),
         )
         assert run.history[t + 1].gamma_mean == pytest.approx(np.mean(gammas), rel=1e-3)
+
+
+def test_a_disk_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(InputError, match=r"client_state: .*: no room .*No space left"):
+        runs(feddyn(alpha=1.0), client_state="disk")
+
+
+def test_a_store_on_disk_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    store = open_store("disk", {"g": np.ones(3, np.float32)}, np.array([2, 5]), lane_mesh())
+    store.write(np.array([5, -1]), jax.device_put({"g": np.full((2, 3), 4, np.float32)}))
+    found = np.asarray(store.read(np.array([2, 5]))["g"])
+    np.testing.assert_array_equal(found, [[1, 1, 1], [4, 4, 4]])
+    assert not list(tmp_path.iterdir())  # not even now, so that no way to end leaves it
+    store.close()
