@@ -486,10 +486,13 @@ def _run_rounds(
     for chunk, plan, exchange in planned:
         count = np.int32(chunk.last - chunk.first)
         here = clients_by_place(plan, work[chunk.first], layout)
-        kept = None if store is None else store.read(here)
+        kept = None  # the last cohort's goes before this one's comes
+        if store is not None:
+            kept = store.read(here)
         after = programs.rounds(state, numbers, plan, exchange, kept, count)
         if store is not None:
             store.write(here, after.kept)
+            after = after._replace(kept=None)
         state = after.state
         if after.steps is None:
             taken.append(sum(int(w.jobs.steps.sum()) for w in work[chunk.first : chunk.last]))
