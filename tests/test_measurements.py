@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprox import Cohort, Run, Solver, Systems, compare, datasets, fedavg, fedprox, models
+from fedprox import Cohort, Run, Solver, Systems, Target, compare, datasets, fedavg, fedprox, models
 from fedprox.report.table import common_target
 from fedprox.simulation.history import Record
 from tests.quadratics import (
@@ -115,20 +115,11 @@ def run_with(accuracies: list[float], every: int = 1) -> Run:
     return run
 
 
-def test_rounds_to_a_target_interpolate_the_best_so_far() -> None:
-    run = run_with([0.1, 0.5, 0.2, 0.9], every=10)
-    assert run.rounds_to(0.3) == pytest.approx(5)
-    assert run.rounds_to(0.5) == pytest.approx(10)
-    assert run.rounds_to(0.7) == pytest.approx(25)
-    assert run.rounds_to(0.05) == 0
-    assert run.rounds_to(0.95) is None
-
-
 @pytest.mark.parametrize("best", [0.29, 0.57, 0.58, 1.0])
 def test_the_common_target_is_a_whole_per_cent_that_every_sound_run_reaches(best: float) -> None:
     runs = [run_with([0.1, best]), run_with([0.1, best + 0.004])]
-    assert common_target(runs) == best
+    assert common_target(runs) == Target("test_accuracy", best)
     diverged = run_with([0.1, 0.12])
     diverged.history[1] = diverged.history[1]._replace(train_loss=np.inf)
-    assert common_target([*runs, diverged]) == best
+    assert common_target([*runs, diverged]) == Target("test_accuracy", best)
     assert common_target([run_with([np.nan, np.nan])]) is None

@@ -33,6 +33,8 @@ from tests.test_cli import status
 
 NASTY = "</script><script>document.title='taken'</script><b>&"
 
+GOAL = fp.Target("test_accuracy", 0.3)
+
 EXPERIMENT = {
     "rounds": 4,
     "seed": [0, 1],
@@ -97,7 +99,7 @@ def write_run(folder: Path, runs: Sequence[Run], *, finished: bool = True) -> Pa
     lines = [json.dumps(metrics_line(r)) + "\n" for run in runs for r in run.history]
     (folder / "metrics.jsonl").write_text("".join(lines))
     if finished:
-        (folder / "summary.json").write_text(json.dumps([summarise(run, 0.3) for run in runs]))
+        (folder / "summary.json").write_text(json.dumps([summarise(run, GOAL) for run in runs]))
     return folder
 
 

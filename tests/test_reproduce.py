@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedprox import Cohort, Solver, Systems, cli
+from fedprox import Cohort, Solver, Systems, Target, cli
 from fedprox.datasets import DATASETS
 from fedprox.errors import InputError
 from fedprox.experiment import parse, resolve
@@ -28,8 +28,11 @@ from fedprox.reproduce.item import (
     Claim,
     Comparison,
     Curve,
+    Entry,
     Item,
     Panel,
+    Race,
+    RaceRow,
     Row,
     Scale,
     Side,
@@ -37,10 +40,12 @@ from fedprox.reproduce.item import (
     Table,
     expand,
 )
+from fedprox.reproduce.races import Count, measure, off, printed, ratio
 from fedprox.reproduce.run import Step, read_series, reproduce
 from fedprox.reproduce.summaries import FINAL, MEAN, RISE, RULE, Series, at, stop
 from fedprox.reproduce.table import table
 from fedprox.reproduce.verdicts import best, judge, pick, verdict
+from fedprox.simulation.run import label, sweep_points
 
 # ---------------------------------------------------------------------------------- the items
 
@@ -58,22 +63,20 @@ def test_every_experiment_is_one(name: str) -> None:
                 assert experiment.solver.batch_size == 10 or name.startswith("models/")
                 options = set(signature(DATASETS[experiment.data["name"]]).parameters)
                 assert experiment.data.keys() - {"name"} <= options
-        # the rest is checked with data that need no file
-        easy: Table = {"data": {"name": "synthetic"}, "model": {"name": "logistic"}}
-        resolve(parse(run, {k: v for k, v in (paper | easy).items() if k != MOST_SEEDS}))
+        assert labels(paper)
 
 
 def labels(paper: Table) -> set[str]:
-    """The labels that an experiment's methods will have."""
-    found = set()
-    for method in paper["method"]:
-        mus = method.get("mu")
-        end = " adaptive" if method.get("adapt") else ""
-        if mus is None:
-            found.add(method["name"])
-        for mu in mus if isinstance(mus, list) else [mus] if mus is not None else []:
-            found.add(f"{method['name']} mu={mu:g}{end}")
-    return found
+    """The labels that an experiment's methods will have, found with data that need no file."""
+    easy: Table = {"data": {"name": "synthetic"}, "model": {"name": "logistic"}}
+    known = {k: v for k, v in (paper | easy).items() if k != MOST_SEEDS}
+    resolved = resolve(parse("easy", known))
+    return {
+        label(method, solver, point)
+        for method in resolved.methods
+        for solver in [method.solver(resolved.solver)]
+        for point in sweep_points(method, solver)
+    }
 
 
 @pytest.mark.parametrize("name", ITEMS)
@@ -88,8 +91,24 @@ def test_lines_and_claims_name_runs_and_methods_that_there_are(name: str) -> Non
     ]
     sides += [score.side for score in item.scores]
     named = {(one.run, one.label) for one in curves} | {(one.run, one.label) for one in sides}
-    for run, label in named:
-        assert label == BEST or label in labels(item.runs[run])
+    known = {run: labels(paper) for run, paper in item.runs.items()}
+    for run, line in named:
+        assert line == BEST or line in known[run]
+    for race in item.races:
+        assert all(len(cells.entries) == len(race.columns) for cells in race.rows)
+    for cells in [cells for race in item.races for cells in race.rows]:
+        for entry in filter(None, cells.entries):
+            named.add((entry.run, entry.method))
+            assert any(f"{one} ".startswith(f"{entry.method} ") for one in known[entry.run])
+            experiment = parse(
+                "", {k: v for k, v in item.runs[entry.run].items() if k != MOST_SEEDS}
+            )
+            # a run that stops goes on until the row's target, and to the best of the whole sweep
+            if experiment.stop_at_target != "never":
+                assert experiment.target is not None
+                assert experiment.target.measure == cells.target.measure
+                assert cells.target.met(experiment.target.value)
+            assert experiment.stop_at_target != "any" or " " not in entry.method
     assert {curve.shown for curve in curves} <= COLOURS.keys()
     assert {panel.measure for row in item.rows for panel in row.panels} <= MEASURES.keys()
     assert {claim.measure for claim in item.claims} <= MEASURES.keys()
@@ -99,7 +118,7 @@ def test_lines_and_claims_name_runs_and_methods_that_there_are(name: str) -> Non
     for row in item.rows:
         for panel in row.panels:
             assert bool(panel.curves) != bool(panel.missing)
-    assert sum(map(bool, (item.rows, item.statistics, item.scores))) == 1
+    assert sum(map(bool, (item.rows, item.statistics, item.scores, item.races))) == 1
     assert item.seconds.keys() == SCALES.keys()
     assert item.seconds["paper"] <= 3600
 
@@ -525,6 +544,196 @@ def test_a_diverged_line_does_not_flatten_the_others() -> None:
     text = table("made/up", item, SCALE, measured, {}, "1 s")
     assert "| A | fedprox mu=0 | 10 (diverged) | 10 (diverged) |" in text
     assert "| A | fedprox mu=1 | 19 (last round) | 19 (last round) |" in text
+
+
+# ------------------------------------------------------------------------------------- the races
+
+GOAL = Target("test_accuracy", 0.8)
+
+
+def climb(name: str, rounds: float, seed: int = 0, *, end: int = 100, models: float = 1) -> Series:
+    """A run that is at 80 % after so many rounds, and ends there or at a last round."""
+    last = min(rounds, end)
+    one = series(name, [1.0, 0.5], seed, accuracy=[0.0, 0.8 * (last / rounds)])
+    return one._replace(rounds=np.array([0, last]), models=models)
+
+
+def race(*entries: Entry | None, unit: Any = "rounds", relative: Any = "first column") -> Race:
+    columns = tuple("ABCD"[: len(entries)])
+    return Race(columns, (RaceRow("digits", GOAL, entries, "made up"),), unit, relative)
+
+
+def test_the_line_of_a_sweep_that_is_first_counts_for_each_seed() -> None:
+    runs = {
+        "r": [
+            climb("fedavg learning_rate=0.1", 50),
+            climb("fedavg learning_rate=0.3", 40),
+            climb("fedavg learning_rate=0.1", 60, 1),
+            climb("fedavg learning_rate=0.3", 1000, 1),
+            climb("fedavgm", 1),
+            climb("fedprox mu=1", 30),
+            climb("fedprox mu=10", 20),
+        ]
+    }
+    entries = [Entry("r", "fedavg"), Entry("r", "fedprox mu=1"), None]
+    ((avg, prox, none),) = measure(race(*entries), runs)
+    assert avg is not None
+    assert prox is not None
+    assert none is None
+    np.testing.assert_allclose(avg.counts, [40, 60])
+    assert avg.settings == ("learning_rate=0.3", "learning_rate=0.1")
+    assert avg.mean == Count(50)
+    # whole words: mu=10 does not begin with mu=1
+    np.testing.assert_allclose(prox.counts, [30])
+    assert prox.settings == ()
+    with pytest.raises(KeyError, match="no 'fed' among"):
+        measure(race(Entry("r", "fed")), runs)
+
+
+@given(
+    rounds=st.lists(st.lists(st.integers(1, 200), min_size=3, max_size=3), min_size=1, max_size=3)
+)
+def test_a_run_that_stopped_when_any_line_was_there_counts_the_same(
+    rounds: list[list[int]],
+) -> None:
+    def run(*, stops: bool) -> list[Series]:
+        return [
+            climb(f"m k={k}", count, seed, end=min(100, *lines) if stops else 100)
+            for seed, lines in enumerate(rounds)
+            for k, count in enumerate(lines)
+        ]
+
+    found = [measure(race(Entry("r", "m")), {"r": run(stops=s)})[0][0] for s in (False, True)]
+    np.testing.assert_equal(found[0], found[1])
+    assert found[0] is not None
+    np.testing.assert_allclose(found[0].counts, [min(100, *lines) for lines in rounds])
+    assert found[0].reached.tolist() == [min(lines) <= 100 for lines in rounds]
+
+
+@pytest.mark.parametrize(
+    ("counts", "by_row", "by_column"),
+    [
+        # Acar et al. 2021, Table 1; as speed-ups the other way around
+        ([637, 1852], "2.9x", "0.3x"),
+        ([637, "1000+"], ">1.6x", "<0.6x"),
+        (["1000+", 637], "<0.6x", ">1.6x"),
+        (["1000+", "2000+"], "", ""),
+        ([637, ""], "", ""),
+        (["", 637], "", ""),
+    ],
+)
+def test_ratios_are_the_papers(counts: list[float | str], by_row: str, by_column: str) -> None:
+    row = [printed(count) for count in counts]
+    assert ratio([row], 0, 1, "first column") == by_row
+    assert ratio([[count] for count in row], 1, 0, "first row") == by_column
+    assert ratio([row], 0, 0, "first column") == ratio([row], 0, 0, "first row") == ""
+
+
+@pytest.mark.parametrize(
+    ("paper", "ours", "expected"),
+    [
+        (100, Count(149), ""),
+        (100, Count(151), "1.5 times"),
+        (100, Count(230), "2.3 times"),
+        (100, Count(67), ""),
+        (100, Count(50), "0.5 times"),
+        ("1000+", Count(900), ""),
+        ("1000+", Count(300), "less than 0.3 times"),
+        (100, Count(120, more=True), ""),
+        (100, Count(20, more=True), ""),
+        (100, Count(500, more=True), "more than 5 times"),
+        ("1000+", Count(200, more=True), ""),
+        ("1000+", Count(9000, more=True), ""),
+        ("", Count(5), ""),
+    ],
+)
+def test_what_is_far_off_is_said_where_it_is_certain(
+    paper: float | str, ours: Count, expected: str
+) -> None:
+    assert off(printed(paper), ours) == expected
+
+
+def raced(race: Race, runs: dict[str, list[Series]]) -> list[list[str]]:
+    """The cells of an item's table of rounds, at a fifth of the paper's rounds."""
+    item = Item(
+        "Table 0", "nowhere", {"short": 1.0}, {run: {"rounds": 500} for run in runs}, races=(race,)
+    )
+    text = table("made/up", item, SCALES["short"], runs, {}, "1 s")
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_a_table_of_models_has_the_papers_and_ours_in_each_cell() -> None:
+    runs = {
+        "r": [
+            *(climb("feddyn alpha=0.1", 20 + 2 * seed, seed) for seed in (0, 1)),
+            *(climb("feddyn alpha=1", 30, seed) for seed in (0, 1)),
+            *(climb("scaffold", 42, seed, models=2) for seed in (0, 1)),
+            *(climb("fedavg", 90 + 20 * seed, seed) for seed in (0, 1)),
+            *(climb("fedprox mu=1", 900, seed, models=2) for seed in (0, 1)),
+        ]
+    }
+    entries = (
+        Entry("r", "feddyn", 38),
+        Entry("r", "scaffold", 72),
+        Entry("r", "fedavg", "1000+"),
+        Entry("r", "fedprox", 50),
+    )
+    header, _, row = raced(race(*entries, unit="models"), runs)
+    assert header == ["", "target", *"ABCD", "more than 1.5 times off", "made with"]
+    assert row == [
+        "digits",
+        "80 %",
+        "paper 38; ours 21 ± 1; alpha=0.1",
+        "paper 72 (1.9x); ours 84 ± 0 (4.0x)",
+        "paper 1000+ (>26.3x); ours 100+ (1 of 2 seeds got there) (>4.5x)",
+        "paper 50 (1.3x); ours 200+ (>9.5x)",
+        "**A: 0.55 times**; **D: more than 4 times**",
+        "at most 100 of 500 rounds; 2 seeds; made up",
+    ]
+
+
+def test_a_table_of_rounds_has_speed_ups_over_its_first_row() -> None:
+    runs = {
+        "one": [climb("fedavg learning_rate=0.1", 90)],
+        "ten": [climb("fedavg learning_rate=0.3", 8.5)],
+        "wild": [series("fedavg learning_rate=9", [1, np.nan], accuracy=[0.1, 0.1])],
+    }
+    rows = tuple(
+        RaceRow(run, GOAL, (Entry(run, "fedavg", paper), None))
+        for run, paper in (("one", 316), ("ten", 87), ("wild", ""))
+    )
+    cells = [row[2:4] for row in raced(Race(("IID", "shards"), rows, "rounds", "first row"), runs)]
+    assert cells[2:] == [
+        ["paper 316; ours 90; learning_rate=0.1", ""],
+        ["paper 87 (3.6x); ours 8.5 (10.6x); learning_rate=0.3", ""],
+        ["ours diverged", ""],
+    ]
+
+
+def test_a_race_runs_end_to_end(tmp_path: Path) -> None:
+    run = TINY | {
+        "rounds": 24,
+        "target_loss": 2.0,
+        "stop_at_target": "any",
+        "measure_gradients": False,
+        "solver": {"learning_rate": [1e-9, 0.03], "batch_size": 10, "epochs": 1},
+        "method": [{"name": "fedavg"}, {"name": "feddane", "mu": 1.0}],
+        MOST_SEEDS: 1,
+    }
+    entries = (Entry("a", "fedavg", 5), Entry("a", "feddane", "40+"))
+    rows = (RaceRow("drawn", Target("train_loss", 2.0), entries),)
+    races = (Race(("FedAvg", "FedDANE"), rows, "models", "first column"),)
+    item = Item("Table 0", "nowhere", {"tiny": 1.0}, {"a": run}, races=races)
+    text = reproduce("made/up", item, SCALE, tmp_path)
+    assert "Models sent, relative to one round of FedAvg, to the target" in text
+    assert "| drawn | loss 2 | paper 5; ours " in text
+    assert "at most 12 of 24 rounds; 1 seed |" in text
+    summary = json.loads((tmp_path / "runs" / "a-seed-0" / "summary.json").read_text())
+    models = {one["label"]: one["models_to_target"] for one in summary}
+    reached = models["fedavg learning_rate=0.03"]
+    assert f"ours {reached:.1f}; learning_rate=0.03" in text
+    assert reproduce("made/up", item, SCALE, tmp_path).split("\n\n")[2:] == text.split("\n\n")[2:]
 
 
 # ----------------------------------------------------------------------------------- the command

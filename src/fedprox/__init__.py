@@ -25,6 +25,7 @@ from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.run import compare, simulate
 from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.systems import Systems
+from fedprox.simulation.target import Target
 from fedprox.solver import Solver, line_search_descent
 from fedprox.subproblem import Subproblem
 
@@ -45,6 +46,7 @@ __all__ = [
     "Solver",
     "Subproblem",
     "Systems",
+    "Target",
     "Vectors",
     "Windows",
     "centralised",

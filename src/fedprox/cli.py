@@ -69,7 +69,8 @@ An experiment file, with every key:
   evaluate_rows = 200           # rows of each client that they read at most; all if left out
   measure_gradients = true      # whether they measure gradient variance, B(w) and gamma
   seed = 0                      # or several: [0, 1, 2]
-  target_accuracy = 0.8         # the table counts rounds to it
+  target_accuracy = 0.8         # the table counts rounds to it; or target_loss = 0.5
+  stop_at_target = "never"      # or where "all" or "any" of a method's sweep have reached it
   client_rows = 100             # rows of each client that are used at most; all if left out
 
 \b
@@ -169,10 +170,10 @@ def run(
     directory = RunDirectory(out or Path("runs") / file.stem, resolved.table)
     with directory, _progress(console) as progress:
         runs = train(experiment, resolved, directory.record, _Bars(progress))
-    directory.finish(runs, experiment.target_accuracy)
+    directory.finish(runs, experiment.target)
     write_clients(directory.path, resolved.federation, resolved.model, runs)
     write_report([directory.path], directory.path / "report.html")
-    console.print(table(runs, experiment.target_accuracy))
+    console.print(table(runs, experiment.target))
     for line in unsolved(runs):
         console.print(line)
     console.print(f"\n{directory.path}: metrics, summary, models, figure, report.html")

@@ -24,6 +24,7 @@ from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.run import compare
 from fedprox.simulation.sampling import Cohort, Sampling
 from fedprox.simulation.systems import Partial, Systems
+from fedprox.simulation.target import StopAtTarget, Target, target_of
 from fedprox.solver import Solver, line_search_descent
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
@@ -82,8 +83,11 @@ class Experiment(_Section):
         measure_gradients: Whether they measure gradient variance, B(w) and gamma.
         client_state: Where what clients keep lies, likewise.
         seed: Seed, or several.
-        target_accuracy: Test accuracy that the table counts rounds to; where left out, the highest
-            whole per cent that every method reaches.
+        target_accuracy: Test accuracy that the table counts rounds to; where no target is given,
+            the highest whole per cent that every method reaches.
+        target_loss: Or a training loss.
+        stop_at_target: Whether a method's rounds end once all, or any, of its sweep points have
+            reached the target.
         client_rows: Training rows, and test rows, of each client that are used at most, chosen at
             random; all where left out.
         data: Name of a data set and its options.
@@ -103,6 +107,8 @@ class Experiment(_Section):
     client_state: ClientState = "auto"
     seed: int | list[int] = 0
     target_accuracy: float | None = None
+    target_loss: float | None = None
+    stop_at_target: StopAtTarget = "never"
     client_rows: int | None = None
     data: Table
     model: Table = Field(default_factory=lambda: {"name": "logistic"})
@@ -111,6 +117,15 @@ class Experiment(_Section):
     solver: SolverSection
     method: list[Table] = Field(min_length=1)
     versions: Table = Field(default_factory=dict, exclude=True)
+
+    @property
+    def target(self) -> Target | None:
+        """What rounds are counted to, where it is given.
+
+        Raises:
+            InputError: Both are given, or one is out of range.
+        """
+        return target_of(self.target_accuracy, self.target_loss)
 
 
 class Resolved(NamedTuple):
@@ -175,11 +190,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     Raises:
         InputError: An unknown name, key or value; or the data cannot be had.
     """
-    target = experiment.target_accuracy
-    require(
-        target is None or 0 < target <= 1,
-        f"target_accuracy = {target}; it must be above 0 and at most 1",
-    )
+    _ = experiment.target  # refused before data are loaded
     section = experiment.solver.model_dump(exclude_none=True)
     solver = Solver(**_solver(section, "solver"))
     cohort = Cohort(**experiment.cohort.model_dump())
@@ -228,6 +239,8 @@ def train(
         measure_gradients=experiment.measure_gradients,
         client_state=experiment.client_state,
         seed=experiment.seed,
+        target=experiment.target,
+        stop_at_target=experiment.stop_at_target,
         on_record=on_record,
         on_progress=on_progress,
     )

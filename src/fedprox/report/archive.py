@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from fedprox.errors import InputError, require
 from fedprox.simulation.history import Record, Run
+from fedprox.simulation.target import KEYS, Target, target_of
 
 T = TypeVar("T")
 
@@ -24,6 +25,7 @@ class Settings(BaseModel):
     rounds: int
     seed: int | list[int] = 0
     target_accuracy: float | None = None
+    target_loss: float | None = None
     data: dict[str, Any]
     cohort: dict[str, Any]
     systems: dict[str, Any] = {}
@@ -126,6 +128,11 @@ class Archive:
     clients: list[RunClients]
     diagnosis: Diagnosis | None
 
+    @property
+    def target(self) -> Target | None:
+        """The experiment's target, where it has one."""
+        return target_of(*map(self.experiment.get, KEYS.values()))
+
 
 def read_archive(path: Path) -> Archive:
     """Read a run directory.
@@ -171,10 +178,12 @@ _RECORD = TypeAdapter(Record)
 
 
 def _experiment(path: Path) -> dict[str, Any]:
+    text = _text(path)
     try:
-        table = tomllib.loads(_text(path))
-        Settings.model_validate(table)
-    except tomllib.TOMLDecodeError as error:
+        table = tomllib.loads(text)
+        known = Settings.model_validate(table)
+        target_of(known.target_accuracy, known.target_loss)
+    except (tomllib.TOMLDecodeError, InputError) as error:
         raise InputError(f"{path}: damaged: {error}") from None
     except ValidationError as error:
         raise InputError(f"{path}: damaged: {_explain(error)}") from None

@@ -26,6 +26,7 @@ from fedprox.model import Model, Params
 from fedprox.report.figure import figure
 from fedprox.report.table import common_target
 from fedprox.simulation.history import Record, Run
+from fedprox.simulation.target import KEYS, Target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,9 +126,9 @@ class RunDirectory:
                 path.unlink()
         return (self.path / "metrics.jsonl").open("wb", buffering=0)
 
-    def finish(self, runs: Sequence[Run], target_accuracy: float | None) -> None:
-        """Write summary, models and figure."""
-        target = target_accuracy if target_accuracy is not None else common_target(runs)
+    def finish(self, runs: Sequence[Run], target: Target | None) -> None:
+        """Write summary, models and figure; see `fedprox.table` for the target."""
+        target = target or common_target(runs)
         summary = [summarise(run, target) for run in runs]
         write_whole(self.path / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
         for run in runs:
@@ -176,7 +177,7 @@ def metrics_line(record: Record) -> dict[str, Any]:
     return {key: _json_number(value) for key, value in line.items()}
 
 
-def summarise(run: Run, target: float | None) -> dict[str, Any]:
+def summarise(run: Run, target: Target | None) -> dict[str, Any]:
     """A run as one JSON object of `summary.json`."""
     final = metrics_line(run.final)
     shown = {
@@ -199,8 +200,10 @@ def summarise(run: Run, target: float | None) -> dict[str, Any]:
         },
         "best_test_accuracy": run.best_accuracy,
         "best_train_loss": min((r.train_loss for r in run.history), default=math.nan),
-        "target_accuracy": target,
-        "rounds_to_target": run.rounds_to(target) if target is not None else None,
+        **dict.fromkeys(KEYS.values()),
+        **({target.key: target.value} if target else {}),
+        "rounds_to_target": run.rounds_to(target) if target else None,
+        "models_to_target": run.models_to(target) if target else None,
         "client_steps": run.client_steps,
         "communication": final["communication"],
         "unsolved": sum(record.unsolved for record in run.history),

@@ -243,13 +243,13 @@ def _warnings(archive: Archive) -> Iterator[str]:
 
 def _results(archive: Archive) -> Table:
     """The table that the command prints."""
-    printed = table(archive.runs, archive.experiment.get("target_accuracy"))
+    printed = table(archive.runs, archive.target)
     # an unfinished run's seconds are not known
     columns = [c for c in printed.columns if archive.finished or c.header != "seconds"]
     rows = [list(row) for row in zip(*(map(str, c.cells) for c in columns), strict=True)]
     seeds = len({run.seed for run in archive.runs})
     over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
-    caption = f"Results{over}. Communication is in rounds of FedAvg."
+    caption = f"Results{over}. Models sent are relative to one round of FedAvg."
     return Table(caption, [str(c.header) for c in columns], rows)
 
 

@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 from rich.table import Table
 
 from fedprox.simulation.history import Run
+from fedprox.simulation.target import Target
 
 
 def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -17,7 +18,7 @@ def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return grouped
 
 
-def common_target(runs: Sequence[Run]) -> float | None:
+def common_target(runs: Sequence[Run]) -> Target | None:
     """The highest whole per cent of test accuracy that every run reaches but those that diverged.
 
     None where there is no such per cent.
@@ -25,26 +26,27 @@ def common_target(runs: Sequence[Run]) -> float | None:
     reached = [run.best_accuracy for run in runs if run.diverged_at is None]
     best = min(reached, default=math.nan)
     # the margin keeps 0.29 from becoming 28 per cent: 100 * 0.29 is just below 29
-    return math.floor(100 * best + 1e-9) / 100 if best >= 0.01 else None
+    per_cent = math.floor(100 * best + 1e-9) if best >= 0.01 else 0
+    return Target("test_accuracy", per_cent / 100) if per_cent else None
 
 
-def table(runs: Sequence[Run], target_accuracy: float | None = None) -> Table:
+def table(runs: Sequence[Run], target: Target | None = None) -> Table:
     """One row for each method and its numbers: mean over seeds, +- their standard deviation.
 
-    Communication is what all rounds together sent, in units of a round of FedAvg.
+    Models sent until the target are relative to one round of FedAvg. Where a seed has not reached
+    it, rounds and models are those of all its rounds, with a "+".
 
     Args:
         runs: The runs of a comparison. The points of a sweep run together; their seconds say for
             how many.
-        target_accuracy: Test accuracy to count rounds to; the highest whole per cent that every
-            run reaches where left out.
+        target: What to count rounds to; the highest whole per cent of test accuracy that every run
+            reaches where left out.
     """
-    target = target_accuracy if target_accuracy is not None else common_target(runs)
+    target = target or common_target(runs)
     shown = Table(box=None, pad_edge=False, header_style="bold")
     shown.add_column("method", no_wrap=True)
     headers = ["train loss", "test accuracy", "best accuracy"]
-    headers.append("rounds to target" if target is None else f"rounds to {100 * target:g} %")
-    for header in [*headers, "communication", "seconds"]:
+    for header in [*headers, f"rounds to {target or 'target'}", "models sent", "seconds"]:
         shown.add_column(header, justify="right")
     for label, group in by_label(runs).items():
         shown.add_row(label, *_row(group, target))
@@ -66,7 +68,7 @@ def unsolved(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def _row(group: Sequence[Run], target: float | None) -> list[str]:
+def _row(group: Sequence[Run], target: Target | None) -> list[str]:
     seconds = f"{sum(run.run_seconds for run in group):.1f}"
     if group[0].sweep_points > 1:
         seconds += f" for {group[0].sweep_points}"
@@ -74,21 +76,15 @@ def _row(group: Sequence[Run], target: float | None) -> list[str]:
     if diverged:
         at = ", ".join(str(run.diverged_at) for run in diverged)
         who = "" if len(group) == 1 else f" ({len(diverged)} of {len(group)} seeds)"
-        sent = _communication(group)
-        return [f"diverged at round {at}{who}", "", _percent(group, "best"), "", sent, seconds]
+        return [f"diverged at round {at}{who}", "", _percent(group, "best"), "", "", seconds]
     small = all(run.final.train_loss < 1e4 for run in group)
     return [
         spread([run.final.train_loss for run in group], "{:.4f}" if small else "{:.2e}"),
         _percent(group, "final"),
         _percent(group, "best"),
-        _rounds(group, target),
-        _communication(group),
+        *_cost(group, target),
         seconds,
     ]
-
-
-def _communication(group: Sequence[Run]) -> str:
-    return str(max(run.final.communication for run in group))
 
 
 def _percent(group: Sequence[Run], which: str) -> str:
@@ -98,13 +94,16 @@ def _percent(group: Sequence[Run], which: str) -> str:
     return spread(values, "{:.2f}", " %")
 
 
-def _rounds(group: Sequence[Run], target: float | None) -> str:
+def _cost(group: Sequence[Run], target: Target | None) -> list[str]:
+    """Rounds and models until the target."""
     if target is None:
-        return ""
-    reached = [run.rounds_to(target) for run in group]
-    if any(rounds is None for rounds in reached):
-        return f"{max(run.final.round for run in group)}+"
-    return spread([rounds for rounds in reached if rounds is not None], "{:.1f}")
+        return ["", ""]
+    rounds = [run.rounds_to(target) for run in group]
+    if None in rounds:
+        last = max((run.final for run in group), key=lambda record: record.round)
+        return [f"{last.round}+", f"{last.communication}+"]
+    models = [run.models_to(target) for run in group]
+    return [spread([n for n in found if n is not None], "{:.1f}") for found in (rounds, models)]
 
 
 def spread(values: Sequence[float], form: str, unit: str = "") -> str:

@@ -7,9 +7,10 @@ runner, the figure and the table know nothing of any one paper.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fedprox.reproduce.summaries import Summary
+from fedprox.simulation.target import Target
 
 Table = dict[str, Any]
 
@@ -139,6 +140,54 @@ class Score(NamedTuple):
     note: str = ""
 
 
+class Entry(NamedTuple):
+    """A cell of a table of rounds: a run of the item, and the method in it.
+
+    Attributes:
+        run: Key of the item's `runs`.
+        method: Label, or words that several labels begin with (a sweep): the one that reaches the
+            target first counts, and the table says which.
+        paper: What the paper prints: a number; "1000+" where that many did not do; "" for nothing.
+    """
+
+    run: str
+    method: str
+    paper: float | str = ""
+
+
+class RaceRow(NamedTuple):
+    """A row of a table of rounds.
+
+    Attributes:
+        title: Such as the data set, or E and B.
+        target: What is to be reached.
+        entries: One for each column, None where there is no run.
+        note: How ours differs, and what was scaled down.
+    """
+
+    title: str
+    target: Target
+    entries: tuple[Entry | None, ...]
+    note: str = ""
+
+
+class Race(NamedTuple):
+    """A table of the rounds, or the models sent, that methods or settings take to a target.
+
+    Attributes:
+        columns: What its columns are called, such as methods.
+        rows: Its rows.
+        unit: What is counted.
+        relative: What the ratios are to: the savings of the first column in its row, or the
+            speed-ups over the first row in each column.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[RaceRow, ...]
+    unit: Literal["rounds", "models"]
+    relative: Literal["first column", "first row"]
+
+
 @dataclass(frozen=True)
 class Item:
     """A figure or table of a paper.
@@ -154,6 +203,7 @@ class Item:
         claims: The paper's claims.
         statistics: The paper's table of data sets.
         scores: A table of accuracies.
+        races: Tables of rounds to targets.
         notes: What must be known to read it.
     """
 
@@ -165,6 +215,7 @@ class Item:
     claims: tuple[Claim, ...] = ()
     statistics: tuple[Statistics, ...] = ()
     scores: tuple[Score, ...] = ()
+    races: tuple[Race, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

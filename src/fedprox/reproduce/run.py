@@ -157,7 +157,7 @@ def _train(
     with _naming(where), directory:
         runs = train(experiment, resolved, directory.record, on_progress)
     write_clients(path, resolved.federation, resolved.model, runs)
-    directory.finish(runs, experiment.target_accuracy)
+    directory.finish(runs, experiment.target)
     return True
 
 
@@ -177,6 +177,7 @@ def read_series(directory: Path, data_seed: int | None = None) -> list[Series]:
                 key: np.array([_measure(record, key) for record in run.history], np.float64)
                 for key in MEASURES
             },
+            run.models_a_round,
         )
         for run in read_archive(directory).runs
     ]

@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.simulation.target import Target
+
 Numbers = NDArray[np.float64]
 
 
@@ -18,12 +20,18 @@ class Series(NamedTuple):
         seed: The scale's seed.
         rounds: Evaluated rounds, shape (n,), the initial model's first.
         values: Each measure at those rounds, shape (n,), by name; NaN where it is not finite.
+        models: What a round sends, in units of a round of FedAvg.
     """
 
     label: str
     seed: int
     rounds: NDArray[np.int64]
     values: dict[str, Numbers]
+    models: float = 1.0
+
+    def rounds_to(self, target: Target) -> float | None:
+        """Rounds until the run reaches a target, None if it never does; as `Run.rounds_to`."""
+        return target.rounds(self.rounds.tolist(), self.values[target.measure].tolist())
 
     def of(self, measure: str) -> Numbers:
         """A measure, with losses that are not finite as infinity."""

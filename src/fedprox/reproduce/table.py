@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.reproduce.item import MEASURES, Claim, Item, Scale, Statistics
+from fedprox.reproduce.item import MEASURES, Claim, Item, Race, Scale, Statistics
+from fedprox.reproduce.races import FACTOR, Count, Counts, Ours, measure, off, printed, ratio
 from fedprox.reproduce.summaries import RULE, Series, stop
 from fedprox.reproduce.verdicts import Judged, Measured, judge, pick
 
@@ -13,6 +14,13 @@ HOW = (
     "Ours are means over seeds, ± their standard deviation; in brackets the least, the median and "
     "the greatest over seeds. A claim holds, or does not, where the mean of the paired differences "
     "is two standard errors from zero, or where all of five seeds agree."
+)
+
+HOW_RACES = (
+    "Each cell has the paper's number, then ours: the mean over seeds ± their standard deviation, "
+    "on the curve of the best value so far, interpolated between evaluated rounds. Of a sweep the "
+    "setting that is first at the target counts, for each seed. T+: a seed was not there after T; "
+    "its T goes into the ratio, which so is a bound."
 )
 
 
@@ -48,6 +56,10 @@ def table(
         lines += _statistics(item.statistics, statistics)
     if item.scores:
         lines += _scores(item, scale, measured)
+    if item.races:
+        lines += [HOW_RACES, ""]
+    for race in item.races:
+        lines += _race(race, item, scale, measured)
     if item.claims:
         lines += [HOW, ""]
     judged = [(claim, judge(claim, measured)) for claim in item.claims]
@@ -111,6 +123,66 @@ def _scores(item: Item, scale: Scale, measured: Measured) -> list[str]:
             ]
         )
     return ["Test accuracy.", "", *_grid(header, body)]
+
+
+def _race(race: Race, item: Item, scale: Scale, measured: Measured) -> list[str]:
+    what = "Rounds" if race.unit == "rounds" else "Models sent, relative to one round of FedAvg,"
+    brackets = f"how many times those of {race.columns[0]}"
+    if race.relative == "first row":
+        brackets = f"the speed-up over {race.rows[0].title}"
+    header = ["", "target", *race.columns, f"more than {FACTOR} times off", "made with"]
+    found = measure(race, measured)
+    ours = [[one and one.mean for one in row] for row in found]
+    papers = [[entry and printed(entry.paper) for entry in row.entries] for row in race.rows]
+    rows = []
+    for i, row in enumerate(race.rows):
+        shown, far = [], []
+        for j, (one, paper) in enumerate(zip(found[i], papers[i], strict=True)):
+            shown.append(_race_cell(one, papers, ours, (i, j), race.relative))
+            difference = off(paper, one.mean) if one else ""
+            if difference:
+                far.append(f"**{race.columns[j]}: {difference}**")
+        runs = dict.fromkeys(entry.run for entry in row.entries if entry)
+        rounds = sorted({item.runs[run]["rounds"] for run in runs})
+        seeds = min((len(one.counts) for one in found[i] if one), default=0)
+        made = f"at most {_scaled(rounds, scale, seeds, row.note)}" if runs else row.note
+        rows.append([row.title, str(row.target), *shown, "; ".join(far), made])
+    return [f"{what} to the target; in brackets {brackets}.", "", *_grid(header, rows)]
+
+
+def _race_cell(
+    found: Ours | None, papers: Counts, ours: Counts, place: tuple[int, int], relative: str
+) -> str:
+    """The paper's number and ours, each with its ratio, and the settings of ours."""
+    if found is None:
+        return ""
+
+    def with_ratio(number: str, counts: Counts) -> str:
+        shown = ratio(counts, *place, relative)
+        return f"{number} ({shown})" if shown else number
+
+    paper = papers[place[0]][place[1]]
+    parts = [with_ratio(f"paper {_count(paper)}", papers)] if paper else []
+    if found.diverged.all():
+        return "; ".join([*parts, "ours diverged"])
+    parts.append(with_ratio(f"ours {_reached(found)}", ours))
+    if found.settings:
+        parts.append(" or ".join(found.settings))
+    return "; ".join(parts)
+
+
+def _count(count: Count) -> str:
+    return f"{count.value:g}" + ("+" if count.more else "")
+
+
+def _reached(found: Ours) -> str:
+    """Ours over seeds; T+ where one was not at the target after T."""
+    if not found.reached.all():
+        most, some = found.counts[~found.reached].max(), int(found.reached.sum())
+        return f"{most:g}+" + (f" ({some} of {len(found.counts)} seeds got there)" if some else "")
+    form = ".1f" if found.counts.mean() < 10 else ".0f"
+    text = f"{found.counts.mean():{form}}"
+    return text + (f" ± {found.counts.std(ddof=1):{form}}" if len(found.counts) > 1 else "")
 
 
 def _averages(claims: Sequence[tuple[Claim, Sequence[Judged]]]) -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fedprox.model import Params
+from fedprox.simulation.target import Target
 
 
 class Record(NamedTuple):
@@ -120,20 +121,21 @@ class Run:
         known = [r.test_accuracy for r in self.history if math.isfinite(r.test_accuracy)]
         return max(known, default=math.nan)
 
-    def rounds_to(self, accuracy: float) -> float | None:
-        """Rounds until the test accuracy first reaches a value; None if it never does.
+    @property
+    def models_a_round(self) -> float:
+        """What a round sends, in units of a round of FedAvg; 0 before there was one."""
+        return self.final.communication / self.final.round if self.final.round else 0.0
 
-        McMahan et al. 2017, section 3: on the curve of the best accuracy so far, with linear
-        interpolation between evaluated rounds.
+    def rounds_to(self, target: Target) -> float | None:
+        """Rounds until the run reaches a target, None if it never does; see `Target.rounds`."""
+        rounds = [record.round for record in self.history]
+        return target.rounds(rounds, [getattr(r, target.measure) for r in self.history])
+
+    def models_to(self, target: Target) -> float | None:
+        """Models sent until then, relative to one round of FedAvg (Acar et al. 2021, Table 1).
+
+        Communication per round times rounds: SCAFFOLD, which also sends its control variates,
+        counts two a round.
         """
-        round_, best = 0, -math.inf
-        for record in self.history:
-            if record.test_accuracy >= accuracy:
-                if best == -math.inf:
-                    return float(record.round)
-                share = (accuracy - best) / (record.test_accuracy - best)
-                return round_ + share * (record.round - round_)
-            round_ = record.round
-            if record.test_accuracy > best:
-                best = record.test_accuracy
-        return None
+        rounds = self.rounds_to(target)
+        return None if rounds is None else rounds * self.models_a_round

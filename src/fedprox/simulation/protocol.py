@@ -20,6 +20,7 @@ from fedprox.simulation.clients import ClientState
 from fedprox.simulation.sampling import Cohort, Drawn, weights
 from fedprox.simulation.schedule import Jobs, no_jobs
 from fedprox.simulation.systems import Systems
+from fedprox.simulation.target import StopAtTarget, Target
 from fedprox.solver import Solver
 from fedprox.streams import Purpose, check_seed
 
@@ -61,6 +62,8 @@ class Protocol:
         measure_gradients: Whether evaluations measure gradient variance, B(w) and gamma.
         client_state: Where what clients keep lies.
         seeds: Seeds, each a run of its own.
+        target: What rounds are counted to, for methods that stop there.
+        stop_at_target: When they do.
 
     Raises:
         InputError: A number out of range, or a cohort larger than the federation.
@@ -78,6 +81,8 @@ class Protocol:
     measure_gradients: bool
     client_state: ClientState
     seeds: tuple[int, ...]
+    target: Target | None
+    stop_at_target: StopAtTarget
 
     def __post_init__(self) -> None:
         require_whole("rounds", self.rounds)
@@ -105,6 +110,15 @@ class Protocol:
             or self.cohort.clients_per_round <= len(self.federation),
             f"cohort.clients_per_round = {self.cohort.clients_per_round}; the federation has "
             f"{len(self.federation)} clients",
+        )
+        require(
+            self.stop_at_target in ("never", "all", "any"),
+            f'stop_at_target = {self.stop_at_target!r}; it must be "never", "all" or "any"',
+        )
+        require(
+            self.stop_at_target == "never" or self.target is not None,
+            f'stop_at_target = "{self.stop_at_target}"; it needs a target: give target_accuracy or '
+            "target_loss",
         )
         speeds = self.systems.speeds
         require(

@@ -41,6 +41,7 @@ from fedprox.simulation.protocol import Protocol, RoundWork
 from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.schedule import Plan, no_jobs, plan_rounds
 from fedprox.simulation.systems import Systems
+from fedprox.simulation.target import StopAtTarget, Target
 from fedprox.solver import Solver, as_numbers, name_of
 from fedprox.streams import Purpose, generator
 
@@ -70,6 +71,8 @@ def simulate(
     measure_gradients: bool = True,
     client_state: ClientState = "auto",
     seed: int | Sequence[int] = 0,
+    target: Target | None = None,
+    stop_at_target: StopAtTarget = "never",
     on_record: Callable[[Record], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Run]:
@@ -95,6 +98,10 @@ def simulate(
         client_state: Where that lies which clients keep from round to round: "device", "host", a
             file on "disk", or the first of them where it fits. Results are the same.
         seed: Seed, or several: each a run of its own through the same compiled program.
+        target: A test accuracy to reach or a training loss to come down to, for `stop_at_target`.
+        stop_at_target: Whether a run ends at the first evaluation where "all", or "any", of its
+            points have reached the target; points that have diverged are not waited for. Until
+            there it is the same run, bit for bit.
         on_record: Called with each record as soon as it is known.
         on_progress: Called now and then.
 
@@ -102,7 +109,8 @@ def simulate(
         One run for each seed and point, seeds outermost.
 
     Raises:
-        InputError: A number out of range, or a cohort larger than the federation.
+        InputError: A number out of range, a cohort larger than the federation, or a stop without a
+            target.
     """
     return compare(
         federation,
@@ -118,6 +126,8 @@ def simulate(
         measure_gradients=measure_gradients,
         client_state=client_state,
         seed=seed,
+        target=target,
+        stop_at_target=stop_at_target,
         on_record=on_record,
         on_progress=on_progress,
     )
@@ -138,6 +148,8 @@ def compare(
     measure_gradients: bool = True,
     client_state: ClientState = "auto",
     seed: int | Sequence[int] = 0,
+    target: Target | None = None,
+    stop_at_target: StopAtTarget = "never",
     on_record: Callable[[Record], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Run]:
@@ -160,6 +172,8 @@ def compare(
         measure_gradients=measure_gradients,
         client_state=client_state,
         seeds=seeds,
+        target=target,
+        stop_at_target=stop_at_target,
     )
     methods = [protocol.reported(method) for method in methods]
     for method in methods:
@@ -427,6 +441,28 @@ class _Evaluation(NamedTuple):
     since: Sequence[Any]
 
 
+class _Ends:
+    """Which points of a sweep have come to an end: they have diverged or reached the target."""
+
+    def __init__(self, protocol: Protocol, points: int) -> None:
+        self.target, self.stop, self.points = protocol.target, protocol.stop_at_target, points
+        self.diverged, self.reached = set[int](), set[int]()
+
+    def see(self, point: int, record: Record) -> None:
+        if not math.isfinite(record.train_loss):
+            self.diverged.add(point)
+        if self.target and self.target.met(getattr(record, self.target.measure)):
+            self.reached.add(point)
+
+    @property
+    def over(self) -> bool:
+        """Whether the rounds end early."""
+        if self.stop == "any" and self.reached:
+            return True
+        ended = self.diverged | self.reached if self.stop == "all" else self.diverged
+        return len(ended) == self.points
+
+
 def _run_rounds(
     protocol: Protocol,
     algorithm: Algorithm,
@@ -442,7 +478,13 @@ def _run_rounds(
     on_record: Observer,
     on_progress: Callable[[int, float], None],
 ) -> State:
-    """Run all rounds of one seed; records go into the runs' histories as they become known."""
+    """Run the rounds of one seed; records go into the runs' histories as they become known.
+
+    A run that stops at its target waits for each evaluation before it goes on, so that neither its
+    records nor its last model lie beyond the stop.
+    """
+    behind = RECORDS_BEHIND if protocol.stop_at_target == "never" else 0
+    ends = _Ends(protocol, len(runs))
     tests = int(protocol.measured.test.labels.sum()) if protocol.model.correct else 0
 
     def settle(done: _Evaluation) -> None:
@@ -475,6 +517,7 @@ def _run_rounds(
                 communication=algorithm.communication * done.round,
             )
             run.history.append(record)
+            ends.see(i, record)
             on_record(record)
         on_progress(done.round, min(loss[np.isfinite(loss)].tolist(), default=math.nan))
 
@@ -484,6 +527,10 @@ def _run_rounds(
     pending = deque([_Evaluation(0, nobody, numbers, measures, None, None, ())])
     taken: list[Any] = []
     for chunk, plan, exchange in planned:
+        while len(pending) > behind:
+            settle(pending.popleft())
+        if ends.over:
+            break
         count = np.int32(chunk.last - chunk.first)
         here = clients_by_place(plan, work[chunk.first], layout)
         kept = None  # the last cohort's goes before this one's comes
@@ -514,10 +561,6 @@ def _run_rounds(
         if trend is not None:
             mu, trend = _follow(numbers["mu"], trend, measures.train_loss)
             numbers = {**numbers, "mu": mu}
-        while len(pending) > RECORDS_BEHIND:
-            settle(pending.popleft())
-        if runs[0].history and all(run.diverged_at is not None for run in runs):
-            break
     while pending:
         settle(pending.popleft())
     return state

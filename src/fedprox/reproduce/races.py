@@ -1,0 +1,138 @@
+"""Races: the paper's rounds, or models sent, to a target beside ours."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.reproduce.item import Entry, Race
+from fedprox.reproduce.summaries import Series
+from fedprox.reproduce.verdicts import Measured
+from fedprox.simulation.target import Target
+
+FACTOR = 1.5
+"""Where ours and the paper's number differ by more, the table points it out."""
+
+
+class Count(NamedTuple):
+    """Rounds or models until a target.
+
+    Attributes:
+        value: The number.
+        more: Whether it was not enough, as in the papers' "1000+".
+    """
+
+    value: float
+    more: bool = False
+
+
+Counts = Sequence[Sequence[Count | None]]
+"""The numbers of a table, by row; None where there is none."""
+
+
+class Ours(NamedTuple):
+    """What we measured for a cell, an element for each seed.
+
+    Attributes:
+        counts: Rounds or models until the target, or all that there were, shape (seeds,).
+        reached: Whether the target was reached, shape (seeds,).
+        diverged: Whether instead all lines of the sweep have diverged, shape (seeds,).
+        settings: What tells the lines that reached it from the others of their sweep.
+    """
+
+    counts: NDArray[np.float64]
+    reached: NDArray[np.bool_]
+    diverged: NDArray[np.bool_]
+    settings: tuple[str, ...]
+
+    @property
+    def mean(self) -> Count:
+        """The mean over seeds: a lower bound where one has not reached the target."""
+        return Count(float(self.counts.mean()), not self.reached.all())
+
+
+def printed(paper: float | str) -> Count | None:
+    """A paper's number.
+
+    >>> printed(637), printed("1000+"), printed("")
+    (Count(value=637.0, more=False), Count(value=1000.0, more=True), None)
+    """
+    text = str(paper)
+    return Count(float(text.removesuffix("+")), text.endswith("+")) if text else None
+
+
+def measure(race: Race, measured: Measured) -> list[list[Ours | None]]:
+    """Ours for each cell of a table, by row; None where there is no run.
+
+    Raises:
+        KeyError: A run has no such method.
+    """
+    return [
+        [entry and _ours(entry, row.target, race, measured[entry.run]) for entry in row.entries]
+        for row in race.rows
+    ]
+
+
+def _ours(entry: Entry, target: Target, race: Race, run: Sequence[Series]) -> Ours:
+    """Of a sweep the line that reaches the target first counts, for each seed.
+
+    So a run that stopped when any line was there counts the same as one that went on.
+    """
+    lines = [one for one in run if f"{one.label} ".startswith(f"{entry.method} ")]
+    if not lines:
+        raise KeyError(f"no {entry.method!r} among {sorted({one.label for one in run})}")
+    counts, reached, diverged, settings = [], [], [], []
+    for seed in sorted({line.seed for line in lines}):
+        group = [line for line in lines if line.seed == seed]
+        arrived = [(rounds, s) for s in group if (rounds := s.rounds_to(target)) is not None]
+        # without one, all the rounds of the line that went on for longest
+        ends = arrived or [(float(s.rounds[-1]), s) for s in group]
+        rounds, line = (min if arrived else max)(ends, key=lambda end: end[0])
+        counts.append(rounds * (line.models if race.unit == "models" else 1))
+        reached.append(bool(arrived))
+        diverged.append(not arrived and all(np.isnan(s.values["train_loss"][-1]) for s in group))
+        if arrived:
+            settings.append(line.label.removeprefix(entry.method).strip())
+    different = tuple(dict.fromkeys(filter(None, settings)))
+    return Ours(np.array(counts), np.array(reached), np.array(diverged), different)
+
+
+def ratio(counts: Counts, row: int, column: int, relative: str) -> str:
+    """A cell's saving or speed-up as the papers print it; "" for the cell that it is to.
+
+    FedDyn's are the cell over the first of its row, FedAvg's the first of its column over the cell.
+    Where one number was not enough, the ratio is a bound.
+
+    >>> counts = [[Count(637), Count(1852), Count(1000, more=True)]]
+    >>> [ratio(counts, 0, column, "first column") for column in range(3)]
+    ['', '2.9x', '>1.6x']
+    """
+    by_row = relative == "first column"
+    if (column if by_row else row) == 0:
+        return ""
+    own, first = counts[row][column], counts[row][0] if by_row else counts[0][column]
+    over, under = (own, first) if by_row else (first, own)
+    if over is None or under is None or (over.more and under.more) or not under.value:
+        return ""
+    bound = ">" if over.more else "<" if under.more else ""
+    return f"{bound}{over.value / under.value:.1f}x"
+
+
+def off(paper: Count | None, ours: Count) -> str:
+    """How far ours is from the paper's number where that is more than `FACTOR`; else nothing.
+
+    Where one was not enough, only what is certain: 200 that were not enough say nothing against
+    the paper's 1,000, and against its 50 that it takes more than 4 times as many.
+
+    >>> off(Count(50), Count(200, more=True)), off(Count(50), Count(60))
+    ('more than 4 times', '')
+    """
+    if paper is None:
+        return ""
+    factor = ours.value / paper.value
+    if not ours.more and factor < 1 / FACTOR:
+        return f"{'less than ' if paper.more else ''}{factor:.2g} times"
+    if not paper.more and factor > FACTOR:
+        return f"{'more than ' if ours.more else ''}{factor:.2g} times"
+    return ""
