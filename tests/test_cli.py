@@ -422,7 +422,8 @@ name = "centralised"
 
 def test_settings_of_a_methods_own_and_another_model_evaluated(tmp_path: Path, capsys: Any) -> None:
     """They are told in labels, in the summary and below the table, and can be run again."""
-    text = 'evaluate_model = "clients"\n' + SMALL.partition("[[method]]")[0] + METHODS
+    head = 'evaluate_model = "clients"\nmeasure_gradients = false\n'
+    text = head + SMALL.partition("[[method]]")[0] + METHODS
     (tmp_path / "methods.toml").write_text(text.replace("seed = [0, 1]", ""))
     first, again = tmp_path / "first", tmp_path / "again"
     assert status("run", tmp_path / "methods.toml", "--out", first) == 0
