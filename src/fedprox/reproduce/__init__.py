@@ -11,8 +11,8 @@ ITEMS: dict[str, Item] = {
     for paper, items in (
         ("fedprox", fedprox.ITEMS),
         ("fedprox-draft", fedprox_draft.ITEMS),
-        ("fedavg", fedavg.ITEMS),
         ("models", models.ITEMS),
+        ("fedavg", fedavg.ITEMS),
     )
     for name, item in items.items()
 }
