@@ -2,7 +2,7 @@
 
 Inside the program a round is a loop over segments of a loop over ticks (`lanes.run_segments`);
 a tick is one mini-batch of every lane (or a part of a wide one, or a search along a line), for all
-points of the sweep at once. Where a job
+points of the sweep at once, or else for one point after another, `point_by_point`. Where a job
 ends, its message is added to the server's mean with its weight, what the client keeps goes to its
 place, and the lane takes up its next one. One sum over the devices and the algorithm's update end
 the round. Where clients know their own gradient, it is read before, as are those of the cohort of a
@@ -268,7 +268,7 @@ def rounds_program(
     )
     found = After(same, same, same, same, kept=PER_DEVICE)
     body = rounds if batched else point_by_point(rounds)
-    return spread(mesh, body, specs, out_specs=found, donated=(0,))
+    return spread(mesh, body, specs, out_specs=found, donated=(0, 6))
 
 
 def point_by_point(rounds: Callable[..., After]) -> Callable[..., After]:
