@@ -79,7 +79,7 @@ def labels(paper: Table) -> set[str]:
     return {
         label(method, solver, point)
         for method in resolved.methods
-        for solver in [method.local(resolved.solver)]
+        for solver in [method.solver(resolved.solver)]
         for point in sweep_points(method, solver)
     }
 

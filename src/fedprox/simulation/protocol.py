@@ -4,7 +4,6 @@ Cohorts, stragglers and mini-batches are drawn from (seed, round, client) alone,
 same protocol are paired by construction.
 """
 
-from collections.abc import Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, get_args
@@ -82,8 +81,8 @@ class Protocol:
     measure_gradients: bool
     client_state: ClientState
     seeds: tuple[int, ...]
-    target: Target | None = None
-    stop_at_target: StopAtTarget = "never"
+    target: Target | None
+    stop_at_target: StopAtTarget
 
     def __post_init__(self) -> None:
         require_whole("rounds", self.rounds)
@@ -127,18 +126,6 @@ class Protocol:
             f"systems.step_seconds: {len(speeds or ())} numbers; the federation has "
             f"{len(self.federation)} clients",
         )
-
-    def over(self, *, points: int, reached: Set[int], diverged: Set[int]) -> bool:
-        """Whether a method's rounds end early.
-
-        Args:
-            points: How many sweep points it has.
-            reached: Those that have reached the target.
-            diverged: Those that have diverged.
-        """
-        if self.stop_at_target == "any" and reached:
-            return True
-        return len(diverged | reached if self.stop_at_target == "all" else diverged) == points
 
     @cached_property
     def measured(self) -> Federation:

@@ -441,6 +441,28 @@ class _Evaluation(NamedTuple):
     since: Sequence[Any]
 
 
+class _Ends:
+    """Which points of a sweep have come to an end: they have diverged or reached the target."""
+
+    def __init__(self, protocol: Protocol, points: int) -> None:
+        self.target, self.stop, self.points = protocol.target, protocol.stop_at_target, points
+        self.diverged, self.reached = set[int](), set[int]()
+
+    def see(self, point: int, record: Record) -> None:
+        if not math.isfinite(record.train_loss):
+            self.diverged.add(point)
+        if self.target and self.target.met(getattr(record, self.target.measure)):
+            self.reached.add(point)
+
+    @property
+    def over(self) -> bool:
+        """Whether the rounds end early."""
+        if self.stop == "any" and self.reached:
+            return True
+        ended = self.diverged | self.reached if self.stop == "all" else self.diverged
+        return len(ended) == self.points
+
+
 def _run_rounds(
     protocol: Protocol,
     algorithm: Algorithm,
@@ -462,7 +484,7 @@ def _run_rounds(
     records nor its last model lie beyond the stop.
     """
     behind = RECORDS_BEHIND if protocol.stop_at_target == "never" else 0
-    reached, diverged = set[int](), set[int]()
+    ends = _Ends(protocol, len(runs))
     tests = int(protocol.measured.test.labels.sum()) if protocol.model.correct else 0
 
     def settle(done: _Evaluation) -> None:
@@ -495,10 +517,7 @@ def _run_rounds(
                 communication=algorithm.communication * done.round,
             )
             run.history.append(record)
-            if protocol.target and protocol.target.met(getattr(record, protocol.target.measure)):
-                reached.add(i)
-            if not math.isfinite(record.train_loss):
-                diverged.add(i)
+            ends.see(i, record)
             on_record(record)
         on_progress(done.round, min(loss[np.isfinite(loss)].tolist(), default=math.nan))
 
@@ -510,14 +529,17 @@ def _run_rounds(
     for chunk, plan, exchange in planned:
         while len(pending) > behind:
             settle(pending.popleft())
-        if protocol.over(points=len(runs), reached=reached, diverged=diverged):
+        if ends.over:
             break
         count = np.int32(chunk.last - chunk.first)
         here = clients_by_place(plan, work[chunk.first], layout)
-        kept = None if store is None else store.read(here)
+        kept = None  # the last cohort's goes before this one's comes
+        if store is not None:
+            kept = store.read(here)
         after = programs.rounds(state, numbers, plan, exchange, kept, count)
         if store is not None:
             store.write(here, after.kept)
+            after = after._replace(kept=None)
         state = after.state
         if after.steps is None:
             taken.append(sum(int(w.jobs.steps.sum()) for w in work[chunk.first : chunk.last]))
