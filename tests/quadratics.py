@@ -47,6 +47,18 @@ def random_quadratics(seed: int, clients: int, d: int) -> tuple[list[Vector], li
     return a, list(rng.normal(size=(clients, d)))
 
 
+def ragged_quadratics(seed: int, rows: Sequence[int], d: int = 3) -> Federation:
+    """Clients with `rows[k]` different examples (A_k, b_ki)."""
+    rng = np.random.default_rng(seed)
+    a, b = random_quadratics(seed, len(rows), d)
+    return Federation.from_arrays(
+        [
+            (np.repeat(a_k[None], n, axis=0), b_k + rng.normal(size=(n, d)))
+            for a_k, b_k, n in zip(a, b, rows, strict=True)
+        ]
+    )
+
+
 def one_run(
     federation: Federation, model: Model, method: Any, solver: Solver, **options: Any
 ) -> Run:

@@ -256,6 +256,31 @@ BAD = [
     ("method=[]", "method = []: List should have at least 1 item"),
     ("method.5.mu=1", "--set method.5.mu=1: '5' must be a number from 0 to 1"),
     ("nothing", "--set nothing: it must be KEY=VALUE"),
+    ("evaluate_model=mean", "evaluate_model = 'mean': Input should be 'server', 'cohort' or"),
+    (
+        "client_state=ram",
+        "client_state = 'ram': Input should be 'auto', 'device', 'host' or 'disk'",
+    ),
+    ("solver.weight_decay=-1", "solver.weight_decay = -1.0; it must be at least 0"),
+    ("solver.learning_rate_decay=1.5", "it must be above 0 and at most 1"),
+    ("solver.clip=0", "solver.clip = 0.0; it must be above 0"),
+    ("method.0.solver=5", "method.0.solver = 5; it must be a table"),
+    ("method.0.solver.epoch=5", "unknown key 'epoch'; did you mean 'epochs'?"),
+    ("method.0.solver.epochs=many", "method.0.solver.epochs = 'many': Input should be a valid"),
+    ("method.0.solver.optimizer=sdg", "method.0.solver.optimizer = 'sdg'; did you mean 'sgd'?"),
+    ("method.0.solver.optimizer_options={momentum=0.9}", "method.0.solver.optimizer_options: no"),
+    ('method.1={name="feddyn", alpha=0.0}', "feddyn: alpha = 0.0; it must be above 0"),
+    ('method.1={name="scaffold", option=3}', "scaffold: option = 3; it must be one of 1, 2"),
+    ('method.1={name="fedsplit"}', "method.1: the key 'step_size' is missing"),
+    ('method.1={name="fedopt"}', "method.1: the key 'optimizer' is missing; allowed: adagrad"),
+    (
+        'method.1={name="fedopt", optimizer="line-search-descent"}',
+        "fedopt: this optimizer searches along a line",
+    ),
+    (
+        'method.1={name="scaffold", solver={optimizer="adam"}}',
+        "scaffold: option 2 needs solver.optimizer = sgd without options",
+    ),
     ("rounds.more=1", "--set rounds.more=1: 'rounds' is not a section"),
 ]
 
@@ -373,6 +398,49 @@ def test_a_method_that_diverges_is_named_in_the_table(tmp_path: Path, capsys: An
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert [run["diverged_at"] for run in summary] == [None, 2]
     assert summary[1]["final_train_loss"] is None
+
+
+METHODS = """
+[[method]]
+name = "feddyn"
+alpha = 0.1
+solver = {epochs = 1}
+
+[[method]]
+name = "scaffold"
+solver = {steps = 3}
+
+[[method]]
+name = "fedopt"
+optimizer = "sgd"
+optimizer_options = {momentum = 0.9}
+
+[[method]]
+name = "centralised"
+"""
+
+
+def test_settings_of_a_methods_own_and_another_model_evaluated(tmp_path: Path, capsys: Any) -> None:
+    """They are told in labels, in the summary and below the table, and can be run again."""
+    head = 'evaluate_model = "clients"\nmeasure_gradients = false\n'
+    text = head + SMALL.partition("[[method]]")[0] + METHODS
+    (tmp_path / "methods.toml").write_text(text.replace("seed = [0, 1]", ""))
+    first, again = tmp_path / "first", tmp_path / "again"
+    assert status("run", tmp_path / "methods.toml", "--out", first) == 0
+    printed = capsys.readouterr().out
+    assert 'evaluated, as "clients": the mean of every client\'s last model' in printed
+    assert "last model" in (first / "report.html").read_text()
+    summary = json.loads((first / "summary.json").read_text())
+    models = {
+        "feddyn alpha=0.1 epochs=1": "clients",
+        "scaffold steps=3": "clients",
+        "fedopt sgd momentum=0.9": "clients",
+        "centralised": "server",
+    }
+    assert {run["label"]: run["evaluated"] for run in summary} == models
+    assert {run.label: run.evaluated for run in read_archive(first).runs} == models
+    assert status("run", first / "experiment.toml", "--out", again) == 0
+    assert (again / "metrics.jsonl").read_bytes() == (first / "metrics.jsonl").read_bytes()
 
 
 def test_help_shows_every_key() -> None:

@@ -40,7 +40,7 @@ from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import RunDirectory, write_clients, write_figure
 from fedprox.report.page import write_report
-from fedprox.report.table import table, unsolved
+from fedprox.report.table import evaluated, table, unsolved
 from fedprox.reproduce import ITEMS, select
 from fedprox.reproduce.item import SCALES
 from fedprox.reproduce.run import Step, reproduce
@@ -68,6 +68,9 @@ An experiment file, with every key:
   evaluate_every = 1            # rounds between evaluations
   evaluate_rows = 200           # rows of each client that they read at most; all if left out
   measure_gradients = true      # whether they measure gradient variance, B(w) and gamma
+  evaluate_model = "server"     # the model sent out; or "cohort", the mean of the round's
+                                # clients, or "clients", that of every client's last model
+  client_state = "auto"         # where what clients keep lies: "device", "host" or "disk"
   seed = 0                      # or several: [0, 1, 2]
   target_accuracy = 0.8         # the table counts rounds to it; or target_loss = 0.5
   stop_at_target = "never"      # or where "all" or "any" of a method's sweep have reached it
@@ -116,14 +119,24 @@ An experiment file, with every key:
   batch_size = 10               # or "all"
   epochs = 20                   # or steps = 100
   gamma = 0.1                   # stop at a gamma-inexact solution; epochs or steps are the limit
+  learning_rate_decay = 0.998   # what the rate is multiplied by after every round
+  weight_decay = 1e-4
+  clip = 10.0                   # the largest norm of a gradient
   optimizer = "sgd"             # an optax optimizer; optimizer_options = {momentum = 0.9}
                                 # with batch_size = "all" also "lbfgs", "line-search-descent"
 
 \b
-  [[method]]                    # fedsgd, fedavg, fedprox, feddane, centralised; one or several
+  [[method]]                    # one or several
   name = "fedprox"
   mu = [0.0, 1.0]               # several: a sweep
   adapt = false                 # true: mu follows the loss
+  solver = {epochs = 10}        # settings of the solver that are the method's own
+                                # fedsgd, fedavg, centralised: nothing more
+                                # feddane: mu, adapt
+                                # scaffold: option, server_learning_rate
+                                # feddyn: alpha, balance
+                                # fedsplit: step_size, average
+                                # fedopt: optimizer, optimizer_options, server_learning_rate
 
 Bad input is named in one line, with exit status 2.
 """
@@ -174,7 +187,7 @@ def run(
     write_clients(directory.path, resolved.federation, resolved.model, runs)
     write_report([directory.path], directory.path / "report.html")
     console.print(table(runs, experiment.target))
-    for line in unsolved(runs):
+    for line in (*evaluated(runs), *unsolved(runs)):
         console.print(line)
     console.print(f"\n{directory.path}: metrics, summary, models, figure, report.html")
 

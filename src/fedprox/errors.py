@@ -36,11 +36,14 @@ def require_whole(name: str, value: object, *, least: int = 1) -> None:
     )
 
 
-def require_number(name: str, value: object, *, most: float = math.inf) -> None:
-    """Raise `InputError` unless `value` is a finite number from 0 to `most`."""
+def require_number(
+    name: str, value: object, *, most: float = math.inf, positive: bool = False
+) -> None:
+    """Raise `InputError` unless `value` is a finite number from 0, or above 0, to `most`."""
     number = isinstance(value, Real) and not isinstance(value, bool)
-    allowed = "at least 0" if most == math.inf else f"from 0 to {most:g}"
-    require(
-        number and math.isfinite(value) and 0 <= value <= most,  # type: ignore[arg-type, operator]
-        f"{name} = {value!r}; it must be {allowed}",
-    )
+    known = number and math.isfinite(value) and 0 <= value <= most  # type: ignore[arg-type, operator]
+    if most == math.inf:
+        allowed = "above 0" if positive else "at least 0"
+    else:
+        allowed = f"above 0 and at most {most:g}" if positive else f"from 0 to {most:g}"
+    require(known and (value or not positive), f"{name} = {value!r}; it must be {allowed}")

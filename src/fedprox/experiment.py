@@ -258,7 +258,9 @@ def _method(table: Mapping[str, Any], solver: Table, where: str) -> tuple[Algori
     own = given.pop("solver", {})
     bound: Table = {}
     if given.get("name") == "fedopt":
-        name, options = given.pop("optimizer", None), given.pop("optimizer_options", {})
+        missing = f"{where}: the key 'optimizer' is missing; {choices('', OPTIMIZERS)}"
+        require("optimizer" in given, missing)
+        name, options = given.pop("optimizer"), given.pop("optimizer_options", {})
         bound["optimizer"] = _optimizer(name, options, where)
         build, shown = _named(given, ALGORITHMS, where, besides=("optimizer",))
         shown |= {"optimizer": name, "optimizer_options": options}

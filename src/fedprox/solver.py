@@ -99,17 +99,14 @@ class Solver:
             )
             require_whole("solver.batch_size", self.batch_size)
         for rate in as_numbers("solver.learning_rate", self.learning_rate):
-            require_number("solver.learning_rate", rate)
-            require(rate > 0, f"solver.learning_rate = {rate}; it must be above 0")
+            require_number("solver.learning_rate", rate, positive=True)
         if self.gamma is not None and not callable(self.gamma):
             require_number("solver.gamma", self.gamma, most=1)
         decay = self.learning_rate_decay
-        require_number("solver.learning_rate_decay", decay, most=1)
-        require(decay > 0, f"solver.learning_rate_decay = {decay}; it must be above 0")
+        require_number("solver.learning_rate_decay", decay, most=1, positive=True)
         require_number("solver.weight_decay", self.weight_decay)
         if self.clip is not None:
-            require_number("solver.clip", self.clip)
-            require(self.clip > 0, f"solver.clip = {self.clip}; it must be above 0")
+            require_number("solver.clip", self.clip, positive=True)
         require(
             self.weight_decay == 0 or self.gamma is None,
             "solver.weight_decay: with solver.gamma it must be 0, since the problem to be solved "

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedprox.errors import require, require_number
+from fedprox.errors import require_number
 from fedprox.model import Params
 from fedprox.solver import Numbers, Solver, as_numbers
 from fedprox.subproblem import Subproblem
@@ -102,8 +102,7 @@ def check_numbers(name: str, given: Numbers, *, positive: bool = False) -> tuple
     """
     values = as_numbers(name, given)
     for value in values:
-        require_number(name, value)
-        require(value > 0 or not positive, f"{name} = {value}; it must be above 0")
+        require_number(name, value, positive=positive)
     return values
 
 

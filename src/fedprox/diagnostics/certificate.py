@@ -49,7 +49,7 @@ class Constants:
     gamma: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_positive("smoothness", self.smoothness)
+        require_number("smoothness", self.smoothness, positive=True)
         require_number("dissimilarity", self.dissimilarity)
         require(self.dissimilarity >= 1, f"dissimilarity = {self.dissimilarity}; it is at least 1")
         require_whole("clients_per_round", self.clients_per_round)
@@ -224,7 +224,7 @@ def dissimilarity_bound(variance: float, epsilon: float) -> float:
     2.0
     """
     require_number("variance", variance)
-    _require_positive("epsilon", epsilon)
+    require_number("epsilon", epsilon, positive=True)
     return math.sqrt(1 + variance / epsilon)
 
 
@@ -264,8 +264,3 @@ def rho_bounded_variance(
     """
     bound = dissimilarity_bound(variance, epsilon)
     return rho(mu, Constants(smoothness, bound, clients_per_round, negative_curvature, gamma))
-
-
-def _require_positive(name: str, value: float) -> None:
-    require_number(name, value)
-    require(value > 0, f"{name} = {value}; it must be above 0")

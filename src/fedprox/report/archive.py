@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from fedprox.algorithms.reporting import Evaluated
 from fedprox.errors import InputError, require
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.target import KEYS, Target, target_of
@@ -26,6 +27,7 @@ class Settings(BaseModel):
     seed: int | list[int] = 0
     target_accuracy: float | None = None
     target_loss: float | None = None
+    evaluate_model: Evaluated = "server"
     data: dict[str, Any]
     cohort: dict[str, Any]
     systems: dict[str, Any] = {}
@@ -149,6 +151,9 @@ def read_archive(path: Path) -> Archive:
     times = _json(path / "summary.json", list[RunTimes])
     runs = _runs(path / "metrics.jsonl", times or [])
     require(runs or diagnosis, f"{path}: no evaluated rounds yet")
+    for run in runs:
+        if run.method != "centralised":
+            run.evaluated = experiment.get("evaluate_model", "server")
     clients = _json(path / "clients.json", list[RunClients])
     return Archive(path, experiment, runs, times is not None, clients or [], diagnosis)
 

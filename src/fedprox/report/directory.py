@@ -185,6 +185,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
         "method": run.method,
         **run.numbers,
         **{key: final[key] for key in ("learning_rate", "seed")},
+        "evaluated": run.evaluated,
         "rounds": run.final.round,
         "diverged_at": run.diverged_at,
         **{

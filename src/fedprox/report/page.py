@@ -23,7 +23,7 @@ from fedprox.report.charts import (
     styles,
 )
 from fedprox.report.directory import write_whole
-from fedprox.report.table import by_label, spread, table, unsolved
+from fedprox.report.table import by_label, evaluated, spread, table, unsolved
 from fedprox.simulation.history import Run
 
 WORST = 0.1
@@ -249,7 +249,8 @@ def _results(archive: Archive) -> Table:
     rows = [list(row) for row in zip(*(map(str, c.cells) for c in columns), strict=True)]
     seeds = len({run.seed for run in archive.runs})
     over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
-    caption = f"Results{over}. Models sent are relative to one round of FedAvg."
+    lines = ["Models sent are relative to one round of FedAvg", *evaluated(archive.runs)]
+    caption = f"Results{over}. {'; '.join(lines)}."
     return Table(caption, [str(c.header) for c in columns], rows)
 
 

@@ -53,6 +53,19 @@ def table(runs: Sequence[Run], target: Target | None = None) -> Table:
     return shown
 
 
+EVALUATED = {
+    "cohort": "the mean of the round's clients",
+    "clients": "the mean of every client's last model",
+}
+"""What is evaluated in place of the model that is sent out, by name."""
+
+
+def evaluated(runs: Sequence[Run]) -> list[str]:
+    """A line for each other model than the one sent out that was evaluated."""
+    names = dict.fromkeys(run.evaluated for run in runs)
+    return [f'evaluated, as "{name}": {EVALUATED[name]}' for name in names if name in EVALUATED]
+
+
 def unsolved(runs: Sequence[Run]) -> list[str]:
     """A line for each method whose solver came to its limit before its gamma."""
     lines = []

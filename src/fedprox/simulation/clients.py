@@ -7,10 +7,8 @@ them changes no bit of any result.
 
 import mmap
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -53,7 +51,8 @@ def open_store(where: ClientState, initial: Kept, clients: NDArray[np.int64], me
 
     Args:
         where: Where it lies; "auto" is the first of device (an accelerator), host and disk in which
-            it fits.
+            it fits. On disk it is a file without a name in the folder for temporary files (TMPDIR),
+            which goes with the process however that ends.
         initial: What each keeps, leaves (points, ...).
         clients: Those that will ever take part, ascending, shape (rows,).
         mesh: The devices.
@@ -66,17 +65,14 @@ def open_store(where: ClientState, initial: Kept, clients: NDArray[np.int64], me
         where = _place(len(clients) * sum(leaf.nbytes for leaf in leaves), mesh)
     if where == "device":
         return _on_devices(initial, clients, mesh)
-    folder = Path(tempfile.mkdtemp(prefix="fedprox-clients-")) if where == "disk" else None
     try:
         arrays = [
-            _Rows.allocate((len(clients), *leaf.shape), leaf.dtype, folder and folder / str(i))
-            for i, leaf in enumerate(leaves)
+            _Rows.allocate((len(clients), *leaf.shape), leaf.dtype, mapped=where == "disk")
+            for leaf in leaves
         ]
     except OSError as error:
-        assert folder is not None
-        shutil.rmtree(folder)
         raise InputError(
-            f"client_state: {folder}: no room for what clients keep: {error}"
+            f"client_state: {tempfile.gettempdir()}: no room for what clients keep: {error}"
         ) from None
     known = np.zeros(len(clients), bool)
     sharding = NamedSharding(mesh, PER_DEVICE)
@@ -102,11 +98,7 @@ def open_store(where: ClientState, initial: Kept, clients: NDArray[np.int64], me
             rows.let_go()
         known[row[at >= 0]] = True
 
-    def close() -> None:
-        if folder is not None:
-            shutil.rmtree(folder)
-
-    return Store(read, write, close)
+    return Store(read, write, arrays.clear)
 
 
 class _Rows(NamedTuple):
@@ -116,17 +108,17 @@ class _Rows(NamedTuple):
     mapped: mmap.mmap | None
 
     @classmethod
-    def allocate(cls, shape: tuple[int, ...], dtype: Any, path: Path | None) -> "_Rows":
-        if path is None:
+    def allocate(cls, shape: tuple[int, ...], dtype: Any, *, mapped: bool) -> "_Rows":
+        if not mapped:
             return cls(np.zeros(shape, dtype), None)
         size = max(int(np.prod(shape)) * np.dtype(dtype).itemsize, 1)
-        with path.open("w+b") as file:
+        with tempfile.TemporaryFile() as file:  # without a name: it goes with the process
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)  # a full disk is known now, not later
             else:
                 file.truncate(size)
-            mapped = mmap.mmap(file.fileno(), size)
-        return cls(np.frombuffer(mapped, dtype, int(np.prod(shape))).reshape(shape), mapped)
+            held = mmap.mmap(file.fileno(), size)
+        return cls(np.frombuffer(held, dtype, int(np.prod(shape))).reshape(shape), held)
 
     def let_go(self) -> None:
         """Give pages back that have been read or written: the file has them."""

@@ -264,7 +264,7 @@ def rounds_program(
         REPLICATED,
     )
     found = After(same, same, same, same, kept=PER_DEVICE)
-    return spread(mesh, rounds, specs, out_specs=found, donated=(0,))
+    return spread(mesh, rounds, specs, out_specs=found, donated=(0, 6))
 
 
 def nobody(params: Params | None, kept: Kept, numbers: Scalars, lanes: int) -> Own:

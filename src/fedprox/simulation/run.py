@@ -533,11 +533,12 @@ def _run_rounds(
             break
         count = np.int32(chunk.last - chunk.first)
         here = clients_by_place(plan, work[chunk.first], layout)
-        kept = None  # the last cohort's goes before this one's comes
-        if store is not None:
-            kept = store.read(here)
+        kept = None if store is None else store.read(here)
         after = programs.rounds(state, numbers, plan, exchange, kept, count)
+        kept = None
         if store is not None:
+            if chunk.recorded and programs.inexactness is not None:
+                kept = store.read(here)  # what it was: the round has used up its own copy
             store.write(here, after.kept)
             after = after._replace(kept=None)
         state = after.state

@@ -84,11 +84,10 @@ class Systems:
             "systems.spread: each client's step_seconds is given",
         )
         assert self.step_seconds is not None  # there is a deadline
-        require_number("systems.deadline", self.deadline)
+        require_number("systems.deadline", self.deadline, positive=True)
         each = as_numbers("systems.step_seconds", self.step_seconds)
         for name, value in (("deadline", self.deadline), *(("step_seconds", v) for v in each)):
-            require_number(f"systems.{name}", value)
-            require(value > 0, f"systems.{name} = {value}; it must be above 0")
+            require_number(f"systems.{name}", value, positive=True)
 
     @cached_property
     def speeds(self) -> tuple[float, ...] | None:

@@ -1,0 +1,152 @@
+"""The library's methods driven by hand: their pure functions in a loop, so that state can be seen,
+and whole runs of them beside the oracle's.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedprox import Algorithm, Cohort, Federation, Run, Solver, Systems, simulate
+from fedprox.algorithms.base import Own, Solution
+from tests import methods
+from tests.methods import Vector
+from tests.quadratics import quadratic_model, ragged_quadratics
+
+CLIENTS = 20
+ROWS = [1 + (7 * k) % 9 for k in range(CLIENTS)]
+START = np.array([2.0, -1.0, 0.5])
+
+SOME = Cohort(2)
+"""Ten per cent of the clients."""
+
+SLOW = Systems(deadline=3.5, step_seconds=[(9.0, 1.0, 9.0, 0.1)[k % 4] for k in range(CLIENTS)])
+"""Half of the clients never finish a step, a quarter do three at most, a quarter finish."""
+
+
+class Local(NamedTuple):
+    """What a client found, in how many steps."""
+
+    params: Any
+    steps: int = 1
+
+
+class ByHand:
+    """A server and its clients, by the functions of an `Algorithm`."""
+
+    def __init__(self, algorithm: Algorithm, federation: Federation, start: Vector = START) -> None:
+        self.algorithm, self.federation = algorithm, federation
+        self.rows = [methods.rows_of(federation, k) for k in range(len(federation))]
+        first = jnp.asarray(start, jnp.float32)
+        assert algorithm.kept is not None
+        self.state = algorithm.init(first)
+        self.nothing = algorithm.kept(first)
+        self.kept = [self.nothing] * len(federation)
+
+    @property
+    def params(self) -> Vector:
+        return np.asarray(self.algorithm.params(self.state), float)
+
+    def numbers(self, participation: float = 1.0, learning_rate: float = 0.1) -> dict[str, Any]:
+        own = {name: jnp.float32(value[0]) for name, value in self.algorithm.numbers.items()}  # type: ignore[index]
+        return own | {
+            "learning_rate": jnp.float32(learning_rate),
+            "participation": jnp.float32(participation),
+        }
+
+    def own(self, k: int) -> Own:
+        sizes = self.federation.train.sizes
+        gradient = jnp.asarray(methods.gradient(self.params, *self.rows[k]), jnp.float32)
+        return Own(gradient, self.kept[k], jnp.float32(sizes[k] / sizes.mean()))
+
+    def posed(self, k: int, own: Own | None = None) -> methods.Problem:
+        """What client k is asked to minimise, from where."""
+        problem = self.algorithm.subproblem(self.state, self.numbers(), own or self.own(k))
+        np.testing.assert_array_equal(problem.start, np.float32(self.params))
+        zero = np.zeros(len(START))
+        linear = zero if problem.linear is None else np.asarray(problem.linear, float)
+        if problem.mu is None:
+            return methods.Problem(linear, 0.0, zero)
+        return methods.Problem(linear, float(problem.mu), np.asarray(problem.anchor, float))
+
+    def exact(self, k: int) -> Local:
+        return Local(methods.exact(*self.rows[k], self.posed(k)))
+
+    def round(
+        self,
+        cohort: Iterable[int],
+        solve: Callable[[int], Local] | None = None,
+        learning_rate: float = 0.1,
+    ) -> dict[int, Vector]:
+        """One round; returns the cohort's answers."""
+        sizes = self.federation.train.sizes
+        counts = sizes if self.algorithm.average == "rows" else np.ones_like(sizes)
+        cohort = list(cohort)
+        numbers = self.numbers(counts[cohort].sum() / counts.sum(), learning_rate)
+        found = {k: (solve or self.exact)(k) for k in cohort}
+        messages, kept = [], {}
+        for k, (params, steps) in found.items():
+            own = self.own(k)
+            problem = self.algorithm.subproblem(self.state, numbers, own)
+            solution = Solution(problem, jnp.asarray(params, jnp.float32), jnp.int32(steps))
+            message, kept[k] = self.algorithm.message(self.state, numbers, own, solution)
+            weight = counts[k] / counts[cohort].sum()
+            messages.append(jax.tree.map(lambda m, weight=weight: weight * m, message))
+        mean = jax.tree.map(lambda *parts: sum(parts), *messages)
+        self.state = self.algorithm.update(self.state, mean, numbers)
+        for k, value in kept.items():
+            self.kept[k] = value
+        return {k: np.asarray(local.params, float) for k, local in found.items()}
+
+
+def beside_the_oracle(
+    algorithm: Algorithm,
+    oracle: Callable[[dict[str, float], Federation], methods.Method],
+    *,
+    rounds: int = 8,
+    **options: Any,
+) -> None:
+    """Runs of a method on ragged clients, few of which take part and some never, and the oracle's.
+
+    Every seed and sweep point, with all of the solver's settings, evaluated now and then; the loss
+    is that of the model evaluated.
+
+    Args:
+        algorithm: The method, one point or several.
+        oracle: A point's numbers, federation -> the oracle's method at START.
+        rounds: Rounds.
+        options: More of `simulate`'s.
+    """
+    federation = ragged_quadratics(0, ROWS)
+    setting: dict[str, Any] = {
+        "solver": Solver(0.2, 3, epochs=2, learning_rate_decay=0.9, weight_decay=0.05, clip=1.5),
+        "cohort": SOME,
+        "systems": SLOW,
+        "rounds": rounds,
+    }
+    which = options.get("evaluate_model", "server")
+    runs = simulate(
+        federation,
+        quadratic_model(START),
+        algorithm,
+        seed=[0, 1],
+        evaluate_every=3,
+        measure_gradients=False,
+        **setting,
+        **options,
+    )
+    for run in runs:
+        path = methods.run(oracle(run.numbers, federation), federation, seed=run.seed, **setting)
+        expected = getattr(path, which)[-1]
+        np.testing.assert_allclose(run.params, expected, rtol=2e-4, atol=2e-5, err_msg=run.label)
+        assert run.evaluated == which
+        for record in run.history:
+            loss = methods.objective(federation, getattr(path, which)[record.round])
+            np.testing.assert_allclose(record.train_loss, loss, rtol=2e-4)
+
+
+def distance(run: Run, expected: Vector) -> float:
+    """||w - w*||."""
+    return float(np.linalg.norm(np.asarray(run.params, float) - expected))

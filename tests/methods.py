@@ -1,0 +1,302 @@
+"""Methods whose clients and servers remember, as plain NumPy loops in float64: the tests' oracle.
+
+Written down from the papers, with every client's state in one array. It shares with the library
+what defines a run (the random streams of cohorts, stragglers and mini-batch orders) and nothing of
+how it is computed. Clients hold rows of quadratics, loss(w; A, b) = 1/2 (w - b)' A (w - b).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox import Cohort, Federation, Solver, Systems
+from fedprox.streams import Purpose, Shuffler
+
+Vector = NDArray[np.float64]
+
+
+class Problem(NamedTuple):
+    """h(w) = F(w) + <linear, w> + mu/2 ||w - anchor||^2."""
+
+    linear: Vector
+    mu: float
+    anchor: Vector
+
+
+class Answer(NamedTuple):
+    """What a client found, in how many steps."""
+
+    params: Vector
+    steps: int
+
+
+Answers = Mapping[int, Answer]
+Gradients = Callable[[Vector], Vector]
+"""w (d,) -> grad F_k(w) of every client (clients, d)."""
+
+
+class Method(ABC):
+    """A server and its clients: `params` is the model that is sent out."""
+
+    drop = False
+    by_rows = False
+
+    def __init__(self, params: Vector, clients: int) -> None:
+        self.params = params.astype(float)
+        self.zero = np.zeros_like(self.params)
+        self.clients = clients
+
+    def problem(self, k: int) -> Problem:
+        del k
+        return Problem(self.zero, 0.0, self.zero)
+
+    @abstractmethod
+    def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
+        """End a round in which these clients, and at least one, have answered."""
+
+
+class FedProx(Method):
+    """Li et al. 2020, Algorithm 2; FedAvg for mu = 0 but for stragglers."""
+
+    by_rows = True
+
+    def __init__(self, params: Vector, clients: int, mu: float = 0.0, drop: bool = False) -> None:
+        super().__init__(params, clients)
+        self.mu, self.drop = mu, drop
+
+    def problem(self, k: int) -> Problem:
+        del k
+        return Problem(self.zero, self.mu, self.params)
+
+    def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
+        del rate, gradients
+        n = sum(sizes[k] for k in answers)
+        self.params = np.asarray(sum(sizes[k] * a.params for k, a in answers.items()) / n)
+
+
+class FedDyn(Method):
+    """Acar et al. 2021, Algorithm 1; `weights` scale alpha for each client."""
+
+    def __init__(
+        self, params: Vector, clients: int, alpha: float, weights: Vector | None = None
+    ) -> None:
+        super().__init__(params, clients)
+        self.alpha = alpha
+        self.alphas = alpha * (np.ones(clients) if weights is None else weights)
+        self.h = np.zeros_like(self.params)
+        self.g = np.zeros((clients, *self.params.shape))
+
+    def problem(self, k: int) -> Problem:
+        return Problem(-self.g[k], self.alphas[k], self.params)
+
+    def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
+        del sizes, rate, gradients
+        for k, answer in answers.items():
+            self.g[k] -= self.alphas[k] * (answer.params - self.params)
+        moved = sum(answer.params - self.params for answer in answers.values())
+        self.h = self.h - self.alpha / self.clients * moved
+        self.params = np.mean([a.params for a in answers.values()], axis=0) - self.h / self.alpha
+
+
+class Scaffold(Method):
+    """Karimireddy et al. 2020, Algorithm 1."""
+
+    def __init__(
+        self, params: Vector, clients: int, option: int = 2, server_rate: float = 1.0
+    ) -> None:
+        super().__init__(params, clients)
+        self.option, self.server_rate = option, server_rate
+        self.c = np.zeros_like(self.params)
+        self.c_k = np.zeros((clients, *self.params.shape))
+
+    def problem(self, k: int) -> Problem:
+        return Problem(self.c - self.c_k[k], 0.0, self.zero)
+
+    def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
+        del sizes
+        here = gradients(self.params)
+        change = {}
+        for k, (w, steps) in answers.items():
+            by_path = self.c_k[k] - self.c + (self.params - w) / (steps * rate)
+            change[k] = (here[k] if self.option == 1 else by_path) - self.c_k[k]
+        moved = np.mean([answer.params - self.params for answer in answers.values()], axis=0)
+        self.params = self.params + self.server_rate * moved
+        self.c = self.c + len(answers) / self.clients * np.mean(list(change.values()), axis=0)
+        for k, d in change.items():
+            self.c_k[k] += d
+
+
+class FedSplit(Method):
+    """Pathak and Wainwright 2020, Algorithm 1; in part as Acar et al. 2021, A.4."""
+
+    def __init__(self, params: Vector, clients: int, s: float, average: str = "active") -> None:
+        super().__init__(params, clients)
+        self.s, self.average = s, average
+        self.z = np.tile(self.params, (clients, 1))
+
+    def problem(self, k: int) -> Problem:
+        return Problem(self.zero, 1 / self.s, 2 * self.params - self.z[k])
+
+    def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
+        del sizes, rate, gradients
+        for k, answer in answers.items():
+            self.z[k] += 2 * (answer.params - self.params)
+        who = list(answers) if self.average == "active" else slice(None)
+        self.params = self.z[who].mean(axis=0)
+
+
+class ServerMomentum(FedProx):
+    """FedAvg with momentum on the server (Reddi et al. 2021, Algorithm 1; Hsu et al. 2019)."""
+
+    def __init__(
+        self, params: Vector, clients: int, server_rate: float, momentum: float, drop: bool
+    ) -> None:
+        super().__init__(params, clients, drop=drop)
+        self.server_rate, self.momentum = server_rate, momentum
+        self.velocity = np.zeros_like(self.params)
+
+    def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
+        before = self.params
+        super().finish(answers, sizes, rate, gradients)
+        self.velocity = self.momentum * self.velocity - (self.params - before)
+        self.params = before - self.server_rate * self.velocity
+
+
+class ServerAdam(FedProx):
+    """FedAvg with Adam on the server, with the bias correction of Kingma and Ba 2015."""
+
+    def __init__(self, params: Vector, clients: int, server_rate: float, drop: bool) -> None:
+        super().__init__(params, clients, drop=drop)
+        self.server_rate, self.t = server_rate, 0
+        self.m = self.v = np.zeros_like(self.params)
+
+    def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
+        before = self.params
+        super().finish(answers, sizes, rate, gradients)
+        g = before - self.params
+        self.t += 1
+        self.m = 0.9 * self.m + 0.1 * g
+        self.v = 0.999 * self.v + 0.001 * g**2
+        m, v = self.m / (1 - 0.9**self.t), self.v / (1 - 0.999**self.t)
+        self.params = before - self.server_rate * m / (np.sqrt(v) + 1e-8)
+
+
+class Path(NamedTuple):
+    """Three models after 0, 1, ... rounds, each (rounds + 1, d)."""
+
+    server: Vector
+    cohort: Vector
+    clients: Vector
+
+
+def gradient(w: Vector, x: Vector, y: Vector) -> Vector:
+    """The mean gradient of some rows."""
+    return np.asarray(np.einsum("bij,bj->i", x, w - y) / len(y))
+
+
+def rows_of(federation: Federation, k: int) -> tuple[Vector, Vector]:
+    x, y = federation.train.client(k)
+    return np.asarray(x, float), np.asarray(y, float)
+
+
+def exact(x: Vector, y: Vector, problem: Problem) -> Vector:
+    """argmin h."""
+    a = x.mean(axis=0)
+    ab = np.einsum("bij,bj->i", x, y) / len(y)
+    right = ab - problem.linear + problem.mu * problem.anchor
+    return np.linalg.solve(a + problem.mu * np.eye(len(ab)), right)
+
+
+def minimiser(federation: Federation, *, by_rows: bool = False) -> Vector:
+    """argmin of the plain mean of the F_k, or of their mean weighted by n_k."""
+    clients = [rows_of(federation, k) for k in range(len(federation))]
+    weights = [len(y) if by_rows else 1 for _, y in clients]
+    a = sum(n * x.mean(axis=0) for n, (x, _) in zip(weights, clients, strict=True))
+    ab = sum(
+        n * np.einsum("bij,bj->i", x, y) / len(y)
+        for n, (x, y) in zip(weights, clients, strict=True)
+    )
+    return np.linalg.solve(a, ab)
+
+
+def objective(federation: Federation, w: Vector) -> float:
+    """f(w), the mean over all rows."""
+    x, y = np.asarray(federation.train.x, float), np.asarray(federation.train.y, float)
+    return float(0.5 * np.einsum("bi,bij,bj->", w - y, x, w - y) / len(y))
+
+
+def descend(
+    start: Vector,
+    problem: Problem,
+    rows: tuple[Vector, Vector],
+    batches: list[NDArray[np.int32]],
+    solver: Solver,
+    rate: float,
+) -> Vector:
+    """SGD on h, one step for each mini-batch."""
+    (x, y), w = rows, start
+    for batch in batches:
+        step = gradient(w, x[batch], y[batch]) + problem.linear + problem.mu * (w - problem.anchor)
+        if solver.clip is not None:
+            step = step * min(1.0, solver.clip / float(np.linalg.norm(step)))
+        w = w - rate * (step + solver.weight_decay * w)
+    return w
+
+
+def run(
+    method: Method,
+    federation: Federation,
+    *,
+    cohort: Cohort,
+    rounds: int,
+    solver: Solver | None = None,
+    systems: Systems = Systems(),  # noqa: B008 (frozen)
+    seed: int = 0,
+) -> Path:
+    """Some rounds of a method, with exact local answers where no solver is given."""
+    train = federation.train
+    sizes = train.sizes.astype(float)
+    rows = [rows_of(federation, k) for k in range(len(federation))]
+
+    def gradients(w: Vector) -> Vector:
+        return np.array([gradient(w, *each) for each in rows])
+
+    last = np.tile(method.params, (len(federation), 1))
+    weights = sizes if method.by_rows else np.ones(len(federation))
+    path = [(method.params, method.params, method.params)]
+    for t in range(rounds):
+        chosen = cohort.draw(seed, t, train.offsets).clients
+        answers, rate = {}, 0.0
+        if solver is None:
+            for k in map(int, chosen):
+                answers[k] = Answer(exact(*rows[k], method.problem(k)), 1)
+        else:
+            assert isinstance(solver.learning_rate, float)
+            rate = solver.learning_rate * solver.learning_rate_decay**t
+            work = systems.work(seed, t, chosen, train.sizes[chosen], solver)
+            for k, steps, late in zip(
+                map(int, chosen), map(int, work.steps), work.stragglers, strict=True
+            ):
+                if (method.drop and late) or not steps:
+                    continue
+                n = len(rows[k][1])
+                size = n if solver.batch_size == "all" else solver.batch_size
+                epochs = -(-steps // -(-n // size))
+                orders = Shuffler(seed, Purpose.BATCHES).orders(t, k, count=epochs, size=n)
+                batches = [order[i : i + size] for order in orders for i in range(0, n, size)]
+                found = descend(
+                    method.params, method.problem(k), rows[k], batches[:steps], solver, rate
+                )
+                answers[k] = Answer(found, steps)
+        if answers:
+            who = list(answers)
+            last[who] = [a.params for a in answers.values()]
+            method.finish(answers, sizes, rate, gradients)
+            mean = np.average(last[who], axis=0, weights=weights[who])
+        else:
+            mean = path[-1][1]
+        path.append((method.params, mean, np.average(last, axis=0, weights=weights)))
+    return Path(*(np.array(models) for models in zip(*path, strict=True)))

@@ -1,0 +1,60 @@
+"""Server optimizers against the oracle; plain SGD is FedAvg."""
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedprox import InputError, fedopt, line_search_descent
+from tests import methods
+from tests.byhand import CLIENTS, START, beside_the_oracle
+
+MOMENTUM = functools.partial(optax.sgd, momentum=0.9)
+
+
+def test_momentum_is_the_oracles() -> None:
+    # stragglers are dropped: a round without anyone leaves the velocity as it was
+    beside_the_oracle(
+        fedopt(MOMENTUM, server_learning_rate=[0.3, 1.0]),
+        lambda numbers, _: methods.ServerMomentum(
+            START, CLIENTS, numbers["server_learning_rate"], 0.9, drop=True
+        ),
+    )
+
+
+def test_adam_is_the_oracles() -> None:
+    beside_the_oracle(
+        fedopt(optax.adam, server_learning_rate=[0.03, 0.1]),
+        lambda numbers, _: methods.ServerAdam(
+            START, CLIENTS, numbers["server_learning_rate"], drop=True
+        ),
+    )
+
+
+def test_sgd_of_rate_one_is_fedavg() -> None:
+    ours, mean = fedopt(optax.sgd), jnp.array([0.3, -0.1, 2.0])
+    numbers = {name: jnp.float32(value[0]) for name, value in ours.numbers.items()}  # type: ignore[index]
+    after = ours.update(ours.init(jnp.asarray(START)), mean, numbers)
+    np.testing.assert_allclose(ours.params(after), START + mean, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
+def test_the_servers_rate_must_be_above_0(rate: float) -> None:
+    with pytest.raises(InputError, match=r"fedopt: server_learning_rate = .*; it must be above 0"):
+        fedopt(optax.sgd, server_learning_rate=rate)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        (optax.sgd(0.1), "must be a function of learning_rate="),
+        (line_search_descent, "searches along a line"),
+        (optax.lbfgs, "searches along a line"),
+    ],
+)
+def test_an_optimizer_that_cannot_serve_is_refused(optimizer: Any, words: str) -> None:
+    with pytest.raises(InputError, match=f"fedopt.*{words}"):
+        fedopt(optimizer)

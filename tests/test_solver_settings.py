@@ -1,0 +1,163 @@
+"""Property 5, what the docstring says of clip, weight decay and decay: steps by hand and runs."""
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedprox import (
+    Cohort,
+    InputError,
+    Solver,
+    Subproblem,
+    compare,
+    fedavg,
+    fedprox,
+    line_search_descent,
+)
+from tests import methods
+from tests.byhand import START
+from tests.quadratics import one_run, quadratic_federation, quadratic_model, ragged_quadratics
+
+NUMBER = st.floats(-5, 5, width=32)
+VECTOR = st.tuples(NUMBER, NUMBER, NUMBER)
+
+
+@settings(max_examples=60)
+@given(
+    w=VECTOR,
+    gradient=VECTOR,
+    linear=VECTOR,
+    anchor=VECTOR,
+    mu=st.floats(0, 3),
+    clip=st.floats(0.1, 20) | st.none(),
+    decay=st.sampled_from([0.0, 0.3]),
+)
+def test_the_clip_takes_all_of_h_and_the_weight_decay_comes_after(
+    w: Any, gradient: Any, linear: Any, anchor: Any, mu: float, clip: float | None, decay: float
+) -> None:
+    solver = Solver(0.1, 10, epochs=1, clip=clip, weight_decay=decay)
+    w, gradient, linear, anchor = (np.array(v) for v in (w, gradient, linear, anchor))
+    # over the whole pytree, and not leaf by leaf
+    trees = [
+        {"a": jnp.asarray(v[:1], jnp.float32), "b": jnp.asarray(v[1:], jnp.float32)}
+        for v in (w, gradient, linear, anchor)
+    ]
+    problem = Subproblem(trees[0], jnp.float32(mu), trees[3], trees[2])
+    rate = jnp.float32(0.2)
+    of_h = problem.gradient(trees[0], trees[1])
+    stepped, _ = solver.step(trees[0], solver.init(trees[0], rate), of_h, rate)
+    whole = gradient + linear + mu * (w - anchor)
+    norm = np.linalg.norm(whole)
+    if clip is not None and norm > clip:
+        whole = whole * clip / norm
+    expected = w - 0.2 * (whole + decay * w)
+    found = np.concatenate([stepped["a"], stepped["b"]])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_gradient_of_nothing_is_not_clipped_to_nan() -> None:
+    solver = Solver(0.1, 10, epochs=1, clip=1.0)
+    w, rate = jnp.ones(3), jnp.float32(0.1)
+    stepped, _ = solver.step(w, solver.init(w, rate), jnp.zeros(3), rate)
+    np.testing.assert_array_equal(stepped, w)
+
+
+def test_a_wide_batch_is_clipped_as_a_whole() -> None:
+    # more rows than a tick reads at once
+    federation = ragged_quadratics(1, [300, 5])
+    setting: dict[str, Any] = {
+        "solver": Solver(0.2, "all", epochs=3, clip=0.5, weight_decay=0.1, learning_rate_decay=0.5),
+        "cohort": Cohort(2),
+        "rounds": 3,
+    }
+    run = one_run(
+        federation, quadratic_model(START), fedprox(mu=0.3), measure_gradients=False, **setting
+    )
+    path = methods.run(methods.FedProx(START, 2, 0.3), federation, **setting)
+    np.testing.assert_allclose(run.params, path.server[-1], rtol=1e-4)
+
+
+def test_momentum_sees_clip_and_weight_decay_and_the_rate_decays_from_round_0() -> None:
+    a, b, w = 2.0, 3.0, 1.0
+    solver = Solver(
+        0.1,
+        "all",
+        steps=3,
+        learning_rate_decay=0.5,
+        weight_decay=0.2,
+        clip=1.5,
+        optimizer=functools.partial(optax.sgd, momentum=0.9),
+    )
+    federation = quadratic_federation([np.array([[a]])], [np.array([b])])
+    run = one_run(federation, quadratic_model(np.array([w])), fedavg(), solver, rounds=3)
+    for rate in (0.1, 0.05, 0.025):
+        buffer = 0.0  # the optimizer starts afresh in every round
+        for _ in range(3):
+            buffer = 0.9 * buffer + float(np.clip(a * (w - b), -1.5, 1.5)) + 0.2 * w
+            w -= rate * buffer
+    np.testing.assert_allclose(run.params, [w], rtol=1e-5)
+
+
+def test_a_methods_own_settings_are_the_solvers_for_it_alone() -> None:
+    federation, model = ragged_quadratics(2, [3, 8, 5]), quadratic_model(START)
+    common: dict[str, Any] = {"cohort": Cohort(3), "rounds": 2}
+    mine, plain = compare(
+        federation,
+        model,
+        [fedprox(mu=0.0).with_solver(steps=7, clip=0.5), fedavg()],
+        solver=Solver(0.1, 3, epochs=2),
+        measure_gradients=False,
+        **common,
+    )
+    for run, solver in ((mine, Solver(0.1, 3, steps=7, clip=0.5)), (plain, Solver(0.1, 3, 2))):
+        path = methods.run(methods.FedProx(START, 3), federation, solver=solver, **common)
+        np.testing.assert_allclose(run.params, path.server[-1], rtol=1e-4)
+    assert mine.client_steps == 2 * 3 * 7
+    assert plain.client_steps == 2 * 2 * (1 + 3 + 2)
+
+
+def test_an_unknown_setting_of_a_method_is_refused() -> None:
+    federation, model = ragged_quadratics(2, [3, 8]), quadratic_model(START)
+    with pytest.raises(InputError, match=r"solver.*'epoch'"):
+        one_run(federation, model, fedavg().with_solver(epoch=3), Solver(0.1, 3, epochs=2))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("learning_rate", -0.1, "above 0"),
+        ("learning_rate_decay", 0.0, "above 0 and at most 1"),
+        ("learning_rate_decay", -0.5, "above 0 and at most 1"),
+        ("learning_rate_decay", 1.01, "above 0 and at most 1"),
+        ("learning_rate_decay", float("nan"), "above 0 and at most 1"),
+        ("weight_decay", -1e-4, "at least 0"),
+        ("weight_decay", float("inf"), "at least 0"),
+        ("clip", 0.0, "above 0"),
+        ("clip", -1.0, "above 0"),
+        ("clip", "10", "above 0"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name(name: str, value: Any, allowed: str) -> None:
+    with pytest.raises(InputError, match=rf"solver\.{name} = .*; it must be {allowed}$") as told:
+        Solver(**{"learning_rate": 0.1, "batch_size": 10, "epochs": 2, name: value})
+    assert "\n" not in str(told.value)
+
+
+def test_gamma_is_of_a_problem_without_weight_decay() -> None:
+    with pytest.raises(InputError, match=r"solver\.weight_decay.*gamma"):
+        Solver(0.1, 10, epochs=2, gamma=0.1, weight_decay=1e-3)
+    assert Solver(0.1, 10, epochs=2, gamma=0.1, clip=1.0).clip == 1.0
+
+
+@pytest.mark.parametrize("setting", [{"clip": 1.0}, {"weight_decay": 0.1}])
+@pytest.mark.parametrize("optimizer", [optax.lbfgs, line_search_descent])
+def test_a_line_search_is_of_h_itself(setting: dict[str, float], optimizer: Any) -> None:
+    (name,) = setting
+    with pytest.raises(InputError, match=rf"solver\.{name} .*searches along a line"):
+        Solver(1.0, "all", steps=5, optimizer=optimizer, **setting)  # type: ignore[arg-type]
