@@ -5,6 +5,7 @@ import json
 import math
 import sys
 import tomllib
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +20,11 @@ from fedprox.datasets import DATASETS
 from fedprox.errors import InputError
 from fedprox.experiment import parse, resolve
 from fedprox.reproduce import ITEMS, select
+from fedprox.reproduce.between import LINE, PARENT
+from fedprox.reproduce.common import GPU
 from fedprox.reproduce.figure import COLOURS, figure
 from fedprox.reproduce.item import (
+    AXES,
     BEST,
     MEASURES,
     MOST_SEEDS,
@@ -98,6 +102,7 @@ def test_lines_and_claims_name_runs_and_methods_that_there_are(name: str) -> Non
     sides += [score.side for score in item.scores]
     named = {(one.run, one.label) for one in curves} | {(one.run, one.label) for one in sides}
     known = {run: labels(paper) for run, paper in item.runs.items()}
+    known |= {pair: {LINE, PARENT} for pair in item.between}
     for run, line in named:
         assert line == BEST or line in known[run]
     for race in item.races:
@@ -118,13 +123,15 @@ def test_lines_and_claims_name_runs_and_methods_that_there_are(name: str) -> Non
     assert {claim.measure for claim in item.claims} <= MEASURES.keys()
     assert all(claim.comparisons for claim in item.claims)
     # nothing is run that is neither drawn nor compared
-    assert {run for run, _ in named} == item.runs.keys()
+    assert {run for run, _ in named} == item.runs.keys() | item.between.keys()
+    assert {panel.x for row in item.rows for panel in row.panels} <= AXES.keys()
     for row in item.rows:
         for panel in row.panels:
             assert bool(panel.curves) != bool(panel.missing)
-    assert any((item.rows, item.statistics, item.scores, item.races))
+    assert any((item.rows, item.races, item.statistics, item.scores))
     assert item.seconds.keys() == SCALES.keys()
-    assert item.seconds["paper"] <= 3600 or name.startswith("feddyn/")
+    assert item.seconds["short"] <= 3600
+    assert item.seconds["paper"] <= 6 * 3600 or GPU in item.notes
 
 
 def test_what_the_short_scale_changes_stands_beside_the_experiment() -> None:
@@ -178,7 +185,9 @@ def test_all_figures_and_tables_of_the_papers_are_there() -> None:
     }
     papers = {f"fedprox/{n}" for n in final} | {f"fedprox-draft/{n}" for n in draft}
     papers |= {f"feddyn/{n}" for n in feddyn}
-    assert set(ITEMS) == papers | {"models/centralised"}
+    tables = {"table-1", "table-1-cnn", "table-2", "table-2-whole", "table-3", "table-4"}
+    fedavg = {f"fedavg/{n}" for n in tables | {f"figure-{i}" for i in (1, 3, 4, 5, 8, 9, 10)}}
+    assert set(ITEMS) == papers | fedavg | {"models/centralised"}
 
 
 def test_figure_1_has_the_papers_settings() -> None:
@@ -543,6 +552,24 @@ def test_a_seed_that_stopped_early_does_not_shorten_the_others() -> None:
     np.testing.assert_allclose(one, [2, 1.5, 1.2, 1])
     band = axis.collections[0].get_paths()[0].vertices
     assert np.asarray(band)[:, 0].max() == 3
+
+
+def test_a_panel_over_steps_of_the_best_so_far() -> None:
+    item = tiny()
+    runs = [
+        series("fedprox mu=0", [2, 1.5, 1.2, 1], seed, [0.1, 0.4, accuracy, 0.5])
+        for seed, accuracy in enumerate((0.2, 0.45))
+    ]
+    for run in runs:
+        run.values["total_steps"] = np.array([0.0, 30.0, 60.0, 90.0])
+    curve = Curve("a", "fedprox mu=0", "FedAvg")
+    panel = Panel("A", "test_accuracy", (curve,), x="total_steps", best=True)
+    drawn = figure(replace(item, rows=(Row("", (panel,)),)), {"a": runs})
+    (axis,) = drawn.axes
+    (line,) = axis.get_lines()
+    assert np.asarray(line.get_xdata()).tolist() == [0, 30, 60, 90]
+    np.testing.assert_allclose(np.asarray(line.get_ydata(), float), [0.1, 0.4, 0.425, 0.5])
+    assert axis.get_xlabel() == "mini-batch gradients"
 
 
 def test_statistics_stand_below_the_papers(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import difflib
 
 from fedprox.errors import InputError
-from fedprox.reproduce import feddyn, fedprox, fedprox_draft, models
+from fedprox.reproduce import fedavg, feddyn, fedprox, fedprox_draft, models
 from fedprox.reproduce.item import Item
 
 ITEMS: dict[str, Item] = {
@@ -11,6 +11,7 @@ ITEMS: dict[str, Item] = {
     for paper, items in (
         ("fedprox", fedprox.ITEMS),
         ("fedprox-draft", fedprox_draft.ITEMS),
+        ("fedavg", fedavg.ITEMS),
         ("feddyn", feddyn.ITEMS),
         ("models", models.ITEMS),
     )

@@ -13,6 +13,7 @@ A row of a table is a run. It has two accuracies and stops at the higher.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fedprox.reproduce.common import GPU
 from fedprox.reproduce.item import (
     MOST_SEEDS,
     SHORT,
@@ -137,10 +138,6 @@ EVALUATED = (
     "has not taken part yet. Below full participation each client takes part with a probability of "
     "its own, and an empty round is drawn anew, as in the authors' code: at 1 % of 100 clients 1.6 "
     "take part in the mean."
-)
-GPU = (
-    "The paper's scale is meant for a GPU. What the short scale changes stands beside each row; it "
-    "shows that the experiments run, and nothing about the methods."
 )
 
 

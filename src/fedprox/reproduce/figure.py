@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.reproduce.item import BEST, MEASURES, Item, Panel
+from fedprox.reproduce.item import AXES, BEST, MEASURES, Item, Panel
 from fedprox.reproduce.verdicts import Measured, best, pick
 
 if TYPE_CHECKING:
@@ -42,6 +42,28 @@ COLOURS = {
     "E = 1": "#2ca02c",
     "E = 20": "#1f77b4",
     "E = 50": "#d62728",
+    "E = 5": "#ff7f0e",
+    "E = 10": "#9467bd",
+    "E = 25": "#8c564b",
+    "E = 100": "#e377c2",
+    "theta w + (1 - theta) w'": "#1f77b4",
+    "the better of w and w'": "#7f7f7f",
+    "SGD": "#000000",
+    "FedSGD": "#1f77b4",
+    "FedAvg, E = 1": "#2ca02c",
+    "FedAvg, E = 5": "#ff7f0e",
+    "C = 0, E = 1": "#17becf",
+    "C = 0, E = 5": "#1f77b4",
+    "C = 0.1, E = 1": "#2ca02c",
+    "C = 0.1, E = 5": "#ff7f0e",
+    "C = 1, E = 1": "#9467bd",
+    "C = 1, E = 5": "#d62728",
+    "FedSGD, eta = 0.215": "#17becf",
+    "FedSGD, eta = 0.464": "#1f77b4",
+    "FedSGD, eta = 1": "#9467bd",
+    "FedAvg, eta = 0.0464": "#bcbd22",
+    "FedAvg, eta = 0.1": "#ff7f0e",
+    "FedAvg, eta = 0.215": "#d62728",
 }
 """The colour of each name that a legend may show."""
 
@@ -79,7 +101,7 @@ def figure(item: Item, measured: Measured) -> "Figure":
                 words = [row.label, MEASURES[panel.measure]]
                 axis.set_ylabel(_symbols("\n".join(filter(None, words))), fontsize=9)
             if i == len(item.rows) - 1 and not panel.missing:
-                axis.set_xlabel("round", fontsize=9)
+                axis.set_xlabel(_symbols(AXES[panel.x]), fontsize=9)
     shown = sorted(legend, key=list(COLOURS).index)
     drawn.legend(
         [legend[name] for name in shown],
@@ -93,7 +115,7 @@ def figure(item: Item, measured: Measured) -> "Figure":
 
 
 def _symbols(text: str) -> str:
-    return re.sub(r"\bmu\b", r"$\\mu$", text)
+    return re.sub(r"\b(alpha|mu|eta|theta)\b", r"$\\\1$", text)
 
 
 def _title(panel: Panel, measured: Measured) -> str:
@@ -121,20 +143,26 @@ def _draw(axis: "Axes", panel: Panel, measured: Measured) -> dict[str, Any]:
     lines, levels = {}, []
     for curve in panel.curves:
         group = pick(measured[curve.run], curve.label)
-        rounds = max((series.rounds for series in group), key=len)
-        values = np.full((len(group), len(rounds)), np.nan)
+        places = max((series.along(panel.x) for series in group), key=len)
+        values = np.full((len(group), len(places)), np.nan)
         for row, series in zip(values, group, strict=True):
             found = series.values[panel.measure]  # shorter where the run has diverged and stopped
             row[: len(found)] = np.where(np.isfinite(found), found, np.nan)
+            if panel.best:
+                row[: len(found)] = np.fmax.accumulate(row[: len(found)])
         dashed = "--" if "proportional" in curve.shown else "-"
         colour = COLOURS[curve.shown]
-        (line,) = axis.plot(rounds, _mean(values), dashed, color=colour, linewidth=1.3)
+        (line,) = axis.plot(places, _mean(values), dashed, color=colour, linewidth=1.3)
         if len(group) > 1:
             low, high = _over(np.nanmin, values), _over(np.nanmax, values)
-            axis.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
+            axis.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
         lines[curve.shown] = line
         levels.append(values[np.isfinite(values)])
-    _limits(axis, panel.measure, levels)
+    if panel.x == "theta":
+        for end in (0, 1):  # w' and w
+            axis.axvline(end, color="0.6", linewidth=0.8)
+    else:
+        _limits(axis, panel.measure, levels)
     axis.grid(alpha=0.3)
     return lines
 

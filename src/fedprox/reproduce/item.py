@@ -26,6 +26,13 @@ MEASURES = {
 }
 """What a panel can show, by the names of `metrics.jsonl`."""
 
+AXES = {
+    "round": "round",
+    "total_steps": "mini-batch gradients",
+    "theta": "theta",
+}
+"""What it can show that over: steps are those of all rounds so far, theta that of `Between`."""
+
 
 class Curve(NamedTuple):
     """A line of a panel.
@@ -49,12 +56,16 @@ class Panel(NamedTuple):
         measure: Key of `MEASURES`.
         curves: Its lines.
         missing: Why it is empty, where it is.
+        x: Key of `AXES`.
+        best: Whether lines show the best value so far, as "monotonic" curves do.
     """
 
     title: str
     measure: str
     curves: tuple[Curve, ...]
     missing: str = ""
+    x: str = "round"
+    best: bool = False
 
 
 class Row(NamedTuple):
@@ -188,6 +199,19 @@ class Race(NamedTuple):
     relative: Literal["first column", "first row"]
 
 
+class Between(NamedTuple):
+    """Models on the line through two, w and w', each trained by one client on its own rows alone.
+
+    Attributes:
+        experiment: The data, the model, the solver and the rounds, as an experiment of one client a
+            round has them; w is trained by the first client, w' by the second.
+        shared: Whether both begin as the same model.
+    """
+
+    experiment: Table
+    shared: bool
+
+
 @dataclass(frozen=True)
 class Item:
     """A figure or table of a paper.
@@ -204,6 +228,8 @@ class Item:
         statistics: The paper's table of data sets.
         scores: A table of accuracies.
         races: Tables of rounds to targets.
+        between: Pairs of models by name: runs to curves and claims, with the labels of
+            `between.py`.
         notes: What must be known to read it.
     """
 
@@ -216,6 +242,7 @@ class Item:
     statistics: tuple[Statistics, ...] = ()
     scores: tuple[Score, ...] = ()
     races: tuple[Race, ...] = ()
+    between: Mapping[str, Between] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -228,7 +255,8 @@ class Item:
     @property
     def data(self) -> tuple[str, ...]:
         """The data sets it needs."""
-        tables = [*(t["data"] for t in self.runs.values()), *(s.data for s in self.statistics)]
+        runs = [*self.runs.values(), *(pair.experiment for pair in self.between.values())]
+        tables = [*(table["data"] for table in runs), *(row.data for row in self.statistics)]
         return tuple(dict.fromkeys(table["name"] for table in tables if table))
 
 

@@ -17,6 +17,7 @@ from fedprox.experiment import Experiment, Resolved, load_data, parse, resolve, 
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import RunDirectory, write_clients, write_figure, write_whole
 from fedprox.report.page import write_report
+from fedprox.reproduce.between import between
 from fedprox.reproduce.figure import figure
 from fedprox.reproduce.item import MEASURES, Item, Scale, Table, expand
 from fedprox.reproduce.summaries import Series
@@ -99,6 +100,11 @@ def reproduce(
         ]
         for run, paper in item.runs.items()
     }
+    for pair, models in item.between.items():
+        with _naming(f"{name}: {pair}"):
+            measured[pair] = [
+                line for seed in scale.seeds for line in between(models, seed, data_dir)
+            ]
     if item.rows:
         write_figure(folder, figure(item, measured))
     if measured:
@@ -175,7 +181,7 @@ def read_series(directory: Path, data_seed: int | None = None) -> list[Series]:
             np.array([record.round for record in run.history], np.int64),
             {
                 key: np.array([_measure(record, key) for record in run.history], np.float64)
-                for key in MEASURES
+                for key in (*MEASURES, "total_steps")
             },
             run.models_a_round,
         )
@@ -198,10 +204,13 @@ def _sizes(where: str, data: Table, seed: int, data_dir: Path | None) -> NDArray
 def _csv(measured: Mapping[str, list[Series]]) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["run", "label", "seed", "round", *MEASURES])
+    groups = measured.values()
+    keys = list(dict.fromkeys(key for group in groups for series in group for key in series.values))
+    writer.writerow(["run", "label", "seed", "round", *keys])
     for run, group in measured.items():
         for series in group:
-            columns = [series.values[key] for key in MEASURES]
+            nothing = np.full(len(series.rounds), np.nan)
+            columns = [series.values.get(key, nothing) for key in keys]
             for round_, *values in zip(series.rounds, *columns, strict=True):
                 shown = ["" if np.isnan(value) else f"{value:.6g}" for value in values]
                 writer.writerow([run, series.label, series.seed, round_, *shown])

@@ -29,6 +29,10 @@ class Series(NamedTuple):
     values: dict[str, Numbers]
     models: float = 1.0
 
+    def along(self, axis: str) -> Numbers | NDArray[np.int64]:
+        """Where its values stand on an axis, a key of `item.AXES`: shape (n,)."""
+        return self.rounds if axis == "round" else self.values[axis]
+
     def rounds_to(self, target: Target) -> float | None:
         """Rounds until the run reaches a target, None if it never does; as `Run.rounds_to`."""
         return target.rounds(self.rounds.tolist(), self.values[target.measure].tolist())
@@ -94,6 +98,12 @@ RISE = Summary(
     "mean rise from one evaluation to the next, falls as zero, without the first tenth", _rise
 )
 RULE = Summary("where the run has converged or begun to diverge, or at the last round", _stopped)
+
+
+HALFWAY = Summary(
+    "at theta = 1/2",
+    lambda series, measure: float(np.interp(0.5, series.along("theta"), series.of(measure))),
+)
 
 
 def at(round_: int) -> Summary:

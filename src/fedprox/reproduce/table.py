@@ -74,10 +74,12 @@ def table(
 def duration(seconds: float) -> str:
     """Seconds in words.
 
-    >>> duration(95), duration(4000)
-    ('95 s', '67 min')
+    >>> duration(95), duration(4000), duration(90000)
+    ('95 s', '67 min', '25 h')
     """
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 4 * 3600 else f"{seconds / 3600:.0f} h"
 
 
 def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -249,11 +251,11 @@ def _made_with(one: Judged, item: Item, scale: Scale) -> str:
 
 def _scaled(item: Item, runs: Sequence[str], scale: Scale, seeds: int, note: str) -> str:
     """How much of the paper's work was done, and what else differs."""
-    tables = [item.runs[run] for run in runs]
+    tables = [item.runs[run] for run in runs if run in item.runs]
     rounds = sorted({table["rounds"] for table in tables})
     done = sorted({at_scale(table, scale)["rounds"] for table in tables})
     shown = _numbers(done) if done == rounds else f"{_numbers(done)} of {_numbers(rounds)}"
-    parts = [f"{shown} rounds", f"{seeds} seed{'s' if seeds > 1 else ''}", note]
+    parts = [f"{shown} rounds" if tables else "", f"{seeds} seed{'s' if seeds > 1 else ''}", note]
     return "; ".join(filter(None, parts))
 
 

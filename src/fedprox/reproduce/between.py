@@ -1,0 +1,102 @@
+"""Models on the line through two others (McMahan et al. 2017, Figure 1; Goodfellow et al. 2015).
+
+    f(theta w + (1 - theta) w'),    f the mean loss over all clients' training rows
+
+where w and w' were trained by two clients, each on its own rows alone.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedprox.experiment import parse, resolve
+from fedprox.federation import Federation, Rows, offsets_of
+from fedprox.model import Model, Params
+from fedprox.reproduce.item import Between
+from fedprox.reproduce.summaries import Numbers, Series
+from fedprox.simulation.run import simulate
+
+THETAS = np.linspace(-0.2, 1.2, 50)
+LINE, PARENT = "theta w + (1 - theta) w'", "the better of w and w'"
+"""The labels of what is measured: the loss at each theta, and the lower of those at 0 and 1."""
+
+
+def between(pair: Between, seed: int, data_dir: Path | None = None) -> list[Series]:
+    """Train a pair of models, and measure those on the line through them.
+
+    Args:
+        pair: It.
+        seed: The data are divided by it, and the models begin and are trained by seeds from it.
+        data_dir: Folder with data files.
+
+    Returns:
+        `LINE` and `PARENT`, with "theta" and "train_loss" at `THETAS`.
+
+    Raises:
+        InputError: The experiment is refused, or data are missing.
+    """
+    table = pair.experiment
+    experiment = parse("between", table | {"data": table["data"] | {"seed": seed}})
+    resolved = resolve(experiment, data_dir)
+
+    def trained(client: int, model_seed: int) -> Params:
+        (run,) = simulate(
+            alone(resolved.federation, client),
+            resolved.model,
+            resolved.methods[0],
+            solver=resolved.solver,
+            cohort=resolved.cohort,
+            rounds=experiment.rounds,
+            measure_gradients=False,
+            seed=model_seed,
+        )
+        return run.params
+
+    first, second = trained(0, 2 * seed), trained(1, 2 * seed + (not pair.shared))
+    rows = resolved.federation.train
+
+    def series(label: str, losses: Numbers) -> Series:
+        values = {"theta": THETAS, "train_loss": losses}
+        return Series(label, seed, np.arange(len(THETAS)), values)
+
+    line = losses(resolved.model, rows, first, second, THETAS)
+    better = losses(resolved.model, rows, first, second, np.array([0.0, 1.0])).min()
+    return [series(LINE, line), series(PARENT, np.full(len(THETAS), better))]
+
+
+def alone(federation: Federation, client: int) -> Federation:
+    """A federation of one of the clients, with its rows."""
+
+    def own(rows: Rows) -> Rows:
+        x, y = rows.client(client)
+        return Rows(x, y, offsets_of([len(y)]))
+
+    return replace(
+        federation,
+        train=own(federation.train),
+        test=own(federation.test),
+        names=(federation.names[client],),
+    )
+
+
+def losses(model: Model, rows: Rows, first: Params, second: Params, thetas: Numbers) -> Numbers:
+    """f(theta w + (1 - theta) w') over rows, shape (thetas,).
+
+    Args:
+        model: The model.
+        rows: The rows.
+        first: w.
+        second: w'.
+        thetas: Each theta, shape (thetas,).
+    """
+
+    @jax.jit
+    def loss(theta: float, x: jax.Array, y: jax.Array) -> jax.Array:
+        params = jax.tree.map(lambda w, v: theta * w + (1 - theta) * v, first, second)
+        return jnp.mean(model.loss(model.apply(params, x), y))
+
+    x, y = jnp.asarray(np.asarray(rows.x)), jnp.asarray(rows.y)
+    return np.array([loss(theta, x, y) for theta in thetas.tolist()], np.float64)
