@@ -292,7 +292,7 @@ def optimum(heterogeneity: str, draw: int) -> float:
     while True:
         shares = np.exp(log_shares(w))
         gradient = ((shares - y).T @ x / n).ravel() + 1e-5 * w
-        if np.linalg.norm(gradient) < 1e-8:
+        if np.linalg.norm(gradient) < 1e-7:
             return loss(w)
         hessian = 1e-5 * np.eye(5 * d)
         for a, b in np.ndindex(5, 5):

@@ -192,7 +192,7 @@ def _searched(heterogeneity: str) -> list[Table]:
 TABLE_6 = Item(
     "Table 6: models sent to a training loss on synthetic data",
     f"{PAPER}, Table 6, appendix A.1",
-    {"short": 300, "paper": 500},
+    {"short": 200, "paper": 400},
     {
         f"feddyn-synthetic-{kind}": {
             "rounds": 300,
@@ -318,9 +318,7 @@ def _digits(percent: int, split: str, lines: tuple[Printed, Printed]) -> Setting
         evaluate_rows=120,
         short={"rounds": 12} if full else {},
     )
-    return _of_percent(
-        "mnist", percent, split, lines, run, "the short scale: 12 rounds" if full else ""
-    )
+    return _of_percent("mnist", percent, split, lines, run)
 
 
 def _letters(percent: int, split: str, lines: tuple[Printed, Printed]) -> Setting:
@@ -349,9 +347,7 @@ def _letters(percent: int, split: str, lines: tuple[Printed, Printed]) -> Settin
         evaluate_rows=100,
         short={"rounds": 24} if full else {},
     )
-    return _of_percent(
-        "emnist-l", percent, split, lines, run, "the short scale: 24 rounds" if full else ""
-    )
+    return _of_percent("emnist-l", percent, split, lines, run)
 
 
 def _of_percent(
@@ -360,7 +356,7 @@ def _of_percent(
     split: str,
     lines: tuple[Printed, Printed],
     run: Table,
-    note: str,
+    note: str = "",
 ) -> Setting:
     """A row of Table 2 or 5."""
     key = f"feddyn-{name}-{percent}-percent-{split}"
