@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox import (
+    Algorithm,
     Cohort,
     Federation,
     Model,
@@ -19,6 +20,8 @@ from fedprox import (
     feddane,
     fedprox,
     models,
+    scaffold,
+    simulate,
 )
 from fedprox.models.logistic import Logistic
 from fedprox.simulation import programs, schedule
@@ -133,6 +136,36 @@ def test_seeds_and_methods_do_not_depend_on_their_company() -> None:
     (same,) = [run for run in together if run.method == "fedprox" and run.seed == 1]
     for a, b in zip(jax.tree.leaves(alone.params), jax.tree.leaves(same.params), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("method", [feddane(mu=1.0), scaffold()], ids=lambda method: method.name)
+def test_points_of_a_sweep_in_one_tick_or_one_after_another(
+    method: Algorithm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With gradients read first and a stop rule, and with clients that keep something."""
+    federation = ragged_federation([1, 9, 11, 73])
+    gamma = 0.5 if method.name == "feddane" else None
+
+    def histories() -> list[list[float]]:
+        runs = simulate(
+            federation,
+            models.logistic(federation),
+            method,
+            solver=Solver([0.02, 0.1], batch_size=B, epochs=2, gamma=gamma),
+            cohort=Cohort(3),
+            rounds=4,
+            evaluate_every=2,
+        )
+        return [
+            [x for r in run.history[1:] for x in (r.train_loss, r.gamma_max, r.client_steps)]
+            for run in runs
+        ]
+
+    together = histories()
+    monkeypatch.setattr(programs, "SMALL_MODEL", 0)
+    one_by_one = histories()
+    np.testing.assert_allclose(one_by_one, together, rtol=1e-4)
+    assert not np.allclose(together[0], together[1], rtol=1e-2)
 
 
 @pytest.mark.parametrize("everything", [False, True])

@@ -2,7 +2,7 @@
 
 Inside the program a round is a loop over segments of a loop over ticks (`lanes.run_segments`);
 a tick is one mini-batch of every lane (or a part of a wide one, or a search along a line), for all
-points of the sweep at once. Where a job
+points of the sweep at once, or else for one point after another, `point_by_point`. Where a job
 ends, its message is added to the server's mean with its weight, what the client keeps goes to its
 place, and the lane takes up its next one. One sum over the devices and the algorithm's update end
 the round. Where clients know their own gradient, it is read before, as are those of the cohort of a
@@ -85,6 +85,7 @@ def rounds_program(
     keep_local: bool,
     reading_lanes: int,
     width: int,
+    batched: bool,
 ) -> Wrapped:
     """Compile-once program for up to `shape.rounds` rounds.
 
@@ -99,6 +100,8 @@ def rounds_program(
         keep_local: Whether to keep the last round's local models.
         reading_lanes: Lanes per device that read whole clients.
         width: Rows of a slice when reading whole clients.
+        batched: Whether a tick is one of all sweep points at once, or else the points do their
+            rounds one after another.
 
     Returns:
         (state, numbers, x, y, plan, exchange, kept, rounds) -> After: states and numbers have a
@@ -264,7 +267,38 @@ def rounds_program(
         REPLICATED,
     )
     found = After(same, same, same, same, kept=PER_DEVICE)
-    return spread(mesh, rounds, specs, out_specs=found, donated=(0, 6))
+    body = rounds if batched else point_by_point(rounds)
+    return spread(mesh, body, specs, out_specs=found, donated=(0, 6))
+
+
+def point_by_point(rounds: Callable[..., After]) -> Callable[..., After]:
+    """Some rounds of one sweep point after another, so that each has the caches to itself."""
+
+    def every(
+        state: State,
+        numbers: Scalars,
+        x: Features,
+        y: jax.Array,
+        plan: Plan,
+        exchange: Exchange | None,
+        kept: Kept,
+        count: jax.Array,
+    ) -> After:
+        def one(point: tuple[State, Scalars, Kept]) -> After:
+            state, numbers, kept = jax.tree.map(lambda a: a[None], point)
+            after = rounds(state, numbers, x, y, plan, exchange, swapped(kept), count)
+            return jax.tree.map(lambda a: a[0], turned(after))
+
+        return turned(jax.lax.map(one, (state, numbers, swapped(kept))))
+
+    def swapped(tree: Any) -> Any:
+        return jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), tree)
+
+    def turned(after: After) -> After:
+        """The points' axis first where it is second, and back."""
+        return after._replace(local=swapped(after.local), kept=swapped(after.kept))
+
+    return every
 
 
 def nobody(params: Params | None, kept: Kept, numbers: Scalars, lanes: int) -> Own:

@@ -96,6 +96,7 @@ class Layout(NamedTuple):
     Attributes:
         rounds: Shape of the batch plans.
         accumulate: Whether a mini-batch can take several ticks.
+        batched: Whether a tick is one of all sweep points at once.
         idle: Share of lane ticks, over all rounds, in which a lane has no client.
         lanes: Lanes per device that read whole clients.
         width: Training rows of a slice when reading whole clients.
@@ -107,6 +108,7 @@ class Layout(NamedTuple):
 
     rounds: Shape
     accumulate: bool
+    batched: bool
     idle: float
     lanes: int
     width: int
@@ -174,6 +176,7 @@ def lay_out(
         rounds=shape,
         accumulate=not solver.searches_line
         and (solver.batch_of(largest) > tick or needs_checks(solver)),
+        batched=points == 1 or batch_points(parameters),
         idle=1 - used / room if room else 0.0,
         lanes=read_lanes,
         width=width,
@@ -213,6 +216,18 @@ def lane_cost(parameters: int) -> LaneCost:
         return LaneCost(step=64.0, reading=64.0, most=max(1, min(1024, fitting)))
     small = parameters <= SMALL_MODEL
     return LaneCost(step=0.7, reading=0.0, most=4) if small else LaneCost(0.0, 0.0, 1)
+
+
+def batch_points(parameters: int) -> bool:
+    """Whether the points of a sweep should step together on the backend in use.
+
+    They share a mini-batch's rows and a tick's overhead, which is most of a small model's step. A
+    large model's parameters should stay in a core's cache from one step to the next.
+
+    Args:
+        parameters: Parameters of the model at one point.
+    """
+    return jax.default_backend() != "cpu" or parameters <= SMALL_MODEL
 
 
 class Programs(NamedTuple):
@@ -279,6 +294,7 @@ def compile_programs(
         keep_local=gradients,
         reading_lanes=layout.lanes,
         width=layout.width,
+        batched=layout.batched,
     ).trace(state, numbers, data.x, data.y, plan, exchanges([], layout), kept, np.int32(0))
     # measurements are made in full precision, also where an accelerator trains in less
     with jax.default_matmul_precision("highest"):
