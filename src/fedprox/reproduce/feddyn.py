@@ -192,7 +192,7 @@ def _searched(heterogeneity: str) -> list[Table]:
 TABLE_6 = Item(
     "Table 6: models sent to a training loss on synthetic data",
     f"{PAPER}, Table 6, appendix A.1",
-    {"short": 200, "paper": 400},
+    {"short": 270, "paper": 600},
     {
         f"feddyn-synthetic-{kind}": {
             "rounds": 300,
