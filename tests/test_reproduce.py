@@ -21,7 +21,7 @@ from fedprox.errors import InputError
 from fedprox.experiment import parse, resolve
 from fedprox.reproduce import ITEMS, select
 from fedprox.reproduce.between import LINE, PARENT
-from fedprox.reproduce.fedavg import GPU
+from fedprox.reproduce.common import GPU
 from fedprox.reproduce.figure import COLOURS, figure
 from fedprox.reproduce.item import (
     AXES,
@@ -65,7 +65,8 @@ def test_every_experiment_is_one(name: str) -> None:
         for scale in SCALES.values():
             for one in expand(paper, scale).values():
                 experiment = parse(f"{name}: {run}", one)
-                assert experiment.solver.batch_size == 10 or name.startswith(("models/", "fedavg/"))
+                if name.startswith("fedprox"):
+                    assert experiment.solver.batch_size == 10
                 options = set(signature(DATASETS[experiment.data["name"]]).parameters)
                 assert experiment.data.keys() - {"name"} <= options
         assert labels(paper)
@@ -127,10 +128,10 @@ def test_lines_and_claims_name_runs_and_methods_that_there_are(name: str) -> Non
     for row in item.rows:
         for panel in row.panels:
             assert bool(panel.curves) != bool(panel.missing)
-    assert sum(map(bool, (item.rows or item.races, item.statistics, item.scores))) == 1
+    assert any((item.rows, item.races, item.statistics, item.scores))
     assert item.seconds.keys() == SCALES.keys()
     assert item.seconds["short"] <= 3600
-    assert item.seconds["paper"] <= 5400 or GPU in item.notes
+    assert item.seconds["paper"] <= 6 * 3600 or GPU in item.notes
 
 
 def test_what_the_short_scale_changes_stands_beside_the_experiment() -> None:
@@ -176,7 +177,14 @@ def test_runs_that_items_share_are_the_same() -> None:
 def test_all_figures_and_tables_of_the_papers_are_there() -> None:
     final = {"headline", "table-1", *(f"figure-{i}" for i in range(1, 13))}
     draft = {"table-1", *(f"figure-{i}" for i in range(1, 8))}
+    feddyn = {f"figure-{i}" for i in (1, 2, 11)} | {f"table-{i}" for i in (1, 4, 6)}
+    feddyn |= {
+        f"table-{i}-{data}"
+        for i in (2, 5)
+        for data in ("mnist", "emnist-l", "cifar-10", "shakespeare")
+    }
     papers = {f"fedprox/{n}" for n in final} | {f"fedprox-draft/{n}" for n in draft}
+    papers |= {f"feddyn/{n}" for n in feddyn}
     tables = {"table-1", "table-1-cnn", "table-2", "table-2-whole", "table-3", "table-4"}
     fedavg = {f"fedavg/{n}" for n in tables | {f"figure-{i}" for i in (1, 3, 4, 5, 8, 9, 10)}}
     assert set(ITEMS) == papers | fedavg | {"models/centralised"}

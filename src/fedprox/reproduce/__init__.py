@@ -3,7 +3,7 @@
 import difflib
 
 from fedprox.errors import InputError
-from fedprox.reproduce import fedavg, fedprox, fedprox_draft, models
+from fedprox.reproduce import fedavg, feddyn, fedprox, fedprox_draft, models
 from fedprox.reproduce.item import Item
 
 ITEMS: dict[str, Item] = {
@@ -12,6 +12,7 @@ ITEMS: dict[str, Item] = {
         ("fedprox", fedprox.ITEMS),
         ("fedprox-draft", fedprox_draft.ITEMS),
         ("models", models.ITEMS),
+        ("feddyn", feddyn.ITEMS),
         ("fedavg", fedavg.ITEMS),
     )
     for name, item in items.items()

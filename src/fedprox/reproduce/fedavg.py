@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedprox.reproduce.between import LINE, PARENT
-from fedprox.reproduce.common import FEDAVG
+from fedprox.reproduce.common import FEDAVG, GPU
 from fedprox.reproduce.item import (
     MOST_SEEDS,
     SHORT,
@@ -355,10 +355,6 @@ ONE_SEED = "One seed, which says nothing of noise."
 FIFTH = (
     f"At the short scale a cell of more than {WHOLE} rounds runs a fifth of them, and of its grid "
     "the middle rate alone."
-)
-GPU = (
-    "At the paper's scale this is for a GPU: the time said is for two cores. The short scale only "
-    "shows that every row runs."
 )
 READ = "Training loss is that of 100 images of each client; all test images are read."
 

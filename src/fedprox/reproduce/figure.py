@@ -14,7 +14,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = {
+    "FedDyn": "#1f77b4",
+    "SCAFFOLD": "#ff7f0e",
     "FedAvg": "#d62728",
+    "FedProx": "#2ca02c",
+    "FedSplit": "#9467bd",
+    "FedSplit, active": "#9467bd",
+    "FedSplit, all": "#8c564b",
+    "alpha = 1": "#7f7f7f",
+    "alpha = 0.5": "#9467bd",
+    "alpha = 0.1": "#1f77b4",
+    "alpha = 0.05": "#2ca02c",
+    "alpha = 0.01": "#ff7f0e",
+    "alpha = 0.001": "#d62728",
     "FedProx, mu = 0": "#1f77b4",
     "FedProx, mu > 0": "#2ca02c",
     "FedProx, adaptive mu": "#9467bd",
@@ -103,7 +115,7 @@ def figure(item: Item, measured: Measured) -> "Figure":
 
 
 def _symbols(text: str) -> str:
-    return re.sub(r"\b(mu|eta|theta)\b", r"$\\\1$", text)
+    return re.sub(r"\b(alpha|mu|eta|theta)\b", r"$\\\1$", text)
 
 
 def _title(panel: Panel, measured: Measured) -> str:

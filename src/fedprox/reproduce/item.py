@@ -318,8 +318,9 @@ def _overlaid(table: Table, changes: Table) -> Table:
 def expand(table: Table, scale: Scale) -> dict[str, Table]:
     """The experiments that stand behind a run at a scale, by what is added to its name.
 
-    There is one with all seeds, but for `MOST_SEEDS`; or, where the data are generated or the run's
-    seed is fixed, one for each seed of the data.
+    There is one with all seeds, but for `MOST_SEEDS`; or, where the run's seed is fixed or the data
+    are generated, one for each seed of the data. Generated data with a fixed seed are one draw for
+    all seeds.
 
     >>> table = {"rounds": 200, "data": {"name": "synthetic"}}
     >>> expand(table, Scale("short", 5, (0, 1)))["-seed-1"]
@@ -327,7 +328,8 @@ def expand(table: Table, scale: Scale) -> dict[str, Table]:
     """
     less = at_scale(table, scale)
     seeds = scale.seeds[: less.pop(MOST_SEEDS, None)]
-    if "seed" not in table and table["data"]["name"] not in GENERATED:
+    drawn = less["data"]["name"] in GENERATED and "seed" not in less["data"]
+    if "seed" not in table and not drawn:
         return {"": less | {"seed": list(seeds)}}
     return {
         f"-seed-{s}": less | {"data": less["data"] | {"seed": s}, "seed": table.get("seed", s)}

@@ -92,6 +92,7 @@ def _rise(series: Series, measure: str) -> float:
 
 
 FINAL = Summary("at the last round", lambda series, measure: float(series.of(measure)[-1]))
+HIGHEST = Summary("at the best round", lambda series, measure: float(np.nanmax(series.of(measure))))
 MEAN = Summary("mean over the rounds", lambda series, measure: float(series.of(measure)[1:].mean()))
 RISE = Summary(
     "mean rise from one evaluation to the next, falls as zero, without the first tenth", _rise
