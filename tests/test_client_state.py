@@ -13,12 +13,15 @@ from fedprox import (
     InputError,
     Run,
     Solver,
+    Subproblem,
+    fedavg,
     feddyn,
     fedprox,
     fedsplit,
     scaffold,
     simulate,
 )
+from fedprox.simulation import clients
 from fedprox.simulation.clients import open_store
 from fedprox.simulation.lanes import lane_mesh
 from tests import methods
@@ -120,6 +123,39 @@ def test_gamma_is_of_the_problem_that_was_posed_with_the_state_before_the_round(
             lambda w: np.array([methods.gradient(w, *each) for each in rows]),
         )
         assert run.history[t + 1].gamma_mean == pytest.approx(np.mean(gammas), rel=1e-3)
+
+
+def test_gamma_is_of_the_problem_of_its_round() -> None:
+    """The round's own numbers pose it: here mu follows the decaying rate and who took part."""
+
+    def posed(params: Any, numbers: Any, own: Any) -> Subproblem:
+        del own
+        mu = numbers["participation"] / numbers["learning_rate"]
+        return Subproblem(params, mu, params)
+
+    method = fedavg()._replace(subproblem=posed)
+    solver = Solver(0.3, "all", steps=200, gamma=0.2, learning_rate_decay=0.5)
+    run = one_run(
+        ragged_quadratics(3, [2, 5, 1, 4]), quadratic_model(START), method, solver, rounds=3
+    )
+    assert [record.unsolved for record in run.history] == [0, 0, 0, 0]
+    assert all(0 < record.gamma_max <= 0.2001 for record in run.history[1:])
+
+
+def test_free_memory_is_that_of_the_container_and_unknown_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "Path", lambda name: tmp_path / str(name).lstrip("/"))
+    assert clients._free_memory() == 0
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 5000 kB\n")
+    assert clients._free_memory() == 5000 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.current").write_text("1000\n")
+    for limit, free in (("max", 5000 * 1024), ("4000", 3000), ("99999999", 5000 * 1024)):
+        (group / "memory.max").write_text(limit + "\n")
+        assert clients._free_memory() == free
 
 
 def test_a_disk_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -782,6 +782,18 @@ def test_a_table_of_rounds_has_speed_ups_over_its_first_row() -> None:
     ]
 
 
+def test_a_seed_that_diverged_leaves_no_ratio() -> None:
+    lost = series("feddyn", [1, np.nan], accuracy=[0.1, 0.1])
+    runs = {
+        "a": [climb("feddyn", 10), climb("feddyn", 11, 1), lost._replace(seed=2)],
+        "b": [climb("fedavg", 20)],
+    }
+    cells = race(Entry("a", "feddyn", 9), Entry("b", "fedavg", 18))
+    first, second = raced(cells, runs)[-1][2:4]
+    assert first == "paper 9; ours diverged (1 of 3 seeds)"
+    assert second == "paper 18 (2.0x); ours 20"
+
+
 def test_a_race_runs_end_to_end(tmp_path: Path) -> None:
     run = TINY | {
         "rounds": 24,

@@ -1,6 +1,7 @@
 """Property 5, what the docstring says of clip, weight decay and decay: steps by hand and runs."""
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from fedprox import (
     compare,
     fedavg,
     fedprox,
+    fedsgd,
     line_search_descent,
 )
 from tests import methods
@@ -120,6 +122,48 @@ def test_a_methods_own_settings_are_the_solvers_for_it_alone() -> None:
         np.testing.assert_allclose(run.params, path.server[-1], rtol=1e-4)
     assert mine.client_steps == 2 * 3 * 7
     assert plain.client_steps == 2 * 2 * (1 + 3 + 2)
+
+
+def test_labels_tell_methods_by_their_own_settings() -> None:
+    federation, model = ragged_quadratics(2, [3, 8]), quadratic_model(START)
+    methods_ = [
+        fedavg().with_solver(learning_rate=0.1),
+        fedavg().with_solver(learning_rate=0.2),
+        fedavg().with_solver(clip=None),
+        fedavg().with_solver(epochs=5).with_solver(steps=3),
+        fedavg().with_solver(steps=3).with_solver(epochs=5),
+    ]
+    runs = compare(
+        federation,
+        model,
+        methods_,
+        solver=Solver(0.1, 3, epochs=2, clip=1.0),
+        cohort=Cohort(2),
+        rounds=1,
+        measure_gradients=False,
+    )
+    assert [run.label for run in runs] == [
+        "fedavg learning_rate=0.1",
+        "fedavg learning_rate=0.2",
+        "fedavg clip=None",
+        "fedavg steps=3",
+        "fedavg epochs=5",
+    ]
+
+
+def test_a_methods_own_settings_are_checked_like_the_experiments() -> None:
+    federation, model = ragged_quadratics(2, [3, 8]), quadratic_model(START)
+    augmented = replace(federation, augment=lambda _, kept: kept)
+    plain, without = Solver(0.1, 3, epochs=2), {"measure_gradients": False}
+    own_gamma = fedavg().with_solver(gamma=0.5)
+    search = fedavg().with_solver(batch_size="all", optimizer=line_search_descent)
+    with pytest.raises(InputError, match="measure_gradients = false"):
+        one_run(federation, model, own_gamma, plain, **without)
+    for method in (own_gamma, search):
+        with pytest.raises(InputError, match="with augmentation every mini-batch"):
+            one_run(augmented, model, method, plain)
+    with pytest.raises(InputError, match="fedsgd: its epochs is always 1, not 5"):
+        one_run(federation, model, fedsgd().with_solver(epochs=5), plain)
 
 
 def test_an_unknown_setting_of_a_method_is_refused() -> None:

@@ -19,12 +19,15 @@ from fedprox import (
     datasets,
     fedavg,
     fedprox,
+    figure,
     models,
     simulate,
     table,
 )
 from fedprox.experiment import parse, resolve, train
+from fedprox.report.charts import curves
 from fedprox.report.directory import summarise
+from fedprox.report.table import by_label, uneven
 from fedprox.simulation.history import Record
 from fedprox.simulation.target import Measure, target_of
 
@@ -65,6 +68,26 @@ def test_rounds_to_a_target_interpolate_the_best_so_far() -> None:
     for value, rounds in ((0.3, 5), (0.5, 10), (0.7, 25), (0.05, 0), (0.95, None)):
         assert run.rounds_to(Target(ACCURACY, value)) == (rounds and pytest.approx(rounds))
         assert run.rounds_to(Target(LOSS, 1 - value)) == (rounds and pytest.approx(rounds))
+
+
+def test_a_seed_that_arrives_says_nothing_of_one_that_does_not() -> None:
+    runs = [run_with([0.1, 0.2, 0.3], every=5), run_with([0.1] * 10 + [0.9], every=5, seed=1)]
+    printed = table(runs, Target(ACCURACY, 0.8))
+    cells = [next(iter(column.cells)) for column in printed.columns]
+    assert cells[4:6] == ["10+", "10+"]
+
+
+def test_figures_hold_a_seed_that_stopped_at_its_last_record() -> None:
+    runs = [run_with([0.1, 0.8], every=5), run_with([0.1, 0.2, 0.4, 0.6], every=5, seed=1)]
+    axis = figure(runs).axes[1]
+    (line,) = axis.lines
+    assert list(line.get_xdata()) == [0, 5, 10, 15]
+    assert list(line.get_ydata()) == pytest.approx([0.1, 0.5, 0.6, 0.7])
+    (drawn,) = curves(by_label(runs), lambda r: [h.round for h in r.history], lambda h: h.round)
+    assert drawn.x.tolist() == [0, 5, 10, 15]
+    assert drawn.values.tolist() == [[0, 5, 5, 5], [0, 5, 10, 15]]
+    assert uneven(runs) == ["m: its seeds stopped after 5, 15 rounds; figures are of then"]
+    assert not uneven(runs[:1])
 
 
 VALUES = st.lists(st.floats(0.01, 1) | st.just(math.nan), min_size=1, max_size=8)

@@ -40,7 +40,7 @@ from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import RunDirectory, write_clients, write_figure
 from fedprox.report.page import write_report
-from fedprox.report.table import evaluated, table, unsolved
+from fedprox.report.table import other_models, table, uneven, unsolved
 from fedprox.reproduce import ITEMS, select
 from fedprox.reproduce.item import SCALES
 from fedprox.reproduce.run import Step, reproduce
@@ -187,7 +187,7 @@ def run(
     write_clients(directory.path, resolved.federation, resolved.model, runs)
     write_report([directory.path], directory.path / "report.html")
     console.print(table(runs, experiment.target))
-    for line in (*evaluated(runs), *unsolved(runs)):
+    for line in (*other_models(runs), *uneven(runs), *unsolved(runs)):
         console.print(line)
     console.print(f"\n{directory.path}: metrics, summary, models, figure, report.html")
 
@@ -424,7 +424,7 @@ class _Bars:
             self.tasks[key] = self.progress.add_task(name, total=now.rounds, loss="")
         unknown = "diverged" if now.round else "compiling"
         loss = f"loss {now.loss:.4f}" if math.isfinite(now.loss) else unknown
-        self.progress.update(self.tasks[key], completed=now.round, loss=loss)
+        self.progress.update(self.tasks[key], completed=now.round, total=now.rounds, loss=loss)
 
 
 INTERRUPTED = 130

@@ -195,7 +195,9 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     solver = Solver(**_solver(section, "solver"))
     cohort = Cohort(**experiment.cohort.model_dump())
     systems = Systems(**experiment.systems.model_dump())
-    methods = [_method(table, section, f"method.{i}") for i, table in enumerate(experiment.method)]
+    methods = [
+        _method(table, section, solver, f"method.{i}") for i, table in enumerate(experiment.method)
+    ]
     make_model, model_table = _named(experiment.model, MODELS, "model")
     federation, data_table = load_data(experiment.data, data_dir)
     if experiment.client_rows is not None:
@@ -246,12 +248,15 @@ def train(
     )
 
 
-def _method(table: Mapping[str, Any], solver: Table, where: str) -> tuple[Algorithm, Table]:
+def _method(
+    table: Mapping[str, Any], section: Table, solver: Solver, where: str
+) -> tuple[Algorithm, Table]:
     """The algorithm that a `[[method]]` names, and the section with every default.
 
     Args:
         table: The section.
-        solver: `[solver]`, of which the method may have settings of its own.
+        section: `[solver]`, of which the method may have settings of its own.
+        solver: What it gives.
         where: What the section is called.
     """
     given = dict(table)
@@ -267,14 +272,18 @@ def _method(table: Mapping[str, Any], solver: Table, where: str) -> tuple[Algori
     else:
         build, shown = _named(given, ALGORITHMS, where)
     algorithm = build(**bound)
+    require(isinstance(own, dict), f"{where}.solver = {own!r}; it must be a table")
     if own:
         where = f"{where}.solver"
-        require(isinstance(own, dict), f"{where} = {own!r}; it must be a table")
         try:
-            checked = SolverSection.model_validate(solver | own).model_dump(include=set(own))
+            checked = SolverSection.model_validate(section | own).model_dump(include=set(own))
         except ValidationError as error:
             raise InputError(_explain(error, SolverSection, where)) from None
         algorithm = algorithm.with_solver(**_solver(checked, where))
+        try:
+            algorithm.solver(solver)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
         shown["solver"] = own
     return algorithm, shown
 
@@ -286,7 +295,10 @@ def _solver(section: Table, where: str) -> Table:
         options = section.get("optimizer_options", {})
         settings["optimizer"] = _optimizer(section["optimizer"], options, where)
     else:
-        require("optimizer_options" not in section, f"{where}.optimizer_options: no optimizer")
+        require(
+            "optimizer_options" not in section,
+            f"{where}.optimizer_options: give optimizer beside it",
+        )
     return settings
 
 

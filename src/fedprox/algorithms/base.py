@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedprox.errors import require_number
+from fedprox.errors import require, require_number
 from fedprox.model import Params
 from fedprox.solver import Numbers, Solver, as_numbers
 from fedprox.subproblem import Subproblem
@@ -169,7 +169,13 @@ class Algorithm(NamedTuple):
             settings: Attributes of `Solver`; of `epochs` and `steps` the one given replaces the
                 other.
         """
-        return self._replace(settings={**self.settings, **settings})
+        lengths = {"epochs", "steps"}
+        before = {
+            name: value
+            for name, value in self.settings.items()
+            if name not in lengths or not lengths & settings.keys()
+        }
+        return self._replace(settings={**before, **settings})
 
     def solver(self, solver: Solver) -> Solver:
         """The solver that its clients use, given the experiment's.
@@ -177,4 +183,8 @@ class Algorithm(NamedTuple):
         Raises:
             InputError: The method cannot use it.
         """
-        return self.local(solver.changed(**self.settings))
+        used = self.local(solver.changed(**self.settings))
+        for name, value in self.settings.items():
+            found = getattr(used, name)
+            require(found == value, f"{self.name}: its {name} is always {found}, not {value}")
+        return used

@@ -13,7 +13,8 @@ clients' models stand still, w_k = w^t = w and h = 0: the gradients at w add up 
 alpha is.
 
 That point minimises the plain mean of the F_k. With `balance`, as in the authors' code, a client
-with more rows is held less, alpha_k = alpha (mean n) / n_k; then it is sum_k p_k F_k.
+with more rows is held less, alpha_k = alpha (mean n) / n_k in its local problem and in its g_k.
+Then h is sum_k p_k g_k, and the point minimises sum_k p_k F_k.
 """
 
 from typing import NamedTuple
@@ -36,7 +37,7 @@ from fedprox.subproblem import Subproblem
 
 
 class State(NamedTuple):
-    """The model w^t and the mean h of all clients' g_k."""
+    """The model w^t and the mean h of all clients' g_k, weighted by n_k with `balance`."""
 
     params: Params
     h: Params

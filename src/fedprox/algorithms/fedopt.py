@@ -6,7 +6,9 @@ FedAvg; their mean update stands for a gradient:
     d       = sum_{k in S_t} weight_k (w_k - w^t)
     w^{t+1} = the server's optimizer, one step from w^t with the gradient -d
 
-With SGD of rate 1 it is FedAvg; with momentum, FedAvgM; with Adam or Yogi, FedAdam or FedYogi.
+With SGD of rate 1 it is FedAvg; with momentum, FedAvgM; Adam and Yogi are as optax has them, with
+its corrections and constants, where Reddi et al. have none and a larger eps: theirs is nearer with
+`functools.partial(optax.adam, eps=1e-3)`.
 """
 
 from collections.abc import Callable

@@ -101,13 +101,13 @@ def scaffold(*, option: int = 2, server_learning_rate: Numbers = 1.0) -> Algorit
         step = moved(solution)
         renewed = own.gradient
         if option == 2:
-            per_step = 1 / (jnp.maximum(solution.steps, 1) * numbers["learning_rate"])
+            length = solution.steps * numbers["learning_rate"]
             ahead = jax.tree.map(jnp.subtract, own.kept, state.control)
             renewed = jax.tree.map(
                 # a client that stops before its first step has met no gradient
-                lambda c, new: jnp.where(solution.steps > 0, new, c),
+                lambda c, new: jnp.where(length > 0, new, c),
                 own.kept,
-                plus(ahead, -per_step, step),
+                plus(ahead, -1 / jnp.where(length > 0, length, 1.0), step),
             )
         return (step, jax.tree.map(jnp.subtract, renewed, own.kept)), renewed
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedprox.report.table import held
 from fedprox.simulation.history import Record, Run
 
 Trace = dict[str, Any]
@@ -89,12 +90,13 @@ def styles(labels: Iterable[str]) -> dict[str, Style]:
 def curves(
     groups: dict[str, list[Run]], x: Callable[[Run], Sequence[float]], y: Callable[[Record], float]
 ) -> list[Line]:
-    """A line for each label: x is averaged over its seeds, y kept for each."""
+    """A line for each label: x is averaged over its longest seeds, y kept for each."""
     lines = []
     for label, group in groups.items():
-        length = min(len(run.history) for run in group)
-        along = np.mean([x(run)[:length] for run in group], axis=0)
-        values = np.array([[y(record) for record in run.history[:length]] for run in group])
+        longest, histories = held(group)
+        length = len(longest.history)
+        along = np.mean([x(run) for run in group if len(run.history) == length], axis=0)
+        values = np.array([[y(record) for record in history] for history in histories])
         lines.append(Line(label, along, values))
     return lines
 

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedprox.report.table import by_label
+from fedprox.report.table import by_label, held
 from fedprox.simulation.history import Run
 
 if TYPE_CHECKING:
@@ -17,6 +18,11 @@ PANELS = (
     ("test_accuracy", "test accuracy"),
     ("gradient_variance", r"gradient variance $E_k\|\nabla F_k - \nabla f\|^2$"),
 )
+
+
+DASHES = ("solid", "dashed", "dotted")
+FEW = 7
+"""Lines whose legend has room in a panel."""
 
 
 def figure(runs: Sequence[Run]) -> "Figure":
@@ -34,16 +40,15 @@ def figure(runs: Sequence[Run]) -> "Figure":
     drawn = Figure(figsize=(4 * len(panels), 3.8), layout="constrained")
     axes = drawn.subplots(1, len(panels), squeeze=False)[0]
     for axis, (name, title) in zip(axes, panels, strict=True):
+        looks = ({"color": f"C{i % 10}", "linestyle": DASHES[i // 10 % 3]} for i in count())
         lowest, highest = math.inf, -math.inf
         for label, group in by_label(runs).items():
-            length = min(len(run.history) for run in group)
-            rounds = [record.round for record in group[0].history[:length]]
-            values = np.array(
-                [[getattr(r, name) for r in run.history[:length]] for run in group], float
-            )
+            longest, histories = held(group)
+            rounds = [record.round for record in longest.history]
+            values = np.array([[getattr(r, name) for r in one] for one in histories], float)
             values[~np.isfinite(values)] = np.nan
             mean = values.mean(axis=0)
-            (line,) = axis.plot(rounds, mean, label=label, linewidth=1.5)
+            (line,) = axis.plot(rounds, mean, label=label, linewidth=1.5, **next(looks))
             if len(group) > 1:
                 low, high = values.min(axis=0), values.max(axis=0)
                 axis.fill_between(rounds, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
@@ -55,5 +60,14 @@ def figure(runs: Sequence[Run]) -> "Figure":
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("round")
         axis.grid(alpha=0.3)
-    axes[0].legend(frameon=False)
+    labels = len(by_label(runs))
+    if labels <= FEW:
+        axes[0].legend(frameon=False)
+    else:  # below the panels, which keep their size
+        rows = -(-labels // len(panels))
+        drawn.set_figheight(drawn.get_figheight() + 0.19 * rows)
+        handles, names = axes[0].get_legend_handles_labels()
+        drawn.legend(
+            handles, names, loc="outside lower center", ncols=len(panels), fontsize=8, frameon=False
+        )
     return drawn

@@ -23,7 +23,7 @@ from fedprox.report.charts import (
     styles,
 )
 from fedprox.report.directory import write_whole
-from fedprox.report.table import by_label, evaluated, spread, table, unsolved
+from fedprox.report.table import by_label, other_models, spread, table, uneven, unsolved
 from fedprox.simulation.history import Run
 
 WORST = 0.1
@@ -238,6 +238,8 @@ def _warnings(archive: Archive) -> Iterator[str]:
                 f"{run.label}, seed {run.seed}, diverged: its training loss was no longer finite "
                 f"at round {run.diverged_at}."
             )
+    if archive.finished:
+        yield from (f"{line}." for line in uneven(archive.runs))
     yield from (f"{line}." for line in unsolved(archive.runs))
 
 
@@ -249,7 +251,7 @@ def _results(archive: Archive) -> Table:
     rows = [list(row) for row in zip(*(map(str, c.cells) for c in columns), strict=True)]
     seeds = len({run.seed for run in archive.runs})
     over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
-    lines = ["Models sent are relative to one round of FedAvg", *evaluated(archive.runs)]
+    lines = ["Models sent are relative to one round of FedAvg", *other_models(archive.runs)]
     caption = f"Results{over}. {'; '.join(lines)}."
     return Table(caption, [str(c.header) for c in columns], rows)
 

@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 
 from rich.table import Table
 
-from fedprox.simulation.history import Run
+from fedprox.simulation.history import Record, Run
 from fedprox.simulation.target import Target
 
 
@@ -60,10 +60,31 @@ EVALUATED = {
 """What is evaluated in place of the model that is sent out, by name."""
 
 
-def evaluated(runs: Sequence[Run]) -> list[str]:
+def other_models(runs: Sequence[Run]) -> list[str]:
     """A line for each other model than the one sent out that was evaluated."""
     names = dict.fromkeys(run.evaluated for run in runs)
     return [f'evaluated, as "{name}": {EVALUATED[name]}' for name in names if name in EVALUATED]
+
+
+def held(group: Sequence[Run]) -> tuple[Run, list[list[Record]]]:
+    """The longest of some runs, and every run's records along its rounds.
+
+    A run that has stopped, at its target or because it diverged, stands at its last record.
+    """
+    longest = max(group, key=lambda run: len(run.history))
+    length = len(longest.history)
+    return longest, [run.history + [run.final] * (length - len(run.history)) for run in group]
+
+
+def uneven(runs: Sequence[Run]) -> list[str]:
+    """A line for each method whose seeds stopped after different rounds."""
+    lines = []
+    for label, group in by_label(runs).items():
+        ends = [run.final.round for run in group if run.diverged_at is None]
+        if len(set(ends)) > 1:
+            rounds = ", ".join(map(str, ends))
+            lines.append(f"{label}: its seeds stopped after {rounds} rounds; figures are of then")
+    return lines
 
 
 def unsolved(runs: Sequence[Run]) -> list[str]:
@@ -113,7 +134,8 @@ def _cost(group: Sequence[Run], target: Target | None) -> list[str]:
         return ["", ""]
     rounds = [run.rounds_to(target) for run in group]
     if None in rounds:
-        last = max((run.final for run in group), key=lambda record: record.round)
+        short = [run.final for run, found in zip(group, rounds, strict=True) if found is None]
+        last = max(short, key=lambda record: record.round)
         return [f"{last.round}+", f"{last.communication}+"]
     models = [run.models_to(target) for run in group]
     return [spread([n for n in found if n is not None], "{:.1f}") for found in (rounds, models)]

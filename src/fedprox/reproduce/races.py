@@ -47,8 +47,13 @@ class Ours(NamedTuple):
     settings: tuple[str, ...]
 
     @property
-    def mean(self) -> Count:
-        """The mean over seeds: a lower bound where one has not reached the target."""
+    def mean(self) -> Count | None:
+        """The mean over seeds: a lower bound where one has not reached the target.
+
+        None where one diverged, whose last round says nothing.
+        """
+        if self.diverged.any():
+            return None
         return Count(float(self.counts.mean()), not self.reached.all())
 
 
@@ -119,7 +124,7 @@ def ratio(counts: Counts, row: int, column: int, relative: str) -> str:
     return f"{bound}{over.value / under.value:.1f}x"
 
 
-def off(paper: Count | None, ours: Count) -> str:
+def off(paper: Count | None, ours: Count | None) -> str:
     """How far ours is from the paper's number where that is more than `FACTOR`; else nothing.
 
     Where one was not enough, only what is certain: 200 that were not enough say nothing against
@@ -128,7 +133,7 @@ def off(paper: Count | None, ours: Count) -> str:
     >>> off(Count(50), Count(200, more=True)), off(Count(50), Count(60))
     ('more than 4 times', '')
     """
-    if paper is None:
+    if paper is None or ours is None:
         return ""
     factor = ours.value / paper.value
     if not ours.more and factor < 1 / FACTOR:

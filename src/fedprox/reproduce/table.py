@@ -163,8 +163,10 @@ def _race_cell(
 
     paper = papers[place[0]][place[1]]
     parts = [with_ratio(f"paper {_count(paper)}", papers)] if paper else []
-    if found.diverged.all():
-        return "; ".join([*parts, "ours diverged"])
+    if found.diverged.any():
+        bad, seeds = int(found.diverged.sum()), len(found.diverged)
+        who = "" if bad == seeds else f" ({bad} of {seeds} seeds)"
+        return "; ".join([*parts, f"ours diverged{who}"])
     parts.append(with_ratio(f"ours {_reached(found)}", ours))
     if found.settings:
         parts.append(" or ".join(found.settings))

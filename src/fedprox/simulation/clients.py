@@ -9,6 +9,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -62,7 +63,7 @@ def open_store(where: ClientState, initial: Kept, clients: NDArray[np.int64], me
     """
     leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, initial))
     if where == "auto":
-        where = _place(len(clients) * sum(leaf.nbytes for leaf in leaves), mesh)
+        where = _where_it_fits(len(clients) * sum(leaf.nbytes for leaf in leaves), mesh)
     if where == "device":
         return _on_devices(initial, clients, mesh)
     try:
@@ -70,9 +71,9 @@ def open_store(where: ClientState, initial: Kept, clients: NDArray[np.int64], me
             _Rows.allocate((len(clients), *leaf.shape), leaf.dtype, mapped=where == "disk")
             for leaf in leaves
         ]
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         raise InputError(
-            f"client_state: {tempfile.gettempdir()}: no room for what clients keep: {error}"
+            f"client_state: no room on {where} for what clients keep: {error}"
         ) from None
     known = np.zeros(len(clients), bool)
     sharding = NamedSharding(mesh, PER_DEVICE)
@@ -159,12 +160,26 @@ def _on_devices(initial: Kept, clients: NDArray[np.int64], mesh: Mesh) -> Store:
     return Store(read, write, held.clear)
 
 
-def _place(size: int, mesh: Mesh) -> ClientState:
-    """Where a store of `size` bytes fits."""
+def _where_it_fits(size: int, mesh: Mesh) -> ClientState:
+    """The first place with room for `size` bytes."""
     if jax.default_backend() != "cpu":
         memory = mesh.devices.flat[0].memory_stats() or {}
         free = memory.get("bytes_limit", 0) - memory.get("bytes_in_use", 0)
         if size <= FITS * free * mesh.devices.size:
             return "device"
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return "host" if size <= FITS * free else "disk"
+    return "host" if size <= FITS * _free_memory() else "disk"
+
+
+def _free_memory() -> int:
+    """Bytes that this process can still have, in its container if it is in one; 0 if unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        (available,) = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError):
+        return 0
+    try:
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text())
+        return min(1024 * available, limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # no container, or none that limits memory
+        return 1024 * available

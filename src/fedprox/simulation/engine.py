@@ -37,7 +37,7 @@ from fedprox.simulation.lanes import (
     where_lanes,
 )
 from fedprox.simulation.schedule import Plan, Shape
-from fedprox.simulation.worker import Client, Worker, at_rest, steps_taken
+from fedprox.simulation.worker import Client, Worker, at_rest, of_the_round, steps_taken
 from fedprox.solver import Solver
 
 
@@ -164,11 +164,7 @@ def rounds_program(
         exchange: Exchange | None,
         kept: Kept,
     ) -> tuple[State, State, Local, Kept]:
-        numbers = {
-            **numbers,
-            "learning_rate": numbers["learning_rate"] * plan.rate,
-            "participation": jnp.broadcast_to(plan.participation, numbers["learning_rate"].shape),
-        }
+        numbers = of_the_round(numbers, plan.rate, plan.participation)
         jobs, before, gradient = plan.jobs, state, None
         if exchange is not None:
             gradient, mean_gradient = gradients(jax.vmap(algorithm.params)(state), x, y, exchange)
@@ -249,7 +245,8 @@ def rounds_program(
             steps = jax.tree.map(jnp.add, carry.steps, taken)
             return After(after, posed if keep_local else None, local, steps, kept)
 
-        local = nothing_yet(state, numbers, kept)[2]
+        first = of_the_round(numbers, plan.rate[0], plan.participation[0])
+        local = nothing_yet(state, first, kept)[2]
         steps = jax.tree.map(lambda s: s.sum(axis=0), local.steps)
         before = After(state, state if keep_local else None, local, steps, kept)
         after = jax.lax.fori_loop(0, count, body, before)

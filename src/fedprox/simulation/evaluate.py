@@ -26,6 +26,7 @@ from fedprox.simulation.lanes import (
     where_lanes,
 )
 from fedprox.simulation.reading import Reading, my_part, per_lane, reader, summed_gradients
+from fedprox.simulation.worker import of_the_round
 from fedprox.subproblem import inexactness
 
 
@@ -176,9 +177,10 @@ def inexactness_program(
         width: Rows of a slice.
 
     Returns:
-        (state, numbers, local models, x, y, reading, sizes, shares, kept, places) -> gamma (slots,
-        points): state before the round, local models (slots, points, ...), sizes and shares
-        (slots,) of the cohort's clients, and what they kept before it, with its places (slots,).
+        (state, numbers, local models, x, y, reading, sizes, shares, kept, places, rate,
+        participation) -> gamma (slots, points): state before the round, local models (slots,
+        points, ...), sizes and shares (slots,) of the cohort's clients, what they kept before it,
+        with its places (slots,), and the round's rate and participation.
     """
     read_train = reader(lanes, width)
     at_end = summed_gradients(model, lanes, shared=False)
@@ -195,8 +197,10 @@ def inexactness_program(
         shares: jax.Array,
         kept: Kept,
         places: jax.Array,
+        rate: jax.Array,
+        participation: jax.Array,
     ) -> jax.Array:
-        reading = my_part(reading)
+        reading, numbers = my_part(reading), of_the_round(numbers, rate, participation)
         start = jax.vmap(algorithm.params)(state)
         zero = jax.tree.map(lambda a: jnp.zeros((lanes, *a.shape), a.dtype), (start, start))
         slots, points = jax.tree.leaves(local)[0].shape[:2]
@@ -241,5 +245,5 @@ def inexactness_program(
         carry = (zero, jnp.zeros((slots, points)))
         return total(run_segments(reading.ends, tick, end_jobs, carry)[1])
 
-    specs = (*[REPLICATED] * 5, PER_DEVICE, *[REPLICATED] * 4)
+    specs = (*[REPLICATED] * 5, PER_DEVICE, *[REPLICATED] * 6)
     return spread(mesh, program, specs)

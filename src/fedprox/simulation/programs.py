@@ -35,6 +35,7 @@ from fedprox.simulation.reading import (
 from fedprox.simulation.schedule import (
     Array,
     Jobs,
+    Plan,
     Shape,
     choose_lanes,
     job_ticks,
@@ -316,7 +317,7 @@ def compile_programs(
             program = inexactness_program(
                 model, algorithm, mesh, lanes=layout.lanes, width=layout.width
             )
-            cohort = read_cohort(no_jobs(), np.zeros(shape.slots, np.int32), kept, layout, mesh)
+            cohort = read_cohort(no_jobs(), plan, 0, kept, layout, mesh)
             traced.append(program.trace(state, numbers, local, data.x, data.y, *cohort))
     with ThreadPoolExecutor() as pool:
         run, measure, *gamma = pool.map(lambda each: each.lower().compile(), traced)
@@ -353,6 +354,8 @@ class ReadCohort(NamedTuple):
         shares: n_k / the mean n, float32 (slots,).
         kept: What clients keep, leaves (places, points, ...) on every device, or None.
         places: Each client's place, int32 (slots,).
+        rate: What the round's learning rate is multiplied by.
+        participation: The share of all clients' weight that takes part.
     """
 
     reading: Reading
@@ -360,12 +363,14 @@ class ReadCohort(NamedTuple):
     shares: Array
     kept: Kept
     places: Array
+    rate: Array
+    participation: Array
 
 
 def read_cohort(
-    jobs: Jobs, places: NDArray[np.int32], kept: Kept, layout: Layout, mesh: Mesh
+    jobs: Jobs, plan: Plan, index: int, kept: Kept, layout: Layout, mesh: Mesh
 ) -> ReadCohort:
-    """How to read the clients of some jobs, given their places and what they kept."""
+    """How to read the clients of some jobs, the round `index` of a plan, given what they kept."""
     reading = plan_reading(
         jobs.offset,
         jobs.offset + jobs.size,
@@ -377,7 +382,8 @@ def read_cohort(
     )
     sizes, shares = np.ones((2, layout.rounds.slots), np.float32)
     sizes[: len(jobs.size)], shares[: len(jobs.size)] = jobs.size, jobs.share
-    return ReadCohort(reading, sizes, shares, replicate(mesh, kept), places)
+    known = plan.jobs.place[index], plan.rate[index], plan.participation[index]
+    return ReadCohort(reading, sizes, shares, replicate(mesh, kept), *known)
 
 
 def exchanges(work: Sequence[RoundWork], layout: Layout) -> Exchange | None:

@@ -91,16 +91,6 @@ class Protocol:
             require_whole("evaluate_rows", self.evaluate_rows)
         require_one_of("evaluate_model", self.evaluate_model, get_args(Evaluated))
         require_one_of("client_state", self.client_state, get_args(ClientState))
-        require(
-            self.measure_gradients or self.solver.gamma is None,
-            "measure_gradients = false; whether solver.gamma was met could then not be told",
-        )
-        require(
-            self.federation.augment is None
-            or (self.solver.gamma is None and not self.solver.searches_line),
-            "data: with augmentation every mini-batch has an objective of its own, so neither "
-            "solver.gamma nor an optimizer that searches along a line can be used",
-        )
         require(len(self.seeds) > 0, "seed: none given; at least one is needed")
         for seed in self.seeds:
             check_seed(seed)
@@ -111,10 +101,7 @@ class Protocol:
             f"cohort.clients_per_round = {self.cohort.clients_per_round}; the federation has "
             f"{len(self.federation)} clients",
         )
-        require(
-            self.stop_at_target in ("never", "all", "any"),
-            f'stop_at_target = {self.stop_at_target!r}; it must be "never", "all" or "any"',
-        )
+        require_one_of("stop_at_target", self.stop_at_target, get_args(StopAtTarget))
         require(
             self.stop_at_target == "never" or self.target is not None,
             f'stop_at_target = "{self.stop_at_target}"; it needs a target: give target_accuracy or '
@@ -139,7 +126,21 @@ class Protocol:
         return algorithm if algorithm.pooled else reporting(algorithm, self.evaluate_model)
 
     def check(self, algorithm: Algorithm, solver: Solver) -> None:
-        """Raise `InputError` where a method cannot follow the protocol."""
+        """Raise `InputError` where a method cannot follow the protocol.
+
+        Args:
+            algorithm: The method.
+            solver: The solver that its clients use.
+        """
+        require(
+            self.measure_gradients or solver.gamma is None,
+            "measure_gradients = false; whether solver.gamma was met could then not be told",
+        )
+        require(
+            self.federation.augment is None or (solver.gamma is None and not solver.searches_line),
+            "data: with augmentation every mini-batch has an objective of its own, so neither "
+            "solver.gamma nor an optimizer that searches along a line can be used",
+        )
         require(
             algorithm.stragglers == "keep" or solver.gamma is None or self.systems.deadline is None,
             f"{algorithm.name} drops stragglers, and with solver.gamma and systems.deadline who is "
@@ -219,6 +220,8 @@ class Protocol:
         offsets = self.federation.train.offsets
         rows = offsets[drawn.clients + 1] - offsets[drawn.clients]
         total = len(self.federation.train) if algorithm.average == "rows" else clients
+        if self.cohort.sampling == "proportional":
+            total = self.cohort.clients_per_round  # draws
         return Jobs(
             client=drawn.clients,
             offset=offsets[drawn.clients],

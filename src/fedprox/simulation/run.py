@@ -254,6 +254,7 @@ def _run_method(
             mesh,
             gradients=protocol.measure_gradients,
         )
+        del state
         compile_seconds += programs.compile_seconds
         begin += compile_seconds
         for seed in protocol.seeds:
@@ -297,13 +298,21 @@ def _run_method(
             finally:
                 if store is not None:
                     store.close()
+            done = batch[0].final.round
+            on_progress(Progress(name, seed, done, done, _best_loss(batch)))
             params = jax.tree.map(np.asarray, evaluated(algorithm, state))
+            del state
             for i, run in enumerate(batch):
                 run.params = jax.tree.map(lambda a, i=i: a[i], params)
                 run.run_seconds = time.perf_counter() - begin
             runs += batch
             begin = time.perf_counter()
     return runs
+
+
+def _best_loss(runs: Sequence[Run]) -> float:
+    losses = [run.final.train_loss for run in runs]
+    return min(filter(math.isfinite, losses), default=math.nan)
 
 
 def _report(
@@ -331,19 +340,21 @@ def sweep_points(algorithm: Algorithm, solver: Solver) -> list[dict[str, float]]
 def label(algorithm: Algorithm, solver: Solver, point: dict[str, float]) -> str:
     """The method, its numbers and its own settings: what tells it from others of a comparison.
 
-    The learning rate is shown where there are several, and the server's where it is not plainly 1.
+    The learning rate is shown where there are several or the method has its own, and the server's
+    where it is not plainly 1.
     """
 
     def shown(key: str) -> bool:
         if key == "learning_rate":
-            return len(as_numbers(key, solver.learning_rate)) > 1
+            several = len(as_numbers(key, solver.learning_rate)) > 1
+            return several or key in algorithm.settings
         return key != "server_learning_rate" or algorithm.numbers[key] != (1.0,)
 
     numbers = [f"{k}={v:g}" for k, v in point.items() if shown(k)]
     settings = [
         f"{k}={name_of(v) if callable(v) else v}"
         for k, v in algorithm.settings.items()
-        if k not in point and v is not None
+        if k not in point
     ]
     parts = [algorithm.name, algorithm.variant, *numbers, *settings]
     return " ".join(part for part in [*parts, "adaptive" * algorithm.adapt] if part)
@@ -519,7 +530,7 @@ def _run_rounds(
             run.history.append(record)
             ends.see(i, record)
             on_record(record)
-        on_progress(done.round, min(loss[np.isfinite(loss)].tolist(), default=math.nan))
+        on_progress(done.round, _best_loss(runs))
 
     measures = programs.evaluate(state)
     trend = first_trend(measures.train_loss) if algorithm.adapt else None
@@ -552,13 +563,18 @@ def _run_rounds(
             done = work[chunk.last - 1]
             gamma = None
             if programs.inexactness is not None:
-                places = plan.jobs.place[chunk.last - chunk.first - 1]
-                cohort = read_cohort(done.jobs, places, kept, layout, mesh)
-                gamma = programs.inexactness(after.posed, numbers, after.local.params, *cohort)
+                index = chunk.last - chunk.first - 1
+                gamma = programs.inexactness(
+                    after.posed,
+                    numbers,
+                    after.local.params,
+                    *read_cohort(done.jobs, plan, index, kept, layout, mesh),
+                )
             pending.append(
                 _Evaluation(chunk.last, done, numbers, measures, gamma, after.local.steps, taken)
             )
             taken = []
+        del after, kept  # the cohort's models go before the next one's come
         if trend is not None:
             mu, trend = _follow(numbers["mu"], trend, measures.train_loss)
             numbers = {**numbers, "mu": mu}

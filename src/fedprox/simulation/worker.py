@@ -24,6 +24,22 @@ from fedprox.model import Model, Params, read_slice, weighted_loss
 from fedprox.solver import Solver
 
 
+def of_the_round(numbers: Scalars, rate: jax.Array, participation: jax.Array) -> Scalars:
+    """The numbers of all points, arrays (points,), in a round.
+
+    Args:
+        numbers: The algorithm's own numbers and the first round's learning rate.
+        rate: What the learning rate is multiplied by.
+        participation: The share of all clients' weight that takes part.
+    """
+    base = numbers["learning_rate"]
+    return {
+        **numbers,
+        "learning_rate": base * rate,
+        "participation": jnp.broadcast_to(participation, base.shape),
+    }
+
+
 class Stop(NamedTuple):
     """A client's stop rule: ||grad h_k(w)|| <= gamma ||grad h_k(s_k)||.
 
