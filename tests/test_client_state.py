@@ -130,11 +130,11 @@ def test_gamma_is_of_the_problem_of_its_round() -> None:
 
     def posed(params: Any, numbers: Any, own: Any) -> Subproblem:
         del own
-        mu = numbers["participation"] / numbers["learning_rate"]
+        mu = 0.1 * numbers["participation"] / numbers["learning_rate"]
         return Subproblem(params, mu, params)
 
     method = fedavg()._replace(subproblem=posed)
-    solver = Solver(0.3, "all", steps=200, gamma=0.2, learning_rate_decay=0.5)
+    solver = Solver(0.1, "all", steps=200, gamma=0.2, learning_rate_decay=0.5)
     run = one_run(
         ragged_quadratics(3, [2, 5, 1, 4]), quadratic_model(START), method, solver, rounds=3
     )

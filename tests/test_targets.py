@@ -81,8 +81,8 @@ def test_figures_hold_a_seed_that_stopped_at_its_last_record() -> None:
     runs = [run_with([0.1, 0.8], every=5), run_with([0.1, 0.2, 0.4, 0.6], every=5, seed=1)]
     axis = figure(runs).axes[1]
     (line,) = axis.lines
-    assert list(line.get_xdata()) == [0, 5, 10, 15]
-    assert list(line.get_ydata()) == pytest.approx([0.1, 0.5, 0.6, 0.7])
+    assert np.asarray(line.get_xdata()).tolist() == [0, 5, 10, 15]
+    assert np.asarray(line.get_ydata()).tolist() == pytest.approx([0.1, 0.5, 0.6, 0.7])
     (drawn,) = curves(by_label(runs), lambda r: [h.round for h in r.history], lambda h: h.round)
     assert drawn.x.tolist() == [0, 5, 10, 15]
     assert drawn.values.tolist() == [[0, 5, 5, 5], [0, 5, 10, 15]]
