@@ -30,7 +30,7 @@ from fedprox import (
     simulate,
 )
 from fedprox.model import Params
-from fedprox.simulation.run import initial_params
+from fedprox.simulation.points import initial_params
 from tests.quadratics import one_run, quadratic_federation, quadratic_model, random_quadratics
 
 EXACT = Solver(learning_rate=0.1, batch_size="all", steps=2000)

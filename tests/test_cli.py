@@ -20,7 +20,7 @@ from fedprox.experiment import read_experiment, resolve
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import RunDirectory, write_whole
 from fedprox.simulation.history import Record
-from fedprox.simulation.run import initial_params
+from fedprox.simulation.points import initial_params
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.toml"))
 

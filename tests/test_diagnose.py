@@ -16,7 +16,7 @@ from fedprox.diagnostics import Constants, mu_needed
 from fedprox.diagnostics.dissimilarity import dissimilarity
 from fedprox.model import weighted_loss
 from fedprox.report.directory import metrics_line
-from fedprox.simulation.run import initial_params
+from fedprox.simulation.points import initial_params
 from tests.test_cli import SMALL, fedprox, record, status
 
 ROUNDS = range(0, SWEEP_ROUNDS + 1, 2)

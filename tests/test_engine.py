@@ -25,7 +25,7 @@ from fedprox import (
 )
 from fedprox.models.logistic import Logistic
 from fedprox.simulation import programs, schedule
-from fedprox.simulation.run import initial_params
+from fedprox.simulation.points import initial_params
 from tests import oracle
 
 

@@ -28,7 +28,7 @@ from fedprox import (
     simulate,
 )
 from fedprox.simulation import programs
-from fedprox.simulation.run import initial_params
+from fedprox.simulation.points import initial_params
 from tests import oracle
 from tests.quadratics import one_run, quadratic_federation, quadratic_model, random_quadratics
 from tests.test_engine import as_oracle, ragged_federation

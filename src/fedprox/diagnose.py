@@ -22,7 +22,8 @@ from fedprox.errors import require, require_whole
 from fedprox.federation import Federation, Rows
 from fedprox.model import Model
 from fedprox.simulation.history import Progress, Record, Run
-from fedprox.simulation.run import compare, initial_params
+from fedprox.simulation.points import initial_params
+from fedprox.simulation.run import compare
 from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.systems import Systems
 from fedprox.solver import Solver, as_numbers

@@ -16,16 +16,16 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from fedprox.algorithms.adaptive import first_trend, follow
-from fedprox.algorithms.base import Algorithm, Kept, State
+from fedprox.algorithms.base import Algorithm, State
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.errors import require
 from fedprox.federation import Federation
-from fedprox.model import Model, Params
+from fedprox.model import Model
 from fedprox.simulation.clients import ClientState, Store, open_store
-from fedprox.simulation.evaluate import Measures
 from fedprox.simulation.exchange import Exchange
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.lanes import lane_mesh, replicate, zeros_on
+from fedprox.simulation.points import initial_kept, initial_state, label, sweep_points
 from fedprox.simulation.programs import (
     Data,
     Layout,
@@ -40,10 +40,10 @@ from fedprox.simulation.programs import (
 from fedprox.simulation.protocol import Protocol, RoundWork
 from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.schedule import Plan, no_jobs, plan_rounds
+from fedprox.simulation.settle import Ends, Evaluation, best_loss, records_of
 from fedprox.simulation.systems import Systems
 from fedprox.simulation.target import StopAtTarget, Target
-from fedprox.solver import Solver, as_numbers, name_of
-from fedprox.streams import Purpose, generator
+from fedprox.solver import Solver
 
 PLANS_AHEAD = 3
 """Calls whose batch plans are made in the background before they are needed."""
@@ -299,7 +299,7 @@ def _run_method(
                 if store is not None:
                     store.close()
             done = batch[0].final.round
-            on_progress(Progress(name, seed, done, done, _best_loss(batch)))
+            on_progress(Progress(name, seed, done, done, best_loss(batch)))
             params = jax.tree.map(np.asarray, evaluated(algorithm, state))
             del state
             for i, run in enumerate(batch):
@@ -308,11 +308,6 @@ def _run_method(
             runs += batch
             begin = time.perf_counter()
     return runs
-
-
-def _best_loss(runs: Sequence[Run]) -> float:
-    losses = [run.final.train_loss for run in runs]
-    return min(filter(math.isfinite, losses), default=math.nan)
 
 
 def _report(
@@ -328,59 +323,6 @@ def _cancelling(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def sweep_points(algorithm: Algorithm, solver: Solver) -> list[dict[str, float]]:
-    """Every combination of the algorithm's own numbers and the learning rates."""
-    axes = {name: as_numbers(name, value) for name, value in algorithm.numbers.items()}
-    axes["learning_rate"] = as_numbers("learning_rate", solver.learning_rate)
-    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-
-
-def label(algorithm: Algorithm, solver: Solver, point: dict[str, float]) -> str:
-    """The method, its numbers and its own settings: what tells it from others of a comparison.
-
-    The learning rate is shown where there are several or the method has its own, and the server's
-    where it is not plainly 1.
-    """
-
-    def shown(key: str) -> bool:
-        if key == "learning_rate":
-            several = len(as_numbers(key, solver.learning_rate)) > 1
-            return several or key in algorithm.settings
-        return key != "server_learning_rate" or algorithm.numbers[key] != (1.0,)
-
-    numbers = [f"{k}={v:g}" for k, v in point.items() if shown(k)]
-    settings = [
-        f"{k}={name_of(v) if callable(v) else v}"
-        for k, v in algorithm.settings.items()
-        if k not in point
-    ]
-    parts = [algorithm.name, algorithm.variant, *numbers, *settings]
-    return " ".join(part for part in [*parts, "adaptive" * algorithm.adapt] if part)
-
-
-def initial_params(model: Model, seed: int) -> Params:
-    """w^0, a function of the model and the seed."""
-    key = jax.random.key(int(generator(seed, Purpose.MODEL).integers(2**31)))
-    return jax.jit(model.init)(key)  # one small program in place of many
-
-
-def initial_state(model: Model, algorithm: Algorithm, seed: int, points: int, mesh: Mesh) -> State:
-    """The server's state before round 0, the same at every sweep point."""
-    return replicate(mesh, _at_points(algorithm.init(initial_params(model, seed)), points))
-
-
-def initial_kept(model: Model, algorithm: Algorithm, seed: int, points: int) -> Kept:
-    """What every client keeps before round 0, the same at every sweep point."""
-    if algorithm.kept is None:
-        return None
-    return _at_points(algorithm.kept(initial_params(model, seed)), points)
-
-
-def _at_points(tree: Any, points: int) -> Any:
-    host = jax.tree.map(np.asarray, tree)
-    return jax.tree.map(lambda a: np.broadcast_to(a, (points, *a.shape)), host)
 
 
 class _Chunk(NamedTuple):
@@ -430,50 +372,6 @@ def _plan_ahead(
     return planned()
 
 
-class _Evaluation(NamedTuple):
-    """An evaluation that may still be under way, and what led to the model it measures.
-
-    Attributes:
-        round: Rounds done.
-        work: The last round's work.
-        numbers: The numbers in force in it.
-        measures: What the evaluation finds.
-        gamma: gamma_k of the round's jobs (slots, points); None where it is not measured.
-        steps: Steps they took (slots, points); None where the plan says it.
-        since: Steps of all rounds since the evaluation before, a number or (points,) for each call.
-    """
-
-    round: int
-    work: RoundWork
-    numbers: Mapping[str, Any]
-    measures: Measures
-    gamma: Any
-    steps: Any
-    since: Sequence[Any]
-
-
-class _Ends:
-    """Which points of a sweep have come to an end: they have diverged or reached the target."""
-
-    def __init__(self, protocol: Protocol, points: int) -> None:
-        self.target, self.stop, self.points = protocol.target, protocol.stop_at_target, points
-        self.diverged, self.reached = set[int](), set[int]()
-
-    def see(self, point: int, record: Record) -> None:
-        if not math.isfinite(record.train_loss):
-            self.diverged.add(point)
-        if self.target and self.target.met(getattr(record, self.target.measure)):
-            self.reached.add(point)
-
-    @property
-    def over(self) -> bool:
-        """Whether the rounds end early."""
-        if self.stop == "any" and self.reached:
-            return True
-        ended = self.diverged | self.reached if self.stop == "all" else self.diverged
-        return len(ended) == self.points
-
-
 def _run_rounds(
     protocol: Protocol,
     algorithm: Algorithm,
@@ -495,47 +393,22 @@ def _run_rounds(
     records nor its last model lie beyond the stop.
     """
     behind = RECORDS_BEHIND if protocol.stop_at_target == "never" else 0
-    ends = _Ends(protocol, len(runs))
+    ends = Ends(protocol, len(runs))
     tests = int(protocol.measured.test.labels.sum()) if protocol.model.correct else 0
 
-    def settle(done: _Evaluation) -> None:
+    def settle(done: Evaluation) -> None:
         """Wait for an evaluation and write it down."""
-        loss, correct, variance, dissimilarity = (np.asarray(m, float) for m in done.measures)
-        solves = _Solves.of(done, len(runs))
-        mus = np.asarray(done.numbers.get("mu", ()), float)
-        for i, run in enumerate(runs):
-            run.client_steps += sum(int(np.broadcast_to(n, len(runs))[i]) for n in done.since)
-            record = Record(
-                label=run.label,
-                method=run.method,
-                numbers=run.numbers | ({"mu": float(f"{mus[i]:.6g}")} if algorithm.adapt else {}),
-                learning_rate=run.learning_rate,
-                seed=run.seed,
-                round=done.round,
-                train_loss=float(loss[i]),
-                test_accuracy=float(correct[i]) / tests if tests else math.nan,
-                gradient_variance=float(variance[i]),
-                dissimilarity=float(dissimilarity[i]),
-                gamma_mean=float(solves.gamma_mean[i]),
-                gamma_max=float(solves.gamma_max[i]),
-                solves=len(done.work.jobs.client),
-                unsolved=int(solves.unsolved[i]),
-                clients=done.work.clients,
-                stragglers=done.work.stragglers,
-                dropped=done.work.dropped,
-                client_steps=int(solves.steps[i]),
-                total_steps=run.client_steps,
-                communication=algorithm.communication * done.round,
-            )
-            run.history.append(record)
+        for i, record in enumerate(records_of(done, algorithm, runs, tests)):
+            runs[i].client_steps = record.total_steps
+            runs[i].history.append(record)
             ends.see(i, record)
             on_record(record)
-        on_progress(done.round, _best_loss(runs))
+        on_progress(done.round, best_loss(runs))
 
     measures = programs.evaluate(state)
     trend = first_trend(measures.train_loss) if algorithm.adapt else None
     nobody = RoundWork(0, 0, 0, no_jobs(), no_jobs())
-    pending = deque([_Evaluation(0, nobody, numbers, measures, None, None, ())])
+    pending = deque([Evaluation(0, nobody, numbers, measures, None, None, ())])
     taken: list[Any] = []
     for chunk, plan, exchange in planned:
         while len(pending) > behind:
@@ -571,7 +444,7 @@ def _run_rounds(
                     *read_cohort(done.jobs, plan, index, kept, layout, mesh),
                 )
             pending.append(
-                _Evaluation(chunk.last, done, numbers, measures, gamma, after.local.steps, taken)
+                Evaluation(chunk.last, done, numbers, measures, gamma, after.local.steps, taken)
             )
             taken = []
         del after, kept  # the cohort's models go before the next one's come
@@ -589,28 +462,3 @@ def clients_by_place(plan: Plan, work: RoundWork, layout: Layout) -> NDArray[np.
     if len(clients):
         clients[plan.jobs.place[0, : len(work.jobs.client)]] = work.jobs.client
     return clients
-
-
-class _Solves(NamedTuple):
-    """A round's local solves, at each point of the sweep: arrays of shape (points,)."""
-
-    gamma_mean: NDArray[np.float64]
-    gamma_max: NDArray[np.float64]
-    unsolved: NDArray[np.int64]
-    steps: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, done: _Evaluation, points: int) -> "_Solves":
-        jobs = done.work.jobs
-        count = len(jobs.client)
-        planned = np.full(points, int(jobs.steps.sum()))
-        if done.gamma is None or not count:
-            unknown = np.full(points, math.nan)
-            return cls(unknown, unknown, np.zeros(points, int), planned)
-        gammas = np.asarray(done.gamma, float)[:count]
-        unsolved = np.zeros(points, int)
-        if done.steps is not None:
-            # measured in another order of summation than the rule's own
-            unsolved = (~(gammas <= jobs.gamma[:, None] * (1 + 1e-3))).sum(axis=0)
-            planned = np.asarray(done.steps)[:count].sum(axis=0)
-        return cls(gammas.mean(axis=0), gammas.max(axis=0), unsolved, planned)

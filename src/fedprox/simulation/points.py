@@ -1,0 +1,67 @@
+"""The points of a sweep: their numbers, their labels, and what all of them begin with."""
+
+import itertools
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from fedprox.algorithms.base import Algorithm, Kept, State
+from fedprox.model import Model, Params
+from fedprox.simulation.lanes import replicate
+from fedprox.solver import Solver, as_numbers, name_of
+from fedprox.streams import Purpose, generator
+
+
+def sweep_points(algorithm: Algorithm, solver: Solver) -> list[dict[str, float]]:
+    """Every combination of the algorithm's own numbers and the learning rates."""
+    axes = {name: as_numbers(name, value) for name, value in algorithm.numbers.items()}
+    axes["learning_rate"] = as_numbers("learning_rate", solver.learning_rate)
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def label(algorithm: Algorithm, solver: Solver, point: dict[str, float]) -> str:
+    """The method, its numbers and its own settings: what tells it from others of a comparison.
+
+    The learning rate is shown where there are several or the method has its own, and the server's
+    where it is not plainly 1.
+    """
+
+    def shown(key: str) -> bool:
+        if key == "learning_rate":
+            several = len(as_numbers(key, solver.learning_rate)) > 1
+            return several or key in algorithm.settings
+        return key != "server_learning_rate" or algorithm.numbers[key] != (1.0,)
+
+    numbers = [f"{k}={v:g}" for k, v in point.items() if shown(k)]
+    settings = [
+        f"{k}={name_of(v) if callable(v) else v}"
+        for k, v in algorithm.settings.items()
+        if k not in point
+    ]
+    parts = [algorithm.name, algorithm.variant, *numbers, *settings]
+    return " ".join(part for part in [*parts, "adaptive" * algorithm.adapt] if part)
+
+
+def initial_params(model: Model, seed: int) -> Params:
+    """w^0, a function of the model and the seed."""
+    key = jax.random.key(int(generator(seed, Purpose.MODEL).integers(2**31)))
+    return jax.jit(model.init)(key)  # one small program in place of many
+
+
+def initial_state(model: Model, algorithm: Algorithm, seed: int, points: int, mesh: Mesh) -> State:
+    """The server's state before round 0, the same at every sweep point."""
+    return replicate(mesh, _at_points(algorithm.init(initial_params(model, seed)), points))
+
+
+def initial_kept(model: Model, algorithm: Algorithm, seed: int, points: int) -> Kept:
+    """What every client keeps before round 0, the same at every sweep point."""
+    if algorithm.kept is None:
+        return None
+    return _at_points(algorithm.kept(initial_params(model, seed)), points)
+
+
+def _at_points(tree: Any, points: int) -> Any:
+    host = jax.tree.map(np.asarray, tree)
+    return jax.tree.map(lambda a: np.broadcast_to(a, (points, *a.shape)), host)

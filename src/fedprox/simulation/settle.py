@@ -1,0 +1,130 @@
+"""Settling: an evaluation that has come in becomes records, and may end its run."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.algorithms.base import Algorithm
+from fedprox.simulation.evaluate import Measures
+from fedprox.simulation.history import Record, Run
+from fedprox.simulation.protocol import Protocol, RoundWork
+
+
+class Evaluation(NamedTuple):
+    """An evaluation that may still be under way, and what led to the model it measures.
+
+    Attributes:
+        round: Rounds done.
+        work: The last round's work.
+        numbers: The numbers in force in it.
+        measures: What the evaluation finds.
+        gamma: gamma_k of the round's jobs (slots, points); None where it is not measured.
+        steps: Steps they took (slots, points); None where the plan says it.
+        since: Steps of all rounds since the evaluation before, a number or (points,) for each call.
+    """
+
+    round: int
+    work: RoundWork
+    numbers: Mapping[str, Any]
+    measures: Measures
+    gamma: Any
+    steps: Any
+    since: Sequence[Any]
+
+
+def records_of(
+    done: Evaluation, algorithm: Algorithm, runs: Sequence[Run], tests: int
+) -> Iterator[Record]:
+    """Wait for an evaluation: a record for each point.
+
+    Args:
+        done: The evaluation.
+        algorithm: The method.
+        runs: The points' runs so far.
+        tests: Test labels of all clients that are read; 0 for a model without accuracy.
+    """
+    loss, correct, variance, dissimilarity = (np.asarray(m, float) for m in done.measures)
+    solves = Solves.of(done, len(runs))
+    mus = np.asarray(done.numbers.get("mu", ()), float)
+    for i, run in enumerate(runs):
+        since = sum(int(np.broadcast_to(n, len(runs))[i]) for n in done.since)
+        yield Record(
+            label=run.label,
+            method=run.method,
+            numbers=run.numbers | ({"mu": float(f"{mus[i]:.6g}")} if algorithm.adapt else {}),
+            learning_rate=run.learning_rate,
+            seed=run.seed,
+            round=done.round,
+            train_loss=float(loss[i]),
+            test_accuracy=float(correct[i]) / tests if tests else math.nan,
+            gradient_variance=float(variance[i]),
+            dissimilarity=float(dissimilarity[i]),
+            gamma_mean=float(solves.gamma_mean[i]),
+            gamma_max=float(solves.gamma_max[i]),
+            solves=len(done.work.jobs.client),
+            unsolved=int(solves.unsolved[i]),
+            clients=done.work.clients,
+            stragglers=done.work.stragglers,
+            dropped=done.work.dropped,
+            client_steps=int(solves.steps[i]),
+            total_steps=run.client_steps + since,
+            communication=algorithm.communication * done.round,
+        )
+
+
+def best_loss(runs: Sequence[Run]) -> float:
+    """The least finite training loss of their last records; NaN if there is none."""
+    losses = [run.final.train_loss for run in runs]
+    return min(filter(math.isfinite, losses), default=math.nan)
+
+
+class Ends:
+    """Which points of a sweep have come to an end: they have diverged or reached the target."""
+
+    def __init__(self, protocol: Protocol, points: int) -> None:
+        self.target, self.stop, self.points = protocol.target, protocol.stop_at_target, points
+        self.diverged, self.reached = set[int](), set[int]()
+
+    def see(self, point: int, record: Record) -> None:
+        """Take in a point's next record."""
+        if not math.isfinite(record.train_loss):
+            self.diverged.add(point)
+        if self.target and self.target.met(getattr(record, self.target.measure)):
+            self.reached.add(point)
+
+    @property
+    def over(self) -> bool:
+        """Whether the rounds end early."""
+        if self.stop == "any" and self.reached:
+            return True
+        ended = self.diverged | self.reached if self.stop == "all" else self.diverged
+        return len(ended) == self.points
+
+
+class Solves(NamedTuple):
+    """A round's local solves, at each point of the sweep: arrays of shape (points,)."""
+
+    gamma_mean: NDArray[np.float64]
+    gamma_max: NDArray[np.float64]
+    unsolved: NDArray[np.int64]
+    steps: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, done: Evaluation, points: int) -> "Solves":
+        """Wait for an evaluation's gammas and steps."""
+        jobs = done.work.jobs
+        count = len(jobs.client)
+        planned = np.full(points, int(jobs.steps.sum()))
+        if done.gamma is None or not count:
+            unknown = np.full(points, math.nan)
+            return cls(unknown, unknown, np.zeros(points, int), planned)
+        gammas = np.asarray(done.gamma, float)[:count]
+        unsolved = np.zeros(points, int)
+        if done.steps is not None:
+            # measured in another order of summation than the rule's own
+            unsolved = (~(gammas <= jobs.gamma[:, None] * (1 + 1e-3))).sum(axis=0)
+            planned = np.asarray(done.steps)[:count].sum(axis=0)
+        return cls(gammas.mean(axis=0), gammas.max(axis=0), unsolved, planned)
