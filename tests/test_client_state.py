@@ -163,7 +163,7 @@ def test_a_disk_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", full)
-    with pytest.raises(InputError, match=r"client_state: .*: no room .*No space left"):
+    with pytest.raises(InputError, match=r"client_state: no room on disk .*No space left"):
         runs(feddyn(alpha=1.0), client_state="disk")
 
 

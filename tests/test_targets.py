@@ -296,7 +296,7 @@ def test_each_method_stops_for_itself() -> None:
     ("stop", "target", "message"),
     [
         ("all", None, 'stop_at_target = "all"; it needs a target: give target_accuracy or target_'),
-        ("some", Target(LOSS, 1.0), 'stop_at_target = \'some\'; it must be "never", "all" or'),
+        ("some", Target(LOSS, 1.0), "stop_at_target = 'some'; it must be one of never, all, any"),
     ],
 )
 def test_a_stop_without_a_target_is_refused(stop: Any, target: Target | None, message: str) -> None:

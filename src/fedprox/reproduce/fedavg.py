@@ -950,7 +950,7 @@ POSTS = _experiment(
 )
 _FEW_POSTS = "short: 500 authors, 20 a round, 20 rows of each, of which 2 are measured"
 _POST_CURVES = (
-    Curve("posts", "fedsgd", "FedSGD"),
+    Curve("posts", "fedsgd learning_rate=18", "FedSGD"),
     Curve("posts", "fedavg epochs=1", "FedAvg, E = 1"),
     Curve("posts", "fedavg epochs=5", "FedAvg, E = 5"),
 )
