@@ -192,7 +192,7 @@ def _searched(heterogeneity: str) -> list[Table]:
 TABLE_6 = Item(
     "Table 6: models sent to a training loss on synthetic data",
     f"{PAPER}, Table 6, appendix A.1",
-    {"short": 270, "paper": 600},
+    {"short": 120, "paper": 290},
     {
         f"feddyn-synthetic-{kind}": {
             "rounds": 300,
