@@ -132,7 +132,7 @@ CELL = re.compile(r"(\d+)(\+?)\((>?)([\d.]+)\)")
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_the_papers_numbers_are_those_it_prints(name: str) -> None:
-    (race,) = ITEMS[f"feddyn/{name}"].races
+    race, *_ = ITEMS[f"feddyn/{name}"].races
     assert race.columns == ("FedDyn", "SCAFFOLD", "FedAvg", "FedProx")
     assert (race.unit, race.relative) == ("models", "first column")
     for row, line in zip(race.rows, PRINTED[name].strip().splitlines(), strict=True):
@@ -259,6 +259,10 @@ def test_splits_are_the_papers() -> None:
 def test_table_6_searches_what_appendix_a1_lists() -> None:
     runs = ITEMS["feddyn/table-6"].runs
     for run, table in runs.items():
+        if "-half-" in run:
+            ((half, _),) = methods(table)
+            assert (half.name, half.variant) == ("fedprox", "without the quadratic")
+            continue
         grid: dict[str, set[tuple[int | None, int | None]]] = {}
         for method, solver in methods(table):
             grid.setdefault(method.name, set()).add((solver.epochs, solver.steps))

@@ -132,7 +132,7 @@ An experiment file, with every key:
   adapt = false                 # true: mu follows the loss
   solver = {epochs = 10}        # settings of the solver that are the method's own
                                 # fedsgd, fedavg, centralised: nothing more
-                                # feddane: mu, adapt
+                                # fedprox: quadratic; feddane: mu, adapt
                                 # scaffold: option, server_learning_rate
                                 # feddyn: alpha, balance
                                 # fedsplit: step_size, average

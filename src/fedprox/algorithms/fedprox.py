@@ -9,6 +9,8 @@ The mean is weighted by n_k under uniform sampling (section 5.1, the papers' exp
 under proportional sampling (Algorithm 2 as written).
 """
 
+import jax
+
 from fedprox.algorithms.base import Algorithm, Own, Scalars, check_numbers
 from fedprox.model import Params
 from fedprox.solver import Numbers
@@ -21,12 +23,21 @@ def proximal(params: Params, numbers: Scalars, own: Own) -> Subproblem:
     return Subproblem(start=params, mu=numbers["mu"], anchor=params)
 
 
-def fedprox(mu: Numbers, *, adapt: bool = False) -> Algorithm:
+def linear_half(params: Params, numbers: Scalars, own: Own) -> Subproblem:
+    """h_k(w) = F_k(w) - mu <w^t, w>, from w^t: the proximal term without (mu / 2) ||w||^2."""
+    del own
+    return Subproblem(params, linear=jax.tree.map(lambda w: -numbers["mu"] * w, params))
+
+
+def fedprox(mu: Numbers, *, quadratic: bool = True, adapt: bool = False) -> Algorithm:
     """FedProx (Li et al. 2020, Algorithm 2), keeping stragglers' partial work.
 
     Args:
         mu: Weight of the proximal term, at least 0, or several to sweep over. 0 is FedAvg that
             keeps partial work.
+        quadratic: False leaves (mu / 2) ||w||^2 out of the proximal term, as the code of Acar et
+            al. 2021 did when their tables were made. What is left holds nothing back: it makes
+            weights grow.
         adapt: Let mu follow the loss, beginning with the one given (section 5.3.2); see
             `fedprox.algorithms.adaptive`.
 
@@ -37,4 +48,11 @@ def fedprox(mu: Numbers, *, adapt: bool = False) -> Algorithm:
     (0.0, 1.0)
     """
     values = check_numbers("fedprox: mu", mu)
-    return Algorithm("fedprox", proximal, numbers={"mu": values}, stragglers="keep", adapt=adapt)
+    return Algorithm(
+        "fedprox",
+        proximal if quadratic else linear_half,
+        numbers={"mu": values},
+        stragglers="keep",
+        variant="" if quadratic else "without the quadratic",
+        adapt=adapt,
+    )
