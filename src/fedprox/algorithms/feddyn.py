@@ -26,6 +26,7 @@ from fedprox.algorithms.base import (
     Own,
     Scalars,
     Solution,
+    add,
     check_numbers,
     moved,
     plus,
@@ -52,7 +53,7 @@ def update(state: State, mean: Params, numbers: Scalars) -> State:
     """W^{t+1} = mean_k w_k - h / alpha, with mean = mean_k (w_k - w^t)."""
     alpha = numbers["alpha"]
     h = plus(state.h, -alpha * numbers["participation"], mean)
-    together = plus(state.params, 1.0, mean)
+    together = add(state.params, mean, numbers)
     return State(plus(together, -1 / alpha, h), h)
 
 

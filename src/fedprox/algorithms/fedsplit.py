@@ -21,6 +21,7 @@ from fedprox.algorithms.base import (
     Own,
     Scalars,
     Solution,
+    add,
     check_numbers,
     moved,
     plus,
@@ -78,7 +79,7 @@ def fedsplit(step_size: Numbers, *, average: Literal["all", "active"] = "active"
     def update(params: Params, mean: Message, numbers: Scalars) -> Params:
         """x^{t+1}, given the means over the round's clients."""
         if average == "active":
-            return plus(params, 1.0, mean.ahead)
+            return add(params, mean.ahead, numbers)
         return plus(params, numbers["participation"], mean.step)
 
     return Algorithm(

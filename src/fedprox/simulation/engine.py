@@ -166,6 +166,7 @@ def rounds_program(
     ) -> tuple[State, State, Local, Kept]:
         numbers = of_the_round(numbers, plan.rate, plan.participation)
         jobs, before, gradient = plan.jobs, state, None
+        places = jobs.place % max(shape.places, 1)  # on this device
         if exchange is not None:
             gradient, mean_gradient = gradients(jax.vmap(algorithm.params)(state), x, y, exchange)
             if algorithm.exchange is not None:
@@ -173,11 +174,10 @@ def rounds_program(
 
         def begin_jobs(slot: jax.Array, carry: Any) -> Any:
             workers, mean, local, kept = carry
-            place = jobs.place[slot] % max(shape.places, 1)
             share = jnp.broadcast_to(jobs.share[slot][:, None], workers.own.share.shape)
             own = Own(
                 jax.tree.map(lambda a: a[slot], gradient),
-                jax.tree.map(lambda a: a[place], kept),
+                jax.tree.map(lambda a: a[places[slot]], kept),
                 share,
             )
             fresh = begin_all(state, numbers, own, jobs.gamma[slot])
@@ -208,8 +208,7 @@ def rounds_program(
             mean = add_weighted(mean, weight, messages)
             found = Local(workers.params if keep_local else None, steps_taken(workers))
             local = put(local, jnp.where(ended, slot, shape.slots), found)
-            place = jobs.place[slot] % max(shape.places, 1)
-            kept = put(kept, jnp.where(ended, place, shape.places), keeps)
+            kept = put(kept, jnp.where(ended, places[slot], shape.places), keeps)
             return at_rest(workers, ended), mean, local, kept
 
         def all_done(carry: Any) -> jax.Array:
