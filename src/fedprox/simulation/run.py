@@ -27,7 +27,6 @@ from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.lanes import lane_mesh, replicate, zeros_on
 from fedprox.simulation.points import initial_kept, initial_state, label, sweep_points
 from fedprox.simulation.programs import (
-    Data,
     Layout,
     Programs,
     compile_programs,
@@ -35,9 +34,16 @@ from fedprox.simulation.programs import (
     exchanges,
     lay_out,
     read_cohort,
-    resident,
 )
 from fedprox.simulation.protocol import Protocol, RoundWork
+from fedprox.simulation.rows import (
+    Data,
+    Held,
+    TrainingRows,
+    resident,
+    rounds_together,
+    training_rows,
+)
 from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.schedule import Plan, no_jobs, plan_rounds
 from fedprox.simulation.settle import Ends, Evaluation, best_loss, records_of
@@ -220,15 +226,29 @@ def _run_method(
     compiling = time.perf_counter()
     state = initial_state(protocol.model, algorithm, protocol.seeds[0], len(points), mesh)
     compile_seconds = time.perf_counter() - compiling
+    every_round = list(itertools.chain.from_iterable(work.values()))
+    train = protocol.federation.train
+    together = min(1 if algorithm.adapt else protocol.evaluate_every, protocol.rounds)
+    if data.x is None:
+        together = min(together, rounds_together(train, every_round))
     layout = lay_out(
         protocol.measured,
         algorithm,
         solver,
-        itertools.chain.from_iterable(work.values()),
+        every_round,
         devices=mesh.devices.size,
         parameters=sum(a.size for a in jax.tree.leaves(algorithm.params(state))) // len(points),
         points=len(points),
-        together=min(1 if algorithm.adapt else protocol.evaluate_every, protocol.rounds),
+        together=together,
+    )
+    chunks = list(_chunks(protocol.rounds, protocol.evaluate_every, layout.rounds.rounds))
+    rows = training_rows(
+        mesh,
+        train,
+        data,
+        (rounds[c.first : c.last] for rounds in work.values() for c in chunks),
+        width=layout.width,
+        ahead=PLANS_AHEAD,
     )
     numbers = replicate(
         mesh, {key: np.array([p[key] for p in points], np.float32) for key in points[0]}
@@ -236,7 +256,7 @@ def _run_method(
     federations = protocol.federation, protocol.measured
     runs: list[Run] = []
     with _cancelling(ThreadPoolExecutor(1)) as pool:
-        plan = partial(_plan_ahead, pool, protocol, solver, layout)
+        plan = partial(_plan_ahead, pool, protocol, solver, layout, rows, chunks)
         # the first seed's planning goes on while the programs are being compiled
         begun = {protocol.seeds[0]: plan(protocol.seeds[0], work[protocol.seeds[0]])}
         places = layout.rounds.places * mesh.devices.size
@@ -247,6 +267,7 @@ def _run_method(
             solver,
             *federations,
             data,
+            rows.like,
             state,
             numbers,
             jax.tree.map(lambda a: zeros_on(mesh, (places, *a.shape), a.dtype), kept),
@@ -287,7 +308,6 @@ def _run_method(
                     mesh,
                     programs,
                     planned,
-                    work[seed],
                     initial_state(protocol.model, algorithm, seed, len(points), mesh),
                     store,
                     numbers,
@@ -341,7 +361,23 @@ def _chunks(rounds: int, evaluate_every: int, most: int) -> Iterator[_Chunk]:
             yield _Chunk(first, last, last == end)
 
 
-Planned = Iterator[tuple[_Chunk, Plan, Exchange | None]]
+class _Planned(NamedTuple):
+    """What a call is given.
+
+    Attributes:
+        work: The work of its rounds, in numbers of the rows it is given.
+        rows: Those rows.
+        plan: Which of them are read when.
+        exchange: How gradients are read first; None where nobody does.
+    """
+
+    work: Sequence[RoundWork]
+    rows: Held
+    plan: Plan
+    exchange: Exchange | None
+
+
+Planned = Iterator[tuple[_Chunk, _Planned]]
 
 
 def _plan_ahead(
@@ -349,25 +385,28 @@ def _plan_ahead(
     protocol: Protocol,
     solver: Solver,
     layout: Layout,
+    rows: TrainingRows,
+    chunks: Sequence[_Chunk],
     seed: int,
     work: Sequence[RoundWork],
 ) -> Planned:
-    """Each chunk with its plans, made in the background before they are asked for."""
+    """Each call with its rows and plans, made in the background before they are asked for."""
+    augmented = protocol.federation.augment is not None
 
-    def make(chunk: _Chunk) -> tuple[Plan, Exchange | None]:
-        rounds = [(t, work[t].jobs) for t in range(chunk.first, chunk.last)]
-        first = exchanges(work[chunk.first : chunk.last], layout)
-        augmented = protocol.federation.augment is not None
-        return plan_rounds(layout.rounds, solver, seed, rounds, augmented=augmented), first
+    def make(chunk: _Chunk) -> _Planned:
+        held, there = rows.of(work[chunk.first : chunk.last])
+        rounds = [(t, w.jobs) for t, w in enumerate(there, start=chunk.first)]
+        plan = plan_rounds(layout.rounds, solver, seed, rounds, augmented=augmented)
+        return _Planned(there, held, plan, exchanges(there, layout))
 
-    chunks = _chunks(protocol.rounds, protocol.evaluate_every, layout.rounds.rounds)
-    waiting = deque((c, pool.submit(make, c)) for c in itertools.islice(chunks, PLANS_AHEAD))
+    left = iter(chunks)
+    waiting = deque((c, pool.submit(make, c)) for c in itertools.islice(left, PLANS_AHEAD))
 
     def planned() -> Planned:
         while waiting:
-            chunk, plan = waiting.popleft()
-            waiting.extend((c, pool.submit(make, c)) for c in itertools.islice(chunks, 1))
-            yield chunk, *plan.result()
+            chunk, made = waiting.popleft()
+            waiting.extend((c, pool.submit(make, c)) for c in itertools.islice(left, 1))
+            yield chunk, made.result()
 
     return planned()
 
@@ -379,7 +418,6 @@ def _run_rounds(
     mesh: Mesh,
     programs: Programs,
     planned: Planned,
-    work: Sequence[RoundWork],
     state: State,
     store: Store | None,
     numbers: Mapping[str, Any],
@@ -410,15 +448,15 @@ def _run_rounds(
     nobody = RoundWork(0, 0, 0, no_jobs(), no_jobs())
     pending = deque([Evaluation(0, nobody, numbers, measures, None, None, ())])
     taken: list[Any] = []
-    for chunk, plan, exchange in planned:
+    for chunk, (work, rows, plan, exchange) in planned:
         while len(pending) > behind:
             settle(pending.popleft())
         if ends.over:
             break
-        count = np.int32(chunk.last - chunk.first)
-        here = clients_by_place(plan, work[chunk.first], layout)
+        count = np.int32(len(work))
+        here = clients_by_place(plan, work[0], layout)
         kept = None if store is None else store.read(here)
-        after = programs.rounds(state, numbers, plan, exchange, kept, count)
+        after = programs.rounds(state, numbers, *rows, plan, exchange, kept, count)
         kept = None
         if store is not None:
             if chunk.recorded and programs.inexactness is not None:
@@ -427,21 +465,21 @@ def _run_rounds(
             after = after._replace(kept=None)
         state = after.state
         if after.steps is None:
-            taken.append(sum(int(w.jobs.steps.sum()) for w in work[chunk.first : chunk.last]))
+            taken.append(sum(int(w.jobs.steps.sum()) for w in work))
         else:
             taken.append(after.steps)
         if chunk.recorded or trend is not None:
             measures = programs.evaluate(state)
         if chunk.recorded:
-            done = work[chunk.last - 1]
+            done = work[-1]
             gamma = None
             if programs.inexactness is not None:
-                index = chunk.last - chunk.first - 1
                 gamma = programs.inexactness(
                     after.posed,
                     numbers,
                     after.local.params,
-                    *read_cohort(done.jobs, plan, index, kept, layout, mesh),
+                    *rows,
+                    *read_cohort(done.jobs, plan, len(work) - 1, kept, layout, mesh),
                 )
             pending.append(
                 Evaluation(chunk.last, done, numbers, measures, gamma, after.local.steps, taken)
