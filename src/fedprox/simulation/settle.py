@@ -87,21 +87,24 @@ class Ends:
     def __init__(self, protocol: Protocol, points: int) -> None:
         self.target, self.stop, self.points = protocol.target, protocol.stop_at_target, points
         self.diverged, self.reached = set[int](), set[int]()
+        self.seen = 0
 
-    def see(self, point: int, record: Record) -> None:
-        """Take in a point's next record."""
-        if not math.isfinite(record.train_loss):
-            self.diverged.add(point)
-        if self.target and self.target.met(getattr(record, self.target.measure)):
-            self.reached.add(point)
-
-    @property
-    def over(self) -> bool:
-        """Whether the rounds end early."""
+    def over(self, runs: Sequence[Run], evaluations: int) -> bool:
+        """Whether the rounds end early, to judge by the first so many evaluations."""
+        for seen in range(self.seen, evaluations):
+            for point, run in enumerate(runs):
+                self._see(point, run.history[seen])
+        self.seen = max(self.seen, evaluations)
         if self.stop == "any" and self.reached:
             return True
         ended = self.diverged | self.reached if self.stop == "all" else self.diverged
         return len(ended) == self.points
+
+    def _see(self, point: int, record: Record) -> None:
+        if not math.isfinite(record.train_loss):
+            self.diverged.add(point)
+        if self.target and self.target.met(getattr(record, self.target.measure)):
+            self.reached.add(point)
 
 
 class Solves(NamedTuple):
