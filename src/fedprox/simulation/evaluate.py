@@ -4,6 +4,7 @@ Both are lane programs like a round: a job is a client, a tick reads a slice of 
 their gradients, and where the job ends the client's gradient is complete.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +31,18 @@ from fedprox.simulation.worker import of_the_round
 from fedprox.subproblem import inexactness
 
 
+class ByClient(NamedTuple):
+    """What an evaluation finds of each client that it reads, each of shape (clients, points).
+
+    Attributes:
+        loss: F_k(w).
+        correct: How many of its test labels are met, int32.
+    """
+
+    loss: jax.Array
+    correct: jax.Array
+
+
 class Measures(NamedTuple):
     """What an evaluation finds, each of shape (points,).
 
@@ -38,23 +51,34 @@ class Measures(NamedTuple):
         test_correct: How many of all clients' test labels are met, int32.
         gradient_variance: E_k ||grad F_k - grad f||^2; NaN where gradients are not measured.
         dissimilarity: B(w); likewise.
+        by_client: The same client by client; None where nobody asks.
     """
 
     train_loss: jax.Array
     test_correct: jax.Array
     gradient_variance: jax.Array
     dissimilarity: jax.Array
+    by_client: ByClient | None = None
 
 
 def evaluation_program(
-    model: Model, mesh: Mesh, *, gradients: bool, lanes: int, width: int, test_width: int
+    model: Model,
+    mesh: Mesh,
+    *,
+    gradients: bool,
+    by_client: bool,
+    lanes: int,
+    width: int,
+    test_width: int,
 ) -> Wrapped:
-    """Compile-once program that measures models on all clients.
+    """Compile-once program that measures models on all clients, or on a sample of them.
 
     Args:
         model: The model.
         mesh: The devices.
         gradients: Whether to measure gradients too.
+        by_client: Whether to say what is found client by client too. The jobs of the test reading
+            are then the clients.
         lanes: Lanes per device.
         width: Rows of a slice of training rows.
         test_width: Rows of a slice of test rows.
@@ -62,7 +86,7 @@ def evaluation_program(
     Returns:
         (params, x, y, test x, test y, reading, sizes, shares, test reading) -> Measures, where
         params have a leading axis of sweep points, sizes (clients,) are the rows read of each
-        client, and shares (clients,) the p_k.
+        client, and shares (clients,) the p_k: of a sample of clients, n_k by the sample's rows.
     """
     read_train, read_test = reader(lanes, width), reader(lanes, test_width)
 
@@ -97,39 +121,47 @@ def evaluation_program(
             lambda a: jnp.zeros((lanes, *a.shape), a.dtype),
             (jnp.zeros(points), params if gradients else None),
         )
+        clients = len(sizes)
+        losses = jnp.zeros((clients, points)) if by_client else None
+
         scatter = jax.tree.map(
             lambda a: jnp.broadcast_to(a, (lanes, *a.shape)),
             jax.vmap(nothing)(params) if gradients else None,
         )
 
         def tick(i: jax.Array, carry: Any) -> Any:
-            current, loss, scatter = carry
+            current, *rest = carry
             found = summed_all(params, *read_train(x, y, reading, i))
-            return jax.tree.map(jnp.add, current, found), loss, scatter
+            return jax.tree.map(jnp.add, current, found), *rest
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
-            current, loss, scatter = carry
+            current, loss, scatter, losses = carry
             ended, share = slot >= 0, shares[slot]
             mean_loss, gradient = per_lane(current, sizes[slot])
             if gradients:
                 included = include_all(scatter, gradient, share)
                 scatter = where_lanes(ended, included, scatter)
+            if losses is not None:
+                target = jnp.where(ended, slot, clients)
+                losses = losses.at[target].set(mean_loss, mode="drop")
             none = jax.tree.map(jnp.zeros_like, current)
             return (
                 where_lanes(ended, none, current),
                 loss + jnp.where(ended, share, 0.0)[:, None] * mean_loss,
                 scatter,
+                losses,
             )
 
-        _, loss, scatter = run_segments(reading.ends, tick, end_jobs, (zero, zero[0], scatter))
+        carry = (zero, zero[0], scatter, losses)
+        _, loss, scatter, losses = run_segments(reading.ends, tick, end_jobs, carry)
 
         def test_tick(i: jax.Array, correct: jax.Array) -> jax.Array:
             return correct + right_all(params, *read_test(test_x, test_y, test_reading, i))
 
-        correct = jnp.zeros(zero[0].shape, jnp.int32)
+        correct = jnp.zeros((clients if by_client else lanes, points), jnp.int32)
         if len(test_x) and model.correct is not None:
-            ticks = jnp.max(test_reading.ends.stop)
-            correct = jax.lax.fori_loop(0, ticks, test_tick, correct)
+            count = _by_job if by_client else _by_lane
+            correct = count(test_tick, test_reading, correct, lanes)
         variance = between = jnp.full(points, jnp.nan)
         if gradients:
             merged = _merge(scatter)
@@ -140,10 +172,35 @@ def evaluation_program(
             test_correct=total(correct.sum(axis=0)),
             gradient_variance=variance,
             dissimilarity=between,
+            by_client=None if losses is None else ByClient(total(losses), total(correct)),
         )
 
     specs = (*[REPLICATED] * 5, PER_DEVICE, REPLICATED, REPLICATED, PER_DEVICE)
     return spread(mesh, program, specs)
+
+
+Tick = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def _by_lane(tick: Tick, reading: Reading, counts: jax.Array, lanes: int) -> jax.Array:
+    """Counts (lanes, points) over all ticks, whichever job they belong to."""
+    del lanes
+    return jax.lax.fori_loop(0, jnp.max(reading.ends.stop), tick, counts)
+
+
+def _by_job(tick: Tick, reading: Reading, counts: jax.Array, lanes: int) -> jax.Array:
+    """Counts (jobs, points) of each job."""
+    nothing = jnp.zeros((lanes, counts.shape[1]), counts.dtype)
+
+    def tick_on(i: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return tick(i, carry[0]), carry[1]
+
+    def end(slot: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        current, counts = carry
+        counts = counts.at[jnp.where(slot >= 0, slot, len(counts))].set(current, mode="drop")
+        return where_lanes(slot >= 0, nothing, current), counts
+
+    return run_segments(reading.ends, tick_on, end, (nothing, counts))[1]
 
 
 def _merge(parts: Scatter) -> Scatter:

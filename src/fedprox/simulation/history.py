@@ -34,6 +34,9 @@ class Record(NamedTuple):
         client_steps: Mini-batch steps taken in this round.
         total_steps: Mini-batch steps taken in all rounds so far.
         communication: What all rounds so far have sent, in units of a round of FedAvg.
+        train_loss_se: Standard error of `train_loss` as an estimate from a sample of clients; None
+            where evaluations read all.
+        test_accuracy_se: That of `test_accuracy`.
     """
 
     label: str
@@ -56,6 +59,8 @@ class Record(NamedTuple):
     client_steps: int
     total_steps: int
     communication: int
+    train_loss_se: float | None = None
+    test_accuracy_se: float | None = None
 
 
 class Progress(NamedTuple):

@@ -235,6 +235,7 @@ def compile_programs(
     mesh: Mesh,
     *,
     gradients: bool,
+    by_client: bool,
 ) -> Programs:
     """Compile a method's programs, side by side, for exactly the shapes they will see.
 
@@ -242,8 +243,8 @@ def compile_programs(
         model: The model.
         algorithm: The method.
         solver: The local solver, already the algorithm's own.
-        federation: The clients and their data.
-        measured: The clients with the rows that evaluations read.
+        federation: The clients that evaluations read, with all their rows.
+        measured: The same with the rows that they read.
         data: What evaluations read.
         held: The training rows of a call, or their shapes.
         state: The server's state.
@@ -252,6 +253,7 @@ def compile_programs(
         layout: The shapes of the method's programs.
         mesh: The devices.
         gradients: Whether to measure gradients.
+        by_client: Whether evaluations say what they find client by client too.
     """
     begin = time.perf_counter()
     shape = layout.rounds
@@ -263,9 +265,11 @@ def compile_programs(
         devices=shape.devices,
         lanes=layout.lanes,
     )
-    test_reading = read_everything(
-        len(test), width=layout.test_width, devices=shape.devices, lanes=layout.lanes
-    )
+    spread_out = {"width": layout.test_width, "devices": shape.devices, "lanes": layout.lanes}
+    if by_client:
+        test_reading = plan_reading(test.offsets[:-1], test.offsets[1:], **spread_out)
+    else:
+        test_reading = read_everything(len(test), **spread_out)
     reading, test_reading = shard(mesh, (reading, test_reading))
     sizes, shares = replicate(
         mesh, (train.sizes.astype(np.float32), federation.shares.astype(np.float32))
@@ -290,6 +294,7 @@ def compile_programs(
             model,
             mesh,
             gradients=gradients,
+            by_client=by_client,
             lanes=layout.lanes,
             width=layout.width,
             test_width=layout.test_width,

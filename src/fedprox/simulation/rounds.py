@@ -22,7 +22,7 @@ from fedprox.simulation.programs import Layout, Programs, exchanges, read_cohort
 from fedprox.simulation.protocol import Protocol, RoundWork
 from fedprox.simulation.rows import Held, TrainingRows
 from fedprox.simulation.schedule import Plan, no_jobs, plan_rounds
-from fedprox.simulation.settle import Ends, Evaluation, best_loss, records_of
+from fedprox.simulation.settle import Counts, Ends, Evaluation, best_loss, records_of
 from fedprox.solver import Solver
 
 T = TypeVar("T")
@@ -186,14 +186,14 @@ def run_rounds(
     algorithm, layout, programs = ready.algorithm, ready.layout, ready.programs
     behind = RECORDS_BEHIND if protocol.stop_at_target == "never" else 0
     ends = Ends(protocol, len(runs))
-    tests = int(protocol.measured.test.labels.sum()) if protocol.model.correct else 0
+    counts = Counts.of(protocol)
     pending = deque[Evaluation]()
     _, state, numbers, trend, taken = standing
 
     def settle() -> None:
         """Wait for the oldest evaluation and write it down."""
         done = pending.popleft()
-        for run, record in zip(runs, records_of(done, algorithm, runs, tests), strict=True):
+        for run, record in zip(runs, records_of(done, algorithm, runs, counts), strict=True):
             run.client_steps = record.total_steps
             run.history.append(record)
             on_record(record)

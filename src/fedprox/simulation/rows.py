@@ -28,6 +28,10 @@ GATHERED_BYTES = 2**23
 """Most memory of the rows that are gathered for one call, where a round does not need more."""
 
 
+EVALUATED_BYTES = 2**28
+"""Most memory that evaluations take unasked, for a copy of rows that stay with the host."""
+
+
 class Data(NamedTuple):
     """A federation's rows on every device.
 
@@ -72,6 +76,22 @@ def stays_with_host(mesh: Mesh, rows: Rows) -> bool:
         return size > FITS * free_on_devices(mesh)
     mapped = any(isinstance(array, np.memmap) for array in (index_of(rows.x), rows.y))
     return mapped or 0 < FITS * free_on_host() < size * mesh.devices.size
+
+
+def check_measured(mesh: Mesh, federation: Federation, measured: Federation) -> None:
+    """Refuse evaluations on all clients where these are too many.
+
+    Raises:
+        InputError: Training rows stay with the host, and those that evaluations read are many.
+    """
+    parts = measured.train, measured.test
+    size = sum(row_bytes(rows) * len(rows) for rows in parts)
+    require(
+        size <= EVALUATED_BYTES or not stays_with_host(mesh, federation.train),
+        f"evaluate_clients: none given, and evaluations would copy the {sum(map(len, parts)):,} "
+        f"rows of all {len(federation):,} clients to every device; give the number of clients to "
+        "draw for them, such as 1000",
+    )
 
 
 def row_bytes(rows: Rows) -> int:

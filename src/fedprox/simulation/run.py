@@ -46,7 +46,14 @@ from fedprox.simulation.rounds import (
     plan_ahead,
     run_rounds,
 )
-from fedprox.simulation.rows import Data, Held, resident, rounds_together, training_rows
+from fedprox.simulation.rows import (
+    Data,
+    Held,
+    check_measured,
+    resident,
+    rounds_together,
+    training_rows,
+)
 from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.settle import best_loss
 from fedprox.simulation.systems import Systems
@@ -65,6 +72,7 @@ def simulate(
     rounds: int,
     evaluate_every: int = 1,
     evaluate_rows: int | None = None,
+    evaluate_clients: int | None = None,
     evaluate_model: Evaluated = "server",
     measure_gradients: bool = True,
     client_state: ClientState = "auto",
@@ -90,6 +98,10 @@ def simulate(
         evaluate_every: Rounds between evaluations.
         evaluate_rows: Training rows, and test rows, of each client that evaluations read at most:
             a random choice, the same for all methods, seeds and rounds. All where left out.
+        evaluate_clients: Clients that evaluations read at most, drawn uniformly without
+            replacement: the same for all methods, seeds and rounds. Records then are estimates of
+            f(w) and of accuracy, with their standard errors; gradient variance and B(w) are those
+            of these clients. All where left out.
         evaluate_model: Which model they measure: "server", the one sent out; "cohort", the mean of
             the last round's clients; or "clients", the mean of every client's last model.
         measure_gradients: Whether evaluations measure gradient variance, B(w) and gamma. Without,
@@ -111,8 +123,9 @@ def simulate(
         One run for each seed and point, seeds outermost.
 
     Raises:
-        InputError: A number out of range, a cohort larger than the federation, or a stop without a
-            target.
+        InputError: A number out of range, a cohort larger than the federation, a stop without a
+            target, or training rows that stay with the host and are too many to be evaluated on
+            unasked.
     """
     return compare(
         federation,
@@ -124,6 +137,7 @@ def simulate(
         rounds=rounds,
         evaluate_every=evaluate_every,
         evaluate_rows=evaluate_rows,
+        evaluate_clients=evaluate_clients,
         evaluate_model=evaluate_model,
         measure_gradients=measure_gradients,
         client_state=client_state,
@@ -147,6 +161,7 @@ def compare(
     rounds: int,
     evaluate_every: int = 1,
     evaluate_rows: int | None = None,
+    evaluate_clients: int | None = None,
     evaluate_model: Evaluated = "server",
     measure_gradients: bool = True,
     client_state: ClientState = "auto",
@@ -172,6 +187,7 @@ def compare(
         rounds=rounds,
         evaluate_every=evaluate_every,
         evaluate_rows=evaluate_rows,
+        evaluate_clients=evaluate_clients,
         evaluate_model=evaluate_model,
         measure_gradients=measure_gradients,
         client_state=client_state,
@@ -192,6 +208,8 @@ def compare(
     comparison = Comparison(tuple(labels), seeds, rounds, len(federation), model)
     begin = checkpoints.begin(comparison) if checkpoints else Snapshot(())
     mesh = lane_mesh()
+    if evaluate_clients is None:
+        check_measured(mesh, federation, protocol.measured)
     session = _Session(
         protocol,
         mesh,
@@ -341,7 +359,7 @@ def _compile(
         protocol.model,
         algorithm,
         solver,
-        protocol.federation,
+        protocol.sampled,
         protocol.measured,
         session.data,
         held,
@@ -354,6 +372,7 @@ def _compile(
         layout,
         mesh,
         gradients=protocol.measure_gradients,
+        by_client=protocol.evaluate_clients is not None,
     )
     return Ready(algorithm, solver, layout, mesh, programs, numbers)
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.diagnostics.estimates import mean_error
 from fedprox.simulation.evaluate import Measures
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.protocol import Protocol, RoundWork
@@ -35,8 +36,30 @@ class Evaluation(NamedTuple):
     since: Sequence[Any]
 
 
+class Counts(NamedTuple):
+    """How much evaluations read.
+
+    Attributes:
+        clients: Clients of the federation.
+        rows: Training rows n_k of the clients that are read, shape (clients read,).
+        labels: Test labels that are read of each, likewise; 0 for a model without accuracy.
+    """
+
+    clients: int
+    rows: NDArray[np.int64]
+    labels: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, protocol: Protocol) -> "Counts":
+        """Those of a protocol."""
+        labels = protocol.measured.test.labels
+        known = protocol.model.correct is not None
+        rows = protocol.sampled.train.sizes
+        return cls(len(protocol.federation), rows, labels if known else np.zeros_like(labels))
+
+
 def records_of(
-    done: Evaluation, algorithm: Algorithm, runs: Sequence[Run], tests: int
+    done: Evaluation, algorithm: Algorithm, runs: Sequence[Run], counts: Counts
 ) -> Iterator[Record]:
     """Wait for an evaluation: a record for each point.
 
@@ -44,9 +67,11 @@ def records_of(
         done: The evaluation.
         algorithm: The method.
         runs: The points' runs so far.
-        tests: Test labels of all clients that are read; 0 for a model without accuracy.
+        counts: How much it reads.
     """
-    loss, correct, variance, dissimilarity = (np.asarray(m, float) for m in done.measures)
+    loss, correct, variance, dissimilarity = (np.asarray(m, float) for m in done.measures[:4])
+    tests = int(counts.labels.sum())
+    loss_error, accuracy_error = _errors(done.measures, counts)
     solves = Solves.of(done, len(runs))
     mus = np.asarray(done.numbers.get("mu", ()), float)
     for i, run in enumerate(runs):
@@ -72,7 +97,24 @@ def records_of(
             client_steps=int(solves.steps[i]),
             total_steps=run.client_steps + since,
             communication=algorithm.communication * done.round,
+            train_loss_se=None if loss_error is None else float(loss_error[i]),
+            test_accuracy_se=None if accuracy_error is None else float(accuracy_error[i]),
         )
+
+
+Errors = NDArray[np.float64] | None
+
+
+def _errors(measures: Measures, counts: Counts) -> tuple[Errors, Errors]:
+    """Standard errors of loss and accuracy (points,), where a sample of clients was read."""
+    if measures.by_client is None:
+        return None, None
+    labels = counts.labels
+    accuracy = np.asarray(measures.by_client.correct) / np.maximum(labels, 1)[:, None]
+    return (
+        mean_error(measures.by_client.loss, counts.rows, counts.clients),
+        mean_error(accuracy, labels, counts.clients),
+    )
 
 
 def best_loss(runs: Sequence[Run]) -> float:
