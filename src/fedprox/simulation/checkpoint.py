@@ -7,6 +7,7 @@ last two are kept, so that there is one whenever the process ends.
 """
 
 import logging
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -290,7 +291,7 @@ class Checkpoints:
             "arrays": ocp.args.PyTreeSave(arrays or {"none": np.zeros(1)}),
             **({"kept": ocp.args.PyTreeSave(kept)} if kept else {}),
         }
-        with _manager(self.folder) as manager:
+        with _manager(self.folder, writes=True) as manager:
             manager.save(step, args=ocp.args.Composite(**parts), force=True)
         files = (self.folder / str(step)).rglob("*")
         self.size = sum(path.stat().st_size for path in files if path.is_file())
@@ -308,9 +309,9 @@ class Checkpoints:
         """Remove all checkpoints, as once the results are written."""
         if not self.folder.is_dir():
             return
-        with _manager(self.folder) as manager:
-            for step in manager.all_steps():
-                manager.delete(step)
+        for path in self.folder.iterdir():
+            if path.name.partition(".")[0].isdigit():  # whole ones, and what a kill has left
+                shutil.rmtree(path)
         with suppress(OSError):  # it holds other files
             self.folder.rmdir()
 
@@ -341,12 +342,12 @@ def stopping_on_signals(checkpoints: Checkpoints) -> Iterator[None]:
         put_back()
 
 
-def _manager(folder: Path) -> Any:
-    """Orbax's manager of a folder, within which nothing half-written is left."""
+def _manager(folder: Path, *, writes: bool = False) -> Any:
+    """Orbax's manager of a folder; one that writes removes what a kill has left there first."""
     import orbax.checkpoint as ocp  # takes a quarter of a second
 
     options = ocp.CheckpointManagerOptions(
-        max_to_keep=KEPT, enable_async_checkpointing=False, cleanup_tmp_directories=True
+        max_to_keep=KEPT, enable_async_checkpointing=False, cleanup_tmp_directories=writes
     )
     return ocp.CheckpointManager(folder.absolute(), options=options)
 
