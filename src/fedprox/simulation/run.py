@@ -64,6 +64,7 @@ def simulate(
     seed: int | Sequence[int] = 0,
     target: Target | None = None,
     stop_at_target: StopAtTarget = "never",
+    devices: int | None = None,
     checkpoints: Checkpoints | None = None,
     on_record: Callable[[Record], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -94,6 +95,8 @@ def simulate(
         stop_at_target: Whether a run ends at the first evaluation where "all", or "any", of its
             points have reached the target; points that have diverged are not waited for. Until
             there it is the same run, bit for bit.
+        devices: How many of the devices that JAX sees share a round's clients; all where left out.
+            The result differs in the last bits, by the order of sums.
         checkpoints: Where and how often checkpoints are made; none where left out. A run that goes
             on from one is the same as one that was never interrupted, bit for bit.
         on_record: Called with each record as soon as it is known, and first with those of a
@@ -123,6 +126,7 @@ def simulate(
         seed=seed,
         target=target,
         stop_at_target=stop_at_target,
+        devices=devices,
         checkpoints=checkpoints,
         on_record=on_record,
         on_progress=on_progress,
@@ -146,6 +150,7 @@ def compare(
     seed: int | Sequence[int] = 0,
     target: Target | None = None,
     stop_at_target: StopAtTarget = "never",
+    devices: int | None = None,
     checkpoints: Checkpoints | None = None,
     on_record: Callable[[Record], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -184,7 +189,7 @@ def compare(
         require(count == 1, f"methods: {name!r} is given {count} times; once is enough")
     comparison = Comparison(tuple(labels), seeds, rounds, len(federation), model)
     begin = checkpoints.begin(comparison) if checkpoints else Snapshot(())
-    mesh = lane_mesh()
+    mesh = lane_mesh(devices)
     session = _Session(
         protocol,
         mesh,
