@@ -97,6 +97,7 @@ An experiment file, with every key:
                                 # posts: path, vocabulary, test_share, clients, seed
                                 # leaf: path, classes, partition, clients, classes_per_client,
                                 # concentration, size_spread, seed
+                                # mapped: path, classes
                                 # hugging-face: path, features, label, client or partition, ...
 \b
   [model]

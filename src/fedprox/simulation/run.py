@@ -31,15 +31,22 @@ from fedprox.simulation.points import (
     sweep_points,
 )
 from fedprox.simulation.programs import (
-    Data,
     Layout,
     compile_programs,
     evaluated,
     lay_out,
-    resident,
 )
 from fedprox.simulation.protocol import Protocol, RoundWork
-from fedprox.simulation.rounds import Planned, Ready, Standing, chunks, plan_ahead, run_rounds
+from fedprox.simulation.rounds import (
+    PLANS_AHEAD,
+    Planned,
+    Ready,
+    Standing,
+    chunks,
+    plan_ahead,
+    run_rounds,
+)
+from fedprox.simulation.rows import Data, Held, resident, rounds_together, training_rows
 from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.settle import best_loss
 from fedprox.simulation.systems import Systems
@@ -255,15 +262,19 @@ def _run_method(
     began = time.perf_counter()
     params = initial_params(protocol.model, seeds[0])
     compile_seconds = time.perf_counter() - began
+    train, every_round = protocol.federation.train, list(itertools.chain(*work.values()))
+    together = min(1 if algorithm.adapt else protocol.evaluate_every, protocol.rounds)
+    if session.data.x is None:
+        together = min(together, rounds_together(train, every_round))
     layout = lay_out(
         protocol.measured,
         algorithm,
         solver,
-        itertools.chain.from_iterable(work.values()),
+        every_round,
         devices=session.mesh.devices.size,
         parameters=sum(a.size for a in jax.tree.leaves(params)),
         points=len(points),
-        together=min(1 if algorithm.adapt else protocol.evaluate_every, protocol.rounds),
+        together=together,
     )
     pause = (session.checkpoints and session.checkpoints.every) or protocol.rounds
     calls = partial(
@@ -273,11 +284,20 @@ def _run_method(
         most=layout.rounds.rounds,
         pause=pause,
     )
+    legs = [(seeds[0], begin.round), *((seed, 0) for seed in protocol.seeds)]
+    rows = training_rows(
+        session.mesh,
+        train,
+        session.data,
+        (work[seed][c.first : c.last] for seed, first in legs for c in calls(first)),
+        width=layout.width,
+        ahead=PLANS_AHEAD,
+    )
     with _cancelling(ThreadPoolExecutor(1)) as pool:
-        plan = partial(plan_ahead, pool, protocol, solver, layout)
+        plan = partial(plan_ahead, pool, protocol, solver, layout, rows)
         # the first seed's planning goes on while the programs are being compiled
         planned = plan(seeds[0], work[seeds[0]], calls(begin.round))
-        ready = _compile(session, algorithm, solver, layout, points, params)
+        ready = _compile(session, algorithm, solver, layout, rows.like, points, params)
         compile_seconds += ready.programs.compile_seconds
         for seed in seeds:
             if seed != seeds[0]:
@@ -312,6 +332,7 @@ def _compile(
     algorithm: Algorithm,
     solver: Solver,
     layout: Layout,
+    held: Held,
     points: Sequence[Mapping[str, float]],
     params: Params,
 ) -> Ready:
@@ -328,6 +349,7 @@ def _compile(
         protocol.federation,
         protocol.measured,
         session.data,
+        held,
         initial_state(algorithm, params, len(points), mesh),
         numbers,
         jax.tree.map(
@@ -418,7 +440,6 @@ def _run_leg(
             session.protocol,
             ready,
             planned,
-            leg.work,
             standing,
             store,
             batch,
