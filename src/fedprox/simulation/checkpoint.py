@@ -27,6 +27,7 @@ from fedprox.errors import require, require_whole
 from fedprox.model import Model
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.lanes import replicate
+from fedprox.simulation.processes import everyone
 from fedprox.simulation.rounds import Standing
 
 KEPT = 2
@@ -191,16 +192,16 @@ class Checkpoints:
             InputError: The checkpoints are another comparison's, or none can be read.
         """
         self._comparison, self._last = comparison, time.perf_counter()
-        if not self.resume or not self.folder.is_dir():
+        if not self.resume or (not self._own.is_dir() and jax.process_count() == 1):
             return Snapshot(())
         damaged = []
-        with _manager(self.folder) as manager:
-            for step in sorted(manager.all_steps(), reverse=True):
+        with _manager(self._own) as manager:
+            for step in _common(manager.all_steps()):
                 try:
                     position, arrays = _read(manager, step)
                 except Exception as error:  # orbax and its storage raise all kinds
                     reason = str(error).partition("\n")[0]
-                    damaged.append(f"{self.folder / str(step)}: cannot be read: {reason}")
+                    damaged.append(f"{self._own / str(step)}: cannot be read: {reason}")
                     continue
                 snapshot = self._snapshot(step, position, arrays)
                 for line in damaged:
@@ -240,7 +241,7 @@ class Checkpoints:
                 restore_args={name: ocp.RestoreArgs(restore_type=np.ndarray)},
                 partial_restore=True,
             )
-            with _manager(self.folder) as manager:
+            with _manager(self._own) as manager:
                 yield name, manager.restore(step, args=ocp.args.Composite(kept=one))["kept"][name]
 
     def offer(self, snapshot: Callable[[], Snapshot], leg: str, done: int | None = None) -> None:
@@ -255,11 +256,12 @@ class Checkpoints:
             Stopped: The comparison is to stop.
         """
         waited = time.perf_counter() - self._last
-        if (
-            (self.every is not None and (done is None or done % self.every == 0))
-            or (self.interval is not None and waited >= self.interval)
-            or self.stopping is not None
-        ):
+        regular = self.every is not None and (done is None or done % self.every == 0)
+        late = self.interval is not None and waited >= self.interval
+        # a signal may come to each process in another round, or to one alone
+        if signals := int(everyone(self.stopping or 0).max()):
+            self.stopping = signal.Signals(signals)
+        if regular or everyone(late)[0] or self.stopping is not None:
             self._save(snapshot())
             self._last = time.perf_counter()
         if self.stopping is not None:
@@ -291,12 +293,19 @@ class Checkpoints:
             "arrays": ocp.args.PyTreeSave(arrays or {"none": np.zeros(1)}),
             **({"kept": ocp.args.PyTreeSave(kept)} if kept else {}),
         }
-        with _manager(self.folder, writes=True) as manager:
+        with _manager(self._own, writes=True) as manager:
             manager.save(step, args=ocp.args.Composite(**parts), force=True)
-        files = (self.folder / str(step)).rglob("*")
+        files = (self._own / str(step)).rglob("*")
         self.size = sum(path.stat().st_size for path in files if path.is_file())
         self.made += 1
         self.seconds += time.perf_counter() - begin
+
+    @property
+    def _own(self) -> Path:
+        """This process's part of the folder: it alone has its clients' state."""
+        if jax.process_count() == 1:
+            return self.folder
+        return self.folder / f"process-{jax.process_index()}"
 
     def __str__(self) -> str:
         """What was made, as a line for people."""
@@ -307,13 +316,14 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Remove all checkpoints, as once the results are written."""
-        if not self.folder.is_dir():
+        if not self._own.is_dir():
             return
-        for path in self.folder.iterdir():
+        for path in self._own.iterdir():
             if path.name.partition(".")[0].isdigit():  # whole ones, and what a kill has left
                 shutil.rmtree(path)
-        with suppress(OSError):  # it holds other files
-            self.folder.rmdir()
+        for folder in (self._own, self.folder):
+            with suppress(OSError):  # it holds other files, or another process's
+                folder.rmdir()
 
 
 @contextmanager
@@ -346,10 +356,30 @@ def _manager(folder: Path, *, writes: bool = False) -> Any:
     """Orbax's manager of a folder; one that writes removes what a kill has left there first."""
     import orbax.checkpoint as ocp  # takes a quarter of a second
 
+    here, several = jax.process_index(), jax.process_count() > 1
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process-{here}"
+    )
+    if several:  # orbax would wait for the others
+        folder.mkdir(parents=True, exist_ok=True)
     options = ocp.CheckpointManagerOptions(
-        max_to_keep=KEPT, enable_async_checkpointing=False, cleanup_tmp_directories=writes
+        max_to_keep=KEPT,
+        enable_async_checkpointing=False,
+        cleanup_tmp_directories=writes,
+        create=not several,
+        **({"multiprocessing_options": alone} if several else {}),
     )
     return ocp.CheckpointManager(folder.absolute(), options=options)
+
+
+def _common(steps: Sequence[int]) -> Sequence[int]:
+    """The steps that all processes have, the last first."""
+    last = sorted(steps, reverse=True)[:KEPT]
+    if jax.process_count() == 1:
+        return last
+    theirs = np.stack([everyone(step) for step in (*last, *[-1] * (KEPT - len(last)))])
+    common = set.intersection(*(set(each.tolist()) for each in theirs.T))
+    return sorted(common - {-1}, reverse=True)
 
 
 def _read(manager: Any, step: int) -> tuple[dict[str, Any], Arrays]:

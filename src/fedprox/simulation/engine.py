@@ -11,7 +11,7 @@ first exchange.
 Axes of the arrays inside: lanes, then points of the sweep, then the parameter's own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -86,6 +86,7 @@ def rounds_program(
     reading_lanes: int,
     width: int,
     batched: bool,
+    rows: Sequence[Any],
 ) -> Wrapped:
     """Compile-once program for up to `shape.rounds` rounds.
 
@@ -102,6 +103,7 @@ def rounds_program(
         width: Rows of a slice when reading whole clients.
         batched: Whether a tick is one of all sweep points at once, or else the points do their
             rounds one after another.
+        rows: How x and y are spread over the devices.
 
     Returns:
         (state, numbers, x, y, plan, exchange, kept, rounds) -> After: states and numbers have a
@@ -256,7 +258,8 @@ def rounds_program(
     split: Any = PER_ROUND_AND_DEVICE
     same: Any = REPLICATED
     specs = (
-        *[REPLICATED] * 4,
+        *[REPLICATED] * 2,
+        *rows,
         Plan(split, split, split, split, split, split, same, same, same),
         Exchange(split, REPLICATED, REPLICATED) if algorithm.own_gradient else None,
         PER_DEVICE,
