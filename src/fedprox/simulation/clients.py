@@ -46,7 +46,7 @@ class Store(NamedTuple):
         write: Clients, what they keep -> nothing.
         held: What a checkpoint must hold: the rows that have been written, in blocks without a copy
             of those on disk, as arrays by name. They change with the next write.
-        put_back: Name and array of all that `held` gave, in its order -> nothing.
+        put_back: Name and bytes of all that `held` gave, `KNOWN` first -> nothing.
         close: Give up the store's memory.
     """
 
@@ -124,12 +124,12 @@ def _on_host(initial: Kept, clients: NDArray[np.int64], mesh: Mesh, *, mapped: b
     def put_back(saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
         for name, block in saved:
             if name == KNOWN:
-                known[:] = block
+                known[:] = block.view(bool)
                 continue
             rows, first = _place_of(name, arrays)
             written = np.flatnonzero(known[first : first + len(block)])
             rows.make_room(first + written)
-            rows.array[first + written] = block[written]
+            rows.array[first + written] = block[written].view(rows.array.dtype)
             rows.let_go()
 
     def close() -> None:
@@ -263,10 +263,10 @@ def _on_devices(initial: Kept, clients: NDArray[np.int64], mesh: Mesh) -> Store:
         arrays = [np.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(held[0])]
         for name, block in saved:
             if name == KNOWN:
-                known[: len(clients)] = block
+                known[: len(clients)] = block.view(bool)
                 continue
             array, first = _place_of(name, arrays)
-            array[first : first + len(block)] = block
+            array[first : first + len(block)] = block.view(array.dtype)
         held[0] = jax.device_put(jax.tree.unflatten(jax.tree.structure(held[0]), arrays), sharding)
 
     return Store(read, write, saved, put_back, held.clear)

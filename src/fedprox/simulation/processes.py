@@ -83,9 +83,3 @@ def everyone(value: int) -> NDArray[np.int64]:
     if jax.process_count() == 1:
         return np.array([value], np.int64)
     return np.asarray(multihost_utils.process_allgather(np.int64(value))).reshape(-1)
-
-
-def lost(error: BaseException) -> bool:
-    """Whether an error says that another process has ended."""
-    several = jax.process_count() > 1
-    return several and isinstance(error, jax.errors.JaxRuntimeError)
