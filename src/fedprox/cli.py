@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -569,8 +570,13 @@ def main() -> None:
         if "run" in sys.argv[1:2]:
             again = f"go on with: fedprox run --resume {shlex.quote(str(stopped.folder.parent))}"
         _fail(f"{stopped}; {again}", 128 + stopped.signal)
-    except jax.errors.JaxRuntimeError as error:
-        if jax.distributed.is_initialized() and "EXHAUSTED" not in str(error):
+    except (
+        jax.errors.JaxRuntimeError,
+        ValueError,
+    ) as error:  # either, by where a sum is waited for
+        if jax.distributed.is_initialized() and re.search(
+            "gloo|nccl|coordination", str(error), re.I
+        ):
             _fail(LOST.format(jax.process_index(), str(error).partition("\n")[0]), 1)
         _out_of_memory(error)
     except MemoryError as error:
@@ -585,7 +591,7 @@ def main() -> None:
 
 
 def _out_of_memory(error: Exception) -> NoReturn:
-    if isinstance(error, jax.errors.JaxRuntimeError) and "EXHAUSTED" not in str(error):
+    if not isinstance(error, MemoryError) and "EXHAUSTED" not in str(error):
         raise error
     _fail("out of memory: the data, the model or the cohort is too large for this machine")
 

@@ -277,7 +277,7 @@ class Checkpoints:
     def _save(self, snapshot: Snapshot) -> None:
         begin = time.perf_counter()
         if not self.made and not self.resume:
-            self.remove()  # those of an earlier comparison
+            self._clear()  # of those of an earlier comparison
         step = snapshot.legs * (self._comparison.rounds + 1) + snapshot.round
         _write_blocks(self._clients / str(step), snapshot.kept)
         everyone(0)  # all processes have written theirs
@@ -330,11 +330,13 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Remove all checkpoints, as once the results are written."""
-        parts = [self._clients, *([self.folder / STATE] if jax.process_index() == 0 else [])]
-        for part in parts:
-            shutil.rmtree(part, ignore_errors=True)
+        self._clear()
         with suppress(OSError):  # it is not there, or holds other files, or another process's
             self.folder.rmdir()
+
+    def _clear(self) -> None:
+        for part in (self._clients, self.folder / STATE)[: 2 - bool(jax.process_index())]:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 @contextmanager
