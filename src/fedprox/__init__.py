@@ -20,6 +20,7 @@ from fedprox.federation import Federation, Rows
 from fedprox.model import Model
 from fedprox.report.figure import figure
 from fedprox.report.table import table
+from fedprox.simulation.faults import Faults
 from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.run import compare, simulate
@@ -35,6 +36,7 @@ __all__ = [
     "Algorithm",
     "Cohort",
     "Diagnosis",
+    "Faults",
     "Federation",
     "InputError",
     "Model",

@@ -20,6 +20,7 @@ from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.models import MODELS
 from fedprox.simulation.clients import ClientState
+from fedprox.simulation.faults import Faults, Policy
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.run import compare
 from fedprox.simulation.sampling import Cohort, Sampling
@@ -55,6 +56,13 @@ class SystemsSection(_Section):
     step_seconds: float | list[float] | None = None
     spread: float = 0.0
     partial: Partial = "uniform"
+
+
+class FaultsSection(_Section):
+    """`[faults]`: see `fedprox.Faults`."""
+
+    policy: Policy = "drop"
+    norm: float = 10.0
 
 
 class SolverSection(_Section):
@@ -94,6 +102,7 @@ class Experiment(_Section):
         model: Name of a model and its options.
         cohort: How a round's clients are chosen.
         systems: Which of them cannot finish.
+        faults: What is done about faulty updates; they are not looked for where it is left out.
         solver: The local solver.
         method: Names of methods and their numbers, each with a `solver` of its own if it has one.
         versions: What the results were made with; written with them and not read.
@@ -114,6 +123,7 @@ class Experiment(_Section):
     model: Table = Field(default_factory=lambda: {"name": "logistic"})
     cohort: CohortSection
     systems: SystemsSection = Field(default_factory=SystemsSection)
+    faults: FaultsSection | None = None
     solver: SolverSection
     method: list[Table] = Field(min_length=1)
     versions: Table = Field(default_factory=dict, exclude=True)
@@ -138,6 +148,7 @@ class Resolved(NamedTuple):
         solver: The local solver.
         cohort: How a round's clients are chosen.
         systems: Which of them cannot finish.
+        faults: What is done about faulty updates.
         table: The experiment as TOML would hold it.
     """
 
@@ -147,6 +158,7 @@ class Resolved(NamedTuple):
     solver: Solver
     cohort: Cohort
     systems: Systems
+    faults: Faults | None
     table: Table
 
 
@@ -195,6 +207,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     solver = Solver(**_solver(section, "solver"))
     cohort = Cohort(**experiment.cohort.model_dump())
     systems = Systems(**experiment.systems.model_dump())
+    faults = Faults(**experiment.faults.model_dump()) if experiment.faults else None
     methods = [
         _method(table, section, solver, f"method.{i}") for i, table in enumerate(experiment.method)
     ]
@@ -206,7 +219,8 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     table = experiment.model_dump(exclude_none=True)
     table |= {"data": data_table, "model": model_table, "method": [t for _, t in methods]}
     algorithms = [algorithm for algorithm, _ in methods]
-    return Resolved(federation, make_model(federation), algorithms, solver, cohort, systems, table)
+    model = make_model(federation)
+    return Resolved(federation, model, algorithms, solver, cohort, systems, faults, table)
 
 
 def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Table]:
@@ -234,6 +248,7 @@ def train(
         solver=resolved.solver,
         cohort=resolved.cohort,
         systems=resolved.systems,
+        faults=resolved.faults,
         rounds=experiment.rounds,
         evaluate_every=experiment.evaluate_every,
         evaluate_rows=experiment.evaluate_rows,

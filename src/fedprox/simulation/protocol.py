@@ -17,6 +17,7 @@ from fedprox.errors import require, require_one_of, require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.simulation.clients import ClientState
+from fedprox.simulation.faults import Faults
 from fedprox.simulation.sampling import Cohort, Drawn, weights
 from fedprox.simulation.schedule import Jobs, no_jobs
 from fedprox.simulation.systems import Systems
@@ -53,6 +54,7 @@ class Protocol:
         solver: The local solver.
         cohort: How a round's clients are chosen.
         systems: Which of them cannot finish.
+        faults: What is done about faulty updates; None for no screening.
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations; the initial and the final model are always
             evaluated.
@@ -74,6 +76,7 @@ class Protocol:
     solver: Solver
     cohort: Cohort
     systems: Systems
+    faults: Faults | None
     rounds: int
     evaluate_every: int
     evaluate_rows: int | None
@@ -124,6 +127,10 @@ class Protocol:
     def reported(self, algorithm: Algorithm) -> Algorithm:
         """The method with the model that is to be evaluated; central training has only one."""
         return algorithm if algorithm.pooled else reporting(algorithm, self.evaluate_model)
+
+    def screening(self, algorithm: Algorithm) -> Faults | None:
+        """What is done about faulty updates; central training has no clients who send any."""
+        return None if algorithm.pooled else self.faults
 
     def check(self, algorithm: Algorithm, solver: Solver) -> None:
         """Raise `InputError` where a method cannot follow the protocol.

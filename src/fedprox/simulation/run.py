@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 from fedprox.algorithms.adaptive import first_trend, follow
 from fedprox.algorithms.base import Algorithm, State
 from fedprox.algorithms.reporting import Evaluated
+from fedprox.algorithms.shapes import check_shapes
 from fedprox.errors import require
 from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.simulation.clients import ClientState, Store, open_store
 from fedprox.simulation.exchange import Exchange
+from fedprox.simulation.faults import Faults
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.lanes import lane_mesh, replicate, zeros_on
 from fedprox.simulation.points import initial_kept, initial_state, label, sweep_points
@@ -40,7 +42,7 @@ from fedprox.simulation.programs import (
 from fedprox.simulation.protocol import Protocol, RoundWork
 from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.schedule import Plan, no_jobs, plan_rounds
-from fedprox.simulation.settle import Ends, Evaluation, best_loss, records_of
+from fedprox.simulation.settle import Ends, Evaluation, Flagged, best_loss, records_of
 from fedprox.simulation.systems import Systems
 from fedprox.simulation.target import StopAtTarget, Target
 from fedprox.solver import Solver
@@ -64,6 +66,7 @@ def simulate(
     solver: Solver,
     cohort: Cohort,
     systems: Systems = Systems(),  # noqa: B008 (frozen)
+    faults: Faults | None = None,
     rounds: int,
     evaluate_every: int = 1,
     evaluate_rows: int | None = None,
@@ -87,6 +90,8 @@ def simulate(
         solver: The local solver.
         cohort: How a round's clients are chosen.
         systems: Which of them cannot finish.
+        faults: What is done about updates that are not finite, or far larger than the others'.
+            None for nothing: they count, and a run that they ruin is shown as diverged.
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations.
         evaluate_rows: Training rows, and test rows, of each client that evaluations read at most:
@@ -109,8 +114,9 @@ def simulate(
         One run for each seed and point, seeds outermost.
 
     Raises:
-        InputError: A number out of range, a cohort larger than the federation, or a stop without a
-            target.
+        InputError: A number out of range, a cohort larger than the federation, a stop without a
+            target, a method whose functions give arrays of wrong shapes, or a faulty update where
+            `faults.policy` is "fail".
     """
     return compare(
         federation,
@@ -119,6 +125,7 @@ def simulate(
         solver=solver,
         cohort=cohort,
         systems=systems,
+        faults=faults,
         rounds=rounds,
         evaluate_every=evaluate_every,
         evaluate_rows=evaluate_rows,
@@ -141,6 +148,7 @@ def compare(
     solver: Solver,
     cohort: Cohort,
     systems: Systems = Systems(),  # noqa: B008 (frozen)
+    faults: Faults | None = None,
     rounds: int,
     evaluate_every: int = 1,
     evaluate_rows: int | None = None,
@@ -165,6 +173,7 @@ def compare(
         solver=solver,
         cohort=cohort,
         systems=systems,
+        faults=faults,
         rounds=rounds,
         evaluate_every=evaluate_every,
         evaluate_rows=evaluate_rows,
@@ -175,6 +184,8 @@ def compare(
         target=target,
         stop_at_target=stop_at_target,
     )
+    for method in methods:
+        check_shapes(method, jax.eval_shape(model.init, jax.random.key(0)))
     methods = [protocol.reported(method) for method in methods]
     for method in methods:
         protocol.check(method, method.solver(solver))
@@ -229,6 +240,7 @@ def _run_method(
         parameters=sum(a.size for a in jax.tree.leaves(algorithm.params(state))) // len(points),
         points=len(points),
         together=min(1 if algorithm.adapt else protocol.evaluate_every, protocol.rounds),
+        faults=protocol.screening(algorithm),
     )
     numbers = replicate(
         mesh, {key: np.array([p[key] for p in points], np.float32) for key in points[0]}
@@ -253,6 +265,7 @@ def _run_method(
             layout,
             mesh,
             gradients=protocol.measure_gradients,
+            faults=protocol.screening(algorithm),
         )
         del state
         compile_seconds += programs.compile_seconds
@@ -398,7 +411,7 @@ def _run_rounds(
 
     def settle(done: Evaluation) -> None:
         """Wait for an evaluation and write it down."""
-        for i, record in enumerate(records_of(done, algorithm, runs, tests)):
+        for i, record in enumerate(records_of(done, algorithm, runs, tests, protocol)):
             runs[i].client_steps = record.total_steps
             runs[i].history.append(record)
             ends.see(i, record)
@@ -408,8 +421,9 @@ def _run_rounds(
     measures = programs.evaluate(state)
     trend = first_trend(measures.train_loss) if algorithm.adapt else None
     nobody = RoundWork(0, 0, 0, no_jobs(), no_jobs())
-    pending = deque([Evaluation(0, nobody, numbers, measures, None, None, ())])
+    pending = deque([Evaluation(0, nobody, numbers, measures, None, None, (), ())])
     taken: list[Any] = []
+    flagged: list[Flagged] = []
     for chunk, plan, exchange in planned:
         while len(pending) > behind:
             settle(pending.popleft())
@@ -430,6 +444,8 @@ def _run_rounds(
             taken.append(sum(int(w.jobs.steps.sum()) for w in work[chunk.first : chunk.last]))
         else:
             taken.append(after.steps)
+        rounds = work[chunk.first : chunk.last]
+        flagged.append(Flagged(chunk.first, rounds, layout.rounds.slots, after.faulty))
         if chunk.recorded or trend is not None:
             measures = programs.evaluate(state)
         if chunk.recorded:
@@ -443,10 +459,11 @@ def _run_rounds(
                     after.local.params,
                     *read_cohort(done.jobs, plan, index, kept, layout, mesh),
                 )
+            steps = after.local.steps
             pending.append(
-                Evaluation(chunk.last, done, numbers, measures, gamma, after.local.steps, taken)
+                Evaluation(chunk.last, done, numbers, measures, gamma, steps, taken, flagged)
             )
-            taken = []
+            taken, flagged = [], []
         del after, kept  # the cohort's models go before the next one's come
         if trend is not None:
             mu, trend = _follow(numbers["mu"], trend, measures.train_loss)

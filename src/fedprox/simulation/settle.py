@@ -8,9 +8,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.errors import InputError
 from fedprox.simulation.evaluate import Measures
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.protocol import Protocol, RoundWork
+
+NAMED = 5
+"""Faulty clients of a round that an error names at most."""
+
+
+class Flagged(NamedTuple):
+    """Which updates of some rounds were faulty.
+
+    Attributes:
+        first: The first of the rounds.
+        work: The work of each.
+        slots: Room for a round's jobs; those of a first exchange come after it.
+        faulty: See `After.faulty`; None without screening.
+    """
+
+    first: int
+    work: Sequence[RoundWork]
+    slots: int
+    faulty: Any
+
+    def clients(self, point: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Each round, and the clients whose updates were faulty in it, at a point of the sweep."""
+        for r, work in enumerate(self.work):
+            flags = np.asarray(self.faulty)[point, r]
+            parts = (work.jobs.client, flags), (work.exchange.client, flags[self.slots :])
+            yield self.first + r, np.concatenate([k[f[: len(k)]] for k, f in parts])
 
 
 class Evaluation(NamedTuple):
@@ -24,6 +51,7 @@ class Evaluation(NamedTuple):
         gamma: gamma_k of the round's jobs (slots, points); None where it is not measured.
         steps: Steps they took (slots, points); None where the plan says it.
         since: Steps of all rounds since the evaluation before, a number or (points,) for each call.
+        flagged: Faulty updates of these rounds, by call.
     """
 
     round: int
@@ -33,10 +61,11 @@ class Evaluation(NamedTuple):
     gamma: Any
     steps: Any
     since: Sequence[Any]
+    flagged: Sequence[Flagged]
 
 
 def records_of(
-    done: Evaluation, algorithm: Algorithm, runs: Sequence[Run], tests: int
+    done: Evaluation, algorithm: Algorithm, runs: Sequence[Run], tests: int, protocol: Protocol
 ) -> Iterator[Record]:
     """Wait for an evaluation: a record for each point.
 
@@ -45,8 +74,15 @@ def records_of(
         algorithm: The method.
         runs: The points' runs so far.
         tests: Test labels of all clients that are read; 0 for a model without accuracy.
+        protocol: What compared methods share.
+
+    Raises:
+        InputError: An update was faulty, and that is not to be.
     """
-    loss, correct, variance, dissimilarity = (np.asarray(m, float) for m in done.measures)
+    loss, correct, variance, dissimilarity = (np.asarray(m, float) for m in done.measures[:4])
+    faults = protocol.screening(algorithm)
+    if faults is not None and faults.policy == "fail":
+        refuse(done, runs, protocol.federation.names)
     solves = Solves.of(done, len(runs))
     mus = np.asarray(done.numbers.get("mu", ()), float)
     for i, run in enumerate(runs):
@@ -72,7 +108,41 @@ def records_of(
             client_steps=int(solves.steps[i]),
             total_steps=run.client_steps + since,
             communication=algorithm.communication * done.round,
+            **faults_of(done, i, protocol.federation.names),
         )
+
+
+def faults_of(done: Evaluation, point: int, names: Sequence[str]) -> dict[str, Any]:
+    """What a record of a point says of faulty clients: nothing without screening."""
+    if done.measures.unmeasured is None:
+        return {}
+    rounds = [clients for calls in done.flagged for _, clients in calls.clients(point)]
+    faulty = np.concatenate([np.zeros(0, np.int64), *rounds])
+    return {
+        "faulty": len(faulty),
+        "faulty_clients": [names[k] for k in np.unique(faulty)],
+        "unmeasured": int(np.asarray(done.measures.unmeasured)[point]),
+    }
+
+
+def refuse(done: Evaluation, runs: Sequence[Run], names: Sequence[str]) -> None:
+    """Raise `InputError` if an update was faulty, naming the first round with one."""
+    found = [
+        (t, run, clients)
+        for i, run in enumerate(runs)
+        for calls in done.flagged
+        for t, clients in calls.clients(i)
+        if len(clients)
+    ]
+    if not found:
+        return
+    t, run, clients = min(found, key=lambda each: each[0])
+    shown = ", ".join(names[k] for k in clients[:NAMED])
+    more = f" and {len(clients) - NAMED} more" if len(clients) > NAMED else ""
+    raise InputError(
+        f"{run.label}, seed {run.seed}: in round {t + 1} the update of client {shown}{more} was "
+        'faulty, and faults.policy = "fail"; "drop" would leave it out'
+    )
 
 
 def best_loss(runs: Sequence[Run]) -> float:
@@ -122,9 +192,18 @@ class Solves(NamedTuple):
             unknown = np.full(points, math.nan)
             return cls(unknown, unknown, np.zeros(points, int), planned)
         gammas = np.asarray(done.gamma, float)[:count]
+        good = np.ones(gammas.shape, bool)
+        last = done.flagged[-1]
+        if last.faulty is not None:
+            good = ~np.asarray(last.faulty)[:, len(last.work) - 1, :count].T
         unsolved = np.zeros(points, int)
         if done.steps is not None:
             # measured in another order of summation than the rule's own
-            unsolved = (~(gammas <= jobs.gamma[:, None] * (1 + 1e-3))).sum(axis=0)
+            unsolved = (good & ~(gammas <= jobs.gamma[:, None] * (1 + 1e-3))).sum(axis=0)
             planned = np.asarray(done.steps)[:count].sum(axis=0)
-        return cls(gammas.mean(axis=0), gammas.max(axis=0), unsolved, planned)
+        of_good, some = good.sum(axis=0), good.any(axis=0)
+        mean = np.where(good, gammas, 0).sum(axis=0) / np.maximum(of_good, 1)
+        most = np.where(good, gammas, -math.inf).max(axis=0)
+        return cls(
+            np.where(some, mean, math.nan), np.where(some, most, math.nan), unsolved, planned
+        )
