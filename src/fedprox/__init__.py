@@ -20,6 +20,7 @@ from fedprox.federation import Federation, Rows
 from fedprox.model import Model
 from fedprox.report.figure import figure
 from fedprox.report.table import table
+from fedprox.simulation.checkpoint import Checkpoints, Stopped
 from fedprox.simulation.faults import Faults
 from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
 from fedprox.simulation.history import Progress, Record, Run
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Algorithm",
+    "Checkpoints",
     "Cohort",
     "Diagnosis",
     "Faults",
@@ -46,6 +48,7 @@ __all__ = [
     "Rows",
     "Run",
     "Solver",
+    "Stopped",
     "Subproblem",
     "Systems",
     "Target",

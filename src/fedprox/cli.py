@@ -1,6 +1,7 @@
 """The command line: `fedprox run`, `diagnose`, `report`, `reproduce` and `data`."""
 
 import math
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -45,6 +46,7 @@ from fedprox.reproduce import ITEMS, select
 from fedprox.reproduce.item import SCALES
 from fedprox.reproduce.run import Step, reproduce
 from fedprox.reproduce.table import duration
+from fedprox.simulation.checkpoint import Checkpoints, Stopped, stopping_on_signals
 from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
 from fedprox.simulation.history import Progress as Standing
 
@@ -59,6 +61,9 @@ RUN_HELP = """Run the experiment in a TOML file.
 
 It trains every method on the same clients, stragglers and mini-batches, prints a table, and leaves
 a run directory with the metrics, the final models, a figure and an HTML report.
+
+With --checkpoint-every a run that is killed goes on with --resume DIR, and gives the same metrics
+and models, bit for bit. An interrupt (Ctrl-C, or SIGTERM) ends the round and leaves a checkpoint.
 
 \b
 An experiment file, with every key:
@@ -176,25 +181,66 @@ DataDir = Annotated[
 
 @app.command(help=RUN_HELP)
 def run(
-    file: File,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE.toml", help="The experiment.")
+    ] = None,
     settings: Settings = None,
     out: Annotated[
         Path | None, typer.Option(help="Run directory. [default: runs/NAME-OF-FILE]")
     ] = None,
     data_dir: DataDir = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(metavar="N", help="Rounds between checkpoints.")
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Go on with the run in DIR; in place of FILE.toml."),
+    ] = None,
 ) -> None:
-    """Run an experiment file."""
+    """Run an experiment file, or go on with one."""
+    if resume is not None:
+        others = file is None and not settings and out is None
+        require(others, f"--resume {resume}: the experiment is there; leave out FILE, --set, --out")
+        require(
+            (resume / "experiment.toml").is_file(),
+            f"--resume {resume}: no experiment.toml; name a run directory",
+        )
+        file, out = resume / "experiment.toml", resume
+    if file is None:
+        raise InputError("FILE.toml is missing; or give --resume DIR")
     console, experiment, resolved = _prepare(file, settings, data_dir)
     directory = RunDirectory(out or Path("runs") / file.stem, resolved.table)
-    with directory, _progress(console) as progress:
-        runs = train(experiment, resolved, directory.record, _Bars(progress))
-    directory.finish(runs, experiment.target)
+    if resume is not None and directory.complete:
+        console.print(f"{resume} is complete; nothing to do")
+        return
+    checkpoints = Checkpoints(
+        directory.checkpoints, every=checkpoint_every, resume=resume is not None
+    )
+    if resume is not None:
+        _say_where(console, directory)
+    with directory, stopping_on_signals(checkpoints), _progress(console) as progress:
+        runs = train(experiment, resolved, directory.record, _Bars(progress), checkpoints)
     write_clients(directory.path, resolved.federation, resolved.model, runs)
+    directory.finish(runs, experiment.target)
+    checkpoints.remove()
     write_report([directory.path], directory.path / "report.html")
     console.print(table(runs, experiment.target))
     for line in (*other_models(runs), *uneven(runs), *unsolved(runs), *faulty(runs)):
         console.print(line)
+    if checkpoints.made:
+        console.print(str(checkpoints))
     console.print(f"\n{directory.path}: metrics, summary, models, figure, report.html")
+
+
+def _say_where(console: Console, directory: RunDirectory) -> None:
+    """What a user should know before a run goes on."""
+    if not directory.checkpoints.is_dir():
+        console.print(f"{directory.path}: no checkpoint; the run begins anew")
+    if changed := directory.changed_versions():
+        console.print(
+            f"{directory.path}: begun with {', '.join(changed)}; the last bits may differ",
+            soft_wrap=True,
+        )
 
 
 REPORT_HELP = """Write the HTML report of run directories.
@@ -443,6 +489,11 @@ def main() -> None:
         _fail(error.format_message())
     except InputError as error:
         _fail(str(error))
+    except Stopped as stopped:
+        again = "the same command goes on from there"
+        if "run" in sys.argv[1:2]:
+            again = f"go on with: fedprox run --resume {shlex.quote(str(stopped.folder.parent))}"
+        _fail(f"{stopped}; {again}", 128 + stopped.signal)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if isinstance(error, jax.errors.JaxRuntimeError) and "EXHAUSTED" not in str(error):
             raise

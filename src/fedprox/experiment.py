@@ -19,6 +19,7 @@ from fedprox.errors import InputError, require, require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.models import MODELS
+from fedprox.simulation.checkpoint import Checkpoints
 from fedprox.simulation.clients import ClientState
 from fedprox.simulation.faults import Faults, Policy
 from fedprox.simulation.history import Progress, Record, Run
@@ -239,6 +240,7 @@ def train(
     resolved: Resolved,
     on_record: Callable[[Record], None],
     on_progress: Callable[[Progress], None],
+    checkpoints: Checkpoints | None = None,
 ) -> list[Run]:
     """Run a resolved experiment; see `fedprox.compare`."""
     return compare(
@@ -258,6 +260,7 @@ def train(
         seed=experiment.seed,
         target=experiment.target,
         stop_at_target=experiment.stop_at_target,
+        checkpoints=checkpoints,
         on_record=on_record,
         on_progress=on_progress,
     )

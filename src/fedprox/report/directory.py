@@ -73,6 +73,29 @@ class RunDirectory:
             f"--out: {self.path} holds another experiment's results; name another folder",
         )
 
+    @property
+    def checkpoints(self) -> Path:
+        """The folder for checkpoints."""
+        return self.path / "checkpoint"
+
+    @property
+    def complete(self) -> bool:
+        """Whether the experiment ran to its end and everything is written."""
+        return (self.path / "summary.json").is_file() and not self.checkpoints.exists()
+
+    def changed_versions(self) -> list[str]:
+        """What differs from the versions that the results so far were made with."""
+        known = self.path / "experiment.toml"
+        if not known.is_file():
+            return []
+        before = tomllib.loads(known.read_text(encoding="utf-8")).get("versions", {})
+        now = versions()
+        return [
+            f"{name} {before.get(name)}, now {now.get(name)}"
+            for name in sorted(before.keys() | now.keys())
+            if before.get(name) != now.get(name)
+        ]
+
     def __enter__(self) -> "RunDirectory":
         return self
 
@@ -127,15 +150,15 @@ class RunDirectory:
         return (self.path / "metrics.jsonl").open("wb", buffering=0)
 
     def finish(self, runs: Sequence[Run], target: Target | None) -> None:
-        """Write summary, models and figure; see `fedprox.table` for the target."""
-        target = target or common_target(runs)
-        summary = [summarise(run, target) for run in runs]
-        write_whole(self.path / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
+        """Write models, figure and at last the summary; see `fedprox.table` for the target."""
         for run in runs:
             label = re.sub(r"[^\w.=+-]+", "-", run.label)
             name = f"model-{label}-{run.seed}.safetensors"
             write_whole(self.path / name, safetensors.numpy.save(flatten(run.params)))
         write_figure(self.path, figure(runs))
+        target = target or common_target(runs)
+        summary = [summarise(run, target) for run in runs]
+        write_whole(self.path / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
 
 
 def write_figure(folder: Path, drawn: "Figure", name: str = "figure") -> None:

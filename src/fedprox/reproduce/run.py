@@ -22,7 +22,11 @@ from fedprox.reproduce.figure import figure
 from fedprox.reproduce.item import MEASURES, Item, Scale, Table, expand
 from fedprox.reproduce.summaries import Series
 from fedprox.reproduce.table import duration, table
+from fedprox.simulation.checkpoint import Checkpoints, stopping_on_signals
 from fedprox.simulation.history import Progress, Record
+
+INTERVAL = 300.0
+"""Seconds between an experiment's checkpoints."""
 
 
 class Step(NamedTuple):
@@ -52,7 +56,8 @@ def reproduce(
     """Run an item and write what it leaves.
 
     Its experiments go to `out/runs/NAME`, ordinary run directories that items share: one that is
-    complete is not run again. The rest goes to `out/NAME-OF-ITEM`: `figure.png`, `figure.svg`,
+    complete is not run again, and one that was interrupted goes on from its last checkpoint. The
+    rest goes to `out/NAME-OF-ITEM`: `figure.png`, `figure.svg`,
     `metrics.csv` (every measure of every run), `table.md`, `report.html`.
 
     Args:
@@ -68,6 +73,7 @@ def reproduce(
 
     Raises:
         InputError: An experiment is refused, data are missing, or a folder holds other results.
+        Stopped: A signal asked for it.
     """
     begin = time.perf_counter()
     experiments = {
@@ -158,12 +164,14 @@ def _train(
     """Run an experiment into its run directory; False if it is complete there already."""
     resolved = _resolve(where, experiment, data_dir)
     directory = RunDirectory(path, resolved.table)
-    if (path / "summary.json").is_file():
+    if directory.complete:
         return False
-    with _naming(where), directory:
-        runs = train(experiment, resolved, directory.record, on_progress)
+    checkpoints = Checkpoints(directory.checkpoints, interval=INTERVAL, resume=True)
+    with _naming(where), directory, stopping_on_signals(checkpoints):
+        runs = train(experiment, resolved, directory.record, on_progress, checkpoints)
     write_clients(path, resolved.federation, resolved.model, runs)
     directory.finish(runs, experiment.target)
+    checkpoints.remove()
     return True
 
 

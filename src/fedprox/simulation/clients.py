@@ -1,16 +1,16 @@
 """The store of what clients keep between rounds: gathered and scattered for each cohort.
 
-It holds a row for every client that ever takes part, and no others: an array for each leaf of what
-a client keeps, on the accelerator, in the host's memory, or mapped from a file on disk. Which of
-them changes no bit of any result.
+It has a row for every client that ever takes part, and no others: an array for each leaf of what a
+client keeps, on the accelerator, in the host's memory, or mapped from a file on disk. Which of them
+changes no bit of any result. In memory and on disk a row takes room when it is first used.
 """
 
 import mmap
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,14 @@ from fedprox.simulation.lanes import PER_DEVICE, replicate, zeros_on
 
 ClientState = Literal["auto", "device", "host", "disk"]
 """Where the store lies."""
+
+T = TypeVar("T")
+
+BLOCK_BYTES = 2**26
+"""Most memory of a block of rows in a checkpoint."""
+
+KNOWN = "known"
+"""The name in a checkpoint of what says which rows have been written."""
 
 FITS = 0.5
 """Share of the memory that is free, of a device or of the host, that a store may take."""
@@ -39,11 +47,16 @@ class Store(NamedTuple):
     Attributes:
         read: Clients (places,) -> what they keep.
         write: Clients, what they keep -> nothing.
+        held: What a checkpoint must hold: the rows that have been written, in blocks without a copy
+            of those on disk, as arrays by name. They change with the next write.
+        put_back: Name and array of all that `held` gave, in its order -> nothing.
         close: Give up the store's memory.
     """
 
     read: Callable[[NDArray[np.int64]], Kept]
     write: Callable[[NDArray[np.int64], Kept], None]
+    held: Callable[[], dict[str, Any]]
+    put_back: Callable[[Iterable[tuple[str, NDArray[Any]]]], None]
     close: Callable[[], None]
 
 
@@ -61,37 +74,39 @@ def open_store(where: ClientState, initial: Kept, clients: NDArray[np.int64], me
     Raises:
         InputError: It does not fit on the disk.
     """
-    leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, initial))
     if where == "auto":
-        where = _where_it_fits(len(clients) * sum(leaf.nbytes for leaf in leaves), mesh)
+        one = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(initial))
+        where = _where_it_fits(len(clients) * one, mesh)
     if where == "device":
         return _on_devices(initial, clients, mesh)
+    return _on_host(initial, clients, mesh, mapped=where == "disk")
+
+
+def _on_host(initial: Kept, clients: NDArray[np.int64], mesh: Mesh, *, mapped: bool) -> Store:
+    leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, initial))
     try:
         arrays = [
-            _Rows.allocate((len(clients), *leaf.shape), leaf.dtype, mapped=where == "disk")
+            _Rows.allocate((len(clients), *leaf.shape), leaf.dtype, mapped=mapped)
             for leaf in leaves
         ]
     except (OSError, MemoryError) as error:
-        raise InputError(
-            f"client_state: no room on {where} for what clients keep: {error}"
-        ) from None
+        raise InputError(_no_room("disk" if mapped else "host", error)) from None
     known = np.zeros(len(clients), bool)
     sharding = NamedSharding(mesh, PER_DEVICE)
 
     def read(at: NDArray[np.int64]) -> Kept:
         row = np.searchsorted(clients, at)
-        found = []
-        for leaf, rows in zip(leaves, arrays, strict=True):
-            gathered = np.zeros((len(at), *leaf.shape), leaf.dtype)
-            for place in np.flatnonzero(at >= 0):
-                gathered[place] = rows.array[row[place]] if known[row[place]] else leaf
-            rows.let_go()
-            found.append(jax.device_put(gathered, sharding))
+        found = [
+            jax.device_put(rows.gather(row, at >= 0, known, leaf), sharding)
+            for leaf, rows in zip(leaves, arrays, strict=True)
+        ]
         return jax.tree.unflatten(structure, found)
 
     def write(at: NDArray[np.int64], kept: Kept) -> None:
         row = np.searchsorted(clients, at)
+        new = row[(at >= 0) & ~known[np.minimum(row, len(known) - 1)]]
         for given, rows in zip(jax.tree.leaves(kept), arrays, strict=True):
+            rows.make_room(new)
             for part in given.addressable_shards:
                 first, values = part.index[0].start or 0, np.asarray(part.data)
                 for place in np.flatnonzero(at[first : first + len(values)] >= 0):
@@ -99,32 +114,111 @@ def open_store(where: ClientState, initial: Kept, clients: NDArray[np.int64], me
             rows.let_go()
         known[row[at >= 0]] = True
 
-    return Store(read, write, arrays.clear)
+    def held() -> dict[str, Any]:
+        return _in_blocks(known, [rows.array for rows in arrays])
+
+    def put_back(saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
+        for name, block in saved:
+            if name == KNOWN:
+                known[:] = block
+                continue
+            rows, first = _place_of(name, arrays)
+            written = np.flatnonzero(known[first : first + len(block)])
+            rows.make_room(first + written)
+            rows.array[first + written] = block[written]
+            rows.let_go()
+
+    def close() -> None:
+        for rows in arrays:
+            if rows.file is not None:
+                rows.file.close()
+        arrays.clear()
+
+    return Store(read, write, held, put_back, close)
+
+
+def _in_blocks(known: NDArray[np.bool_], arrays: Sequence[Any]) -> dict[str, Any]:
+    """Which rows are known, and all arrays in blocks, without those in which no row is known."""
+    saved: dict[str, Any] = {KNOWN: known.copy()}
+    for i, array in enumerate(arrays):
+        length = max(1, BLOCK_BYTES // max(1, array[:1].nbytes))
+        saved |= {
+            f"{i}-{first}": array[first : first + length]
+            for first in range(0, len(known), length)
+            if known[first : first + length].any()
+        }
+    return saved
+
+
+def _place_of(name: str, arrays: Sequence[T]) -> tuple[T, int]:
+    """Of a block's name its array, and its first row."""
+    array, first = map(int, name.split("-"))
+    return arrays[array], first
 
 
 class _Rows(NamedTuple):
-    """An array in memory, or mapped from a file."""
+    """An array in memory, or mapped from a file, in which a row takes room when it is first used.
+
+    Attributes:
+        array: The array.
+        file: The file.
+        mapped: Its map.
+    """
 
     array: NDArray[Any]
-    mapped: mmap.mmap | None
+    file: IO[bytes] | None = None
+    mapped: mmap.mmap | None = None
 
     @classmethod
     def allocate(cls, shape: tuple[int, ...], dtype: Any, *, mapped: bool) -> "_Rows":
         if not mapped:
-            return cls(np.zeros(shape, dtype), None)
+            return cls(np.zeros(shape, dtype))
         size = max(int(np.prod(shape)) * np.dtype(dtype).itemsize, 1)
-        with tempfile.TemporaryFile() as file:  # without a name: it goes with the process
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, size)  # a full disk is known now, not later
-            else:
-                file.truncate(size)
-            held = mmap.mmap(file.fileno(), size)
-        return cls(np.frombuffer(held, dtype, int(np.prod(shape))).reshape(shape), held)
+        # without a name: it goes with the process
+        file = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as its map)
+        file.truncate(size)
+        held = mmap.mmap(file.fileno(), size)
+        return cls(np.frombuffer(held, dtype, int(np.prod(shape))).reshape(shape), file, held)
+
+    def gather(
+        self,
+        row: NDArray[np.int64],
+        filled: NDArray[np.bool_],
+        known: NDArray[np.bool_],
+        initial: NDArray[Any],
+    ) -> NDArray[Any]:
+        """The row of each place that is filled: what is known, or else what it was at first."""
+        gathered = np.zeros((len(row), *initial.shape), initial.dtype)
+        for place in np.flatnonzero(filled):
+            gathered[place] = self.array[row[place]] if known[row[place]] else initial
+        self.let_go()
+        return gathered
+
+    def make_room(self, rows: NDArray[np.int64]) -> None:
+        """Take room on the disk for rows about to be written.
+
+        A write to a map that finds the disk full would end the process without a word.
+
+        Raises:
+            InputError: There is none.
+        """
+        if self.file is None or not hasattr(os, "posix_fallocate"):
+            return
+        length = self.array[:1].nbytes
+        try:
+            for row in rows.tolist():
+                os.posix_fallocate(self.file.fileno(), row * length, length)
+        except OSError as error:
+            raise InputError(_no_room("disk", error)) from None
 
     def let_go(self) -> None:
         """Give pages back that have been read or written: the file has them."""
         if self.mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
             self.mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def _no_room(where: str, error: Exception) -> str:
+    return f"client_state: no room on {where} for what clients keep: {error}"
 
 
 def _on_devices(initial: Kept, clients: NDArray[np.int64], mesh: Mesh) -> Store:
@@ -157,7 +251,21 @@ def _on_devices(initial: Kept, clients: NDArray[np.int64], mesh: Mesh) -> Store:
         held[0] = scattering(held[0], kept, row)
         known[row[at >= 0]] = True
 
-    return Store(read, write, held.clear)
+    def saved() -> dict[str, Any]:
+        leaves = jax.tree.leaves(held[0])
+        return _in_blocks(known[: len(clients)], [np.asarray(leaf) for leaf in leaves])
+
+    def put_back(saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
+        arrays = [np.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(held[0])]
+        for name, block in saved:
+            if name == KNOWN:
+                known[: len(clients)] = block
+                continue
+            array, first = _place_of(name, arrays)
+            array[first : first + len(block)] = block
+        held[0] = jax.device_put(jax.tree.unflatten(jax.tree.structure(held[0]), arrays), sharding)
+
+    return Store(read, write, saved, put_back, held.clear)
 
 
 def _where_it_fits(size: int, mesh: Mesh) -> ClientState:

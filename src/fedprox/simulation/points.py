@@ -50,16 +50,14 @@ def initial_params(model: Model, seed: int) -> Params:
     return jax.jit(model.init)(key)  # one small program in place of many
 
 
-def initial_state(model: Model, algorithm: Algorithm, seed: int, points: int, mesh: Mesh) -> State:
+def initial_state(algorithm: Algorithm, params: Params, points: int, mesh: Mesh) -> State:
     """The server's state before round 0, the same at every sweep point."""
-    return replicate(mesh, _at_points(algorithm.init(initial_params(model, seed)), points))
+    return replicate(mesh, _at_points(algorithm.init(params), points))
 
 
-def initial_kept(model: Model, algorithm: Algorithm, seed: int, points: int) -> Kept:
+def initial_kept(algorithm: Algorithm, params: Params, points: int) -> Kept:
     """What every client keeps before round 0, the same at every sweep point."""
-    if algorithm.kept is None:
-        return None
-    return _at_points(algorithm.kept(initial_params(model, seed)), points)
+    return _at_points(algorithm.kept(params), points) if algorithm.kept else None
 
 
 def _at_points(tree: Any, points: int) -> Any:

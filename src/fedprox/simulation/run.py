@@ -3,7 +3,7 @@
 import itertools
 import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,49 +13,40 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from numpy.typing import NDArray
 
-from fedprox.algorithms.adaptive import first_trend, follow
-from fedprox.algorithms.base import Algorithm, State
+from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.algorithms.shapes import check_shapes
 from fedprox.errors import require
 from fedprox.federation import Federation
-from fedprox.model import Model
-from fedprox.simulation.clients import ClientState, Store, open_store
-from fedprox.simulation.exchange import Exchange
+from fedprox.model import Model, Params
+from fedprox.simulation.checkpoint import Checkpoints, Comparison, Snapshot, arrays_of
+from fedprox.simulation.clients import ClientState, open_store
 from fedprox.simulation.faults import Faults
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.lanes import lane_mesh, replicate, zeros_on
-from fedprox.simulation.points import initial_kept, initial_state, label, sweep_points
+from fedprox.simulation.points import (
+    initial_kept,
+    initial_params,
+    initial_state,
+    label,
+    sweep_points,
+)
 from fedprox.simulation.programs import (
     Data,
     Layout,
-    Programs,
     compile_programs,
     evaluated,
-    exchanges,
     lay_out,
-    read_cohort,
     resident,
 )
 from fedprox.simulation.protocol import Protocol, RoundWork
+from fedprox.simulation.rounds import Planned, Ready, Standing, chunks, plan_ahead, run_rounds
 from fedprox.simulation.sampling import Cohort
-from fedprox.simulation.schedule import Plan, no_jobs, plan_rounds
-from fedprox.simulation.settle import Ends, Evaluation, Flagged, best_loss, records_of
+from fedprox.simulation.settle import best_loss
 from fedprox.simulation.systems import Systems
 from fedprox.simulation.target import StopAtTarget, Target
 from fedprox.solver import Solver
-
-PLANS_AHEAD = 3
-"""Calls whose batch plans are made in the background before they are needed."""
-
-RECORDS_BEHIND = 1
-"""Evaluations still under way while the next rounds are already being computed."""
-
-Observer = Callable[[Any], None]
-
-_follow = jax.jit(follow)
 
 
 def simulate(
@@ -76,6 +67,7 @@ def simulate(
     seed: int | Sequence[int] = 0,
     target: Target | None = None,
     stop_at_target: StopAtTarget = "never",
+    checkpoints: Checkpoints | None = None,
     on_record: Callable[[Record], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Run]:
@@ -107,7 +99,10 @@ def simulate(
         stop_at_target: Whether a run ends at the first evaluation where "all", or "any", of its
             points have reached the target; points that have diverged are not waited for. Until
             there it is the same run, bit for bit.
-        on_record: Called with each record as soon as it is known.
+        checkpoints: Where and how often checkpoints are made; none where left out. A run that goes
+            on from one is the same as one that was never interrupted, bit for bit.
+        on_record: Called with each record as soon as it is known, and first with those of a
+            checkpoint.
         on_progress: Called now and then.
 
     Returns:
@@ -135,6 +130,7 @@ def simulate(
         seed=seed,
         target=target,
         stop_at_target=stop_at_target,
+        checkpoints=checkpoints,
         on_record=on_record,
         on_progress=on_progress,
     )
@@ -158,6 +154,7 @@ def compare(
     seed: int | Sequence[int] = 0,
     target: Target | None = None,
     stop_at_target: StopAtTarget = "never",
+    checkpoints: Checkpoints | None = None,
     on_record: Callable[[Record], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Run]:
@@ -196,13 +193,26 @@ def compare(
     ]
     for name, count in Counter(labels).items():
         require(count == 1, f"methods: {name!r} is given {count} times; once is enough")
+    comparison = Comparison(tuple(labels), seeds, rounds, len(federation), model)
+    begin = checkpoints.begin(comparison) if checkpoints else Snapshot(())
     mesh = lane_mesh()
-    data = resident(mesh, federation, protocol.measured)
-    runs = []
-    for method in methods:
-        runs += _run_method(
-            protocol, method, mesh, data, on_record or _ignore, on_progress or _ignore
-        )
+    session = _Session(
+        protocol,
+        mesh,
+        resident(mesh, federation, protocol.measured),
+        len(labels) * len(seeds),
+        checkpoints,
+        on_record or _ignore,
+        on_progress or _ignore,
+    )
+    for record in begin.records:
+        session.on_record(record)
+    runs = list(begin.finished)
+    for number, method in enumerate(methods):
+        left = seeds[max(0, begin.legs - number * len(seeds)) :]
+        if left:
+            _run_method(session, method, left, runs, begin)
+            begin = Snapshot(tuple(runs))
     return runs
 
 
@@ -210,123 +220,229 @@ def _ignore(_: Any) -> None:
     pass
 
 
+class _Session(NamedTuple):
+    """What all methods of a comparison are run with."""
+
+    protocol: Protocol
+    mesh: Mesh
+    data: Data
+    runs: int
+    checkpoints: Checkpoints | None
+    on_record: Callable[[Record], None]
+    on_progress: Callable[[Progress], None]
+
+
 def _run_method(
-    protocol: Protocol,
+    session: _Session,
     algorithm: Algorithm,
-    mesh: Mesh,
-    data: Data,
-    on_record: Observer,
-    on_progress: Observer,
-) -> list[Run]:
-    """All seeds and sweep points of one method, through programs compiled once."""
-    begin = time.perf_counter()
+    seeds: Sequence[int],
+    runs: list[Run],
+    begin: Snapshot,
+) -> None:
+    """Some seeds and all sweep points of one method, through programs compiled once.
+
+    Args:
+        session: What all methods are run with.
+        algorithm: The method.
+        seeds: Its seeds that are left to do.
+        runs: Finished runs of the comparison, to which these are added.
+        begin: Where the first of the seeds stands.
+    """
+    protocol = session.protocol
     solver = algorithm.solver(protocol.solver)
     points = sweep_points(algorithm, solver)
     name = label(algorithm, solver, points[0]) if len(points) == 1 else algorithm.name
-    on_progress(Progress(name, protocol.seeds[0], 0, protocol.rounds, math.nan))
+    session.on_progress(Progress(name, seeds[0], begin.round, protocol.rounds, math.nan))
+    # of all seeds: the programs are the same where some are done already
     work = {
         seed: [protocol.round_work(algorithm, solver, seed, t) for t in range(protocol.rounds)]
         for seed in protocol.seeds
     }
-    compiling = time.perf_counter()
-    state = initial_state(protocol.model, algorithm, protocol.seeds[0], len(points), mesh)
-    compile_seconds = time.perf_counter() - compiling
+    began = time.perf_counter()
+    params = initial_params(protocol.model, seeds[0])
+    compile_seconds = time.perf_counter() - began
     layout = lay_out(
         protocol.measured,
         algorithm,
         solver,
         itertools.chain.from_iterable(work.values()),
-        devices=mesh.devices.size,
-        parameters=sum(a.size for a in jax.tree.leaves(algorithm.params(state))) // len(points),
+        devices=session.mesh.devices.size,
+        parameters=sum(a.size for a in jax.tree.leaves(params)),
         points=len(points),
         together=min(1 if algorithm.adapt else protocol.evaluate_every, protocol.rounds),
         faults=protocol.screening(algorithm),
     )
-    numbers = replicate(
-        mesh, {key: np.array([p[key] for p in points], np.float32) for key in points[0]}
+    pause = (session.checkpoints and session.checkpoints.every) or protocol.rounds
+    calls = partial(
+        chunks,
+        rounds=protocol.rounds,
+        evaluate_every=protocol.evaluate_every,
+        most=layout.rounds.rounds,
+        pause=pause,
     )
-    federations = protocol.federation, protocol.measured
-    runs: list[Run] = []
     with _cancelling(ThreadPoolExecutor(1)) as pool:
-        plan = partial(_plan_ahead, pool, protocol, solver, layout)
+        plan = partial(plan_ahead, pool, protocol, solver, layout)
         # the first seed's planning goes on while the programs are being compiled
-        begun = {protocol.seeds[0]: plan(protocol.seeds[0], work[protocol.seeds[0]])}
-        places = layout.rounds.places * mesh.devices.size
-        kept = initial_kept(protocol.model, algorithm, protocol.seeds[0], len(points))
-        programs = compile_programs(
-            protocol.model,
-            algorithm,
-            solver,
-            *federations,
-            data,
-            state,
-            numbers,
-            jax.tree.map(lambda a: zeros_on(mesh, (places, *a.shape), a.dtype), kept),
-            layout,
-            mesh,
-            gradients=protocol.measure_gradients,
-            faults=protocol.screening(algorithm),
-        )
-        del state
-        compile_seconds += programs.compile_seconds
-        begin += compile_seconds
-        for seed in protocol.seeds:
-            batch = [
+        planned = plan(seeds[0], work[seeds[0]], calls(begin.round))
+        ready = _compile(session, algorithm, solver, layout, points, params)
+        compile_seconds += ready.programs.compile_seconds
+        for seed in seeds:
+            if seed != seeds[0]:
+                params = initial_params(protocol.model, seed)
+                planned = plan(seed, work[seed], calls(0))
+            batch = begin.under_way or [
                 Run(
                     algorithm.name,
                     numbers={k: v for k, v in point.items() if k != "learning_rate"},
                     learning_rate=point["learning_rate"],
                     seed=seed,
                     label=label(algorithm, solver, point),
-                    compile_seconds=compile_seconds,
                     sweep_points=len(points),
                     lane_idle=layout.idle,
-                    memory=programs.memory,
+                    memory=ready.programs.memory,
                     evaluated="server" if algorithm.pooled else protocol.evaluate_model,
                 )
                 for point in points
             ]
-            planned = begun.pop(seed, None) or plan(seed, work[seed])
-            store = None
-            if algorithm.kept is not None:
-                clients = np.unique(np.concatenate([w.jobs.client for w in work[seed]]))
-                kept = initial_kept(protocol.model, algorithm, seed, len(points))
-                store = open_store(protocol.client_state, kept, clients, mesh)
-            try:
-                state = _run_rounds(
-                    protocol,
-                    algorithm,
-                    layout,
-                    mesh,
-                    programs,
-                    planned,
-                    work[seed],
-                    initial_state(protocol.model, algorithm, seed, len(points), mesh),
-                    store,
-                    numbers,
-                    batch,
-                    on_record,
-                    partial(_report, on_progress, name, seed, protocol.rounds),
-                )
-            finally:
-                if store is not None:
-                    store.close()
-            done = batch[0].final.round
-            on_progress(Progress(name, seed, done, done, best_loss(batch)))
-            params = jax.tree.map(np.asarray, evaluated(algorithm, state))
-            del state
-            for i, run in enumerate(batch):
-                run.params = jax.tree.map(lambda a, i=i: a[i], params)
-                run.run_seconds = time.perf_counter() - begin
+            for run in batch:
+                run.compile_seconds += compile_seconds
+            leg = _Leg(name, seed, batch, work[seed])
+            _run_leg(session, ready, leg, params, planned, runs, begin)
             runs += batch
-            begin = time.perf_counter()
-    return runs
+            begin = Snapshot(tuple(runs))
+            if session.checkpoints and len(runs) < session.runs:
+                session.checkpoints.offer(partial(Snapshot, begin.finished), str(leg))
 
 
-def _report(
-    on_progress: Observer, name: str, seed: int, rounds: int, round_: int, loss: float
+def _compile(
+    session: _Session,
+    algorithm: Algorithm,
+    solver: Solver,
+    layout: Layout,
+    points: Sequence[Mapping[str, float]],
+    params: Params,
+) -> Ready:
+    """A method's programs, for initial parameters like these."""
+    protocol, mesh = session.protocol, session.mesh
+    numbers = replicate(
+        mesh, {key: np.array([p[key] for p in points], np.float32) for key in points[0]}
+    )
+    places = layout.rounds.places * mesh.devices.size
+    programs = compile_programs(
+        protocol.model,
+        algorithm,
+        solver,
+        protocol.federation,
+        protocol.measured,
+        session.data,
+        initial_state(algorithm, params, len(points), mesh),
+        numbers,
+        jax.tree.map(
+            lambda a: zeros_on(mesh, (places, *a.shape), a.dtype),
+            initial_kept(algorithm, params, len(points)),
+        ),
+        layout,
+        mesh,
+        gradients=protocol.measure_gradients,
+        faults=protocol.screening(algorithm),
+    )
+    return Ready(algorithm, solver, layout, mesh, programs, numbers)
+
+
+class _Leg(NamedTuple):
+    """All points of a method with one seed.
+
+    Attributes:
+        name: What the method is called in progress.
+        seed: The seed.
+        runs: The points' runs.
+        work: The work of every round.
+    """
+
+    name: str
+    seed: int
+    runs: Sequence[Run]
+    work: Sequence[RoundWork]
+
+    def __str__(self) -> str:
+        return f"{self.name}, seed {self.seed}"
+
+
+def _run_leg(
+    session: _Session,
+    ready: Ready,
+    leg: _Leg,
+    params: Params,
+    planned: Planned,
+    finished: Sequence[Run],
+    begin: Snapshot,
 ) -> None:
-    on_progress(Progress(name, seed, round_, rounds, loss))
+    """All rounds of a leg that are left.
+
+    Args:
+        session: What all methods are run with.
+        ready: The method.
+        leg: The leg, whose runs are filled.
+        params: w^0.
+        planned: The rounds that are left.
+        finished: Finished runs of the comparison.
+        begin: Where the leg stands.
+    """
+    batch, rounds = leg.runs, session.protocol.rounds
+    began, spent = time.perf_counter(), batch[0].run_seconds
+    algorithm, checkpoints = ready.algorithm, session.checkpoints
+    standing = Standing(
+        0, initial_state(algorithm, params, len(batch), session.mesh), ready.numbers
+    )
+    store = None
+    if algorithm.kept is not None:
+        clients = np.unique(np.concatenate([w.jobs.client for w in leg.work]))
+        kept = initial_kept(algorithm, params, len(batch))
+        store = open_store(session.protocol.client_state, kept, clients, session.mesh)
+
+    def count_seconds() -> None:
+        for run in batch:
+            run.run_seconds = spent + time.perf_counter() - began
+
+    def snapshot(stand: Callable[[], Standing]) -> Snapshot:
+        now = stand()
+        count_seconds()
+        kept = store.held().items() if store else ()
+        return Snapshot(finished, batch, now.round, arrays_of(now, len(batch)), kept)
+
+    def after_call(done: int, stand: Callable[[], Standing]) -> None:
+        if checkpoints is not None:
+            checkpoints.offer(lambda: snapshot(stand), str(leg), done)
+
+    def report(done: int, loss: float) -> None:
+        session.on_progress(Progress(leg.name, leg.seed, done, rounds, loss))
+
+    try:
+        if begin.round:
+            standing = begin.standing(standing, session.mesh)
+            if store is not None:
+                store.put_back(begin.kept)
+        state = run_rounds(
+            session.protocol,
+            ready,
+            planned,
+            leg.work,
+            standing,
+            store,
+            batch,
+            session.on_record,
+            report,
+            after_call,
+        )
+    finally:
+        if store is not None:
+            store.close()
+    done = batch[0].final.round
+    session.on_progress(Progress(leg.name, leg.seed, done, done, best_loss(batch)))
+    found = jax.tree.map(np.asarray, evaluated(algorithm, state))
+    for i, run in enumerate(batch):
+        run.params = jax.tree.map(lambda a, i=i: a[i], found)
+    count_seconds()
 
 
 @contextmanager
@@ -336,146 +452,3 @@ def _cancelling(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-class _Chunk(NamedTuple):
-    """Rounds first, ..., last - 1, which run in one call, and whether the last is recorded."""
-
-    first: int
-    last: int
-    recorded: bool
-
-
-def _chunks(rounds: int, evaluate_every: int, most: int) -> Iterator[_Chunk]:
-    recorded = [*range(evaluate_every, rounds, evaluate_every), rounds]
-    for begin, end in itertools.pairwise([0, *recorded]):
-        for first in range(begin, end, most):
-            last = min(first + most, end)
-            yield _Chunk(first, last, last == end)
-
-
-Planned = Iterator[tuple[_Chunk, Plan, Exchange | None]]
-
-
-def _plan_ahead(
-    pool: ThreadPoolExecutor,
-    protocol: Protocol,
-    solver: Solver,
-    layout: Layout,
-    seed: int,
-    work: Sequence[RoundWork],
-) -> Planned:
-    """Each chunk with its plans, made in the background before they are asked for."""
-
-    def make(chunk: _Chunk) -> tuple[Plan, Exchange | None]:
-        rounds = [(t, work[t].jobs) for t in range(chunk.first, chunk.last)]
-        first = exchanges(work[chunk.first : chunk.last], layout)
-        augmented = protocol.federation.augment is not None
-        return plan_rounds(layout.rounds, solver, seed, rounds, augmented=augmented), first
-
-    chunks = _chunks(protocol.rounds, protocol.evaluate_every, layout.rounds.rounds)
-    waiting = deque((c, pool.submit(make, c)) for c in itertools.islice(chunks, PLANS_AHEAD))
-
-    def planned() -> Planned:
-        while waiting:
-            chunk, plan = waiting.popleft()
-            waiting.extend((c, pool.submit(make, c)) for c in itertools.islice(chunks, 1))
-            yield chunk, *plan.result()
-
-    return planned()
-
-
-def _run_rounds(
-    protocol: Protocol,
-    algorithm: Algorithm,
-    layout: Layout,
-    mesh: Mesh,
-    programs: Programs,
-    planned: Planned,
-    work: Sequence[RoundWork],
-    state: State,
-    store: Store | None,
-    numbers: Mapping[str, Any],
-    runs: Sequence[Run],
-    on_record: Observer,
-    on_progress: Callable[[int, float], None],
-) -> State:
-    """Run the rounds of one seed; records go into the runs' histories as they become known.
-
-    A run that stops at its target waits for each evaluation before it goes on, so that neither its
-    records nor its last model lie beyond the stop.
-    """
-    behind = RECORDS_BEHIND if protocol.stop_at_target == "never" else 0
-    ends = Ends(protocol, len(runs))
-    tests = int(protocol.measured.test.labels.sum()) if protocol.model.correct else 0
-
-    def settle(done: Evaluation) -> None:
-        """Wait for an evaluation and write it down."""
-        for i, record in enumerate(records_of(done, algorithm, runs, tests, protocol)):
-            runs[i].client_steps = record.total_steps
-            runs[i].history.append(record)
-            ends.see(i, record)
-            on_record(record)
-        on_progress(done.round, best_loss(runs))
-
-    measures = programs.evaluate(state)
-    trend = first_trend(measures.train_loss) if algorithm.adapt else None
-    nobody = RoundWork(0, 0, 0, no_jobs(), no_jobs())
-    pending = deque([Evaluation(0, nobody, numbers, measures, None, None, (), ())])
-    taken: list[Any] = []
-    flagged: list[Flagged] = []
-    for chunk, plan, exchange in planned:
-        while len(pending) > behind:
-            settle(pending.popleft())
-        if ends.over:
-            break
-        count = np.int32(chunk.last - chunk.first)
-        here = clients_by_place(plan, work[chunk.first], layout)
-        kept = None if store is None else store.read(here)
-        after = programs.rounds(state, numbers, plan, exchange, kept, count)
-        kept = None
-        if store is not None:
-            if chunk.recorded and programs.inexactness is not None:
-                kept = store.read(here)  # what it was: the round has used up its own copy
-            store.write(here, after.kept)
-            after = after._replace(kept=None)
-        state = after.state
-        if after.steps is None:
-            taken.append(sum(int(w.jobs.steps.sum()) for w in work[chunk.first : chunk.last]))
-        else:
-            taken.append(after.steps)
-        rounds = work[chunk.first : chunk.last]
-        flagged.append(Flagged(chunk.first, rounds, layout.rounds.slots, after.faulty))
-        if chunk.recorded or trend is not None:
-            measures = programs.evaluate(state)
-        if chunk.recorded:
-            done = work[chunk.last - 1]
-            gamma = None
-            if programs.inexactness is not None:
-                index = chunk.last - chunk.first - 1
-                gamma = programs.inexactness(
-                    after.posed,
-                    numbers,
-                    after.local.params,
-                    *read_cohort(done.jobs, plan, index, kept, layout, mesh),
-                )
-            steps = after.local.steps
-            pending.append(
-                Evaluation(chunk.last, done, numbers, measures, gamma, steps, taken, flagged)
-            )
-            taken, flagged = [], []
-        del after, kept  # the cohort's models go before the next one's come
-        if trend is not None:
-            mu, trend = _follow(numbers["mu"], trend, measures.train_loss)
-            numbers = {**numbers, "mu": mu}
-    while pending:
-        settle(pending.popleft())
-    return state
-
-
-def clients_by_place(plan: Plan, work: RoundWork, layout: Layout) -> NDArray[np.int64]:
-    """The client at each place of a round, -1 for none, shape (devices * places,)."""
-    clients = np.full(layout.rounds.devices * layout.rounds.places, -1)
-    if len(clients):
-        clients[plan.jobs.place[0, : len(work.jobs.client)]] = work.jobs.client
-    return clients

@@ -1,7 +1,7 @@
 """Settling: an evaluation that has come in becomes records, and may end its run."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,27 +17,35 @@ NAMED = 5
 """Faulty clients of a round that an error names at most."""
 
 
-class Flagged(NamedTuple):
-    """Which updates of some rounds were faulty.
+Faulty = Callable[[], NDArray[np.int64]]
+"""Waits for a call of the rounds' program: its faulty updates, rows of (round, point, client)."""
 
-    Attributes:
+
+def no_updates() -> NDArray[np.int64]:
+    """No faulty update."""
+    return np.zeros((0, 3), np.int64)
+
+
+def faulty_updates(
+    first: int, work: Sequence[RoundWork], slots: int, faulty: Any
+) -> NDArray[np.int64]:
+    """The faulty updates of some rounds, rows of (round, point, client).
+
+    Args:
         first: The first of the rounds.
         work: The work of each.
         slots: Room for a round's jobs; those of a first exchange come after it.
         faulty: See `After.faulty`; None without screening.
     """
-
-    first: int
-    work: Sequence[RoundWork]
-    slots: int
-    faulty: Any
-
-    def clients(self, point: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Each round, and the clients whose updates were faulty in it, at a point of the sweep."""
-        for r, work in enumerate(self.work):
-            flags = np.asarray(self.faulty)[point, r]
-            parts = (work.jobs.client, flags), (work.exchange.client, flags[self.slots :])
-            yield self.first + r, np.concatenate([k[f[: len(k)]] for k, f in parts])
+    if faulty is None:
+        return no_updates()
+    flags, found = np.asarray(faulty), [no_updates()]
+    for r, each in enumerate(work):
+        for jobs, begin in ((each.jobs, 0), (each.exchange, slots)):
+            points, at = np.nonzero(flags[:, r, begin : begin + len(jobs.client)])
+            rounds = np.full(len(at), first + r)
+            found.append(np.stack([rounds, points, jobs.client[at]], axis=1))
+    return np.concatenate(found)
 
 
 class Evaluation(NamedTuple):
@@ -51,7 +59,7 @@ class Evaluation(NamedTuple):
         gamma: gamma_k of the round's jobs (slots, points); None where it is not measured.
         steps: Steps they took (slots, points); None where the plan says it.
         since: Steps of all rounds since the evaluation before, a number or (points,) for each call.
-        flagged: Faulty updates of these rounds, by call.
+        faulty: The faulty updates of these rounds, for each call.
     """
 
     round: int
@@ -61,7 +69,7 @@ class Evaluation(NamedTuple):
     gamma: Any
     steps: Any
     since: Sequence[Any]
-    flagged: Sequence[Flagged]
+    faulty: Sequence[Faulty]
 
 
 def records_of(
@@ -80,10 +88,11 @@ def records_of(
         InputError: An update was faulty, and that is not to be.
     """
     loss, correct, variance, dissimilarity = (np.asarray(m, float) for m in done.measures[:4])
-    faults = protocol.screening(algorithm)
-    if faults is not None and faults.policy == "fail":
-        refuse(done, runs, protocol.federation.names)
-    solves = Solves.of(done, len(runs))
+    faulty = np.concatenate([no_updates(), *(find() for find in done.faulty)])
+    screening = protocol.screening(algorithm)
+    if len(faulty) and screening is not None and screening.policy == "fail":
+        raise InputError(_refusal(faulty, runs, protocol.federation.names))
+    solves = Solves.of(done, faulty, len(runs))
     mus = np.asarray(done.numbers.get("mu", ()), float)
     for i, run in enumerate(runs):
         since = sum(int(np.broadcast_to(n, len(runs))[i]) for n in done.since)
@@ -108,40 +117,31 @@ def records_of(
             client_steps=int(solves.steps[i]),
             total_steps=run.client_steps + since,
             communication=algorithm.communication * done.round,
-            **faults_of(done, i, protocol.federation.names),
+            **({} if screening is None else _faults(done, faulty, i, protocol.federation.names)),
         )
 
 
-def faults_of(done: Evaluation, point: int, names: Sequence[str]) -> dict[str, Any]:
-    """What a record of a point says of faulty clients: nothing without screening."""
-    if done.measures.unmeasured is None:
-        return {}
-    rounds = [clients for calls in done.flagged for _, clients in calls.clients(point)]
-    faulty = np.concatenate([np.zeros(0, np.int64), *rounds])
+def _faults(
+    done: Evaluation, faulty: NDArray[np.int64], point: int, names: Sequence[str]
+) -> dict[str, Any]:
+    """What a record of a point says of faulty clients."""
+    clients = faulty[faulty[:, 1] == point, 2]
     return {
-        "faulty": len(faulty),
-        "faulty_clients": [names[k] for k in np.unique(faulty)],
+        "faulty": len(clients),
+        "faulty_clients": [names[k] for k in np.unique(clients)],
         "unmeasured": int(np.asarray(done.measures.unmeasured)[point]),
     }
 
 
-def refuse(done: Evaluation, runs: Sequence[Run], names: Sequence[str]) -> None:
-    """Raise `InputError` if an update was faulty, naming the first round with one."""
-    found = [
-        (t, run, clients)
-        for i, run in enumerate(runs)
-        for calls in done.flagged
-        for t, clients in calls.clients(i)
-        if len(clients)
-    ]
-    if not found:
-        return
-    t, run, clients = min(found, key=lambda each: each[0])
+def _refusal(faulty: NDArray[np.int64], runs: Sequence[Run], names: Sequence[str]) -> str:
+    """What there is to say of the first round with a faulty update."""
+    t, point, _ = faulty[np.lexsort(faulty.T[1::-1])[0]]
+    clients = np.unique(faulty[(faulty[:, 0] == t) & (faulty[:, 1] == point), 2])
     shown = ", ".join(names[k] for k in clients[:NAMED])
     more = f" and {len(clients) - NAMED} more" if len(clients) > NAMED else ""
-    raise InputError(
-        f"{run.label}, seed {run.seed}: in round {t + 1} the update of client {shown}{more} was "
-        'faulty, and faults.policy = "fail"; "drop" would leave it out'
+    return (
+        f"{runs[point].label}, seed {runs[point].seed}: round {t + 1}: faulty update of client "
+        f'{shown}{more}, and faults.policy = "fail"; "drop" leaves such updates out'
     )
 
 
@@ -157,21 +157,24 @@ class Ends:
     def __init__(self, protocol: Protocol, points: int) -> None:
         self.target, self.stop, self.points = protocol.target, protocol.stop_at_target, points
         self.diverged, self.reached = set[int](), set[int]()
+        self.seen = 0
 
-    def see(self, point: int, record: Record) -> None:
-        """Take in a point's next record."""
-        if not math.isfinite(record.train_loss):
-            self.diverged.add(point)
-        if self.target and self.target.met(getattr(record, self.target.measure)):
-            self.reached.add(point)
-
-    @property
-    def over(self) -> bool:
-        """Whether the rounds end early."""
+    def over(self, runs: Sequence[Run], evaluations: int) -> bool:
+        """Whether the rounds end early, to judge by the first so many evaluations."""
+        for seen in range(self.seen, evaluations):
+            for point, run in enumerate(runs):
+                self._see(point, run.history[seen])
+        self.seen = max(self.seen, evaluations)
         if self.stop == "any" and self.reached:
             return True
         ended = self.diverged | self.reached if self.stop == "all" else self.diverged
         return len(ended) == self.points
+
+    def _see(self, point: int, record: Record) -> None:
+        if not math.isfinite(record.train_loss):
+            self.diverged.add(point)
+        if self.target and self.target.met(getattr(record, self.target.measure)):
+            self.reached.add(point)
 
 
 class Solves(NamedTuple):
@@ -183,8 +186,14 @@ class Solves(NamedTuple):
     steps: NDArray[np.int64]
 
     @classmethod
-    def of(cls, done: Evaluation, points: int) -> "Solves":
-        """Wait for an evaluation's gammas and steps."""
+    def of(cls, done: Evaluation, faulty: NDArray[np.int64], points: int) -> "Solves":
+        """Wait for an evaluation's gammas and steps.
+
+        Args:
+            done: The evaluation.
+            faulty: Faulty updates since the one before.
+            points: Points of the sweep.
+        """
         jobs = done.work.jobs
         count = len(jobs.client)
         planned = np.full(points, int(jobs.steps.sum()))
@@ -193,9 +202,8 @@ class Solves(NamedTuple):
             return cls(unknown, unknown, np.zeros(points, int), planned)
         gammas = np.asarray(done.gamma, float)[:count]
         good = np.ones(gammas.shape, bool)
-        last = done.flagged[-1]
-        if last.faulty is not None:
-            good = ~np.asarray(last.faulty)[:, len(last.work) - 1, :count].T
+        for _, point, client in faulty[faulty[:, 0] == done.round - 1]:
+            good[jobs.client == client, point] = False
         unsolved = np.zeros(points, int)
         if done.steps is not None:
             # measured in another order of summation than the rule's own

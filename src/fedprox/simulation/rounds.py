@@ -1,0 +1,271 @@
+"""The rounds of one seed: plans made ahead, calls of the compiled program, records behind."""
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from numpy.typing import NDArray
+
+from fedprox.algorithms.adaptive import Trend, first_trend, follow
+from fedprox.algorithms.base import Algorithm, Kept, State
+from fedprox.simulation.clients import Store
+from fedprox.simulation.engine import After
+from fedprox.simulation.exchange import Exchange
+from fedprox.simulation.history import Record, Run
+from fedprox.simulation.programs import Layout, Programs, exchanges, read_cohort
+from fedprox.simulation.protocol import Protocol, RoundWork
+from fedprox.simulation.schedule import Plan, no_jobs, plan_rounds
+from fedprox.simulation.settle import (
+    Ends,
+    Evaluation,
+    Faulty,
+    best_loss,
+    faulty_updates,
+    records_of,
+)
+from fedprox.solver import Solver
+
+T = TypeVar("T")
+
+PLANS_AHEAD = 3
+"""Calls whose batch plans are made in the background before they are needed."""
+
+RECORDS_BEHIND = 1
+"""Evaluations still under way while the next rounds are already being computed."""
+
+_follow = jax.jit(follow)
+
+
+class Ready(NamedTuple):
+    """A method with all that its seeds share.
+
+    Attributes:
+        algorithm: The method.
+        solver: The local solver, already the algorithm's own.
+        layout: The shapes of its programs.
+        mesh: The devices.
+        programs: They themselves.
+        numbers: The points' numbers, each (points,) on every device.
+    """
+
+    algorithm: Algorithm
+    solver: Solver
+    layout: Layout
+    mesh: Mesh
+    programs: Programs
+    numbers: Mapping[str, Any]
+
+
+class Standing(NamedTuple):
+    """Where the rounds of a seed stand, but for what clients keep and the records so far.
+
+    Attributes:
+        round: Rounds done.
+        state: The server's state.
+        numbers: The points' numbers now: mu may adapt.
+        trend: What an adaptive mu remembers, else None.
+        taken: Steps of all rounds since the evaluation before, a number or (points,) for each call.
+        faulty: Their faulty updates, likewise, see `Evaluation`.
+    """
+
+    round: int
+    state: State
+    numbers: Mapping[str, Any]
+    trend: Trend | None = None
+    taken: tuple[Any, ...] = ()
+    faulty: tuple[Faulty, ...] = ()
+
+
+class Chunk(NamedTuple):
+    """Rounds first, ..., last - 1, which run in one call, and whether the last is recorded."""
+
+    first: int
+    last: int
+    recorded: bool
+
+
+def chunks(begin: int, rounds: int, evaluate_every: int, most: int, pause: int) -> Iterator[Chunk]:
+    """The calls from a round on: they end where a round is recorded, and at each pause.
+
+    Args:
+        begin: The first round.
+        rounds: All rounds.
+        evaluate_every: Rounds between evaluations.
+        most: Most rounds of a call.
+        pause: Rounds between pauses.
+
+    >>> [tuple(chunk) for chunk in chunks(1, 7, evaluate_every=5, most=3, pause=2)]
+    [(1, 2, False), (2, 4, False), (4, 5, True), (5, 6, False), (6, 7, True)]
+    """
+    recorded = {*range(evaluate_every, rounds, evaluate_every), rounds}
+    while begin < rounds:
+        following = (begin // each * each + each for each in (evaluate_every, pause))
+        last = min(begin + most, rounds, *following)
+        yield Chunk(begin, last, last in recorded)
+        begin = last
+
+
+Planned = Iterator[tuple[Chunk, Plan, Exchange | None]]
+
+
+def plan_ahead(
+    pool: ThreadPoolExecutor,
+    protocol: Protocol,
+    solver: Solver,
+    layout: Layout,
+    seed: int,
+    work: Sequence[RoundWork],
+    waiting: Iterator[Chunk],
+) -> Planned:
+    """Each chunk with its plans, made in the background before they are asked for."""
+
+    def make(chunk: Chunk) -> tuple[Plan, Exchange | None]:
+        rounds = [(t, work[t].jobs) for t in range(chunk.first, chunk.last)]
+        first = exchanges(work[chunk.first : chunk.last], layout)
+        augmented = protocol.federation.augment is not None
+        return plan_rounds(layout.rounds, solver, seed, rounds, augmented=augmented), first
+
+    under_way = deque((c, pool.submit(make, c)) for c in itertools.islice(waiting, PLANS_AHEAD))
+
+    def planned() -> Planned:
+        while under_way:
+            chunk, plan = under_way.popleft()
+            under_way.extend((c, pool.submit(make, c)) for c in itertools.islice(waiting, 1))
+            yield chunk, *plan.result()
+
+    return planned()
+
+
+def run_rounds(
+    protocol: Protocol,
+    ready: Ready,
+    planned: Planned,
+    work: Sequence[RoundWork],
+    standing: Standing,
+    store: Store | None,
+    runs: Sequence[Run],
+    on_record: Callable[[Record], None],
+    on_progress: Callable[[int, float], None],
+    after_call: Callable[[int, Callable[[], Standing]], None],
+) -> State:
+    """Run the rounds of one seed; records go into the runs' histories as they become known.
+
+    A run that stops at its target waits for each evaluation before it goes on, so that neither its
+    records nor its last model lie beyond the stop.
+
+    Args:
+        protocol: What compared methods share.
+        ready: The method.
+        planned: What is left to do.
+        work: The work of every round.
+        standing: Where the rounds stand; the model of round 0 is not yet evaluated, later ones are.
+        store: What clients keep, if they do.
+        runs: The points' runs so far.
+        on_record: Called with each record.
+        on_progress: Called with the rounds done and the best loss.
+        after_call: Called after each call of the program with the rounds done and a function that
+            waits until all of them are written down and says where they stand.
+
+    Returns:
+        The server's last state.
+    """
+    algorithm, layout, programs = ready.algorithm, ready.layout, ready.programs
+    behind = RECORDS_BEHIND if protocol.stop_at_target == "never" else 0
+    ends = Ends(protocol, len(runs))
+    tests = int(protocol.measured.test.labels.sum()) if protocol.model.correct else 0
+    pending = deque[Evaluation]()
+    _, state, numbers, trend, taken, faulty = standing
+
+    def settle() -> None:
+        """Wait for the oldest evaluation and write it down."""
+        done = pending.popleft()
+        for run, record in zip(
+            runs, records_of(done, algorithm, runs, tests, protocol), strict=True
+        ):
+            run.client_steps = record.total_steps
+            run.history.append(record)
+            on_record(record)
+        on_progress(done.round, best_loss(runs))
+
+    def settled(now: T) -> T:
+        """What is given, once all evaluations are written down."""
+        while pending:
+            settle()
+        return now
+
+    if not standing.round:
+        measures = programs.evaluate(state)
+        trend = first_trend(measures.train_loss) if algorithm.adapt else None
+        nobody = RoundWork(0, 0, 0, no_jobs(), no_jobs())
+        pending.append(Evaluation(0, nobody, numbers, measures, None, None, (), ()))
+    for chunk, plan, exchange in planned:
+        while len(pending) > behind:
+            settle()
+        # not those behind, also where they have come in already: the same run stops the same
+        if ends.over(runs, len(runs[0].history) + len(pending) - behind):
+            break
+        here = clients_by_place(plan, work[chunk.first], layout)
+        kept = None if store is None else store.read(here)
+        count = np.int32(chunk.last - chunk.first)
+        after = programs.rounds(state, numbers, plan, exchange, kept, count)
+        kept = None
+        if store is not None:
+            if chunk.recorded and programs.inexactness is not None:
+                kept = store.read(here)  # what it was: the round has used up its own copy
+            store.write(here, after.kept)
+            after = after._replace(kept=None)
+        state = after.state
+        these = work[chunk.first : chunk.last]
+        faulty += (partial(faulty_updates, chunk.first, these, layout.rounds.slots, after.faulty),)
+        planned_steps = sum(int(w.jobs.steps.sum()) for w in these)
+        taken += (planned_steps if after.steps is None else after.steps,)
+        if chunk.recorded or trend is not None:
+            measures = programs.evaluate(state)
+        if chunk.recorded:
+            done = work[chunk.last - 1]
+            gamma = _gamma(ready, chunk, plan, after, numbers, kept, done)
+            steps = after.local.steps
+            pending.append(
+                Evaluation(chunk.last, done, numbers, measures, gamma, steps, taken, faulty)
+            )
+            taken, faulty = (), ()
+        del after, kept  # the cohort's models go before the next one's come
+        if trend is not None:
+            mu, trend = _follow(numbers["mu"], trend, measures.train_loss)
+            numbers = {**numbers, "mu": mu}
+
+        now = Standing(chunk.last, state, numbers, trend, taken, faulty)
+        after_call(chunk.last, partial(settled, now))
+        del now  # so that the state can be given up to the next call
+    return settled(state)
+
+
+def _gamma(
+    ready: Ready,
+    chunk: Chunk,
+    plan: Plan,
+    after: After,
+    numbers: Mapping[str, Any],
+    kept: Kept,
+    work: RoundWork,
+) -> jax.Array | None:
+    """gamma_k of a call's last round, given what the clients kept before it, if it is measured."""
+    if ready.programs.inexactness is None:
+        return None
+    index = chunk.last - chunk.first - 1
+    cohort = read_cohort(work.jobs, plan, index, kept, ready.layout, ready.mesh)
+    return ready.programs.inexactness(after.posed, numbers, after.local.params, *cohort)
+
+
+def clients_by_place(plan: Plan, work: RoundWork, layout: Layout) -> NDArray[np.int64]:
+    """The client at each place of a round, -1 for none, shape (devices * places,)."""
+    clients = np.full(layout.rounds.devices * layout.rounds.places, -1)
+    if len(clients):
+        clients[plan.jobs.place[0, : len(work.jobs.client)]] = work.jobs.client
+    return clients
