@@ -155,18 +155,22 @@ def evaluation_program(
         if len(test_x) and model.correct is not None:
             ticks = jnp.max(test_reading.ends.stop)
             correct = jax.lax.fori_loop(0, ticks, test_tick, correct)
+        unmeasured = weight = None
+        if counts is not None:
+            weight, left = jnp.moveaxis(total(counts.sum(axis=0)), -1, 0)
+            weight, unmeasured = jnp.where(left > 0, weight, 1.0), left.astype(jnp.int32)
+
+        def of_measured(sums: jax.Array) -> jax.Array:
+            return sums if weight is None else sums / weight
+
         variance = between = jnp.full(points, jnp.nan)
         if gradients:
             merged = _merge(scatter)
-            variance, norm_squared = merged.scatter, jax.vmap(optax.tree.norm)(merged.mean) ** 2
+            variance = of_measured(merged.scatter)
+            norm_squared = jax.vmap(optax.tree.norm)(merged.mean) ** 2
             between = dissimilarity(variance, norm_squared)
-        train_loss, unmeasured = total(loss.sum(axis=0)), None
-        if counts is not None:
-            weight, left = jnp.moveaxis(total(counts.sum(axis=0)), -1, 0)
-            train_loss = train_loss / jnp.where(left > 0, weight, 1.0)
-            unmeasured = left.astype(jnp.int32)
         return Measures(
-            train_loss=train_loss,
+            train_loss=of_measured(total(loss.sum(axis=0))),
             test_correct=total(correct.sum(axis=0)),
             gradient_variance=variance,
             dissimilarity=between,
