@@ -309,7 +309,8 @@ def test_up_to_half_of_the_finite_updates_may_be_far(
     finite[order] = [1.0] * (count - lost) + [0.0] * lost
     weight[:count] = 1 / count
     columns = finite[:, None], size[:, None]
-    scale, faulty, share = judge(Faults(), *map(jnp.asarray, columns), jnp.asarray(weight))
+    given = [jnp.asarray(array) for array in (*columns, weight)]
+    scale, faulty, share = judge(Faults(), given[0], given[1], given[2])
     sound = (finite > 0) & (size < 3)
     np.testing.assert_array_equal(scale[:, 0], sound)
     np.testing.assert_array_equal(faulty[:, 0], ~sound & (weight > 0))

@@ -6,7 +6,7 @@ import inspect
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import optax
@@ -434,9 +434,10 @@ def _explain(error: ValidationError, schema: type[BaseModel], where: str = "") -
         if not known and (first["type"] != "extra_forbidden" or i < len(location) - 1):
             break  # not a key: the name of one of the types that the value might have
         parents.append(str(part))
-        inner = schema.model_fields[str(part)].annotation if part in keys else None
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            schema, keys = inner, list(inner.model_fields)
+        annotation = schema.model_fields[str(part)].annotation if part in keys else None
+        for inner in get_args(annotation) or (annotation,):  # a section may be left out
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                schema, keys = inner, list(inner.model_fields)
     section, last = ".".join(parents[:-1]) or "the file", parents[-1]
     if first["type"] == "extra_forbidden":
         return f"{section}: unknown key {last!r}; {choices(last, keys)}"
