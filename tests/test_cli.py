@@ -57,7 +57,7 @@ def fedprox(*arguments: object) -> None:
     """The command in this process, with its exit status as SystemExit."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["fedprox", *map(str, arguments)])
-        patch.setattr(cli, "use_cpu_devices", lambda _: None)
+        patch.setattr(cli, "use_cpu_devices", lambda *_: None)
         patch.setattr(cli, "use_compilation_cache", lambda _: None)
         cli.main()
 

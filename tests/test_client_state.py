@@ -21,7 +21,7 @@ from fedprox import (
     scaffold,
     simulate,
 )
-from fedprox.simulation import clients
+from fedprox.simulation import memory
 from fedprox.simulation.clients import open_store
 from fedprox.simulation.lanes import lane_mesh
 from tests import methods
@@ -145,17 +145,17 @@ def test_gamma_is_of_the_problem_of_its_round() -> None:
 def test_free_memory_is_that_of_the_container_and_unknown_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clients, "Path", lambda name: tmp_path / str(name).lstrip("/"))
-    assert clients._free_memory() == 0
+    monkeypatch.setattr(memory, "Path", lambda name: tmp_path / str(name).lstrip("/"))
+    assert memory.free_on_host() == 0
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 5000 kB\n")
-    assert clients._free_memory() == 5000 * 1024
+    assert memory.free_on_host() == 5000 * 1024
     group = tmp_path / "sys/fs/cgroup"
     group.mkdir(parents=True)
     (group / "memory.current").write_text("1000\n")
     for limit, free in (("max", 5000 * 1024), ("4000", 3000), ("99999999", 5000 * 1024)):
         (group / "memory.max").write_text(limit + "\n")
-        assert clients._free_memory() == free
+        assert memory.free_on_host() == free
 
 
 def test_a_disk_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

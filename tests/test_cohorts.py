@@ -1,8 +1,9 @@
 """Properties 8 to 10: cohorts, weights, stragglers and deadlines."""
 
 import itertools
+import tracemalloc
 from collections import Counter
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -10,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedprox import Cohort, InputError, Solver, Systems, fedavg, fedprox
-from fedprox.simulation.sampling import weights
+from fedprox.simulation.sampling import Sampling, weights
 from fedprox.streams import Purpose, Shuffler, generator
 from tests.quadratics import one_run, quadratic_federation, quadratic_model
 
 THREE = np.array([0, 1, 3, 8])
 """Offsets of three clients with 1, 2 and 5 rows."""
+
+MANY = np.arange(10**6 + 1) * 3
+"""Offsets of a million clients."""
 
 SOLVER = Solver(0.1, batch_size=10, epochs=20)
 
@@ -27,6 +31,16 @@ def test_a_cohort_is_distinct_and_repeatable(seed: int, round_: int, k: int) -> 
     assert len(set(drawn.tolist())) == k
     assert set(drawn.tolist()) <= set(range(50))
     np.testing.assert_array_equal(drawn, Cohort(k).draw(seed, round_, offsets).clients)
+
+
+@pytest.mark.parametrize("sampling", get_args(Sampling))
+def test_a_cohort_of_a_million_clients_takes_no_memory_for_the_others(sampling: Sampling) -> None:
+    tracemalloc.start()
+    drawn = [Cohort(100, sampling).draw(0, t, MANY) for t in range(3)]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert all(50 < len(set(clients.tolist())) == len(clients) < 200 for clients, _ in drawn)
+    assert peak < 100_000  # a byte for each client would be ten times that
 
 
 def test_uniform_sampling_by_exact_enumeration_on_three_clients() -> None:

@@ -24,7 +24,7 @@ from fedprox.diagnostics.clients import client_accuracy
 from fedprox.features import Features, Prepared, Vectors, Windows
 from fedprox.models import logistic
 from fedprox.simulation.lanes import lane_mesh
-from fedprox.simulation.programs import resident
+from fedprox.simulation.rows import resident
 from fedprox.simulation.schedule import Jobs, Shape, plan_rounds
 
 SIZES = [7, 1, 12, 5]
@@ -254,7 +254,9 @@ def test_what_parts_share_is_on_a_device_once() -> None:
     few = Rows(windows[:5], LABELS[:5], np.array([0, 1, 2, 3, 5]))
     federation = Federation(rows, few, 3, tuple("abcd"))
     data = resident(lane_mesh(), federation, federation.sample(5))
+    assert data.x is not None
     assert data.x.text is data.measured_x.text is data.test_x.text
     whole = resident(lane_mesh(), federation, federation)
+    assert whole.x is not None
     assert whole.x.starts is whole.measured_x.starts
     assert whole.y is whole.measured_y

@@ -26,7 +26,7 @@ from rich.text import Text
 from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.sources import cache_folder, fetch
 from fedprox.diagnose import diagnose as find_out
-from fedprox.errors import InputError, require
+from fedprox.errors import InputError, require, require_whole
 from fedprox.experiment import (
     Experiment,
     Resolved,
@@ -97,6 +97,7 @@ An experiment file, with every key:
                                 # posts: path, vocabulary, test_share, clients, seed
                                 # leaf: path, classes, partition, clients, classes_per_client,
                                 # concentration, size_spread, seed
+                                # mapped: path, classes
                                 # hugging-face: path, features, label, client or partition, ...
 \b
   [model]
@@ -189,6 +190,10 @@ def run(
         Path | None, typer.Option(help="Run directory. [default: runs/NAME-OF-FILE]")
     ] = None,
     data_dir: DataDir = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Devices that share a round. [default: all; CPUs: cores]"),
+    ] = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(metavar="N", help="Rounds between checkpoints.")
     ] = None,
@@ -208,7 +213,7 @@ def run(
         file, out = resume / "experiment.toml", resume
     if file is None:
         raise InputError("FILE.toml is missing; or give --resume DIR")
-    console, experiment, resolved = _prepare(file, settings, data_dir)
+    console, experiment, resolved = _prepare(file, settings, data_dir, devices)
     directory = RunDirectory(out or Path("runs") / file.stem, resolved.table)
     if resume is not None and directory.complete:
         console.print(f"{resume} is complete; nothing to do")
@@ -219,7 +224,14 @@ def run(
     if resume is not None:
         _say_where(console, directory)
     with directory, stopping_on_signals(checkpoints), _progress(console) as progress:
-        runs = train(experiment, resolved, directory.record, _Bars(progress), checkpoints)
+        runs = train(
+            experiment,
+            resolved,
+            directory.record,
+            _Bars(progress),
+            devices=devices,
+            checkpoints=checkpoints,
+        )
     write_clients(directory.path, resolved.federation, resolved.model, runs)
     directory.finish(runs, experiment.target)
     checkpoints.remove()
@@ -296,12 +308,14 @@ def diagnose(
 
 
 def _prepare(
-    file: Path, settings: list[str] | None, data_dir: Path | None
+    file: Path, settings: list[str] | None, data_dir: Path | None, devices: int | None = None
 ) -> tuple[Console, Experiment, Resolved]:
     """Read an experiment file and load its data, with JAX set up for it."""
     console = _console()
     experiment = read_experiment(file, settings or ())
-    use_cpu_devices(experiment.cohort.clients_per_round)
+    if devices is not None:
+        require_whole("--devices", devices)
+    use_cpu_devices(experiment.cohort.clients_per_round, devices)
     use_compilation_cache(cache_folder() / "xla")
     with console.status("loading the data"):
         resolved = resolve(experiment, data_dir)

@@ -240,6 +240,7 @@ def train(
     resolved: Resolved,
     on_record: Callable[[Record], None],
     on_progress: Callable[[Progress], None],
+    devices: int | None = None,
     checkpoints: Checkpoints | None = None,
 ) -> list[Run]:
     """Run a resolved experiment; see `fedprox.compare`."""
@@ -260,6 +261,7 @@ def train(
         seed=experiment.seed,
         target=experiment.target,
         stop_at_target=experiment.stop_at_target,
+        devices=devices,
         checkpoints=checkpoints,
         on_record=on_record,
         on_progress=on_progress,

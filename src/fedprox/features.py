@@ -185,3 +185,8 @@ def index_of(x: Features) -> Array:
 def look_up(x: Features, index: Array) -> Array:
     """The features of some rows of x's index."""
     return x.look_up(index) if isinstance(x, _Kept) else index
+
+
+def with_index(x: Features, index: Array) -> Features:
+    """The same kind of features with other rows of the index."""
+    return x.with_index(index) if isinstance(x, _Kept) else index

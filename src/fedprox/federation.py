@@ -9,7 +9,7 @@ Client k owns rows `offsets[k]:offsets[k + 1]` of `x` and `y`. The objective of 
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, overload
 
 import jax
 import numpy as np
@@ -98,6 +98,30 @@ class Rows:
         return Rows(self.x[rows], self.y[rows], offsets_of(map(len, chosen)))
 
 
+class Names(Sequence[str]):
+    """Names that are made when they are asked for, since a million strings take 60 MB.
+
+    >>> Names(range(10**6))[-1], list(Names(np.array(["ann", "bob"]))[:1])
+    ('999999', ['ann'])
+
+    Args:
+        of: Numbers, or an array of strings.
+    """
+
+    def __init__(self, of: range | NDArray[np.str_]) -> None:
+        self.of = of
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> "Names": ...
+    def __getitem__(self, at: int | slice) -> "str | Names":
+        return Names(self.of[at]) if isinstance(at, slice) else str(self.of[at])
+
+
 @dataclass(frozen=True)
 class Federation:
     """Clients with their training and test rows.
@@ -115,7 +139,7 @@ class Federation:
     train: Rows
     test: Rows
     classes: int
-    names: tuple[str, ...]
+    names: Sequence[str]
     augment: Callable[[jax.Array, jax.Array], jax.Array] | None = None
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from fedprox.datasets.emnist import emnist_l
 from fedprox.datasets.femnist import femnist
 from fedprox.datasets.huggingface import hugging_face
 from fedprox.datasets.leaf import leaf
+from fedprox.datasets.mapped import mapped, write_mapped
 from fedprox.datasets.mnist import mnist
 from fedprox.datasets.posts import posts
 from fedprox.datasets.sent140 import sent140
@@ -28,10 +29,12 @@ __all__ = [
     "femnist",
     "hugging_face",
     "leaf",
+    "mapped",
     "mnist",
     "posts",
     "sent140",
     "shakespeare",
     "synthetic",
     "synthetic_feddyn",
+    "write_mapped",
 ]

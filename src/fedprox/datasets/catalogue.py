@@ -16,6 +16,7 @@ from fedprox.datasets.emnist import emnist_l
 from fedprox.datasets.femnist import femnist
 from fedprox.datasets.huggingface import hugging_face
 from fedprox.datasets.leaf import leaf
+from fedprox.datasets.mapped import mapped
 from fedprox.datasets.mnist import mnist
 from fedprox.datasets.posts import posts
 from fedprox.datasets.sent140 import CSV as SENT140_CSV
@@ -158,6 +159,7 @@ CATALOGUE: dict[str, DataSet] = {
     ),
     "posts": DataSet(posts, ("FedAvg",)),
     "leaf": DataSet(leaf, ("FedProx", "FedProx draft")),
+    "mapped": DataSet(mapped),
     "hugging-face": DataSet(hugging_face),
 }
 """All data sets by name."""

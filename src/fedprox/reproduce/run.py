@@ -168,7 +168,7 @@ def _train(
         return False
     checkpoints = Checkpoints(directory.checkpoints, interval=INTERVAL, resume=True)
     with _naming(where), directory, stopping_on_signals(checkpoints):
-        runs = train(experiment, resolved, directory.record, on_progress, checkpoints)
+        runs = train(experiment, resolved, directory.record, on_progress, checkpoints=checkpoints)
     write_clients(path, resolved.federation, resolved.model, runs)
     directory.finish(runs, experiment.target)
     checkpoints.remove()

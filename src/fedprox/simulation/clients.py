@@ -9,7 +9,6 @@ import mmap
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeVar
 
 import jax
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import Kept
 from fedprox.errors import InputError
 from fedprox.simulation.lanes import PER_DEVICE, replicate, zeros_on
+from fedprox.simulation.memory import FITS, free_on_devices, free_on_host
 
 ClientState = Literal["auto", "device", "host", "disk"]
 """Where the store lies."""
@@ -32,9 +32,6 @@ BLOCK_BYTES = 2**26
 
 KNOWN = "known"
 """The name in a checkpoint of what says which rows have been written."""
-
-FITS = 0.5
-"""Share of the memory that is free, of a device or of the host, that a store may take."""
 
 
 class Store(NamedTuple):
@@ -270,24 +267,6 @@ def _on_devices(initial: Kept, clients: NDArray[np.int64], mesh: Mesh) -> Store:
 
 def _where_it_fits(size: int, mesh: Mesh) -> ClientState:
     """The first place with room for `size` bytes."""
-    if jax.default_backend() != "cpu":
-        memory = mesh.devices.flat[0].memory_stats() or {}
-        free = memory.get("bytes_limit", 0) - memory.get("bytes_in_use", 0)
-        if size <= FITS * free * mesh.devices.size:
-            return "device"
-    return "host" if size <= FITS * _free_memory() else "disk"
-
-
-def _free_memory() -> int:
-    """Bytes that this process can still have, in its container if it is in one; 0 if unknown."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        (available,) = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError):
-        return 0
-    try:
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text())
-        return min(1024 * available, limit - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):  # no container, or none that limits memory
-        return 1024 * available
+    if size <= FITS * free_on_devices(mesh) * mesh.devices.size:
+        return "device"
+    return "host" if size <= FITS * free_on_host() else "disk"

@@ -13,8 +13,8 @@ PATIENCE = 10**6
 process after 40, and a client with a large model may take longer than the rest of its cohort."""
 
 
-def use_cpu_devices(clients_per_round: int) -> None:
-    """Let JAX see one CPU device for each core, and no more than a cohort has clients.
+def use_cpu_devices(clients_per_round: int, devices: int | None = None) -> None:
+    """Let JAX see some CPU devices: one for each core, and no more than a cohort has clients.
 
     Lanes are spread over all devices. It must come before the first JAX computation of the
     process, and leaves what `XLA_FLAGS` sets as it is. It also lets devices wait for each other as
@@ -22,12 +22,13 @@ def use_cpu_devices(clients_per_round: int) -> None:
 
     Args:
         clients_per_round: K, the clients of a round.
+        devices: How many, whatever the cores and the clients.
 
     Raises:
         RuntimeError: JAX has already started.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    devices = max(1, min(cores or 1, clients_per_round))
+    count = devices or max(1, min(cores or 1, clients_per_round))
     flags = os.environ.get("XLA_FLAGS", "")
     if "xla_cpu_collective_call" not in flags:
         patience = [
@@ -36,7 +37,7 @@ def use_cpu_devices(clients_per_round: int) -> None:
         ]
         os.environ["XLA_FLAGS"] = " ".join([*flags.split(), *patience])
     if "xla_force_host_platform_device_count" not in flags:
-        jax.config.update("jax_num_cpu_devices", devices)
+        jax.config.update("jax_num_cpu_devices", count)
 
 
 def use_compilation_cache(folder: Path) -> None:

@@ -9,6 +9,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.stages import Wrapped
 
+from fedprox.errors import require, require_whole
 from fedprox.simulation.schedule import Segments
 
 T = TypeVar("T")
@@ -19,9 +20,17 @@ PER_DEVICE = PartitionSpec(AXIS)
 PER_ROUND_AND_DEVICE = PartitionSpec(None, AXIS)
 
 
-def lane_mesh() -> Mesh:
-    """All local devices in a row, for lanes to be spread over."""
+def lane_mesh(count: int | None = None) -> Mesh:
+    """Some or all local devices in a row, for lanes to be spread over.
+
+    Raises:
+        InputError: There are not so many.
+    """
     devices = jax.local_devices()
+    if count is not None:
+        require_whole("devices", count)
+        require(count <= len(devices), f"devices = {count}; JAX sees {len(devices)} here")
+        devices = devices[:count]
     return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
 
 

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -17,7 +17,6 @@ from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, Kept, State
-from fedprox.features import Features
 from fedprox.federation import Federation
 from fedprox.model import Model, Params
 from fedprox.simulation.engine import After, rounds_program
@@ -33,6 +32,7 @@ from fedprox.simulation.reading import (
     slice_width,
     slices,
 )
+from fedprox.simulation.rows import Data, Held
 from fedprox.simulation.schedule import (
     Array,
     Jobs,
@@ -59,37 +59,6 @@ LANE_BYTES = 2**31
 
 TYPICAL_ROUNDS = 64
 """Rounds looked at to choose the number of lanes."""
-
-
-class Data(NamedTuple):
-    """A federation's rows on every device.
-
-    Attributes:
-        x: Training features.
-        y: Training labels.
-        measured_x: Features of the training rows that evaluations read.
-        measured_y: Their labels.
-        test_x: Features of the test rows that evaluations read.
-        test_y: Their labels.
-    """
-
-    x: Features
-    y: Array
-    measured_x: Features
-    measured_y: Array
-    test_x: Features
-    test_y: Array
-
-
-def resident(mesh: Mesh, federation: Federation, measured: Federation) -> Data:
-    """Copy a federation's rows, and those that evaluations read, to every device."""
-    train, read, test = federation.train, measured.train, measured.test
-    data = Data(train.x, train.y, read.x, read.y, test.x, test.y)
-    leaves, structure = jax.tree.flatten(data)
-    # rows that are read for both, and a text or a table that all share, are copied once
-    distinct = {id(leaf): leaf for leaf in leaves}
-    copies = dict(zip(distinct, replicate(mesh, list(distinct.values())), strict=True))
-    return jax.tree.unflatten(structure, [copies[id(leaf)] for leaf in leaves])
 
 
 class Layout(NamedTuple):
@@ -238,10 +207,11 @@ class Programs(NamedTuple):
     """One method's compiled programs; see `rounds_program` and `evaluate`.
 
     Attributes:
-        rounds: state, numbers, plan, exchange, what the cohort keeps, number of rounds -> After.
+        rounds: state, numbers, x, y, plan, exchange, what the cohort keeps, number of rounds ->
+            After.
         evaluate: state -> Measures.
-        inexactness: state, numbers, local models, how to read the cohort, see `read_cohort` ->
-            gamma; None where gradients are not measured.
+        inexactness: state, numbers, local models, x, y, how to read the cohort, see `read_cohort`
+            -> gamma; None where gradients are not measured.
         compile_seconds: How long they took to compile.
         memory: Bytes that the rounds' program has on a device at most, data included.
     """
@@ -260,6 +230,7 @@ def compile_programs(
     federation: Federation,
     measured: Federation,
     data: Data,
+    held: Held,
     state: State,
     numbers: Mapping[str, Array],
     kept: Kept,
@@ -269,7 +240,24 @@ def compile_programs(
     gradients: bool,
     faults: Faults | None,
 ) -> Programs:
-    """Compile a method's programs, side by side, for exactly the shapes they will see."""
+    """Compile a method's programs, side by side, for exactly the shapes they will see.
+
+    Args:
+        model: The model.
+        algorithm: The method.
+        solver: The local solver, already the algorithm's own.
+        federation: The clients and their data.
+        measured: The clients with the rows that evaluations read.
+        data: What evaluations read.
+        held: The training rows of a call, or their shapes.
+        state: The server's state.
+        numbers: The numbers of all points.
+        kept: What a cohort's clients keep.
+        layout: The shapes of the method's programs.
+        mesh: The devices.
+        gradients: Whether to measure gradients.
+        faults: What is done about faulty updates; None for no screening.
+    """
     begin = time.perf_counter()
     shape = layout.rounds
     train, test = measured.train, measured.test
@@ -301,7 +289,7 @@ def compile_programs(
         width=layout.width,
         batched=layout.batched,
         faults=faults,
-    ).trace(state, numbers, data.x, data.y, plan, exchanges([], layout), kept, np.int32(0))
+    ).trace(state, numbers, *held, plan, exchanges([], layout), kept, np.int32(0))
     # measurements are made in full precision, also where an accelerator trains in less
     with jax.default_matmul_precision("highest"):
         evaluation = evaluation_program(
@@ -324,20 +312,17 @@ def compile_programs(
                 model, algorithm, mesh, lanes=layout.lanes, width=layout.width
             )
             cohort = read_cohort(no_jobs(), plan, 0, kept, layout, mesh)
-            traced.append(program.trace(state, numbers, local, data.x, data.y, *cohort))
+            traced.append(program.trace(state, numbers, local, *held, *cohort))
     with ThreadPoolExecutor() as pool:
         run, measure, *gamma = pool.map(lambda each: each.lower().compile(), traced)
     memory = run.memory_analysis()
 
-    def inexactness(state: State, numbers: Any, local: Any, *rest: Any) -> jax.Array:
-        return gamma[0](state, numbers, local, data.x, data.y, *rest)
-
     return Programs(
-        rounds=lambda state, numbers, *rest: run(state, numbers, data.x, data.y, *rest),
+        rounds=run,
         evaluate=lambda state: measure(
             evaluated(algorithm, state), *data[2:], reading, sizes, shares, test_reading
         ),
-        inexactness=inexactness if gradients else None,
+        inexactness=gamma[0] if gradients else None,
         compile_seconds=time.perf_counter() - begin,
         memory=memory.argument_size_in_bytes
         + memory.output_size_in_bytes

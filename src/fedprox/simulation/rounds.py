@@ -20,6 +20,7 @@ from fedprox.simulation.exchange import Exchange
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.programs import Layout, Programs, exchanges, read_cohort
 from fedprox.simulation.protocol import Protocol, RoundWork
+from fedprox.simulation.rows import Held, TrainingRows
 from fedprox.simulation.schedule import Plan, no_jobs, plan_rounds
 from fedprox.simulation.settle import (
     Ends,
@@ -111,7 +112,23 @@ def chunks(begin: int, rounds: int, evaluate_every: int, most: int, pause: int) 
         begin = last
 
 
-Planned = Iterator[tuple[Chunk, Plan, Exchange | None]]
+class Call(NamedTuple):
+    """What a call of the rounds' program is given.
+
+    Attributes:
+        work: The work of its rounds, in numbers of the rows it is given.
+        rows: Those rows.
+        plan: Which of them are read when.
+        exchange: How gradients are read first; None where nobody does.
+    """
+
+    work: Sequence[RoundWork]
+    rows: Held
+    plan: Plan
+    exchange: Exchange | None
+
+
+Planned = Iterator[tuple[Chunk, Call]]
 
 
 def plan_ahead(
@@ -119,25 +136,27 @@ def plan_ahead(
     protocol: Protocol,
     solver: Solver,
     layout: Layout,
+    rows: TrainingRows,
     seed: int,
     work: Sequence[RoundWork],
     waiting: Iterator[Chunk],
 ) -> Planned:
-    """Each chunk with its plans, made in the background before they are asked for."""
+    """Each chunk with its rows and plans, made in the background before they are asked for."""
+    augmented = protocol.federation.augment is not None
 
-    def make(chunk: Chunk) -> tuple[Plan, Exchange | None]:
-        rounds = [(t, work[t].jobs) for t in range(chunk.first, chunk.last)]
-        first = exchanges(work[chunk.first : chunk.last], layout)
-        augmented = protocol.federation.augment is not None
-        return plan_rounds(layout.rounds, solver, seed, rounds, augmented=augmented), first
+    def make(chunk: Chunk) -> Call:
+        held, there = rows.of(work[chunk.first : chunk.last])
+        rounds = [(t, w.jobs) for t, w in enumerate(there, start=chunk.first)]
+        plan = plan_rounds(layout.rounds, solver, seed, rounds, augmented=augmented)
+        return Call(there, held, plan, exchanges(there, layout))
 
     under_way = deque((c, pool.submit(make, c)) for c in itertools.islice(waiting, PLANS_AHEAD))
 
     def planned() -> Planned:
         while under_way:
-            chunk, plan = under_way.popleft()
+            chunk, call = under_way.popleft()
             under_way.extend((c, pool.submit(make, c)) for c in itertools.islice(waiting, 1))
-            yield chunk, *plan.result()
+            yield chunk, call.result()
 
     return planned()
 
@@ -146,7 +165,6 @@ def run_rounds(
     protocol: Protocol,
     ready: Ready,
     planned: Planned,
-    work: Sequence[RoundWork],
     standing: Standing,
     store: Store | None,
     runs: Sequence[Run],
@@ -163,7 +181,6 @@ def run_rounds(
         protocol: What compared methods share.
         ready: The method.
         planned: What is left to do.
-        work: The work of every round.
         standing: Where the rounds stand; the model of round 0 is not yet evaluated, later ones are.
         store: What clients keep, if they do.
         runs: The points' runs so far.
@@ -204,16 +221,16 @@ def run_rounds(
         trend = first_trend(measures.train_loss) if algorithm.adapt else None
         nobody = RoundWork(0, 0, 0, no_jobs(), no_jobs())
         pending.append(Evaluation(0, nobody, numbers, measures, None, None, (), ()))
-    for chunk, plan, exchange in planned:
+    for chunk, call in planned:
         while len(pending) > behind:
             settle()
         # not those behind, also where they have come in already: the same run stops the same
         if ends.over(runs, len(runs[0].history) + len(pending) - behind):
             break
-        here = clients_by_place(plan, work[chunk.first], layout)
+        here = clients_by_place(call.plan, call.work[0], layout)
         kept = None if store is None else store.read(here)
         count = np.int32(chunk.last - chunk.first)
-        after = programs.rounds(state, numbers, plan, exchange, kept, count)
+        after = programs.rounds(state, numbers, *call.rows, call.plan, call.exchange, kept, count)
         kept = None
         if store is not None:
             if chunk.recorded and programs.inexactness is not None:
@@ -221,21 +238,21 @@ def run_rounds(
             store.write(here, after.kept)
             after = after._replace(kept=None)
         state = after.state
-        these = work[chunk.first : chunk.last]
-        faulty += (partial(faulty_updates, chunk.first, these, layout.rounds.slots, after.faulty),)
-        planned_steps = sum(int(w.jobs.steps.sum()) for w in these)
+        room = layout.rounds.slots
+        faulty += (partial(faulty_updates, chunk.first, call.work, room, after.faulty),)
+        planned_steps = sum(int(w.jobs.steps.sum()) for w in call.work)
         taken += (planned_steps if after.steps is None else after.steps,)
         if chunk.recorded or trend is not None:
             measures = programs.evaluate(state)
         if chunk.recorded:
-            done = work[chunk.last - 1]
-            gamma = _gamma(ready, chunk, plan, after, numbers, kept, done)
+            done = call.work[-1]
+            gamma = _gamma(ready, call, after, numbers, kept)
             steps = after.local.steps
             pending.append(
                 Evaluation(chunk.last, done, numbers, measures, gamma, steps, taken, faulty)
             )
             taken, faulty = (), ()
-        del after, kept  # the cohort's models go before the next one's come
+        del after, kept, call  # the cohort's models and rows go before the next one's come
         if trend is not None:
             mu, trend = _follow(numbers["mu"], trend, measures.train_loss)
             numbers = {**numbers, "mu": mu}
@@ -247,20 +264,14 @@ def run_rounds(
 
 
 def _gamma(
-    ready: Ready,
-    chunk: Chunk,
-    plan: Plan,
-    after: After,
-    numbers: Mapping[str, Any],
-    kept: Kept,
-    work: RoundWork,
+    ready: Ready, call: Call, after: After, numbers: Mapping[str, Any], kept: Kept
 ) -> jax.Array | None:
     """gamma_k of a call's last round, given what the clients kept before it, if it is measured."""
     if ready.programs.inexactness is None:
         return None
-    index = chunk.last - chunk.first - 1
-    cohort = read_cohort(work.jobs, plan, index, kept, ready.layout, ready.mesh)
-    return ready.programs.inexactness(after.posed, numbers, after.local.params, *cohort)
+    jobs, last = call.work[-1].jobs, len(call.work) - 1
+    cohort = read_cohort(jobs, call.plan, last, kept, ready.layout, ready.mesh)
+    return ready.programs.inexactness(after.posed, numbers, after.local.params, *call.rows, *cohort)
 
 
 def clients_by_place(plan: Plan, work: RoundWork, layout: Layout) -> NDArray[np.int64]:

@@ -33,15 +33,22 @@ from fedprox.simulation.points import (
     sweep_points,
 )
 from fedprox.simulation.programs import (
-    Data,
     Layout,
     compile_programs,
     evaluated,
     lay_out,
-    resident,
 )
 from fedprox.simulation.protocol import Protocol, RoundWork
-from fedprox.simulation.rounds import Planned, Ready, Standing, chunks, plan_ahead, run_rounds
+from fedprox.simulation.rounds import (
+    PLANS_AHEAD,
+    Planned,
+    Ready,
+    Standing,
+    chunks,
+    plan_ahead,
+    run_rounds,
+)
+from fedprox.simulation.rows import Data, Held, resident, rounds_together, training_rows
 from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.settle import best_loss
 from fedprox.simulation.systems import Systems
@@ -67,6 +74,7 @@ def simulate(
     seed: int | Sequence[int] = 0,
     target: Target | None = None,
     stop_at_target: StopAtTarget = "never",
+    devices: int | None = None,
     checkpoints: Checkpoints | None = None,
     on_record: Callable[[Record], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -99,6 +107,8 @@ def simulate(
         stop_at_target: Whether a run ends at the first evaluation where "all", or "any", of its
             points have reached the target; points that have diverged are not waited for. Until
             there it is the same run, bit for bit.
+        devices: How many of the devices that JAX sees share a round's clients; all where left out.
+            The result differs in the last bits, by the order of sums.
         checkpoints: Where and how often checkpoints are made; none where left out. A run that goes
             on from one is the same as one that was never interrupted, bit for bit.
         on_record: Called with each record as soon as it is known, and first with those of a
@@ -130,6 +140,7 @@ def simulate(
         seed=seed,
         target=target,
         stop_at_target=stop_at_target,
+        devices=devices,
         checkpoints=checkpoints,
         on_record=on_record,
         on_progress=on_progress,
@@ -154,6 +165,7 @@ def compare(
     seed: int | Sequence[int] = 0,
     target: Target | None = None,
     stop_at_target: StopAtTarget = "never",
+    devices: int | None = None,
     checkpoints: Checkpoints | None = None,
     on_record: Callable[[Record], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -195,7 +207,7 @@ def compare(
         require(count == 1, f"methods: {name!r} is given {count} times; once is enough")
     comparison = Comparison(tuple(labels), seeds, rounds, len(federation), model)
     begin = checkpoints.begin(comparison) if checkpoints else Snapshot(())
-    mesh = lane_mesh()
+    mesh = lane_mesh(devices)
     session = _Session(
         protocol,
         mesh,
@@ -261,15 +273,19 @@ def _run_method(
     began = time.perf_counter()
     params = initial_params(protocol.model, seeds[0])
     compile_seconds = time.perf_counter() - began
+    train, every_round = protocol.federation.train, list(itertools.chain(*work.values()))
+    together = min(1 if algorithm.adapt else protocol.evaluate_every, protocol.rounds)
+    if session.data.x is None:
+        together = min(together, rounds_together(train, every_round))
     layout = lay_out(
         protocol.measured,
         algorithm,
         solver,
-        itertools.chain.from_iterable(work.values()),
+        every_round,
         devices=session.mesh.devices.size,
         parameters=sum(a.size for a in jax.tree.leaves(params)),
         points=len(points),
-        together=min(1 if algorithm.adapt else protocol.evaluate_every, protocol.rounds),
+        together=together,
         faults=protocol.screening(algorithm),
     )
     pause = (session.checkpoints and session.checkpoints.every) or protocol.rounds
@@ -280,11 +296,20 @@ def _run_method(
         most=layout.rounds.rounds,
         pause=pause,
     )
+    legs = [(seeds[0], begin.round), *((seed, 0) for seed in protocol.seeds)]
+    rows = training_rows(
+        session.mesh,
+        train,
+        session.data,
+        (work[seed][c.first : c.last] for seed, first in legs for c in calls(first)),
+        width=layout.width,
+        ahead=PLANS_AHEAD,
+    )
     with _cancelling(ThreadPoolExecutor(1)) as pool:
-        plan = partial(plan_ahead, pool, protocol, solver, layout)
+        plan = partial(plan_ahead, pool, protocol, solver, layout, rows)
         # the first seed's planning goes on while the programs are being compiled
         planned = plan(seeds[0], work[seeds[0]], calls(begin.round))
-        ready = _compile(session, algorithm, solver, layout, points, params)
+        ready = _compile(session, algorithm, solver, layout, rows.like, points, params)
         compile_seconds += ready.programs.compile_seconds
         for seed in seeds:
             if seed != seeds[0]:
@@ -319,6 +344,7 @@ def _compile(
     algorithm: Algorithm,
     solver: Solver,
     layout: Layout,
+    held: Held,
     points: Sequence[Mapping[str, float]],
     params: Params,
 ) -> Ready:
@@ -335,6 +361,7 @@ def _compile(
         protocol.federation,
         protocol.measured,
         session.data,
+        held,
         initial_state(algorithm, params, len(points), mesh),
         numbers,
         jax.tree.map(
@@ -426,7 +453,6 @@ def _run_leg(
             session.protocol,
             ready,
             planned,
-            leg.work,
             standing,
             store,
             batch,

@@ -1,0 +1,291 @@
+"""Federations in files that are not read but mapped, for as many rows as a disk holds.
+
+A folder of NumPy's `.npy` files, all in C order and of the machine's byte order:
+
+| file | holds |
+|---|---|
+| `x.npy` | training features of all clients, one client after another, (rows, ...) |
+| `y.npy` | their labels, (rows,), or (rows, length) with -1 where there is none |
+| `offsets.npy` | where each client's rows begin, and the last one's end, (clients + 1,) |
+| `test_x.npy`, `test_y.npy`, `test_offsets.npy` | the same of test rows; all three, or none |
+| `names.npy` | the clients' names, (clients,) strings; "0", "1", ... where it is missing |
+"""
+
+import shutil
+import tempfile
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import ArrayLike, NDArray
+
+from fedprox.datasets.sources import places
+from fedprox.errors import InputError, require, require_whole
+from fedprox.federation import Client, Federation, Names, Rows
+from fedprox.mapping import let_go
+
+Array = NDArray[Any]
+
+BLOCK = 2**20
+"""Labels that are looked at in one go."""
+
+
+def mapped(
+    path: str, *, classes: int | None = None, data_dir: str | Path | None = None
+) -> Federation:
+    """A folder of .npy files that are mapped, not read, so that it may be larger than memory.
+
+    Only the files' headers and `offsets.npy` are read, so features are not looked through for
+    numbers that are not finite.
+
+    Args:
+        path: The folder, as seen from here or from the data folder; see `write_mapped`.
+        classes: Number of classes C. Labels are then taken to be in range(C); where left out they
+            are all read once, and C is the largest plus one.
+        data_dir: The data folder; else `FEDPROX_DATA`.
+
+    Raises:
+        InputError: A file is missing, damaged, or of a type or shape that does not fit the others.
+            The message names the file.
+    """
+    looked = places(path, data_dir)
+    found = [place for place in looked if (place / "x.npy").is_file()]
+    require(found, f"data.path: no x.npy in {' and '.join(map(str, looked))}")
+    folder = found[0]
+    train = _rows(folder, "")
+    parts = [(folder / f"test_{name}.npy").exists() for name in ("x", "y", "offsets")]
+    test = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
+    if any(parts):
+        test = _rows(folder, "test_", like=train)
+    empty = np.flatnonzero(train.sizes == 0)
+    names = _names(folder, len(train.offsets) - 1)
+    if len(empty):
+        raise InputError(
+            f"{folder / 'offsets.npy'}: client {names[empty[0]]!r} has no rows; one is needed"
+        )
+    return Federation(train, test, _classes(folder, classes, train, test), names)
+
+
+def _rows(folder: Path, prefix: str, like: Rows | None = None) -> Rows:
+    x_file, y_file, offsets_file = (folder / f"{prefix}{n}.npy" for n in ("x", "y", "offsets"))
+    x, y, offsets = _open(x_file, "biuf"), _open(y_file, "iuf"), _open(offsets_file, "iu", most=8)
+    require(y.ndim in (1, 2), f"{y_file}: shape {y.shape}; it must be (rows,) or (rows, length)")
+    require(len(x) == len(y), f"{y_file}: {len(y)} labels for the {len(x)} rows of {x_file.name}")
+    if like is None:
+        require(len(x) and x[0].size, f"{x_file}: shape {x.shape}; no features")
+    else:
+        for given, other, file in ((x, like.x, x_file), (y, like.y, y_file)):
+            require(
+                given.shape[1:] == other.shape[1:] and given.dtype == other.dtype,
+                f"{file}: rows of {given.dtype} {given.shape[1:]}; those to train on are of "
+                f"{other.dtype} {other.shape[1:]}",
+            )
+    require(
+        offsets.ndim == 1 and len(offsets) > 1,
+        f"{offsets_file}: shape {offsets.shape}; it must be (clients + 1,)",
+    )
+    require(
+        like is None or len(offsets) == len(like.offsets),
+        f"{offsets_file}: {len(offsets) - 1} clients; offsets.npy has "
+        f"{0 if like is None else len(like.offsets) - 1}",
+    )
+    begins = np.array(offsets, np.int64)
+    require(
+        begins[0] == 0 and begins[-1] == len(x) and (begins[1:] >= begins[:-1]).all(),
+        f"{offsets_file}: from {begins[0]} to {begins[-1]}; they must rise from 0 to the "
+        f"{len(x)} rows of {x_file.name}",
+    )
+    return Rows(x, y, begins)
+
+
+def _open(path: Path, kinds: str, *, most: int = 4) -> Array:
+    """A mapped array of some kinds of numbers of at most so many bytes each."""
+    found = _map(path)
+    kind, allowed = found.dtype, {"b": "booleans", "i": "whole", "u": "", "f": "floating-point"}
+    what = " or ".join(allowed[k] for k in kinds if allowed[k])
+    require(
+        kind.kind in kinds and kind.itemsize <= most and kind.isnative,
+        f"{path}: numbers of type {kind.str}; they must be {what}, of at most {8 * most} bits",
+    )
+    require(found.ndim, f"{path}: a single number")
+    require(found.flags.c_contiguous, f"{path}: in Fortran's order; it must be in C's")
+    return found
+
+
+def _map(path: Path) -> Array:
+    require(path.is_file(), f"{path}: missing")
+    try:
+        found: Array = npy.open_memmap(path, mode="r")
+    except Exception as error:  # whatever is wrong with its header or its length
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path}: not an array that can be mapped: {reason}") from None
+    return found
+
+
+def _names(folder: Path, clients: int) -> Names:
+    path = folder / "names.npy"
+    if not path.exists():
+        return Names(range(clients))
+    names = _map(path)
+    require(
+        names.dtype.kind == "U" and names.shape == (clients,),
+        f"{path}: {names.dtype} of shape {names.shape}; it must be a string for each of the "
+        f"{clients} clients",
+    )
+    return Names(names)
+
+
+def _classes(folder: Path, classes: int | None, train: Rows, test: Rows) -> int:
+    if train.y.dtype.kind == "f":
+        require(classes is None, f"data.classes = {classes}; labels are not whole numbers")
+        return 0
+    if classes is not None:
+        require_whole("data.classes", classes)
+        return classes
+    most, least = -1, 0 if train.y.ndim == 1 else -1
+    for rows, file in ((train, "y.npy"), (test, "test_y.npy")):
+        for begin in range(0, len(rows), BLOCK):
+            block = rows.y[begin : begin + BLOCK]
+            require(
+                block.min() >= least,
+                f"{folder / file}: label {block.min()}; labels count from 0",
+            )
+            most = max(most, int(block.max()))
+            let_go(rows.y)
+    return most + 1
+
+
+def write_mapped(
+    path: str | Path,
+    clients: Federation | Iterable[Client],
+    test: Iterable[Client] | None = None,
+) -> None:
+    """Write a folder that `mapped` reads, client by client, so in the memory that one takes.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> clients = (([[float(k)]] * 3, [k % 2] * 3) for k in range(1000))
+    >>> with TemporaryDirectory() as folder:
+    ...     write_mapped(f"{folder}/thousand", clients)
+    ...     federation = mapped(f"{folder}/thousand")
+    >>> len(federation), len(federation.train), federation.classes
+    (1000, 3000, 2)
+
+    Numbers of 64 bits are written as 32 bits; what the first client's are, the others' must be.
+
+    Args:
+        path: The folder, which must not exist yet. It appears when it is whole.
+        clients: A federation whose features are an array, without its augmentation; or an iterable
+            of each client's x (n_k, ...) and y (n_k,) or (n_k, length).
+        test: The same of each client's test rows, for an iterable.
+
+    Raises:
+        InputError: The folder exists or cannot be written, or a client's arrays do not fit the
+            first client's.
+    """
+    folder = Path(path)
+    names: NDArray[np.str_] | None = None
+    if isinstance(clients, Federation):
+        train_rows, test_rows, held = clients.train, clients.test, clients.names
+        require(
+            isinstance(train_rows.x, np.ndarray) and test is None,
+            f"{folder}: features must be an array, and test rows the federation's own",
+        )
+        if list(held) != [str(k) for k in range(len(held))]:
+            names = np.array(list(held))
+        test = (test_rows.client(k) for k in range(len(held))) if len(test_rows) else None
+        clients = (train_rows.client(k) for k in range(len(held)))
+    require(not folder.exists(), f"{folder}: exists already; name a new folder")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written: {error}") from None
+    try:
+        new = temporary / "new"
+        new.mkdir()
+        count, like = _write(new, "", clients, None)
+        require(count, f"{folder}: no clients; at least one is needed")
+        if test is not None:
+            tested, _ = _write(new, "test_", test, like)
+            require(tested == count, f"{folder}: {count} clients to train on, {tested} to test")
+        if names is not None:
+            np.save(new / "names.npy", names, allow_pickle=False)
+        new.rename(folder)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written: {error}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+Alike = tuple[Array, Array]
+"""Features and labels of no rows, of the type and shape that all must have."""
+
+
+def _write(
+    folder: Path, prefix: str, clients: Iterable[Client], like: Alike | None
+) -> tuple[int, Alike | None]:
+    """Write all clients' rows; how many clients, and what their arrays are like."""
+    offsets = array("q", [0])
+    with (
+        (folder / f"{prefix}x.npy").open("w+b") as x_file,
+        (folder / f"{prefix}y.npy").open("w+b") as y_file,
+    ):
+        files = x_file, y_file
+        for k, client in enumerate(clients):
+            where = f"client {k}, {prefix.strip('_') or 'train'}"
+            x, y = (_narrow(part, where) for part in client)
+            y = y.astype(np.uint8) if y.dtype == bool else y
+            require(len(x) == len(y), f"{where}: {len(x)} rows and {len(y)} labels")
+            require(len(x) or prefix, f"{where}: no rows; at least one is needed")
+            if like is None:
+                like = x[:0], y[:0]
+            if not offsets[-1]:
+                _begin(files, like, 0)
+            if len(x):
+                for given, first, file in zip((x, y), like, files, strict=True):
+                    require(
+                        given.shape[1:] == first.shape[1:] and given.dtype == first.dtype,
+                        f"{where}: rows of {given.dtype} {given.shape[1:]}; the first client's "
+                        f"are of {first.dtype} {first.shape[1:]}",
+                    )
+                    file.write(np.ascontiguousarray(given).data)
+            offsets.append(offsets[-1] + len(x))
+        if like is not None:
+            _begin(files, like, offsets[-1])
+    np.save(folder / f"{prefix}offsets.npy", np.frombuffer(offsets, np.int64))
+    return len(offsets) - 1, like
+
+
+def _narrow(part: ArrayLike, where: str) -> Array:
+    """Numbers of at most 32 bits."""
+    try:
+        given = np.asarray(part)
+    except ValueError:
+        raise InputError(f"{where}: ragged rows; all must be alike") from None
+    require(
+        given.ndim and given.dtype.kind in "biuf",
+        f"{where}: {given.dtype} of shape {given.shape}; rows of numbers are needed",
+    )
+    if given.dtype.itemsize <= 4:
+        return given
+    narrow = given.astype(np.float32 if given.dtype.kind == "f" else np.int32)
+    require(
+        given.dtype.kind == "f" or (narrow == given).all(),
+        f"{where}: whole numbers beyond 32 bits",
+    )
+    return narrow
+
+
+def _begin(files: Iterable[BinaryIO], like: Alike, rows: int) -> None:
+    """Write the headers for so many rows: as long for any number of them."""
+    for file, alike in zip(files, like, strict=True):
+        file.seek(0)
+        header = {
+            "descr": npy.dtype_to_descr(alike.dtype),
+            "fortran_order": False,
+            "shape": (rows, *alike.shape[1:]),
+        }
+        npy.write_array_header_1_0(file, header)

@@ -1,0 +1,196 @@
+"""Where rows lie: on every device where they fit, or else with the host, in memory or mapped files.
+
+Of rows that stay with the host, those of the next call's clients are gathered while the call before
+it computes, into arrays of one fixed shape. The row numbers of its plans point into these. They are
+the same rows in the same order, so no bit of any result depends on where they lie.
+
+What evaluations read is on every device in either case.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from numpy.typing import NDArray
+
+from fedprox.errors import require
+from fedprox.features import Features, index_of, with_index
+from fedprox.federation import Federation, Rows, offsets_of
+from fedprox.mapping import copy_stretches
+from fedprox.simulation.lanes import REPLICATED, replicate
+from fedprox.simulation.memory import FITS, free_on_devices, free_on_host
+from fedprox.simulation.protocol import RoundWork
+from fedprox.simulation.schedule import Array, Jobs
+
+GATHERED_BYTES = 2**23
+"""Most memory of the rows that are gathered for one call, where a round does not need more."""
+
+
+class Data(NamedTuple):
+    """A federation's rows on every device.
+
+    Attributes:
+        x: Training features; None where training rows stay with the host.
+        y: Training labels, likewise.
+        measured_x: Features of the training rows that evaluations read.
+        measured_y: Their labels.
+        test_x: Features of the test rows that evaluations read.
+        test_y: Their labels.
+    """
+
+    x: Features | None
+    y: Array | None
+    measured_x: Features
+    measured_y: Array
+    test_x: Features
+    test_y: Array
+
+
+def resident(mesh: Mesh, federation: Federation, measured: Federation) -> Data:
+    """Copy the rows that evaluations read, and training rows where they fit, to every device."""
+    train, read, test = federation.train, measured.train, measured.test
+    x, y = (None, None) if stays_with_host(mesh, train) else (train.x, train.y)
+    data = Data(x, y, read.x, read.y, test.x, test.y)
+    leaves, structure = jax.tree.flatten(data)
+    # rows that are read for both, and a text or a table that all share, are copied once
+    distinct = {id(leaf): leaf for leaf in leaves}
+    copies = dict(zip(distinct, replicate(mesh, list(distinct.values())), strict=True))
+    return jax.tree.unflatten(structure, [copies[id(leaf)] for leaf in leaves])
+
+
+def stays_with_host(mesh: Mesh, rows: Rows) -> bool:
+    """Whether rows are not copied to the devices.
+
+    An accelerator takes them if they fit in half of its free memory. A CPU's devices have the
+    host's memory: a copy for each must fit in it, and of a file mapped as an `np.memmap` none is
+    made.
+    """
+    size = row_bytes(rows) * len(rows)
+    if jax.default_backend() != "cpu":
+        return size > FITS * free_on_devices(mesh)
+    mapped = any(isinstance(array, np.memmap) for array in (index_of(rows.x), rows.y))
+    return mapped or 0 < FITS * free_on_host() < size * mesh.devices.size
+
+
+def row_bytes(rows: Rows) -> int:
+    """Bytes of one row as it is kept, with its label."""
+    kept = (index_of(rows.x), rows.y)
+    return sum(int(np.prod(a.shape[1:])) * np.dtype(a.dtype).itemsize for a in kept)
+
+
+def rounds_together(rows: Rows, work: Iterable[RoundWork]) -> int:
+    """Most rounds of a call, so that the rows gathered for it stay small."""
+    largest = max(int(w.jobs.size.sum() + w.exchange.size.sum()) for w in work)
+    return max(1, GATHERED_BYTES // max(1, largest * row_bytes(rows)))
+
+
+Held = tuple[Features, Array]
+"""Features and labels on every device."""
+
+
+class TrainingRows(NamedTuple):
+    """The training rows of one method's calls.
+
+    Attributes:
+        like: What programs are compiled for: arrays, or their shapes.
+        of: The work of a call's rounds -> rows on every device, and the work with these rows'
+            numbers.
+    """
+
+    like: Held
+    of: Callable[[Sequence[RoundWork]], tuple[Held, Sequence[RoundWork]]]
+
+
+def training_rows(
+    mesh: Mesh,
+    rows: Rows,
+    data: Data,
+    calls: Iterable[Sequence[RoundWork]],
+    *,
+    width: int,
+    ahead: int,
+) -> TrainingRows:
+    """The rows as they lie on the devices, or gathered for each call.
+
+    Args:
+        mesh: The devices.
+        rows: All clients' training rows.
+        data: What is on the devices.
+        calls: The work of every call that will come, round by round.
+        width: Rows of a slice when reading whole clients.
+        ahead: Calls whose rows are gathered before they are needed.
+
+    Raises:
+        InputError: The rows of a call do not fit either.
+    """
+    if data.x is not None:
+        held = data.x, data.y
+        return TrainingRows(held, lambda work: (held, work))
+    room = max(_places(work, len(rows), width).room for work in calls)
+    size = room * row_bytes(rows)
+    free = free_on_devices(mesh) or free_on_host() // mesh.devices.size
+    require(
+        not free or (ahead + 1) * size <= FITS * free,
+        f"training rows: a round reads {room:,} of them, {size / 2**30:.1f} GiB, of which there "
+        f"must be {ahead + 1} times as much in half of the {free / 2**30:.1f} GiB that are free; "
+        "choose fewer clients a round",
+    )
+    sharding = NamedSharding(mesh, REPLICATED)
+
+    def like(array: Array) -> Any:
+        kind = jax.dtypes.canonicalize_dtype(array.dtype)
+        return jax.ShapeDtypeStruct((room, *array.shape[1:]), kind, sharding=sharding)
+
+    index = index_of(rows.x)
+
+    def gathered(work: Sequence[RoundWork]) -> tuple[Held, Sequence[RoundWork]]:
+        places = _places(work, len(rows), width)
+        at = np.where(places.place < 0, room, 0) + places.place
+        x, y = replicate(
+            mesh,
+            [copy_stretches(a, places.first, places.size, at, room) for a in (index, rows.y)],
+        )
+
+        def moved(jobs: Jobs) -> Jobs:
+            return jobs._replace(offset=at[np.searchsorted(places.first, jobs.offset)])
+
+        there = [w._replace(jobs=moved(w.jobs), exchange=moved(w.exchange)) for w in work]
+        return (with_index(data.measured_x, x), y), there
+
+    return TrainingRows((with_index(data.measured_x, like(index)), like(rows.y)), gathered)
+
+
+class _Places(NamedTuple):
+    """Where the rows of a call's clients go.
+
+    Attributes:
+        first: First row of each client among all rows, ascending, shape (clients,).
+        size: Its rows, shape (clients,).
+        place: The row where it begins, or where negative, how far before the end, shape (clients,).
+        room: Rows needed.
+    """
+
+    first: NDArray[np.int64]
+    size: NDArray[np.int64]
+    place: NDArray[np.int64]
+    room: int
+
+
+def _places(work: Sequence[RoundWork], rows: int, width: int) -> _Places:
+    """The clients of some rounds, each once, in their order.
+
+    A slice that would reach beyond the last row begins earlier instead, and so has its rows at
+    other places in its sums. For the same bits this must befall the same clients: those within a
+    slice's width of the end of all rows lie as far from the end here, and others farther.
+    """
+    jobs = [each for w in work for each in (w.jobs, w.exchange)]
+    first, chosen = np.unique(np.concatenate([j.offset for j in jobs]), return_index=True)
+    size = np.concatenate([j.size for j in jobs])[chosen]
+    near = rows - (first + size) < width
+    front = offsets_of(size[~near])
+    place = np.empty_like(first)
+    place[~near], place[near] = front[:-1], first[near] - rows
+    end = max(width, int((rows - first[near]).max(initial=0)))
+    return _Places(first, size, place, int(front[-1]) + end)

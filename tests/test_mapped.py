@@ -1,0 +1,196 @@
+"""Federations mapped from files: what is written is read, and a bad folder is one clear line."""
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fedprox import Federation, InputError, Rows, Windows
+from fedprox.datasets import mapped, synthetic, write_mapped
+from fedprox.federation import offsets_of
+
+Array = NDArray[Any]
+FEW = [([[0.0, 1.0]] * 3, [0, 1, 2]), ([[2.0, 3.0]], [0])]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two clients with test rows."""
+    write_mapped(tmp_path / "few", FEW, [([], []), ([[4.0, 5.0]], [1])])
+    return tmp_path / "few"
+
+
+def test_a_federation_comes_back_as_it_was(tmp_path: Path) -> None:
+    whole = synthetic(clients=5)
+    named = Federation(whole.train, whole.test, whole.classes, ("a", "b", "ü", "", "e"))
+    for federation in (whole, named):
+        path = tmp_path / federation.names[0]
+        write_mapped(path, federation)
+        found = mapped(path.name, classes=10, data_dir=tmp_path)
+        assert list(found.names) == list(federation.names)
+        assert found.classes == federation.classes
+        for rows, others in (
+            (found.train, federation.train),
+            (found.test, federation.test),
+        ):
+            assert isinstance(rows.x, np.memmap)
+            assert isinstance(rows.y, np.memmap)
+            for array, other in zip(vars(rows).values(), vars(others).values(), strict=True):
+                np.testing.assert_array_equal(array, other)
+                assert array.dtype == other.dtype
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0", "a"]
+
+
+def test_clients_without_test_rows_need_no_files(folder: Path) -> None:
+    for file in folder.glob("test_*"):
+        file.unlink()
+    assert mapped(str(folder)).test.sizes.tolist() == [0, 0]
+
+
+def test_numbers_are_kept_small(tmp_path: Path) -> None:
+    x, labels = np.ones((2, 4), np.float16), np.array([[3, -1]] * 2)
+    write_mapped(tmp_path / "small", [(x, labels), (x, labels)], [([], []), ([], [])])
+    found = mapped(str(tmp_path / "small"))
+    assert [a.dtype.str for a in (found.train.x, found.train.y)] == ["<f2", "<i4"]
+    assert (found.test.x.shape, found.test.y.shape, found.classes) == ((0, 4), (0, 2), 4)
+    numbers = [(np.ones((2, 4), np.uint8), np.array([0.5, 1.5]))]
+    write_mapped(tmp_path / "numbers", numbers)
+    assert mapped(str(tmp_path / "numbers")).classes == 0
+
+
+def test_writing_takes_the_memory_of_a_client(tmp_path: Path) -> None:
+    def clients() -> Iterator[tuple[Array, Array]]:
+        for k in range(200):
+            yield np.full((100, 250), k, np.float32), np.full(100, k % 7)
+
+    tracemalloc.start()
+    write_mapped(tmp_path / "many", clients())
+    found = mapped(str(tmp_path / "many"))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.train.x.nbytes == 200 * 100 * 250 * 4
+    assert peak < found.train.x.nbytes / 20
+    assert found.train.client(123)[0][0, 0] == 123
+
+
+def replaced(name: str, array: Any) -> Callable[[Path], None]:
+    return lambda folder: np.save(folder / f"{name}.npy", np.asarray(array))
+
+
+def cut(name: str, size: int) -> Callable[[Path], None]:
+    def shorten(folder: Path) -> None:
+        content = (folder / f"{name}.npy").read_bytes()
+        (folder / f"{name}.npy").write_bytes(content[:size])
+
+    return shorten
+
+
+def without(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / f"{name}.npy").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (without("x"), "data.path: no x.npy in "),
+        (without("y"), "few/y.npy: missing"),
+        (without("test_y"), "few/test_y.npy: missing"),
+        (cut("x", 0), "few/x.npy: not an array that can be mapped"),
+        (cut("x", 50), "few/x.npy: not an array that can be mapped"),
+        (cut("x", 140), "few/x.npy: not an array that can be mapped"),
+        (replaced("x", np.array([{}] * 4)), "few/x.npy: not an array that can be mapped"),
+        (
+            replaced("x", np.zeros((4, 2))),
+            "few/x.npy: numbers of type <f8; they must be .* 32 bits",
+        ),
+        (replaced("x", np.zeros((4, 2), ">f4")), "few/x.npy: numbers of type >f4"),
+        (replaced("x", np.array(["a"] * 4)), "few/x.npy: numbers of type <U1"),
+        (replaced("x", np.zeros((4, 2), "f4", order="F")), "few/x.npy: in Fortran's order"),
+        (replaced("x", np.float32(1)), "few/x.npy: a single number"),
+        (replaced("x", np.zeros((4, 0), "f4")), r"few/x.npy: shape \(4, 0\); no features"),
+        (replaced("x", np.zeros((3, 2), "f4")), "few/y.npy: 4 labels for the 3 rows of x.npy"),
+        (replaced("y", np.zeros((4, 1, 1), "i4")), r"few/y.npy: shape \(4, 1, 1\); it must be"),
+        (replaced("y", np.array([0, 1, -1, 0], "i4")), "few/y.npy: label -1; labels count from 0"),
+        (replaced("test_x", np.zeros((1, 3), "f4")), r"test_x.npy: rows of float32 \(3,\); those"),
+        (replaced("test_y", np.zeros(1, "f4")), r"test_y.npy: rows of float32 \(\); those"),
+        (replaced("offsets", [[0, 4]]), r"offsets.npy: shape \(1, 2\); it must be \(clients"),
+        (replaced("offsets", [0.0, 4.0]), "offsets.npy: numbers of type <f8; they must be whole"),
+        (
+            replaced("offsets", [0, 3, 5]),
+            "offsets.npy: from 0 to 5; they must rise from 0 to the 4",
+        ),
+        (replaced("offsets", [0, 4, 3, 4]), "offsets.npy: from 0 to 4; they must rise"),
+        (replaced("offsets", [0, 4, 4]), "offsets.npy: client '1' has no rows; one is needed"),
+        (replaced("offsets", [0, 1, 2, 4]), "test_offsets.npy: 2 clients; offsets.npy has 3"),
+        (replaced("names", [1, 2]), r"names.npy: int64 of shape \(2,\); it must be a string"),
+        (replaced("names", ["a"]), r"names.npy: <U1 of shape \(1,\); it must be a string"),
+        (replaced("names", np.array([{}] * 2)), "names.npy: not an array that can be mapped"),
+    ],
+)
+def test_a_bad_folder_is_one_clear_line(
+    folder: Path, spoil: Callable[[Path], None], message: str
+) -> None:
+    spoil(folder)
+    with pytest.raises(InputError, match=message) as error:
+        mapped(str(folder))
+    assert "\n" not in str(error.value)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@given(which=st.sampled_from(["x", "y", "offsets"]), data=st.data())
+def test_any_header_gives_a_federation_or_one_line(folder: Path, which: str, data: Any) -> None:
+    file = folder / f"{which}.npy"
+    before = file.read_bytes()
+    place = data.draw(st.integers(0, 127))
+    bytes_ = data.draw(st.binary(min_size=1, max_size=4))
+    file.write_bytes(before[:place] + bytes_ + before[place + len(bytes_) :])
+    try:
+        mapped(str(folder))
+    except InputError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+    finally:
+        file.write_bytes(before)
+
+
+def test_a_label_that_is_no_class_count(folder: Path) -> None:
+    for classes in (0, True, 2.5):
+        with pytest.raises(InputError, match=r"data\.classes"):
+            mapped(str(folder), classes=classes)  # type: ignore[arg-type]
+    assert mapped(str(folder), classes=7).classes == 7
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ([], "no clients; at least one is needed"),
+        ([([[1.0]], [0]), ([], [])], "client 1, train: no rows"),
+        ([([[1.0]], [0]), ([[1.0, 2.0]], [0])], r"client 1, train: rows of float32 \(2,\)"),
+        ([([[1.0]], [0]), ([[1]], [0])], r"client 1, train: rows of int32 \(1,\)"),
+        ([([[1.0], [2.0]], [0])], "client 0, train: 2 rows and 1 labels"),
+        ([([[1.0], [2.0, 3.0]], [0, 1])], "client 0, train: ragged rows"),
+        ([([["a"]], [0])], "client 0, train: <U1 of shape"),
+        ([([[1.0]], [2**31])], "client 0, train: whole numbers beyond 32 bits"),
+    ],
+)
+def test_clients_that_do_not_fit_leave_nothing(tmp_path: Path, clients: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        write_mapped(tmp_path / "new", clients)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_written_is_said(folder: Path) -> None:
+    with pytest.raises(InputError, match="few: exists already; name a new folder"):
+        write_mapped(folder, FEW)
+    with pytest.raises(InputError, match=r"few/x.npy/new: cannot be written"):
+        write_mapped(folder / "x.npy" / "new", FEW)
+    with pytest.raises(InputError, match="new: 2 clients to train on, 1 to test"):
+        write_mapped(folder / "new", FEW, FEW[:1])
+    windows = Rows(Windows(np.zeros(9, np.uint8), np.arange(4), 3), np.zeros(4), offsets_of([4]))
+    with pytest.raises(InputError, match="features must be an array"):
+        write_mapped(folder / "new", Federation(windows, windows, 2, ("a",)))
