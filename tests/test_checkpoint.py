@@ -17,6 +17,7 @@ from fedprox import (
     Algorithm,
     Checkpoints,
     Cohort,
+    Faults,
     InputError,
     Record,
     Run,
@@ -122,6 +123,7 @@ CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
         [fedavg()],
         ONE_SEED | {"solver": Solver([1e3, 3e3], 3, epochs=1), "evaluate_every": 1},
     ),
+    "faulty updates": ([1], [fedprox(mu=[0.0, 1.0])], ONE_SEED | {"faults": Faults(norm=1.2)}),
     "a stop rule": (
         [1],
         [fedprox(mu=1.0)],

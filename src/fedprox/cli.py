@@ -45,7 +45,7 @@ from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_clients, write_figure
 from fedprox.report.page import write_report
-from fedprox.report.table import other_models, table, uneven, unsolved
+from fedprox.report.table import faulty, other_models, table, uneven, unsolved
 from fedprox.reproduce import ITEMS, select
 from fedprox.reproduce.item import SCALES
 from fedprox.reproduce.run import Step, reproduce
@@ -126,6 +126,11 @@ An experiment file, with every key:
                                 # deadline = 60.0, step_seconds = 0.1 (or one for each client),
                                 # spread = 1.0 of their log-normal speeds
   partial = "uniform"           # stragglers' epochs; or as in the authors' "code"
+
+\b
+  [faults]                      # left out: updates are not screened
+  policy = "drop"               # leave out what is not finite or too large; "fail", "clip"
+  norm = 10.0                   # too large: times the round's median norm; inf for no bound
 
 \b
   [solver]
@@ -268,7 +273,7 @@ def run(
     checkpoints.remove()
     write_report([directory.path], directory.path / "report.html")
     console.print(table(runs, experiment.target))
-    for line in (*other_models(runs), *uneven(runs), *unsolved(runs)):
+    for line in (*other_models(runs), *uneven(runs), *unsolved(runs), *faulty(runs)):
         console.print(line)
     if checkpoints.made:
         console.print(str(checkpoints))

@@ -200,6 +200,9 @@ def metrics_line(record: Record) -> dict[str, Any]:
     numbers = line.pop("numbers")
     named = {"label": line.pop("label"), "method": line.pop("method")}
     line = {**named, "mu": None, **numbers, **line}
+    for key in ("faulty", "faulty_clients", "unmeasured"):
+        if line[key] is None:  # nothing was screened
+            del line[key]
     return {key: _json_number(value) for key, value in line.items()}
 
 
@@ -234,6 +237,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
         "client_steps": run.client_steps,
         "communication": final["communication"],
         "unsolved": sum(record.unsolved for record in run.history),
+        **({} if run.faulty is None else {"faulty": run.faulty}),
         "lane_idle": run.lane_idle,
         "memory": run.memory,
         "sweep_points": run.sweep_points,

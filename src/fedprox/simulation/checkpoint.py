@@ -31,6 +31,7 @@ from fedprox.simulation.history import Record, Run
 from fedprox.simulation.lanes import replicate
 from fedprox.simulation.processes import everyone
 from fedprox.simulation.rounds import Standing
+from fedprox.simulation.settle import no_updates
 
 STATE = "state"
 """Of a folder of checkpoints the part with the server's state and the records."""
@@ -119,12 +120,14 @@ class Snapshot(NamedTuple):
         """Where the leg under way stands, given where it began."""
         state = _unnumbered(jax.tree.structure(first.state), self.arrays["state"])
         trend = self.arrays.get("trend")
+        faulty = self.arrays.get("faulty", no_updates())
         return Standing(
             self.round,
             replicate(mesh, state),
             replicate(mesh, dict(self.arrays["numbers"])),
             None if trend is None else Trend(**replicate(mesh, trend)),
             (self.arrays["taken"],),
+            (lambda: faulty,),
         )
 
 
@@ -147,6 +150,9 @@ def arrays_of(standing: Standing, points: int) -> Arrays:
     }
     if standing.trend is not None:
         found["trend"] = jax.tree.map(np.asarray, standing.trend._asdict())
+    faulty = np.concatenate([no_updates(), *(find() for find in standing.faulty)])
+    if len(faulty):
+        found["faulty"] = faulty
     return found
 
 

@@ -17,9 +17,11 @@ from fedprox.algorithms.base import Algorithm, Kept, Own, Scalars, State
 from fedprox.diagnostics.dissimilarity import Scatter, dissimilarity, include, nothing
 from fedprox.features import Features
 from fedprox.model import Model, Params, weighted_loss
+from fedprox.simulation.faults import scaled, sound
 from fedprox.simulation.lanes import (
     PER_DEVICE,
     REPLICATED,
+    choose,
     over_lanes,
     run_segments,
     spread,
@@ -39,12 +41,15 @@ class Measures(NamedTuple):
         test_correct: How many of all clients' test labels are met, int32.
         gradient_variance: E_k ||grad F_k - grad f||^2; NaN where gradients are not measured.
         dissimilarity: B(w); likewise.
+        unmeasured: Clients that the other measures but test_correct leave out, int32; None where
+            none is.
     """
 
     train_loss: jax.Array
     test_correct: jax.Array
     gradient_variance: jax.Array
     dissimilarity: jax.Array
+    unmeasured: jax.Array | None
 
 
 def evaluation_program(
@@ -52,6 +57,7 @@ def evaluation_program(
     mesh: Mesh,
     *,
     gradients: bool,
+    screened: bool,
     lanes: int,
     width: int,
     test_width: int,
@@ -63,6 +69,8 @@ def evaluation_program(
         model: The model.
         mesh: The devices.
         gradients: Whether to measure gradients too.
+        screened: Whether clients whose own loss or gradient is not finite are left out: what is
+            measured is then of the others, and NaN where there are none.
         lanes: Lanes per device.
         width: Rows of a slice of training rows.
         test_width: Rows of a slice of test rows.
@@ -87,7 +95,8 @@ def evaluation_program(
 
     summed_all = over_lanes(jax.vmap(summed, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0))
     right_all = over_lanes(jax.vmap(right, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0))
-    include_all = over_lanes(jax.vmap(include, in_axes=(0, 0, None)), lanes, (0, 0, 0))
+    each = 0 if screened else None
+    include_all = over_lanes(jax.vmap(include, in_axes=(0, 0, each)), lanes, (0, 0, 0))
 
     def program(
         params: Params,
@@ -112,25 +121,35 @@ def evaluation_program(
         )
 
         def tick(i: jax.Array, carry: Any) -> Any:
-            current, loss, scatter = carry
+            current, *rest = carry
             found = summed_all(params, *read_train(x, y, reading, i))
-            return jax.tree.map(jnp.add, current, found), loss, scatter
+            return jax.tree.map(jnp.add, current, found), *rest
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
-            current, loss, scatter = carry
+            current, loss, scatter, counts = carry
             ended, share = slot >= 0, shares[slot]
             mean_loss, gradient = per_lane(current, sizes[slot])
+            if screened:
+                found = mean_loss, gradient
+                good = jax.vmap(jax.vmap(sound))(found)
+                share = good * share[:, None]
+                mean_loss, gradient = scaled(good, found)
+                new = jnp.stack([share, 1 - good], axis=-1)
+                counts = counts + choose(ended, new, jnp.zeros_like(new))
             if gradients:
                 included = include_all(scatter, gradient, share)
                 scatter = where_lanes(ended, included, scatter)
             none = jax.tree.map(jnp.zeros_like, current)
             return (
                 where_lanes(ended, none, current),
-                loss + jnp.where(ended, share, 0.0)[:, None] * mean_loss,
+                loss + choose(ended, share, jnp.zeros_like(share)).reshape(lanes, -1) * mean_loss,
                 scatter,
+                counts,
             )
 
-        _, loss, scatter = run_segments(reading.ends, tick, end_jobs, (zero, zero[0], scatter))
+        counts = jnp.zeros((*zero[0].shape, 2)) if screened else None
+        carry = (zero, zero[0], scatter, counts)
+        _, loss, scatter, counts = run_segments(reading.ends, tick, end_jobs, carry)
 
         def test_tick(i: jax.Array, correct: jax.Array) -> jax.Array:
             return correct + right_all(params, *read_test(test_x, test_y, test_reading, i))
@@ -139,16 +158,26 @@ def evaluation_program(
         if len(test_x) and model.correct is not None:
             ticks = jnp.max(test_reading.ends.stop)
             correct = jax.lax.fori_loop(0, ticks, test_tick, correct)
+        unmeasured = weight = None
+        if counts is not None:
+            weight, left = jnp.moveaxis(total(counts.sum(axis=0)), -1, 0)
+            weight, unmeasured = jnp.where(left > 0, weight, 1.0), left.astype(jnp.int32)
+
+        def of_measured(sums: jax.Array) -> jax.Array:
+            return sums if weight is None else sums / weight
+
         variance = between = jnp.full(points, jnp.nan)
         if gradients:
             merged = _merge(scatter)
-            variance, norm_squared = merged.scatter, jax.vmap(optax.tree.norm)(merged.mean) ** 2
+            variance = of_measured(merged.scatter)
+            norm_squared = jax.vmap(optax.tree.norm)(merged.mean) ** 2
             between = dissimilarity(variance, norm_squared)
         return Measures(
-            train_loss=total(loss.sum(axis=0)),
+            train_loss=of_measured(total(loss.sum(axis=0))),
             test_correct=total(correct.sum(axis=0)),
             gradient_variance=variance,
             dissimilarity=between,
+            unmeasured=unmeasured,
         )
 
     specs = (REPLICATED, *rows, PER_DEVICE, REPLICATED, REPLICATED, PER_DEVICE)

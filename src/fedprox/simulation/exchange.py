@@ -12,6 +12,7 @@ import numpy as np
 
 from fedprox.features import Features
 from fedprox.model import Model, Params
+from fedprox.simulation.faults import Faults, Judged, screened_mean
 from fedprox.simulation.lanes import add_weighted, run_segments, total, where_lanes
 from fedprox.simulation.reading import Reading, per_lane, plan_reading, reader, summed_gradients
 from fedprox.simulation.schedule import Array, Jobs
@@ -86,8 +87,8 @@ def plan_exchanges(
 
 
 def exchange_gradients(
-    model: Model, slots: int, lanes: int, width: int
-) -> Callable[[Params, Features, jax.Array, Exchange], tuple[Params, Params]]:
+    model: Model, slots: int, lanes: int, width: int, faults: Faults | None
+) -> Callable[[Params, Features, jax.Array, Exchange], tuple[Params, Params, Judged | None]]:
     """The first exchange of one round, inside the rounds' program.
 
     Args:
@@ -95,16 +96,20 @@ def exchange_gradients(
         slots: Room for clients about to work.
         lanes: Lanes per device.
         width: Rows of a slice.
+        faults: What is done about faulty gradients of the first cohort; None for no screening.
+            With it all of them are kept until the last is known.
 
     Returns:
         (w^t, x, y, exchange) -> grad F_k(w^t) of the clients about to work (slots, points, ...),
-        and the first cohort's weighted mean g^t.
+        the first cohort's weighted mean g^t, and what its gradients are worth.
     """
     read, summed = reader(lanes, width), summed_gradients(model, lanes, shared=True)
 
     def gradients(
         params: Params, x: Features, y: jax.Array, exchange: Exchange
-    ) -> tuple[Params, Params]:
+    ) -> tuple[Params, Params, Judged | None]:
+        room = slots if faults is None else len(exchange.weight)
+
         def zeros(*shape: int) -> Params:
             return jax.tree.map(lambda a: jnp.zeros((*shape, *a.shape), a.dtype), params)
 
@@ -118,16 +123,22 @@ def exchange_gradients(
             ended = slot >= 0
             found = per_lane(sums, exchange.size[slot])
             none = jax.tree.map(jnp.zeros_like, sums)
-            weight = jnp.where(ended, exchange.weight[slot], 0.0)
-            counted = where_lanes(ended, found, none)
-            mean = add_weighted(mean, weight, counted)
-            # slots beyond are those of the first cohort, whose gradients are not kept
-            target = jnp.where(ended, slot, slots)
+            if faults is None:
+                weight = jnp.where(ended, exchange.weight[slot], 0.0)
+                counted = where_lanes(ended, found, none)
+                mean = add_weighted(mean, weight, counted)
+            # slots beyond are those of the first cohort
+            target = jnp.where(ended, slot, room)
             own = jax.tree.map(lambda o, g: o.at[target].set(g, mode="drop"), own, found)
             return where_lanes(ended, none, sums), own, mean
 
-        carry = (zeros(lanes), zeros(slots), zeros())
+        carry = (zeros(lanes), zeros(room), zeros() if faults is None else None)
         _, own, mean = run_segments(exchange.reading.ends, tick, end_jobs, carry)
-        return total((own, mean))
+        own, mean = total((own, mean))
+        if faults is None:
+            return own, mean, None
+        first = jax.tree.map(lambda a: a[slots:], own)
+        mean, judged = screened_mean(faults, first, exchange.weight[slots:])
+        return jax.tree.map(lambda a: a[:slots], own), mean, judged
 
     return gradients

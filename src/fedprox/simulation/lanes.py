@@ -187,13 +187,21 @@ def where_lanes(chosen: jax.Array, yes: T, no: T) -> T:
 
     Lanes are chosen where their job begins or ends with the segment; a single lane's always does.
     """
-    if len(chosen) == 1:
-        return yes
+    return yes if len(chosen) == 1 else choose(chosen, yes, no)
 
-    def choose(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.where(chosen.reshape((-1,) + (1,) * (b.ndim - 1)), a, b)
 
-    return jax.tree.map(choose, yes, no)
+def choose(chosen: jax.Array, yes: T, no: T) -> T:
+    """Choose `yes` where `chosen`, else `no`; its axes are the first ones of the leaves', or 1."""
+
+    def one(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.where(chosen.reshape(chosen.shape + (1,) * (a.ndim - chosen.ndim)), a, b)
+
+    return jax.tree.map(one, yes, no)
+
+
+def put(places: T, index: jax.Array, values: T) -> T:
+    """Write each lane's values, leaves (lanes, ...), to a place of its own (lanes,) if there is."""
+    return jax.tree.map(lambda p, v: p.at[index].set(v, mode="drop"), places, values)
 
 
 def add_weighted(mean: T, weight: jax.Array, values: T) -> T:

@@ -21,6 +21,7 @@ from fedprox.model import Model, Params
 from fedprox.simulation.engine import After, rounds_program
 from fedprox.simulation.evaluate import Measures, evaluation_program, inexactness_program
 from fedprox.simulation.exchange import Exchange, plan_exchanges
+from fedprox.simulation.faults import Faults
 from fedprox.simulation.homes import Homes
 from fedprox.simulation.lanes import REPLICATED, on_all, replicate, shard
 from fedprox.simulation.protocol import RoundWork
@@ -101,6 +102,7 @@ def lay_out(
     parameters: int,
     points: int,
     together: int,
+    faults: Faults | None,
 ) -> Layout:
     """Find the shapes that fit all rounds, and the lanes that make them fast.
 
@@ -114,6 +116,7 @@ def lay_out(
         parameters: Parameters of the model.
         points: Points of the sweep.
         together: Most rounds that can run without a look at the model.
+        faults: What is done about faulty updates; None for no screening.
     """
     jobs, first = zip(*((w.jobs, w.exchange) for w in work), strict=True)
     largest = max((int(j.size.max(initial=1)) for j in jobs), default=1)
@@ -132,11 +135,11 @@ def lay_out(
     longest = max(1, int(ticks.max()))
     slots = max(1, max(len(length) for length in lengths))
     places = 0
-    if algorithm.kept is not None:
+    if algorithm.kept is not None or (faults is not None and faults.compares):
         places = max(1, *(int(np.bincount(p.lane // lanes, minlength=1).max()) for p in packings))
     shape = Shape(1, devices, lanes, longest, slots, tick, places, homes)
     # what clients keep is fetched for one round
-    if parameters <= SMALL_MODEL and not places:
+    if parameters <= SMALL_MODEL and algorithm.kept is None:
         most_rounds = max(1, PLAN_BYTES // shape.plan_bytes)
         shape = shape._replace(rounds=min(together, most_rounds))
 
@@ -246,6 +249,7 @@ def compile_programs(
     mesh: Mesh,
     *,
     gradients: bool,
+    faults: Faults | None,
 ) -> Programs:
     """Compile a method's programs, side by side, for exactly the shapes they will see.
 
@@ -264,6 +268,7 @@ def compile_programs(
         homes: Which process is home to which clients.
         mesh: The devices.
         gradients: Whether to measure gradients.
+        faults: What is done about faulty updates; None for no screening.
     """
     begin = time.perf_counter()
     shape = layout.rounds
@@ -303,6 +308,7 @@ def compile_programs(
         width=layout.width,
         batched=layout.batched,
         rows=tuple(rows_spec(a, homes) for a in held),
+        faults=faults,
     ).trace(state, numbers, *held, plan, exchanges([], layout), kept, np.int32(0))
     # measurements are made in full precision, also where an accelerator trains in less
     with jax.default_matmul_precision("highest"):
@@ -310,6 +316,7 @@ def compile_programs(
             model,
             mesh,
             gradients=gradients,
+            screened=faults is not None,
             lanes=layout.lanes,
             width=layout.width,
             test_width=layout.test_width,

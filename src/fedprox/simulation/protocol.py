@@ -17,6 +17,7 @@ from fedprox.errors import require, require_one_of, require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.simulation.clients import ClientState
+from fedprox.simulation.faults import Faults
 from fedprox.simulation.homes import Homes, homes_of_processes
 from fedprox.simulation.sampling import Cohort, Drawn, weights
 from fedprox.simulation.schedule import Jobs, no_jobs
@@ -54,6 +55,7 @@ class Protocol:
         solver: The local solver.
         cohort: How a round's clients are chosen.
         systems: Which of them cannot finish.
+        faults: What is done about faulty updates; None for no screening.
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations; the initial and the final model are always
             evaluated.
@@ -75,6 +77,7 @@ class Protocol:
     solver: Solver
     cohort: Cohort
     systems: Systems
+    faults: Faults | None
     rounds: int
     evaluate_every: int
     evaluate_rows: int | None
@@ -130,6 +133,10 @@ class Protocol:
     def reported(self, algorithm: Algorithm) -> Algorithm:
         """The method with the model that is to be evaluated; central training has only one."""
         return algorithm if algorithm.pooled else reporting(algorithm, self.evaluate_model)
+
+    def screening(self, algorithm: Algorithm) -> Faults | None:
+        """What is done about faulty updates; central training has no clients who send any."""
+        return None if algorithm.pooled else self.faults
 
     def check(self, algorithm: Algorithm, solver: Solver) -> None:
         """Raise `InputError` where a method cannot follow the protocol.

@@ -290,7 +290,8 @@ class Shape(NamedTuple):
         ticks: Most ticks of a round.
         slots: Most jobs of a round.
         width: Rows of a tick.
-        places: Most jobs of a round on one device, where clients keep a state; else 0.
+        places: Most jobs of a round on one device, where clients keep a state or their updates are
+            compared; else 0.
         homes: Processes that share the devices.
     """
 
