@@ -180,12 +180,12 @@ def run(
 ) -> None:
     """Run an experiment file."""
     console, experiment, resolved = _prepare(file, settings, data_dir)
-    directory = RunDirectory(out or Path("runs") / file.stem, resolved.table)
-    with directory, _progress(console) as progress:
-        runs = train(experiment, resolved, directory.record, _Bars(progress))
-    directory.finish(runs, experiment.target)
-    write_clients(directory.path, resolved.federation, resolved.model, runs)
-    write_report([directory.path], directory.path / "report.html")
+    with RunDirectory(out or Path("runs") / file.stem, resolved.table) as directory:
+        with _progress(console) as progress:
+            runs = train(experiment, resolved, directory.record, _Bars(progress))
+        write_clients(directory.path, resolved.federation, resolved.model, runs)
+        directory.finish(runs, experiment.target)
+        write_report([directory.path], directory.path / "report.html")
     console.print(table(runs, experiment.target))
     for line in (*other_models(runs), *uneven(runs), *unsolved(runs)):
         console.print(line)
@@ -224,22 +224,23 @@ def diagnose(
 ) -> None:
     """Diagnose an experiment's federation."""
     console, experiment, resolved = _prepare(file, settings, data_dir)
-    directory = RunDirectory(out or Path("runs") / f"{file.stem}-diagnosis", resolved.table)
     seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
     require(seeds, "seed: none given; at least one is needed")
-    with _progress(console) as progress:
-        found = find_out(
-            resolved.federation,
-            resolved.model,
-            solver=resolved.solver,
-            cohort=resolved.cohort,
-            systems=resolved.systems,
-            rounds=experiment.rounds,
-            seed=seeds[0],
-            on_progress=_Bars(progress),
-        )
-    directory.diagnosis(found.document())
-    write_report([directory.path], directory.path / "report.html")
+    folder = out or Path("runs") / f"{file.stem}-diagnosis"
+    with RunDirectory(folder, resolved.table) as directory:
+        with _progress(console) as progress:
+            found = find_out(
+                resolved.federation,
+                resolved.model,
+                solver=resolved.solver,
+                cohort=resolved.cohort,
+                systems=resolved.systems,
+                rounds=experiment.rounds,
+                seed=seeds[0],
+                on_progress=_Bars(progress),
+            )
+        directory.diagnosis(found.document())
+        write_report([directory.path], directory.path / "report.html")
     console.print(diagnosis_page(found))
     console.print(f"\n{directory.path}: diagnosis.json, report.html")
 

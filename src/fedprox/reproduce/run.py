@@ -16,6 +16,7 @@ from fedprox.errors import InputError
 from fedprox.experiment import Experiment, Resolved, load_data, parse, resolve, train
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import RunDirectory, write_clients, write_figure, write_whole
+from fedprox.report.lock import locked
 from fedprox.report.page import write_report
 from fedprox.reproduce.between import between
 from fedprox.reproduce.figure import figure
@@ -67,8 +68,21 @@ def reproduce(
         The table.
 
     Raises:
-        InputError: An experiment is refused, data are missing, or a folder holds other results.
+        InputError: An experiment is refused, data are missing, a folder holds other results, or
+            another process writes it.
     """
+    with locked(out / name):
+        return _reproduce(name, item, scale, out, data_dir, on_step)
+
+
+def _reproduce(
+    name: str,
+    item: Item,
+    scale: Scale,
+    out: Path,
+    data_dir: Path | None,
+    on_step: Callable[[Step], None],
+) -> str:
     begin = time.perf_counter()
     experiments = {
         run + suffix: one
@@ -89,7 +103,6 @@ def reproduce(
             lambda progress, step=step: on_step(step._replace(progress=progress)),  # type: ignore[misc]
         )
     folder = out / name
-    folder.mkdir(parents=True, exist_ok=True)
     measured: dict[str, list[Series]] = {
         run: [
             series
@@ -157,13 +170,13 @@ def _train(
 ) -> bool:
     """Run an experiment into its run directory; False if it is complete there already."""
     resolved = _resolve(where, experiment, data_dir)
-    directory = RunDirectory(path, resolved.table)
-    if (path / "summary.json").is_file():
-        return False
-    with _naming(where), directory:
-        runs = train(experiment, resolved, directory.record, on_progress)
-    write_clients(path, resolved.federation, resolved.model, runs)
-    directory.finish(runs, experiment.target)
+    with RunDirectory(path, resolved.table) as directory:
+        if (path / "summary.json").is_file():
+            return False
+        with _naming(where):
+            runs = train(experiment, resolved, directory.record, on_progress)
+        write_clients(path, resolved.federation, resolved.model, runs)
+        directory.finish(runs, experiment.target)
     return True
 
 
