@@ -188,10 +188,10 @@ def _experiment(path: Path) -> dict[str, Any]:
         table = tomllib.loads(text)
         known = Settings.model_validate(table)
         target_of(known.target_accuracy, known.target_loss)
-    except (tomllib.TOMLDecodeError, InputError) as error:
-        raise InputError(f"{path}: damaged: {error}") from None
     except ValidationError as error:
         raise InputError(f"{path}: damaged: {_explain(error)}") from None
+    except (ValueError, RecursionError) as error:  # not TOML, a number of 5,000 digits, too deep
+        raise InputError(f"{path}: damaged: {error}") from None
     return table
 
 

@@ -70,7 +70,7 @@ class RunDirectory:
         )
         try:
             before = tomllib.loads(known.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"--out: {known} cannot be read: {error}") from None
         before.pop("versions", None)
         require(
