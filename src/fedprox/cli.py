@@ -2,6 +2,7 @@
 
 import math
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -434,7 +435,9 @@ INTERRUPTED = 130
 def main() -> None:
     """Entry point: bad input and files that cannot be written end in one line, status 2."""
     try:
-        status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except typer.TyperException as error:
         _fail(error.format_message())
     except InputError as error:
@@ -453,8 +456,16 @@ def main() -> None:
 
 
 def _fail(message: str, status: int = 2) -> NoReturn:
-    print(f"fedprox: {' '.join(message.split())}", file=sys.stderr)
+    _say(message)
     raise SystemExit(status)
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    _say(str(message))
+
+
+def _say(message: str) -> None:
+    print(f"fedprox: {' '.join(message.split())}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+        line = message
+        if not message.isprintable():
+            line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
         half = LONGEST // 2
         super().__init__(line if len(line) <= LONGEST else f"{line[:half]} ... {line[-half:]}")
 

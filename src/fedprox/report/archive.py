@@ -205,7 +205,9 @@ def _runs(path: Path, times: Sequence[RunTimes]) -> list[Run]:
         return []
     known = {(t.label, t.seed): t for t in times}
     runs: dict[tuple[str, int], Run] = {}
-    for number, line in enumerate(path.read_bytes().removesuffix(b"\n").split(b"\n"), start=1):
+    # what stands behind the last end of a line was being written when the run was killed
+    *whole, _ = path.read_bytes().split(b"\n")
+    for number, line in enumerate(whole, start=1):
         try:
             record = read_record(line)
             key = label, seed = (record.label, record.seed)

@@ -10,8 +10,8 @@ import platform
 import re
 import subprocess
 import tomllib
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -97,9 +97,10 @@ class RunDirectory:
         line = json.dumps(metrics_line(record), allow_nan=False).encode() + b"\n"
         end = self._metrics.tell()
         try:
-            written = self._metrics.write(line)
-            if written != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._metrics.name)
+            with _naming(self.path / "metrics.jsonl"):
+                written = self._metrics.write(line)
+                if written != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             self._metrics.truncate(end)
             raise
@@ -262,11 +263,25 @@ def _git_revision() -> str | None:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
+    with _naming(path):
+        try:
+            with partial.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError:
+            with suppress(OSError):  # what went wrong first is what counts
+                partial.unlink()
+            raise
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file that cannot be written where the system does not, as on a full disk."""
     try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        if error.filename is None or Path(error.filename).name.endswith(".partial"):
+            error.filename = str(path)
+        raise
