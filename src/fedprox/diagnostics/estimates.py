@@ -20,7 +20,7 @@ def mean_error(values: ArrayLike, weights: ArrayLike, population: int) -> NDArra
 
     Args:
         values: v_k, shape (m, points).
-        weights: w_k, shape (m,); none is negative.
+        weights: w_k, shape (m,) or (m, points); none is negative.
         population: N.
 
     Returns:
@@ -31,12 +31,13 @@ def mean_error(values: ArrayLike, weights: ArrayLike, population: int) -> NDArra
     >>> mean_error([[1.0], [3.0]], [1, 1], population=2).tolist()
     [0.0]
     """
-    v, w = np.asarray(values, np.float64), np.asarray(weights, np.float64)[:, None]
-    drawn = len(v)
-    if not w.sum() or (drawn == 1 < population):
+    v, w = np.asarray(values, np.float64), np.asarray(weights, np.float64)
+    w = w.reshape(len(w), -1)
+    drawn, total = len(v), w.sum(axis=0)
+    if drawn == 1 < population:
         return np.full(v.shape[1], math.nan)
-    with np.errstate(invalid="ignore", over="ignore"):  # a model may have diverged
-        apart = w * (v - (w * v).sum(axis=0) / w.sum())
+    with np.errstate(all="ignore"):  # a model may have diverged, and weights may be 0
+        apart = w * (v - (w * v).sum(axis=0) / total)
         scatter = (apart**2).sum(axis=0) * drawn / max(drawn - 1, 1)
-        error: NDArray[np.float64] = np.sqrt((1 - drawn / population) * scatter) / w.sum()
+        error: NDArray[np.float64] = np.sqrt((1 - drawn / population) * scatter) / total
     return error

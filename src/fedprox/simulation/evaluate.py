@@ -4,7 +4,7 @@ Both are lane programs like a round: a job is a client, a tick reads a slice of 
 their gradients, and where the job ends the client's gradient is complete.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,9 +17,11 @@ from fedprox.algorithms.base import Algorithm, Kept, Own, Scalars, State
 from fedprox.diagnostics.dissimilarity import Scatter, dissimilarity, include, nothing
 from fedprox.features import Features
 from fedprox.model import Model, Params, weighted_loss
+from fedprox.simulation.faults import scaled, sound
 from fedprox.simulation.lanes import (
     PER_DEVICE,
     REPLICATED,
+    choose,
     over_lanes,
     run_segments,
     spread,
@@ -35,7 +37,7 @@ class ByClient(NamedTuple):
     """What an evaluation finds of each client that it reads, each of shape (clients, points).
 
     Attributes:
-        loss: F_k(w).
+        loss: F_k(w); NaN for a client that is left out.
         correct: How many of its test labels are met, int32.
     """
 
@@ -51,6 +53,8 @@ class Measures(NamedTuple):
         test_correct: How many of all clients' test labels are met, int32.
         gradient_variance: E_k ||grad F_k - grad f||^2; NaN where gradients are not measured.
         dissimilarity: B(w); likewise.
+        unmeasured: Clients that the other measures but test_correct leave out, int32; None where
+            none is.
         by_client: The same client by client; None where nobody asks.
     """
 
@@ -58,7 +62,8 @@ class Measures(NamedTuple):
     test_correct: jax.Array
     gradient_variance: jax.Array
     dissimilarity: jax.Array
-    by_client: ByClient | None = None
+    unmeasured: jax.Array | None
+    by_client: ByClient | None
 
 
 def evaluation_program(
@@ -66,10 +71,12 @@ def evaluation_program(
     mesh: Mesh,
     *,
     gradients: bool,
+    screened: bool,
     by_client: bool,
     lanes: int,
     width: int,
     test_width: int,
+    rows: Sequence[Any],
 ) -> Wrapped:
     """Compile-once program that measures models on all clients, or on a sample of them.
 
@@ -77,11 +84,14 @@ def evaluation_program(
         model: The model.
         mesh: The devices.
         gradients: Whether to measure gradients too.
+        screened: Whether clients whose own loss or gradient is not finite are left out: what is
+            measured is then of the others, and NaN where there are none.
         by_client: Whether to say what is found client by client too. The jobs of the test reading
             are then the clients.
         lanes: Lanes per device.
         width: Rows of a slice of training rows.
         test_width: Rows of a slice of test rows.
+        rows: How x, y, test x and test y are spread over the devices.
 
     Returns:
         (params, x, y, test x, test y, reading, sizes, shares, test reading) -> Measures, where
@@ -102,7 +112,8 @@ def evaluation_program(
 
     summed_all = over_lanes(jax.vmap(summed, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0))
     right_all = over_lanes(jax.vmap(right, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0))
-    include_all = over_lanes(jax.vmap(include, in_axes=(0, 0, None)), lanes, (0, 0, 0))
+    each = 0 if screened else None
+    include_all = over_lanes(jax.vmap(include, in_axes=(0, 0, each)), lanes, (0, 0, 0))
 
     def program(
         params: Params,
@@ -122,8 +133,6 @@ def evaluation_program(
             (jnp.zeros(points), params if gradients else None),
         )
         clients = len(sizes)
-        losses = jnp.zeros((clients, points)) if by_client else None
-
         scatter = jax.tree.map(
             lambda a: jnp.broadcast_to(a, (lanes, *a.shape)),
             jax.vmap(nothing)(params) if gradients else None,
@@ -135,25 +144,35 @@ def evaluation_program(
             return jax.tree.map(jnp.add, current, found), *rest
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
-            current, loss, scatter, losses = carry
+            current, loss, scatter, counts, losses = carry
             ended, share = slot >= 0, shares[slot]
             mean_loss, gradient = per_lane(current, sizes[slot])
+            own_loss = mean_loss
+            if screened:
+                found = mean_loss, gradient
+                good = jax.vmap(jax.vmap(sound))(found)
+                share = good * share[:, None]
+                mean_loss, gradient = scaled(good, found)
+                new = jnp.stack([share, 1 - good], axis=-1)
+                counts = counts + choose(ended, new, jnp.zeros_like(new))
+                own_loss = jnp.where(good > 0, mean_loss, jnp.nan)
+            losses = _noted(losses, slot, own_loss)
             if gradients:
                 included = include_all(scatter, gradient, share)
                 scatter = where_lanes(ended, included, scatter)
-            if losses is not None:
-                target = jnp.where(ended, slot, clients)
-                losses = losses.at[target].set(mean_loss, mode="drop")
             none = jax.tree.map(jnp.zeros_like, current)
             return (
                 where_lanes(ended, none, current),
-                loss + jnp.where(ended, share, 0.0)[:, None] * mean_loss,
+                loss + choose(ended, share, jnp.zeros_like(share)).reshape(lanes, -1) * mean_loss,
                 scatter,
+                counts,
                 losses,
             )
 
-        carry = (zero, zero[0], scatter, losses)
-        _, loss, scatter, losses = run_segments(reading.ends, tick, end_jobs, carry)
+        counts = jnp.zeros((*zero[0].shape, 2)) if screened else None
+        losses = jnp.zeros((clients, points)) if by_client else None
+        carry = (zero, zero[0], scatter, counts, losses)
+        _, loss, scatter, counts, losses = run_segments(reading.ends, tick, end_jobs, carry)
 
         def test_tick(i: jax.Array, correct: jax.Array) -> jax.Array:
             return correct + right_all(params, *read_test(test_x, test_y, test_reading, i))
@@ -162,21 +181,38 @@ def evaluation_program(
         if len(test_x) and model.correct is not None:
             count = _by_job if by_client else _by_lane
             correct = count(test_tick, test_reading, correct, lanes)
+        unmeasured = weight = None
+        if counts is not None:
+            weight, left = jnp.moveaxis(total(counts.sum(axis=0)), -1, 0)
+            weight, unmeasured = jnp.where(left > 0, weight, 1.0), left.astype(jnp.int32)
+
+        def of_measured(sums: jax.Array) -> jax.Array:
+            return sums if weight is None else sums / weight
+
         variance = between = jnp.full(points, jnp.nan)
         if gradients:
             merged = _merge(scatter)
-            variance, norm_squared = merged.scatter, jax.vmap(optax.tree.norm)(merged.mean) ** 2
+            variance = of_measured(merged.scatter)
+            norm_squared = jax.vmap(optax.tree.norm)(merged.mean) ** 2
             between = dissimilarity(variance, norm_squared)
         return Measures(
-            train_loss=total(loss.sum(axis=0)),
+            train_loss=of_measured(total(loss.sum(axis=0))),
             test_correct=total(correct.sum(axis=0)),
             gradient_variance=variance,
             dissimilarity=between,
+            unmeasured=unmeasured,
             by_client=None if losses is None else ByClient(total(losses), total(correct)),
         )
 
-    specs = (*[REPLICATED] * 5, PER_DEVICE, REPLICATED, REPLICATED, PER_DEVICE)
+    specs = (REPLICATED, *rows, PER_DEVICE, REPLICATED, REPLICATED, PER_DEVICE)
     return spread(mesh, program, specs)
+
+
+def _noted(found: jax.Array | None, slot: jax.Array, values: jax.Array) -> jax.Array | None:
+    """Values (lanes, points) noted for the jobs that end, if anything is."""
+    if found is None:
+        return None
+    return found.at[jnp.where(slot >= 0, slot, len(found))].set(values, mode="drop")
 
 
 Tick = Callable[[jax.Array, jax.Array], jax.Array]
@@ -192,13 +228,12 @@ def _by_job(tick: Tick, reading: Reading, counts: jax.Array, lanes: int) -> jax.
     """Counts (jobs, points) of each job."""
     nothing = jnp.zeros((lanes, counts.shape[1]), counts.dtype)
 
-    def tick_on(i: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def tick_on(i: jax.Array, carry: Any) -> Any:
         return tick(i, carry[0]), carry[1]
 
-    def end(slot: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def end(slot: jax.Array, carry: Any) -> Any:
         current, counts = carry
-        counts = counts.at[jnp.where(slot >= 0, slot, len(counts))].set(current, mode="drop")
-        return where_lanes(slot >= 0, nothing, current), counts
+        return where_lanes(slot >= 0, nothing, current), _noted(counts, slot, current)
 
     return run_segments(reading.ends, tick_on, end, (nothing, counts))[1]
 
@@ -220,7 +255,13 @@ def _merge(parts: Scatter) -> Scatter:
 
 
 def inexactness_program(
-    model: Model, algorithm: Algorithm, mesh: Mesh, *, lanes: int, width: int
+    model: Model,
+    algorithm: Algorithm,
+    mesh: Mesh,
+    *,
+    lanes: int,
+    width: int,
+    rows: Sequence[Any],
 ) -> Wrapped:
     """Compile-once program for gamma_k = ||grad h_k(w_k)|| / ||grad h_k(s_k)|| of a cohort.
 
@@ -232,6 +273,7 @@ def inexactness_program(
         mesh: The devices.
         lanes: Lanes per device.
         width: Rows of a slice.
+        rows: How x and y are spread over the devices.
 
     Returns:
         (state, numbers, local models, x, y, reading, sizes, shares, kept, places, rate,
@@ -302,5 +344,5 @@ def inexactness_program(
         carry = (zero, jnp.zeros((slots, points)))
         return total(run_segments(reading.ends, tick, end_jobs, carry)[1])
 
-    specs = (*[REPLICATED] * 5, PER_DEVICE, *[REPLICATED] * 6)
+    specs = (*[REPLICATED] * 3, *rows, PER_DEVICE, *[REPLICATED] * 6)
     return spread(mesh, program, specs)

@@ -3,7 +3,10 @@
 Nothing here runs on import; the command line calls it, and so may a user's own program.
 """
 
+import logging
 import os
+import tempfile
+import warnings
 from pathlib import Path
 
 import jax
@@ -13,8 +16,8 @@ PATIENCE = 10**6
 process after 40, and a client with a large model may take longer than the rest of its cohort."""
 
 
-def use_cpu_devices(clients_per_round: int) -> None:
-    """Let JAX see one CPU device for each core, and no more than a cohort has clients.
+def use_cpu_devices(clients_per_round: int, devices: int | None = None) -> None:
+    """Let JAX see some CPU devices: one for each core, and no more than a cohort has clients.
 
     Lanes are spread over all devices. It must come before the first JAX computation of the
     process, and leaves what `XLA_FLAGS` sets as it is. It also lets devices wait for each other as
@@ -22,12 +25,13 @@ def use_cpu_devices(clients_per_round: int) -> None:
 
     Args:
         clients_per_round: K, the clients of a round.
+        devices: How many, whatever the cores and the clients.
 
     Raises:
         RuntimeError: JAX has already started.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    devices = max(1, min(cores or 1, clients_per_round))
+    count = devices or max(1, min(cores or 1, clients_per_round))
     flags = os.environ.get("XLA_FLAGS", "")
     if "xla_cpu_collective_call" not in flags:
         patience = [
@@ -36,11 +40,28 @@ def use_cpu_devices(clients_per_round: int) -> None:
         ]
         os.environ["XLA_FLAGS"] = " ".join([*flags.split(), *patience])
     if "xla_force_host_platform_device_count" not in flags:
-        jax.config.update("jax_num_cpu_devices", devices)
+        jax.config.update("jax_num_cpu_devices", count)
 
 
 def use_compilation_cache(folder: Path) -> None:
-    """Keep compiled programs in a folder, so that the next process need not compile them."""
+    """Keep compiled programs in a folder, so that the next process need not compile them.
+
+    Where it cannot be written, a warning is logged, and what is in it already is used.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        logging.getLogger(__name__).warning(
+            "compiled programs: not kept for the next time, since %s cannot be written: %s",
+            folder,
+            error.strerror or error,
+        )
+        if not folder.is_dir():
+            return
+    # said once, above; and JAX says it of every program, also when the disk is full later
+    warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry")
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

@@ -16,11 +16,13 @@ from jax.sharding import Mesh
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.reporting import Evaluated
+from fedprox.algorithms.shapes import check_shapes
 from fedprox.errors import require
 from fedprox.federation import Federation
 from fedprox.model import Model, Params
 from fedprox.simulation.checkpoint import Checkpoints, Comparison, Snapshot, arrays_of
 from fedprox.simulation.clients import ClientState, open_store
+from fedprox.simulation.faults import Faults
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.lanes import lane_mesh, replicate, zeros_on
 from fedprox.simulation.points import (
@@ -69,6 +71,7 @@ def simulate(
     solver: Solver,
     cohort: Cohort,
     systems: Systems = Systems(),  # noqa: B008 (frozen)
+    faults: Faults | None = None,
     rounds: int,
     evaluate_every: int = 1,
     evaluate_rows: int | None = None,
@@ -79,6 +82,7 @@ def simulate(
     seed: int | Sequence[int] = 0,
     target: Target | None = None,
     stop_at_target: StopAtTarget = "never",
+    devices: int | None = None,
     checkpoints: Checkpoints | None = None,
     on_record: Callable[[Record], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -94,6 +98,8 @@ def simulate(
         solver: The local solver.
         cohort: How a round's clients are chosen.
         systems: Which of them cannot finish.
+        faults: What is done about updates that are not finite, or far larger than the others'.
+            None for nothing: they count, and a run that they ruin is shown as diverged.
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations.
         evaluate_rows: Training rows, and test rows, of each client that evaluations read at most:
@@ -113,6 +119,8 @@ def simulate(
         stop_at_target: Whether a run ends at the first evaluation where "all", or "any", of its
             points have reached the target; points that have diverged are not waited for. Until
             there it is the same run, bit for bit.
+        devices: How many of the devices that JAX sees share a round's clients; all where left out.
+            The result differs in the last bits, by the order of sums.
         checkpoints: Where and how often checkpoints are made; none where left out. A run that goes
             on from one is the same as one that was never interrupted, bit for bit.
         on_record: Called with each record as soon as it is known, and first with those of a
@@ -124,8 +132,9 @@ def simulate(
 
     Raises:
         InputError: A number out of range, a cohort larger than the federation, a stop without a
-            target, or training rows that stay with the host and are too many to be evaluated on
-            unasked.
+            target, training rows that stay with the host and are too many to be evaluated on
+            unasked, a method whose functions give arrays of wrong shapes, or a faulty update where
+            `faults.policy` is "fail".
     """
     return compare(
         federation,
@@ -134,6 +143,7 @@ def simulate(
         solver=solver,
         cohort=cohort,
         systems=systems,
+        faults=faults,
         rounds=rounds,
         evaluate_every=evaluate_every,
         evaluate_rows=evaluate_rows,
@@ -144,6 +154,7 @@ def simulate(
         seed=seed,
         target=target,
         stop_at_target=stop_at_target,
+        devices=devices,
         checkpoints=checkpoints,
         on_record=on_record,
         on_progress=on_progress,
@@ -158,6 +169,7 @@ def compare(
     solver: Solver,
     cohort: Cohort,
     systems: Systems = Systems(),  # noqa: B008 (frozen)
+    faults: Faults | None = None,
     rounds: int,
     evaluate_every: int = 1,
     evaluate_rows: int | None = None,
@@ -168,6 +180,7 @@ def compare(
     seed: int | Sequence[int] = 0,
     target: Target | None = None,
     stop_at_target: StopAtTarget = "never",
+    devices: int | None = None,
     checkpoints: Checkpoints | None = None,
     on_record: Callable[[Record], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -184,6 +197,7 @@ def compare(
         solver=solver,
         cohort=cohort,
         systems=systems,
+        faults=faults,
         rounds=rounds,
         evaluate_every=evaluate_every,
         evaluate_rows=evaluate_rows,
@@ -195,6 +209,8 @@ def compare(
         target=target,
         stop_at_target=stop_at_target,
     )
+    for method in methods:
+        check_shapes(method, jax.eval_shape(model.init, jax.random.key(0)))
     methods = [protocol.reported(method) for method in methods]
     for method in methods:
         protocol.check(method, method.solver(solver))
@@ -207,13 +223,13 @@ def compare(
         require(count == 1, f"methods: {name!r} is given {count} times; once is enough")
     comparison = Comparison(tuple(labels), seeds, rounds, len(federation), model)
     begin = checkpoints.begin(comparison) if checkpoints else Snapshot(())
-    mesh = lane_mesh()
+    mesh = lane_mesh(devices)
     if evaluate_clients is None:
         check_measured(mesh, federation, protocol.measured)
     session = _Session(
         protocol,
         mesh,
-        resident(mesh, federation, protocol.measured),
+        resident(mesh, federation, protocol.measured, protocol.homes, protocol.measured_homes),
         len(labels) * len(seeds),
         checkpoints,
         on_record or _ignore,
@@ -285,9 +301,11 @@ def _run_method(
         solver,
         every_round,
         devices=session.mesh.devices.size,
+        homes=protocol.homes.processes,
         parameters=sum(a.size for a in jax.tree.leaves(params)),
         points=len(points),
         together=together,
+        faults=protocol.screening(algorithm),
     )
     pause = (session.checkpoints and session.checkpoints.every) or protocol.rounds
     calls = partial(
@@ -303,6 +321,7 @@ def _run_method(
         train,
         session.data,
         (work[seed][c.first : c.last] for seed, first in legs for c in calls(first)),
+        protocol.homes,
         width=layout.width,
         ahead=PLANS_AHEAD,
     )
@@ -370,8 +389,10 @@ def _compile(
             initial_kept(algorithm, params, len(points)),
         ),
         layout,
+        protocol.measured_homes,
         mesh,
         gradients=protocol.measure_gradients,
+        faults=protocol.screening(algorithm),
         by_client=protocol.evaluate_clients is not None,
     )
     return Ready(algorithm, solver, layout, mesh, programs, numbers)
@@ -424,7 +445,9 @@ def _run_leg(
     )
     store = None
     if algorithm.kept is not None:
+        homes = session.protocol.homes
         clients = np.unique(np.concatenate([w.jobs.client for w in leg.work]))
+        clients = clients[homes.of(clients) == homes.here]
         kept = initial_kept(algorithm, params, len(batch))
         store = open_store(session.protocol.client_state, kept, clients, session.mesh)
 

@@ -1,0 +1,71 @@
+"""A round on one CPU device against the same round on two.
+
+    python -m benchmarks.devices
+
+Logistic regression on Synthetic(1,1) (E = 20, B = 10) and the character LSTM (2 x 100) on made
+texts of 80 characters (E = 1, B = 10), 10 clients a round. Both counts of devices run in this
+process and take turns; the least of some turns counts. Seconds are those of all rounds and two
+small evaluations; *idle* is the planned share of a lane's ticks without a client.
+"""
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import fedprox as fp
+
+TURNS = 3
+
+
+def texts(clients: int = 20, rows: int = 50) -> fp.Federation:
+    """Rows of 80 of 80 characters each."""
+    chance = np.random.default_rng(0)
+    made = [
+        (chance.integers(80, size=(rows, 80)).astype(np.int32), chance.integers(80, size=rows))
+        for _ in range(clients)
+    ]
+    return fp.Federation.from_arrays(made, classes=80)
+
+
+def run(
+    federation: fp.Federation, model: fp.Model, epochs: int, rounds: int, devices: int
+) -> fp.Run:
+    (found,) = fp.simulate(
+        federation,
+        model,
+        fp.fedavg(),
+        solver=fp.Solver(0.01, 10, epochs=epochs),
+        cohort=fp.Cohort(10),
+        rounds=rounds,
+        evaluate_every=rounds,
+        evaluate_rows=2,
+        measure_gradients=False,
+        devices=devices,
+    )
+    return found
+
+
+def main() -> None:
+    """A line for each model."""
+    fp.use_cpu_devices(10, devices=2)
+    synthetic, characters = fp.datasets.synthetic(1.0, 1.0), texts()
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for header in ("model", "1 device, ms a round", "2 devices", "ratio", "idle with 1", "with 2"):
+        shown.add_column(header, justify="left" if header == "model" else "right")
+    for name, federation, model, epochs, rounds in (
+        ("logistic regression", synthetic, fp.models.logistic(synthetic), 20, 200),
+        ("character LSTM", characters, fp.models.char_lstm(characters, hidden=100), 1, 6),
+    ):
+        turns = [
+            [run(federation, model, epochs, rounds, devices) for devices in (1, 2)]
+            for _ in range(TURNS)
+        ]
+        least = [min(turn[i].run_seconds for turn in turns) / rounds * 1e3 for i in (0, 1)]
+        idle = [f"{100 * found.lane_idle:.0f} %" for found in turns[0]]
+        ratio = f"{least[0] / least[1]:.2f}"
+        shown.add_row(name, *(f"{ms:.1f}" for ms in least), ratio, *idle)
+    Console(width=120).print(shown)
+
+
+if __name__ == "__main__":
+    main()

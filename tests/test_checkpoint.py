@@ -1,0 +1,204 @@
+"""A comparison that is ended anywhere and goes on is the same as one that was not, bit for bit."""
+
+import itertools
+import json
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from fedprox import (
+    Algorithm,
+    Checkpoints,
+    Cohort,
+    Faults,
+    InputError,
+    Record,
+    Run,
+    Solver,
+    Stopped,
+    Target,
+    compare,
+    fedavg,
+    feddane,
+    feddyn,
+    fedopt,
+    fedprox,
+    scaffold,
+)
+from fedprox.report.directory import metrics_line
+from fedprox.simulation.checkpoint import stopping_on_signals
+from fedprox.simulation.clients import ClientState, open_store
+from fedprox.simulation.history import Progress
+from tests.byhand import ROWS, SLOW, START
+from tests.quadratics import quadratic_model, ragged_quadratics
+
+
+class Killed(Exception):
+    pass
+
+
+def train(
+    methods: list[Algorithm], checkpoints: Checkpoints | None = None, **options: Any
+) -> tuple[list[Run], list[str]]:
+    """The runs and the lines of metrics.jsonl."""
+    records: list[Record] = []
+    setting: dict[str, Any] = {
+        "solver": Solver([0.05, 0.1], 3, epochs=2),
+        "cohort": Cohort(5),
+        "systems": SLOW,
+        "rounds": 11,
+        "evaluate_every": 3,
+        "seed": [0, 1],
+    }
+    runs = compare(
+        ragged_quadratics(0, ROWS),
+        quadratic_model(START),
+        methods,
+        checkpoints=checkpoints,
+        on_record=records.append,
+        **setting | options,
+    )
+    return runs, [json.dumps(metrics_line(record)) for record in records]
+
+
+def same(some: tuple[list[Run], list[str]], others: tuple[list[Run], list[str]]) -> None:
+    assert some[1] == others[1]
+    for a, b in zip(some[0], others[0], strict=True):
+        assert (a.label, a.seed, a.client_steps) == (b.label, b.seed, b.client_steps)
+        assert a.models_a_round == b.models_a_round
+        jax.tree.map(np.testing.assert_array_equal, a.params, b.params)
+
+
+def in_goes(
+    folder: Path,
+    ends: Sequence[int],
+    methods: list[Algorithm],
+    monkeypatch: pytest.MonkeyPatch,
+    **options: Any,
+) -> tuple[list[Run], list[str]]:
+    """Train in some goes, of which each but the last ends right after its so many-th checkpoint."""
+    save = Checkpoints._save
+    for end in ends:
+        left = itertools.count(end - 1, -1)
+
+        def save_and_end(self: Checkpoints, snapshot: Any, left: Iterator[int] = left) -> None:
+            save(self, snapshot)
+            if not next(left):
+                raise Killed
+
+        monkeypatch.setattr(Checkpoints, "_save", save_and_end)
+        with pytest.raises(Killed):
+            train(methods, Checkpoints(folder, 4, resume=True), **options)
+    monkeypatch.setattr(Checkpoints, "_save", save)
+    return train(methods, Checkpoints(folder, resume=True), **options)
+
+
+ONE_SEED: dict[str, Any] = {"seed": 3}
+CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
+    # within the first leg, between two, and within the last
+    "legs": ([2, 1, 2], [fedprox(mu=[0.0, 1.0])], {}),
+    "methods": ([3, 2], [fedopt(optimizer=optax.adam), fedavg()], ONE_SEED),
+    "an adaptive mu": ([2], [fedprox(mu=[0.0, 1.0], adapt=True)], ONE_SEED),
+    "a first exchange": ([1], [feddane(mu=1.0)], ONE_SEED | {"measure_gradients": False}),
+    "models of all clients": ([2], [scaffold()], ONE_SEED | {"evaluate_model": "clients"}),
+    "state on disk": (
+        [1, 3],
+        [feddyn(alpha=[1.0, 2.0]), fedavg()],
+        ONE_SEED | {"client_state": "disk"},
+    ),
+    "a stop at a target": (
+        [1],
+        [fedavg()],
+        {"target": Target("train_loss", 1.5), "stop_at_target": "any", "evaluate_every": 1},
+    ),
+    "all diverge": (
+        [1],
+        [fedavg()],
+        ONE_SEED | {"solver": Solver([1e3, 3e3], 3, epochs=1), "evaluate_every": 1},
+    ),
+    "faulty updates": ([1], [fedprox(mu=[0.0, 1.0])], ONE_SEED | {"faults": Faults(norm=1.2)}),
+    "a stop rule": (
+        [1],
+        [fedprox(mu=1.0)],
+        ONE_SEED | {"solver": Solver(0.05, 3, epochs=4, gamma=0.6), "evaluate_every": 5},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_comparison_that_goes_on_is_the_same(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends, methods, options = CASES[case]
+    same(train(methods, **options), in_goes(tmp_path, ends, methods, monkeypatch, **options))
+    for part in tmp_path.iterdir():
+        assert len(list(part.iterdir())) <= 2
+
+
+PLACES: list[ClientState] = ["device", "host"]
+
+
+def test_state_goes_on_in_another_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    once = train([scaffold()], client_state="device", seed=0)
+    places = iter(PLACES)
+
+    def elsewhere(_: str, *others: Any) -> Any:
+        return open_store(next(places), *others)
+
+    monkeypatch.setattr("fedprox.simulation.run.open_store", elsewhere)
+    same(once, in_goes(tmp_path, [2], [scaffold()], monkeypatch, seed=0))
+
+
+def test_a_damaged_checkpoint_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    once = train([fedavg()], seed=0)
+    train([fedavg()], Checkpoints(tmp_path, 4), seed=0)
+    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["4", "8"]
+    for path in (tmp_path / "state" / "8").rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[:-3])
+    same(once, train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0))
+    assert "the one before is used" in caplog.text
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    with pytest.raises(InputError, match="cannot be read"):
+        train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0)
+
+
+def test_checkpoints_of_another_comparison_are_refused_or_replaced(tmp_path: Path) -> None:
+    train([fedavg()], Checkpoints(tmp_path, 5), seed=0, rounds=5)
+    with pytest.raises(InputError, match=r"another comparison: rounds = 5, here 6"):
+        train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0, rounds=6)
+    train([fedavg()], Checkpoints(tmp_path, 6), seed=0, rounds=6)
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["6"]
+
+
+def test_a_signal_ends_the_round(tmp_path: Path) -> None:
+    once = train([fedavg()], seed=0)
+    checkpoints = Checkpoints(tmp_path)
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def interrupt(progress: Progress) -> None:
+        if progress.round == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped, match=r"after round [69] of fedavg, seed 0") as stopped:  # noqa: SIM117
+        with stopping_on_signals(checkpoints):
+            train([fedavg()], checkpoints, seed=0, on_progress=interrupt)
+    assert stopped.value.signal == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is handler
+    same(once, train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0))
+
+
+def test_the_number_of_rounds_between_is_checked(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="checkpoint_every = 0"):
+        Checkpoints(tmp_path, 0)
