@@ -31,6 +31,9 @@ from fedprox.simulation.target import KEYS, Target
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CHECKPOINTS = "checkpoint"
+"""The folder for checkpoints in a run directory."""
+
 PACKAGES = ("fedprox", "flax", "jax", "jaxlib", "numpy", "optax")
 
 
@@ -76,7 +79,7 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         """The folder for checkpoints."""
-        return self.path / "checkpoint"
+        return self.path / CHECKPOINTS
 
     @property
     def complete(self) -> bool:

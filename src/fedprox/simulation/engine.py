@@ -11,7 +11,7 @@ first exchange.
 Axes of the arrays inside: lanes, then points of the sweep, then the parameter's own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -92,6 +92,7 @@ def rounds_program(
     width: int,
     batched: bool,
     faults: Faults | None,
+    rows: Sequence[Any],
 ) -> Wrapped:
     """Compile-once program for up to `shape.rounds` rounds.
 
@@ -109,6 +110,7 @@ def rounds_program(
         batched: Whether a tick is one of all sweep points at once, or else the points do their
             rounds one after another.
         faults: What is done about faulty updates; None for no screening.
+        rows: How x and y are spread over the devices.
 
     Returns:
         (state, numbers, x, y, plan, exchange, kept, rounds) -> After: states and numbers have a
@@ -266,7 +268,8 @@ def rounds_program(
     split: Any = PER_ROUND_AND_DEVICE
     same: Any = REPLICATED
     specs = (
-        *[REPLICATED] * 4,
+        *[REPLICATED] * 2,
+        *rows,
         Plan(split, split, split, split, split, split, same, same, same),
         Exchange(split, REPLICATED, REPLICATED) if algorithm.own_gradient else None,
         PER_DEVICE,

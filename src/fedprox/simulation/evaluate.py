@@ -4,6 +4,7 @@ Both are lane programs like a round: a job is a client, a tick reads a slice of 
 their gradients, and where the job ends the client's gradient is complete.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -60,6 +61,7 @@ def evaluation_program(
     lanes: int,
     width: int,
     test_width: int,
+    rows: Sequence[Any],
 ) -> Wrapped:
     """Compile-once program that measures models on all clients.
 
@@ -72,6 +74,7 @@ def evaluation_program(
         lanes: Lanes per device.
         width: Rows of a slice of training rows.
         test_width: Rows of a slice of test rows.
+        rows: How x, y, test x and test y are spread over the devices.
 
     Returns:
         (params, x, y, test x, test y, reading, sizes, shares, test reading) -> Measures, where
@@ -177,7 +180,7 @@ def evaluation_program(
             unmeasured=unmeasured,
         )
 
-    specs = (*[REPLICATED] * 5, PER_DEVICE, REPLICATED, REPLICATED, PER_DEVICE)
+    specs = (REPLICATED, *rows, PER_DEVICE, REPLICATED, REPLICATED, PER_DEVICE)
     return spread(mesh, program, specs)
 
 
@@ -198,7 +201,13 @@ def _merge(parts: Scatter) -> Scatter:
 
 
 def inexactness_program(
-    model: Model, algorithm: Algorithm, mesh: Mesh, *, lanes: int, width: int
+    model: Model,
+    algorithm: Algorithm,
+    mesh: Mesh,
+    *,
+    lanes: int,
+    width: int,
+    rows: Sequence[Any],
 ) -> Wrapped:
     """Compile-once program for gamma_k = ||grad h_k(w_k)|| / ||grad h_k(s_k)|| of a cohort.
 
@@ -210,6 +219,7 @@ def inexactness_program(
         mesh: The devices.
         lanes: Lanes per device.
         width: Rows of a slice.
+        rows: How x and y are spread over the devices.
 
     Returns:
         (state, numbers, local models, x, y, reading, sizes, shares, kept, places, rate,
@@ -280,5 +290,5 @@ def inexactness_program(
         carry = (zero, jnp.zeros((slots, points)))
         return total(run_segments(reading.ends, tick, end_jobs, carry)[1])
 
-    specs = (*[REPLICATED] * 5, PER_DEVICE, *[REPLICATED] * 6)
+    specs = (*[REPLICATED] * 3, *rows, PER_DEVICE, *[REPLICATED] * 6)
     return spread(mesh, program, specs)

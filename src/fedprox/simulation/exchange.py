@@ -44,6 +44,7 @@ def plan_exchanges(
     width: int,
     devices: int,
     lanes: int,
+    homes: int,
 ) -> Exchange:
     """The first exchanges of some rounds.
 
@@ -56,20 +57,31 @@ def plan_exchanges(
         width: Rows of a slice.
         devices: Number of devices.
         lanes: Lanes per device.
+        homes: Number of processes.
     """
     size = np.ones((room, slots + first_slots), np.float32)
     weight = np.zeros((room, slots + first_slots), np.float32)
     readings = []
     for r in range(room):
         first = np.zeros(slots + first_slots, np.int64)
-        last = np.zeros(slots + first_slots, np.int64)
+        last, home = (np.zeros(slots + first_slots, np.int64) for _ in range(2))
         for begin, jobs in zip((0, slots), rounds[r] if r < len(rounds) else (), strict=False):
             at = slice(begin, begin + len(jobs.size))
             first[at], last[at], size[r, at] = jobs.offset, jobs.offset + jobs.size, jobs.size
+            home[at] = jobs.home
         if r < len(rounds):
             weight[r, slots : slots + len(rounds[r][1].weight)] = rounds[r][1].weight
         readings.append(
-            plan_reading(first, last, width=width, devices=devices, lanes=lanes, ticks=ticks)
+            plan_reading(
+                first,
+                last,
+                width=width,
+                devices=devices,
+                lanes=lanes,
+                home=home,
+                homes=homes,
+                ticks=ticks,
+            )
         )
     return Exchange(jax.tree.map(lambda *a: np.stack(a), *readings), size, weight)
 

@@ -18,6 +18,7 @@ from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.simulation.clients import ClientState
 from fedprox.simulation.faults import Faults
+from fedprox.simulation.homes import Homes, homes_of_processes
 from fedprox.simulation.sampling import Cohort, Drawn, weights
 from fedprox.simulation.schedule import Jobs, no_jobs
 from fedprox.simulation.systems import Systems
@@ -118,6 +119,11 @@ class Protocol:
         )
 
     @cached_property
+    def homes(self) -> Homes:
+        """Which process is home to which clients."""
+        return homes_of_processes(self.federation.train.offsets)
+
+    @cached_property
     def measured(self) -> Federation:
         """The clients with the rows that evaluations read: the same for every method and seed."""
         if self.evaluate_rows is None:
@@ -170,6 +176,11 @@ class Protocol:
             'evaluate_model must be "server"',
         )
         require(
+            not algorithm.pooled or self.homes.processes == 1,
+            f"{algorithm.name} has all rows in one place, and there are {self.homes.processes} "
+            "processes; it must be run by one",
+        )
+        require(
             not algorithm.pooled or not callable(solver.gamma),
             f"{algorithm.name} has no clients of which solver.gamma could be a function; it must "
             "be a number",
@@ -196,6 +207,7 @@ class Protocol:
                 gamma=solver.gammas(t, one * len(self.federation)),
                 part=np.ones(1),
                 share=np.ones(1),
+                home=np.zeros(1, np.int64),
             )
             return RoundWork(len(chosen), stragglers, 0, jobs, no_jobs())
         kept = ~work.stragglers if algorithm.stragglers == "drop" else work.steps > 0
@@ -238,4 +250,5 @@ class Protocol:
             gamma=gamma,
             part=drawn.mass / total,
             share=rows * clients / len(self.federation.train),
+            home=self.homes.of(drawn.clients),
         )

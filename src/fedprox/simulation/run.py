@@ -211,7 +211,7 @@ def compare(
     session = _Session(
         protocol,
         mesh,
-        resident(mesh, federation, protocol.measured),
+        resident(mesh, federation, protocol.measured, protocol.homes),
         len(labels) * len(seeds),
         checkpoints,
         on_record or _ignore,
@@ -283,6 +283,7 @@ def _run_method(
         solver,
         every_round,
         devices=session.mesh.devices.size,
+        homes=protocol.homes.processes,
         parameters=sum(a.size for a in jax.tree.leaves(params)),
         points=len(points),
         together=together,
@@ -302,6 +303,7 @@ def _run_method(
         train,
         session.data,
         (work[seed][c.first : c.last] for seed, first in legs for c in calls(first)),
+        protocol.homes,
         width=layout.width,
         ahead=PLANS_AHEAD,
     )
@@ -369,6 +371,7 @@ def _compile(
             initial_kept(algorithm, params, len(points)),
         ),
         layout,
+        protocol.homes,
         mesh,
         gradients=protocol.measure_gradients,
         faults=protocol.screening(algorithm),
@@ -423,7 +426,9 @@ def _run_leg(
     )
     store = None
     if algorithm.kept is not None:
+        homes = session.protocol.homes
         clients = np.unique(np.concatenate([w.jobs.client for w in leg.work]))
+        clients = clients[homes.of(clients) == homes.here]
         kept = initial_kept(algorithm, params, len(batch))
         store = open_store(session.protocol.client_state, kept, clients, session.mesh)
 
