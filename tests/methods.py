@@ -6,7 +6,7 @@ how it is computed. Clients hold rows of quadratics, loss(w; A, b) = 1/2 (w - b)
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -255,8 +255,12 @@ def run(
     solver: Solver | None = None,
     systems: Systems = Systems(),  # noqa: B008 (frozen)
     seed: int = 0,
+    faulty: Container[int] = (),
 ) -> Path:
-    """Some rounds of a method, with exact local answers where no solver is given."""
+    """Some rounds of a method, with exact local answers where no solver is given.
+
+    What `faulty` clients send is left out.
+    """
     train = federation.train
     sizes = train.sizes.astype(float)
     rows = [rows_of(federation, k) for k in range(len(federation))]
@@ -271,7 +275,7 @@ def run(
         chosen = cohort.draw(seed, t, train.offsets).clients
         answers, rate = {}, 0.0
         if solver is None:
-            for k in map(int, chosen):
+            for k in (k for k in map(int, chosen) if k not in faulty):
                 answers[k] = Answer(exact(*rows[k], method.problem(k)), 1)
         else:
             assert isinstance(solver.learning_rate, float)
@@ -280,7 +284,7 @@ def run(
             for k, steps, late in zip(
                 map(int, chosen), map(int, work.steps), work.stragglers, strict=True
             ):
-                if (method.drop and late) or not steps:
+                if (method.drop and late) or not steps or k in faulty:
                     continue
                 n = len(rows[k][1])
                 size = n if solver.batch_size == "all" else solver.batch_size

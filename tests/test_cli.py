@@ -233,6 +233,9 @@ BAD = [
     ("data.train_share=2.0", "data.train_share = 2.0; it must be between 0 and 1"),
     ("target_accuracy=80.0", "target_accuracy = 80.0; it must be above 0 and at most 1"),
     ("target_loss=-1", "target_loss = -1.0; it must be above 0"),
+    ("faults.policy=skip", "faults.policy = 'skip': Input should be 'drop', 'fail' or 'clip'"),
+    ("faults.norm=0.5", "faults.norm = 0.5; it must be at least 1, or inf"),
+    ("faults.nrom=5.0", "faults: unknown key 'nrom'; did you mean 'norm'? allowed: policy, norm"),
     ("stop_at_target=all", 'stop_at_target = "all"; it needs a target: give target_accuracy or'),
     ("stop_at_target=often", "stop_at_target = 'often': Input should be 'never', 'all' or 'any'"),
     ("rounds=0", "rounds = 0; it must be a whole number of at least 1"),
@@ -449,12 +452,67 @@ def test_settings_of_a_methods_own_and_another_model_evaluated(tmp_path: Path, c
     assert (again / "metrics.jsonl").read_bytes() == (first / "metrics.jsonl").read_bytes()
 
 
+SCREENED = (
+    SMALL.partition("[[method]]")[0]
+    + """
+[faults]
+policy = "clip"
+norm = 1.0
+
+[[method]]
+name = "fedprox"
+mu = 0.0
+"""
+)
+
+
+def test_faulty_updates_are_counted_and_named(finished: Path, tmp_path: Path, capsys: Any) -> None:
+    """With norm = 1 the updates beyond the median are faulty."""
+    (tmp_path / "screened.toml").write_text(SCREENED)
+    out = tmp_path / "out"
+    assert status("run", tmp_path / "screened.toml", "--set", "seed=0", "--out", out) == 0
+    printed = capsys.readouterr().out
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    # one of three in each round, two rounds between evaluations
+    assert [line["faulty"] for line in lines] == [0, 2, 2]
+    clients = {name for line in lines for name in line["faulty_clients"]}
+    assert clients <= set(map(str, range(6)))
+    assert f"fedprox mu=0: 4 faulty updates, of {len(clients)} clients" in printed
+    assert "fedprox mu=0: 4 faulty updates, of" in (out / "report.html").read_text()
+    (summary,) = json.loads((out / "summary.json").read_text())
+    assert summary["faulty"] == 4
+    (run,) = read_archive(out).runs
+    assert [record.faulty for record in run.history] == [0, 2, 2]
+    table = tomllib.loads((out / "experiment.toml").read_text())
+    assert table["faults"] == {"policy": "clip", "norm": 1.0}
+    assert "faults" not in tomllib.loads((finished / "experiment.toml").read_text())
+    assert "faulty" not in json.loads((finished / "summary.json").read_text())[0]
+
+
+def test_a_faulty_update_may_end_the_run(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "screened.toml").write_text(SCREENED.replace("clip", "fail"))
+    out = tmp_path / "out"
+    assert status("run", tmp_path / "screened.toml", "--set", "seed=0", "--out", out) == 2
+    error = capsys.readouterr().err
+    assert re.match(r"fedprox: fedprox mu=0, seed 0: round 1: faulty update of client \d, ", error)
+    assert error.count("\n") == 1
+    (line,) = (out / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["round"] == 0
+
+
 def test_help_shows_every_key() -> None:
     command = [sys.executable, "-m", "fedprox.cli", "run", "--help"]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "120"}
     )
-    for key in (*tomllib.loads(SMALL), "learning_rate", "--data-dir", "--set", "batch_size", "mu"):
+    for key in (
+        *tomllib.loads(SCREENED),
+        "learning_rate",
+        "--data-dir",
+        "--set",
+        "batch_size",
+        "mu",
+    ):
         assert key in done.stdout
 
 

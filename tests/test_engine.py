@@ -279,6 +279,7 @@ def test_a_plan_reads_every_row_once_an_epoch(
         gamma=np.zeros(len(sizes)),
         part=np.full(len(sizes), 1 / len(sizes)),
         share=np.ones(len(sizes)),
+        home=np.zeros(len(sizes), np.int64),
     )
     width = schedule.tick_width(solver, max(sizes))
     packing = schedule.pack(schedule.job_ticks(solver, jobs, width), 2 * lanes)

@@ -23,6 +23,7 @@ from fedprox import (
 from fedprox.diagnostics.clients import client_accuracy
 from fedprox.features import Features, Prepared, Vectors, Windows
 from fedprox.models import logistic
+from fedprox.simulation.homes import find_homes
 from fedprox.simulation.lanes import lane_mesh
 from fedprox.simulation.rows import resident
 from fedprox.simulation.schedule import Jobs, Shape, plan_rounds
@@ -128,7 +129,7 @@ def test_augmentation_keys_depend_on_seed_round_client_and_step_alone() -> None:
     sizes = np.array(SIZES, np.int64)
     steps = np.array([solver.steps_for(int(n)) for n in sizes])
     ones = np.ones(4)
-    jobs = Jobs(np.arange(4), OFFSETS[:-1], sizes, steps, ones, ones, ones, ones)
+    jobs = Jobs(np.arange(4), OFFSETS[:-1], sizes, steps, ones, ones, ones, ones, np.zeros(4, int))
 
     def keys(seed: int, round_: int, devices: int, lanes: int) -> dict[int, set[tuple[int, ...]]]:
         shape = Shape(1, devices, lanes, 20, 4, 4)
@@ -253,10 +254,11 @@ def test_what_parts_share_is_on_a_device_once() -> None:
     rows = Rows(windows, LABELS, OFFSETS)
     few = Rows(windows[:5], LABELS[:5], np.array([0, 1, 2, 3, 5]))
     federation = Federation(rows, few, 3, tuple("abcd"))
-    data = resident(lane_mesh(), federation, federation.sample(5))
+    alone = find_homes(OFFSETS, 1)
+    data = resident(lane_mesh(), federation, federation.sample(5), alone)
     assert data.x is not None
     assert data.x.text is data.measured_x.text is data.test_x.text
-    whole = resident(lane_mesh(), federation, federation)
+    whole = resident(lane_mesh(), federation, federation, alone)
     assert whole.x is not None
     assert whole.x.starts is whole.measured_x.starts
     assert whole.y is whole.measured_y

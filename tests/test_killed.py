@@ -1,15 +1,13 @@
 """A run that is killed twenty times leaves what an uninterrupted one leaves, byte for byte."""
 
-import multiprocessing
 import os
 import random
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.commands import start, status
 
 KILLS = 20
 
@@ -44,23 +42,18 @@ class Torn:
         return int(self.file.write(content))
 
 
-def go(folder: Path, arguments: list[str], death: tuple[str, int, float] | None) -> None:
-    """The command in this process, which ends by a kill.
+def die(where: str, count: int, share: float) -> None:
+    """Have this process end by a kill.
 
     Args:
-        folder: The cache.
-        arguments: The command's.
-        death: Where: in so many-th line of "metrics", while so many-th "checkpoint" is being made,
-            or at some "moment" after so many-th record; and a random number.
+        where: In the so many-th line of "metrics", while the so many-th "checkpoint" is being made,
+            or at some "moment" after the so many-th record.
+        count: Which one.
+        share: A random number.
     """
-    from fedprox.cli import main
     from fedprox.report.directory import RunDirectory
     from fedprox.simulation.checkpoint import Checkpoints
 
-    os.environ["FEDPROX_CACHE"] = str(folder)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    sys.argv = ["fedprox", *arguments]
-    where, count, share = death or ("", 0, 0.0)
     begin, save, record = RunDirectory._begin, Checkpoints._save, RunDirectory.record
     calls = iter(range(count, -(10**6), -1))
 
@@ -81,30 +74,13 @@ def go(folder: Path, arguments: list[str], death: tuple[str, int, float] | None)
         Checkpoints._save = timed(save, 0.1)  # type: ignore[method-assign]
     elif where == "moment":
         RunDirectory.record = timed(record, 0.05)  # type: ignore[method-assign]
-    main()
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> Path:
+def test_a_run_that_is_killed_twenty_times_is_the_same(tmp_path: Path) -> None:
+    once, killed, output = (tmp_path / name for name in ("once", "killed", "output"))
     (tmp_path / "experiment.toml").write_text(EXPERIMENT)
-    return tmp_path
-
-
-def run(cache: Path, arguments: list[str], death: tuple[str, int, float] | None = None) -> int:
-    """The exit status of the command in a process of its own."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedprox.cli"])
-    process = context.Process(target=go, args=(cache, arguments, death))
-    process.start()
-    process.join()
-    assert process.exitcode is not None
-    return process.exitcode
-
-
-def test_a_run_that_is_killed_twenty_times_is_the_same(files: Path) -> None:
-    once, killed = files / "once", files / "killed"
-    command = ["run", str(files / "experiment.toml"), "--checkpoint-every", "3", "--out"]
-    assert run(files, [*command, str(once)]) == 0
+    command = ["run", str(tmp_path / "experiment.toml"), "--checkpoint-every", "3", "--out"]
+    assert status(start(output, [*command, str(once)])) == 0
     chance = random.Random(0)
     known = 0
     for number in range(KILLS):
@@ -116,12 +92,12 @@ def test_a_run_that_is_killed_twenty_times_is_the_same(files: Path) -> None:
         again = ["run", "--resume", str(killed)] if number else [*command, str(killed)]
         if number and not (killed / "experiment.toml").exists():
             again = [*command, str(killed)]
-        assert run(files, again, death) == -signal.SIGKILL, death
+        assert status(start(output, again, die, *death)) == -signal.SIGKILL, death
         if (killed / "metrics.jsonl").exists():
             known = max(known, (killed / "metrics.jsonl").read_bytes().count(b"\n"))
     assert (killed / "checkpoint").is_dir()
     assert known > 40
-    assert run(files, ["run", "--resume", str(killed)]) == 0
+    assert status(start(output, ["run", "--resume", str(killed)])) == 0
     names = sorted(path.name for path in once.iterdir())
     assert names == sorted(path.name for path in killed.iterdir())
     for name in ("metrics.jsonl", *(n for n in names if n.endswith(".safetensors"))):

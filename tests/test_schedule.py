@@ -114,7 +114,7 @@ def test_a_plan_is_that_of_one_job_after_another(
     steps = np.array([chance.randint(1, solver.steps_for(size)) for size in sizes], np.int64)
     client = np.array(chance.sample(range(100), len(sizes)), np.int64)
     ones = np.ones(len(n))
-    jobs = Jobs(client, offsets_of(n)[:-1], n, steps, ones, ones, ones, ones)
+    jobs = Jobs(client, offsets_of(n)[:-1], n, steps, ones, ones, ones, ones, 0 * n)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schedule, "WIDEST_TICK", widest)
         patch.setattr(schedule, "ROWS_TOGETHER", together)

@@ -21,6 +21,7 @@ from fedprox.model import Model
 from fedprox.report.figure import figure
 from fedprox.report.table import table
 from fedprox.simulation.checkpoint import Checkpoints, Stopped
+from fedprox.simulation.faults import Faults
 from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.run import compare, simulate
@@ -37,6 +38,7 @@ __all__ = [
     "Checkpoints",
     "Cohort",
     "Diagnosis",
+    "Faults",
     "Federation",
     "InputError",
     "Model",

@@ -1,8 +1,12 @@
 """The command line: `fedprox run`, `diagnose`, `report`, `reproduce` and `data`."""
 
 import math
+import os
+import re
 import shlex
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -39,9 +43,9 @@ from fedprox.experiment import (
 )
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
-from fedprox.report.directory import RunDirectory, write_clients, write_figure
+from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_clients, write_figure
 from fedprox.report.page import write_report
-from fedprox.report.table import other_models, table, uneven, unsolved
+from fedprox.report.table import faulty, other_models, table, uneven, unsolved
 from fedprox.reproduce import ITEMS, select
 from fedprox.reproduce.item import SCALES
 from fedprox.reproduce.run import Step, reproduce
@@ -49,6 +53,10 @@ from fedprox.reproduce.table import duration
 from fedprox.simulation.checkpoint import Checkpoints, Stopped, stopping_on_signals
 from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
 from fedprox.simulation.history import Progress as Standing
+from fedprox.simulation.processes import everyone, join_processes
+
+TOGETHER = 60.0
+"""Seconds between checkpoints of several processes, where --checkpoint-every is not given."""
 
 app = typer.Typer(
     add_completion=False,
@@ -118,6 +126,11 @@ An experiment file, with every key:
                                 # deadline = 60.0, step_seconds = 0.1 (or one for each client),
                                 # spread = 1.0 of their log-normal speeds
   partial = "uniform"           # stragglers' epochs; or as in the authors' "code"
+
+\b
+  [faults]                      # left out: updates are not screened
+  policy = "drop"               # leave out what is not finite or too large; "fail", "clip"
+  norm = 10.0                   # too large: times the round's median norm; inf for no bound
 
 \b
   [solver]
@@ -196,6 +209,22 @@ def run(
         Path | None,
         typer.Option(metavar="DIR", help="Go on with the run in DIR; in place of FILE.toml."),
     ] = None,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Share the run with other processes, which meet there; or slurm.",
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(metavar="P", help="How many they are. [default: SLURM_NTASKS]")
+    ] = None,
+    process: Annotated[
+        int | None,
+        typer.Option(
+            metavar="I", help="Which one this is. [default: SLURM_PROCID or JOB_COMPLETION_INDEX]"
+        ),
+    ] = None,
 ) -> None:
     """Run an experiment file, or go on with one."""
     if resume is not None:
@@ -208,35 +237,59 @@ def run(
         file, out = resume / "experiment.toml", resume
     if file is None:
         raise InputError("FILE.toml is missing; or give --resume DIR")
-    console, experiment, resolved = _prepare(file, settings, data_dir, devices)
-    directory = RunDirectory(out or Path("runs") / file.stem, resolved.table)
-    if resume is not None and directory.complete:
+    require(
+        coordinator is not None or (processes is None and process is None),
+        "--processes and --process: give --coordinator beside them",
+    )
+    meet = None
+    if coordinator is not None:
+        meet = partial(join_processes, coordinator, processes, process)
+    console, experiment, resolved = _prepare(file, settings, data_dir, devices, meet)
+    path = out or Path("runs") / file.stem
+    checkpoints = Checkpoints(
+        path / CHECKPOINTS,
+        every=checkpoint_every,
+        interval=TOGETHER if coordinator is not None and checkpoint_every is None else None,
+        resume=resume is not None,
+    )
+    go = partial(train, experiment, resolved, devices=devices, checkpoints=checkpoints)
+    if jax.process_index():
+        _help(go, checkpoints)
+        return
+    directory = RunDirectory(path, resolved.table)
+    done = resume is not None and directory.complete
+    everyone(done)
+    if done:
         console.print(f"{resume} is complete; nothing to do")
         return
-    checkpoints = Checkpoints(
-        directory.checkpoints, every=checkpoint_every, resume=resume is not None
-    )
     if resume is not None:
         _say_where(console, directory)
     with directory, stopping_on_signals(checkpoints), _progress(console) as progress:
-        runs = train(
-            experiment,
-            resolved,
-            directory.record,
-            _Bars(progress),
-            devices=devices,
-            checkpoints=checkpoints,
-        )
-    write_clients(directory.path, resolved.federation, resolved.model, runs)
+        runs = go(directory.record, _Bars(progress))
+    if jax.process_count() == 1:  # others have the rows of their clients
+        write_clients(directory.path, resolved.federation, resolved.model, runs)
     directory.finish(runs, experiment.target)
+    everyone(0)
     checkpoints.remove()
     write_report([directory.path], directory.path / "report.html")
     console.print(table(runs, experiment.target))
-    for line in (*other_models(runs), *uneven(runs), *unsolved(runs)):
+    for line in (*other_models(runs), *uneven(runs), *unsolved(runs), *faulty(runs)):
         console.print(line)
     if checkpoints.made:
         console.print(str(checkpoints))
     console.print(f"\n{directory.path}: metrics, summary, models, figure, report.html")
+
+
+def _help(
+    go: Callable[[Callable[[Any], None], Callable[[Any], None]], Any], checkpoints: Checkpoints
+) -> None:
+    """What the other processes do: work, and leave the results to the first."""
+    if everyone(0)[0]:  # it was complete already
+        return
+    with stopping_on_signals(checkpoints):
+        go(lambda _: None, lambda _: None)
+    everyone(0)  # the results are written
+    checkpoints.remove()
 
 
 def _say_where(console: Console, directory: RunDirectory) -> None:
@@ -303,15 +356,29 @@ def diagnose(
 
 
 def _prepare(
-    file: Path, settings: list[str] | None, data_dir: Path | None, devices: int | None = None
+    file: Path,
+    settings: list[str] | None,
+    data_dir: Path | None,
+    devices: int | None = None,
+    meet: Callable[[], None] | None = None,
 ) -> tuple[Console, Experiment, Resolved]:
-    """Read an experiment file and load its data, with JAX set up for it."""
-    console = _console()
+    """Read an experiment file and load its data, with JAX set up for it.
+
+    Args:
+        file: The file.
+        settings: Changes to it.
+        data_dir: Folder with data files.
+        devices: Devices that share a round.
+        meet: Joins other processes.
+    """
     experiment = read_experiment(file, settings or ())
     if devices is not None:
         require_whole("--devices", devices)
     use_cpu_devices(experiment.cohort.clients_per_round, devices)
     use_compilation_cache(cache_folder() / "xla")
+    if meet is not None:
+        meet()
+    console = Console(quiet=True) if jax.process_index() else _console()
     with console.status("loading the data"):
         resolved = resolve(experiment, data_dir)
     return console, experiment, resolved
@@ -489,6 +556,11 @@ class _Bars:
 
 INTERRUPTED = 130
 
+LOST = (
+    "process {}: another process has ended, or cannot be reached, and so the run ends ({}); go on "
+    "from its last checkpoint with --resume"
+)
+
 
 def main() -> None:
     """Entry point: bad input and files that cannot be written end in one line, status 2."""
@@ -503,10 +575,17 @@ def main() -> None:
         if "run" in sys.argv[1:2]:
             again = f"go on with: fedprox run --resume {shlex.quote(str(stopped.folder.parent))}"
         _fail(f"{stopped}; {again}", 128 + stopped.signal)
-    except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if isinstance(error, jax.errors.JaxRuntimeError) and "EXHAUSTED" not in str(error):
-            raise
-        _fail("out of memory: the data, the model or the cohort is too large for this machine")
+    except (
+        jax.errors.JaxRuntimeError,
+        ValueError,
+    ) as error:  # either, by where a sum is waited for
+        if jax.distributed.is_initialized() and re.search(
+            "gloo|nccl|coordination", str(error), re.I
+        ):
+            _fail(LOST.format(jax.process_index(), str(error).partition("\n")[0]), 1)
+        _out_of_memory(error)
+    except MemoryError as error:
+        _out_of_memory(error)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}")
@@ -516,8 +595,17 @@ def main() -> None:
     raise SystemExit(status or 0)
 
 
+def _out_of_memory(error: Exception) -> NoReturn:
+    if not isinstance(error, MemoryError) and "EXHAUSTED" not in str(error):
+        raise error
+    _fail("out of memory: the data, the model or the cohort is too large for this machine")
+
+
 def _fail(message: str, status: int = 2) -> NoReturn:
-    print(f"fedprox: {' '.join(message.split())}", file=sys.stderr)
+    print(f"fedprox: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    if jax.distributed.is_initialized():
+        sys.stdout.flush()
+        os._exit(status)  # to leave in order would be to wait for the others, who wait for this one
     raise SystemExit(status)
 
 

@@ -6,7 +6,7 @@ import inspect
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import optax
@@ -21,6 +21,7 @@ from fedprox.model import Model
 from fedprox.models import MODELS
 from fedprox.simulation.checkpoint import Checkpoints
 from fedprox.simulation.clients import ClientState
+from fedprox.simulation.faults import Faults, Policy
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.run import compare
 from fedprox.simulation.sampling import Cohort, Sampling
@@ -56,6 +57,13 @@ class SystemsSection(_Section):
     step_seconds: float | list[float] | None = None
     spread: float = 0.0
     partial: Partial = "uniform"
+
+
+class FaultsSection(_Section):
+    """`[faults]`: see `fedprox.Faults`."""
+
+    policy: Policy = "drop"
+    norm: float = 10.0
 
 
 class SolverSection(_Section):
@@ -95,6 +103,7 @@ class Experiment(_Section):
         model: Name of a model and its options.
         cohort: How a round's clients are chosen.
         systems: Which of them cannot finish.
+        faults: What is done about faulty updates; they are not looked for where it is left out.
         solver: The local solver.
         method: Names of methods and their numbers, each with a `solver` of its own if it has one.
         versions: What the results were made with; written with them and not read.
@@ -115,6 +124,7 @@ class Experiment(_Section):
     model: Table = Field(default_factory=lambda: {"name": "logistic"})
     cohort: CohortSection
     systems: SystemsSection = Field(default_factory=SystemsSection)
+    faults: FaultsSection | None = None
     solver: SolverSection
     method: list[Table] = Field(min_length=1)
     versions: Table = Field(default_factory=dict, exclude=True)
@@ -139,6 +149,7 @@ class Resolved(NamedTuple):
         solver: The local solver.
         cohort: How a round's clients are chosen.
         systems: Which of them cannot finish.
+        faults: What is done about faulty updates.
         table: The experiment as TOML would hold it.
     """
 
@@ -148,6 +159,7 @@ class Resolved(NamedTuple):
     solver: Solver
     cohort: Cohort
     systems: Systems
+    faults: Faults | None
     table: Table
 
 
@@ -196,6 +208,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     solver = Solver(**_solver(section, "solver"))
     cohort = Cohort(**experiment.cohort.model_dump())
     systems = Systems(**experiment.systems.model_dump())
+    faults = Faults(**experiment.faults.model_dump()) if experiment.faults else None
     methods = [
         _method(table, section, solver, f"method.{i}") for i, table in enumerate(experiment.method)
     ]
@@ -207,7 +220,8 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     table = experiment.model_dump(exclude_none=True)
     table |= {"data": data_table, "model": model_table, "method": [t for _, t in methods]}
     algorithms = [algorithm for algorithm, _ in methods]
-    return Resolved(federation, make_model(federation), algorithms, solver, cohort, systems, table)
+    model = make_model(federation)
+    return Resolved(federation, model, algorithms, solver, cohort, systems, faults, table)
 
 
 def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Table]:
@@ -237,6 +251,7 @@ def train(
         solver=resolved.solver,
         cohort=resolved.cohort,
         systems=resolved.systems,
+        faults=resolved.faults,
         rounds=experiment.rounds,
         evaluate_every=experiment.evaluate_every,
         evaluate_rows=experiment.evaluate_rows,
@@ -421,9 +436,10 @@ def _explain(error: ValidationError, schema: type[BaseModel], where: str = "") -
         if not known and (first["type"] != "extra_forbidden" or i < len(location) - 1):
             break  # not a key: the name of one of the types that the value might have
         parents.append(str(part))
-        inner = schema.model_fields[str(part)].annotation if part in keys else None
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            schema, keys = inner, list(inner.model_fields)
+        annotation = schema.model_fields[str(part)].annotation if part in keys else None
+        for inner in get_args(annotation) or (annotation,):  # a section may be left out
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                schema, keys = inner, list(inner.model_fields)
     section, last = ".".join(parents[:-1]) or "the file", parents[-1]
     if first["type"] == "extra_forbidden":
         return f"{section}: unknown key {last!r}; {choices(last, keys)}"

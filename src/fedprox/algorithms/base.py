@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedprox.errors import require, require_number
 from fedprox.model import Params
@@ -132,6 +133,9 @@ class Algorithm(NamedTuple):
             clients keep nothing.
         own_gradient: Whether clients read grad F_k(w^t) before they begin.
         message: State, numbers, own_k, solution_k -> what the client sends, and what it keeps.
+        size: Message -> how large it is, by which one far beyond the others is known to be faulty
+            (`fedprox.Faults`): what it holds that differs between sound clients for a reason, such
+            as how long ago they last took part, is left out.
         update: State, weighted mean of the messages, numbers -> state.
         params: State -> the model that is sent out.
         evaluated: State -> the model that is evaluated; None for the one that is sent out.
@@ -155,6 +159,7 @@ class Algorithm(NamedTuple):
     kept: Callable[[Params], Kept] | None = None
     own_gradient: bool = False
     message: Callable[[State, Scalars, Own, Solution], tuple[Message, Kept]] = difference
+    size: Callable[[Message], jax.Array] = optax.tree.norm
     update: Callable[[State, Message, Scalars], State] = add
     params: Callable[[State], Params] = same_params
     evaluated: Callable[[State], Params] | None = None

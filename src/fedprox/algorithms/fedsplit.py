@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedprox.algorithms.base import (
     Algorithm,
@@ -91,5 +92,6 @@ def fedsplit(step_size: Numbers, *, average: Literal["all", "active"] = "active"
         average="clients",
         kept=same_params,
         message=message,
+        size=lambda message: optax.tree.norm(message.step),  # z_k is w^0 until k has taken part
         update=update,
     )

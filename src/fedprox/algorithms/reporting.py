@@ -83,6 +83,7 @@ def reporting(algorithm: Algorithm, evaluated: Evaluated) -> Algorithm:
         init=init,
         kept=kept if all_clients else algorithm.kept,
         message=message,
+        size=lambda message: algorithm.size(message[0]),
         update=update,
         params=lambda state: algorithm.params(state.state),
         evaluated=lambda state: state.mean,

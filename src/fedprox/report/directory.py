@@ -31,6 +31,9 @@ from fedprox.simulation.target import KEYS, Target
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CHECKPOINTS = "checkpoint"
+"""The folder for checkpoints in a run directory."""
+
 PACKAGES = ("fedprox", "flax", "jax", "jaxlib", "numpy", "optax")
 
 
@@ -76,7 +79,7 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         """The folder for checkpoints."""
-        return self.path / "checkpoint"
+        return self.path / CHECKPOINTS
 
     @property
     def complete(self) -> bool:
@@ -197,6 +200,9 @@ def metrics_line(record: Record) -> dict[str, Any]:
     numbers = line.pop("numbers")
     named = {"label": line.pop("label"), "method": line.pop("method")}
     line = {**named, "mu": None, **numbers, **line}
+    for key in ("faulty", "faulty_clients", "unmeasured"):
+        if line[key] is None:  # nothing was screened
+            del line[key]
     return {key: _json_number(value) for key, value in line.items()}
 
 
@@ -231,6 +237,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
         "client_steps": run.client_steps,
         "communication": final["communication"],
         "unsolved": sum(record.unsolved for record in run.history),
+        **({} if run.faulty is None else {"faulty": run.faulty}),
         "lane_idle": run.lane_idle,
         "memory": run.memory,
         "sweep_points": run.sweep_points,

@@ -23,7 +23,7 @@ from fedprox.report.charts import (
     styles,
 )
 from fedprox.report.directory import write_whole
-from fedprox.report.table import by_label, other_models, spread, table, uneven, unsolved
+from fedprox.report.table import by_label, faulty, other_models, spread, table, uneven, unsolved
 from fedprox.simulation.history import Run
 
 WORST = 0.1
@@ -240,7 +240,7 @@ def _warnings(archive: Archive) -> Iterator[str]:
             )
     if archive.finished:
         yield from (f"{line}." for line in uneven(archive.runs))
-    yield from (f"{line}." for line in unsolved(archive.runs))
+    yield from (f"{line}." for line in (*unsolved(archive.runs), *faulty(archive.runs)))
 
 
 def _results(archive: Archive) -> Table:

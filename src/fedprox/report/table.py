@@ -102,6 +102,25 @@ def unsolved(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
+def faulty(runs: Sequence[Run]) -> list[str]:
+    """A line for each method that had faulty updates, or clients that could not be measured."""
+    lines = []
+    for label, group in by_label(runs).items():
+        updates = sum(run.faulty or 0 for run in group)
+        records = [record for run in group for record in run.history]
+        clients = {name for record in records for name in record.faulty_clients or ()}
+        unmeasured = max(record.unmeasured or 0 for record in records)
+        if updates:
+            of = "1 client" if len(clients) == 1 else f"{len(clients)} clients"
+            lines.append(f"{label}: {updates} faulty updates, of {of}; metrics.jsonl names them")
+        if unmeasured:
+            lines.append(
+                f"{label}: evaluations leave out up to {unmeasured} clients whose loss or gradient "
+                "is not finite"
+            )
+    return lines
+
+
 def _row(group: Sequence[Run], target: Target | None) -> list[str]:
     seconds = f"{sum(run.run_seconds for run in group):.1f}"
     if group[0].sweep_points > 1:

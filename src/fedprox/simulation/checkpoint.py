@@ -3,7 +3,8 @@
 The comparison that goes on is the same, bit for bit: a checkpoint holds the server's state, what
 clients keep, the numbers that adapt and all records, and everything else is a function of the seed,
 the round and the client. It appears under its name whole or not at all (orbax writes it), and the
-last two are kept, so that there is one whenever the process ends.
+last two are kept, so that there is one whenever the process ends. What clients keep may be more
+than the memory holds: it is written before, array by array, by the process that has these clients.
 """
 
 import logging
@@ -25,9 +26,15 @@ from numpy.typing import NDArray
 from fedprox.algorithms.adaptive import Trend
 from fedprox.errors import require, require_whole
 from fedprox.model import Model
+from fedprox.simulation.clients import KNOWN
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.lanes import replicate
+from fedprox.simulation.processes import everyone
 from fedprox.simulation.rounds import Standing
+from fedprox.simulation.settle import no_updates
+
+STATE = "state"
+"""Of a folder of checkpoints the part with the server's state and the records."""
 
 KEPT = 2
 """Checkpoints of a comparison that are kept."""
@@ -74,6 +81,7 @@ class Comparison(NamedTuple):
             "seeds": list(self.seeds),
             "rounds": self.rounds,
             "clients": self.clients,
+            "processes": jax.process_count(),
         }
 
 
@@ -112,12 +120,14 @@ class Snapshot(NamedTuple):
         """Where the leg under way stands, given where it began."""
         state = _unnumbered(jax.tree.structure(first.state), self.arrays["state"])
         trend = self.arrays.get("trend")
+        faulty = self.arrays.get("faulty", no_updates())
         return Standing(
             self.round,
             replicate(mesh, state),
             replicate(mesh, dict(self.arrays["numbers"])),
             None if trend is None else Trend(**replicate(mesh, trend)),
             (self.arrays["taken"],),
+            (lambda: faulty,),
         )
 
 
@@ -140,6 +150,9 @@ def arrays_of(standing: Standing, points: int) -> Arrays:
     }
     if standing.trend is not None:
         found["trend"] = jax.tree.map(np.asarray, standing.trend._asdict())
+    faulty = np.concatenate([no_updates(), *(find() for find in standing.faulty)])
+    if len(faulty):
+        found["faulty"] = faulty
     return found
 
 
@@ -191,26 +204,38 @@ class Checkpoints:
             InputError: The checkpoints are another comparison's, or none can be read.
         """
         self._comparison, self._last = comparison, time.perf_counter()
-        if not self.resume or not self.folder.is_dir():
-            return Snapshot(())
         damaged = []
-        with _manager(self.folder) as manager:
-            for step in sorted(manager.all_steps(), reverse=True):
-                try:
-                    position, arrays = _read(manager, step)
-                except Exception as error:  # orbax and its storage raise all kinds
-                    reason = str(error).partition("\n")[0]
-                    damaged.append(f"{self.folder / str(step)}: cannot be read: {reason}")
-                    continue
-                snapshot = self._snapshot(step, position, arrays)
-                for line in damaged:
-                    logging.getLogger(__name__).warning("%s; the one before is used", line)
-                for later in manager.all_steps():
-                    if later > step:
-                        manager.delete(later)
-                return snapshot
-        require(not damaged, damaged[0] if damaged else "")
+        for step in _common(self._steps()) if self.resume else ():
+            try:
+                position, arrays = _read(self.folder / STATE, step)
+            except Exception as error:  # orbax and its storage raise all kinds
+                reason = str(error).partition("\n")[0]
+                damaged.append(
+                    (step, f"{self.folder / STATE / str(step)}: cannot be read: {reason}")
+                )
+                continue
+            snapshot = self._snapshot(step, position, arrays)
+            for later, line in damaged:
+                logging.getLogger(__name__).warning("%s; the one before is used", line)
+                if jax.process_index() == 0:
+                    shutil.rmtree(self.folder / STATE / str(later))
+            return snapshot
+        require(not damaged, damaged[0][1] if damaged else "")
         return Snapshot(())
+
+    def _steps(self) -> list[int]:
+        """The steps of which this process has all that is its own."""
+        if not (self.folder / STATE).is_dir():
+            return []
+        with _manager(self.folder / STATE) as manager:
+            steps = manager.all_steps()
+        own = [step for step in steps if (self._clients / str(step)).is_dir()]
+        require(
+            own or not steps,
+            f"{self._clients}: none of the checkpoints' states of clients is there; go on with as "
+            "many processes as before",
+        )
+        return own
 
     def _snapshot(self, step: int, position: dict[str, Any], arrays: Arrays) -> Snapshot:
         for key, value in self._comparison.known.items():
@@ -227,21 +252,8 @@ class Checkpoints:
         )
         for i, run in enumerate(finished):
             run.params = _unnumbered(structure, arrays["params"][str(i)])
-        kept = self._kept(step, position["kept"])
+        kept = _read_blocks(self._clients / str(step)) if position["kept"] else ()
         return Snapshot(finished, under_way, position["round"], arrays, kept)
-
-    def _kept(self, step: int, names: Sequence[str]) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Read one array after another, since they may be larger together than the memory."""
-        import orbax.checkpoint as ocp
-
-        for name in names:
-            one = ocp.args.PyTreeRestore(
-                item={name: 0},
-                restore_args={name: ocp.RestoreArgs(restore_type=np.ndarray)},
-                partial_restore=True,
-            )
-            with _manager(self.folder) as manager:
-                yield name, manager.restore(step, args=ocp.args.Composite(kept=one))["kept"][name]
 
     def offer(self, snapshot: Callable[[], Snapshot], leg: str, done: int | None = None) -> None:
         """Make a checkpoint if it is time for one.
@@ -255,48 +267,65 @@ class Checkpoints:
             Stopped: The comparison is to stop.
         """
         waited = time.perf_counter() - self._last
-        if (
-            (self.every is not None and (done is None or done % self.every == 0))
-            or (self.interval is not None and waited >= self.interval)
-            or self.stopping is not None
-        ):
+        regular = self.every is not None and (done is None or done % self.every == 0)
+        late = self.interval is not None and waited >= self.interval
+        # a signal may come to each process in another round, or to one alone
+        if signals := int(everyone(self.stopping or 0).max()):
+            self.stopping = signal.Signals(signals)
+        if regular or everyone(late)[0] or self.stopping is not None:
             self._save(snapshot())
             self._last = time.perf_counter()
         if self.stopping is not None:
+            everyone(0)  # all have theirs before any ends
             where = f"after {leg}" if done is None else f"after round {done} of {leg}"
             raise Stopped(where, self.folder, self.stopping)
 
     def _save(self, snapshot: Snapshot) -> None:
-        import orbax.checkpoint as ocp
-
         begin = time.perf_counter()
         if not self.made and not self.resume:
-            self.remove()  # those of an earlier comparison
-        arrays, kept = dict(snapshot.arrays), dict(snapshot.kept)
+            self._clear()  # of those of an earlier comparison
+        step = snapshot.legs * (self._comparison.rounds + 1) + snapshot.round
+        _write_blocks(self._clients / str(step), snapshot.kept)
+        everyone(0)  # all processes have written theirs
+        if jax.process_index() == 0:
+            self._save_state(step, snapshot)
+        everyone(0)  # the step counts from here on
+        for path in self._clients.iterdir() if self._clients.is_dir() else ():
+            if not (self.folder / STATE / path.name).is_dir():
+                shutil.rmtree(path)
+        files = (self.folder / part / str(step) for part in (STATE, self._clients.name))
+        sizes = (path.stat().st_size for part in files for path in part.rglob("*"))
+        self.size = sum(sizes)
+        self.made += 1
+        self.seconds += time.perf_counter() - begin
+
+    def _save_state(self, step: int, snapshot: Snapshot) -> None:
+        import orbax.checkpoint as ocp
+
+        arrays = dict(snapshot.arrays) or {"none": np.zeros(1)}
+        if snapshot.finished:
+            arrays["params"] = {
+                str(i): _numbered(run.params) for i, run in enumerate(snapshot.finished)
+            }
         position = {
             "comparison": self._comparison.known,
             "every": self.every,
             "round": snapshot.round,
             "finished": [_entry(run) for run in snapshot.finished],
             "under_way": [_entry(run) for run in snapshot.under_way],
-            "kept": list(kept),
+            "kept": bool(snapshot.kept),
         }
-        if snapshot.finished:
-            arrays["params"] = {
-                str(i): _numbered(run.params) for i, run in enumerate(snapshot.finished)
-            }
-        step = snapshot.legs * (self._comparison.rounds + 1) + snapshot.round
-        parts = {
-            "position": ocp.args.JsonSave(position),
-            "arrays": ocp.args.PyTreeSave(arrays or {"none": np.zeros(1)}),
-            **({"kept": ocp.args.PyTreeSave(kept)} if kept else {}),
-        }
-        with _manager(self.folder, writes=True) as manager:
-            manager.save(step, args=ocp.args.Composite(**parts), force=True)
-        files = (self.folder / str(step)).rglob("*")
-        self.size = sum(path.stat().st_size for path in files if path.is_file())
-        self.made += 1
-        self.seconds += time.perf_counter() - begin
+        parts = ocp.args.Composite(
+            position=ocp.args.JsonSave(position), arrays=ocp.args.PyTreeSave(arrays)
+        )
+        (self.folder / STATE).mkdir(parents=True, exist_ok=True)
+        with _manager(self.folder / STATE, writes=True) as manager:
+            manager.save(step, args=parts, force=True)
+
+    @property
+    def _clients(self) -> Path:
+        """What this process's clients keep."""
+        return self.folder / f"clients-{jax.process_index()}"
 
     def __str__(self) -> str:
         """What was made, as a line for people."""
@@ -307,13 +336,13 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Remove all checkpoints, as once the results are written."""
-        if not self.folder.is_dir():
-            return
-        for path in self.folder.iterdir():
-            if path.name.partition(".")[0].isdigit():  # whole ones, and what a kill has left
-                shutil.rmtree(path)
-        with suppress(OSError):  # it holds other files
+        self._clear()
+        with suppress(OSError):  # it is not there, or holds other files, or another process's
             self.folder.rmdir()
+
+    def _clear(self) -> None:
+        for part in (self._clients, self.folder / STATE)[: 2 - bool(jax.process_index())]:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 @contextmanager
@@ -346,18 +375,62 @@ def _manager(folder: Path, *, writes: bool = False) -> Any:
     """Orbax's manager of a folder; one that writes removes what a kill has left there first."""
     import orbax.checkpoint as ocp  # takes a quarter of a second
 
-    options = ocp.CheckpointManagerOptions(
-        max_to_keep=KEPT, enable_async_checkpointing=False, cleanup_tmp_directories=writes
+    alone: dict[str, Any] = {}
+    if jax.process_count() > 1:  # or else orbax would wait for the others
+        here = jax.process_index()
+        alone["multiprocessing_options"] = ocp.options.MultiprocessingOptions(
+            primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process-{here}"
+        )
+    return ocp.CheckpointManager(
+        folder.absolute(),
+        options=ocp.CheckpointManagerOptions(
+            max_to_keep=KEPT,
+            enable_async_checkpointing=False,
+            cleanup_tmp_directories=writes,
+            create=False,
+            **alone,
+        ),
+        item_handlers={
+            "arrays": ocp.PyTreeCheckpointHandler(**alone),
+            "position": ocp.JsonCheckpointHandler(**alone),
+        },
     )
-    return ocp.CheckpointManager(folder.absolute(), options=options)
 
 
-def _read(manager: Any, step: int) -> tuple[dict[str, Any], Arrays]:
+def _common(steps: Sequence[int]) -> Sequence[int]:
+    """The steps that all processes have, the last first."""
+    last = sorted(steps, reverse=True)[:KEPT]
+    if jax.process_count() == 1:
+        return last
+    theirs = np.stack([everyone(step) for step in (*last, *[-1] * (KEPT - len(last)))])
+    common = set.intersection(*(set(each.tolist()) for each in theirs.T))
+    return sorted(common - {-1}, reverse=True)
+
+
+def _read(folder: Path, step: int) -> tuple[dict[str, Any], Arrays]:
     import orbax.checkpoint as ocp
 
     args = ocp.args.Composite(arrays=ocp.args.PyTreeRestore(), position=ocp.args.JsonRestore())
-    found = manager.restore(step, args=args)
+    with _manager(folder) as manager:
+        found = manager.restore(step, args=args)
     return found["position"], found["arrays"]
+
+
+def _write_blocks(folder: Path, blocks: Iterable[tuple[str, NDArray[Any]]]) -> None:
+    """Write arrays as files, one after another; the folder appears whole or not at all."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    for leftover in (partial, folder):
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name, block in blocks:
+        np.save(partial / f"{name}.npy", block.view(np.uint8))  # of whatever type
+    partial.rename(folder)
+
+
+def _read_blocks(folder: Path) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Read them back, what is known first."""
+    for path in sorted(folder.iterdir(), key=lambda path: (path.stem != KNOWN, path.stem)):
+        yield path.stem, np.load(path, mmap_mode="r")
 
 
 def _entry(run: Run) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Kept
-from fedprox.errors import InputError
-from fedprox.simulation.lanes import PER_DEVICE, replicate, zeros_on
+from fedprox.errors import InputError, require
+from fedprox.simulation.lanes import PER_DEVICE, replicate, shard, zeros_on
 from fedprox.simulation.memory import FITS, free_on_devices, free_on_host
 
 ClientState = Literal["auto", "device", "host", "disk"]
@@ -46,7 +46,7 @@ class Store(NamedTuple):
         write: Clients, what they keep -> nothing.
         held: What a checkpoint must hold: the rows that have been written, in blocks without a copy
             of those on disk, as arrays by name. They change with the next write.
-        put_back: Name and array of all that `held` gave, in its order -> nothing.
+        put_back: Name and bytes of all that `held` gave, `KNOWN` first -> nothing.
         close: Give up the store's memory.
     """
 
@@ -71,6 +71,11 @@ def open_store(where: ClientState, initial: Kept, clients: NDArray[np.int64], me
     Raises:
         InputError: It does not fit on the disk.
     """
+    require(
+        where != "device" or jax.process_count() == 1,
+        'client_state = "device"; of several processes each keeps its own clients\', so it must be '
+        '"auto", "host" or "disk"',
+    )
     if where == "auto":
         one = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(initial))
         where = _where_it_fits(len(clients) * one, mesh)
@@ -89,19 +94,21 @@ def _on_host(initial: Kept, clients: NDArray[np.int64], mesh: Mesh, *, mapped: b
     except (OSError, MemoryError) as error:
         raise InputError(_no_room("disk" if mapped else "host", error)) from None
     known = np.zeros(len(clients), bool)
-    sharding = NamedSharding(mesh, PER_DEVICE)
+    here = [device.process_index == jax.process_index() for device in mesh.devices.flat]
 
     def read(at: NDArray[np.int64]) -> Kept:
         row = np.searchsorted(clients, at)
+        filled = (at >= 0) & np.repeat(here, len(at) // len(here))
         found = [
-            jax.device_put(rows.gather(row, at >= 0, known, leaf), sharding)
+            shard(mesh, rows.gather(row, filled, known, leaf))
             for leaf, rows in zip(leaves, arrays, strict=True)
         ]
         return jax.tree.unflatten(structure, found)
 
     def write(at: NDArray[np.int64], kept: Kept) -> None:
         row = np.searchsorted(clients, at)
-        new = row[(at >= 0) & ~known[np.minimum(row, len(known) - 1)]]
+        filled = (at >= 0) & np.repeat(here, len(at) // len(here))
+        new = row[filled][~known[row[filled]]]
         for given, rows in zip(jax.tree.leaves(kept), arrays, strict=True):
             rows.make_room(new)
             for part in given.addressable_shards:
@@ -109,7 +116,7 @@ def _on_host(initial: Kept, clients: NDArray[np.int64], mesh: Mesh, *, mapped: b
                 for place in np.flatnonzero(at[first : first + len(values)] >= 0):
                     rows.array[row[first + place]] = values[place]
             rows.let_go()
-        known[row[at >= 0]] = True
+        known[row[filled]] = True
 
     def held() -> dict[str, Any]:
         return _in_blocks(known, [rows.array for rows in arrays])
@@ -117,12 +124,12 @@ def _on_host(initial: Kept, clients: NDArray[np.int64], mesh: Mesh, *, mapped: b
     def put_back(saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
         for name, block in saved:
             if name == KNOWN:
-                known[:] = block
+                known[:] = block.view(bool)
                 continue
             rows, first = _place_of(name, arrays)
             written = np.flatnonzero(known[first : first + len(block)])
             rows.make_room(first + written)
-            rows.array[first + written] = block[written]
+            rows.array[first + written] = block[written].view(rows.array.dtype)
             rows.let_go()
 
     def close() -> None:
@@ -256,10 +263,10 @@ def _on_devices(initial: Kept, clients: NDArray[np.int64], mesh: Mesh) -> Store:
         arrays = [np.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(held[0])]
         for name, block in saved:
             if name == KNOWN:
-                known[: len(clients)] = block
+                known[: len(clients)] = block.view(bool)
                 continue
             array, first = _place_of(name, arrays)
-            array[first : first + len(block)] = block
+            array[first : first + len(block)] = block.view(array.dtype)
         held[0] = jax.device_put(jax.tree.unflatten(jax.tree.structure(held[0]), arrays), sharding)
 
     return Store(read, write, saved, put_back, held.clear)
@@ -267,6 +274,6 @@ def _on_devices(initial: Kept, clients: NDArray[np.int64], mesh: Mesh) -> Store:
 
 def _where_it_fits(size: int, mesh: Mesh) -> ClientState:
     """The first place with room for `size` bytes."""
-    if size <= FITS * free_on_devices(mesh) * mesh.devices.size:
+    if jax.process_count() == 1 and size <= FITS * free_on_devices(mesh) * mesh.devices.size:
         return "device"
     return "host" if size <= FITS * free_on_host() else "disk"

@@ -11,7 +11,7 @@ first exchange.
 Axes of the arrays inside: lanes, then points of the sweep, then the parameter's own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,17 +23,19 @@ from fedprox.algorithms.base import Algorithm, Kept, Own, Scalars, State
 from fedprox.features import Features, index_of, look_up
 from fedprox.model import Model, Params
 from fedprox.simulation.exchange import Exchange, exchange_gradients
+from fedprox.simulation.faults import Faults, Judged
+from fedprox.simulation.intake import Arrived, Result, intake
 from fedprox.simulation.lanes import (
     AXIS,
     PER_DEVICE,
     PER_ROUND_AND_DEVICE,
     REPLICATED,
-    add_weighted,
+    choose,
     over_lanes,
+    put,
     read_rows,
     run_segments,
     spread,
-    total,
     where_lanes,
 )
 from fedprox.simulation.schedule import Plan, Shape
@@ -64,6 +66,8 @@ class After(NamedTuple):
         steps: Steps of all clients and rounds, int32 (points,); None where the plan says it.
         kept: What the clients of the last round keep, leaves (devices * places, points, ...); None
             where they keep nothing.
+        faulty: Which updates were faulty, bool (points, rounds, jobs), the jobs being the slots and
+            after them those of a first exchange; None without screening.
     """
 
     state: State
@@ -71,6 +75,7 @@ class After(NamedTuple):
     local: Local
     steps: jax.Array | None
     kept: Kept
+    faulty: jax.Array | None
 
 
 def rounds_program(
@@ -86,6 +91,8 @@ def rounds_program(
     reading_lanes: int,
     width: int,
     batched: bool,
+    rows: Sequence[Any],
+    faults: Faults | None,
 ) -> Wrapped:
     """Compile-once program for up to `shape.rounds` rounds.
 
@@ -102,6 +109,8 @@ def rounds_program(
         width: Rows of a slice when reading whole clients.
         batched: Whether a tick is one of all sweep points at once, or else the points do their
             rounds one after another.
+        rows: How x and y are spread over the devices.
+        faults: What is done about faulty updates; None for no screening.
 
     Returns:
         (state, numbers, x, y, plan, exchange, kept, rounds) -> After: states and numbers have a
@@ -140,7 +149,9 @@ def rounds_program(
         kept = read_all(index_of(x), rows)
         return look_up_all(x, kept) if noise is None else augment_all(noise, kept)
 
-    gradients = exchange_gradients(model, shape.slots, reading_lanes, width)
+    screened = faults if algorithm.exchange else None
+    gradients = exchange_gradients(model, shape.slots, reading_lanes, width, screened)
+    updates = intake(faults, algorithm.size, shape)
 
     def nothing_yet(state: State, numbers: Scalars, kept: Kept) -> tuple[Worker, Any, Local]:
         """Idle lanes, no messages, no local models."""
@@ -150,10 +161,10 @@ def rounds_program(
         workers = at_rest(workers, jnp.ones(shape.lanes, bool))
         steps = jnp.zeros(shape.lanes, jnp.int32)
         messages, _ = jax.eval_shape(message_all, workers, state, numbers, steps)
-        mean = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), messages)
+        sums = updates.begin(messages, kept)
         found = Local(workers.params if keep_local else None, steps_taken(workers))
         local = jax.tree.map(lambda a: jnp.zeros((shape.slots, *a.shape[1:]), a.dtype), found)
-        return workers, mean, local
+        return workers, sums, local
 
     def one_round(
         state: State,
@@ -163,17 +174,18 @@ def rounds_program(
         plan: Plan,
         exchange: Exchange | None,
         kept: Kept,
-    ) -> tuple[State, State, Local, Kept]:
+    ) -> tuple[State, State, Local, Kept, jax.Array | None]:
         numbers = of_the_round(numbers, plan.rate, plan.participation)
-        jobs, before, gradient = plan.jobs, state, None
+        jobs, before, gradient, first = plan.jobs, (state, kept), None, None
         places = jobs.place % max(shape.places, 1)  # on this device
         if exchange is not None:
-            gradient, mean_gradient = gradients(jax.vmap(algorithm.params)(state), x, y, exchange)
+            read = gradients(jax.vmap(algorithm.params)(state), x, y, exchange)
+            gradient, mean_gradient, first = read
             if algorithm.exchange is not None:
                 state = jax.vmap(algorithm.exchange)(state, mean_gradient)
 
         def begin_jobs(slot: jax.Array, carry: Any) -> Any:
-            workers, mean, local, kept = carry
+            workers, sums, local, kept = carry
             share = jnp.broadcast_to(jobs.share[slot][:, None], workers.own.share.shape)
             own = Own(
                 jax.tree.map(lambda a: a[slot], gradient),
@@ -181,7 +193,7 @@ def rounds_program(
                 share,
             )
             fresh = begin_all(state, numbers, own, jobs.gamma[slot])
-            return where_lanes(slot >= 0, fresh, workers), mean, local, kept
+            return where_lanes(slot >= 0, fresh, workers), sums, local, kept
 
         def tick(i: jax.Array, carry: Any) -> Any:
             workers, *rest = carry
@@ -200,21 +212,19 @@ def rounds_program(
             return workers, *rest
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
-            workers, mean, local, kept = carry
+            workers, sums, local, kept = carry
             ended = slot >= 0
             weight = jnp.where(ended, jobs.weight[slot], 0.0)
-            messages, keeps = message_all(workers, state, numbers, jobs.steps[slot])
-            messages = where_lanes(ended, messages, jax.tree.map(jnp.zeros_like, messages))
-            mean = add_weighted(mean, weight, messages)
+            sent = message_all(workers, state, numbers, jobs.steps[slot])
+            sums, kept = updates.take(sums, kept, Arrived(slot, places[slot], weight, *sent))
             found = Local(workers.params if keep_local else None, steps_taken(workers))
             local = put(local, jnp.where(ended, slot, shape.slots), found)
-            kept = put(kept, jnp.where(ended, places[slot], shape.places), keeps)
-            return at_rest(workers, ended), mean, local, kept
+            return at_rest(workers, ended), sums, local, kept
 
         def all_done(carry: Any) -> jax.Array:
             return jnp.all(carry[0].stop.done)
 
-        _, mean, local, kept = run_segments(
+        _, sums, local, kept = run_segments(
             plan.ends,
             tick,
             end_jobs,
@@ -222,10 +232,9 @@ def rounds_program(
             begin_jobs=begin_jobs,
             idle=None if solver.gamma is None else all_done,
         )
-        after = jax.vmap(algorithm.update)(state, total(mean), numbers)
-        somebody = plan.participation > 0
-        after = jax.tree.map(lambda new, old: jnp.where(somebody, new, old), after, before)
-        return after, state, local, kept
+        result, somebody = updates.end(sums, kept, jobs), plan.participation > 0
+        after, kept, faulty = renew(algorithm, before, state, numbers, somebody, result, first)
+        return after, state, local, kept, faulty
 
     def rounds(
         state: State,
@@ -239,30 +248,34 @@ def rounds_program(
     ) -> After:
         def body(r: jax.Array, carry: After) -> After:
             now = of_round(plan, exchange, r)
-            after, posed, local, kept = one_round(carry.state, numbers, x, y, *now, carry.kept)
+            found = one_round(carry.state, numbers, x, y, *now, carry.kept)
+            after, posed, local, kept, faulty = found
             taken = jax.tree.map(lambda s: s.sum(axis=0), local.steps)
             steps = jax.tree.map(jnp.add, carry.steps, taken)
-            return After(after, posed if keep_local else None, local, steps, kept)
+            faulty = flag(carry.faulty, r, faulty)
+            return After(after, posed if keep_local else None, local, steps, kept, faulty)
 
         first = of_the_round(numbers, plan.rate[0], plan.participation[0])
         local = nothing_yet(state, first, kept)[2]
         steps = jax.tree.map(lambda s: s.sum(axis=0), local.steps)
-        before = After(state, state if keep_local else None, local, steps, kept)
+        faulty = flags(faults, state, exchange, shape)
+        before = After(state, state if keep_local else None, local, steps, kept, faulty)
         after = jax.lax.fori_loop(0, count, body, before)
         # leaf by leaf, since a vector of all local models would be one more copy of them
         local, steps = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), (after.local, after.steps))
-        return After(after.state, after.posed, local, steps, after.kept)
+        return after._replace(local=local, steps=steps)
 
     split: Any = PER_ROUND_AND_DEVICE
     same: Any = REPLICATED
     specs = (
-        *[REPLICATED] * 4,
+        *[REPLICATED] * 2,
+        *rows,
         Plan(split, split, split, split, split, split, same, same, same),
         Exchange(split, REPLICATED, REPLICATED) if algorithm.own_gradient else None,
         PER_DEVICE,
         REPLICATED,
     )
-    found = After(same, same, same, same, kept=PER_DEVICE)
+    found = After(same, same, same, same, kept=PER_DEVICE, faulty=same)
     body = rounds if batched else point_by_point(rounds)
     return spread(mesh, body, specs, out_specs=found, donated=(0, 6))
 
@@ -297,6 +310,57 @@ def point_by_point(rounds: Callable[..., After]) -> Callable[..., After]:
     return every
 
 
+def renew(
+    algorithm: Algorithm,
+    before: tuple[State, Kept],
+    posed: State,
+    numbers: Scalars,
+    somebody: jax.Array,
+    result: Result,
+    first: Judged | None,
+) -> tuple[State, Kept, jax.Array | None]:
+    """The end of a round: the server's update, as if faulty clients had not been in the cohort.
+
+    Args:
+        algorithm: The method.
+        before: The server's state, and what the clients kept, before the round.
+        posed: The state from which local problems were posed.
+        numbers: The numbers of all points in the round.
+        somebody: Whether anybody took part.
+        result: What the cohort's updates come to.
+        first: What a first exchange's gradients are worth, where they are screened.
+
+    Returns:
+        The state and what clients keep afterwards, and which updates were faulty, bool (jobs,
+        points), those of the first exchange behind; None without screening.
+    """
+    kept, faulty = result.kept, result.faulty
+    if result.share is not None:
+        numbers = {**numbers, "participation": numbers["participation"] * result.share}
+        somebody = somebody & (result.share > 0)
+    if faulty is not None and first is not None:
+        somebody = somebody & (first.share > 0)  # without g^t everybody has worked in vain
+        kept = choose(somebody[None], kept, before[1])
+        faulty = jnp.concatenate([faulty, first.faulty])
+    after = jax.vmap(algorithm.update)(posed, result.mean, numbers)
+    return choose(somebody, after, before[0]), kept, faulty
+
+
+def flags(
+    faults: Faults | None, state: State, exchange: Exchange | None, shape: Shape
+) -> jax.Array | None:
+    """Nothing is faulty so far, see `After.faulty`; None without screening."""
+    if faults is None:
+        return None
+    jobs = shape.slots if exchange is None else exchange.weight.shape[-1]
+    return jnp.zeros((len(jax.tree.leaves(state)[0]), shape.rounds, jobs), bool)
+
+
+def flag(known: jax.Array | None, r: jax.Array, faulty: jax.Array | None) -> jax.Array | None:
+    """With those of round r."""
+    return None if known is None or faulty is None else known.at[:, r].set(faulty.T)
+
+
 def nobody(params: Params | None, kept: Kept, numbers: Scalars, lanes: int) -> Own:
     """What idle lanes know: nothing, in the shapes of a gradient and of what clients keep."""
 
@@ -308,11 +372,6 @@ def nobody(params: Params | None, kept: Kept, numbers: Scalars, lanes: int) -> O
         jax.tree.map(lambda a: zeros(a, *a.shape[1:]), kept),
         jnp.ones((lanes, len(numbers["learning_rate"]))),
     )
-
-
-def put(places: Any, index: jax.Array, values: Any) -> Any:
-    """Write each lane's values, leaves (lanes, ...), to a place of its own (lanes,) if there is."""
-    return jax.tree.map(lambda p, v: p.at[index].set(v, mode="drop"), places, values)
 
 
 def of_round(plan: Plan, exchange: Exchange | None, r: jax.Array) -> tuple[Plan, Exchange | None]:

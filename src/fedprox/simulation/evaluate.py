@@ -4,6 +4,7 @@ Both are lane programs like a round: a job is a client, a tick reads a slice of 
 their gradients, and where the job ends the client's gradient is complete.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,9 +17,11 @@ from fedprox.algorithms.base import Algorithm, Kept, Own, Scalars, State
 from fedprox.diagnostics.dissimilarity import Scatter, dissimilarity, include, nothing
 from fedprox.features import Features
 from fedprox.model import Model, Params, weighted_loss
+from fedprox.simulation.faults import scaled, sound
 from fedprox.simulation.lanes import (
     PER_DEVICE,
     REPLICATED,
+    choose,
     over_lanes,
     run_segments,
     spread,
@@ -38,16 +41,27 @@ class Measures(NamedTuple):
         test_correct: How many of all clients' test labels are met, int32.
         gradient_variance: E_k ||grad F_k - grad f||^2; NaN where gradients are not measured.
         dissimilarity: B(w); likewise.
+        unmeasured: Clients that the other measures but test_correct leave out, int32; None where
+            none is.
     """
 
     train_loss: jax.Array
     test_correct: jax.Array
     gradient_variance: jax.Array
     dissimilarity: jax.Array
+    unmeasured: jax.Array | None
 
 
 def evaluation_program(
-    model: Model, mesh: Mesh, *, gradients: bool, lanes: int, width: int, test_width: int
+    model: Model,
+    mesh: Mesh,
+    *,
+    gradients: bool,
+    screened: bool,
+    lanes: int,
+    width: int,
+    test_width: int,
+    rows: Sequence[Any],
 ) -> Wrapped:
     """Compile-once program that measures models on all clients.
 
@@ -55,9 +69,12 @@ def evaluation_program(
         model: The model.
         mesh: The devices.
         gradients: Whether to measure gradients too.
+        screened: Whether clients whose own loss or gradient is not finite are left out: what is
+            measured is then of the others, and NaN where there are none.
         lanes: Lanes per device.
         width: Rows of a slice of training rows.
         test_width: Rows of a slice of test rows.
+        rows: How x, y, test x and test y are spread over the devices.
 
     Returns:
         (params, x, y, test x, test y, reading, sizes, shares, test reading) -> Measures, where
@@ -78,7 +95,8 @@ def evaluation_program(
 
     summed_all = over_lanes(jax.vmap(summed, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0))
     right_all = over_lanes(jax.vmap(right, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0))
-    include_all = over_lanes(jax.vmap(include, in_axes=(0, 0, None)), lanes, (0, 0, 0))
+    each = 0 if screened else None
+    include_all = over_lanes(jax.vmap(include, in_axes=(0, 0, each)), lanes, (0, 0, 0))
 
     def program(
         params: Params,
@@ -103,25 +121,35 @@ def evaluation_program(
         )
 
         def tick(i: jax.Array, carry: Any) -> Any:
-            current, loss, scatter = carry
+            current, *rest = carry
             found = summed_all(params, *read_train(x, y, reading, i))
-            return jax.tree.map(jnp.add, current, found), loss, scatter
+            return jax.tree.map(jnp.add, current, found), *rest
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
-            current, loss, scatter = carry
+            current, loss, scatter, counts = carry
             ended, share = slot >= 0, shares[slot]
             mean_loss, gradient = per_lane(current, sizes[slot])
+            if screened:
+                found = mean_loss, gradient
+                good = jax.vmap(jax.vmap(sound))(found)
+                share = good * share[:, None]
+                mean_loss, gradient = scaled(good, found)
+                new = jnp.stack([share, 1 - good], axis=-1)
+                counts = counts + choose(ended, new, jnp.zeros_like(new))
             if gradients:
                 included = include_all(scatter, gradient, share)
                 scatter = where_lanes(ended, included, scatter)
             none = jax.tree.map(jnp.zeros_like, current)
             return (
                 where_lanes(ended, none, current),
-                loss + jnp.where(ended, share, 0.0)[:, None] * mean_loss,
+                loss + choose(ended, share, jnp.zeros_like(share)).reshape(lanes, -1) * mean_loss,
                 scatter,
+                counts,
             )
 
-        _, loss, scatter = run_segments(reading.ends, tick, end_jobs, (zero, zero[0], scatter))
+        counts = jnp.zeros((*zero[0].shape, 2)) if screened else None
+        carry = (zero, zero[0], scatter, counts)
+        _, loss, scatter, counts = run_segments(reading.ends, tick, end_jobs, carry)
 
         def test_tick(i: jax.Array, correct: jax.Array) -> jax.Array:
             return correct + right_all(params, *read_test(test_x, test_y, test_reading, i))
@@ -130,19 +158,29 @@ def evaluation_program(
         if len(test_x) and model.correct is not None:
             ticks = jnp.max(test_reading.ends.stop)
             correct = jax.lax.fori_loop(0, ticks, test_tick, correct)
+        unmeasured = weight = None
+        if counts is not None:
+            weight, left = jnp.moveaxis(total(counts.sum(axis=0)), -1, 0)
+            weight, unmeasured = jnp.where(left > 0, weight, 1.0), left.astype(jnp.int32)
+
+        def of_measured(sums: jax.Array) -> jax.Array:
+            return sums if weight is None else sums / weight
+
         variance = between = jnp.full(points, jnp.nan)
         if gradients:
             merged = _merge(scatter)
-            variance, norm_squared = merged.scatter, jax.vmap(optax.tree.norm)(merged.mean) ** 2
+            variance = of_measured(merged.scatter)
+            norm_squared = jax.vmap(optax.tree.norm)(merged.mean) ** 2
             between = dissimilarity(variance, norm_squared)
         return Measures(
-            train_loss=total(loss.sum(axis=0)),
+            train_loss=of_measured(total(loss.sum(axis=0))),
             test_correct=total(correct.sum(axis=0)),
             gradient_variance=variance,
             dissimilarity=between,
+            unmeasured=unmeasured,
         )
 
-    specs = (*[REPLICATED] * 5, PER_DEVICE, REPLICATED, REPLICATED, PER_DEVICE)
+    specs = (REPLICATED, *rows, PER_DEVICE, REPLICATED, REPLICATED, PER_DEVICE)
     return spread(mesh, program, specs)
 
 
@@ -163,7 +201,13 @@ def _merge(parts: Scatter) -> Scatter:
 
 
 def inexactness_program(
-    model: Model, algorithm: Algorithm, mesh: Mesh, *, lanes: int, width: int
+    model: Model,
+    algorithm: Algorithm,
+    mesh: Mesh,
+    *,
+    lanes: int,
+    width: int,
+    rows: Sequence[Any],
 ) -> Wrapped:
     """Compile-once program for gamma_k = ||grad h_k(w_k)|| / ||grad h_k(s_k)|| of a cohort.
 
@@ -175,6 +219,7 @@ def inexactness_program(
         mesh: The devices.
         lanes: Lanes per device.
         width: Rows of a slice.
+        rows: How x and y are spread over the devices.
 
     Returns:
         (state, numbers, local models, x, y, reading, sizes, shares, kept, places, rate,
@@ -245,5 +290,5 @@ def inexactness_program(
         carry = (zero, jnp.zeros((slots, points)))
         return total(run_segments(reading.ends, tick, end_jobs, carry)[1])
 
-    specs = (*[REPLICATED] * 5, PER_DEVICE, *[REPLICATED] * 6)
+    specs = (*[REPLICATED] * 3, *rows, PER_DEVICE, *[REPLICATED] * 6)
     return spread(mesh, program, specs)

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedprox.features import Features
 from fedprox.model import Model, Params
+from fedprox.simulation.faults import Faults, Judged, screened_mean
 from fedprox.simulation.lanes import add_weighted, run_segments, total, where_lanes
 from fedprox.simulation.reading import Reading, per_lane, plan_reading, reader, summed_gradients
 from fedprox.simulation.schedule import Array, Jobs
@@ -43,6 +44,7 @@ def plan_exchanges(
     width: int,
     devices: int,
     lanes: int,
+    homes: int,
 ) -> Exchange:
     """The first exchanges of some rounds.
 
@@ -55,27 +57,38 @@ def plan_exchanges(
         width: Rows of a slice.
         devices: Number of devices.
         lanes: Lanes per device.
+        homes: Number of processes.
     """
     size = np.ones((room, slots + first_slots), np.float32)
     weight = np.zeros((room, slots + first_slots), np.float32)
     readings = []
     for r in range(room):
         first = np.zeros(slots + first_slots, np.int64)
-        last = np.zeros(slots + first_slots, np.int64)
+        last, home = (np.zeros(slots + first_slots, np.int64) for _ in range(2))
         for begin, jobs in zip((0, slots), rounds[r] if r < len(rounds) else (), strict=False):
             at = slice(begin, begin + len(jobs.size))
             first[at], last[at], size[r, at] = jobs.offset, jobs.offset + jobs.size, jobs.size
+            home[at] = jobs.home
         if r < len(rounds):
             weight[r, slots : slots + len(rounds[r][1].weight)] = rounds[r][1].weight
         readings.append(
-            plan_reading(first, last, width=width, devices=devices, lanes=lanes, ticks=ticks)
+            plan_reading(
+                first,
+                last,
+                width=width,
+                devices=devices,
+                lanes=lanes,
+                home=home,
+                homes=homes,
+                ticks=ticks,
+            )
         )
     return Exchange(jax.tree.map(lambda *a: np.stack(a), *readings), size, weight)
 
 
 def exchange_gradients(
-    model: Model, slots: int, lanes: int, width: int
-) -> Callable[[Params, Features, jax.Array, Exchange], tuple[Params, Params]]:
+    model: Model, slots: int, lanes: int, width: int, faults: Faults | None
+) -> Callable[[Params, Features, jax.Array, Exchange], tuple[Params, Params, Judged | None]]:
     """The first exchange of one round, inside the rounds' program.
 
     Args:
@@ -83,16 +96,20 @@ def exchange_gradients(
         slots: Room for clients about to work.
         lanes: Lanes per device.
         width: Rows of a slice.
+        faults: What is done about faulty gradients of the first cohort; None for no screening.
+            With it all of them are kept until the last is known.
 
     Returns:
         (w^t, x, y, exchange) -> grad F_k(w^t) of the clients about to work (slots, points, ...),
-        and the first cohort's weighted mean g^t.
+        the first cohort's weighted mean g^t, and what its gradients are worth.
     """
     read, summed = reader(lanes, width), summed_gradients(model, lanes, shared=True)
 
     def gradients(
         params: Params, x: Features, y: jax.Array, exchange: Exchange
-    ) -> tuple[Params, Params]:
+    ) -> tuple[Params, Params, Judged | None]:
+        room = slots if faults is None else len(exchange.weight)
+
         def zeros(*shape: int) -> Params:
             return jax.tree.map(lambda a: jnp.zeros((*shape, *a.shape), a.dtype), params)
 
@@ -106,16 +123,22 @@ def exchange_gradients(
             ended = slot >= 0
             found = per_lane(sums, exchange.size[slot])
             none = jax.tree.map(jnp.zeros_like, sums)
-            weight = jnp.where(ended, exchange.weight[slot], 0.0)
-            counted = where_lanes(ended, found, none)
-            mean = add_weighted(mean, weight, counted)
-            # slots beyond are those of the first cohort, whose gradients are not kept
-            target = jnp.where(ended, slot, slots)
+            if faults is None:
+                weight = jnp.where(ended, exchange.weight[slot], 0.0)
+                counted = where_lanes(ended, found, none)
+                mean = add_weighted(mean, weight, counted)
+            # slots beyond are those of the first cohort
+            target = jnp.where(ended, slot, room)
             own = jax.tree.map(lambda o, g: o.at[target].set(g, mode="drop"), own, found)
             return where_lanes(ended, none, sums), own, mean
 
-        carry = (zeros(lanes), zeros(slots), zeros())
+        carry = (zeros(lanes), zeros(room), zeros() if faults is None else None)
         _, own, mean = run_segments(exchange.reading.ends, tick, end_jobs, carry)
-        return total((own, mean))
+        own, mean = total((own, mean))
+        if faults is None:
+            return own, mean, None
+        first = jax.tree.map(lambda a: a[slots:], own)
+        mean, judged = screened_mean(faults, first, exchange.weight[slots:])
+        return jax.tree.map(lambda a: a[:slots], own), mean, judged
 
     return gradients

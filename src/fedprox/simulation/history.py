@@ -23,17 +23,23 @@ class Record(NamedTuple):
         test_accuracy: Over all clients' test rows; NaN without any.
         gradient_variance: E_k ||grad F_k - grad f||^2; NaN where gradients are not measured.
         dissimilarity: B(w); likewise.
-        gamma_mean: Mean gamma_k over the clients that trained in this round; NaN if none did, and
-            likewise.
+        gamma_mean: Mean gamma_k over the clients that trained in this round, and whose updates
+            were not faulty; NaN if there are none, and likewise.
         gamma_max: The greatest of them, gamma^t of Theorem 4.
         solves: Local problems worked on in this round.
-        unsolved: Of these, those that came to the solver's limit before its gamma.
+        unsolved: Of these, those that came to the solver's limit before its gamma; faulty ones not
+            counted.
         clients: Clients of this round's cohort.
         stragglers: Of these, those that could not finish.
         dropped: Of these, those that the method dropped.
         client_steps: Mini-batch steps taken in this round.
         total_steps: Mini-batch steps taken in all rounds so far.
         communication: What all rounds so far have sent, in units of a round of FedAvg.
+        faulty: Faulty updates since the record before; None without screening, see
+            `fedprox.Faults`.
+        faulty_clients: Names of the clients that sent them, in the federation's order; likewise.
+        unmeasured: Clients whose own loss or gradient was not finite, whom training loss, gradient
+            variance and B(w) leave out; likewise.
     """
 
     label: str
@@ -56,6 +62,9 @@ class Record(NamedTuple):
     client_steps: int
     total_steps: int
     communication: int
+    faulty: int | None = None
+    faulty_clients: list[str] | None = None
+    unmeasured: int | None = None
 
 
 class Progress(NamedTuple):
@@ -125,6 +134,12 @@ class Run:
     def models_a_round(self) -> float:
         """What a round sends, in units of a round of FedAvg; 0 before there was one."""
         return self.final.communication / self.final.round if self.final.round else 0.0
+
+    @property
+    def faulty(self) -> int | None:
+        """Faulty updates of all records; None without screening."""
+        known = [record.faulty for record in self.history if record.faulty is not None]
+        return sum(known) if known else None
 
     def rounds_to(self, target: Target) -> float | None:
         """Rounds until the run reaches a target, None if it never does; see `Target.rounds`."""

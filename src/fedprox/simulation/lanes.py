@@ -5,9 +5,10 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jax.stages import Wrapped
+from jax.stages import Compiled, Wrapped
 
 from fedprox.errors import require, require_whole
 from fedprox.simulation.schedule import Segments
@@ -21,7 +22,12 @@ PER_ROUND_AND_DEVICE = PartitionSpec(None, AXIS)
 
 
 def lane_mesh(count: int | None = None) -> Mesh:
-    """Some or all local devices in a row, for lanes to be spread over.
+    """Some or all devices in a row, for lanes to be spread over.
+
+    Of several processes those of the first come first, and each has the same number.
+
+    Args:
+        count: How many devices of this process; all where left out.
 
     Raises:
         InputError: There are not so many.
@@ -31,17 +37,63 @@ def lane_mesh(count: int | None = None) -> Mesh:
         require_whole("devices", count)
         require(count <= len(devices), f"devices = {count}; JAX sees {len(devices)} here")
         devices = devices[:count]
+    if jax.process_count() > 1:
+        each = {p: jax.local_devices(p)[: len(devices)] for p in range(jax.process_count())}
+        counts = {len(theirs) for theirs in each.values()}
+        require(len(counts) == 1, f"devices: processes have {sorted(counts)}; give --devices")
+        devices = [device for p in sorted(each) for device in each[p]]
     return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
 
 
 def replicate(mesh: Mesh, tree: T) -> T:
     """A copy of every array of `tree` on every device of `mesh`."""
-    return jax.device_put(tree, NamedSharding(mesh, REPLICATED))
+    return put_on(NamedSharding(mesh, REPLICATED), tree)
 
 
 def shard(mesh: Mesh, tree: T) -> T:
     """Each device's part of every array of `tree`, whose first axis is the devices."""
-    return jax.device_put(tree, NamedSharding(mesh, PER_DEVICE))
+    return put_on(NamedSharding(mesh, PER_DEVICE), tree)
+
+
+def put_on(sharding: NamedSharding, tree: T) -> T:
+    """Every array of `tree` on the devices.
+
+    Of several processes each puts its own part of a host array there.
+    """
+    if sharding.is_fully_addressable:
+        return jax.device_put(tree, sharding)
+
+    def one(array: Any) -> jax.Array:
+        if isinstance(array, jax.Array) and not array.is_fully_addressable:
+            return jax.jit(lambda a: a, out_shardings=sharding)(array)
+        host = np.asarray(array)
+        return jax.make_array_from_callback(host.shape, sharding, lambda part: host[part])
+
+    return jax.tree.map(one, tree)
+
+
+def on_all(compiled: Compiled) -> Callable[..., Any]:
+    """A compiled program that takes host arrays, also where its devices are several processes'."""
+
+    def none(part: Any) -> bool:
+        return part is None
+
+    # None also stands for what the program does not use
+    shardings = jax.tree.leaves(compiled.input_shardings[0], is_leaf=none)
+    if all(s is None or s.is_fully_addressable for s in shardings):
+        return compiled
+
+    def call(*arguments: Any) -> Any:
+        leaves, structure = jax.tree.flatten(arguments, is_leaf=none)
+        put = [
+            put_on(sharding, leaf)
+            if isinstance(leaf, np.ndarray | np.generic) and sharding
+            else leaf
+            for leaf, sharding in zip(leaves, shardings, strict=True)
+        ]
+        return compiled(*jax.tree.unflatten(structure, put))
+
+    return call
 
 
 def zeros_on(mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> jax.Array:
@@ -135,13 +187,21 @@ def where_lanes(chosen: jax.Array, yes: T, no: T) -> T:
 
     Lanes are chosen where their job begins or ends with the segment; a single lane's always does.
     """
-    if len(chosen) == 1:
-        return yes
+    return yes if len(chosen) == 1 else choose(chosen, yes, no)
 
-    def choose(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.where(chosen.reshape((-1,) + (1,) * (b.ndim - 1)), a, b)
 
-    return jax.tree.map(choose, yes, no)
+def choose(chosen: jax.Array, yes: T, no: T) -> T:
+    """Choose `yes` where `chosen`, else `no`; its axes are the first ones of the leaves', or 1."""
+
+    def one(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.where(chosen.reshape(chosen.shape + (1,) * (a.ndim - chosen.ndim)), a, b)
+
+    return jax.tree.map(one, yes, no)
+
+
+def put(places: T, index: jax.Array, values: T) -> T:
+    """Write each lane's values, leaves (lanes, ...), to a place of its own (lanes,) if there is."""
+    return jax.tree.map(lambda p, v: p.at[index].set(v, mode="drop"), places, values)
 
 
 def add_weighted(mean: T, weight: jax.Array, values: T) -> T:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, Kept, State
 from fedprox.federation import Federation
@@ -22,7 +21,9 @@ from fedprox.model import Model, Params
 from fedprox.simulation.engine import After, rounds_program
 from fedprox.simulation.evaluate import Measures, evaluation_program, inexactness_program
 from fedprox.simulation.exchange import Exchange, plan_exchanges
-from fedprox.simulation.lanes import REPLICATED, replicate, shard
+from fedprox.simulation.faults import Faults
+from fedprox.simulation.homes import Homes
+from fedprox.simulation.lanes import REPLICATED, on_all, replicate, shard
 from fedprox.simulation.protocol import RoundWork
 from fedprox.simulation.reading import (
     Reading,
@@ -31,7 +32,7 @@ from fedprox.simulation.reading import (
     slice_width,
     slices,
 )
-from fedprox.simulation.rows import Data, Held
+from fedprox.simulation.rows import Data, Held, rows_spec
 from fedprox.simulation.schedule import (
     Array,
     Jobs,
@@ -55,6 +56,8 @@ PLAN_BYTES = 2**25
 
 LANE_BYTES = 2**31
 """Most memory of the lanes' parameters on an accelerator."""
+
+SIZE, HOME = map(Jobs._fields.index, ("size", "home"))
 
 TYPICAL_ROUNDS = 64
 """Rounds looked at to choose the number of lanes."""
@@ -95,9 +98,11 @@ def lay_out(
     work: Iterable[RoundWork],
     *,
     devices: int,
+    homes: int,
     parameters: int,
     points: int,
     together: int,
+    faults: Faults | None,
 ) -> Layout:
     """Find the shapes that fit all rounds, and the lanes that make them fast.
 
@@ -107,9 +112,11 @@ def lay_out(
         solver: The local solver, already the algorithm's own.
         work: The work of every round of every seed.
         devices: Devices the lanes are spread over.
+        homes: Processes that share them.
         parameters: Parameters of the model.
         points: Points of the sweep.
         together: Most rounds that can run without a look at the model.
+        faults: What is done about faulty updates; None for no screening.
     """
     jobs, first = zip(*((w.jobs, w.exchange) for w in work), strict=True)
     largest = max((int(j.size.max(initial=1)) for j in jobs), default=1)
@@ -118,18 +125,21 @@ def lay_out(
     cost = lane_cost(parameters * points, accelerator=jax.default_backend() != "cpu")
     typical = lengths[:: math.ceil(len(lengths) / TYPICAL_ROUNDS)]
     lanes = choose_lanes(typical, devices, cost.step, cost.most)
-    packings = [pack(length, devices * lanes) for length in lengths]
+    packings = [
+        pack(length, devices * lanes, j.home, homes)
+        for length, j in zip(lengths, jobs, strict=True)
+    ]
     ticks = np.array([packing.ticks for packing in packings])
     room = int(ticks.sum()) * devices * lanes
     used = sum(int(length.sum()) for length in lengths)
     longest = max(1, int(ticks.max()))
     slots = max(1, max(len(length) for length in lengths))
     places = 0
-    if algorithm.kept is not None:
+    if algorithm.kept is not None or (faults is not None and faults.compares):
         places = max(1, *(int(np.bincount(p.lane // lanes, minlength=1).max()) for p in packings))
-    shape = Shape(1, devices, lanes, longest, slots, tick, places)
+    shape = Shape(1, devices, lanes, longest, slots, tick, places, homes)
     # what clients keep is fetched for one round
-    if parameters <= SMALL_MODEL and not places:
+    if parameters <= SMALL_MODEL and algorithm.kept is None:
         most_rounds = max(1, PLAN_BYTES // shape.plan_bytes)
         shape = shape._replace(rounds=min(together, most_rounds))
 
@@ -137,11 +147,14 @@ def lay_out(
     clients = slices(measured.train.sizes, width)
     read_lanes = choose_lanes([clients], devices, cost.reading, cost.most)
 
-    def most_ticks(sizes: Iterable[NDArray[np.int64]]) -> int:
-        return max(1, *(pack(slices(s, width), devices * read_lanes).ticks for s in sizes))
+    def most_ticks(rounds: Iterable[Sequence[Jobs]]) -> int:
+        def ticks(parts: Sequence[Jobs]) -> int:
+            sizes, home = (np.concatenate([p[i] for p in parts]) for i in (SIZE, HOME))
+            return pack(slices(sizes, width), devices * read_lanes, home, homes).ticks
+
+        return max(1, *map(ticks, rounds))
 
     exchange_slots = max(len(e.size) for e in first)
-    both = (np.concatenate([j.size, e.size]) for j, e in zip(jobs, first, strict=True))
     return Layout(
         rounds=shape,
         accumulate=not solver.searches_line
@@ -151,9 +164,9 @@ def lay_out(
         lanes=read_lanes,
         width=width,
         test_width=slice_width(np.array([max(len(measured.test), 1)])),
-        cohort_ticks=most_ticks(j.size for j in jobs),
+        cohort_ticks=most_ticks((j,) for j in jobs),
         exchange_slots=exchange_slots,
-        exchange_ticks=most_ticks(both) if algorithm.own_gradient else 0,
+        exchange_ticks=most_ticks(zip(jobs, first, strict=True)) if algorithm.own_gradient else 0,
     )
 
 
@@ -233,9 +246,11 @@ def compile_programs(
     numbers: Mapping[str, Array],
     kept: Kept,
     layout: Layout,
+    homes: Homes,
     mesh: Mesh,
     *,
     gradients: bool,
+    faults: Faults | None,
 ) -> Programs:
     """Compile a method's programs, side by side, for exactly the shapes they will see.
 
@@ -251,21 +266,30 @@ def compile_programs(
         numbers: The numbers of all points.
         kept: What a cohort's clients keep.
         layout: The shapes of the method's programs.
+        homes: Which process is home to which clients.
         mesh: The devices.
         gradients: Whether to measure gradients.
+        faults: What is done about faulty updates; None for no screening.
     """
     begin = time.perf_counter()
     shape = layout.rounds
     train, test = measured.train, measured.test
+    home = homes.of(np.arange(len(measured)))
+    base = homes.first_rows(train.offsets)[home]
     reading = plan_reading(
-        train.offsets[:-1],
-        train.offsets[1:],
+        train.offsets[:-1] - base,
+        train.offsets[1:] - base,
         width=layout.width,
         devices=shape.devices,
         lanes=layout.lanes,
+        home=home,
+        homes=homes.processes,
     )
     test_reading = read_everything(
-        len(test), width=layout.test_width, devices=shape.devices, lanes=layout.lanes
+        homes.first_rows(test.offsets),
+        width=layout.test_width,
+        devices=shape.devices,
+        lanes=layout.lanes,
     )
     reading, test_reading = shard(mesh, (reading, test_reading))
     sizes, shares = replicate(
@@ -284,6 +308,8 @@ def compile_programs(
         reading_lanes=layout.lanes,
         width=layout.width,
         batched=layout.batched,
+        rows=tuple(rows_spec(a, homes) for a in held),
+        faults=faults,
     ).trace(state, numbers, *held, plan, exchanges([], layout), kept, np.int32(0))
     # measurements are made in full precision, also where an accelerator trains in less
     with jax.default_matmul_precision("highest"):
@@ -291,9 +317,11 @@ def compile_programs(
             model,
             mesh,
             gradients=gradients,
+            screened=faults is not None,
             lanes=layout.lanes,
             width=layout.width,
             test_width=layout.test_width,
+            rows=tuple(rows_spec(a, homes) for a in data[2:]),
         ).trace(evaluated(algorithm, state), *data[2:], reading, sizes, shares, test_reading)
         traced = [rounds, evaluation]
         if gradients:
@@ -303,13 +331,19 @@ def compile_programs(
                 rounds.out_info.local.params,
             )
             program = inexactness_program(
-                model, algorithm, mesh, lanes=layout.lanes, width=layout.width
+                model,
+                algorithm,
+                mesh,
+                lanes=layout.lanes,
+                width=layout.width,
+                rows=tuple(rows_spec(a, homes) for a in held),
             )
             cohort = read_cohort(no_jobs(), plan, 0, kept, layout, mesh)
             traced.append(program.trace(state, numbers, local, *held, *cohort))
     with ThreadPoolExecutor() as pool:
         run, measure, *gamma = pool.map(lambda each: each.lower().compile(), traced)
     memory = run.memory_analysis()
+    run, measure, *gamma = map(on_all, (run, measure, *gamma))
 
     return Programs(
         rounds=run,
@@ -362,6 +396,8 @@ def read_cohort(
         width=layout.width,
         devices=layout.rounds.devices,
         lanes=layout.lanes,
+        home=jobs.home,
+        homes=layout.rounds.homes,
         ticks=layout.cohort_ticks,
         slots=layout.rounds.slots,
     )
@@ -384,4 +420,5 @@ def exchanges(work: Sequence[RoundWork], layout: Layout) -> Exchange | None:
         width=layout.width,
         devices=layout.rounds.devices,
         lanes=layout.lanes,
+        homes=layout.rounds.homes,
     )

@@ -17,6 +17,8 @@ from fedprox.errors import require, require_one_of, require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.simulation.clients import ClientState
+from fedprox.simulation.faults import Faults
+from fedprox.simulation.homes import Homes, homes_of_processes
 from fedprox.simulation.sampling import Cohort, Drawn, weights
 from fedprox.simulation.schedule import Jobs, no_jobs
 from fedprox.simulation.systems import Systems
@@ -53,6 +55,7 @@ class Protocol:
         solver: The local solver.
         cohort: How a round's clients are chosen.
         systems: Which of them cannot finish.
+        faults: What is done about faulty updates; None for no screening.
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations; the initial and the final model are always
             evaluated.
@@ -74,6 +77,7 @@ class Protocol:
     solver: Solver
     cohort: Cohort
     systems: Systems
+    faults: Faults | None
     rounds: int
     evaluate_every: int
     evaluate_rows: int | None
@@ -115,6 +119,11 @@ class Protocol:
         )
 
     @cached_property
+    def homes(self) -> Homes:
+        """Which process is home to which clients."""
+        return homes_of_processes(self.federation.train.offsets)
+
+    @cached_property
     def measured(self) -> Federation:
         """The clients with the rows that evaluations read: the same for every method and seed."""
         if self.evaluate_rows is None:
@@ -124,6 +133,10 @@ class Protocol:
     def reported(self, algorithm: Algorithm) -> Algorithm:
         """The method with the model that is to be evaluated; central training has only one."""
         return algorithm if algorithm.pooled else reporting(algorithm, self.evaluate_model)
+
+    def screening(self, algorithm: Algorithm) -> Faults | None:
+        """What is done about faulty updates; central training has no clients who send any."""
+        return None if algorithm.pooled else self.faults
 
     def check(self, algorithm: Algorithm, solver: Solver) -> None:
         """Raise `InputError` where a method cannot follow the protocol.
@@ -163,6 +176,11 @@ class Protocol:
             'evaluate_model must be "server"',
         )
         require(
+            not algorithm.pooled or self.homes.processes == 1,
+            f"{algorithm.name} has all rows in one place, and there are {self.homes.processes} "
+            "processes; it must be run by one",
+        )
+        require(
             not algorithm.pooled or not callable(solver.gamma),
             f"{algorithm.name} has no clients of which solver.gamma could be a function; it must "
             "be a number",
@@ -189,6 +207,7 @@ class Protocol:
                 gamma=solver.gammas(t, one * len(self.federation)),
                 part=np.ones(1),
                 share=np.ones(1),
+                home=np.zeros(1, np.int64),
             )
             return RoundWork(len(chosen), stragglers, 0, jobs, no_jobs())
         kept = ~work.stragglers if algorithm.stragglers == "drop" else work.steps > 0
@@ -231,4 +250,5 @@ class Protocol:
             gamma=gamma,
             part=drawn.mass / total,
             share=rows * clients / len(self.federation.train),
+            home=self.homes.of(drawn.clients),
         )

@@ -64,6 +64,8 @@ def plan_reading(
     width: int,
     devices: int,
     lanes: int,
+    home: NDArray[np.int64] | None = None,
+    homes: int = 1,
     ticks: int | None = None,
     slots: int | None = None,
 ) -> Reading:
@@ -75,10 +77,12 @@ def plan_reading(
         width: Rows of a slice.
         devices: Number of devices.
         lanes: Lanes per device.
+        home: The process that does each job, shape (jobs,); any where left out.
+        homes: Number of processes.
         ticks: Room for ticks; what is needed where left out.
         slots: Room for jobs; as many as there are where left out.
     """
-    packing = pack(slices(last - first, width), devices * lanes)
+    packing = pack(slices(last - first, width), devices * lanes, home, homes)
     room = ticks if ticks is not None else max(packing.ticks, 1)
     begin, end, job = (np.zeros((devices, room, lanes), np.int32) for _ in range(3))
     for j in range(len(first)):
@@ -90,11 +94,29 @@ def plan_reading(
     return Reading(begin, end, job, ends)
 
 
-def read_everything(rows: int, *, width: int, devices: int, lanes: int) -> Reading:
-    """Read all flat rows in equal slices, whichever client they belong to."""
-    first = np.arange(0, rows, width)
-    last = np.minimum(first + width, rows)
-    return plan_reading(first, last, width=width, devices=devices, lanes=lanes)
+def read_everything(bounds: NDArray[np.int64], *, width: int, devices: int, lanes: int) -> Reading:
+    """Read all flat rows in equal slices, whichever client they belong to.
+
+    Args:
+        bounds: Where the rows of each process begin, and where the last one's end, shape
+            (processes + 1,). Rows are numbered from 0 in each process.
+        width: Rows of a slice.
+        devices: Number of devices.
+        lanes: Lanes per device.
+    """
+    counts = np.diff(bounds)
+    first = [np.arange(0, count, width) for count in counts]
+    last = [np.minimum(f + width, count) for f, count in zip(first, counts, strict=True)]
+    home = np.repeat(np.arange(len(counts)), [len(f) for f in first])
+    return plan_reading(
+        np.concatenate(first),
+        np.concatenate(last),
+        width=width,
+        devices=devices,
+        lanes=lanes,
+        home=home,
+        homes=len(counts),
+    )
 
 
 def my_part(reading: Reading) -> Reading:

@@ -22,7 +22,14 @@ from fedprox.simulation.programs import Layout, Programs, exchanges, read_cohort
 from fedprox.simulation.protocol import Protocol, RoundWork
 from fedprox.simulation.rows import Held, TrainingRows
 from fedprox.simulation.schedule import Plan, no_jobs, plan_rounds
-from fedprox.simulation.settle import Ends, Evaluation, best_loss, records_of
+from fedprox.simulation.settle import (
+    Ends,
+    Evaluation,
+    Faulty,
+    best_loss,
+    faulty_updates,
+    records_of,
+)
 from fedprox.solver import Solver
 
 T = TypeVar("T")
@@ -65,6 +72,7 @@ class Standing(NamedTuple):
         numbers: The points' numbers now: mu may adapt.
         trend: What an adaptive mu remembers, else None.
         taken: Steps of all rounds since the evaluation before, a number or (points,) for each call.
+        faulty: Their faulty updates, likewise, see `Evaluation`.
     """
 
     round: int
@@ -72,6 +80,7 @@ class Standing(NamedTuple):
     numbers: Mapping[str, Any]
     trend: Trend | None = None
     taken: tuple[Any, ...] = ()
+    faulty: tuple[Faulty, ...] = ()
 
 
 class Chunk(NamedTuple):
@@ -188,12 +197,14 @@ def run_rounds(
     ends = Ends(protocol, len(runs))
     tests = int(protocol.measured.test.labels.sum()) if protocol.model.correct else 0
     pending = deque[Evaluation]()
-    _, state, numbers, trend, taken = standing
+    _, state, numbers, trend, taken, faulty = standing
 
     def settle() -> None:
         """Wait for the oldest evaluation and write it down."""
         done = pending.popleft()
-        for run, record in zip(runs, records_of(done, algorithm, runs, tests), strict=True):
+        for run, record in zip(
+            runs, records_of(done, algorithm, runs, tests, protocol), strict=True
+        ):
             run.client_steps = record.total_steps
             run.history.append(record)
             on_record(record)
@@ -209,7 +220,7 @@ def run_rounds(
         measures = programs.evaluate(state)
         trend = first_trend(measures.train_loss) if algorithm.adapt else None
         nobody = RoundWork(0, 0, 0, no_jobs(), no_jobs())
-        pending.append(Evaluation(0, nobody, numbers, measures, None, None, ()))
+        pending.append(Evaluation(0, nobody, numbers, measures, None, None, (), ()))
     for chunk, call in planned:
         while len(pending) > behind:
             settle()
@@ -227,6 +238,8 @@ def run_rounds(
             store.write(here, after.kept)
             after = after._replace(kept=None)
         state = after.state
+        room = layout.rounds.slots
+        faulty += (partial(faulty_updates, chunk.first, call.work, room, after.faulty),)
         planned_steps = sum(int(w.jobs.steps.sum()) for w in call.work)
         taken += (planned_steps if after.steps is None else after.steps,)
         if chunk.recorded or trend is not None:
@@ -234,16 +247,17 @@ def run_rounds(
         if chunk.recorded:
             done = call.work[-1]
             gamma = _gamma(ready, call, after, numbers, kept)
+            steps = after.local.steps
             pending.append(
-                Evaluation(chunk.last, done, numbers, measures, gamma, after.local.steps, taken)
+                Evaluation(chunk.last, done, numbers, measures, gamma, steps, taken, faulty)
             )
-            taken = ()
+            taken, faulty = (), ()
         del after, kept, call  # the cohort's models and rows go before the next one's come
         if trend is not None:
             mu, trend = _follow(numbers["mu"], trend, measures.train_loss)
             numbers = {**numbers, "mu": mu}
 
-        now = Standing(chunk.last, state, numbers, trend, taken)
+        now = Standing(chunk.last, state, numbers, trend, taken, faulty)
         after_call(chunk.last, partial(settled, now))
         del now  # so that the state can be given up to the next call
     return settled(state)

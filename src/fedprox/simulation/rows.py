@@ -19,7 +19,8 @@ from fedprox.errors import require
 from fedprox.features import Features, index_of, with_index
 from fedprox.federation import Federation, Rows, offsets_of
 from fedprox.mapping import copy_stretches
-from fedprox.simulation.lanes import REPLICATED, replicate
+from fedprox.simulation.homes import Homes
+from fedprox.simulation.lanes import PER_DEVICE, REPLICATED, replicate
 from fedprox.simulation.memory import FITS, free_on_devices, free_on_host
 from fedprox.simulation.protocol import RoundWork
 from fedprox.simulation.schedule import Array, Jobs
@@ -48,16 +49,52 @@ class Data(NamedTuple):
     test_y: Array
 
 
-def resident(mesh: Mesh, federation: Federation, measured: Federation) -> Data:
-    """Copy the rows that evaluations read, and training rows where they fit, to every device."""
+def resident(mesh: Mesh, federation: Federation, measured: Federation, homes: Homes) -> Data:
+    """Copy the rows that evaluations read, and training rows where they fit, to every device.
+
+    Devices of one of several processes have its own clients' rows, numbered from 0.
+    """
     train, read, test = federation.train, measured.train, measured.test
     x, y = (None, None) if stays_with_host(mesh, train) else (train.x, train.y)
     data = Data(x, y, read.x, read.y, test.x, test.y)
+    if homes.processes > 1:
+        each = (train, train, read, read, test, test)
+        return Data(
+            *(
+                None if a is None else _at_home(mesh, a, rows.offsets, homes)
+                for a, rows in zip(data, each, strict=True)
+            )
+        )
     leaves, structure = jax.tree.flatten(data)
     # rows that are read for both, and a text or a table that all share, are copied once
     distinct = {id(leaf): leaf for leaf in leaves}
     copies = dict(zip(distinct, replicate(mesh, list(distinct.values())), strict=True))
     return jax.tree.unflatten(structure, [copies[id(leaf)] for leaf in leaves])
+
+
+def _at_home(mesh: Mesh, x: Features, offsets: NDArray[np.int64], homes: Homes) -> Features:
+    """This process's rows of an array, with room for as many as any process has."""
+    bounds = homes.first_rows(offsets)
+    here = index_of(x)[bounds[homes.here] : bounds[homes.here + 1]]
+    padded = np.zeros((int(np.diff(bounds).max()), *here.shape[1:]), here.dtype)
+    padded[: len(here)] = here
+    if not isinstance(x, np.ndarray):
+        x = replicate(mesh, with_index(x, np.zeros(0)))  # what all rows share
+    return with_index(x, each_process(mesh, padded))
+
+
+def each_process(mesh: Mesh, rows: Array) -> jax.Array:
+    """Rows of which each process has its own, as many, on each of its devices."""
+    sharding = NamedSharding(mesh, PER_DEVICE)
+    shape = (mesh.devices.size * len(rows), *rows.shape[1:])
+    return jax.make_array_from_callback(shape, sharding, lambda _: rows)
+
+
+def rows_spec(x: Features, homes: Homes) -> Any:
+    """How rows are spread over the devices, for `spread`."""
+    if homes.processes == 1:
+        return REPLICATED
+    return with_index(jax.tree.map(lambda _: REPLICATED, x), PER_DEVICE)
 
 
 def stays_with_host(mesh: Mesh, rows: Rows) -> bool:
@@ -108,6 +145,7 @@ def training_rows(
     rows: Rows,
     data: Data,
     calls: Iterable[Sequence[RoundWork]],
+    homes: Homes,
     *,
     width: int,
     ahead: int,
@@ -119,6 +157,7 @@ def training_rows(
         rows: All clients' training rows.
         data: What is on the devices.
         calls: The work of every call that will come, round by round.
+        homes: Which process is home to which clients.
         width: Rows of a slice when reading whole clients.
         ahead: Calls whose rows are gathered before they are needed.
 
@@ -127,8 +166,17 @@ def training_rows(
     """
     if data.x is not None:
         held = data.x, data.y
-        return TrainingRows(held, lambda work: (held, work))
-    room = max(_places(work, len(rows), width).room for work in calls)
+        base = homes.first_rows(rows.offsets)
+
+        def numbered_at_home(jobs: Jobs) -> Jobs:
+            return jobs._replace(offset=jobs.offset - base[jobs.home])
+
+        return TrainingRows(held, lambda work: (held, _with_jobs(work, numbered_at_home)))
+    room = max(
+        _places(_at(home, work), len(rows), width).room
+        for work in calls
+        for home in range(homes.processes)
+    )
     size = room * row_bytes(rows)
     free = free_on_devices(mesh) or free_on_host() // mesh.devices.size
     require(
@@ -137,29 +185,40 @@ def training_rows(
         f"must be {ahead + 1} times as much in half of the {free / 2**30:.1f} GiB that are free; "
         "choose fewer clients a round",
     )
-    sharding = NamedSharding(mesh, REPLICATED)
+    several = homes.processes > 1
+    sharding = NamedSharding(mesh, PER_DEVICE if several else REPLICATED)
 
     def like(array: Array) -> Any:
         kind = jax.dtypes.canonicalize_dtype(array.dtype)
-        return jax.ShapeDtypeStruct((room, *array.shape[1:]), kind, sharding=sharding)
+        shape = (room * (mesh.devices.size if several else 1), *array.shape[1:])
+        return jax.ShapeDtypeStruct(shape, kind, sharding=sharding)
 
     index = index_of(rows.x)
 
     def gathered(work: Sequence[RoundWork]) -> tuple[Held, Sequence[RoundWork]]:
-        places = _places(work, len(rows), width)
+        places = _places(_at(homes.here, work), len(rows), width)
         at = np.where(places.place < 0, room, 0) + places.place
-        x, y = replicate(
-            mesh,
-            [copy_stretches(a, places.first, places.size, at, room) for a in (index, rows.y)],
-        )
+        found = [copy_stretches(a, places.first, places.size, at, room) for a in (index, rows.y)]
+        x, y = [each_process(mesh, a) for a in found] if several else replicate(mesh, found)
 
         def moved(jobs: Jobs) -> Jobs:
-            return jobs._replace(offset=at[np.searchsorted(places.first, jobs.offset)])
+            # where other processes have the rows of their clients is theirs to know
+            offset, here = np.zeros_like(jobs.offset), jobs.home == homes.here
+            offset[here] = at[np.searchsorted(places.first, jobs.offset[here])]
+            return jobs._replace(offset=offset)
 
-        there = [w._replace(jobs=moved(w.jobs), exchange=moved(w.exchange)) for w in work]
-        return (with_index(data.measured_x, x), y), there
+        return (with_index(data.measured_x, x), y), _with_jobs(work, moved)
 
     return TrainingRows((with_index(data.measured_x, like(index)), like(rows.y)), gathered)
+
+
+def _with_jobs(work: Sequence[RoundWork], change: Callable[[Jobs], Jobs]) -> Sequence[RoundWork]:
+    return [w._replace(jobs=change(w.jobs), exchange=change(w.exchange)) for w in work]
+
+
+def _at(home: int, work: Sequence[RoundWork]) -> Sequence[RoundWork]:
+    """What one process does of some rounds."""
+    return _with_jobs(work, lambda jobs: Jobs(*(a[jobs.home == home] for a in jobs)))
 
 
 class _Places(NamedTuple):

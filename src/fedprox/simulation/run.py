@@ -16,11 +16,13 @@ from jax.sharding import Mesh
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.reporting import Evaluated
+from fedprox.algorithms.shapes import check_shapes
 from fedprox.errors import require
 from fedprox.federation import Federation
 from fedprox.model import Model, Params
 from fedprox.simulation.checkpoint import Checkpoints, Comparison, Snapshot, arrays_of
 from fedprox.simulation.clients import ClientState, open_store
+from fedprox.simulation.faults import Faults
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.lanes import lane_mesh, replicate, zeros_on
 from fedprox.simulation.points import (
@@ -62,6 +64,7 @@ def simulate(
     solver: Solver,
     cohort: Cohort,
     systems: Systems = Systems(),  # noqa: B008 (frozen)
+    faults: Faults | None = None,
     rounds: int,
     evaluate_every: int = 1,
     evaluate_rows: int | None = None,
@@ -87,6 +90,8 @@ def simulate(
         solver: The local solver.
         cohort: How a round's clients are chosen.
         systems: Which of them cannot finish.
+        faults: What is done about updates that are not finite, or far larger than the others'.
+            None for nothing: they count, and a run that they ruin is shown as diverged.
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations.
         evaluate_rows: Training rows, and test rows, of each client that evaluations read at most:
@@ -114,8 +119,9 @@ def simulate(
         One run for each seed and point, seeds outermost.
 
     Raises:
-        InputError: A number out of range, a cohort larger than the federation, or a stop without a
-            target.
+        InputError: A number out of range, a cohort larger than the federation, a stop without a
+            target, a method whose functions give arrays of wrong shapes, or a faulty update where
+            `faults.policy` is "fail".
     """
     return compare(
         federation,
@@ -124,6 +130,7 @@ def simulate(
         solver=solver,
         cohort=cohort,
         systems=systems,
+        faults=faults,
         rounds=rounds,
         evaluate_every=evaluate_every,
         evaluate_rows=evaluate_rows,
@@ -148,6 +155,7 @@ def compare(
     solver: Solver,
     cohort: Cohort,
     systems: Systems = Systems(),  # noqa: B008 (frozen)
+    faults: Faults | None = None,
     rounds: int,
     evaluate_every: int = 1,
     evaluate_rows: int | None = None,
@@ -174,6 +182,7 @@ def compare(
         solver=solver,
         cohort=cohort,
         systems=systems,
+        faults=faults,
         rounds=rounds,
         evaluate_every=evaluate_every,
         evaluate_rows=evaluate_rows,
@@ -184,6 +193,8 @@ def compare(
         target=target,
         stop_at_target=stop_at_target,
     )
+    for method in methods:
+        check_shapes(method, jax.eval_shape(model.init, jax.random.key(0)))
     methods = [protocol.reported(method) for method in methods]
     for method in methods:
         protocol.check(method, method.solver(solver))
@@ -200,7 +211,7 @@ def compare(
     session = _Session(
         protocol,
         mesh,
-        resident(mesh, federation, protocol.measured),
+        resident(mesh, federation, protocol.measured, protocol.homes),
         len(labels) * len(seeds),
         checkpoints,
         on_record or _ignore,
@@ -272,9 +283,11 @@ def _run_method(
         solver,
         every_round,
         devices=session.mesh.devices.size,
+        homes=protocol.homes.processes,
         parameters=sum(a.size for a in jax.tree.leaves(params)),
         points=len(points),
         together=together,
+        faults=protocol.screening(algorithm),
     )
     pause = (session.checkpoints and session.checkpoints.every) or protocol.rounds
     calls = partial(
@@ -290,6 +303,7 @@ def _run_method(
         train,
         session.data,
         (work[seed][c.first : c.last] for seed, first in legs for c in calls(first)),
+        protocol.homes,
         width=layout.width,
         ahead=PLANS_AHEAD,
     )
@@ -357,8 +371,10 @@ def _compile(
             initial_kept(algorithm, params, len(points)),
         ),
         layout,
+        protocol.homes,
         mesh,
         gradients=protocol.measure_gradients,
+        faults=protocol.screening(algorithm),
     )
     return Ready(algorithm, solver, layout, mesh, programs, numbers)
 
@@ -410,7 +426,9 @@ def _run_leg(
     )
     store = None
     if algorithm.kept is not None:
+        homes = session.protocol.homes
         clients = np.unique(np.concatenate([w.jobs.client for w in leg.work]))
+        clients = clients[homes.of(clients) == homes.here]
         kept = initial_kept(algorithm, params, len(batch))
         store = open_store(session.protocol.client_state, kept, clients, session.mesh)
 

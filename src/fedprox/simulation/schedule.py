@@ -53,18 +53,29 @@ class Packing(NamedTuple):
         return int(self.end.max(initial=0))
 
 
-def pack(lengths: NDArray[np.int64], lanes: int) -> Packing:
+def pack(
+    lengths: NDArray[np.int64], lanes: int, home: NDArray[np.int64] | None = None, homes: int = 1
+) -> Packing:
     """Pack jobs into lanes, the longest first onto the least loaded lane.
 
     Args:
         lengths: Ticks of each job, shape (jobs,).
         lanes: Number of lanes, at least 1.
+        home: Which part of the lanes each job must go to, shape (jobs,); any where left out.
+        homes: Number of these parts, of equal size.
 
     >>> packing = pack(np.array([5, 2, 4, 3]), lanes=2)
     >>> packing.lane.tolist(), packing.start.tolist(), packing.ticks
     ([0, 0, 1, 1], [0, 5, 0, 4], 7)
     """
     lane, start = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64)
+    if home is not None and homes > 1:
+        each = lanes // homes
+        for p in range(homes):
+            mine = np.flatnonzero(home == p)
+            packing = pack(lengths[mine], each)
+            lane[mine], start[mine] = p * each + packing.lane, packing.start
+        return Packing(lane, start, start + lengths)
     order = np.argsort(-lengths, kind="stable")
     load, least = [(0, i) for i in range(lanes)], []
     for length in lengths[order].tolist():
@@ -214,6 +225,7 @@ class Jobs(NamedTuple):
         gamma: How inexactly it may be solved; 0 where the solver has no stop rule.
         part: Its part of all clients' weight, such as n_k / n.
         share: n_k / the mean n of all clients.
+        home: The process that does it.
     """
 
     client: NDArray[np.int64]
@@ -224,6 +236,7 @@ class Jobs(NamedTuple):
     gamma: NDArray[np.float64]
     part: NDArray[np.float64]
     share: NDArray[np.float64]
+    home: NDArray[np.int64]
 
 
 def some_jobs(jobs: Jobs, chosen: slice) -> Jobs:
@@ -234,7 +247,7 @@ def some_jobs(jobs: Jobs, chosen: slice) -> Jobs:
 def no_jobs() -> Jobs:
     """Nobody trains."""
     none, no_number = np.zeros(0, np.int64), np.zeros(0)
-    return Jobs(none, none, none, none, no_number, no_number, no_number, no_number)
+    return Jobs(none, none, none, none, no_number, no_number, no_number, no_number, none)
 
 
 class Shape(NamedTuple):
@@ -247,7 +260,9 @@ class Shape(NamedTuple):
         ticks: Most ticks of a round.
         slots: Most jobs of a round.
         width: Rows of a tick.
-        places: Most jobs of a round on one device, where clients keep a state; else 0.
+        places: Most jobs of a round on one device, where clients keep a state or their updates are
+            compared; else 0.
+        homes: Processes that share the devices.
     """
 
     rounds: int
@@ -257,6 +272,7 @@ class Shape(NamedTuple):
     slots: int
     width: int
     places: int = 0
+    homes: int = 1
 
     @property
     def plan_bytes(self) -> int:
@@ -330,7 +346,7 @@ def plan_rounds(
         rounds: (t, jobs) of each round.
         augmented: Whether mini-batches need random keys.
     """
-    r, d, lanes, ticks, slots, width, places = shape
+    r, d, lanes, ticks, slots, width, places, homes = shape
     room, layout = min(slots, ticks), (r, d, ticks, lanes)
     rows = np.full((*layout, width), -1, np.int32)
     size, last = np.ones(layout, np.int32), np.zeros(layout, bool)
@@ -343,7 +359,7 @@ def plan_rounds(
     ends = []
     streams, keys = Streams(seed, Purpose.BATCHES), Streams(seed, Purpose.AUGMENTATION)
     for index, (t, jobs) in enumerate(rounds):
-        packing = pack(job_ticks(solver, jobs, width), d * lanes)
+        packing = pack(job_ticks(solver, jobs, width), d * lanes, jobs.home, homes)
         ends.append(segments(packing, d, lanes, room))
         known = Slots(
             jobs.weight, jobs.gamma, jobs.steps, jobs.share, job_places(packing, lanes, places)

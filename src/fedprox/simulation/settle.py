@@ -1,16 +1,51 @@
 """Settling: an evaluation that has come in becomes records, and may end its run."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.errors import InputError
 from fedprox.simulation.evaluate import Measures
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.protocol import Protocol, RoundWork
+
+NAMED = 5
+"""Faulty clients of a round that an error names at most."""
+
+
+Faulty = Callable[[], NDArray[np.int64]]
+"""Waits for a call of the rounds' program: its faulty updates, rows of (round, point, client)."""
+
+
+def no_updates() -> NDArray[np.int64]:
+    """No faulty update."""
+    return np.zeros((0, 3), np.int64)
+
+
+def faulty_updates(
+    first: int, work: Sequence[RoundWork], slots: int, faulty: Any
+) -> NDArray[np.int64]:
+    """The faulty updates of some rounds, rows of (round, point, client).
+
+    Args:
+        first: The first of the rounds.
+        work: The work of each.
+        slots: Room for a round's jobs; those of a first exchange come after it.
+        faulty: See `After.faulty`; None without screening.
+    """
+    if faulty is None:
+        return no_updates()
+    flags, found = np.asarray(faulty), [no_updates()]
+    for r, each in enumerate(work):
+        for jobs, begin in ((each.jobs, 0), (each.exchange, slots)):
+            points, at = np.nonzero(flags[:, r, begin : begin + len(jobs.client)])
+            rounds = np.full(len(at), first + r)
+            found.append(np.stack([rounds, points, jobs.client[at]], axis=1))
+    return np.concatenate(found)
 
 
 class Evaluation(NamedTuple):
@@ -24,6 +59,7 @@ class Evaluation(NamedTuple):
         gamma: gamma_k of the round's jobs (slots, points); None where it is not measured.
         steps: Steps they took (slots, points); None where the plan says it.
         since: Steps of all rounds since the evaluation before, a number or (points,) for each call.
+        faulty: The faulty updates of these rounds, for each call.
     """
 
     round: int
@@ -33,10 +69,11 @@ class Evaluation(NamedTuple):
     gamma: Any
     steps: Any
     since: Sequence[Any]
+    faulty: Sequence[Faulty]
 
 
 def records_of(
-    done: Evaluation, algorithm: Algorithm, runs: Sequence[Run], tests: int
+    done: Evaluation, algorithm: Algorithm, runs: Sequence[Run], tests: int, protocol: Protocol
 ) -> Iterator[Record]:
     """Wait for an evaluation: a record for each point.
 
@@ -45,9 +82,17 @@ def records_of(
         algorithm: The method.
         runs: The points' runs so far.
         tests: Test labels of all clients that are read; 0 for a model without accuracy.
+        protocol: What compared methods share.
+
+    Raises:
+        InputError: An update was faulty, and that is not to be.
     """
-    loss, correct, variance, dissimilarity = (np.asarray(m, float) for m in done.measures)
-    solves = Solves.of(done, len(runs))
+    loss, correct, variance, dissimilarity = (np.asarray(m, float) for m in done.measures[:4])
+    faulty = np.concatenate([no_updates(), *(find() for find in done.faulty)])
+    screening = protocol.screening(algorithm)
+    if len(faulty) and screening is not None and screening.policy == "fail":
+        raise InputError(_refusal(faulty, runs, protocol.federation.names))
+    solves = Solves.of(done, faulty, len(runs))
     mus = np.asarray(done.numbers.get("mu", ()), float)
     for i, run in enumerate(runs):
         since = sum(int(np.broadcast_to(n, len(runs))[i]) for n in done.since)
@@ -72,7 +117,32 @@ def records_of(
             client_steps=int(solves.steps[i]),
             total_steps=run.client_steps + since,
             communication=algorithm.communication * done.round,
+            **({} if screening is None else _faults(done, faulty, i, protocol.federation.names)),
         )
+
+
+def _faults(
+    done: Evaluation, faulty: NDArray[np.int64], point: int, names: Sequence[str]
+) -> dict[str, Any]:
+    """What a record of a point says of faulty clients."""
+    clients = faulty[faulty[:, 1] == point, 2]
+    return {
+        "faulty": len(clients),
+        "faulty_clients": [names[k] for k in np.unique(clients)],
+        "unmeasured": int(np.asarray(done.measures.unmeasured)[point]),
+    }
+
+
+def _refusal(faulty: NDArray[np.int64], runs: Sequence[Run], names: Sequence[str]) -> str:
+    """What there is to say of the first round with a faulty update."""
+    t, point, _ = faulty[np.lexsort(faulty.T[1::-1])[0]]
+    clients = np.unique(faulty[(faulty[:, 0] == t) & (faulty[:, 1] == point), 2])
+    shown = ", ".join(names[k] for k in clients[:NAMED])
+    more = f" and {len(clients) - NAMED} more" if len(clients) > NAMED else ""
+    return (
+        f"{runs[point].label}, seed {runs[point].seed}: round {t + 1}: faulty update of client "
+        f'{shown}{more}, and faults.policy = "fail"; "drop" leaves such updates out'
+    )
 
 
 def best_loss(runs: Sequence[Run]) -> float:
@@ -116,8 +186,14 @@ class Solves(NamedTuple):
     steps: NDArray[np.int64]
 
     @classmethod
-    def of(cls, done: Evaluation, points: int) -> "Solves":
-        """Wait for an evaluation's gammas and steps."""
+    def of(cls, done: Evaluation, faulty: NDArray[np.int64], points: int) -> "Solves":
+        """Wait for an evaluation's gammas and steps.
+
+        Args:
+            done: The evaluation.
+            faulty: Faulty updates since the one before.
+            points: Points of the sweep.
+        """
         jobs = done.work.jobs
         count = len(jobs.client)
         planned = np.full(points, int(jobs.steps.sum()))
@@ -125,9 +201,17 @@ class Solves(NamedTuple):
             unknown = np.full(points, math.nan)
             return cls(unknown, unknown, np.zeros(points, int), planned)
         gammas = np.asarray(done.gamma, float)[:count]
+        good = np.ones(gammas.shape, bool)
+        for _, point, client in faulty[faulty[:, 0] == done.round - 1]:
+            good[jobs.client == client, point] = False
         unsolved = np.zeros(points, int)
         if done.steps is not None:
             # measured in another order of summation than the rule's own
-            unsolved = (~(gammas <= jobs.gamma[:, None] * (1 + 1e-3))).sum(axis=0)
+            unsolved = (good & ~(gammas <= jobs.gamma[:, None] * (1 + 1e-3))).sum(axis=0)
             planned = np.asarray(done.steps)[:count].sum(axis=0)
-        return cls(gammas.mean(axis=0), gammas.max(axis=0), unsolved, planned)
+        of_good, some = good.sum(axis=0), good.any(axis=0)
+        mean = np.where(good, gammas, 0).sum(axis=0) / np.maximum(of_good, 1)
+        most = np.where(good, gammas, -math.inf).max(axis=0)
+        return cls(
+            np.where(some, mean, math.nan), np.where(some, most, math.nan), unsolved, planned
+        )

@@ -1,0 +1,89 @@
+"""What a method's functions give back has the shapes that the engine counts on: checked first.
+
+The engine's program holds a model, a message and what a client keeps in arrays of one shape. With a
+method whose functions give other ones tracing would end in the middle of it.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedprox.algorithms.base import Algorithm, Own, Solution, add
+from fedprox.errors import InputError
+from fedprox.model import Params
+
+SHOWN = 4
+"""Arrays of a tree that an error names at most."""
+
+
+def check_shapes(algorithm: Algorithm, params: Params) -> None:
+    """Raise `InputError` unless a method's functions fit together.
+
+    Nothing is computed: they are traced. What they raise by themselves passes.
+
+    Args:
+        algorithm: The method.
+        params: The model's parameters, in shape.
+
+    >>> from fedprox.algorithms.scaffold import scaffold
+    >>> check_shapes(scaffold(), jax.ShapeDtypeStruct((3,), jnp.float32))
+    """
+    name = algorithm.name
+    number: Any = jax.ShapeDtypeStruct((), jnp.float32)
+    numbers = dict.fromkeys((*algorithm.numbers, "learning_rate", "participation"), number)
+    state = jax.eval_shape(algorithm.init, params)
+    _same(f"{name}: its params give", jax.eval_shape(algorithm.params, state), "the model", params)
+    kept = None if algorithm.kept is None else jax.eval_shape(algorithm.kept, params)
+    own = Own(params if algorithm.own_gradient else None, kept, number)
+    problem = jax.eval_shape(algorithm.subproblem, state, numbers, own)
+    _same(f"{name}: its local problem starts from", problem.start, "the model", params)
+    steps: Any = jax.ShapeDtypeStruct((), jnp.int32)
+    solution = Solution(problem, params, steps)
+    message, keeps = jax.eval_shape(algorithm.message, state, numbers, own, solution)
+    _same(f"{name}: after its work a client keeps", keeps, "what it kept before", kept)
+    for leaf in jax.tree.leaves(message):
+        if jnp.result_type(leaf.dtype, jnp.float32) != leaf.dtype:
+            raise InputError(
+                f"{name}: its message is {describe(message)}, of which no mean can be taken; it "
+                "must be float32"
+            )
+    if algorithm.update is add:
+        _same(f"{name}: its message is", message, "the model", params)
+    try:
+        after = jax.eval_shape(algorithm.update, state, message, numbers)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{name}: its update cannot take its message, which is {describe(message)} where the "
+            f"state is {describe(state)}: {str(error).splitlines()[0]}"
+        ) from None
+    _same(f"{name}: its update gives", after, "the state before", state)
+
+
+def _same(what: str, found: Any, name: str, expected: Any) -> None:
+    """Raise `InputError` unless two trees have the same structure, shapes and types."""
+
+    def alike(a: Any, b: Any) -> bool:
+        return a.shape == b.shape and a.dtype == b.dtype
+
+    structure: Any = jax.tree.structure(found)
+    same = structure == jax.tree.structure(expected)
+    if same and all(map(alike, jax.tree.leaves(found), jax.tree.leaves(expected))):
+        return
+    raise InputError(f"{what} {describe(found)}; it must be like {name}, {describe(expected)}")
+
+
+def describe(tree: Any) -> str:
+    """The arrays of a tree with their types and shapes.
+
+    >>> describe({"bias": jnp.zeros(2), "kernel": jnp.zeros((2, 3))})
+    'bias float32[2], kernel float32[2,3]'
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    shown = [
+        f"{jax.tree_util.keystr(path, simple=True, separator='.')} {leaf.dtype.name}"
+        f"[{','.join(map(str, leaf.shape))}]".strip()
+        for path, leaf in leaves[:SHOWN]
+    ]
+    more = [f"{len(leaves) - SHOWN} more"] if len(leaves) > SHOWN else []
+    return ", ".join(shown + more) or "nothing"

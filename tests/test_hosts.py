@@ -1,0 +1,139 @@
+"""Several processes on this machine that share a run, as several hosts would."""
+
+import json
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from fedprox import InputError
+from fedprox.simulation.homes import find_homes
+from fedprox.simulation.processes import join_processes
+from fedprox.simulation.schedule import pack
+from tests.commands import start, status
+
+EXPERIMENT = """
+rounds = 40
+evaluate_every = 4
+data = {name = "synthetic", clients = 12}
+cohort = {clients_per_round = 5}
+solver = {learning_rate = 0.01, batch_size = 10, epochs = 1}
+method = [{name = "scaffold"}]
+"""
+
+
+def together(folder: Path, count: int, arguments: list[str]) -> list[Any]:
+    """The command in some processes that meet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meet = ["--coordinator", f"127.0.0.1:{port}", "--processes", str(count), "--devices", "1"]
+    return [
+        start(folder / f"output-{i}", [*arguments, *meet, "--process", str(i)])
+        for i in range(count)
+    ]
+
+
+def found(directory: Path) -> tuple[list[float], Any]:
+    """The numbers of metrics.jsonl, and the model."""
+    lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+    keys = ("train_loss", "test_accuracy", "gradient_variance", "gamma_mean", "total_steps")
+    (model,) = directory.glob("*.safetensors")
+    return [line[key] or 0.0 for line in lines for key in keys], safetensors.numpy.load_file(model)
+
+
+def test_two_and_three_processes_find_what_one_finds_and_outlive_a_death(tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    command = ["run", str(tmp_path / "experiment.toml"), "--out"]
+    one, two, three, killed = (tmp_path / name for name in ("one", "two", "three", "killed"))
+    assert status(start(tmp_path / "output", [*command, str(one), "--devices", "1"])) == 0
+    often = ["--checkpoint-every", "8"]
+    for count, directory in ((2, two), (3, three)):
+        processes = together(tmp_path, count, [*command, str(directory), *often])
+        assert [status(process) for process in processes] == [0] * count
+        numbers, model = found(directory)
+        alone, alone_model = found(one)
+        assert numbers == pytest.approx(alone, rel=1e-4, abs=1e-5)
+        for name, array in alone_model.items():
+            np.testing.assert_allclose(model[name], array, rtol=1e-4, atol=1e-5)
+        assert not (directory / "checkpoint").exists()
+
+    first, second = together(tmp_path, 2, [*command, str(killed), *often])
+    while not (killed / "checkpoint" / "state" / "8").is_dir():
+        assert first.is_alive(), (tmp_path / "output-0").read_text()
+        time.sleep(0.01)
+    second.kill()
+    assert status(first, 60) == 1
+    lines = (tmp_path / "output-0").read_text().splitlines()
+    said = [line for line in lines if line.startswith("fedprox: ")]
+    assert len(said) == 1
+    assert "another process has ended" in said[0]
+    assert "--resume" in said[0]
+    assert not any("Traceback" in line for line in lines)
+    assert status(second) == -signal.SIGKILL
+
+    processes = together(tmp_path, 2, ["run", "--resume", str(killed)])
+    assert [status(process) for process in processes] == [0, 0]
+    for path in two.iterdir():
+        if path.suffix in (".jsonl", ".safetensors"):
+            assert path.read_bytes() == (killed / path.name).read_bytes(), path.name
+
+
+def test_homes_are_blocks_with_a_fair_share_of_the_rows() -> None:
+    sizes = np.random.default_rng(0).integers(1, 50, size=200)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    homes = find_homes(offsets, processes=7)
+    rows = np.diff(homes.first_rows(offsets))
+    assert rows.sum() == sizes.sum()
+    assert np.abs(rows - sizes.sum() / 7).max() < 2 * 50
+    clients = np.arange(200)
+    assert (np.diff(homes.of(clients)) >= 0).all()
+    assert (np.bincount(homes.of(clients), minlength=7) == np.diff(homes.bounds)).all()
+
+
+def test_jobs_go_to_the_lanes_of_their_home() -> None:
+    chance = np.random.default_rng(1)
+    lengths, home = chance.integers(1, 30, size=40), chance.integers(3, size=40)
+    packing = pack(lengths, 6, home, homes=3)
+    assert (packing.lane // 2 == home).all()
+    for p in range(3):
+        alone = pack(lengths[home == p], 2)
+        np.testing.assert_array_equal(packing.lane[home == p] % 2, alone.lane)
+        np.testing.assert_array_equal(packing.start[home == p], alone.start)
+
+
+@pytest.mark.parametrize(
+    ("given", "variables", "message"),
+    [
+        (("here",), {}, "--processes: not given"),
+        (
+            ("here", 2),
+            {},
+            "--process: not given, and neither SLURM_PROCID nor JOB_COMPLETION_INDEX",
+        ),
+        (
+            ("here", 2),
+            {"JOB_COMPLETION_INDEX": "2"},
+            "--process 2: it must be below --processes, 2",
+        ),
+        (("here",), {"SLURM_NTASKS": "two"}, "SLURM_NTASKS = 'two'"),
+        (("here", 2, 0), {}, "--coordinator here: it must be HOST:PORT or slurm"),
+        (("here:99999", 2, 0), {}, "HOST:PORT"),
+        (("slurm", 2, 0), {}, "SLURM_JOB_ID is not set"),
+        (("here:1234", 0, 0), {}, "--processes = 0"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(
+    given: Any, variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_NTASKS", "SLURM_PROCID", "JOB_COMPLETION_INDEX", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=message):
+        join_processes(*given)
