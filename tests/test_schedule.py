@@ -98,34 +98,39 @@ def solvers(draw: st.DrawFn) -> Solver:
     chance=st.randoms(use_true_random=False),
     seed=SEEDS,
     lanes=st.integers(1, 3),
+    homes=st.integers(1, 2),
     widest=st.sampled_from([4, 128]),
     together=st.sampled_from([1, 64, 2**15]),
 )
-def test_a_plan_is_that_of_one_job_after_another(
+def test_a_processs_plan_is_that_of_its_jobs_one_after_another(
     solver: Solver,
     sizes: list[int],
     chance: Any,
     seed: int,
     lanes: int,
+    homes: int,
     widest: int,
     together: int,
 ) -> None:
     n = np.array(sizes, np.int64)
     steps = np.array([chance.randint(1, solver.steps_for(size)) for size in sizes], np.int64)
     client = np.array(chance.sample(range(100), len(sizes)), np.int64)
+    home = np.array([chance.randint(0, homes - 1) for _ in sizes], np.int64)
     ones = np.ones(len(n))
-    jobs = Jobs(client, offsets_of(n)[:-1], n, steps, ones, ones, ones, ones, 0 * n)
+    jobs = Jobs(client, offsets_of(n)[:-1], n, steps, ones, ones, ones, ones, home)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schedule, "WIDEST_TICK", widest)
         patch.setattr(schedule, "ROWS_TOGETHER", together)
         width = schedule.tick_width(solver, max(sizes, default=1))
-        packing = pack(job_ticks(solver, jobs, width), 2 * lanes)
-        shape = Shape(2, 2, lanes, packing.ticks + 1, len(n) + 1, width)
-        plan = plan_rounds(shape, solver, seed, [(9, jobs)], augmented=True)
+        packing = pack(job_ticks(solver, jobs, width), 2 * lanes, home, homes)
+        shape = Shape(2, 2, lanes, packing.ticks + 1, len(n) + 1, width, homes=homes)
+        plan = plan_rounds(shape, solver, seed, [(9, jobs)], augmented=True, here=homes - 1)
 
     idle = np.ones((2, 2, packing.ticks + 1, lanes), bool)
     assert plan.noise is not None
     for i, job in enumerate(zip(*(a.tolist() for a in jobs[:4]), strict=True)):
+        if home[i] != homes - 1:
+            continue
         ticks = ticks_of(solver, seed, 9, job, width)
         assert len(ticks) == packing.end[i] - packing.start[i]
         keys = generator(seed, Purpose.AUGMENTATION, 9, job[0]).integers(

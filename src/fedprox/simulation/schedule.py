@@ -12,7 +12,6 @@ client's rows itself: its tick is one step, and names the client's rows by the f
 """
 
 import heapq
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -239,11 +238,6 @@ class Jobs(NamedTuple):
     home: NDArray[np.int64]
 
 
-def some_jobs(jobs: Jobs, chosen: slice) -> Jobs:
-    """Some of the jobs."""
-    return Jobs(*(array[chosen] for array in jobs))  # type: ignore[arg-type]
-
-
 def no_jobs() -> Jobs:
     """Nobody trains."""
     none, no_number = np.zeros(0, np.int64), np.zeros(0)
@@ -333,6 +327,7 @@ def plan_rounds(
     rounds: Sequence[tuple[int, Jobs]],
     *,
     augmented: bool = False,
+    here: int = 0,
 ) -> Plan:
     """The plan of some rounds.
 
@@ -345,6 +340,7 @@ def plan_rounds(
         seed: Seed of the run.
         rounds: (t, jobs) of each round.
         augmented: Whether mini-batches need random keys.
+        here: The process whose clients' mini-batches are planned; those of others are left out.
     """
     r, d, lanes, ticks, slots, width, places, homes = shape
     room, layout = min(slots, ticks), (r, d, ticks, lanes)
@@ -372,15 +368,17 @@ def plan_rounds(
         device, lane = np.divmod(packing.lane, lanes)
         begin = ((index * d + device) * ticks + packing.start) * lanes + lane
         length = packing.end - packing.start
-        for some in _in_parts(length * width):
-            found = _ticks_of(solver, some_jobs(jobs, some), length[some], width, streams, t)
+        for some in _in_parts(np.flatnonzero(jobs.home == here), length * width):
+            part = Jobs(*(array[some] for array in jobs))  # type: ignore[arg-type]
+            found = _ticks_of(solver, part, length[some], width, streams, t)
             at = np.repeat(begin[some], length[some]) + lanes * found.number
             rows.reshape(-1, width)[at] = found.rows
             size.reshape(-1)[at], last.reshape(-1)[at] = found.size, found.last
             if check is not None:
                 check.reshape(-1)[at] = found.check
-        if noise is not None:
-            drawn = zip(jobs.client.tolist(), begin.tolist(), length.tolist(), strict=True)
+            if noise is None:
+                continue
+            drawn = zip(*(a[some].tolist() for a in (jobs.client, begin, length)), strict=True)
             for client, first, count in drawn:
                 key = keys.at(t, client).integers(2**32, size=(count, 2), dtype=np.uint32)
                 noise.reshape(-1, 2)[first : first + count * lanes : lanes] = key
@@ -492,8 +490,7 @@ def _ticks_of(
     return _Ticks(number, found, size, last=part * width + count == size, check=check)
 
 
-def _in_parts(rows: NDArray[np.int64]) -> list[slice]:
-    """Slots of jobs that read so many rows, in parts whose rows stay in the caches."""
-    part = np.cumsum(rows) // ROWS_TOGETHER
-    edges = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(rows)]
-    return [slice(*pair) for pair in itertools.pairwise(edges) if len(rows)]
+def _in_parts(slots: NDArray[np.int64], rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Some slots in parts whose rows stay in the caches, given how many each job reads (jobs,)."""
+    part = np.cumsum(rows[slots]) // ROWS_TOGETHER
+    return np.split(slots, np.flatnonzero(np.diff(part)) + 1) if len(slots) else []
