@@ -244,7 +244,7 @@ def test_broken_archives_are_named(tmp_path: Path) -> None:
         datasets.femnist(data_dir=tmp_path)
     with zipfile.ZipFile(place, "w") as file:
         file.writestr("other", "")
-    with pytest.raises(InputError, match="not EMNIST's archive"):
+    with pytest.raises(InputError, match=r"images-idx3-ubyte\.gz is missing in this archive"):
         datasets.femnist(data_dir=tmp_path)
 
 
@@ -286,8 +286,8 @@ def test_a_small_file_of_writers(tmp_path: Path) -> None:
         ({"writer": np.array([0, 0, 0, 1, 1, 2])}, "'writer' and 'split' do not match"),
         ({"split": np.array([0, 0, 1, 0, 0, 3])}, "'writer' and 'split' do not match"),
         ({"split": np.array([0, 0, 1, 1, 1, 1])}, "client 'bob': no training rows"),
-        ({"labels": np.array([None] * 6)}, "not a whole npz file"),
-        ({"writer": None}, "the array 'writer' is missing"),
+        ({"labels": np.array([None] * 6)}, "labels.npy: holds object; not numbers or words"),
+        ({"writer": None}, "writer.npy is missing in this archive"),
     ],
 )
 def test_broken_files_of_writers_are_named(
@@ -304,10 +304,14 @@ def test_a_file_cut_short_is_named(tmp_path: Path) -> None:
     path = tmp_path / "femnist_300writers.npz"
     np.savez(path, **WRITERS)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(InputError, match="not a whole npz file"):
+    with pytest.raises(
+        InputError, match=r"femnist_300writers\.npz: cannot be read: File is not a zip"
+    ):
         datasets.femnist("writers", data_dir=tmp_path)
     path.write_bytes(b"")
-    with pytest.raises(InputError, match="not a whole npz file"):
+    with pytest.raises(
+        InputError, match=r"femnist_300writers\.npz: cannot be read: File is not a zip"
+    ):
         datasets.femnist("writers", data_dir=tmp_path)
 
 
@@ -387,9 +391,6 @@ def test_the_databases_of_writers_are_read(tmp_path: Path) -> None:
         ({"pixels": np.zeros((2, 28, 28), np.float32)}, "needs n = 3 images"),
         ({"label": np.array([0, 1, 62])}, "labels from 0 to 61"),
         ({"label": np.array([0.0, 1.0, 2.0])}, "labels from 0 to 61"),
-        ({"label": 3}, r"labels of shape \(\)"),
-        ({"label": None}, r"labels of shape \(\)"),
-        ({"label": {"a": 1}}, r"labels of shape \(\)"),
     ],
 )
 def test_writers_that_are_no_femnist_are_named(
@@ -416,6 +417,10 @@ WHOLE = zlib.compress(msgpack_serialize(writer(3)))
         zlib.compress(zlib.decompress(WHOLE)[:-9]),
         zlib.compress(msgpack_serialize({"pixels": np.zeros(3)})),
         zlib.compress(msgpack_serialize([1, 2])),
+        zlib.compress(msgpack_serialize(writer(3, label=3))),
+        zlib.compress(msgpack_serialize(writer(3, label=None))),
+        zlib.compress(msgpack_serialize(writer(3, label={"a": 1}))),
+        zlib.compress(msgpack_serialize(writer(3, label=np.array(["a"] * 3)))),
         None,
         7,
     ],
@@ -444,7 +449,7 @@ def test_databases_that_are_none_are_named(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"train\.sqlite: not a database of writers"):
             datasets.femnist("writers", data_dir=tmp_path)
     path.write_bytes(b"")
-    with pytest.raises(InputError, match=r"no such table: federated_data"):
+    with pytest.raises(InputError, match="it needs a table federated_data with columns client_id"):
         datasets.femnist("writers", data_dir=tmp_path)
     path.unlink()
     with pytest.raises(InputError, match=r"federated_emnist_train\.sqlite is missing; put it in"):

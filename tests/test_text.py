@@ -438,9 +438,14 @@ def test_broken_csv_files_are_named(content: bytes, message: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "not JSON"),
-        ("[" * 100_000, "not JSON"),
-        ("[]", "the object 'user_data' is missing"),
+        ("", "not a JSON object"),
+        ('{"a": ' + "[" * 100_000, "not JSON: maximum recursion"),
+        ('{"user_data": {"a": ' + '{"x":' * 100_000, "not JSON: maximum recursion"),
+        ('{"user_data": {}} 1', "not JSON: more than one value"),
+        ('{"user_data": {}, }', "not JSON: Expecting a name in double quotes"),
+        ('{"user_data": {"a" 3}}', "not JSON: Expecting ':'"),
+        ("[]", "not a JSON object"),
+        ('{"user_data": []}', "the object 'user_data' is missing"),
         ('{"user_data": {"a": 3}}', "user 'a': lists 'x' and 'y' of one length"),
         ('{"user_data": {"a": {"x": [[]], "y": []}}}', "user 'a': lists 'x' and 'y' of one"),
         ('{"user_data": {"a": {"x": [[1]], "y": [0]}}}', "user 'a': a row of 'x' is not id, date"),

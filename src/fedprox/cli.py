@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -264,14 +265,15 @@ def run(
         return
     if resume is not None:
         _say_where(console, directory)
-    with directory, stopping_on_signals(checkpoints), _progress(console) as progress:
-        runs = go(directory.record, _Bars(progress))
-    if jax.process_count() == 1:  # others have the rows of their clients
-        write_clients(directory.path, resolved.federation, resolved.model, runs)
-    directory.finish(runs, experiment.target)
-    everyone(0)
-    checkpoints.remove()
-    write_report([directory.path], directory.path / "report.html")
+    with directory:
+        with stopping_on_signals(checkpoints), _progress(console) as progress:
+            runs = go(directory.record, _Bars(progress))
+        if jax.process_count() == 1:  # others have the rows of their clients
+            write_clients(directory.path, resolved.federation, resolved.model, runs)
+        directory.finish(runs, experiment.target)
+        everyone(0)
+        checkpoints.remove()
+        write_report([directory.path], directory.path / "report.html")
     console.print(table(runs, experiment.target))
     for line in (*other_models(runs), *uneven(runs), *unsolved(runs), *faulty(runs)):
         console.print(line)
@@ -335,22 +337,23 @@ def diagnose(
 ) -> None:
     """Diagnose an experiment's federation."""
     console, experiment, resolved = _prepare(file, settings, data_dir)
-    directory = RunDirectory(out or Path("runs") / f"{file.stem}-diagnosis", resolved.table)
     seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
     require(seeds, "seed: none given; at least one is needed")
-    with _progress(console) as progress:
-        found = find_out(
-            resolved.federation,
-            resolved.model,
-            solver=resolved.solver,
-            cohort=resolved.cohort,
-            systems=resolved.systems,
-            rounds=experiment.rounds,
-            seed=seeds[0],
-            on_progress=_Bars(progress),
-        )
-    directory.diagnosis(found.document())
-    write_report([directory.path], directory.path / "report.html")
+    folder = out or Path("runs") / f"{file.stem}-diagnosis"
+    with RunDirectory(folder, resolved.table) as directory:
+        with _progress(console) as progress:
+            found = find_out(
+                resolved.federation,
+                resolved.model,
+                solver=resolved.solver,
+                cohort=resolved.cohort,
+                systems=resolved.systems,
+                rounds=experiment.rounds,
+                seed=seeds[0],
+                on_progress=_Bars(progress),
+            )
+        directory.diagnosis(found.document())
+        write_report([directory.path], directory.path / "report.html")
     console.print(diagnosis_page(found))
     console.print(f"\n{directory.path}: diagnosis.json, report.html")
 
@@ -565,7 +568,9 @@ LOST = (
 def main() -> None:
     """Entry point: bad input and files that cannot be written end in one line, status 2."""
     try:
-        status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except typer.TyperException as error:
         _fail(error.format_message())
     except InputError as error:
@@ -602,11 +607,19 @@ def _out_of_memory(error: Exception) -> NoReturn:
 
 
 def _fail(message: str, status: int = 2) -> NoReturn:
-    print(f"fedprox: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    _say(message)
     if jax.distributed.is_initialized():
         sys.stdout.flush()
         os._exit(status)  # to leave in order would be to wait for the others, who wait for this one
     raise SystemExit(status)
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    _say(str(message))
+
+
+def _say(message: str) -> None:
+    print(f"fedprox: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,34 @@ import math
 from collections.abc import Sequence
 from numbers import Integral, Real
 
+LONGEST = 1_000
+"""Characters of a message; of a longer one, which quotes a file, the middle is left out."""
+
 
 class InputError(ValueError):
-    """Input that cannot be used.
+    r"""Input that cannot be used.
 
-    Its text is one line that names what is wrong, where, and what is allowed. The command line
-    prints it without a traceback and exits with status 2.
+    Its text is one line that names what is wrong, where, and what is allowed, whatever characters
+    it quotes. The command line prints it without a traceback and exits with status 2.
+
+    Args:
+        message: The text.
+
+    >>> print(InputError("data.path: no file a\n\x1b[0m"))
+    data.path: no file a\n\x1b[0m
     """
+
+    def __init__(self, message: str) -> None:
+        line = message
+        if not message.isprintable():
+            line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+        half = LONGEST // 2
+        super().__init__(line if len(line) <= LONGEST else f"{line[:half]} ... {line[-half:]}")
+
+
+def reason(error: BaseException) -> str:
+    """What another library's error says, or its name where it says nothing, for a message."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def require(condition: object, message: str) -> None:

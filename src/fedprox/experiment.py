@@ -178,7 +178,7 @@ def read_experiment(path: Path, settings: Sequence[str] = ()) -> Experiment:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a TOML file: {error}") from None
     for setting in settings:
         apply_setting(table, setting)
@@ -392,7 +392,7 @@ def apply_setting(table: Table, setting: str) -> None:
     require(equals and key.strip(), f"--set {setting}: it must be KEY=VALUE")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text.strip()
     *parents, last = key.strip().split(".")
     place: Any = table

@@ -1,14 +1,12 @@
 """CIFAR-10 and CIFAR-100: small colour photographs (Krizhevsky 2009)."""
 
 import io
-import lzma
 import pickle
 import tarfile
-import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +16,7 @@ from fedprox.datasets import augmentation as augmentations
 from fedprox.datasets import partition as partitions
 from fedprox.datasets import sources
 from fedprox.datasets.cache import Arrays, prepared
-from fedprox.errors import InputError, require, require_one_of
+from fedprox.errors import InputError, reason, require, require_one_of
 from fedprox.features import Prepared
 from fedprox.federation import Federation
 
@@ -222,16 +220,23 @@ def _members(cifar: Cifar, path: Path) -> Iterator[tuple[str, Stream]]:
     """The same files of an archive, in whatever order, unpacked on the way."""
     try:
         with (
-            sources.reading(path, unpack=False) as packed,
-            tarfile.open(fileobj=packed, mode="r|*") as archive,
+            sources.reading(path) as unpacked,
+            tarfile.open(fileobj=unpacked, mode="r|") as archive,
         ):
             for member in archive:
+                sources.require_inside(path, member.name)
+                require(
+                    (member.isreg() or member.isdir()) and not member.issparse(),
+                    f"{path}: {member.name!r} is neither a file nor a folder",
+                )
                 name = member.name.rsplit("/")[-1]
-                file = archive.extractfile(member) if member.isfile() else None
+                file = archive.extractfile(member)
                 if file is not None and name in (*cifar.train, cifar.test):
                     yield name, file
-    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+    except InputError:
+        raise
+    except Exception as error:  # a damaged archive can fail in any way
+        raise InputError(f"{path}: cannot be read: {reason(error)}") from None
 
 
 def _parse(cifar: Cifar, path: Path, files: Iterator[tuple[str, Stream]]) -> Arrays:
@@ -270,7 +275,7 @@ class _Kind:
 
     def __init__(self, name: Any, *_: Any) -> None:
         if name not in ("u1", b"u1"):
-            raise pickle.UnpicklingError(f"an array of {name!r}; only bytes are allowed")
+            raise pickle.UnpicklingError("an array of other things than bytes")
 
     def __setstate__(self, state: Any) -> None:
         """Byte order and the like, which bytes do not have."""
@@ -284,20 +289,62 @@ class _Bytes:
 
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, columns_first, content = state
-        if not isinstance(kind, _Kind) or columns_first not in (False, True):
-            raise pickle.UnpicklingError("an array that is not of bytes")
+        if not (isinstance(kind, _Kind) and isinstance(content, bytes)):
+            raise pickle.UnpicklingError("an array of other things than bytes")
         order: Literal["F", "C"] = "F" if columns_first else "C"
         self.array = np.frombuffer(content, np.uint8).reshape(shape, order=order)
 
 
-class _Unpickler(pickle.Unpickler):
+OPERATIONS = (
+    *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.NONE, pickle.NEWTRUE),
+    *(
+        pickle.NEWFALSE,
+        pickle.BININT,
+        pickle.BININT1,
+        pickle.BININT2,
+        pickle.LONG1,
+        pickle.BINFLOAT,
+    ),
+    *(pickle.BINSTRING, pickle.SHORT_BINSTRING, pickle.BINUNICODE, pickle.SHORT_BINUNICODE),
+    *(pickle.BINBYTES, pickle.SHORT_BINBYTES, pickle.BINBYTES8, pickle.EMPTY_TUPLE, pickle.TUPLE),
+    *(pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.EMPTY_LIST, pickle.APPEND),
+    *(pickle.APPENDS, pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS, pickle.BINGET),
+    *(pickle.LONG_BINGET, pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE, pickle.GLOBAL),
+    *(pickle.STACK_GLOBAL, pickle.REDUCE, pickle.BUILD),
+)
+"""Those operations of protocols 2 to 4 that containers, numbers, strings and arrays need."""
+
+
+class _Unpickler(pickle._Unpickler):
     """Reads plain containers, numbers, strings and arrays of bytes, and nothing else.
 
-    A pickle names what is to be called to rebuild it. Here nothing but the two classes above is
-    ever called, so nothing that a file holds is executed.
+    A pickle is a program. Of its operations only `OPERATIONS` are carried out, and of the functions
+    that it names only the two classes above are ever called. This is Python's own unpickler as it
+    is written in Python: the one in C makes room for whatever a pickle announces.
     """
 
-    allowed = {  # noqa: RUF012
+    stack: list[Any]
+
+    def _set_item(self) -> None:
+        self._check_keys(self.stack[-2:-1])
+        pickle._Unpickler.dispatch[pickle.SETITEM[0]](self)  # type: ignore[arg-type]
+
+    def _set_items(self) -> None:
+        self._check_keys(self.stack[::2])
+        pickle._Unpickler.dispatch[pickle.SETITEMS[0]](self)  # type: ignore[arg-type]
+
+    def _check_keys(self, keys: list[Any]) -> None:
+        # a few bytes can make a tuple of tuples that takes for ever to hash
+        if not all(isinstance(key, str | bytes) for key in keys):
+            raise pickle.UnpicklingError("a key that is not a string")
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        **{code[0]: pickle._Unpickler.dispatch[code[0]] for code in OPERATIONS},
+        pickle.SETITEM[0]: _set_item,
+        pickle.SETITEMS[0]: _set_items,
+    }
+
+    allowed: ClassVar[dict[tuple[str, str], Any]] = {
         ("numpy.core.multiarray", "_reconstruct"): _Bytes,
         ("numpy._core.multiarray", "_reconstruct"): _Bytes,
         ("numpy", "ndarray"): None,
@@ -313,10 +360,18 @@ class _Unpickler(pickle.Unpickler):
 def _unpickle(where: str, file: Stream) -> dict[bytes, Any]:
     """A pickled dictionary of Python 2 or 3."""
     try:
-        content = _Unpickler(file, encoding="bytes").load()
-    except Exception as error:
-        # a damaged pickle can fail in any way
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise InputError(f"{where}: not a pickle that can be read: {reason}") from None
+        content = _Unpickler(io.BytesIO(file.read()), encoding="bytes").load()
+    except InputError:
+        raise
+    except Exception as error:  # a damaged pickle can fail in any way
+        what = (
+            f"it asks for operation {error}, which is not allowed"
+            if isinstance(error, KeyError)
+            else reason(error)
+        )
+        raise InputError(f"{where}: not a pickle that can be read: {what}") from None
     require(isinstance(content, dict), f"{where}: not a pickled dictionary")
-    return {key.encode() if isinstance(key, str) else key: content[key] for key in content}
+    return {
+        key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key: content[key]
+        for key in content
+    }

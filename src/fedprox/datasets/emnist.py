@@ -1,20 +1,20 @@
 """EMNIST: handwritten letters in MNIST's format (Cohen et al. 2017)."""
 
-import zipfile
-import zlib
+import math
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import numpy as np
+from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.augmentation import standardise
 from fedprox.datasets.cache import Arrays, prepared
 from fedprox.datasets.mnist import parse_idx
-from fedprox.datasets.sources import EMNIST, find, present
-from fedprox.errors import InputError, require
+from fedprox.datasets.sources import EMNIST, find, most, present, reading, take
+from fedprox.errors import InputError, reason, require
 from fedprox.features import Prepared
 from fedprox.federation import Federation
 from fedprox.streams import Purpose, generator
@@ -131,36 +131,54 @@ def _split(path: Path, name: str, classes: int) -> tuple[NDArray[np.uint8], NDAr
 
     It keeps images as columns of rows: transposed.
     """
-    x, y = (
-        parse_idx(*_member(path, f"emnist-{name}-{kind}-ubyte.gz"))
-        for kind in ("images-idx3", "labels-idx1")
-    )
+    x, y = (_idx(path, f"emnist-{name}-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1"))
     check(path, x, y, classes)
     return x, y
 
 
-def _member(path: Path, name: str) -> tuple[bytes, str]:
-    """A file of an archive, and what to call it."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            found = next((n for n in archive.namelist() if n.rsplit("/")[-1] == name), None)
-            require(found, f"{path}: not EMNIST's archive: {name} is missing")
-            return archive.read(str(found)), f"{path}/{name}"
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+def _idx(path: Path, name: str) -> NDArray[np.uint8]:
+    """A packed idx file in an archive."""
+    with reading(path, name) as file:
+        return parse_idx(file, f"{path}/{name}", most(path.stat().st_size))
 
 
 def npz(path: Path, *names: str) -> list[NDArray[np.generic]]:
-    """Arrays of an npz file."""
+    """Arrays of numbers or words of an npz file.
+
+    numpy would make room for whatever a header announces, before it reads.
+
+    Raises:
+        InputError: It is damaged, or one of them is missing or of another kind.
+    """
+    arrays = []
+    for name in names:
+        with reading(path, f"{name}.npy") as file:
+            arrays.append(_npy(file, f"{path}/{name}.npy", most(path.stat().st_size)))
+    return arrays
+
+
+_HEADERS = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
+
+
+def _npy(file: IO[bytes], where: str, largest: int) -> NDArray[np.generic]:
     try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            for name in names:
-                require(name in file, f"{path}: the array {name!r} is missing")
-            return [file[name] for name in names]
+        shape, columns_first, kind = _HEADERS[read_magic(file)](file)
     except InputError:
         raise
-    except (OSError, EOFError, ValueError, TypeError, zlib.error, zipfile.BadZipFile) as error:
-        raise InputError(f"{path}: not a whole npz file: {error}") from None
+    except Exception as error:  # numpy evaluates it, which can fail in any way
+        raise InputError(f"{where}: not a whole npy file: {reason(error)}") from None
+    require(kind.kind in "biufSU", f"{where}: holds {kind}; not numbers or words")
+    needed = math.prod(shape) * kind.itemsize
+    content = take(file, min(needed, largest))
+    require(
+        0 < needed == len(content),
+        f"{where}: not a whole npy file: {len(content)} bytes of data where its header says "
+        f"{needed}",
+    )
+    try:
+        return np.frombuffer(content, kind).reshape(shape, order="F" if columns_first else "C")
+    except ValueError as error:  # a shape that cannot be, such as (-1, -1)
+        raise InputError(f"{where}: not a whole npy file: {reason(error)}") from None
 
 
 def check(path: Path, x: NDArray[np.generic], y: NDArray[np.generic], classes: int) -> None:

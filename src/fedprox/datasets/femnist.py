@@ -1,13 +1,17 @@
 """Federated EMNIST: handwritten letters (Cohen et al. 2017) and writers (Caldas et al. 2018)."""
 
+import re
 import sqlite3
 import zlib
+from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,8 +20,15 @@ from fedprox.datasets.cache import Arrays, prepared
 from fedprox.datasets.emnist import check, lower_case, npz
 from fedprox.datasets.leaf import leaf
 from fedprox.datasets.mnist import unit
-from fedprox.datasets.sources import FEMNIST_SQLITE, FEMNIST_WRITERS, data_folder, find, present
-from fedprox.errors import InputError, require, require_one_of, require_whole
+from fedprox.datasets.sources import (
+    FEMNIST_SQLITE,
+    FEMNIST_WRITERS,
+    data_folder,
+    find,
+    most,
+    present,
+)
+from fedprox.errors import InputError, reason, require, require_one_of, require_whole
 from fedprox.features import Prepared
 from fedprox.federation import Federation, Rows, offsets_of
 from fedprox.streams import Purpose, generator
@@ -195,39 +206,60 @@ def _table(path: Path) -> dict[str, Writer]:
     """
     from tqdm import tqdm
 
-    query = "SELECT client_id, data, num_examples FROM federated_data"
     found: dict[str, Writer] = {}
     try:
         # immutable: nothing is written beside the file, not even a lock
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
-        try:
-            rows = connection.execute(query)
+        address = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(address, uri=True)) as database:
             for client, data, count in tqdm(
-                rows, desc=path.name, unit=" writers", delay=1, leave=False, disable=None
+                _rows(path, database),
+                desc=path.name,
+                unit=" writers",
+                delay=1,
+                leave=False,
+                disable=None,
             ):
                 name = client.decode(errors="replace") if isinstance(client, bytes) else str(client)
                 name = name.rpartition(":")[2]
                 require(name not in found, f"{path}: writer {name!r} appears twice")
                 found[name] = _examples(f"{path}: writer {name!r}", data, count)
-        finally:
-            connection.close()
-    except sqlite3.Error as error:
-        raise InputError(f"{path}: not a database of writers: {error}") from None
+    except InputError:
+        raise
+    except Exception as error:  # a damaged database can fail in any way
+        raise InputError(f"{path}: not a database of writers: {reason(error)}") from None
     require(found, f"{path}: no writers")
     return found
 
 
+def _rows(path: Path, database: sqlite3.Connection) -> Iterator[tuple[Any, Any, Any]]:
+    """The rows of the table, which must be one: a view could compute for ever."""
+    database.text_factory = bytes
+    # what is in the file is no longer than the file
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(path.stat().st_size, 1 << 16))
+    columns = ("client_id", "data", "num_examples")
+    tables = database.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0"
+    ).fetchall()
+    plain = database.execute(
+        "SELECT name FROM pragma_table_xinfo('federated_data') WHERE hidden = 0"
+    ).fetchall()
+    require(
+        (b"federated_data",) in tables and all((name.encode(),) in plain for name in columns),
+        f"{path}: not a database of writers: it needs a table federated_data with columns "
+        f"{', '.join(columns)}",
+    )
+    yield from database.execute(f"SELECT {', '.join(columns)} FROM federated_data")
+
+
 def _examples(where: str, data: object, count: object) -> Writer:
     """One writer's images, as bytes, and labels."""
-    from flax.serialization import msgpack_restore
-
     try:
-        content = msgpack_restore(zlib.decompress(data))  # type: ignore[arg-type]
-        x, y = np.asarray(content["pixels"]), np.asarray(content["label"])
-    except Exception as error:
-        # damaged MessagePack can fail in any way
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise InputError(f"{where}: examples cannot be read: {reason}") from None
+        content = _unpacked(data)
+        x, y = _array(content[b"pixels"]), _array(content[b"label"])
+    except InputError:
+        raise
+    except Exception as error:  # damaged MessagePack can fail in any way
+        raise InputError(f"{where}: examples cannot be read: {reason(error)}") from None
     require(
         x.dtype.kind == "f"
         and x.shape == (len(x), 28, 28)
@@ -239,6 +271,29 @@ def _examples(where: str, data: object, count: object) -> Writer:
         f"61; it holds {x.dtype} {x.shape} and labels of shape {y.shape}",
     )
     return np.rint(x * 255).astype(np.uint8), y.astype(np.uint8)
+
+
+FEW = {"max_array_len": 4, "max_map_len": 16}
+"""What a writer's examples have at most. MessagePack makes room for as many as a file announces."""
+
+
+def _unpacked(data: Any) -> Any:
+    """What zlib and MessagePack have packed, arrays as `msgpack.ExtType`."""
+    unpack = zlib.decompressobj()
+    raw = unpack.decompress(data, most(len(data)))
+    if not unpack.eof:
+        raise ValueError("they are cut short, or unpack to too much for their size")
+    return msgpack.unpackb(raw, raw=True, **FEW)
+
+
+def _array(packed: Any) -> NDArray[Any]:
+    """An array as flax packs it: shape, type and bytes."""
+    if not isinstance(packed, msgpack.ExtType):
+        raise TypeError("they must be arrays")
+    shape, kind, content = msgpack.unpackb(packed.data, raw=True, **FEW)
+    if not re.fullmatch(rb"(float|u?int)(8|16|32|64)", kind):
+        raise TypeError("their arrays must be of numbers")
+    return np.frombuffer(content, np.dtype(kind.decode())).reshape(shape)
 
 
 def _from_leaf(folder: Path) -> Arrays:

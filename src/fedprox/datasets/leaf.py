@@ -1,6 +1,5 @@
 """Federations in LEAF's JSON layout (Caldas et al. 2018), in which FedProx's data are kept."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from numpy.typing import NDArray
 
 from fedprox.datasets.labelled import Labelled, Partition, check_numbers, divide
 from fedprox.datasets.sources import places
+from fedprox.datasets.users import by_user
 from fedprox.errors import InputError, require
 from fedprox.federation import Federation
 
@@ -97,15 +97,15 @@ def _read_part(folder: Path, classes: int | None) -> dict[str, Client]:
     clients: dict[str, Client] = {}
     first: tuple[str, tuple[int, ...]] | None = None
     for file in files:
-        content = _read_json(file)
-        counts = dict(zip(content["users"], content["num_samples"], strict=True))
-        for name in content["users"]:
+        names, counts, found = _read_file(file, classes)
+        for name, count in zip(names, counts, strict=True):
             require(name not in clients, f"{file}: user {name!r} appears twice")
             where = f"{file}: user {name!r}"
-            client = _client(where, content["user_data"].get(name), classes)
+            require(name in found, f"{where}: user_data must hold lists 'x' and 'y'")
+            client = found[name]
             require(
-                len(client[0]) == counts[name],
-                f"{where}: {len(client[0])} rows where num_samples says {counts[name]}",
+                len(client[0]) == count,
+                f"{where}: {len(client[0])} rows where num_samples says {count}",
             )
             require(folder.name == "test" or len(client[0]), f"{where}: no rows")
             if len(client[0]):
@@ -119,29 +119,47 @@ def _read_part(folder: Path, classes: int | None) -> dict[str, Client]:
     return clients
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file}: not JSON: {error}") from None
-    require(isinstance(content, dict), f"{file}: not a JSON object")
-    for key, kind in (("users", list), ("num_samples", list), ("user_data", dict)):
-        require(key in content, f"{file}: the key {key!r} is missing")
-        require(isinstance(content[key], kind), f"{file}: {key!r} is not a {kind.__name__}")
-    require(
-        all(isinstance(name, str) for name in content["users"]), f"{file}: a user is not a string"
-    )
-    require(
-        len(content["users"]) == len(content["num_samples"]),
-        f"{file}: {len(content['users'])} users but {len(content['num_samples'])} num_samples",
-    )
-    return content
+def _read_file(
+    file: Path, classes: int | None
+) -> tuple[list[str], list[object], dict[str, Client]]:
+    """Users, numbers of samples, and each user's rows."""
+
+    def convert(name: str, data: Any) -> Client:
+        return _client(f"{file}: user {name!r}", data, classes)
+
+    others, clients = by_user(file, convert)
+    for key in ("users", "num_samples"):
+        require(key in others, f"{file}: the key {key!r} is missing")
+        require(isinstance(others[key], list), f"{file}: {key!r} is not a list")
+    names, counts = others["users"], others["num_samples"]
+    require(all(isinstance(name, str) for name in names), f"{file}: a user is not a string")
+    require(len(names) == len(counts), f"{file}: {len(names)} users but {len(counts)} num_samples")
+    return names, counts, clients
+
+
+def _numbers(values: list[Any], depth: int = 0) -> bool:
+    """Whether a list holds numbers alone, or lists of them.
+
+    An array of words takes room for the longest one at every place.
+    """
+    kinds = set(map(type, values))
+    if kinds == {list} and depth < DEEPEST:
+        return all(_numbers(value, depth + 1) for value in values)
+    return kinds <= {int, float}
+
+
+DEEPEST = 8
+"""Dimensions of an example."""
 
 
 def _client(where: str, data: Any, classes: int | None) -> Client:
     require(
         isinstance(data, dict) and isinstance(data.get("x"), list) and "y" in data,
         f"{where}: user_data must hold lists 'x' and 'y'",
+    )
+    require(_numbers(data["x"]), f"{where}: rows of 'x' are not numbers")
+    require(
+        isinstance(data["y"], list) and _numbers(data["y"]), f"{where}: a label is not a number"
     )
     try:
         features, given = np.asarray(data["x"]), np.asarray(data["y"])

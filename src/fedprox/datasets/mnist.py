@@ -1,12 +1,11 @@
 """MNIST (LeCun et al. 1998) as a federation."""
 
-import gzip
+import math
 import struct
-import zlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +14,8 @@ from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.augmentation import standardise
-from fedprox.datasets.sources import MNIST, QMNIST, find
-from fedprox.errors import InputError, require, require_one_of
+from fedprox.datasets.sources import MNIST, QMNIST, find, most, reading, take
+from fedprox.errors import require, require_one_of
 from fedprox.features import Prepared
 from fedprox.federation import Federation
 
@@ -193,10 +192,10 @@ def read_idx(path: Path, kind: type[Any] = np.uint8) -> NDArray[Any]:
     Raises:
         InputError: It is damaged, cut short, or holds something else.
     """
-    try:
-        return parse_idx(path.read_bytes(), str(path), kind)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+    with reading(path) as file:
+        packed = path.suffix == ".gz"
+        size = path.stat().st_size
+        return parse_idx(file, str(path), most(size) if packed else size, kind)
 
 
 _IDX: dict[type[Any], tuple[int, str, np.dtype[Any]]] = {
@@ -206,21 +205,25 @@ _IDX: dict[type[Any], tuple[int, str, np.dtype[Any]]] = {
 """Code of each kind in an idx file, what to call it, and how it is stored."""
 
 
-def parse_idx(raw: bytes, path: str, kind: type[Any] = np.uint8) -> NDArray[Any]:
-    """The array in the content of an idx file called `path`; see `read_idx`."""
+def parse_idx(
+    file: IO[bytes], where: str, largest: int, kind: type[Any] = np.uint8
+) -> NDArray[Any]:
+    """The array in an idx file called `where`, of so many bytes at most; see `read_idx`."""
     code, what, stored = _IDX[kind]
-    if path.endswith(".gz"):
-        try:
-            raw = gzip.decompress(raw)
-        except (OSError, EOFError, zlib.error) as error:
-            raise InputError(f"{path}: cannot be read: {error}") from None
-    dimensions = raw[3] if len(raw) >= 4 and raw[:3] == bytes([0, 0, code]) else 0
-    begin = 4 + 4 * dimensions
-    require(1 <= dimensions <= 4 and len(raw) >= begin, f"{path}: not an idx file of {what}")
-    shape = struct.unpack_from(f">{dimensions}I", raw, 4)
-    needed = int(np.prod(shape, dtype=object)) * stored.itemsize
+    head = file.read(4)
+    dimensions = head[3] if len(head) == 4 and head[:3] == bytes([0, 0, code]) else 0
+    lengths = file.read(4 * dimensions)
     require(
-        len(raw) - begin == needed,
-        f"{path}: {len(raw) - begin} bytes of data where its header says {needed}",
+        1 <= dimensions <= 4 and len(lengths) == 4 * dimensions,
+        f"{where}: not an idx file of {what}",
     )
-    return np.frombuffer(raw, stored, offset=begin).reshape(shape).astype(kind, copy=False)
+    shape = struct.unpack(f">{dimensions}I", lengths)
+    require(0 not in shape, f"{where}: its header says that it holds nothing: shape {shape}")
+    needed = math.prod(shape) * stored.itemsize
+    content = take(file, min(needed, largest))
+    require(
+        len(content) == needed and not file.read(1),
+        f"{where}: {'more' if len(content) == needed else len(content)} bytes of data where its "
+        f"header says {needed}",
+    )
+    return np.frombuffer(content, stored).reshape(shape).astype(kind, copy=False)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
 from fedprox.datasets.sequences import spans, unroll
-from fedprox.datasets.sources import places, reading
+from fedprox.datasets.sources import places, reading, text_lines
 from fedprox.datasets.words import split_words
 from fedprox.errors import InputError, require, require_number, require_whole
 from fedprox.federation import Federation, Rows, offsets_of
@@ -205,7 +205,7 @@ def read_posts(path: Path) -> Iterator[tuple[str, str]]:
         InputError: It cannot be read, or a line is not an author, a tab and a post.
     """
     with reading(path) as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(text_lines(file, path), 1):
             text = line.rstrip(b"\r\n").decode("utf-8", "replace")
             author, tab, post = text.partition("\t")
             if text:

@@ -1,8 +1,6 @@
 """Sentiment140 (Go et al. 2009): tweets by user, of good or bad mood."""
 
 import csv
-import io
-import json
 from array import array
 from collections.abc import Iterator
 from itertools import chain
@@ -14,7 +12,16 @@ from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
-from fedprox.datasets.sources import SENT140, data_folder, find, present, reading
+from fedprox.datasets.sources import (
+    LINE,
+    SENT140,
+    data_folder,
+    find,
+    present,
+    reading,
+    text_lines,
+)
+from fedprox.datasets.users import by_user
 from fedprox.datasets.words import most_frequent, split_words, word_vectors
 from fedprox.errors import InputError, require, require_one_of, require_whole
 from fedprox.features import Vectors
@@ -215,9 +222,20 @@ def read_csv(path: Path) -> Iterator[Tweet]:
             text. The message names the line.
     """
     with reading(path, CSV) as file:
-        table = csv.reader(io.TextIOWrapper(file, "latin-1", newline=""))
+        held = 0
+
+        def rows() -> Iterator[str]:
+            nonlocal held
+            for line in text_lines(file, path):
+                held += len(line)
+                if held > LINE:
+                    raise InputError(f"{path}: line {table.line_num}: a row that does not end")
+                yield line.decode("latin-1")
+
+        table = csv.reader(rows())
         try:
             for row in table:
+                held = 0
                 require(
                     len(row) == 6 and row[0] in ("0", "4"),
                     f"{path}: line {table.line_num}: polarity (0 or 4), id, date, query, user and "
@@ -231,30 +249,28 @@ def read_csv(path: Path) -> Iterator[Tweet]:
 def read_leaf(path: Path) -> Iterator[Tweet]:
     """Tweets of a JSON file in LEAF's layout: rows of id, date, query, user, text and part.
 
-    Labels are 0 and 1, or 0 and 4. The file is read whole.
+    Labels are 0 and 1, or 0 and 4.
 
     Raises:
         InputError: It is not JSON or not in this layout. The message names the user.
     """
-    with reading(path) as file:
-        try:
-            content = json.loads(file.read())
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{path}: not JSON: {error}") from None
-    users = content.get("user_data") if isinstance(content, dict) else None
-    if not isinstance(users, dict):
-        raise InputError(f"{path}: the object 'user_data' is missing")
-    for name, data in users.items():
+
+    def convert(name: str, data: Any) -> list[Tweet]:
         where = f"{path}: user {name!r}"
         x, y = (data.get("x"), data.get("y")) if isinstance(data, dict) else (None, None)
         if not (isinstance(x, list) and isinstance(y, list) and len(x) == len(y)):
             raise InputError(f"{where}: lists 'x' and 'y' of one length are needed")
-        for row, label in zip(x, y, strict=True):
-            require(
-                isinstance(row, list) and len(row) >= 5 and isinstance(row[4], str),
-                f"{where}: a row of 'x' is not id, date, query, user, text",
-            )
-            require(
-                str(label) in ("0", "1", "4"), f"{where}: label {label!r}; it must be 0, 1 or 4"
-            )
-            yield name, int(str(label) != "0"), row[4]
+        return [_tweet(where, name, *pair) for pair in zip(x, y, strict=True)]
+
+    for tweets in by_user(path, convert)[1].values():
+        yield from tweets
+
+
+def _tweet(where: str, name: str, row: Any, label: Any) -> Tweet:
+    require(
+        isinstance(row, list) and len(row) >= 5 and isinstance(row[4], str),
+        f"{where}: a row of 'x' is not id, date, query, user, text",
+    )
+    known = label in (0, 1, 4, "0", "1", "4") and not isinstance(label, bool)
+    require(known, f"{where}: label {label!r}; it must be 0, 1 or 4")
+    return name, int(label not in (0, "0")), row[4]

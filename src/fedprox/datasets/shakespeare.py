@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
 from fedprox.datasets.sequences import unroll
-from fedprox.datasets.sources import SHAKESPEARE, find, present, reading
+from fedprox.datasets.sources import SHAKESPEARE, find, present, reading, text_lines
 from fedprox.errors import require, require_one_of, require_whole
 from fedprox.features import Windows
 from fedprox.federation import Federation, Rows, offsets_of
@@ -316,7 +316,7 @@ def _names(arrays: Arrays) -> tuple[str, ...]:
 def _read(path: Path) -> dict[str, list[str]]:
     """Roles of at least three lines, by name."""
     with reading(path, "100.txt") as file:
-        roles = read_roles(line.decode("latin-1") for line in file)
+        roles = read_roles(line.decode("latin-1") for line in text_lines(file, path))
     kept = {name: roles[name] for name in sorted(roles) if len(roles[name]) >= 3}
     require(kept, f"{path}: no roles found; it must be Project Gutenberg's etext 100 of 1994")
     return kept

@@ -3,16 +3,16 @@
 import gzip
 import io
 import logging
+import lzma
 import os
 import time
 import zipfile
-import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path, PureWindowsPath
 from typing import IO, Any, NamedTuple
 
-from fedprox.errors import InputError, require
+from fedprox.errors import InputError, reason, require
 
 
 class Source(NamedTuple):
@@ -195,6 +195,22 @@ def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | No
     return next((place for place in inside if place.is_file()), None)
 
 
+LINE = 1 << 24
+"""Bytes of a line; a longer one is no text."""
+
+ROOM, RATIO = 1 << 24, 200
+"""Bytes that any packed file may unpack to, and for each of its own bytes."""
+
+
+def most(packed: int) -> int:
+    """Bytes that a packed file of that many may unpack to.
+
+    Data files unpack to three to thirty times their size. What unpacks to a thousand times is made
+    to fill the memory.
+    """
+    return ROOM + RATIO * packed
+
+
 @contextmanager
 def reading(
     path: Path, member: str | None = None, *, unpack: bool = True
@@ -205,49 +221,139 @@ def reading(
 
     Args:
         path: The file.
-        member: Of a `.zip`: the name of the file in it, in whatever folder; without it and with
-            `unpack` a `.zip` is an error.
-        unpack: Whether `.gz` and `.zip` are unpacked.
+        member: Of a `.zip` or `.npz`: the name of the file in it, in whatever folder; without it
+            and with `unpack` such an archive is an error.
+        unpack: Whether `.zip`, `.npz`, `.gz` and `.xz` are unpacked, and a `.gz` in an archive.
 
     Raises:
-        InputError: It cannot be read or is damaged; also where that shows later, while it is read.
+        InputError: It cannot be read, is damaged, or unpacks to more than `most` bytes; also where
+            that shows later, while it is read.
     """
-    try:
-        if unpack and path.suffix == ".zip":
-            with zipfile.ZipFile(path) as archive:
-                names = {name.rsplit("/")[-1]: name for name in archive.namelist()}
-                require(member in names, f"{path}: {member} is missing in this archive")
-                info = archive.getinfo(names[str(member)])
-                require(not info.flag_bits & 1, f"{path}: {member} is encrypted")
-                with archive.open(info) as file, _shown(file, info.file_size, path) as shown:
-                    yield shown
-            return
-        with path.open("rb", buffering=0) as raw, _shown(raw, path.stat().st_size, path) as shown:
-            if unpack and path.suffix == ".gz":
-                with gzip.GzipFile(fileobj=shown) as unpacked:
-                    yield io.BufferedReader(unpacked, 1 << 20)
-            else:
-                yield shown
-    except _DAMAGE as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+    with ExitStack() as opened:
+        try:
+            file: io.RawIOBase = opened.enter_context(_opened(path, member, unpack))
+        except InputError:
+            raise
+        except Exception as error:  # a damaged archive can fail in any way
+            raise InputError(f"{path}: cannot be read: {reason(error)}") from None
+        yield opened.enter_context(io.BufferedReader(file, BUFFER))
 
 
-_DAMAGE = (
-    OSError,
-    EOFError,
-    zlib.error,
-    zipfile.BadZipFile,
-    NotImplementedError,  # a compression that zipfile does not know
-    UnicodeDecodeError,  # names in an archive
-)
+BUFFER = 1 << 20
 
 
 @contextmanager
-def _shown(file: IO[bytes], size: int, path: Path) -> Iterator["io.BufferedReader[Any]"]:
-    """The same stream, buffered, with a progress bar."""
-    bar = _bar(path.name, size, delay=1)
-    with bar, io.BufferedReader(_Counted(file, bar), 1 << 20) as shown:
-        yield shown
+def _opened(path: Path, member: str | None, unpack: bool) -> Iterator["_Stream"]:
+    size = path.stat().st_size
+    with ExitStack() as opened:
+        if unpack and path.suffix in (".zip", ".npz"):
+            archive = opened.enter_context(zipfile.ZipFile(path))
+            info = _member(path, archive, member)
+            where, total = f"{path}/{member}", info.file_size
+            raw: Any = opened.enter_context(archive.open(info))
+        else:
+            where, total = str(path), size
+            raw = opened.enter_context(path.open("rb", buffering=0))
+        bar = opened.enter_context(_bar(path.name, total, delay=1))
+        file = _Stream(raw, where, most(size), bar.update)
+        packing = Path(where).suffix if unpack else ""
+        if packing in (".gz", ".xz"):
+            buffered = io.BufferedReader(file, BUFFER)
+            unpacked = gzip.GzipFile(fileobj=buffered) if packing == ".gz" else _Unxz(buffered)
+            file = _Stream(unpacked, where, most(size))
+        yield file
+
+
+def _member(path: Path, archive: zipfile.ZipFile, member: str | None) -> zipfile.ZipInfo:
+    for name in archive.namelist():
+        require_inside(path, name)
+    names = {name.rsplit("/")[-1]: name for name in archive.namelist()}
+    require(member in names, f"{path}: {member} is missing in this archive")
+    info = archive.getinfo(names[str(member)])
+    require(not info.flag_bits & 1, f"{path}: {member} is encrypted")
+    return info
+
+
+def require_inside(path: Path, name: str) -> None:
+    """Raise `InputError` if a name in an archive leads out of the folder it is unpacked in.
+
+    Nothing of an archive is unpacked to disk here, but no data set has such a name.
+    """
+    parts = PureWindowsPath(name)  # which knows both kinds of slashes, and drives
+    outside = bool(parts.anchor) or ".." in parts.parts
+    require(not outside, f"{path}: {name!r} would lie outside the folder of this archive")
+
+
+def text_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    """The lines of a stream, with their ends.
+
+    Raises:
+        InputError: A line has more than `LINE` bytes.
+    """
+    number = 0
+    while line := file.readline(LINE + 1):
+        number += 1
+        if len(line) > LINE:
+            raise InputError(f"{path}: line {number}: more than {LINE:,} bytes; not a text")
+        yield line
+
+
+def take(file: IO[bytes], count: int) -> bytearray:
+    """As many bytes of a stream, or those that there are: memory grows as they come."""
+    content = bytearray()
+    while len(content) < count and (block := file.read(min(count - len(content), BUFFER))):
+        content += block
+    return content
+
+
+class _Stream(io.RawIOBase):
+    """A stream in which all that can go wrong is an `InputError`, and that has an end."""
+
+    def __init__(
+        self, file: Any, where: str, most: int, on_read: Callable[[int], object] = lambda _: None
+    ) -> None:
+        self._file, self._where, self._on_read = file, where, on_read
+        self._most = self._left = most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            count: int = self._file.readinto(buffer)
+        except InputError:
+            raise
+        except Exception as error:  # a damaged archive can fail in any way
+            raise InputError(f"{self._where}: cannot be read: {reason(error)}") from None
+        self._left -= count
+        require(
+            self._left >= 0,
+            f"{self._where}: cannot be read: it unpacks to more than {self._most:,} bytes, which "
+            "is too much for its size",
+        )
+        self._on_read(count)
+        return count
+
+
+class _Unxz(io.RawIOBase):
+    """An .xz stream unpacked, with no more memory than its common settings need."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._unpack = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=1 << 27)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = b""
+        while not content and not self._unpack.eof:
+            packed = self._file.read(1 << 16) if self._unpack.needs_input else b""
+            if not packed and self._unpack.needs_input:
+                raise EOFError("it ends before its last block")
+            content = self._unpack.decompress(packed, len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
 
 
 def _bar(name: str, size: int, delay: int) -> Any:
@@ -264,21 +370,6 @@ def _bar(name: str, size: int, delay: int) -> Any:
         leave=False,
         disable=None,  # where there is no terminal
     )
-
-
-class _Counted(io.RawIOBase):
-    """A stream that tells a progress bar how far it is."""
-
-    def __init__(self, file: IO[bytes], bar: Any) -> None:
-        self._file, self._bar = file, bar
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count = self._file.readinto(buffer)  # type: ignore[attr-defined]
-        self._bar.update(count)
-        return count
 
 
 DAY = 24 * 60 * 60
@@ -316,8 +407,9 @@ def fetch(source: Source, subfolder: str) -> Path:
     target = cache_folder() / subfolder
     target.mkdir(parents=True, exist_ok=True)
     for left in target.glob("tmp*"):  # by a download that was killed
-        if time.time() - left.stat().st_mtime > DAY:
-            left.unlink(missing_ok=True)
+        with suppress(OSError):  # a cache that can only be read is as good
+            if time.time() - left.stat().st_mtime > DAY:
+                left.unlink()
     reasons = []
     for folder in source.folders:
         try:

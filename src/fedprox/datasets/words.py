@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets.cache import Arrays, prepared
-from fedprox.datasets.sources import GLOVE, find, places, present, reading
+from fedprox.datasets.sources import GLOVE, find, places, present, reading, text_lines
 from fedprox.errors import InputError, require
 
 GLOVES = tuple(f"glove.6B.{d}d" for d in (50, 100, 200, 300))
@@ -94,7 +94,7 @@ def read_vectors(path: Path, member: str | None, words: Sequence[str]) -> Arrays
     found: list[NDArray[np.float32]] = []
     width = 0
     with reading(path, member) as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(text_lines(file, path), 1):
             word, _, numbers = line.rstrip().partition(b" ")
             if not width:
                 fields = numbers.split()

@@ -188,10 +188,10 @@ def _experiment(path: Path) -> dict[str, Any]:
         table = tomllib.loads(text)
         known = Settings.model_validate(table)
         target_of(known.target_accuracy, known.target_loss)
-    except (tomllib.TOMLDecodeError, InputError) as error:
-        raise InputError(f"{path}: damaged: {error}") from None
     except ValidationError as error:
         raise InputError(f"{path}: damaged: {_explain(error)}") from None
+    except (ValueError, RecursionError) as error:  # not TOML, a number of 5,000 digits, too deep
+        raise InputError(f"{path}: damaged: {error}") from None
     return table
 
 
@@ -205,7 +205,9 @@ def _runs(path: Path, times: Sequence[RunTimes]) -> list[Run]:
         return []
     known = {(t.label, t.seed): t for t in times}
     runs: dict[tuple[str, int], Run] = {}
-    for number, line in enumerate(path.read_bytes().removesuffix(b"\n").split(b"\n"), start=1):
+    # what stands behind the last end of a line was being written when the run was killed
+    *whole, _ = path.read_bytes().split(b"\n")
+    for number, line in enumerate(whole, start=1):
         try:
             record = read_record(line)
             key = label, seed = (record.label, record.seed)

@@ -10,7 +10,8 @@ import platform
 import re
 import subprocess
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -24,6 +25,7 @@ from fedprox.errors import InputError, require
 from fedprox.federation import Federation
 from fedprox.model import Model, Params
 from fedprox.report.figure import figure
+from fedprox.report.lock import locked
 from fedprox.report.table import common_target
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.target import KEYS, Target
@@ -40,20 +42,23 @@ PACKAGES = ("fedprox", "flax", "jax", "jaxlib", "numpy", "optax")
 class RunDirectory:
     """A folder that fills while a comparison runs.
 
-    Nothing is written before the first record, so an experiment that cannot run leaves nothing.
-    `metrics.jsonl` grows by whole lines; every other file appears whole or not at all.
+    Within `with` no other process writes it. Nothing stays before the first record, so an
+    experiment that cannot run leaves nothing. `metrics.jsonl` grows by whole lines; every other
+    file appears whole or not at all, `summary.json` last.
 
     Args:
         path: The folder.
         experiment: The resolved experiment.
 
     Raises:
-        InputError: The folder holds another experiment's results, or something else.
+        InputError: The folder holds another experiment's results, or something else; or, at
+            `with`, another process writes it.
     """
 
     def __init__(self, path: Path, experiment: dict[str, Any]) -> None:
         self.path, self.experiment = path, experiment
         self._metrics: BinaryIO | None = None
+        self._held = ExitStack()
         self._check()
 
     def _check(self) -> None:
@@ -68,7 +73,7 @@ class RunDirectory:
         )
         try:
             before = tomllib.loads(known.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"--out: {known} cannot be read: {error}") from None
         before.pop("versions", None)
         require(
@@ -100,11 +105,16 @@ class RunDirectory:
         ]
 
     def __enter__(self) -> "RunDirectory":
+        with self._held:
+            self._held.enter_context(locked(self.path))
+            self._check()  # again: another process may have written it meanwhile
+            self._held = self._held.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
+        with self._held:
+            if self._metrics is not None:
+                self._metrics.close()
 
     def record(self, record: Record) -> None:
         """Append one record to `metrics.jsonl`."""
@@ -113,9 +123,10 @@ class RunDirectory:
         line = json.dumps(metrics_line(record), allow_nan=False).encode() + b"\n"
         end = self._metrics.tell()
         try:
-            written = self._metrics.write(line)
-            if written != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._metrics.name)
+            with _naming(self.path / "metrics.jsonl"):
+                written = self._metrics.write(line)
+                if written != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             self._metrics.truncate(end)
             raise
@@ -128,15 +139,9 @@ class RunDirectory:
         write_whole(self.path / "diagnosis.json", content)
 
     def _write_experiment(self) -> None:
-        new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
-        try:
-            table = {**self.experiment, "versions": versions()}
-            write_whole(self.path / "experiment.toml", tomli_w.dumps(table).encode())
-        except OSError:
-            if new:
-                self.path.rmdir()
-            raise
+        table = {**self.experiment, "versions": versions()}
+        write_whole(self.path / "experiment.toml", tomli_w.dumps(table).encode())
 
     def _begin(self) -> BinaryIO:
         self._write_experiment()
@@ -153,13 +158,13 @@ class RunDirectory:
         return (self.path / "metrics.jsonl").open("wb", buffering=0)
 
     def finish(self, runs: Sequence[Run], target: Target | None) -> None:
-        """Write models, figure and at last the summary; see `fedprox.table` for the target."""
+        """Write models and figure, then the summary; see `fedprox.table` for the target."""
+        target = target or common_target(runs)
         for run in runs:
             label = re.sub(r"[^\w.=+-]+", "-", run.label)
             name = f"model-{label}-{run.seed}.safetensors"
             write_whole(self.path / name, safetensors.numpy.save(flatten(run.params)))
         write_figure(self.path, figure(runs))
-        target = target or common_target(runs)
         summary = [summarise(run, target) for run in runs]
         write_whole(self.path / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
 
@@ -288,11 +293,25 @@ def _git_revision() -> str | None:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
+    with _naming(path):
+        try:
+            with partial.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError:
+            with suppress(OSError):  # what went wrong first is what counts
+                partial.unlink()
+            raise
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file that cannot be written where the system does not, as on a full disk."""
     try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        if error.filename is None or Path(error.filename).name.endswith(".partial"):
+            error.filename = str(path)
+        raise

@@ -16,6 +16,7 @@ from fedprox.errors import InputError
 from fedprox.experiment import Experiment, Resolved, load_data, parse, resolve, train
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import RunDirectory, write_clients, write_figure, write_whole
+from fedprox.report.lock import locked
 from fedprox.report.page import write_report
 from fedprox.reproduce.between import between
 from fedprox.reproduce.figure import figure
@@ -72,9 +73,22 @@ def reproduce(
         The table.
 
     Raises:
-        InputError: An experiment is refused, data are missing, or a folder holds other results.
+        InputError: An experiment is refused, data are missing, a folder holds other results, or
+            another process writes it.
         Stopped: A signal asked for it.
     """
+    with locked(out / name):
+        return _reproduce(name, item, scale, out, data_dir, on_step)
+
+
+def _reproduce(
+    name: str,
+    item: Item,
+    scale: Scale,
+    out: Path,
+    data_dir: Path | None,
+    on_step: Callable[[Step], None],
+) -> str:
     begin = time.perf_counter()
     experiments = {
         run + suffix: one
@@ -95,7 +109,6 @@ def reproduce(
             lambda progress, step=step: on_step(step._replace(progress=progress)),  # type: ignore[misc]
         )
     folder = out / name
-    folder.mkdir(parents=True, exist_ok=True)
     measured: dict[str, list[Series]] = {
         run: [
             series
@@ -163,15 +176,17 @@ def _train(
 ) -> bool:
     """Run an experiment into its run directory; False if it is complete there already."""
     resolved = _resolve(where, experiment, data_dir)
-    directory = RunDirectory(path, resolved.table)
-    if directory.complete:
-        return False
-    checkpoints = Checkpoints(directory.checkpoints, interval=INTERVAL, resume=True)
-    with _naming(where), directory, stopping_on_signals(checkpoints):
-        runs = train(experiment, resolved, directory.record, on_progress, checkpoints=checkpoints)
-    write_clients(path, resolved.federation, resolved.model, runs)
-    directory.finish(runs, experiment.target)
-    checkpoints.remove()
+    with RunDirectory(path, resolved.table) as directory:
+        if directory.complete:
+            return False
+        checkpoints = Checkpoints(directory.checkpoints, interval=INTERVAL, resume=True)
+        with _naming(where), stopping_on_signals(checkpoints):
+            runs = train(
+                experiment, resolved, directory.record, on_progress, checkpoints=checkpoints
+            )
+        write_clients(path, resolved.federation, resolved.model, runs)
+        directory.finish(runs, experiment.target)
+        checkpoints.remove()
     return True
 
 

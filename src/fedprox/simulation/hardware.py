@@ -3,7 +3,10 @@
 Nothing here runs on import; the command line calls it, and so may a user's own program.
 """
 
+import logging
 import os
+import tempfile
+import warnings
 from pathlib import Path
 
 import jax
@@ -41,7 +44,24 @@ def use_cpu_devices(clients_per_round: int, devices: int | None = None) -> None:
 
 
 def use_compilation_cache(folder: Path) -> None:
-    """Keep compiled programs in a folder, so that the next process need not compile them."""
+    """Keep compiled programs in a folder, so that the next process need not compile them.
+
+    Where it cannot be written, a warning is logged, and what is in it already is used.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        logging.getLogger(__name__).warning(
+            "compiled programs: not kept for the next time, since %s cannot be written: %s",
+            folder,
+            error.strerror or error,
+        )
+        if not folder.is_dir():
+            return
+    # said once, above; and JAX says it of every program, also when the disk is full later
+    warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry")
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

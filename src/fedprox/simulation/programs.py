@@ -307,8 +307,8 @@ def compile_programs(
         reading_lanes=layout.lanes,
         width=layout.width,
         batched=layout.batched,
-        faults=faults,
         rows=tuple(rows_spec(a, homes) for a in held),
+        faults=faults,
     ).trace(state, numbers, *held, plan, exchanges([], layout), kept, np.int32(0))
     # measurements are made in full precision, also where an accelerator trains in less
     with jax.default_matmul_precision("highest"):

@@ -1,0 +1,105 @@
+"""Files in LEAF's JSON layout (Caldas et al. 2018), read user by user."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedprox.datasets.sources import reading
+from fedprox.errors import InputError, reason, require
+
+T = TypeVar("T")
+
+
+def by_user(path: Path, convert: Callable[[str, Any], T]) -> tuple[dict[str, Any], dict[str, T]]:
+    """What a file holds, with what `convert(name, data)` makes of each user's data.
+
+    As Python's numbers and lists a file takes many times its size. So `user_data` is read one user
+    at a time.
+
+    Args:
+        path: The file, packed (.gz) or not.
+        convert: Called for each user, in the order of the file.
+
+    Returns:
+        The other keys of the file, and the users'.
+
+    Raises:
+        InputError: It cannot be read, or is not a JSON object with an object `user_data`; or what
+            `convert` raises.
+    """
+    with reading(path) as file:
+        raw = file.read()
+    others: dict[str, Any] = {}
+    users: dict[str, T] | None = None
+    try:
+        text = raw.decode(json.detect_encoding(raw), "surrogatepass").removeprefix("\ufeff")
+        del raw
+        require(text.startswith("{", _space(text, 0)), f"{path}: not a JSON object")
+        outer = _Object(text, 0)
+        for key in outer:
+            if key == "user_data" and text.startswith("{", outer.at):
+                inner = _Object(text, outer.at)
+                users = {name: convert(name, inner.value()) for name in inner}
+                outer.at = inner.at
+            else:
+                others[key] = outer.value()
+        require(_space(text, outer.at) == len(text), f"{path}: not JSON: more than one value")
+    except InputError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON: {reason(error)}") from None
+    if users is None:
+        raise InputError(f"{path}: the object 'user_data' is missing")
+    return others, users
+
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_DECODER = json.JSONDecoder()
+
+
+def _space(text: str, at: int) -> int:
+    """The place after white space."""
+    found = _SPACE.match(text, at)
+    assert found is not None
+    return found.end()
+
+
+class _Object:
+    """A JSON object in a text: an iteration over its keys, at each of which `value` is to be read.
+
+    Attributes:
+        at: Where reading stands: at a value, or behind the object.
+    """
+
+    def __init__(self, text: str, at: int) -> None:
+        self.text, self.at = text, at
+
+    def __iter__(self) -> Iterator[str]:
+        self._expect("{")
+        if self.text.startswith("}", self.at):
+            self._expect("}")
+            return
+        while True:
+            key = self.value() if self.text.startswith('"', self.at) else None
+            if not isinstance(key, str):
+                raise json.JSONDecodeError("Expecting a name in double quotes", self.text, self.at)
+            self._expect(":")
+            yield key
+            self.at = _space(self.text, self.at)
+            if self.text.startswith("}", self.at):
+                self._expect("}")
+                return
+            self._expect(",")
+
+    def value(self) -> Any:
+        """The value that begins here, and move behind it."""
+        found, self.at = _DECODER.raw_decode(self.text, self.at)
+        return found
+
+    def _expect(self, mark: str) -> None:
+        self.at = _space(self.text, self.at)
+        if not self.text.startswith(mark, self.at):
+            raise json.JSONDecodeError(f"Expecting {mark!r}", self.text, self.at)
+        self.at = _space(self.text, self.at + 1)

@@ -1,0 +1,219 @@
+"""Full disks, folders that can only be read, and what a crash has left."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from matplotlib.figure import Figure
+
+from fedprox import InputError
+from fedprox.datasets import sources
+from fedprox.report import directory
+from fedprox.report.archive import read_archive
+from fedprox.report.directory import RunDirectory
+from fedprox.simulation.history import Run
+from tests.test_cli import SMALL, status
+from tests.test_lock import contents
+from tests.test_report import EXPERIMENT, make_run, write_run
+
+TINY = SMALL.replace("seed = [0, 1]", "").replace("evaluate_every = 2", "measure_gradients = false")
+
+
+def finished_runs() -> list[Run]:
+    runs = [make_run(label) for label in ("fedavg", "fedprox mu=1")]
+    for run in runs:
+        run.params = {"weights": jnp.ones(3)}
+    return runs
+
+
+def write(out: Path) -> None:
+    """All that a run writes."""
+    runs = finished_runs()
+    with RunDirectory(out, EXPERIMENT) as opened:
+        for run in runs:
+            for record in run.history:
+                opened.record(record)
+        opened.finish(runs, None)
+
+
+def fail_at(patch: pytest.MonkeyPatch, number: int, at: int) -> None:
+    """Let the disk fail when a file is flushed to it the so manieth time."""
+    calls = count(1)
+    real = os.fsync
+
+    def fsync(file: int) -> None:
+        if next(calls) == at:
+            raise OSError(number, os.strerror(number))
+        real(file)
+
+    patch.setattr(os, "fsync", fsync)
+
+
+FILES = ["experiment.toml", *["model"] * 2, "figure.png", "figure.svg", "summary.json"]
+"""In the order in which they are written; metrics.jsonl comes after the first."""
+
+
+@pytest.mark.parametrize("at", range(1, len(FILES) + 1))
+def test_whatever_cannot_be_written_the_files_before_it_stay_whole(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "figure", lambda _: Figure((1, 1)))
+    out = tmp_path / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        fail_at(patch, errno.ENOSPC, at)
+        with pytest.raises(OSError, match="No space left on device") as error:
+            write(out)
+    assert Path(str(error.value.filename)).name.startswith(FILES[at - 1])
+    if at == 1:
+        assert not out.exists()
+        return
+    left = contents(out)
+    assert not any(name.startswith(".") for name in left)
+    assert "summary.json" not in left  # the run is not complete
+    tomllib.loads(left["experiment.toml"].decode())
+    records = [json.loads(line) for line in left["metrics.jsonl"].splitlines()]
+    assert len(records) == sum(len(run.history) for run in finished_runs())
+    write(out)  # with room again
+    assert (out / "summary.json").is_file()
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path, capsys: Any) -> None:
+    run = write_run(tmp_path / "run", [make_run()])
+    page = tmp_path / "page.html"
+    page.write_text("an earlier page")
+    before = contents(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        fail_at(patch, errno.ENOSPC, 1)
+        assert status("report", run, "--out", page) == 2
+    assert capsys.readouterr().err == f"fedprox: {page}: No space left on device\n"
+    assert contents(tmp_path) == before
+
+
+LIMITED = """
+import resource, sys
+from fedprox.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, 3_000))
+main()
+"""
+
+
+def test_files_that_cannot_grow_are_one_line(tmp_path: Path) -> None:
+    """As under a quota. The system also sends SIGXFSZ, which Python ignores."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, "run", str(tmp_path / "tiny.toml"), "--out", str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"FEDPROX_CACHE": str(tmp_path / "cache")},
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"fedprox: {out}/metrics.jsonl: ")
+    left = contents(out)
+    assert set(left) == {"experiment.toml", "metrics.jsonl"}
+    assert left["metrics.jsonl"].endswith(b"}\n")
+    for line in left["metrics.jsonl"].splitlines():
+        json.loads(line)
+
+
+def test_a_run_killed_while_it_wrote_a_line_is_shown_without_it(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [make_run(losses=(3.0, 2.0, 1.0))], finished=False)
+    metrics = run / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-20])
+    (found,) = read_archive(run).runs
+    assert [record.round for record in found.history] == [0, 1]
+    metrics.write_bytes(metrics.read_bytes()[:40])
+    with pytest.raises(InputError, match="no evaluated rounds yet"):
+        read_archive(run)
+
+
+# The cache
+
+
+def test_a_cache_that_cannot_be_written_costs_a_line_and_not_the_run(tmp_path: Path) -> None:
+    (tmp_path / "posts.tsv").write_text("ann\tthe sun the sea\nbob\tthe moon and the sun\n")
+    (tmp_path / "file").touch()
+    command = ["data", "describe", "posts", "--set", f"path={tmp_path}/posts.tsv"]
+    command += ["--set", "test_share=0.5", "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedprox.cli", *command],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"FEDPROX_CACHE": str(tmp_path / "file")},
+    )
+    folder = tmp_path / "file" / "prepared"
+    assert done.stderr == (
+        f"posts: not kept for the next time, since {folder} cannot be written: Not a directory\n"
+    )
+    assert (tmp_path / "out" / "data.png").is_file()
+
+
+CACHED_PROGRAM = """
+import sys, warnings
+from pathlib import Path
+import jax, jax.numpy as jnp
+from fedprox import cli
+from fedprox.simulation.hardware import use_compilation_cache
+warnings.showwarning = cli._warn
+use_compilation_cache(Path(sys.argv[1]))
+print(jax.jit(lambda x: 2 * x + 1)(jnp.ones(3)).tolist())
+"""
+
+
+def compile_with(folder: Path) -> str:
+    """What a program says that keeps its compiled programs in a folder; its result is right."""
+    done = subprocess.run(
+        [sys.executable, "-c", CACHED_PROGRAM, str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[3.0, 3.0, 3.0]\n"
+    return done.stderr
+
+
+def test_compiled_programs_that_cannot_be_kept_or_read_cost_lines_and_not_the_run(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "xla"
+    assert compile_with(folder) == ""
+    entries = [path for path in folder.iterdir() if path.name.endswith("-cache")]
+    assert entries
+    for path in entries:
+        path.write_bytes(path.read_bytes()[:-20])
+    lines = compile_with(folder).splitlines()
+    assert len(lines) == len(entries)
+    assert all(line.startswith("fedprox: Error reading persistent compil") for line in lines)
+    (tmp_path / "file").touch()
+    (line,) = compile_with(tmp_path / "file" / "xla").splitlines()
+    assert line.startswith("compiled programs: not kept for the next time, since ")
+
+
+def test_a_cache_that_can_only_be_read_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that a killed download left long ago cannot be removed there."""
+    monkeypatch.setenv("FEDPROX_CACHE", str(tmp_path))
+    (tmp_path / "set").mkdir()
+    content, left = b"kept", tmp_path / "set" / "tmpold"
+    (tmp_path / "set" / "a.txt").write_bytes(content)
+    left.touch()
+    os.utime(left, (0, 0))
+
+    def refuse(path: Any, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    source = sources.Source("a.txt", "", ("http://127.0.0.1:9/",))
+    assert sources.fetch(source, "set").read_bytes() == content
+    assert left.exists()
