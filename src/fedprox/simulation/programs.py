@@ -122,7 +122,7 @@ def lay_out(
     largest = max((int(j.size.max(initial=1)) for j in jobs), default=1)
     tick = tick_width(solver, largest)
     lengths = [job_ticks(solver, j, tick) for j in jobs]
-    cost = lane_cost(parameters * points)
+    cost = lane_cost(parameters * points, accelerator=jax.default_backend() != "cpu")
     typical = lengths[:: math.ceil(len(lengths) / TYPICAL_ROUNDS)]
     lanes = choose_lanes(typical, devices, cost.step, cost.most)
     packings = [
@@ -184,8 +184,8 @@ class LaneCost(NamedTuple):
     most: int
 
 
-def lane_cost(parameters: int) -> LaneCost:
-    """The cost of ticks on the backend in use.
+def lane_cost(parameters: int, *, accelerator: bool) -> LaneCost:
+    """The cost of ticks on an accelerator or on a CPU.
 
     On a CPU, measured with logistic regression, four tenths of a small model's step are overhead;
     batched products of larger models are slower than one lane after another. An accelerator runs
@@ -193,8 +193,9 @@ def lane_cost(parameters: int) -> LaneCost:
 
     Args:
         parameters: Parameters of one lane, all points of the sweep together.
+        accelerator: Whether it is one.
     """
-    if jax.default_backend() != "cpu":
+    if accelerator:
         fitting = LANE_BYTES // (12 * parameters)
         return LaneCost(step=64.0, reading=64.0, most=max(1, min(1024, fitting)))
     small = parameters <= SMALL_MODEL
@@ -307,8 +308,8 @@ def compile_programs(
         reading_lanes=layout.lanes,
         width=layout.width,
         batched=layout.batched,
-        rows=tuple(rows_spec(a, homes) for a in held),
         faults=faults,
+        rows=tuple(rows_spec(a, homes) for a in held),
     ).trace(state, numbers, *held, plan, exchanges([], layout), kept, np.int32(0))
     # measurements are made in full precision, also where an accelerator trains in less
     with jax.default_matmul_precision("highest"):

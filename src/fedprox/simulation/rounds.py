@@ -147,7 +147,9 @@ def plan_ahead(
     def make(chunk: Chunk) -> Call:
         held, there = rows.of(work[chunk.first : chunk.last])
         rounds = [(t, w.jobs) for t, w in enumerate(there, start=chunk.first)]
-        plan = plan_rounds(layout.rounds, solver, seed, rounds, augmented=augmented)
+        plan = plan_rounds(
+            layout.rounds, solver, seed, rounds, augmented=augmented, here=protocol.homes.here
+        )
         return Call(there, held, plan, exchanges(there, layout))
 
     under_way = deque((c, pool.submit(make, c)) for c in itertools.islice(waiting, PLANS_AHEAD))
