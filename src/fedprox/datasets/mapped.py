@@ -22,8 +22,9 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import ArrayLike, NDArray
 
+from fedprox.datasets.npy import require_words
 from fedprox.datasets.sources import places
-from fedprox.errors import InputError, require, require_whole
+from fedprox.errors import InputError, reason, require, require_whole
 from fedprox.federation import Client, Federation, Names, Rows
 from fedprox.mapping import let_go
 
@@ -120,8 +121,7 @@ def _map(path: Path) -> Array:
     try:
         found: Array = npy.open_memmap(path, mode="r")
     except Exception as error:  # whatever is wrong with its header or its length
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path}: not an array that can be mapped: {reason}") from None
+        raise InputError(f"{path}: not an array that can be mapped: {reason(error)}") from None
     return found
 
 
@@ -135,6 +135,7 @@ def _names(folder: Path, clients: int) -> Names:
         f"{path}: {names.dtype} of shape {names.shape}; it must be a string for each of the "
         f"{clients} clients",
     )
+    require_words(names, str(path))
     return Names(names)
 
 
