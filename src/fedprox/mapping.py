@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fedprox.errors import InputError, require
+from fedprox.errors import InputError, reason, require
 
 Array = NDArray[Any]
 
@@ -48,8 +48,7 @@ def map_file(path: Path) -> Array:
         found.file = os.open(path, os.O_RDONLY)
         weakref.finalize(found, os.close, found.file)
     except Exception as error:  # whatever is wrong with its header or its length
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path}: not an array that can be mapped: {reason}") from None
+        raise InputError(f"{path}: not an array that can be mapped: {reason(error)}") from None
     return found
 
 

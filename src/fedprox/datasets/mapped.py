@@ -22,6 +22,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import ArrayLike, NDArray
 
+from fedprox.datasets.npy import require_words
 from fedprox.datasets.sources import places
 from fedprox.errors import InputError, require, require_whole
 from fedprox.federation import Client, Federation, Names, Rows
@@ -125,6 +126,7 @@ def _names(folder: Path, clients: int) -> Names:
         f"{path}: {names.dtype} of shape {names.shape}; it must be a string for each of the "
         f"{clients} clients",
     )
+    require_words(names, str(path))
     return Names(names)
 
 

@@ -99,8 +99,8 @@ class RunDirectory:
         known = self.path / "experiment.toml"
         if not known.is_file():
             return []
-        before = tomllib.loads(known.read_text(encoding="utf-8")).get("versions", {})
-        now = versions()
+        found = tomllib.loads(known.read_text(encoding="utf-8")).get("versions")
+        before, now = found if isinstance(found, dict) else {}, versions()
         return [
             f"{name} {before.get(name)}, now {now.get(name)}"
             for name in sorted(before.keys() | now.keys())
