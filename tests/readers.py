@@ -169,10 +169,10 @@ SAMPLE = {
 }
 
 
-def sample(content: bytes) -> bytes:
-    """A file of writers with a content as its labels."""
+def sample(content: bytes, name: str = "labels") -> bytes:
+    """A file of writers with a content as one of its arrays."""
     members = {f"{name}.npy": saved(array) for name, array in SAMPLE.items()}
-    return archived(members | {"labels.npy": content}, zipfile.ZIP_STORED)
+    return archived(members | {f"{name}.npy": content}, zipfile.ZIP_STORED)
 
 
 WRITER = msgpack_serialize(test_femnist.writer(1, pixels=np.zeros((1, 28, 28), np.float32)))
@@ -284,6 +284,27 @@ def report_of(file: str) -> Reader:
     return Reader(file, read, (run_directory()[file],), words, factor=60)
 
 
+MAPPED = {
+    "x.npy": saved(np.zeros((3, 2), np.float32)),
+    "y.npy": saved(np.array([0, 1, 1], np.int32)),
+    "offsets.npy": saved(np.array([0, 1, 3])),
+    "names.npy": saved(np.array(["ann", "bob"])),
+}
+
+NPY = (
+    *(b"'O'", b"'|O'", b"'<U9'", b"'<i8'", b"'>f4'", b"True", b"(2,)", b"(99999999999,)", b"()"),
+    *(b"(-1,)", b"(", b"[", b"'descr'", b"\x93NUMPY\x02\x00"),
+)
+
+
+def mapped_folder(path: Path) -> object:
+    for name, content in MAPPED.items():
+        if name != path.name:
+            (path.parent / name).write_bytes(content)
+    federation = datasets.mapped(str(path.parent))
+    return [*federation.names], federation.train.client(0)
+
+
 CACHED = np.arange(6.0)
 MANIFEST = json.dumps({"x": cache._checksum(CACHED)}).encode()
 
@@ -326,9 +347,20 @@ READERS: dict[str, Reader] = {
         "writers.npz",
         _from_npz,
         (saved(SAMPLE["labels"]), saved(np.arange(2, dtype=">i2"))),
-        (b"'O'", b"'|O'", b"'<U9'", b"'<i8'", b"True", b"(2,)", b"(99999999999,)", b"()", b"(-1,)"),
+        NPY,
         pack=sample,
     ),
+    "npy-words": Reader(
+        "writers.npz",
+        _from_npz,
+        (saved(SAMPLE["writer_ids"]),),
+        NPY,
+        pack=lambda content: sample(content, "writer_ids"),
+    ),
+    **{
+        f"mapped-{name.partition('.')[0]}": Reader(name, mapped_folder, (content,), NPY)
+        for name, content in MAPPED.items()
+    },
     "fedjax": Reader("train.sqlite", _table, (writers(WRITER),)),
     "fedjax-examples": Reader(
         "train.sqlite",

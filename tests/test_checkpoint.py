@@ -174,6 +174,17 @@ def test_a_damaged_checkpoint_is_passed_over(
         train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0)
 
 
+def test_what_clients_keep_cut_short_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    once = train([scaffold()], seed=0)
+    train([scaffold()], Checkpoints(tmp_path, 4), seed=0)
+    for path in (tmp_path / "clients-0" / "8").iterdir():
+        path.write_bytes(path.read_bytes()[:-3])
+    same(once, train([scaffold()], Checkpoints(tmp_path, resume=True), seed=0))
+    assert "the one before is used" in caplog.text
+
+
 def test_checkpoints_of_another_comparison_are_refused_or_replaced(tmp_path: Path) -> None:
     train([fedavg()], Checkpoints(tmp_path, 5), seed=0, rounds=5)
     with pytest.raises(InputError, match=r"another comparison: rounds = 5, here 6"):

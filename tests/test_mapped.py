@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fedprox import Federation, InputError, Rows, Windows
 from fedprox.datasets import mapped, synthetic, write_mapped
 from fedprox.federation import offsets_of
+from fedprox.mapping import MappedFile, copy_stretches
 
 Array = NDArray[Any]
 FEW = [([[0.0, 1.0]] * 3, [0, 1, 2]), ([[2.0, 3.0]], [0])]
@@ -182,6 +183,26 @@ def test_clients_that_do_not_fit_leave_nothing(tmp_path: Path, clients: Any, mes
     with pytest.raises(InputError, match=message):
         write_mapped(tmp_path / "new", clients)
     assert not list(tmp_path.iterdir())
+
+
+def test_rows_are_read_by_any_way_that_there_is(folder: Path) -> None:
+    whole = mapped(str(folder)).train.x
+    first, size, place = np.array([3, 0, 1]), np.array([1, 2, 0]), np.array([0, 2, 2])
+    expected = np.array([[2.0, 3.0], [0.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
+    part, plain = whole[:], np.array(whole)
+    assert isinstance(whole, MappedFile)
+    assert isinstance(part, MappedFile)
+    assert (whole.file is not None, part.file) == (True, None)
+    for source in (whole, part, plain):
+        np.testing.assert_array_equal(copy_stretches(source, first, size, place, 5), expected)
+    assert copy_stretches(whole, first[:0], size[:0], place[:0], 0).shape == (0, 2)
+
+
+def test_a_file_that_is_cut_short_meanwhile_is_one_line(folder: Path) -> None:
+    whole = mapped(str(folder)).train.x
+    cut("x", 140)(folder)
+    with pytest.raises(InputError, match=r"x\.npy: shorter than it was"):
+        copy_stretches(whole, np.array([3]), np.array([1]), np.array([0]), 1)
 
 
 def test_what_cannot_be_written_is_said(folder: Path) -> None:

@@ -5,15 +5,51 @@ Nothing is lost then: the file has them, and the system may keep them for the ne
 """
 
 import mmap
+import os
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
+
+from fedprox.errors import InputError, reason, require
 
 Array = NDArray[Any]
 
-STRETCHES = 64
-"""Stretches read before their pages are let go. The system reads at least 64 KB around each."""
+STRETCHES = 16
+"""Stretches read before their pages are let go. The system maps 64 KB to 2 MB around each."""
+
+
+class MappedFile(np.memmap):
+    """A mapped array whose file is kept open, so that rows can also be read in the usual way.
+
+    For stretches of a few KB here and there that takes a third of the time of touching their pages,
+    and of a file that was cut short meanwhile it is an error and not the end of the process.
+
+    Attributes:
+        file: The open file's number; None for a part of the array.
+    """
+
+    file: int | None = None
+
+
+def map_file(path: Path) -> Array:
+    """Map an .npy file for reading.
+
+    Raises:
+        InputError: It is missing, or not an array that can be mapped.
+    """
+    require(path.is_file(), f"{path}: missing")
+    try:
+        found = npy.open_memmap(path, mode="r").view(MappedFile)
+        found.file = os.open(path, os.O_RDONLY)
+        weakref.finalize(found, os.close, found.file)
+    except Exception as error:  # whatever is wrong with its header or its length
+        raise InputError(f"{path}: not an array that can be mapped: {reason(error)}") from None
+    return found
 
 
 def let_go(array: Array) -> None:
@@ -47,11 +83,29 @@ def copy_stretches(
         room: Rows of the result; those of no stretch are zero.
     """
     found = np.zeros((room, *source.shape[1:]), source.dtype)
-    plain = np.asarray(source)
     stretches = zip(first.tolist(), size.tolist(), place.tolist(), strict=True)
+    if isinstance(source, MappedFile) and source.file is not None and hasattr(os, "preadv"):
+        _read(source, source.file, stretches, found)
+        return found
+    plain = np.asarray(source)
     for i, (begin, rows, at) in enumerate(stretches, start=1):
         found[at : at + rows] = plain[begin : begin + rows]
         if i % STRETCHES == 0:
             let_go(source)
     let_go(source)
     return found
+
+
+def _read(
+    source: MappedFile, file: int, stretches: Iterable[tuple[int, int, int]], found: Array
+) -> None:
+    """Read (first row, rows, place) of an open file into an array."""
+    row = found[:1].nbytes
+    content = found.reshape(-1).view(np.uint8)
+    for begin, rows, at in stretches:
+        done, end = at * row, (at + rows) * row
+        begin_byte = source.offset + begin * row - done
+        while done < end:
+            count = os.preadv(file, [content[done:end].data], begin_byte + done)
+            require(count, f"{source.filename}: shorter than it was")
+            done += count

@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     CURVATURE = 10
     AUGMENTATION = 11
     SAMPLE = 12
+    EVALUATED = 14
 
 
 def check_seed(seed: int) -> None:

@@ -1,20 +1,19 @@
 """EMNIST: handwritten letters in MNIST's format (Cohen et al. 2017)."""
 
-import math
 from functools import partial
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.augmentation import standardise
 from fedprox.datasets.cache import Arrays, prepared
 from fedprox.datasets.mnist import parse_idx
-from fedprox.datasets.sources import EMNIST, find, most, present, reading, take
-from fedprox.errors import InputError, reason, require
+from fedprox.datasets.npy import npz
+from fedprox.datasets.sources import EMNIST, find, most, present, reading
+from fedprox.errors import require
 from fedprox.features import Prepared
 from fedprox.federation import Federation
 from fedprox.streams import Purpose, generator
@@ -140,45 +139,6 @@ def _idx(path: Path, name: str) -> NDArray[np.uint8]:
     """A packed idx file in an archive."""
     with reading(path, name) as file:
         return parse_idx(file, f"{path}/{name}", most(path.stat().st_size))
-
-
-def npz(path: Path, *names: str) -> list[NDArray[np.generic]]:
-    """Arrays of numbers or words of an npz file.
-
-    numpy would make room for whatever a header announces, before it reads.
-
-    Raises:
-        InputError: It is damaged, or one of them is missing or of another kind.
-    """
-    arrays = []
-    for name in names:
-        with reading(path, f"{name}.npy") as file:
-            arrays.append(_npy(file, f"{path}/{name}.npy", most(path.stat().st_size)))
-    return arrays
-
-
-_HEADERS = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
-
-
-def _npy(file: IO[bytes], where: str, largest: int) -> NDArray[np.generic]:
-    try:
-        shape, columns_first, kind = _HEADERS[read_magic(file)](file)
-    except InputError:
-        raise
-    except Exception as error:  # numpy evaluates it, which can fail in any way
-        raise InputError(f"{where}: not a whole npy file: {reason(error)}") from None
-    require(kind.kind in "biufSU", f"{where}: holds {kind}; not numbers or words")
-    needed = math.prod(shape) * kind.itemsize
-    content = take(file, min(needed, largest))
-    require(
-        0 < needed == len(content),
-        f"{where}: not a whole npy file: {len(content)} bytes of data where its header says "
-        f"{needed}",
-    )
-    try:
-        return np.frombuffer(content, kind).reshape(shape, order="F" if columns_first else "C")
-    except ValueError as error:  # a shape that cannot be, such as (-1, -1)
-        raise InputError(f"{where}: not a whole npy file: {reason(error)}") from None
 
 
 def check(path: Path, x: NDArray[np.generic], y: NDArray[np.generic], classes: int) -> None:

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, prepared
-from fedprox.datasets.emnist import check, lower_case, npz
+from fedprox.datasets.emnist import check, lower_case
 from fedprox.datasets.leaf import leaf
 from fedprox.datasets.mnist import unit
+from fedprox.datasets.npy import npz
 from fedprox.datasets.sources import (
     FEMNIST_SQLITE,
     FEMNIST_WRITERS,
@@ -321,8 +322,9 @@ def _from_npz(path: Path) -> Arrays:
         writer.shape == part.shape == labels.shape
         and set(np.unique(part)) <= {0, 1}
         and writer.dtype.kind in "iu"
-        and writer.min() >= 0
-        and writer.max() < len(names),
+        and names.ndim == 1
+        and names.dtype.kind in "US"
+        and np.array_equal(np.unique(writer), np.arange(len(names))),
         f"{path}: 'writer' and 'split' do not match {len(labels)} images of {len(names)} writers",
     )
     train, test = (

@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from fedprox.algorithms.adaptive import Trend
-from fedprox.errors import require, require_whole
+from fedprox.errors import InputError, reason, require, require_whole
 from fedprox.model import Model
 from fedprox.simulation.clients import KNOWN
 from fedprox.simulation.history import Record, Run
@@ -207,14 +207,14 @@ class Checkpoints:
         damaged = []
         for step in _common(self._steps()) if self.resume else ():
             try:
-                position, arrays = _read(self.folder / STATE, step)
+                snapshot = self._snapshot(step, *_read(self.folder / STATE, step))
+            except InputError:
+                raise
             except Exception as error:  # orbax and its storage raise all kinds
-                reason = str(error).partition("\n")[0]
                 damaged.append(
-                    (step, f"{self.folder / STATE / str(step)}: cannot be read: {reason}")
+                    (step, f"{self.folder / STATE / str(step)}: cannot be read: {reason(error)}")
                 )
                 continue
-            snapshot = self._snapshot(step, position, arrays)
             for later, line in damaged:
                 logging.getLogger(__name__).warning("%s; the one before is used", line)
                 if jax.process_index() == 0:
@@ -252,7 +252,9 @@ class Checkpoints:
         )
         for i, run in enumerate(finished):
             run.params = _unnumbered(structure, arrays["params"][str(i)])
-        kept = _read_blocks(self._clients / str(step)) if position["kept"] else ()
+        kept: Iterable[tuple[str, NDArray[Any]]] = ()
+        if position["kept"]:
+            kept = list(_read_blocks(self._clients / str(step)))  # mapped, and so known to be whole
         return Snapshot(finished, under_way, position["round"], arrays, kept)
 
     def offer(self, snapshot: Callable[[], Snapshot], leg: str, done: int | None = None) -> None:
