@@ -7,7 +7,7 @@ Nothing is lost then: the file has them, and the system may keep them for the ne
 import mmap
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,10 @@ Array = NDArray[Any]
 
 STRETCHES = 16
 """Stretches read before their pages are let go. The system maps 64 KB to 2 MB around each."""
+
+ASKED_FOR = 64
+"""Stretches of an open file that the system is asked for before they are read. A disk reads many at
+a time, and whoever reads one after another waits for each."""
 
 
 class MappedFile(np.memmap):
@@ -83,7 +87,7 @@ def copy_stretches(
         room: Rows of the result; those of no stretch are zero.
     """
     found = np.zeros((room, *source.shape[1:]), source.dtype)
-    stretches = zip(first.tolist(), size.tolist(), place.tolist(), strict=True)
+    stretches = list(zip(first.tolist(), size.tolist(), place.tolist(), strict=True))
     if isinstance(source, MappedFile) and source.file is not None and hasattr(os, "preadv"):
         _read(source, source.file, stretches, found)
         return found
@@ -97,12 +101,21 @@ def copy_stretches(
 
 
 def _read(
-    source: MappedFile, file: int, stretches: Iterable[tuple[int, int, int]], found: Array
+    source: MappedFile, file: int, stretches: Sequence[tuple[int, int, int]], found: Array
 ) -> None:
     """Read (first row, rows, place) of an open file into an array."""
     row = found[:1].nbytes
     content = found.reshape(-1).view(np.uint8)
-    for begin, rows, at in stretches:
+
+    def ask_for(some: Sequence[tuple[int, int, int]]) -> None:
+        for begin, rows, _ in some:
+            if rows and hasattr(os, "posix_fadvise"):  # no length would be all that follows
+                first = source.offset + begin * row
+                os.posix_fadvise(file, first, rows * row, os.POSIX_FADV_WILLNEED)
+
+    ask_for(stretches[:ASKED_FOR])
+    for i, (begin, rows, at) in enumerate(stretches, start=ASKED_FOR):
+        ask_for(stretches[i : i + 1])
         done, end = at * row, (at + rows) * row
         begin_byte = source.offset + begin * row - done
         while done < end:
