@@ -26,10 +26,12 @@ def start(
     return process
 
 
-def status(process: Any, seconds: float | None = None) -> int:
+def status(process: Any, seconds: float = 400) -> int:
     """Its exit status, negative after a signal."""
     process.join(seconds)
-    assert process.exitcode is not None, "it has not ended"
+    if process.exitcode is None:
+        process.kill()
+    assert process.exitcode is not None, f"it has not ended after {seconds} seconds"
     return int(process.exitcode)
 
 

@@ -186,11 +186,12 @@ def test_what_clients_keep_cut_short_is_passed_over(
 
 
 def test_checkpoints_of_another_comparison_are_refused_or_replaced(tmp_path: Path) -> None:
-    train([fedavg()], Checkpoints(tmp_path, 5), seed=0, rounds=5)
+    folder = tmp_path / "checkpoint"
+    train([fedavg()], Checkpoints(folder, 3), seed=0, rounds=5)
     with pytest.raises(InputError, match=r"another comparison: rounds = 5, here 6"):
-        train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0, rounds=6)
-    train([fedavg()], Checkpoints(tmp_path, 6), seed=0, rounds=6)
-    assert [path.name for path in (tmp_path / "state").iterdir()] == ["6"]
+        train([fedavg()], Checkpoints(folder, resume=True), seed=0, rounds=6)
+    train([fedavg()], Checkpoints(folder, 5), seed=0, rounds=6)
+    assert [path.name for path in (folder / "state").iterdir()] == ["5"]
 
 
 def test_a_signal_ends_the_round(tmp_path: Path) -> None:

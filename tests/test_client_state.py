@@ -23,7 +23,7 @@ from fedprox import (
 )
 from fedprox.simulation import memory
 from fedprox.simulation.clients import open_store
-from fedprox.simulation.lanes import lane_mesh
+from fedprox.simulation.lanes import lane_mesh, shard
 from tests import methods
 from tests.byhand import CLIENTS, ROWS, SLOW, START, beside_the_oracle
 from tests.quadratics import one_run, quadratic_model, ragged_quadratics
@@ -177,3 +177,24 @@ def test_a_store_on_disk_leaves_nothing_behind(
     np.testing.assert_array_equal(found, [[1, 1, 1], [4, 4, 4]])
     assert not list(tmp_path.iterdir())  # not even now, so that no way to end leaves it
     store.close()
+
+
+@pytest.mark.parametrize("where", ["device", "host", "disk"])
+def test_what_is_held_is_the_rows_that_were_written(where: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("fedprox.simulation.clients.BLOCK_BYTES", 3 * 4 * 2)  # two rows
+    mesh, initial = lane_mesh(), {"g": np.zeros((1, 3), np.float32)}
+    ever, at = np.arange(0, 100, 10), np.array([30, -1, 70, 90])
+    values = np.arange(12, dtype=np.float32).reshape(4, 1, 3)
+    first = open_store(where, initial, ever, mesh)
+    first.write(at, {"g": shard(mesh, values)})
+    held = [(name, np.ascontiguousarray(block).view(np.uint8)) for name, block in first.held()]
+    assert [block.size for _, block in held] == [len(ever), 2 * 12, 12]
+    # on one device in place of two there is no padding
+    second = open_store(where, initial, ever, one := lane_mesh(1))
+    second.put_back(held)
+    expected = np.where((at >= 0)[:, None, None], values, 0)
+    np.testing.assert_array_equal(np.asarray(second.read(at)["g"]), expected)
+    np.testing.assert_array_equal(np.asarray(second.read(np.array([0, 10]))["g"]), 0)
+    assert one.devices.size == 1
+    for store in (first, second):
+        store.close()

@@ -3,7 +3,6 @@
 import json
 import signal
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from fedprox.simulation.homes import find_homes
 from fedprox.simulation.processes import join_processes
 from fedprox.simulation.schedule import pack
 from tests.commands import start, status
+from tests.test_killed import die
 
 EXPERIMENT = """
 rounds = 40
@@ -28,16 +28,36 @@ method = [{name = "scaffold"}]
 """
 
 
-def together(folder: Path, count: int, arguments: list[str]) -> list[Any]:
-    """The command in some processes that meet."""
+def together(
+    folder: Path, count: int, arguments: list[str], before: dict[int, tuple[Any, ...]] | None = None
+) -> list[Any]:
+    """The command in some processes that meet; some have something called in them first."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     meet = ["--coordinator", f"127.0.0.1:{port}", "--processes", str(count), "--devices", "1"]
     return [
-        start(folder / f"output-{i}", [*arguments, *meet, "--process", str(i)])
+        start(
+            folder / f"output-{i}",
+            [*arguments, *meet, "--process", str(i)],
+            *(before or {}).get(i, ()),
+        )
         for i in range(count)
     ]
+
+
+def interrupt(line: int) -> None:
+    """Have this process asked to end after so many records."""
+    from fedprox.report.directory import RunDirectory
+
+    record, left = RunDirectory.record, iter(range(line, -(10**6), -1))
+
+    def recorded(self: RunDirectory, argument: Any) -> None:
+        record(self, argument)
+        if next(left) == 0:
+            signal.raise_signal(signal.SIGTERM)
+
+    RunDirectory.record = recorded  # type: ignore[assignment, method-assign]
 
 
 def found(directory: Path) -> tuple[list[float], Any]:
@@ -64,21 +84,27 @@ def test_two_and_three_processes_find_what_one_finds_and_outlive_a_death(tmp_pat
             np.testing.assert_allclose(model[name], array, rtol=1e-4, atol=1e-5)
         assert not (directory / "checkpoint").exists()
 
-    first, second = together(tmp_path, 2, [*command, str(killed), *often])
-    while not (killed / "checkpoint" / "state" / "8").is_dir():
-        assert first.is_alive(), (tmp_path / "output-0").read_text()
-        time.sleep(0.01)
-    second.kill()
-    assert status(first, 60) == 1
+    # the second dies while the second checkpoint is being made
+    death = {1: (die, "checkpoint", 1, 0.0)}
+    first, second = together(tmp_path, 2, [*command, str(killed), *often], death)
+    assert status(first) == 1
+    assert status(second) == -signal.SIGKILL
     lines = (tmp_path / "output-0").read_text().splitlines()
     said = [line for line in lines if line.startswith("fedprox: ")]
     assert len(said) == 1
     assert "another process has ended" in said[0]
     assert "--resume" in said[0]
     assert not any("Traceback" in line for line in lines)
-    assert status(second) == -signal.SIGKILL
 
-    processes = together(tmp_path, 2, ["run", "--resume", str(killed)])
+    # a signal to one of them ends the round on both
+    again = ["run", "--resume", str(killed)]
+    processes = together(tmp_path, 2, again, {0: (interrupt, 6)})
+    assert [status(process) for process in processes] == [128 + signal.SIGTERM] * 2
+    assert "--processes 2" in (tmp_path / "output-0").read_text().splitlines()[-1]
+    assert status(start(tmp_path / "output", again)) == 2
+    assert "processes = 2, here 1" in (tmp_path / "output").read_text()
+
+    processes = together(tmp_path, 2, again)
     assert [status(process) for process in processes] == [0, 0]
     for path in two.iterdir():
         if path.suffix in (".jsonl", ".safetensors"):

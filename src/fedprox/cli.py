@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -275,9 +276,8 @@ def run(
             most = experiment.evaluate_clients
             write_clients(directory.path, resolved.federation, resolved.model, runs, most)
         directory.finish(runs, experiment.target)
-        everyone(0)
-        checkpoints.remove()
         write_report([directory.path], directory.path / "report.html")
+        checkpoints.remove()
     console.print(table(runs, experiment.target))
     for lines in (other_models, sampled, uneven, unsolved, faulty):
         for line in lines(runs):
@@ -295,7 +295,6 @@ def _help(
         return
     with stopping_on_signals(checkpoints):
         go(lambda _: None, lambda _: None)
-    everyone(0)  # the results are written
     checkpoints.remove()
 
 
@@ -567,6 +566,9 @@ class _Bars:
 
 INTERRUPTED = 130
 
+SURROUNDINGS = ("--data-dir", "--devices", "--coordinator", "--processes", "--process")
+"""Options that say where a run runs, and not what it is."""
+
 LOST = (
     "process {}: another process has ended, or cannot be reached, and so the run ends ({}); go on "
     "from its last checkpoint with --resume"
@@ -575,6 +577,16 @@ LOST = (
 
 def main() -> None:
     """Entry point: bad input and files that cannot be written end in one line, status 2."""
+    try:
+        _main()
+    except Exception:
+        if not jax.distributed.is_initialized():
+            raise
+        traceback.print_exc()
+        _leave(1)
+
+
+def _main() -> None:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
@@ -586,7 +598,7 @@ def main() -> None:
     except Stopped as stopped:
         again = "the same command goes on from there"
         if "run" in sys.argv[1:2]:
-            again = f"go on with: fedprox run --resume {shlex.quote(str(stopped.folder.parent))}"
+            again = f"go on with: {_resume(stopped.folder.parent, sys.argv[1:])}"
         _fail(f"{stopped}; {again}", 128 + stopped.signal)
     except (
         jax.errors.JaxRuntimeError,
@@ -608,6 +620,20 @@ def main() -> None:
     raise SystemExit(status or 0)
 
 
+def _resume(directory: Path, arguments: list[str]) -> str:
+    """The command that goes on with a run, in the same surroundings.
+
+    >>> _resume(Path("runs/a"), ["run", "a.toml", "--devices=2", "--out", "b", "--data-dir", "c d"])
+    "fedprox run --resume runs/a --devices=2 --data-dir 'c d'"
+    """
+    kept = ["fedprox", "run", "--resume", str(directory)]
+    for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, _, given = option.partition("=")
+        if name in SURROUNDINGS:
+            kept += [option] if given else [option, value]
+    return shlex.join(kept)
+
+
 def _out_of_memory(error: Exception) -> NoReturn:
     if not isinstance(error, MemoryError) and "EXHAUSTED" not in str(error):
         raise error
@@ -616,8 +642,13 @@ def _out_of_memory(error: Exception) -> NoReturn:
 
 def _fail(message: str, status: int = 2) -> NoReturn:
     _say(message)
+    _leave(status)
+
+
+def _leave(status: int) -> NoReturn:
     if jax.distributed.is_initialized():
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(status)  # to leave in order would be to wait for the others, who wait for this one
     raise SystemExit(status)
 

@@ -176,8 +176,11 @@ def _train(
 ) -> bool:
     """Run an experiment into its run directory; False if it is complete there already."""
     resolved = _resolve(where, experiment, data_dir)
-    with RunDirectory(path, resolved.table) as directory:
-        if directory.complete:
+    directory = RunDirectory(path, resolved.table)
+    if directory.complete:
+        return False
+    with directory:
+        if directory.complete:  # by another process, meanwhile
             return False
         checkpoints = Checkpoints(directory.checkpoints, interval=INTERVAL, resume=True)
         with _naming(where), stopping_on_signals(checkpoints):

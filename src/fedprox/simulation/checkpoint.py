@@ -8,11 +8,12 @@ than the memory holds: it is written before, array by array, by the process that
 """
 
 import logging
+import os
 import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -95,14 +96,14 @@ class Snapshot(NamedTuple):
         under_way: The runs of the leg under way; none between two legs.
         round: Its rounds done.
         arrays: Its standing, see `arrays_of`.
-        kept: What its clients keep, see `Store.held`, one array after another.
+        kept: What its clients keep, see `Store.held`, one array after another; None for nothing.
     """
 
     finished: Sequence[Run]
     under_way: Sequence[Run] = ()
     round: int = 0
     arrays: Arrays = MappingProxyType({})
-    kept: Iterable[tuple[str, NDArray[Any]]] = ()
+    kept: Iterable[tuple[str, NDArray[Any]]] | None = None
 
     @property
     def legs(self) -> int:
@@ -169,7 +170,7 @@ class Checkpoints:
     """A folder for the checkpoints of a comparison, and when they are made.
 
     Attributes:
-        folder: The folder; it is made with the first checkpoint.
+        folder: A folder for nothing else; it is made with the first checkpoint.
         every: Rounds between checkpoints. Where it is left out and the comparison goes on from
             another process's checkpoint, it is that one's.
         interval: Seconds after which another one is made, at the end of the call under way.
@@ -204,38 +205,44 @@ class Checkpoints:
             InputError: The checkpoints are another comparison's, or none can be read.
         """
         self._comparison, self._last = comparison, time.perf_counter()
+        if not self.resume:
+            return Snapshot(())
+        steps = self._steps()
+        common = _common([step for step in steps if (self._clients / str(step)).is_dir()])
+        require(
+            common or not everyone(len(steps)).any(),
+            f"{self.folder}: not all processes have what their clients kept; go on with as many "
+            "processes as before",
+        )
         damaged = []
-        for step in _common(self._steps()) if self.resume else ():
+        for step in common:
+            problem, snapshot = "", None
             try:
                 snapshot = self._snapshot(step, *_read(self.folder / STATE, step))
             except InputError:
                 raise
             except Exception as error:  # orbax and its storage raise all kinds
-                damaged.append(
-                    (step, f"{self.folder / STATE / str(step)}: cannot be read: {reason(error)}")
-                )
+                problem = f"{self.folder / STATE / str(step)}: cannot be read: {reason(error)}"
+            if everyone(bool(problem)).any():
+                damaged.append((step, problem or f"{self.folder}: another process's is damaged"))
                 continue
             for later, line in damaged:
                 logging.getLogger(__name__).warning("%s; the one before is used", line)
                 if jax.process_index() == 0:
                     shutil.rmtree(self.folder / STATE / str(later))
+            assert snapshot is not None
             return snapshot
         require(not damaged, damaged[0][1] if damaged else "")
+        if self.folder.is_dir() and jax.process_index() == 0:
+            line = "%s: no whole checkpoint is there; the comparison begins anew"
+            logging.getLogger(__name__).warning(line, self.folder)
         return Snapshot(())
 
     def _steps(self) -> list[int]:
-        """The steps of which this process has all that is its own."""
         if not (self.folder / STATE).is_dir():
             return []
         with _manager(self.folder / STATE) as manager:
-            steps = manager.all_steps()
-        own = [step for step in steps if (self._clients / str(step)).is_dir()]
-        require(
-            own or not steps,
-            f"{self._clients}: none of the checkpoints' states of clients is there; go on with as "
-            "many processes as before",
-        )
-        return own
+            return list(manager.all_steps())
 
     def _snapshot(self, step: int, position: dict[str, Any], arrays: Arrays) -> Snapshot:
         for key, value in self._comparison.known.items():
@@ -252,9 +259,12 @@ class Checkpoints:
         )
         for i, run in enumerate(finished):
             run.params = _unnumbered(structure, arrays["params"][str(i)])
-        kept: Iterable[tuple[str, NDArray[Any]]] = ()
+        kept = None
         if position["kept"]:
-            kept = list(_read_blocks(self._clients / str(step)))  # mapped, and so known to be whole
+            blocks = self._clients / str(step)
+            for _ in _read_blocks(blocks):  # each is mapped once, and so known to be whole
+                pass
+            kept = _read_blocks(blocks)
         return Snapshot(finished, under_way, position["round"], arrays, kept)
 
     def offer(self, snapshot: Callable[[], Snapshot], leg: str, done: int | None = None) -> None:
@@ -269,31 +279,32 @@ class Checkpoints:
             Stopped: The comparison is to stop.
         """
         waited = time.perf_counter() - self._last
-        regular = self.every is not None and (done is None or done % self.every == 0)
         late = self.interval is not None and waited >= self.interval
-        # a signal may come to each process in another round, or to one alone
-        if signals := int(everyone(self.stopping or 0).max()):
-            self.stopping = signal.Signals(signals)
-        if regular or everyone(late)[0] or self.stopping is not None:
+        regular = self.every is not None and (done is None or done % self.every == 0)
+        if done == self._comparison.rounds:
+            regular = late = False  # the end of the leg is next
+        # clocks differ, and a signal may come to one process alone, or to each in another round
+        asked = everyone(self.stopping or 0).max()
+        if regular or everyone(late)[0] or asked:
             self._save(snapshot())
             self._last = time.perf_counter()
-        if self.stopping is not None:
+        if asked:
             everyone(0)  # all have theirs before any ends
             where = f"after {leg}" if done is None else f"after round {done} of {leg}"
-            raise Stopped(where, self.folder, self.stopping)
+            raise Stopped(where, self.folder, signal.Signals(int(asked)))
 
     def _save(self, snapshot: Snapshot) -> None:
         begin = time.perf_counter()
         if not self.made and not self.resume:
-            self._clear()  # of those of an earlier comparison
+            self.remove()  # those of an earlier comparison
         step = snapshot.legs * (self._comparison.rounds + 1) + snapshot.round
-        _write_blocks(self._clients / str(step), snapshot.kept)
+        _write_blocks(self._clients / str(step), snapshot.kept or ())
         everyone(0)  # all processes have written theirs
         if jax.process_index() == 0:
             self._save_state(step, snapshot)
         everyone(0)  # the step counts from here on
-        for path in self._clients.iterdir() if self._clients.is_dir() else ():
-            if not (self.folder / STATE / path.name).is_dir():
+        for path in self._clients.iterdir():
+            if path.name != str(step) and not (self.folder / STATE / path.name).is_dir():
                 shutil.rmtree(path)
         files = (self.folder / part / str(step) for part in (STATE, self._clients.name))
         sizes = (path.stat().st_size for part in files for path in part.rglob("*"))
@@ -315,7 +326,7 @@ class Checkpoints:
             "round": snapshot.round,
             "finished": [_entry(run) for run in snapshot.finished],
             "under_way": [_entry(run) for run in snapshot.under_way],
-            "kept": bool(snapshot.kept),
+            "kept": snapshot.kept is not None,
         }
         parts = ocp.args.Composite(
             position=ocp.args.JsonSave(position), arrays=ocp.args.PyTreeSave(arrays)
@@ -337,14 +348,14 @@ class Checkpoints:
         )
 
     def remove(self) -> None:
-        """Remove all checkpoints, as once the results are written."""
-        self._clear()
-        with suppress(OSError):  # it is not there, or holds other files, or another process's
-            self.folder.rmdir()
-
-    def _clear(self) -> None:
-        for part in (self._clients, self.folder / STATE)[: 2 - bool(jax.process_index())]:
-            shutil.rmtree(part, ignore_errors=True)
+        """Remove the folder, as once the results are written: all of it at once."""
+        everyone(0)  # nobody needs it any more
+        if jax.process_index() == 0 and self.folder.is_dir():
+            gone = self.folder.with_name(f".{self.folder.name}.removed")
+            shutil.rmtree(gone, ignore_errors=True)
+            self.folder.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+        everyone(0)
 
 
 @contextmanager
@@ -425,7 +436,10 @@ def _write_blocks(folder: Path, blocks: Iterable[tuple[str, NDArray[Any]]]) -> N
         shutil.rmtree(leftover, ignore_errors=True)
     partial.mkdir(parents=True)
     for name, block in blocks:
-        np.save(partial / f"{name}.npy", block.view(np.uint8))  # of whatever type
+        with (partial / f"{name}.npy").open("wb") as file:
+            np.save(file, block.view(np.uint8))  # of whatever type
+            file.flush()
+            os.fsync(file.fileno())
     partial.rename(folder)
 
 

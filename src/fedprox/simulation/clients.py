@@ -8,7 +8,7 @@ changes no bit of any result. In memory and on disk a row takes room when it is 
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, Literal, NamedTuple, TypeVar
 
 import jax
@@ -44,15 +44,15 @@ class Store(NamedTuple):
     Attributes:
         read: Clients (places,) -> what they keep.
         write: Clients, what they keep -> nothing.
-        held: What a checkpoint must hold: the rows that have been written, in blocks without a copy
-            of those on disk, as arrays by name. They change with the next write.
+        held: What a checkpoint must hold: which rows have been written, and these rows, block by
+            block, so that no more than a block is in memory; names and arrays.
         put_back: Name and bytes of all that `held` gave, `KNOWN` first -> nothing.
         close: Give up the store's memory.
     """
 
     read: Callable[[NDArray[np.int64]], Kept]
     write: Callable[[NDArray[np.int64], Kept], None]
-    held: Callable[[], dict[str, Any]]
+    held: Callable[[], Iterator[tuple[str, NDArray[Any]]]]
     put_back: Callable[[Iterable[tuple[str, NDArray[Any]]]], None]
     close: Callable[[], None]
 
@@ -118,7 +118,7 @@ def _on_host(initial: Kept, clients: NDArray[np.int64], mesh: Mesh, *, mapped: b
             rows.let_go()
         known[row[filled]] = True
 
-    def held() -> dict[str, Any]:
+    def held() -> Iterator[tuple[str, NDArray[Any]]]:
         return _in_blocks(known, [rows.array for rows in arrays])
 
     def put_back(saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
@@ -126,10 +126,9 @@ def _on_host(initial: Kept, clients: NDArray[np.int64], mesh: Mesh, *, mapped: b
             if name == KNOWN:
                 known[:] = block.view(bool)
                 continue
-            rows, first = _place_of(name, arrays)
-            written = np.flatnonzero(known[first : first + len(block)])
-            rows.make_room(first + written)
-            rows.array[first + written] = block[written].view(rows.array.dtype)
+            rows, written = _place_of(name, arrays, known)
+            rows.make_room(written)
+            rows.array[written] = block.view(rows.array.dtype)
             rows.let_go()
 
     def close() -> None:
@@ -141,23 +140,24 @@ def _on_host(initial: Kept, clients: NDArray[np.int64], mesh: Mesh, *, mapped: b
     return Store(read, write, held, put_back, close)
 
 
-def _in_blocks(known: NDArray[np.bool_], arrays: Sequence[Any]) -> dict[str, Any]:
-    """Which rows are known, and all arrays in blocks, without those in which no row is known."""
-    saved: dict[str, Any] = {KNOWN: known.copy()}
+def _in_blocks(
+    known: NDArray[np.bool_], arrays: Sequence[Any]
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Which rows are known, and then these rows of all arrays, in blocks."""
+    yield KNOWN, known.copy()
+    rows = np.flatnonzero(known)
     for i, array in enumerate(arrays):
         length = max(1, BLOCK_BYTES // max(1, array[:1].nbytes))
-        saved |= {
-            f"{i}-{first}": array[first : first + length]
-            for first in range(0, len(known), length)
-            if known[first : first + length].any()
-        }
-    return saved
+        for first in range(0, len(rows), length):
+            yield f"{i}-{first}-{length}", array[rows[first : first + length]]
 
 
-def _place_of(name: str, arrays: Sequence[T]) -> tuple[T, int]:
-    """Of a block's name its array, and its first row."""
-    array, first = map(int, name.split("-"))
-    return arrays[array], first
+def _place_of(
+    name: str, arrays: Sequence[T], known: NDArray[np.bool_]
+) -> tuple[T, NDArray[np.int64]]:
+    """Of a block's name its array, and the rows it has of it."""
+    array, first, length = map(int, name.split("-"))
+    return arrays[array], np.flatnonzero(known)[first : first + length]
 
 
 class _Rows(NamedTuple):
@@ -255,7 +255,7 @@ def _on_devices(initial: Kept, clients: NDArray[np.int64], mesh: Mesh) -> Store:
         held[0] = scattering(held[0], kept, row)
         known[row[at >= 0]] = True
 
-    def saved() -> dict[str, Any]:
+    def saved() -> Iterator[tuple[str, NDArray[Any]]]:
         leaves = jax.tree.leaves(held[0])
         return _in_blocks(known[: len(clients)], [np.asarray(leaf) for leaf in leaves])
 
@@ -265,8 +265,8 @@ def _on_devices(initial: Kept, clients: NDArray[np.int64], mesh: Mesh) -> Store:
             if name == KNOWN:
                 known[: len(clients)] = block.view(bool)
                 continue
-            array, first = _place_of(name, arrays)
-            array[first : first + len(block)] = block.view(array.dtype)
+            array, written = _place_of(name, arrays, known)
+            array[written] = block.view(array.dtype)
         held[0] = jax.device_put(jax.tree.unflatten(jax.tree.structure(held[0]), arrays), sharding)
 
     return Store(read, write, saved, put_back, held.clear)

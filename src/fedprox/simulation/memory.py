@@ -13,7 +13,8 @@ def free_on_devices(mesh: Mesh) -> int:
     """Bytes that are free on each accelerator; 0 if unknown, and on a CPU, which has the host's."""
     if jax.default_backend() == "cpu":
         return 0
-    memory = mesh.devices.flat[0].memory_stats() or {}
+    here = next(d for d in mesh.devices.flat if d.process_index == jax.process_index())
+    memory = here.memory_stats() or {}
     return int(memory.get("bytes_limit", 0) - memory.get("bytes_in_use", 0))
 
 

@@ -22,6 +22,7 @@ from fedprox.mapping import copy_stretches
 from fedprox.simulation.homes import Homes
 from fedprox.simulation.lanes import PER_DEVICE, REPLICATED, replicate
 from fedprox.simulation.memory import FITS, free_on_devices, free_on_host
+from fedprox.simulation.processes import everyone
 from fedprox.simulation.protocol import RoundWork
 from fedprox.simulation.schedule import Array, Jobs
 
@@ -119,13 +120,15 @@ def stays_with_host(mesh: Mesh, rows: Rows) -> bool:
 
     An accelerator takes them if they fit in half of its free memory. A CPU's devices have the
     host's memory: a copy for each must fit in it, and of a file mapped as an `np.memmap` none is
-    made.
+    made. Of several processes each has its share of the rows, and all do what one of them must.
     """
-    size = row_bytes(rows) * len(rows)
+    size, devices = row_bytes(rows) * len(rows) // jax.process_count(), mesh.local_mesh.devices.size
     if jax.default_backend() != "cpu":
-        return size > FITS * free_on_devices(mesh)
-    mapped = any(isinstance(array, np.memmap) for array in (index_of(rows.x), rows.y))
-    return mapped or 0 < FITS * free_on_host() < size * mesh.devices.size
+        stay = size > FITS * free_on_devices(mesh)
+    else:
+        mapped = any(isinstance(array, np.memmap) for array in (index_of(rows.x), rows.y))
+        stay = mapped or 0 < FITS * free_on_host() < size * devices
+    return bool(everyone(stay).any())
 
 
 def check_measured(mesh: Mesh, federation: Federation, measured: Federation) -> None:

@@ -458,7 +458,7 @@ def _run_leg(
     def snapshot(stand: Callable[[], Standing]) -> Snapshot:
         now = stand()
         count_seconds()
-        kept = store.held().items() if store else ()
+        kept = store.held() if store else None
         return Snapshot(finished, batch, now.round, arrays_of(now, len(batch)), kept)
 
     def after_call(done: int, stand: Callable[[], Standing]) -> None:
@@ -472,7 +472,7 @@ def _run_leg(
         if begin.round:
             standing = begin.standing(standing, session.mesh)
             if store is not None:
-                store.put_back(begin.kept)
+                store.put_back(begin.kept or ())
         state = run_rounds(
             session.protocol,
             ready,
