@@ -22,7 +22,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import ArrayLike, NDArray
 
-from fedprox.datasets.npy import require_words
+from fedprox.datasets.npy import map_file, require_words
 from fedprox.datasets.sources import places
 from fedprox.errors import InputError, reason, require, require_whole
 from fedprox.federation import Client, Federation, Names, Rows
@@ -119,10 +119,9 @@ def _open(path: Path, kinds: str, *, most: int = 4) -> Array:
 def _map(path: Path) -> Array:
     require(path.is_file(), f"{path}: missing")
     try:
-        found: Array = npy.open_memmap(path, mode="r")
+        return map_file(path)
     except Exception as error:  # whatever is wrong with its header or its length
         raise InputError(f"{path}: not an array that can be mapped: {reason(error)}") from None
-    return found
 
 
 def _names(folder: Path, clients: int) -> Names:

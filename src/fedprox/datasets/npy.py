@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
+from numpy.lib.format import open_memmap, read_array_header_1_0, read_magic
 from numpy.typing import NDArray
 
 from fedprox.datasets.sources import most, reading, take
@@ -28,12 +28,10 @@ def npz(path: Path, *names: str) -> list[NDArray[np.generic]]:
     return arrays
 
 
-_HEADERS = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
-
-
 def _npy(file: IO[bytes], where: str, largest: int) -> NDArray[np.generic]:
     try:
-        shape, columns_first, kind = _HEADERS[read_magic(file)](file)
+        _require_short_header(file)
+        shape, columns_first, kind = read_array_header_1_0(file)
     except InputError:
         raise
     except Exception as error:  # numpy evaluates it, which can fail in any way
@@ -53,6 +51,25 @@ def _npy(file: IO[bytes], where: str, largest: int) -> NDArray[np.generic]:
         raise InputError(f"{where}: not a whole npy file: {reason(error)}") from None
     require_words(found, where)
     return found
+
+
+def map_file(path: Path) -> NDArray[Any]:
+    """An npy file, mapped to be read.
+
+    Raises:
+        ValueError: It is none, or damaged; numpy may raise any other error then.
+    """
+    with path.open("rb") as file:
+        _require_short_header(file)
+    found: NDArray[Any] = open_memmap(path, mode="r")
+    return found
+
+
+def _require_short_header(file: IO[bytes]) -> None:
+    # of version 1 it has 64 KB at most, of later ones 4 GB, for which numpy makes room at once
+    major, minor = read_magic(file)
+    if major != 1:
+        raise ValueError(f"a header of version {major}.{minor}; it must be 1.0")
 
 
 def require_words(array: NDArray[Any], where: str) -> None:
