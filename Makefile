@@ -27,6 +27,7 @@ bench: $(READY) $(VENV)/.torch  ## measure speed against a torch loop and a NumP
 	$(VENV)/bin/python -m benchmarks.models
 	$(VENV)/bin/python -m benchmarks.sweeps
 	$(VENV)/bin/python -m benchmarks.client_state
+	$(VENV)/bin/python -m benchmarks.faults
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedprox needs Python 3.11 or newer; set PYTHON=")'

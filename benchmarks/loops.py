@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedprox import Cohort, Federation, Solver
 from fedprox.solver import as_numbers
-from fedprox.streams import Purpose, Shuffler
+from fedprox.streams import Purpose, Streams
 
 Matrix = NDArray[np.float32]
 
@@ -51,7 +51,12 @@ class Setting:
             .clients.tolist()
         ):
             size = int(sizes[k])
-            yield k, Shuffler(0, Purpose.BATCHES).orders(t, k, count=self.solver.epochs, size=size)
+            yield (
+                k,
+                Streams(0, Purpose.BATCHES)
+                .orders(t, [k], counts=[self.solver.epochs], sizes=[size])
+                .reshape(-1, size),
+            )
 
 
 class Timing(NamedTuple):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox import Cohort, Federation, Solver, Systems
-from fedprox.streams import Purpose, Shuffler
+from fedprox.streams import Purpose, Streams
 
 Vector = NDArray[np.float64]
 
@@ -289,7 +289,11 @@ def run(
                 n = len(rows[k][1])
                 size = n if solver.batch_size == "all" else solver.batch_size
                 epochs = -(-steps // -(-n // size))
-                orders = Shuffler(seed, Purpose.BATCHES).orders(t, k, count=epochs, size=n)
+                orders = (
+                    Streams(seed, Purpose.BATCHES)
+                    .orders(t, [k], counts=[epochs], sizes=[n])
+                    .reshape(epochs, n)
+                )
                 batches = [order[i : i + size] for order in orders for i in range(0, n, size)]
                 found = descend(
                     method.params, method.problem(k), rows[k], batches[:steps], solver, rate

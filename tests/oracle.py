@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox import Cohort, Federation, Solver, Systems
-from fedprox.streams import Purpose, Shuffler
+from fedprox.streams import Purpose, Streams
 
 Matrix = NDArray[np.float64]
 
@@ -62,7 +62,11 @@ def federated(
             n = len(y)
             size = n if solver.batch_size == "all" else solver.batch_size
             epochs = -(-int(steps) // -(-n // size))
-            order = Shuffler(seed, Purpose.BATCHES).orders(t, int(k), count=epochs, size=n)
+            order = (
+                Streams(seed, Purpose.BATCHES)
+                .orders(t, [int(k)], counts=[epochs], sizes=[n])
+                .reshape(epochs, n)
+            )
             batches = [epoch[i : i + size] for epoch in order for i in range(0, n, size)][
                 : int(steps)
             ]

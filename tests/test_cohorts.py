@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedprox import Cohort, InputError, Solver, Systems, fedavg, fedprox
 from fedprox.simulation.sampling import Sampling, weights
-from fedprox.streams import Purpose, Shuffler, generator
+from fedprox.streams import Purpose, Streams, generator
 from tests.quadratics import one_run, quadratic_federation, quadratic_model
 
 THREE = np.array([0, 1, 3, 8])
@@ -300,8 +300,16 @@ def test_a_fraction_out_of_range_is_refused(fraction: float) -> None:
 def test_permutations_are_permutations_and_a_prefix_of_longer_ones(
     size: int, count: int, client: int
 ) -> None:
-    few = Shuffler(1, Purpose.BATCHES).orders(5, client, count=count, size=size)
-    many = Shuffler(1, Purpose.BATCHES).orders(5, client, count=count + 2, size=size)
+    few = (
+        Streams(1, Purpose.BATCHES)
+        .orders(5, [client], counts=[count], sizes=[size])
+        .reshape(-1, size)
+    )
+    many = (
+        Streams(1, Purpose.BATCHES)
+        .orders(5, [client], counts=[count + 2], sizes=[size])
+        .reshape(-1, size)
+    )
     assert (np.sort(few, axis=1) == np.arange(size)).all()
     np.testing.assert_array_equal(few, many[:count])
 
@@ -309,7 +317,11 @@ def test_permutations_are_permutations_and_a_prefix_of_longer_ones(
 def test_every_permutation_is_equally_likely() -> None:
     # chi-squared with 5 degrees of freedom, as above
     drawn = Counter(
-        tuple(row) for row in Shuffler(0, Purpose.BATCHES).orders(0, 0, count=6000, size=3).tolist()
+        tuple(row)
+        for row in Streams(0, Purpose.BATCHES)
+        .orders(0, [0], counts=[6000], sizes=[3])
+        .reshape(-1, 3)
+        .tolist()
     )
     assert len(drawn) == 6
     assert sum((n - 1000) ** 2 / 1000 for n in drawn.values()) < 25.7

@@ -154,8 +154,6 @@ def test_rows_that_are_no_numbers_spoil_their_clients_alone(
     devices: int, batched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In training and in evaluations, beside a point of the sweep that would diverge."""
-    some = jax.local_devices()[:devices]
-    monkeypatch.setattr(jax, "local_devices", lambda: some)
     if not batched:
         monkeypatch.setattr(programs, "SMALL_MODEL", 0)
     federation = ragged_quadratics(0, SOME_ROWS)
@@ -167,6 +165,7 @@ def test_rows_that_are_no_numbers_spoil_their_clients_alone(
         solver=Solver([0.1, 1e30], 3, epochs=1),
         faults=Faults(),
         evaluate_every=2,
+        devices=devices,
         **setting,
     )
     oracle = methods.FedDyn(START, 10, 0.7)

@@ -255,10 +255,10 @@ def test_what_parts_share_is_on_a_device_once() -> None:
     few = Rows(windows[:5], LABELS[:5], np.array([0, 1, 2, 3, 5]))
     federation = Federation(rows, few, 3, tuple("abcd"))
     alone = find_homes(OFFSETS, 1)
-    data = resident(lane_mesh(), federation, federation.sample(5), alone)
+    data = resident(lane_mesh(), federation, federation.sample(5), alone, alone)
     assert data.x is not None
     assert data.x.text is data.measured_x.text is data.test_x.text
-    whole = resident(lane_mesh(), federation, federation, alone)
+    whole = resident(lane_mesh(), federation, federation, alone, alone)
     assert whole.x is not None
     assert whole.x.starts is whole.measured_x.starts
     assert whole.y is whole.measured_y

@@ -6,8 +6,8 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "fedprox"
 
 FLOORS = [
-    {"errors", "features", "mapping"},
-    {"streams"},
+    {"errors", "features"},
+    {"streams", "mapping"},
     {"federation"},
     {"model"},
     {"subproblem", "datasets", "models"},

@@ -1,5 +1,6 @@
 """Federations mapped from files: what is written is read, and a bad folder is one clear line."""
 
+import os
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from fedprox import Federation, InputError, Rows, Windows
 from fedprox.datasets import mapped, synthetic, write_mapped
 from fedprox.federation import offsets_of
+from fedprox.mapping import MappedFile, copy_stretches, map_file
 
 Array = NDArray[Any]
 FEW = [([[0.0, 1.0]] * 3, [0, 1, 2]), ([[2.0, 3.0]], [0])]
@@ -182,6 +184,54 @@ def test_clients_that_do_not_fit_leave_nothing(tmp_path: Path, clients: Any, mes
     with pytest.raises(InputError, match=message):
         write_mapped(tmp_path / "new", clients)
     assert not list(tmp_path.iterdir())
+
+
+def test_rows_are_read_by_any_way_that_there_is(folder: Path) -> None:
+    whole = mapped(str(folder)).train.x
+    first, size, place = np.array([3, 0, 1]), np.array([1, 2, 0]), np.array([0, 2, 2])
+    expected = np.array([[2.0, 3.0], [0.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
+    part, plain = whole[:], np.array(whole)
+    assert isinstance(whole, MappedFile)
+    assert isinstance(part, MappedFile)
+    assert (whole.file is not None, part.file) == (True, None)
+    for source in (whole, part, plain):
+        np.testing.assert_array_equal(copy_stretches(source, first, size, place, 5), expected)
+    assert copy_stretches(whole, first[:0], size[:0], place[:0], 0).shape == (0, 2)
+
+
+def test_stretches_are_asked_for_once_before_they_are_read_and_nothing_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = np.arange(900, dtype=np.int16).reshape(300, 3)
+    np.save(tmp_path / "rows.npy", rows)
+    source, log, ask, read = map_file(tmp_path / "rows.npy"), [], os.posix_fadvise, os.preadv
+
+    def asked(file: int, first: int, length: int, advice: int) -> None:
+        log.append(("ask", first, length))
+        ask(file, first, length, advice)
+
+    def got(file: int, buffers: list[Any], first: int) -> int:
+        log.append(("read", first, sum(buffer.nbytes for buffer in buffers)))
+        return read(file, buffers, first)
+
+    monkeypatch.setattr(os, "posix_fadvise", asked)
+    monkeypatch.setattr(os, "preadv", got)
+    first, size = np.arange(0, 300, 2), np.arange(150) % 3
+    copied = copy_stretches(source, first, size, offsets_of(size)[:-1], int(size.sum()))
+    expected = [rows[f : f + n] for f, n in zip(first, size, strict=True)]
+    np.testing.assert_array_equal(copied, np.concatenate(expected))
+    asks, reads = ([each[1:] for each in log if each[0] == what] for what in ("ask", "read"))
+    assert asks == reads
+    assert len(reads) == np.count_nonzero(size)
+    for place in asks:
+        assert log.index(("ask", *place)) < log.index(("read", *place))
+
+
+def test_a_file_that_is_cut_short_meanwhile_is_one_line(folder: Path) -> None:
+    whole = mapped(str(folder)).train.x
+    cut("x", 140)(folder)
+    with pytest.raises(InputError, match=r"x\.npy: shorter than it was"):
+        copy_stretches(whole, np.array([3]), np.array([1]), np.array([0]), 1)
 
 
 def test_what_cannot_be_written_is_said(folder: Path) -> None:

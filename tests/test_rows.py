@@ -119,7 +119,7 @@ def test_rows_in_mapped_files_change_no_bit(
 ) -> None:
     here, there = federation(kind), federation(kind, put=map_)
     alone = find_homes(there.train.offsets, 1)
-    assert where.resident(lane_mesh(), there, there, alone).x is None
+    assert where.resident(lane_mesh(), there, there, alone, alone).x is None
     same_bits(runs(here, method, **options), runs(there, method, **options))
 
 

@@ -46,7 +46,7 @@ from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_clients, write_figure
 from fedprox.report.page import write_report
-from fedprox.report.table import faulty, other_models, table, uneven, unsolved
+from fedprox.report.table import faulty, other_models, sampled, table, uneven, unsolved
 from fedprox.reproduce import ITEMS, select
 from fedprox.reproduce.item import SCALES
 from fedprox.reproduce.run import Step, reproduce
@@ -81,6 +81,7 @@ An experiment file, with every key:
   rounds = 200
   evaluate_every = 1            # rounds between evaluations
   evaluate_rows = 200           # rows of each client that they read at most; all if left out
+  evaluate_clients = 1000       # clients that they read at most, drawn at random; all if left out
   measure_gradients = true      # whether they measure gradient variance, B(w) and gamma
   evaluate_model = "server"     # the model sent out; or "cohort", the mean of the round's
                                 # clients, or "clients", that of every client's last model
@@ -163,6 +164,8 @@ Bad input is named in one line, with exit status 2.
 
 
 DIAGNOSE_HELP = """Say how heterogeneous the clients of an experiment are, and which mu to try.
+
+With evaluate_clients it is a diagnosis of as many clients, drawn at random.
 
 It measures the clients' sizes, label skew, gradients and curvature, says which mu the theory asks
 for, and finds one for practice by a short sweep over {0, 0.001, 0.01, 0.1, 1} with the experiment's
@@ -269,14 +272,16 @@ def run(
         with stopping_on_signals(checkpoints), _progress(console) as progress:
             runs = go(directory.record, _Bars(progress))
         if jax.process_count() == 1:  # others have the rows of their clients
-            write_clients(directory.path, resolved.federation, resolved.model, runs)
+            most = experiment.evaluate_clients
+            write_clients(directory.path, resolved.federation, resolved.model, runs, most)
         directory.finish(runs, experiment.target)
         everyone(0)
         checkpoints.remove()
         write_report([directory.path], directory.path / "report.html")
     console.print(table(runs, experiment.target))
-    for line in (*other_models(runs), *uneven(runs), *unsolved(runs), *faulty(runs)):
-        console.print(line)
+    for lines in (other_models, sampled, uneven, unsolved, faulty):
+        for line in lines(runs):
+            console.print(line)
     if checkpoints.made:
         console.print(str(checkpoints))
     console.print(f"\n{directory.path}: metrics, summary, models, figure, report.html")
@@ -339,11 +344,14 @@ def diagnose(
     console, experiment, resolved = _prepare(file, settings, data_dir)
     seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
     require(seeds, "seed: none given; at least one is needed")
+    federation = resolved.federation
+    if experiment.evaluate_clients is not None:
+        federation = federation.sample_clients(experiment.evaluate_clients)
     folder = out or Path("runs") / f"{file.stem}-diagnosis"
     with RunDirectory(folder, resolved.table) as directory:
         with _progress(console) as progress:
             found = find_out(
-                resolved.federation,
+                federation,
                 resolved.model,
                 solver=resolved.solver,
                 cohort=resolved.cohort,

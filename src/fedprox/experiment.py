@@ -88,6 +88,7 @@ class Experiment(_Section):
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations.
         evaluate_rows: Training rows, and test rows, of each client that they read at most.
+        evaluate_clients: Clients that they read at most, drawn at random, see `fedprox.compare`.
         evaluate_model: Which model they measure, see `fedprox.compare`.
         measure_gradients: Whether they measure gradient variance, B(w) and gamma.
         client_state: Where what clients keep lies, likewise.
@@ -112,6 +113,7 @@ class Experiment(_Section):
     rounds: int
     evaluate_every: int = 1
     evaluate_rows: int | None = None
+    evaluate_clients: int | None = None
     evaluate_model: Evaluated = "server"
     measure_gradients: bool = True
     client_state: ClientState = "auto"
@@ -214,6 +216,8 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     ]
     make_model, model_table = _named(experiment.model, MODELS, "model")
     federation, data_table = load_data(experiment.data, data_dir)
+    if experiment.evaluate_clients is not None:
+        require_whole("evaluate_clients", experiment.evaluate_clients)
     if experiment.client_rows is not None:
         require_whole("client_rows", experiment.client_rows)
         federation = federation.sample(experiment.client_rows)
@@ -255,6 +259,7 @@ def train(
         rounds=experiment.rounds,
         evaluate_every=experiment.evaluate_every,
         evaluate_rows=experiment.evaluate_rows,
+        evaluate_clients=experiment.evaluate_clients,
         evaluate_model=experiment.evaluate_model,
         measure_gradients=experiment.measure_gradients,
         client_state=experiment.client_state,

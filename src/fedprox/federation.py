@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedprox.errors import InputError, require, require_whole
-from fedprox.features import Features
+from fedprox.features import Features, index_of, with_index
+from fedprox.mapping import copy_stretches, let_go
 from fedprox.streams import Purpose, generator
 
 Array = NDArray[Any]
@@ -95,7 +96,20 @@ class Rows:
             for k, (first, last) in enumerate(zip(self.offsets, self.offsets[1:], strict=False))
         ]
         rows = np.concatenate(chosen)
-        return Rows(self.x[rows], self.y[rows], offsets_of(map(len, chosen)))
+        sampled = Rows(self.x[rows], self.y[rows], offsets_of(map(len, chosen)))
+        for array in (index_of(self.x), self.y):
+            let_go(array)
+        return sampled
+
+    def of_clients(self, clients: NDArray[np.int64]) -> "Rows":
+        """The rows of some clients, copied, in their order."""
+        first, sizes = self.offsets[clients], self.offsets[clients + 1] - self.offsets[clients]
+        offsets = offsets_of(sizes)
+        index, y = (
+            copy_stretches(array, first, sizes, offsets[:-1], int(offsets[-1]))
+            for array in (index_of(self.x), self.y)
+        )
+        return Rows(with_index(self.x, index), y, offsets)
 
 
 class Names(Sequence[str]):
@@ -176,6 +190,28 @@ class Federation:
         require_whole("rows", rows)
         train = self.train.sample(rows, seed=seed)
         return replace(self, train=train, test=self.test.sample(rows, seed=seed, salt=1))
+
+    def sample_clients(self, clients: int, *, seed: int = 0) -> "Federation":
+        """At most `clients` of the clients, chosen uniformly at random and kept in order.
+
+        Raises:
+            InputError: `clients` is not a whole number of at least 1.
+
+        >>> many = Federation.from_arrays([([[float(k)]], [0]) for k in range(1000)])
+        >>> few = many.sample_clients(10)
+        >>> len(few), list(few.names) == [f"{x:.0f}" for x in few.train.x[:, 0]]
+        (10, True)
+        """
+        require_whole("clients", clients)
+        if clients >= len(self):
+            return self
+        chosen = np.sort(generator(seed, Purpose.EVALUATED).choice(len(self), clients, False))
+        return replace(
+            self,
+            train=self.train.of_clients(chosen),
+            test=self.test.of_clients(chosen),
+            names=tuple(self.names[k] for k in chosen.tolist()),
+        )
 
     @classmethod
     def from_arrays(

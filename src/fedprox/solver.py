@@ -22,11 +22,10 @@ gradient. With mini-batches it is computed before every epoch, one more pass ove
 """
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +38,9 @@ from fedprox.model import Params
 
 Numbers = float | Sequence[float]
 """A number, or several to sweep over."""
+
+Count = TypeVar("Count", int, NDArray[np.int64])
+"""A number of rows or steps, or those of several clients."""
 
 
 @dataclass(frozen=True)
@@ -168,14 +170,15 @@ class Solver:
         """Examples in a full batch of a client with `size` examples."""
         return size if self.batch_size == "all" else min(self.batch_size, size)
 
-    def steps_per_epoch(self, size: int) -> int:
+    def steps_per_epoch(self, size: Count) -> Count:
         """Mini-batches in one pass over `size` examples."""
-        return math.ceil(size / self.batch_of(size))
+        batch = size if self.batch_size == "all" else self.batch_size
+        return -(-size // batch)
 
-    def steps_for(self, size: int) -> int:
+    def steps_for(self, size: Count) -> Count:
         """Mini-batches of a round's whole work on `size` examples."""
         if self.steps is not None:
-            return self.steps
+            return 0 * size + self.steps
         assert self.epochs is not None  # one of the two is set
         return self.epochs * self.steps_per_epoch(size)
 

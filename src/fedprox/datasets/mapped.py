@@ -22,11 +22,11 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import ArrayLike, NDArray
 
-from fedprox.datasets.npy import map_file, require_words
+from fedprox.datasets.npy import require_words
 from fedprox.datasets.sources import places
-from fedprox.errors import InputError, reason, require, require_whole
+from fedprox.errors import InputError, require, require_whole
 from fedprox.federation import Client, Federation, Names, Rows
-from fedprox.mapping import let_go
+from fedprox.mapping import let_go, map_file
 
 Array = NDArray[Any]
 
@@ -104,7 +104,7 @@ def _rows(folder: Path, prefix: str, like: Rows | None = None) -> Rows:
 
 def _open(path: Path, kinds: str, *, most: int = 4) -> Array:
     """A mapped array of some kinds of numbers of at most so many bytes each."""
-    found = _map(path)
+    found = map_file(path)
     kind, allowed = found.dtype, {"b": "booleans", "i": "whole", "u": "", "f": "floating-point"}
     what = " or ".join(allowed[k] for k in kinds if allowed[k])
     require(
@@ -116,19 +116,11 @@ def _open(path: Path, kinds: str, *, most: int = 4) -> Array:
     return found
 
 
-def _map(path: Path) -> Array:
-    require(path.is_file(), f"{path}: missing")
-    try:
-        return map_file(path)
-    except Exception as error:  # whatever is wrong with its header or its length
-        raise InputError(f"{path}: not an array that can be mapped: {reason(error)}") from None
-
-
 def _names(folder: Path, clients: int) -> Names:
     path = folder / "names.npy"
     if not path.exists():
         return Names(range(clients))
-    names = _map(path)
+    names = map_file(path)
     require(
         names.dtype.kind == "U" and names.shape == (clients,),
         f"{path}: {names.dtype} of shape {names.shape}; it must be a string for each of the "
@@ -246,11 +238,11 @@ def _write(
                 _begin(files, like, 0)
             if len(x):
                 for given, first, file in zip((x, y), like, files, strict=True):
-                    require(
-                        given.shape[1:] == first.shape[1:] and given.dtype == first.dtype,
-                        f"{where}: rows of {given.dtype} {given.shape[1:]}; the first client's "
-                        f"are of {first.dtype} {first.shape[1:]}",
-                    )
+                    if given.shape[1:] != first.shape[1:] or given.dtype != first.dtype:
+                        raise InputError(
+                            f"{where}: rows of {given.dtype} {given.shape[1:]}; the first client's "
+                            f"are of {first.dtype} {first.shape[1:]}"
+                        )
                     file.write(np.ascontiguousarray(given).data)
             offsets.append(offsets[-1] + len(x))
         if like is not None:
@@ -265,10 +257,10 @@ def _narrow(part: ArrayLike, where: str) -> Array:
         given = np.asarray(part)
     except ValueError:
         raise InputError(f"{where}: ragged rows; all must be alike") from None
-    require(
-        given.ndim and given.dtype.kind in "biuf",
-        f"{where}: {given.dtype} of shape {given.shape}; rows of numbers are needed",
-    )
+    if not given.ndim or given.dtype.kind not in "biuf":
+        raise InputError(
+            f"{where}: {given.dtype} of shape {given.shape}; rows of numbers are needed"
+        )
     if given.dtype.itemsize <= 4:
         return given
     narrow = given.astype(np.float32 if given.dtype.kind == "f" else np.int32)

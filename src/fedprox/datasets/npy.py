@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.lib.format import open_memmap, read_array_header_1_0, read_magic
+from numpy.lib.format import read_array_header_1_0
 from numpy.typing import NDArray
 
 from fedprox.datasets.sources import most, reading, take
 from fedprox.errors import InputError, reason, require
+from fedprox.mapping import require_short_header
 
 
 def npz(path: Path, *names: str) -> list[NDArray[np.generic]]:
@@ -30,7 +31,7 @@ def npz(path: Path, *names: str) -> list[NDArray[np.generic]]:
 
 def _npy(file: IO[bytes], where: str, largest: int) -> NDArray[np.generic]:
     try:
-        _require_short_header(file)
+        require_short_header(file)
         shape, columns_first, kind = read_array_header_1_0(file)
     except InputError:
         raise
@@ -51,25 +52,6 @@ def _npy(file: IO[bytes], where: str, largest: int) -> NDArray[np.generic]:
         raise InputError(f"{where}: not a whole npy file: {reason(error)}") from None
     require_words(found, where)
     return found
-
-
-def map_file(path: Path) -> NDArray[Any]:
-    """An npy file, mapped to be read.
-
-    Raises:
-        ValueError: It is none, or damaged; numpy may raise any other error then.
-    """
-    with path.open("rb") as file:
-        _require_short_header(file)
-    found: NDArray[Any] = open_memmap(path, mode="r")
-    return found
-
-
-def _require_short_header(file: IO[bytes]) -> None:
-    # of version 1 it has 64 KB at most, of later ones 4 GB, for which numpy makes room at once
-    major, minor = read_magic(file)
-    if major != 1:
-        raise ValueError(f"a header of version {major}.{minor}; it must be 1.0")
 
 
 def require_words(array: NDArray[Any], where: str) -> None:

@@ -54,11 +54,13 @@ class RunClients(_File):
         label: The run's label.
         seed: The run's seed.
         test_accuracy: One number for each client, None for those without test rows.
+        clients: Their names, where evaluations read a sample of the clients.
     """
 
     label: str
     seed: int
     test_accuracy: list[float | None]
+    clients: list[str] | None = None
 
 
 class Fact(_File):
@@ -170,7 +172,9 @@ def read_record(line: bytes) -> Record:
     hints = get_type_hints(Record)
     known = {key: value for key, value in table.items() if key in hints}
     known |= {
-        key: math.nan for key, value in known.items() if value is None and hints[key] is float
+        key: math.nan
+        for key, value in known.items()
+        if value is None and hints[key] in (float, float | None)
     }
     numbers = {k: v for k, v in table.items() if k not in hints and v is not None}
     try:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 CHECKPOINTS = "checkpoint"
 """The folder for checkpoints in a run directory."""
 
+ERRORS = ("train_loss_se", "test_accuracy_se")
+"""What only records of evaluations on a sample of clients have."""
+
 PACKAGES = ("fedprox", "flax", "jax", "jaxlib", "numpy", "optax")
 
 
@@ -177,12 +180,31 @@ def write_figure(folder: Path, drawn: "Figure", name: str = "figure") -> None:
         write_whole(folder / f"{name}.{kind}", picture.getvalue())
 
 
-def write_clients(path: Path, federation: Federation, model: Model, runs: Sequence[Run]) -> None:
-    """Write `clients.json`: test accuracy of each run's final model on every client."""
+def write_clients(
+    path: Path,
+    federation: Federation,
+    model: Model,
+    runs: Sequence[Run],
+    most: int | None = None,
+) -> None:
+    """Write `clients.json`: test accuracy of each run's final model on every client.
+
+    Args:
+        path: The run directory.
+        federation: The clients and their data.
+        model: The model.
+        runs: The runs.
+        most: Clients that evaluations read at most, who are then named; None for all.
+    """
+    named: dict[str, Any] = {}
+    if most is not None:
+        federation = federation.sample_clients(most)
+        named = {"clients": list(federation.names)}
     table = [
         {
             "label": run.label,
             "seed": run.seed,
+            **named,
             "test_accuracy": [
                 _json_number(value)
                 for value in client_accuracy(federation, model, run.params).tolist()
@@ -196,6 +218,8 @@ def write_clients(path: Path, federation: Federation, model: Model, runs: Sequen
 def metrics_line(record: Record) -> dict[str, Any]:
     """A record as a JSON object; numbers that are not finite become null.
 
+    Standard errors are there where evaluations read a sample of clients.
+
     >>> known = ("fedprox mu=1", "fedprox", {"mu": 1.0}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0)
     >>> line = metrics_line(Record(*known, math.nan, math.nan, 0, 0, 10, 9, 0, 70, 350, 5))
     >>> line["mu"], line["gamma_mean"]
@@ -205,8 +229,8 @@ def metrics_line(record: Record) -> dict[str, Any]:
     numbers = line.pop("numbers")
     named = {"label": line.pop("label"), "method": line.pop("method")}
     line = {**named, "mu": None, **numbers, **line}
-    for key in ("faulty", "faulty_clients", "unmeasured"):
-        if line[key] is None:  # nothing was screened
+    for key in ("faulty", "faulty_clients", "unmeasured", *ERRORS):
+        if line[key] is None:  # nothing was screened, or no sample taken
             del line[key]
     return {key: _json_number(value) for key, value in line.items()}
 
@@ -231,7 +255,9 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
                 "dissimilarity",
                 "gamma_mean",
                 "gamma_max",
+                *ERRORS,
             )
+            if key in final
         },
         "best_test_accuracy": run.best_accuracy,
         "best_train_loss": min((r.train_loss for r in run.history), default=math.nan),

@@ -23,7 +23,16 @@ from fedprox.report.charts import (
     styles,
 )
 from fedprox.report.directory import write_whole
-from fedprox.report.table import by_label, faulty, other_models, spread, table, uneven, unsolved
+from fedprox.report.table import (
+    by_label,
+    faulty,
+    other_models,
+    sampled,
+    spread,
+    table,
+    uneven,
+    unsolved,
+)
 from fedprox.simulation.history import Run
 
 WORST = 0.1
@@ -252,6 +261,7 @@ def _results(archive: Archive) -> Table:
     seeds = len({run.seed for run in archive.runs})
     over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
     lines = ["Models sent are relative to one round of FedAvg", *other_models(archive.runs)]
+    lines += sampled(archive.runs)
     caption = f"Results{over}. {'; '.join(lines)}."
     return Table(caption, [str(c.header) for c in columns], rows)
 
@@ -347,7 +357,11 @@ def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
         for label in found
     ]
     caption = "Test accuracy by client, every client counting alike"
-    note = f"{without:,} clients have no test rows and are left out." if without else ""
+    notes = [
+        "These are the clients that evaluations read." if archive.clients[0].clients else "",
+        f"{without:,} clients have no test rows and are left out." if without else "",
+    ]
+    note = " ".join(filter(None, notes))
     keys = {label: looks[label] for label in found}
     figures = Table(caption, ["method", *SPREAD], rows)
     return [Group("Who is left behind", keys, [drawn], [figures], note)]

@@ -33,6 +33,8 @@ def common_target(runs: Sequence[Run]) -> Target | None:
 def table(runs: Sequence[Run], target: Target | None = None) -> Table:
     """One row for each method and its numbers: mean over seeds, +- their standard deviation.
 
+    Of a single seed, +- is the standard error where evaluations read a sample of clients.
+
     Models sent until the target are relative to one round of FedAvg. Where a seed has not reached
     it, rounds and models are those of all its rounds, with a "+".
 
@@ -74,6 +76,27 @@ def held(group: Sequence[Run]) -> tuple[Run, list[list[Record]]]:
     longest = max(group, key=lambda run: len(run.history))
     length = len(longest.history)
     return longest, [run.history + [run.final] * (length - len(run.history)) for run in group]
+
+
+def sampled(runs: Sequence[Run]) -> list[str]:
+    """A line that says how far estimates from a sample of clients may be off."""
+    finals = [run.final for run in runs if run.diverged_at is None]
+    errors = [[r.train_loss_se for r in finals], [r.test_accuracy_se for r in finals]]
+    loss, accuracy = (
+        max((e for e in each if e is not None and math.isfinite(e)), default=math.nan)
+        for each in errors
+    )
+    if math.isnan(loss):
+        return []
+    of = f"{loss:.2g} of training loss"
+    if math.isfinite(accuracy):
+        of += f" and {100 * accuracy:.2g} % of test accuracy"
+    single = all(len(group) == 1 for group in by_label(runs).values())
+    shown = ", shown after ±," if single else ""
+    return [
+        f"train loss and test accuracy are estimates from a sample of clients: standard errors"
+        f"{shown} of at most {of}; the sample is the same for all, so methods differ by less"
+    ]
 
 
 def uneven(runs: Sequence[Run]) -> list[str]:
@@ -129,22 +152,40 @@ def _row(group: Sequence[Run], target: Target | None) -> list[str]:
     if diverged:
         at = ", ".join(str(run.diverged_at) for run in diverged)
         who = "" if len(group) == 1 else f" ({len(diverged)} of {len(group)} seeds)"
-        return [f"diverged at round {at}{who}", "", _percent(group, "best"), "", "", seconds]
+        return [f"diverged at round {at}{who}", "", _best(group), "", "", seconds]
     small = all(run.final.train_loss < 1e4 for run in group)
+    finals = [run.final for run in group]
     return [
-        spread([run.final.train_loss for run in group], "{:.4f}" if small else "{:.2e}"),
-        _percent(group, "final"),
-        _percent(group, "best"),
+        _estimate(
+            [r.train_loss for r in finals],
+            [r.train_loss_se for r in finals],
+            "{:.4f}" if small else "{:.2e}",
+        ),
+        _estimate(
+            [100 * r.test_accuracy for r in finals],
+            [None if r.test_accuracy_se is None else 100 * r.test_accuracy_se for r in finals],
+            "{:.2f}",
+            " %",
+        ),
+        _best(group),
         *_cost(group, target),
         seconds,
     ]
 
 
-def _percent(group: Sequence[Run], which: str) -> str:
-    values = [
-        100 * (run.best_accuracy if which == "best" else run.final.test_accuracy) for run in group
-    ]
-    return spread(values, "{:.2f}", " %")
+def _best(group: Sequence[Run]) -> str:
+    return spread([100 * run.best_accuracy for run in group], "{:.2f}", " %")
+
+
+def _estimate(
+    values: Sequence[float], errors: Sequence[float | None], form: str, unit: str = ""
+) -> str:
+    """As `spread`, and of a single value +- its standard error if it has one."""
+    text = spread(values, form)
+    error = errors[0] if len(errors) == 1 else None
+    if text != "-" and error is not None and math.isfinite(error):
+        text += " ± " + form.format(error)
+    return text if text == "-" else text + unit
 
 
 def _cost(group: Sequence[Run], target: Target | None) -> list[str]:

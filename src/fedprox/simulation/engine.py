@@ -91,8 +91,8 @@ def rounds_program(
     reading_lanes: int,
     width: int,
     batched: bool,
-    rows: Sequence[Any],
     faults: Faults | None,
+    rows: Sequence[Any],
 ) -> Wrapped:
     """Compile-once program for up to `shape.rounds` rounds.
 
@@ -109,8 +109,8 @@ def rounds_program(
         width: Rows of a slice when reading whole clients.
         batched: Whether a tick is one of all sweep points at once, or else the points do their
             rounds one after another.
-        rows: How x and y are spread over the devices.
         faults: What is done about faulty updates; None for no screening.
+        rows: How x and y are spread over the devices.
 
     Returns:
         (state, numbers, x, y, plan, exchange, kept, rounds) -> After: states and numbers have a

@@ -4,7 +4,7 @@ Both are lane programs like a round: a job is a client, a tick reads a slice of 
 their gradients, and where the job ends the client's gradient is complete.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +33,18 @@ from fedprox.simulation.worker import of_the_round
 from fedprox.subproblem import inexactness
 
 
+class ByClient(NamedTuple):
+    """What an evaluation finds of each client that it reads, each of shape (clients, points).
+
+    Attributes:
+        loss: F_k(w); NaN for a client that is left out.
+        correct: How many of its test labels are met, int32.
+    """
+
+    loss: jax.Array
+    correct: jax.Array
+
+
 class Measures(NamedTuple):
     """What an evaluation finds, each of shape (points,).
 
@@ -43,6 +55,7 @@ class Measures(NamedTuple):
         dissimilarity: B(w); likewise.
         unmeasured: Clients that the other measures but test_correct leave out, int32; None where
             none is.
+        by_client: The same client by client; None where nobody asks.
     """
 
     train_loss: jax.Array
@@ -50,6 +63,7 @@ class Measures(NamedTuple):
     gradient_variance: jax.Array
     dissimilarity: jax.Array
     unmeasured: jax.Array | None
+    by_client: ByClient | None
 
 
 def evaluation_program(
@@ -58,12 +72,13 @@ def evaluation_program(
     *,
     gradients: bool,
     screened: bool,
+    by_client: bool,
     lanes: int,
     width: int,
     test_width: int,
     rows: Sequence[Any],
 ) -> Wrapped:
-    """Compile-once program that measures models on all clients.
+    """Compile-once program that measures models on all clients, or on a sample of them.
 
     Args:
         model: The model.
@@ -71,6 +86,8 @@ def evaluation_program(
         gradients: Whether to measure gradients too.
         screened: Whether clients whose own loss or gradient is not finite are left out: what is
             measured is then of the others, and NaN where there are none.
+        by_client: Whether to say what is found client by client too. The jobs of the test reading
+            are then the clients.
         lanes: Lanes per device.
         width: Rows of a slice of training rows.
         test_width: Rows of a slice of test rows.
@@ -79,7 +96,7 @@ def evaluation_program(
     Returns:
         (params, x, y, test x, test y, reading, sizes, shares, test reading) -> Measures, where
         params have a leading axis of sweep points, sizes (clients,) are the rows read of each
-        client, and shares (clients,) the p_k.
+        client, and shares (clients,) the p_k: of a sample of clients, n_k by the sample's rows.
     """
     read_train, read_test = reader(lanes, width), reader(lanes, test_width)
 
@@ -115,6 +132,7 @@ def evaluation_program(
             lambda a: jnp.zeros((lanes, *a.shape), a.dtype),
             (jnp.zeros(points), params if gradients else None),
         )
+        clients = len(sizes)
         scatter = jax.tree.map(
             lambda a: jnp.broadcast_to(a, (lanes, *a.shape)),
             jax.vmap(nothing)(params) if gradients else None,
@@ -126,9 +144,10 @@ def evaluation_program(
             return jax.tree.map(jnp.add, current, found), *rest
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
-            current, loss, scatter, counts = carry
+            current, loss, scatter, counts, losses = carry
             ended, share = slot >= 0, shares[slot]
             mean_loss, gradient = per_lane(current, sizes[slot])
+            own_loss = mean_loss
             if screened:
                 found = mean_loss, gradient
                 good = jax.vmap(jax.vmap(sound))(found)
@@ -136,6 +155,8 @@ def evaluation_program(
                 mean_loss, gradient = scaled(good, found)
                 new = jnp.stack([share, 1 - good], axis=-1)
                 counts = counts + choose(ended, new, jnp.zeros_like(new))
+                own_loss = jnp.where(good > 0, mean_loss, jnp.nan)
+            losses = _noted(losses, slot, own_loss)
             if gradients:
                 included = include_all(scatter, gradient, share)
                 scatter = where_lanes(ended, included, scatter)
@@ -145,19 +166,21 @@ def evaluation_program(
                 loss + choose(ended, share, jnp.zeros_like(share)).reshape(lanes, -1) * mean_loss,
                 scatter,
                 counts,
+                losses,
             )
 
         counts = jnp.zeros((*zero[0].shape, 2)) if screened else None
-        carry = (zero, zero[0], scatter, counts)
-        _, loss, scatter, counts = run_segments(reading.ends, tick, end_jobs, carry)
+        losses = jnp.zeros((clients, points)) if by_client else None
+        carry = (zero, zero[0], scatter, counts, losses)
+        _, loss, scatter, counts, losses = run_segments(reading.ends, tick, end_jobs, carry)
 
         def test_tick(i: jax.Array, correct: jax.Array) -> jax.Array:
             return correct + right_all(params, *read_test(test_x, test_y, test_reading, i))
 
-        correct = jnp.zeros(zero[0].shape, jnp.int32)
+        correct = jnp.zeros((clients if by_client else lanes, points), jnp.int32)
         if len(test_x) and model.correct is not None:
-            ticks = jnp.max(test_reading.ends.stop)
-            correct = jax.lax.fori_loop(0, ticks, test_tick, correct)
+            count = _by_job if by_client else _by_lane
+            correct = count(test_tick, test_reading, correct, lanes)
         unmeasured = weight = None
         if counts is not None:
             weight, left = jnp.moveaxis(total(counts.sum(axis=0)), -1, 0)
@@ -178,10 +201,41 @@ def evaluation_program(
             gradient_variance=variance,
             dissimilarity=between,
             unmeasured=unmeasured,
+            by_client=None if losses is None else ByClient(total(losses), total(correct)),
         )
 
     specs = (REPLICATED, *rows, PER_DEVICE, REPLICATED, REPLICATED, PER_DEVICE)
     return spread(mesh, program, specs)
+
+
+def _noted(found: jax.Array | None, slot: jax.Array, values: jax.Array) -> jax.Array | None:
+    """Values (lanes, points) noted for the jobs that end, if anything is."""
+    if found is None:
+        return None
+    return found.at[jnp.where(slot >= 0, slot, len(found))].set(values, mode="drop")
+
+
+Tick = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def _by_lane(tick: Tick, reading: Reading, counts: jax.Array, lanes: int) -> jax.Array:
+    """Counts (lanes, points) over all ticks, whichever job they belong to."""
+    del lanes
+    return jax.lax.fori_loop(0, jnp.max(reading.ends.stop), tick, counts)
+
+
+def _by_job(tick: Tick, reading: Reading, counts: jax.Array, lanes: int) -> jax.Array:
+    """Counts (jobs, points) of each job."""
+    nothing = jnp.zeros((lanes, counts.shape[1]), counts.dtype)
+
+    def tick_on(i: jax.Array, carry: Any) -> Any:
+        return tick(i, carry[0]), carry[1]
+
+    def end(slot: jax.Array, carry: Any) -> Any:
+        current, counts = carry
+        return where_lanes(slot >= 0, nothing, current), _noted(counts, slot, current)
+
+    return run_segments(reading.ends, tick_on, end, (nothing, counts))[1]
 
 
 def _merge(parts: Scatter) -> Scatter:

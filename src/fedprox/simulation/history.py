@@ -40,6 +40,9 @@ class Record(NamedTuple):
         faulty_clients: Names of the clients that sent them, in the federation's order; likewise.
         unmeasured: Clients whose own loss or gradient was not finite, whom training loss, gradient
             variance and B(w) leave out; likewise.
+        train_loss_se: Standard error of `train_loss` as an estimate from a sample of clients; None
+            where evaluations read all.
+        test_accuracy_se: That of `test_accuracy`.
     """
 
     label: str
@@ -65,6 +68,8 @@ class Record(NamedTuple):
     faulty: int | None = None
     faulty_clients: list[str] | None = None
     unmeasured: int | None = None
+    train_loss_se: float | None = None
+    test_accuracy_se: float | None = None
 
 
 class Progress(NamedTuple):

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from fedprox.algorithms.base import Algorithm, Kept, State
-from fedprox.federation import Federation
+from fedprox.federation import Federation, Rows
 from fedprox.model import Model, Params
 from fedprox.simulation.engine import After, rounds_program
 from fedprox.simulation.evaluate import Measures, evaluation_program, inexactness_program
@@ -122,7 +122,7 @@ def lay_out(
     largest = max((int(j.size.max(initial=1)) for j in jobs), default=1)
     tick = tick_width(solver, largest)
     lengths = [job_ticks(solver, j, tick) for j in jobs]
-    cost = lane_cost(parameters * points)
+    cost = lane_cost(parameters * points, accelerator=jax.default_backend() != "cpu")
     typical = lengths[:: math.ceil(len(lengths) / TYPICAL_ROUNDS)]
     lanes = choose_lanes(typical, devices, cost.step, cost.most)
     packings = [
@@ -184,8 +184,8 @@ class LaneCost(NamedTuple):
     most: int
 
 
-def lane_cost(parameters: int) -> LaneCost:
-    """The cost of ticks on the backend in use.
+def lane_cost(parameters: int, *, accelerator: bool) -> LaneCost:
+    """The cost of ticks on an accelerator or on a CPU.
 
     On a CPU, measured with logistic regression, four tenths of a small model's step are overhead;
     batched products of larger models are slower than one lane after another. An accelerator runs
@@ -193,8 +193,9 @@ def lane_cost(parameters: int) -> LaneCost:
 
     Args:
         parameters: Parameters of one lane, all points of the sweep together.
+        accelerator: Whether it is one.
     """
-    if jax.default_backend() != "cpu":
+    if accelerator:
         fitting = LANE_BYTES // (12 * parameters)
         return LaneCost(step=64.0, reading=64.0, most=max(1, min(1024, fitting)))
     small = parameters <= SMALL_MODEL
@@ -250,6 +251,7 @@ def compile_programs(
     *,
     gradients: bool,
     faults: Faults | None,
+    by_client: bool,
 ) -> Programs:
     """Compile a method's programs, side by side, for exactly the shapes they will see.
 
@@ -257,39 +259,47 @@ def compile_programs(
         model: The model.
         algorithm: The method.
         solver: The local solver, already the algorithm's own.
-        federation: The clients and their data.
-        measured: The clients with the rows that evaluations read.
+        federation: The clients that evaluations read, with all their rows.
+        measured: The same with the rows that they read.
         data: What evaluations read.
         held: The training rows of a call, or their shapes.
         state: The server's state.
         numbers: The numbers of all points.
         kept: What a cohort's clients keep.
         layout: The shapes of the method's programs.
-        homes: Which process is home to which clients.
+        homes: Which process reads which of these clients.
         mesh: The devices.
         gradients: Whether to measure gradients.
         faults: What is done about faulty updates; None for no screening.
+        by_client: Whether evaluations say what they find client by client too.
     """
     begin = time.perf_counter()
     shape = layout.rounds
     train, test = measured.train, measured.test
     home = homes.of(np.arange(len(measured)))
-    base = homes.first_rows(train.offsets)[home]
-    reading = plan_reading(
-        train.offsets[:-1] - base,
-        train.offsets[1:] - base,
-        width=layout.width,
-        devices=shape.devices,
-        lanes=layout.lanes,
-        home=home,
-        homes=homes.processes,
-    )
-    test_reading = read_everything(
-        homes.first_rows(test.offsets),
-        width=layout.test_width,
-        devices=shape.devices,
-        lanes=layout.lanes,
-    )
+
+    def client_by_client(rows: Rows, width: int) -> Reading:
+        base = homes.first_rows(rows.offsets)[home]
+        return plan_reading(
+            rows.offsets[:-1] - base,
+            rows.offsets[1:] - base,
+            width=width,
+            devices=shape.devices,
+            lanes=layout.lanes,
+            home=home,
+            homes=homes.processes,
+        )
+
+    reading = client_by_client(train, layout.width)
+    if by_client:
+        test_reading = client_by_client(test, layout.test_width)
+    else:
+        test_reading = read_everything(
+            homes.first_rows(test.offsets),
+            width=layout.test_width,
+            devices=shape.devices,
+            lanes=layout.lanes,
+        )
     reading, test_reading = shard(mesh, (reading, test_reading))
     sizes, shares = replicate(
         mesh, (train.sizes.astype(np.float32), federation.shares.astype(np.float32))
@@ -307,8 +317,8 @@ def compile_programs(
         reading_lanes=layout.lanes,
         width=layout.width,
         batched=layout.batched,
-        rows=tuple(rows_spec(a, homes) for a in held),
         faults=faults,
+        rows=tuple(rows_spec(a, homes) for a in held),
     ).trace(state, numbers, *held, plan, exchanges([], layout), kept, np.int32(0))
     # measurements are made in full precision, also where an accelerator trains in less
     with jax.default_matmul_precision("highest"):
@@ -317,6 +327,7 @@ def compile_programs(
             mesh,
             gradients=gradients,
             screened=faults is not None,
+            by_client=by_client,
             lanes=layout.lanes,
             width=layout.width,
             test_width=layout.test_width,

@@ -61,6 +61,7 @@ class Protocol:
             evaluated.
         evaluate_rows: Training rows, and test rows, of each client that evaluations read at most;
             None for all.
+        evaluate_clients: Clients that evaluations read at most; None for all.
         evaluate_model: Which model they measure, see `fedprox.algorithms.reporting`.
         measure_gradients: Whether evaluations measure gradient variance, B(w) and gamma.
         client_state: Where what clients keep lies.
@@ -81,6 +82,7 @@ class Protocol:
     rounds: int
     evaluate_every: int
     evaluate_rows: int | None
+    evaluate_clients: int | None
     evaluate_model: Evaluated
     measure_gradients: bool
     client_state: ClientState
@@ -93,6 +95,8 @@ class Protocol:
         require_whole("evaluate_every", self.evaluate_every)
         if self.evaluate_rows is not None:
             require_whole("evaluate_rows", self.evaluate_rows)
+        if self.evaluate_clients is not None:
+            require_whole("evaluate_clients", self.evaluate_clients)
         require_one_of("evaluate_model", self.evaluate_model, get_args(Evaluated))
         require_one_of("client_state", self.client_state, get_args(ClientState))
         require(len(self.seeds) > 0, "seed: none given; at least one is needed")
@@ -124,11 +128,25 @@ class Protocol:
         return homes_of_processes(self.federation.train.offsets)
 
     @cached_property
-    def measured(self) -> Federation:
-        """The clients with the rows that evaluations read: the same for every method and seed."""
-        if self.evaluate_rows is None:
+    def sampled(self) -> Federation:
+        """The clients that evaluations read: the same for every method and seed."""
+        if self.evaluate_clients is None:
             return self.federation
-        return self.federation.sample(self.evaluate_rows)
+        return self.federation.sample_clients(self.evaluate_clients)
+
+    @cached_property
+    def measured(self) -> Federation:
+        """The same with the rows that evaluations read."""
+        if self.evaluate_rows is None:
+            return self.sampled
+        return self.sampled.sample(self.evaluate_rows)
+
+    @cached_property
+    def measured_homes(self) -> Homes:
+        """Which process reads which of them: where all are read, their homes."""
+        if self.sampled is self.federation:
+            return self.homes
+        return homes_of_processes(self.sampled.train.offsets)
 
     def reported(self, algorithm: Algorithm) -> Algorithm:
         """The method with the model that is to be evaluated; central training has only one."""

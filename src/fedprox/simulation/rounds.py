@@ -23,6 +23,7 @@ from fedprox.simulation.protocol import Protocol, RoundWork
 from fedprox.simulation.rows import Held, TrainingRows
 from fedprox.simulation.schedule import Plan, no_jobs, plan_rounds
 from fedprox.simulation.settle import (
+    Counts,
     Ends,
     Evaluation,
     Faulty,
@@ -147,7 +148,9 @@ def plan_ahead(
     def make(chunk: Chunk) -> Call:
         held, there = rows.of(work[chunk.first : chunk.last])
         rounds = [(t, w.jobs) for t, w in enumerate(there, start=chunk.first)]
-        plan = plan_rounds(layout.rounds, solver, seed, rounds, augmented=augmented)
+        plan = plan_rounds(
+            layout.rounds, solver, seed, rounds, augmented=augmented, here=protocol.homes.here
+        )
         return Call(there, held, plan, exchanges(there, layout))
 
     under_way = deque((c, pool.submit(make, c)) for c in itertools.islice(waiting, PLANS_AHEAD))
@@ -195,7 +198,7 @@ def run_rounds(
     algorithm, layout, programs = ready.algorithm, ready.layout, ready.programs
     behind = RECORDS_BEHIND if protocol.stop_at_target == "never" else 0
     ends = Ends(protocol, len(runs))
-    tests = int(protocol.measured.test.labels.sum()) if protocol.model.correct else 0
+    counts = Counts.of(protocol)
     pending = deque[Evaluation]()
     _, state, numbers, trend, taken, faulty = standing
 
@@ -203,7 +206,7 @@ def run_rounds(
         """Wait for the oldest evaluation and write it down."""
         done = pending.popleft()
         for run, record in zip(
-            runs, records_of(done, algorithm, runs, tests, protocol), strict=True
+            runs, records_of(done, algorithm, runs, counts, protocol), strict=True
         ):
             run.client_steps = record.total_steps
             run.history.append(record)

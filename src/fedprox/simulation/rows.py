@@ -29,6 +29,10 @@ GATHERED_BYTES = 2**23
 """Most memory of the rows that are gathered for one call, where a round does not need more."""
 
 
+EVALUATED_BYTES = 2**28
+"""Most memory that evaluations take unasked, for a copy of rows that stay with the host."""
+
+
 class Data(NamedTuple):
     """A federation's rows on every device.
 
@@ -49,20 +53,33 @@ class Data(NamedTuple):
     test_y: Array
 
 
-def resident(mesh: Mesh, federation: Federation, measured: Federation, homes: Homes) -> Data:
+def resident(
+    mesh: Mesh,
+    federation: Federation,
+    measured: Federation,
+    homes: Homes,
+    measured_homes: Homes,
+) -> Data:
     """Copy the rows that evaluations read, and training rows where they fit, to every device.
 
     Devices of one of several processes have its own clients' rows, numbered from 0.
+
+    Args:
+        mesh: The devices.
+        federation: The clients and their data.
+        measured: The clients and rows that evaluations read.
+        homes: Which process is home to which clients.
+        measured_homes: Which process reads which of those that evaluations read.
     """
     train, read, test = federation.train, measured.train, measured.test
     x, y = (None, None) if stays_with_host(mesh, train) else (train.x, train.y)
     data = Data(x, y, read.x, read.y, test.x, test.y)
     if homes.processes > 1:
-        each = (train, train, read, read, test, test)
+        each = [(train, homes)] * 2 + [(rows, measured_homes) for rows in (read, read, test, test)]
         return Data(
             *(
-                None if a is None else _at_home(mesh, a, rows.offsets, homes)
-                for a, rows in zip(data, each, strict=True)
+                None if a is None else _at_home(mesh, a, rows.offsets, of)
+                for a, (rows, of) in zip(data, each, strict=True)
             )
         )
     leaves, structure = jax.tree.flatten(data)
@@ -109,6 +126,22 @@ def stays_with_host(mesh: Mesh, rows: Rows) -> bool:
         return size > FITS * free_on_devices(mesh)
     mapped = any(isinstance(array, np.memmap) for array in (index_of(rows.x), rows.y))
     return mapped or 0 < FITS * free_on_host() < size * mesh.devices.size
+
+
+def check_measured(mesh: Mesh, federation: Federation, measured: Federation) -> None:
+    """Refuse evaluations on all clients where these are too many.
+
+    Raises:
+        InputError: Training rows stay with the host, and those that evaluations read are many.
+    """
+    parts = measured.train, measured.test
+    size = sum(row_bytes(rows) * len(rows) for rows in parts)
+    require(
+        size <= EVALUATED_BYTES or not stays_with_host(mesh, federation.train),
+        f"evaluate_clients: none given, and evaluations would copy the {sum(map(len, parts)):,} "
+        f"rows of all {len(federation):,} clients to every device; give the number of clients to "
+        "draw for them, such as 1000",
+    )
 
 
 def row_bytes(rows: Rows) -> int:

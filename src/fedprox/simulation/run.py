@@ -48,7 +48,14 @@ from fedprox.simulation.rounds import (
     plan_ahead,
     run_rounds,
 )
-from fedprox.simulation.rows import Data, Held, resident, rounds_together, training_rows
+from fedprox.simulation.rows import (
+    Data,
+    Held,
+    check_measured,
+    resident,
+    rounds_together,
+    training_rows,
+)
 from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.settle import best_loss
 from fedprox.simulation.systems import Systems
@@ -68,6 +75,7 @@ def simulate(
     rounds: int,
     evaluate_every: int = 1,
     evaluate_rows: int | None = None,
+    evaluate_clients: int | None = None,
     evaluate_model: Evaluated = "server",
     measure_gradients: bool = True,
     client_state: ClientState = "auto",
@@ -96,6 +104,10 @@ def simulate(
         evaluate_every: Rounds between evaluations.
         evaluate_rows: Training rows, and test rows, of each client that evaluations read at most:
             a random choice, the same for all methods, seeds and rounds. All where left out.
+        evaluate_clients: Clients that evaluations read at most, drawn uniformly without
+            replacement: the same for all methods, seeds and rounds. Records then are estimates of
+            f(w) and of accuracy, with their standard errors; gradient variance and B(w) are those
+            of these clients. All where left out.
         evaluate_model: Which model they measure: "server", the one sent out; "cohort", the mean of
             the last round's clients; or "clients", the mean of every client's last model.
         measure_gradients: Whether evaluations measure gradient variance, B(w) and gamma. Without,
@@ -120,7 +132,8 @@ def simulate(
 
     Raises:
         InputError: A number out of range, a cohort larger than the federation, a stop without a
-            target, a method whose functions give arrays of wrong shapes, or a faulty update where
+            target, training rows that stay with the host and are too many to be evaluated on
+            unasked, a method whose functions give arrays of wrong shapes, or a faulty update where
             `faults.policy` is "fail".
     """
     return compare(
@@ -134,6 +147,7 @@ def simulate(
         rounds=rounds,
         evaluate_every=evaluate_every,
         evaluate_rows=evaluate_rows,
+        evaluate_clients=evaluate_clients,
         evaluate_model=evaluate_model,
         measure_gradients=measure_gradients,
         client_state=client_state,
@@ -159,6 +173,7 @@ def compare(
     rounds: int,
     evaluate_every: int = 1,
     evaluate_rows: int | None = None,
+    evaluate_clients: int | None = None,
     evaluate_model: Evaluated = "server",
     measure_gradients: bool = True,
     client_state: ClientState = "auto",
@@ -186,6 +201,7 @@ def compare(
         rounds=rounds,
         evaluate_every=evaluate_every,
         evaluate_rows=evaluate_rows,
+        evaluate_clients=evaluate_clients,
         evaluate_model=evaluate_model,
         measure_gradients=measure_gradients,
         client_state=client_state,
@@ -208,10 +224,12 @@ def compare(
     comparison = Comparison(tuple(labels), seeds, rounds, len(federation), model)
     begin = checkpoints.begin(comparison) if checkpoints else Snapshot(())
     mesh = lane_mesh(devices)
+    if evaluate_clients is None:
+        check_measured(mesh, federation, protocol.measured)
     session = _Session(
         protocol,
         mesh,
-        resident(mesh, federation, protocol.measured, protocol.homes),
+        resident(mesh, federation, protocol.measured, protocol.homes, protocol.measured_homes),
         len(labels) * len(seeds),
         checkpoints,
         on_record or _ignore,
@@ -360,7 +378,7 @@ def _compile(
         protocol.model,
         algorithm,
         solver,
-        protocol.federation,
+        protocol.sampled,
         protocol.measured,
         session.data,
         held,
@@ -371,10 +389,11 @@ def _compile(
             initial_kept(algorithm, params, len(points)),
         ),
         layout,
-        protocol.homes,
+        protocol.measured_homes,
         mesh,
         gradients=protocol.measure_gradients,
         faults=protocol.screening(algorithm),
+        by_client=protocol.evaluate_clients is not None,
     )
     return Ready(algorithm, solver, layout, mesh, programs, numbers)
 

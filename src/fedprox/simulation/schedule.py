@@ -14,17 +14,20 @@ client's rows itself: its tick is one step, and names the client's rows by the f
 import heapq
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.federation import offsets_of
 from fedprox.solver import Solver
-from fedprox.streams import Purpose, Shuffler, generator
+from fedprox.streams import Purpose, Streams
 
 Array = Any
 """A NumPy array on the host, a JAX array inside a program."""
+
+ROWS_TOGETHER = 2**15
+"""Rows that are planned in one go: few enough to stay in a core's cache."""
 
 WIDEST_TICK = 128
 """Rows of a tick at most: wide enough for matrix products, narrow enough for ragged clients."""
@@ -72,11 +75,14 @@ def pack(
             packing = pack(lengths[mine], each)
             lane[mine], start[mine] = p * each + packing.lane, packing.start
         return Packing(lane, start, start + lengths)
-    load = [(0, i) for i in range(lanes)]
-    for job in np.argsort(-lengths, kind="stable"):
-        filled, i = heapq.heappop(load)
-        lane[job], start[job] = i, filled
-        heapq.heappush(load, (filled + int(lengths[job]), i))
+    order = np.argsort(-lengths, kind="stable")
+    load, least = [(0, i) for i in range(lanes)], []
+    for length in lengths[order].tolist():
+        filled, i = load[0]
+        least.append(load[0])
+        heapq.heapreplace(load, (filled + length, i))
+    if least:
+        start[order], lane[order] = np.array(least).T
     return Packing(lane, start, start + lengths)
 
 
@@ -174,55 +180,26 @@ def choose_lanes(
     """
     widest = max((len(lengths) for lengths in rounds), default=1)
     choices = [w for w in _lane_counts(most) if w == 1 or w * devices < 2 * widest]
+    totals = [(int(lengths.max(initial=0)), int(lengths.sum())) for lengths in rounds]
 
     def cost(w: int) -> float:
         return sum(pack(lengths, w * devices).ticks for lengths in rounds) * (overhead + w)
 
-    return min(choices, key=cost)
+    def least_cost(w: int) -> float:
+        ticks = (max(longest, -(-total // (w * devices))) for longest, total in totals)
+        return sum(ticks) * (overhead + w)
+
+    # packing takes long, and hardly ever much more ticks than the least possible
+    best = math.inf, 0
+    for least, w in sorted((least_cost(w), w) for w in choices):
+        if least > best[0]:
+            break
+        best = min(best, (cost(w), w))
+    return best[1]
 
 
 def _lane_counts(most: int) -> list[int]:
     return sorted({w for e in range(12) for w in (2**e, 3 * 2**e // 2) if w <= most})
-
-
-class Batches(NamedTuple):
-    """How one epoch over `size` rows becomes ticks.
-
-    Attributes:
-        position: Positions in the epoch's order, -1 for none, shape (ticks, width).
-        size: Examples of the mini-batch that a tick belongs to, shape (ticks,).
-        last: Whether the tick completes its mini-batch, shape (ticks,).
-        check: Whether that is no mini-batch but a check of the stop rule, shape (ticks,).
-    """
-
-    position: NDArray[np.int32]
-    size: NDArray[np.int32]
-    last: NDArray[np.bool_]
-    check: NDArray[np.bool_]
-
-
-def no_check(ticks: int) -> NDArray[np.bool_]:
-    """Ticks that are no checks."""
-    return np.zeros(ticks, bool)
-
-
-@lru_cache(maxsize=4096)
-def batches(size: int, batch: int, width: int) -> Batches:
-    """Cut an epoch over `size` rows into mini-batches of `batch`, and these into ticks.
-
-    >>> batches(size=5, batch=4, width=2).position.tolist()
-    [[0, 1], [2, 3], [4, -1]]
-    """
-    index, sizes, last = [], [], []
-    for begin in range(0, size, batch):
-        end = min(begin + batch, size)
-        for tick in range(begin, end, width):
-            row = np.arange(tick, tick + width, dtype=np.int32)
-            index.append(np.where(row < end, row, -1))
-            sizes.append(end - begin)
-            last.append(tick + width >= end)
-    position = np.stack(index)
-    return Batches(position, np.array(sizes, np.int32), np.array(last), no_check(len(position)))
 
 
 def tick_width(solver: Solver, largest: int) -> int:
@@ -233,19 +210,6 @@ def tick_width(solver: Solver, largest: int) -> int:
 def needs_checks(solver: Solver) -> bool:
     """Whether the stop rule takes ticks of its own."""
     return solver.gamma is not None and solver.batch_size != "all"
-
-
-def ticks_for(solver: Solver, size: int, steps: int, width: int) -> int:
-    """Ticks that `steps` mini-batch steps of a client with `size` rows take, checks included."""
-    if solver.searches_line:
-        return steps
-    batch, per_epoch = solver.batch_of(size), solver.steps_per_epoch(size)
-    checks = math.ceil(steps / per_epoch) * math.ceil(size / width) if needs_checks(solver) else 0
-    if batch <= width:
-        return steps + checks
-    epochs, left = divmod(steps, per_epoch)
-    per_batch = math.ceil(batch / width)
-    return epochs * len(batches(size, batch, width).last) + left * per_batch + checks
 
 
 class Jobs(NamedTuple):
@@ -363,6 +327,7 @@ def plan_rounds(
     rounds: Sequence[tuple[int, Jobs]],
     *,
     augmented: bool = False,
+    here: int = 0,
 ) -> Plan:
     """The plan of some rounds.
 
@@ -375,18 +340,20 @@ def plan_rounds(
         seed: Seed of the run.
         rounds: (t, jobs) of each round.
         augmented: Whether mini-batches need random keys.
+        here: The process whose clients' mini-batches are planned; those of others are left out.
     """
     r, d, lanes, ticks, slots, width, places, homes = shape
-    room = min(slots, ticks)
-    rows = np.full((r, d, ticks, lanes, width), -1, np.int32)
+    room, layout = min(slots, ticks), (r, d, ticks, lanes)
+    rows = np.full((*layout, width), -1, np.int32)
+    size, last = np.ones(layout, np.int32), np.zeros(layout, bool)
+    check = np.zeros(layout, bool) if needs_checks(solver) else None
+    noise = np.zeros((*layout, 2), np.uint32) if augmented else None
     each = Slots(
         *(np.zeros((r, slots), t) for t in (np.float32, np.float32, np.int32, np.float32, np.int32))
     )
     rate, participation = np.ones(r, np.float32), np.zeros(r, np.float32)
-    noise = np.zeros((r, d, ticks, lanes, 2), np.uint32) if augmented else None
     ends = []
-    shuffler = Shuffler(seed, Purpose.BATCHES)
-    several = []  # jobs with mini-batches that are more or less than the rows of one tick
+    streams, keys = Streams(seed, Purpose.BATCHES), Streams(seed, Purpose.AUGMENTATION)
     for index, (t, jobs) in enumerate(rounds):
         packing = pack(job_ticks(solver, jobs, width), d * lanes, jobs.home, homes)
         ends.append(segments(packing, d, lanes, room))
@@ -397,62 +364,133 @@ def plan_rounds(
             array[index, : len(values)] = values
         rate[index] = solver.learning_rate_decay**t
         participation[index] = jobs.part.sum()
-        for slot, size in enumerate(jobs.size.tolist()):
-            start, end = int(packing.start[slot]), int(packing.end[slot])
-            device, lane = divmod(int(packing.lane[slot]), lanes)
-            at = index, device, slice(start, end), lane
-            epoch = job_epoch(solver, size, width)
-            if solver.searches_line:
-                rows[at] = jobs.offset[slot]
-            else:
-                rows[at] = _job_rows(epoch, shuffler, t, jobs, slot, end - start)
-            if noise is not None:
-                stream = generator(seed, Purpose.AUGMENTATION, t, int(jobs.client[slot]))
-                noise[at] = stream.integers(2**32, size=(end - start, 2), dtype=np.uint32)
-            if needs_checks(solver) or solver.searches_line or solver.batch_of(size) > width:
-                several.append((at, epoch))
+        # in an array of all ticks, those of a lane lie `lanes` apart
+        device, lane = np.divmod(packing.lane, lanes)
+        begin = ((index * d + device) * ticks + packing.start) * lanes + lane
+        length = packing.end - packing.start
+        for some in _in_parts(np.flatnonzero(jobs.home == here), length * width):
+            part = Jobs(*(array[some] for array in jobs))  # type: ignore[arg-type]
+            found = _ticks_of(solver, part, length[some], width, streams, t)
+            at = np.repeat(begin[some], length[some]) + lanes * found.number
+            rows.reshape(-1, width)[at] = found.rows
+            size.reshape(-1)[at], last.reshape(-1)[at] = found.size, found.last
+            if check is not None:
+                check.reshape(-1)[at] = found.check
+            if noise is None:
+                continue
+            drawn = zip(*(a[some].tolist() for a in (jobs.client, begin, length)), strict=True)
+            for client, first, count in drawn:
+                key = keys.at(t, client).integers(2**32, size=(count, 2), dtype=np.uint32)
+                noise.reshape(-1, 2)[first : first + count * lanes : lanes] = key
     ends += [segments(pack(np.zeros(0, np.int64), 1), d, lanes, room)] * (r - len(rounds))
-    filled = np.count_nonzero(rows >= 0, axis=-1).astype(np.int32)
-    size, last = np.maximum(filled, 1), filled > 0
-    check = np.zeros_like(last) if needs_checks(solver) else None
-    for at, epoch in several:
-        size[at] = np.resize(epoch.size, size[at].shape)
-        last[at] = np.resize(epoch.last, last[at].shape)
-        if check is not None:
-            check[at] = np.resize(epoch.check, last[at].shape)
     joined = Segments(*map(np.stack, zip(*ends, strict=True)))
     return Plan(rows, size, last, check, noise, joined, each, rate, participation)
 
 
-def job_epoch(solver: Solver, size: int, width: int) -> Batches:
-    """The ticks of one epoch of a client with `size` rows, with the check before it."""
-    if solver.searches_line:
-        return Batches(
-            np.zeros((1, 1), np.int32), np.array([size], np.int32), np.ones(1, bool), no_check(1)
-        )
-    epoch = batches(size, solver.batch_of(size), width)
-    if not needs_checks(solver):
-        return epoch
-    every = batches(size, size, width)
-    check = every._replace(check=np.ones_like(every.check))
-    return Batches(*(np.concatenate(pair) for pair in zip(check, epoch, strict=True)))
+class Epochs(NamedTuple):
+    """How the epochs of some jobs become ticks, arrays of shape (jobs,).
+
+    An epoch is its checks, if there is a stop rule that needs any, and then its mini-batches.
+
+    Attributes:
+        begun: Epochs that are begun.
+        checks: Ticks of an epoch's check: all rows, one after another.
+        batch: Rows of a mini-batch, but for the epoch's last one.
+        of_batch: Ticks of such a mini-batch.
+        of_epoch: Ticks of a whole epoch.
+    """
+
+    begun: NDArray[np.int64]
+    checks: NDArray[np.int64]
+    batch: NDArray[np.int64]
+    of_batch: NDArray[np.int64]
+    of_epoch: NDArray[np.int64]
+
+
+def job_epochs(solver: Solver, jobs: Jobs, width: int) -> Epochs:
+    """How the epochs of jobs become ticks of at most `width` rows."""
+    size = jobs.size
+    batch = size if solver.batch_size == "all" else np.minimum(solver.batch_size, size)
+    checks = -(-size // width) if needs_checks(solver) else 0 * size
+    of_batch = -(-batch // width)
+    return Epochs(
+        begun=-(-jobs.steps // solver.steps_per_epoch(size)),
+        checks=checks,
+        batch=batch,
+        of_batch=of_batch,
+        of_epoch=checks + size // batch * of_batch + -(-(size % batch) // width),
+    )
 
 
 def job_ticks(solver: Solver, jobs: Jobs, width: int) -> NDArray[np.int64]:
-    """Ticks of each job, shape (jobs,)."""
-    pairs = zip(jobs.size.tolist(), jobs.steps.tolist(), strict=True)
-    return np.array([ticks_for(solver, size, steps, width) for size, steps in pairs], np.int64)
+    """Ticks of each job, checks included, shape (jobs,)."""
+    if solver.searches_line:
+        return jobs.steps
+    epochs = job_epochs(solver, jobs, width)
+    per_epoch = solver.steps_per_epoch(jobs.size)
+    whole, left = jobs.steps // per_epoch, jobs.steps % per_epoch
+    return whole * epochs.of_epoch + (left > 0) * epochs.checks + left * epochs.of_batch
 
 
-def _job_rows(
-    epoch: Batches, shuffler: Shuffler, round_: int, jobs: Jobs, slot: int, ticks: int
-) -> NDArray[np.int32]:
-    """The rows of one job's first `ticks` ticks, shape (ticks, width)."""
-    size, client = int(jobs.size[slot]), int(jobs.client[slot])
-    epochs = math.ceil(ticks / len(epoch.last))
-    order = shuffler.orders(round_, client, count=epochs, size=size)
-    first = np.int32(jobs.offset[slot])
-    padded = np.full((epochs, size + 1), ~first, np.int32)
-    np.add(order, first, out=padded[:, :size])
-    # position -1 reads the padding
-    return padded[:, epoch.position].reshape(-1, epoch.position.shape[1])[:ticks]
+class _Ticks(NamedTuple):
+    """The ticks of some jobs, one job after another.
+
+    Attributes:
+        number: Of a job's ticks, which it is, shape (ticks,).
+        rows: As in `Plan`, shape (ticks, width).
+        size: Likewise, shape (ticks,).
+        last: Likewise.
+        check: Likewise.
+    """
+
+    number: NDArray[np.int64]
+    rows: NDArray[np.int32]
+    size: NDArray[np.int64]
+    last: NDArray[np.bool_]
+    check: NDArray[np.bool_]
+
+
+def _ticks_of(
+    solver: Solver,
+    jobs: Jobs,
+    length: NDArray[np.int64],
+    width: int,
+    streams: Streams,
+    round_: int,
+) -> _Ticks:
+    """The first `length` (jobs,) ticks of each job."""
+    job = np.repeat(np.arange(len(length)), length)
+    number = np.arange(len(job)) - np.repeat(np.cumsum(length) - length, length)
+    rows, offset = jobs.size[job], jobs.offset.astype(np.int32)
+    if solver.searches_line:
+        steps = np.ones(len(job), bool)
+        return _Ticks(number, offset[job, None], rows, last=steps, check=~steps)
+    epochs = job_epochs(solver, jobs, width)
+    clients, counts, sizes = (a.tolist() for a in (jobs.client, epochs.begun, jobs.size))
+    orders = streams.orders(round_, clients, counts=counts, sizes=sizes)
+    orders += np.repeat(offset, epochs.begun * jobs.size)
+    epoch, tick = np.divmod(number, epochs.of_epoch[job])
+    checks = epochs.checks[job]
+    check = tick < checks
+    # a check is like a mini-batch of all rows
+    batch = np.where(check, rows, epochs.batch[job])
+    of_batch = np.where(check, checks, epochs.of_batch[job])
+    which, part = np.divmod(np.where(check, tick, tick - checks), of_batch)
+    size = np.minimum(batch, rows - which * batch)
+    count = np.minimum(size - part * width, width)
+    before = offsets_of(epochs.begun * jobs.size)[job]
+    first = before + epoch * rows + which * batch + part * width
+    padded = np.append(orders, np.zeros(width, np.int32))
+    # a view of the `width` numbers from each on
+    windows: NDArray[np.int32] = np.ndarray((len(orders), width), np.int32, padded, strides=(4, 4))
+    found = windows[first]
+    short = np.flatnonzero(count < width)
+    beyond = np.arange(width) >= count[short, None]
+    found[short] = np.where(beyond, ~offset[job[short], None], found[short])
+    return _Ticks(number, found, size, last=part * width + count == size, check=check)
+
+
+def _in_parts(slots: NDArray[np.int64], rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Some slots in parts whose rows stay in the caches, given how many each job reads (jobs,)."""
+    part = np.cumsum(rows[slots]) // ROWS_TOGETHER
+    return np.split(slots, np.flatnonzero(np.diff(part)) + 1) if len(slots) else []

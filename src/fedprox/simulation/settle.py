@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.diagnostics.estimates import mean_error
 from fedprox.errors import InputError
 from fedprox.simulation.evaluate import Measures
 from fedprox.simulation.history import Record, Run
@@ -72,8 +73,34 @@ class Evaluation(NamedTuple):
     faulty: Sequence[Faulty]
 
 
+class Counts(NamedTuple):
+    """How much evaluations read.
+
+    Attributes:
+        clients: Clients of the federation.
+        rows: Training rows n_k of the clients that are read, shape (clients read,).
+        labels: Test labels that are read of each, likewise; 0 for a model without accuracy.
+    """
+
+    clients: int
+    rows: NDArray[np.int64]
+    labels: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, protocol: Protocol) -> "Counts":
+        """Those of a protocol."""
+        labels = protocol.measured.test.labels
+        known = protocol.model.correct is not None
+        rows = protocol.sampled.train.sizes
+        return cls(len(protocol.federation), rows, labels if known else np.zeros_like(labels))
+
+
 def records_of(
-    done: Evaluation, algorithm: Algorithm, runs: Sequence[Run], tests: int, protocol: Protocol
+    done: Evaluation,
+    algorithm: Algorithm,
+    runs: Sequence[Run],
+    counts: Counts,
+    protocol: Protocol,
 ) -> Iterator[Record]:
     """Wait for an evaluation: a record for each point.
 
@@ -81,13 +108,15 @@ def records_of(
         done: The evaluation.
         algorithm: The method.
         runs: The points' runs so far.
-        tests: Test labels of all clients that are read; 0 for a model without accuracy.
+        counts: How much it reads.
         protocol: What compared methods share.
 
     Raises:
         InputError: An update was faulty, and that is not to be.
     """
     loss, correct, variance, dissimilarity = (np.asarray(m, float) for m in done.measures[:4])
+    tests = int(counts.labels.sum())
+    loss_error, accuracy_error = _errors(done.measures, counts)
     faulty = np.concatenate([no_updates(), *(find() for find in done.faulty)])
     screening = protocol.screening(algorithm)
     if len(faulty) and screening is not None and screening.policy == "fail":
@@ -118,7 +147,28 @@ def records_of(
             total_steps=run.client_steps + since,
             communication=algorithm.communication * done.round,
             **({} if screening is None else _faults(done, faulty, i, protocol.federation.names)),
+            train_loss_se=None if loss_error is None else float(loss_error[i]),
+            test_accuracy_se=None if accuracy_error is None else float(accuracy_error[i]),
         )
+
+
+Errors = NDArray[np.float64] | None
+
+
+def _errors(measures: Measures, counts: Counts) -> tuple[Errors, Errors]:
+    """Standard errors of loss and accuracy (points,), where a sample of clients was read."""
+    if measures.by_client is None:
+        return None, None
+    loss = np.asarray(measures.by_client.loss)
+    rows = np.broadcast_to(counts.rows[:, None], loss.shape)
+    if measures.unmeasured is not None:
+        left_out = np.isnan(loss)
+        loss, rows = np.where(left_out, 0.0, loss), np.where(left_out, 0, rows)
+    accuracy = np.asarray(measures.by_client.correct) / np.maximum(counts.labels, 1)[:, None]
+    return (
+        mean_error(loss, rows, counts.clients),
+        mean_error(accuracy, counts.labels, counts.clients),
+    )
 
 
 def _faults(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedprox.errors import require, require_number
 from fedprox.solver import Solver, as_numbers
-from fedprox.streams import Purpose, generator
+from fedprox.streams import Purpose, Streams, generator
 
 Partial = Literal["uniform", "code"]
 """How far stragglers get."""
@@ -118,30 +118,32 @@ class Systems:
             sizes: Their training rows n_k, shape (K,).
             solver: What a client that finishes would do.
         """
-        steps = np.array([solver.steps_for(int(n)) for n in sizes], np.int64)
+        steps = solver.steps_for(sizes)
         if self.deadline is not None:
-            seconds = np.array([self._step_seconds(seed, int(k)) for k in cohort])
             with np.errstate(over="ignore"):
-                in_time = np.floor(self.deadline / seconds * (1 + 1e-9))  # 0.3 / 0.1 is three steps
+                # 0.3 / 0.1 is three steps
+                in_time = np.floor(self.deadline / self._step_seconds(seed, cohort) * (1 + 1e-9))
             return Work(np.minimum(steps, in_time).astype(np.int64), in_time < steps)
         stragglers = np.zeros(len(cohort), np.bool_)
         chosen = generator(seed, Purpose.STRAGGLERS, round_).permutation(len(cohort))
         stragglers[chosen[: round(self.stragglers * len(cohort))]] = True
-        for slot in np.flatnonzero(stragglers):
-            stream = generator(seed, Purpose.WORK, round_, int(cohort[slot]))
-            if solver.epochs is not None and solver.epochs > 1:
-                quirk = self.partial == "code"
-                if quirk and slot > 0:
-                    stream = generator(seed, Purpose.WORK, 0, int(cohort[slot - 1]))
-                epochs = int(stream.integers(1, solver.epochs, endpoint=not quirk))
-                steps[slot] = epochs * solver.steps_per_epoch(int(sizes[slot]))
-            else:
-                steps[slot] = stream.integers(1, steps[slot], endpoint=True)
+        whole_epochs = solver.epochs is not None and solver.epochs > 1
+        unit = solver.steps_per_epoch(sizes) if whole_epochs else np.ones_like(steps)
+        most, clients = (steps // unit).tolist(), cohort.tolist()
+        quirk, streams = whole_epochs and self.partial == "code", Streams(seed, Purpose.WORK)
+        for slot in np.flatnonzero(stragglers).tolist():
+            after = quirk and slot > 0
+            stream = (
+                streams.at(0, clients[slot - 1]) if after else streams.at(round_, clients[slot])
+            )
+            steps[slot] = unit[slot] * stream.integers(1, most[slot], endpoint=not quirk)
         return Work(steps, stragglers)
 
-    def _step_seconds(self, seed: int, client: int) -> float:
+    def _step_seconds(self, seed: int, cohort: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Each client's seconds of a step, shape (K,)."""
         if self.speeds is not None:
-            return self.speeds[client]
+            return np.array([self.speeds[k] for k in cohort.tolist()])
         assert isinstance(self.step_seconds, Real)
-        z = generator(seed, Purpose.SPEED, 0, client).standard_normal()
-        return float(self.step_seconds) * math.exp(self.spread * z)
+        streams, median = Streams(seed, Purpose.SPEED), float(self.step_seconds)
+        z = [streams.at(0, k).standard_normal() for k in cohort.tolist()]
+        return np.array([median * math.exp(self.spread * each) for each in z])

@@ -1,0 +1,423 @@
+"""The lane scheduler alone, at cohorts of up to 100,000 clients, and what a round costs by a model.
+
+    python -m benchmarks.scheduler
+
+A million clients of log-normal sizes, 100 rows in the mean. E = 1, B = 10, and half of every cohort
+are stragglers. Lanes are those that the library chooses for logistic regression, on accelerators
+and on CPU devices. Nothing is trained. Times are those of one processor, the least of several, in
+processor seconds, since other work may share the machine. *Idle* is the share of lane ticks in
+which a lane has no client.
+
+The last two tables are those of docs/scale.md: rounds over 10^8 clients on 1, 8 and 64
+accelerators, by the arithmetic of `round_cost` from these times, the steps measured with
+`benchmarks.models`, and an accelerator that is assumed (`Machine`), since none was at hand.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+import fedprox as fp
+from fedprox.federation import offsets_of
+from fedprox.simulation.homes import find_homes
+from fedprox.simulation.programs import lane_cost
+from fedprox.simulation.sampling import weights
+from fedprox.simulation.schedule import (
+    Jobs,
+    Shape,
+    choose_lanes,
+    job_ticks,
+    pack,
+    plan_rounds,
+    segments,
+    tick_width,
+)
+
+CLIENTS, COHORTS, DEVICES = 1_000_000, (100, 1000, 10_000, 100_000), (1, 8, 64)
+MEAN, SPREAD, LEAST, MOST = 100, 0.8, 10, 2000
+"""Rows of a client: the mean and the spread of their logarithm, the fewest and the most."""
+
+PARAMETERS = 7850
+"""Of logistic regression on MNIST."""
+
+ALL = 10**8
+"""Clients of the federation that the last tables are about."""
+
+EVALUATED = 10_000
+"""Clients of an evaluation there."""
+
+SYSTEMS = fp.Systems(stragglers=0.5)
+HOMES, ROUNDS = (8, 64), 20
+
+T = TypeVar("T")
+
+
+def sizes(clients: int) -> NDArray[np.int64]:
+    """Rows of each client."""
+    drawn = np.random.default_rng(0).lognormal(math.log(MEAN) - SPREAD**2 / 2, SPREAD, clients)
+    return np.clip(drawn, LEAST, MOST).astype(np.int64)
+
+
+def timed(make: Callable[[], T], seconds: float = 0.5) -> tuple[T, float]:
+    """What a function makes, and the least processor seconds of at least two calls."""
+    taken: list[float] = []
+    while len(taken) < 2 or (sum(taken) < seconds and len(taken) < 50):
+        begin = time.process_time()
+        made = make()
+        taken.append(time.process_time() - begin)
+    return made, min(taken)
+
+
+def drawing(everyone: NDArray[np.int64], cohort: int) -> float:
+    """Seconds to draw a cohort of all clients."""
+    return timed(lambda: fp.Cohort(cohort).draw(0, 0, everyone))[1]
+
+
+class Drawn(NamedTuple):
+    """A cohort's work, and the seconds that it takes to find it."""
+
+    jobs: Jobs
+    ticks: NDArray[np.int64]
+    draw: float
+    work: float
+    counting: float
+
+
+def draw(
+    offsets: NDArray[np.int64],
+    cohort: int,
+    solver: fp.Solver,
+    systems: fp.Systems,
+    *,
+    t: int = 0,
+    processes: int = 1,
+) -> Drawn:
+    """A round's clients, their steps and their ticks."""
+    drawn, seconds = timed(lambda: fp.Cohort(cohort).draw(0, t, offsets))
+    first = offsets[drawn.clients]
+    rows = offsets[drawn.clients + 1] - first
+    work, working = timed(lambda: systems.work(0, t, drawn.clients, rows, solver))
+    weight, none = weights(drawn.mass), np.zeros(cohort)
+    home = find_homes(offsets, processes).of(drawn.clients)
+    jobs = Jobs(drawn.clients, first, rows, work.steps, weight, none, none, none, home)
+    ticks, counting = timed(lambda: job_ticks(solver, jobs, tick_width(solver, MOST)))
+    return Drawn(jobs, ticks, seconds, working, counting)
+
+
+class Planned(NamedTuple):
+    """A round's schedule, and the seconds of its parts; `plan` is all but `choose`."""
+
+    lanes: int
+    ticks: int
+    ends: int
+    idle: float
+    choose: float
+    pack: float
+    segments: float
+    plan: float
+    bytes: int
+
+
+def plan(
+    drawn: Drawn,
+    solver: fp.Solver,
+    parameters: int,
+    devices: int,
+    *,
+    accelerator: bool = True,
+    processes: int = 1,
+) -> Planned:
+    """Pack a round's clients into lanes, and write down which rows each lane of a process reads."""
+    cost = lane_cost(parameters, accelerator=accelerator)
+    lanes, choosing = timed(lambda: choose_lanes([drawn.ticks], devices, cost.step, cost.most))
+    home, cohort, width = drawn.jobs.home, len(drawn.ticks), tick_width(solver, MOST)
+    packing, packed = timed(lambda: pack(drawn.ticks, devices * lanes, home, processes))
+    room = min(cohort, packing.ticks)
+    ends, ending = timed(lambda: segments(packing, devices, lanes, room))
+    shape = Shape(1, devices, lanes, packing.ticks, cohort, width, homes=processes)
+    made, planning = timed(lambda: plan_rounds(shape, solver, 0, [(0, drawn.jobs)]))
+    idle = 1 - int(drawn.ticks.sum()) / (packing.ticks * devices * lanes)
+    size = shape.plan_bytes + sum(a.nbytes for a in (*made.ends, *made.jobs))
+    most = int(ends.count.max())
+    return Planned(
+        lanes, packing.ticks, most, idle, choosing, packed, ending, planning, size // devices
+    )
+
+
+class Unequal(NamedTuple):
+    """How unequal the work of processes is, each with a home for its clients; means over rounds.
+
+    Attributes:
+        clients: Clients of the process with most, over the mean, less one.
+        steps: Steps of the process with most, likewise.
+        ticks: Ticks of a round over those where any process may have any client, likewise.
+    """
+
+    clients: float
+    steps: float
+    ticks: float
+
+
+def unequal(offsets: NDArray[np.int64], cohort: int, processes: int, devices: int) -> Unequal:
+    """With as many lanes as the library chooses, half the clients being stragglers."""
+    solver, found = fp.Solver(0.1, 10, epochs=1), []
+    cost, lanes, homes = lane_cost(PARAMETERS, accelerator=True), 0, find_homes(offsets, processes)
+    for t in range(ROUNDS):
+        clients = fp.Cohort(cohort).draw(0, t, offsets).clients
+        rows = offsets[clients + 1] - offsets[clients]
+        steps = SYSTEMS.work(0, t, clients, rows, solver).steps  # a tick each
+        home = homes.of(clients)
+        lanes = lanes or choose_lanes([steps], devices, cost.step, cost.most)
+        shared, own = (pack(steps, devices * lanes, home, p).ticks for p in (1, processes))
+        each = np.bincount(home, minlength=processes), np.bincount(home, steps, processes)
+        found.append([*(e.max() / e.mean() - 1 for e in each), own / shared - 1])
+    return Unequal(*np.mean(found, axis=0).tolist())
+
+
+class Model(NamedTuple):
+    """A model of `benchmarks.models`, with its step as measured there on two CPU cores.
+
+    Attributes:
+        name: What it is called.
+        batch: Rows of a mini-batch.
+        parameters: Its parameters.
+        step: Seconds of a client's step in a round, both cores at work.
+        rate: Floating-point operations a second then.
+        row: Bytes of a row with its label in the files.
+        tick: Seconds of a tick on an accelerator that are not arithmetic, assumed: some five
+            microseconds for each operation that is started.
+    """
+
+    name: str
+    batch: int
+    parameters: int
+    step: float
+    rate: float
+    row: int
+    tick: float
+
+
+MODELS = (
+    Model("logistic regression", 10, 7_850, 0.010e-3, 30e9, 788, 0.1e-3),
+    Model("MNIST CNN", 10, 1_663_370, 3.6e-3, 200e9, 788, 0.5e-3),
+    Model("character LSTM 2x100", 10, 132_720, 3.1e-3, 189e9, 84, 5e-3),
+    Model("ResNet-18", 50, 11_181_642, 72.4e-3, 150e9, 3076, 2e-3),
+)
+
+
+class Machine(NamedTuple):
+    """An accelerator of a data centre and its host, assumed.
+
+    Attributes:
+        arithmetic: Operations a second that a lane's small products reach.
+        memory: Bytes a second of its memory.
+        each: Accelerators of a host.
+        link: Bytes a second from the host to each of them.
+        near: Bytes a second between those of a host.
+        far: Bytes a second between hosts, for each accelerator.
+        meeting: Seconds to meet.
+        disk: Bytes a second that a host reads.
+        seek: Seconds for each stretch that lies somewhere else, asked for ahead; read one after
+            another they take some 130e-6.
+    """
+
+    arithmetic: float = 10e12
+    memory: float = 2.5e12
+    each: int = 8
+    link: float = 25e9
+    near: float = 200e9
+    far: float = 25e9
+    meeting: float = 100e-6
+    disk: float = 3e9
+    seek: float = 15e-6
+
+
+class Cost(NamedTuple):
+    """Seconds of a round's parts; of an evaluation too.
+
+    Attributes:
+        start: Drawing the cohort and packing it, before the first round, for each round.
+        tick: Ticks, but for arithmetic and memory.
+        arithmetic: Arithmetic, or memory where that takes longer, of all lanes, idle or not.
+        reduction: The one sum over the devices.
+        plan: The mini-batches of a process's clients.
+        gather: Their rows, from the disk.
+        transfer: These rows and the plan, to every device of the host.
+        evaluation: The loss of a sample of clients, arithmetic alone.
+    """
+
+    start: float
+    tick: float
+    arithmetic: float
+    reduction: float
+    plan: float
+    gather: float
+    transfer: float
+    evaluation: float
+
+    @property
+    def round(self) -> float:
+        """Of a round: a thread plans and gathers while devices compute."""
+        computing = self.tick + self.arithmetic + self.reduction
+        return self.start + max(computing, self.plan + self.gather, self.transfer)
+
+    @property
+    def bottleneck(self) -> str:
+        """The part that takes longest."""
+        parts = {name: seconds for name, seconds in self._asdict().items() if name != "evaluation"}
+        return max(parts, key=lambda name: parts[name])
+
+
+def round_cost(
+    model: Model, machine: Machine, drawn: Drawn, planned: Planned, devices: int, draw_all: float
+) -> Cost:
+    """A round on so many accelerators, by arithmetic.
+
+    A lane's step moves its parameters through the memory five times: forwards, backwards, the
+    gradient out and in, the step. Where jobs end, all lanes' go through six times: to the sum, from
+    the start.
+    """
+    hosts = math.ceil(devices / machine.each)
+    vector, rows = 4 * model.parameters, int(drawn.jobs.size.sum())
+    operations = model.step * model.rate
+    step = max(operations / machine.arithmetic, 5 * vector / machine.memory)
+    ends = planned.ends * 6 * vector / machine.memory
+    between = machine.near if hosts == 1 else machine.far
+    moved = 2 * vector * (devices - 1) / devices
+    cohort, size = len(drawn.ticks), rows * model.row / hosts
+    return Cost(
+        start=draw_all + drawn.work + drawn.counting + 2 * planned.pack,
+        tick=planned.ticks * model.tick,
+        arithmetic=planned.lanes * (planned.ticks * step + ends),
+        reduction=moved / between + machine.meeting if devices > 1 else 0.0,
+        plan=planned.plan,
+        gather=max(2 * cohort / hosts * machine.seek, size / machine.disk),
+        transfer=(size + planned.bytes) / machine.link,
+        evaluation=EVALUATED * MEAN * operations / model.batch / 3 / machine.arithmetic / devices,
+    )
+
+
+def table(*headers: str, left: int = 1) -> Table:
+    """A table to be filled, its first columns to the left."""
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for i, header in enumerate(headers):
+        shown.add_column(header, justify="right" if i >= left else "left")
+    return shown
+
+
+def ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f}"
+
+
+def scheduler_tables(offsets: NDArray[np.int64], everyone: NDArray[np.int64]) -> Iterator[Table]:
+    """What is measured."""
+    solver = fp.Solver(0.1, 10, epochs=1)
+    work = {cohort: draw(offsets, cohort, solver, SYSTEMS) for cohort in COHORTS}
+    shown = table("cohort", "rows", "draw, ms", "of 10^8", "work", "ticks", "us a client")
+    for cohort, drawn in work.items():
+        parts = drawn.draw, drawing(everyone, cohort), drawn.work, drawn.counting
+        each = f"{sum(parts[1:]) / cohort * 1e6:.2f}"
+        shown.add_row(f"{cohort:,}", f"{drawn.jobs.size.sum():,}", *map(ms, parts), each)
+    yield shown
+    shown = table(
+        "cohort", "devices", "", "lanes", "longest", "ticks", "idle", "choose, ms", "pack",
+        "segments", "whole plan", "us a client", "MB a device",
+    )  # fmt: skip
+    for cohort, drawn in work.items():
+        for devices in DEVICES:
+            for accelerator in (True, False):
+                done = plan(drawn, solver, PARAMETERS, devices, accelerator=accelerator)
+                shown.add_row(
+                    f"{cohort:,}",
+                    str(devices),
+                    "accelerators" if accelerator else "CPU",
+                    str(done.lanes),
+                    str(drawn.ticks.max()),
+                    f"{done.ticks:,}",
+                    f"{100 * done.idle:.1f} %",
+                    *map(ms, (done.choose, done.pack, done.segments, done.plan)),
+                    f"{done.plan / cohort * 1e6:.1f}",
+                    f"{done.bytes / 1e6:.2f}",
+                )
+    yield shown
+    shown = table("cohort", "processes", "devices", "clients", "steps", "by rule", "ticks")
+    rows = np.diff(offsets)
+    steps = -(-rows // 10) * 0.75  # a straggler does half of them
+    spread = 1 + (steps.std() / steps.mean()) ** 2
+    for cohort in COHORTS[1:]:
+        for processes in HOMES:
+            found = unequal(offsets, cohort, processes, devices=64)
+            rule = math.sqrt(2 * math.log(processes) * spread * processes / cohort)
+            percent = (found.clients, found.steps, rule, found.ticks)
+            shown.add_row(
+                f"{cohort:,}", str(processes), "64", *(f"+{100 * p:.1f} %" for p in percent)
+            )
+    yield shown
+
+
+def cost_tables(offsets: NDArray[np.int64], everyone: NDArray[np.int64]) -> Iterator[Table]:
+    """What is computed."""
+    machine = Machine()
+    shown = table(
+        "model", "cohort", "devices", "lanes", "start, ms", "ticks", "arithmetic", "reduction",
+        "plan", "gather", "transfer", "round", "bottleneck", "hours a pass", "evaluation, ms",
+    )  # fmt: skip
+    seconds = {cohort: drawing(everyone, cohort) for cohort in COHORTS[1:]}
+    for model in MODELS:
+        solver = fp.Solver(0.1, model.batch, epochs=1)
+        for cohort in COHORTS[1:]:
+            for devices in DEVICES:
+                hosts = math.ceil(devices / machine.each)
+                drawn = draw(offsets, cohort, solver, fp.Systems(), processes=hosts)
+                done = plan(drawn, solver, model.parameters, devices, processes=hosts)
+                cost = round_cost(model, machine, drawn, done, devices, seconds[cohort])
+                *parts, evaluation = cost
+                shown.add_row(
+                    model.name,
+                    f"{cohort:,}",
+                    str(devices),
+                    str(done.lanes),
+                    *map(ms, (*parts, cost.round)),
+                    cost.bottleneck,
+                    f"{ALL / cohort * cost.round / 3600:.1f}",
+                    ms(evaluation),
+                )
+    yield shown
+    shown = table(
+        "model", "data, TB", "model, MB", "state of all, TB", "of 10,000 clients, GB",
+        "operations a pass", "days on two cores",
+    )  # fmt: skip
+    rows = np.diff(offsets)
+    for model in MODELS:
+        vector = 4 * model.parameters
+        steps = ALL * float(np.mean(-(-rows // model.batch)))
+        shown.add_row(
+            model.name,
+            f"{ALL * MEAN * model.row / 1e12:.1f}",
+            f"{vector / 1e6:.2f}",
+            f"{ALL * vector / 1e12:.0f}",
+            f"{10_000 * vector / 1e9:.1f}",
+            f"{steps * model.step * model.rate:.1e}",
+            f"{steps * model.step / 86400:.1f}",
+        )
+    yield shown
+
+
+def main() -> None:
+    """All tables."""
+    console, offsets = Console(width=180), offsets_of(sizes(CLIENTS))
+    everyone = np.arange(0, MEAN * ALL + 1, MEAN)
+    for make in (scheduler_tables, cost_tables):
+        for shown in make(offsets, everyone):
+            console.print(shown)
+            console.print()
+
+
+if __name__ == "__main__":
+    main()
