@@ -233,6 +233,21 @@ def test_npy_headers_are_not_believed(header: str, message: str, tmp_path: Path)
     assert message in refused(lambda: datasets.femnist("writers", data_dir=tmp_path))
 
 
+LONG_HEADER = b"\x93NUMPY\x02\x00\xff\xff\xff\x7f{'descr': "
+
+
+def test_npy_headers_are_short(tmp_path: Path) -> None:
+    """Of version 2 they may be of 4 GB, for which numpy makes room before it reads."""
+    arrays = {f"{name}.npy": saved(array) for name, array in WRITERS.items()}
+    path = tmp_path / "femnist_300writers.npz"
+    path.write_bytes(archived(arrays | {"labels.npy": LONG_HEADER}))
+    assert "not a whole npy file" in refused(lambda: datasets.femnist("writers", data_dir=tmp_path))
+    datasets.write_mapped(tmp_path / "few", [([[1.0]], [0])])
+    (tmp_path / "few" / "x.npy").write_bytes(LONG_HEADER)
+    message = refused(lambda: datasets.mapped(str(tmp_path / "few")))
+    assert "x.npy: not an array that can be mapped: a header of version 2.0" in message
+
+
 def test_a_size_in_an_archives_directory_is_not_believed(tmp_path: Path) -> None:
     path = tmp_path / "tweets.zip"
     content = bytearray(archived({CSV: b"0" * 1000}, zipfile.ZIP_STORED))

@@ -9,7 +9,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -48,12 +48,27 @@ def map_file(path: Path) -> Array:
     """
     require(path.is_file(), f"{path}: missing")
     try:
+        with path.open("rb") as file:
+            require_short_header(file)
         found = npy.open_memmap(path, mode="r").view(MappedFile)
         found.file = os.open(path, os.O_RDONLY)
         weakref.finalize(found, os.close, found.file)
     except Exception as error:  # whatever is wrong with its header or its length
         raise InputError(f"{path}: not an array that can be mapped: {reason(error)}") from None
     return found
+
+
+def require_short_header(file: IO[bytes]) -> None:
+    """Read the beginning of an npy file, and refuse a header that may be longer than 64 KB.
+
+    Of version 1 it may not; of later ones it may be of 4 GB, for which numpy makes room at once.
+
+    Raises:
+        ValueError: It is another file, or of a later version.
+    """
+    major, minor = npy.read_magic(file)
+    if major != 1:
+        raise ValueError(f"a header of version {major}.{minor}; it must be 1.0")
 
 
 def let_go(array: Array) -> None:

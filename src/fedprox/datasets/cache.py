@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets.sources import cache_folder, reading
+from fedprox.mapping import require_short_header
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -136,6 +137,8 @@ def _load(entry: Path) -> Arrays | None:
 
 
 def _map(path: Path) -> NDArray[Any]:
+    with path.open("rb") as file:
+        require_short_header(file)
     array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     return np.asarray(array)
 

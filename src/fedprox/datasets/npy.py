@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
+from numpy.lib.format import read_array_header_1_0
 from numpy.typing import NDArray
 
 from fedprox.datasets.sources import most, reading, take
 from fedprox.errors import InputError, reason, require
+from fedprox.mapping import require_short_header
 
 
 def npz(path: Path, *names: str) -> list[NDArray[np.generic]]:
@@ -28,12 +29,10 @@ def npz(path: Path, *names: str) -> list[NDArray[np.generic]]:
     return arrays
 
 
-_HEADERS = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
-
-
 def _npy(file: IO[bytes], where: str, largest: int) -> NDArray[np.generic]:
     try:
-        shape, columns_first, kind = _HEADERS[read_magic(file)](file)
+        require_short_header(file)
+        shape, columns_first, kind = read_array_header_1_0(file)
     except InputError:
         raise
     except Exception as error:  # numpy evaluates it, which can fail in any way
