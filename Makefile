@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint fuzz bench clean
 
 demo: $(READY)  ## run the main job: FedAvg against FedProx on Synthetic(1,1), 90 % stragglers
 	$(VENV)/bin/fedprox run examples/demo.toml
@@ -16,6 +16,9 @@ lint: $(READY)  ## formatting, lint and types
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+
+fuzz: $(READY) $(VENV)/.atheris  ## drive every reader of files with 100,000 inputs
+	$(VENV)/bin/python -m tests.fuzz
 
 bench: $(READY) $(VENV)/.torch  ## measure speed against a torch loop and a NumPy loop
 	$(VENV)/bin/python -m benchmarks.rounds
@@ -35,6 +38,10 @@ $(READY): requirements.lock pyproject.toml
 
 $(VENV)/.torch: $(READY)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	@touch $@
+
+$(VENV)/.atheris: $(READY)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check atheris==3.0.0
 	@touch $@
 
 clean:

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fedprox.report.archive import read_record
 from fedprox.report.directory import ERRORS, metrics_line
 from fedprox.report.table import sampled, table
 from fedprox.simulation import rows as where
+from fedprox.simulation.points import initial_params
 from tests.test_cli import SMALL, status
 
 Vector = NDArray[np.float64]
@@ -131,6 +133,35 @@ def test_a_sample_is_measured_and_the_rounds_are_the_same(exact: Run, estimated:
     for name in ("gradient_variance", "dissimilarity"):
         of_these = getattr(run(few).history[0], name)
         assert getattr(estimated.history[0], name) == pytest.approx(of_these, rel=1e-5)
+
+
+def test_a_client_that_cannot_be_measured_is_no_part_of_the_sample() -> None:
+    few = federation().sample_clients(10)
+    x = few.train.x.copy()
+    x[few.train.offsets[3]] = np.nan
+    spoilt = replace(few, train=replace(few.train, x=x))
+    model = fp.models.logistic(spoilt)
+    (found,) = fp.simulate(
+        spoilt,
+        model,
+        fp.fedavg(),
+        solver=fp.Solver(0.01, 10, epochs=1),
+        cohort=fp.Cohort(2),
+        rounds=1,
+        evaluate_clients=9,
+        faults=fp.Faults(),
+    )
+    few = spoilt.sample_clients(9)
+    start = initial_params(model, 0)
+    by_row = np.asarray(cross_entropy(model.apply(start, few.train.x), jnp.asarray(few.train.y)))
+    losses = np.add.reduceat(by_row, few.train.offsets[:-1]) / few.train.sizes
+    known = np.isfinite(losses)
+    first, sizes = found.history[0], few.train.sizes * known
+    assert first.unmeasured == 1 == (~known).sum()
+    values = np.where(known, losses, 0.0)
+    assert first.train_loss == pytest.approx(np.average(values, weights=sizes), rel=1e-5)
+    expected = float(mean_error(values[:, None], sizes, 10)[0])
+    assert first.train_loss_se == pytest.approx(expected, rel=1e-4)
 
 
 def test_errors_are_written_where_there_are_some(exact: Run, estimated: Run) -> None:

@@ -12,6 +12,7 @@ import pytest
 import safetensors.numpy
 
 from fedprox import InputError
+from fedprox.report.directory import ERRORS
 from fedprox.simulation.homes import find_homes
 from fedprox.simulation.processes import join_processes
 from fedprox.simulation.schedule import pack
@@ -82,6 +83,22 @@ def test_two_and_three_processes_find_what_one_finds_and_outlive_a_death(tmp_pat
     for path in two.iterdir():
         if path.suffix in (".jsonl", ".safetensors"):
             assert path.read_bytes() == (killed / path.name).read_bytes(), path.name
+
+
+def test_two_processes_share_the_clients_that_evaluations_sample(tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").write_text(f"evaluate_clients = 5\n{EXPERIMENT}")
+    command = ["run", str(tmp_path / "experiment.toml"), "--set", "rounds=8", "--out"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert status(start(tmp_path / "output", [*command, str(one), "--devices", "1"])) == 0
+    processes = together(tmp_path, 2, [*command, str(two)])
+    assert [status(process) for process in processes] == [0, 0]
+    errors: list[list[float]] = []
+    for directory in (one, two):
+        lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+        errors.append([line[key] for line in lines for key in ERRORS])
+    assert errors[1] == pytest.approx(errors[0], rel=1e-4)
+    assert errors[0][-2] > 0
+    assert found(two)[0] == pytest.approx(found(one)[0], rel=1e-4, abs=1e-5)
 
 
 def test_homes_are_blocks_with_a_fair_share_of_the_rows() -> None:
