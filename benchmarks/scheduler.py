@@ -8,15 +8,22 @@ and on CPU devices. Nothing is trained. Times are those of one processor, the le
 processor seconds, since other work may share the machine. *Idle* is the share of lane ticks in
 which a lane has no client.
 
+Stretches of a file of 2 GB that the system was asked to forget are read as the library reads them,
+and one after another; they are clients' rows of 4 bytes and of 784.
+
 The last two tables are those of docs/scale.md: rounds over 10^8 clients on 1, 8 and 64
 accelerators, by the arithmetic of `round_cost` from these times, the steps measured with
 `benchmarks.models`, and an accelerator that is assumed (`Machine`), since none was at hand.
 """
 
+import itertools
 import math
+import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +32,7 @@ from rich.table import Table
 
 import fedprox as fp
 from fedprox.federation import offsets_of
+from fedprox.mapping import copy_stretches, map_file
 from fedprox.simulation.homes import find_homes
 from fedprox.simulation.programs import lane_cost
 from fedprox.simulation.sampling import weights
@@ -48,6 +56,9 @@ PARAMETERS = 7850
 
 ALL = 10**8
 """Clients of the federation that the last tables are about."""
+
+FILE = 2**31
+"""Bytes of a file to read from."""
 
 EVALUATED = 10_000
 """Clients of an evaluation there."""
@@ -224,7 +235,7 @@ class Machine(NamedTuple):
         meeting: Seconds to meet.
         disk: Bytes a second that a host reads.
         seek: Seconds for each stretch that lies somewhere else, asked for ahead; read one after
-            another they take some 130e-6.
+            another they take some 110e-6.
     """
 
     arithmetic: float = 10e12
@@ -235,7 +246,7 @@ class Machine(NamedTuple):
     far: float = 25e9
     meeting: float = 100e-6
     disk: float = 3e9
-    seek: float = 15e-6
+    seek: float = 20e-6
 
 
 class Cost(NamedTuple):
@@ -361,6 +372,45 @@ def scheduler_tables(offsets: NDArray[np.int64], everyone: NDArray[np.int64]) ->
     yield shown
 
 
+def seconds_to_read(path: Path, first: NDArray[np.int64], *, ahead: bool) -> float:
+    """Of a forgotten file's clients' rows, for each client."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        rows: Any = map_file(path)
+        some, place = np.full(len(first), MEAN), np.arange(len(first)) * MEAN
+        found = np.empty((MEAN, rows.shape[1]), np.uint8)
+        begin = time.perf_counter()
+        if ahead:
+            copy_stretches(rows, first, some, place, MEAN * len(first))
+        else:
+            for row in first.tolist():
+                os.preadv(file.fileno(), [found.data], rows.offset + row * rows.shape[1])
+        return (time.perf_counter() - begin) / len(first)
+
+
+def reading_table() -> Table:
+    """The least of three turns."""
+    shown = table("bytes of a client", "one after another, us", "asked for ahead", "ratio", left=0)
+    stream = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        for row in (4, 784):
+            path, rows = Path(folder) / f"{row}.npy", FILE // row
+            made = np.lib.format.open_memmap(path, "w+", np.uint8, (rows, row))
+            for part in np.array_split(made, 64):
+                part[:] = stream.integers(256, size=part.shape, dtype=np.uint8)
+            made.flush()
+            del made, part
+            turns = []
+            for _ in range(3):
+                first = np.sort(stream.choice(rows // MEAN, 1000, replace=False)) * MEAN
+                turns.append([seconds_to_read(path, first, ahead=ahead) for ahead in (False, True)])
+            one, asked = np.min(turns, axis=0) * 1e6
+            shown.add_row(f"{row * MEAN:,}", f"{one:.0f}", f"{asked:.0f}", f"{one / asked:.1f}")
+            path.unlink()
+    return shown
+
+
 def cost_tables(offsets: NDArray[np.int64], everyone: NDArray[np.int64]) -> Iterator[Table]:
     """What is computed."""
     machine = Machine()
@@ -413,10 +463,10 @@ def main() -> None:
     """All tables."""
     console, offsets = Console(width=180), offsets_of(sizes(CLIENTS))
     everyone = np.arange(0, MEAN * ALL + 1, MEAN)
-    for make in (scheduler_tables, cost_tables):
-        for shown in make(offsets, everyone):
-            console.print(shown)
-            console.print()
+    measured = scheduler_tables(offsets, everyone)
+    for shown in itertools.chain(measured, [reading_table()], cost_tables(offsets, everyone)):
+        console.print(shown)
+        console.print()
 
 
 if __name__ == "__main__":
