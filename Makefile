@@ -27,6 +27,9 @@ bench: $(READY) $(VENV)/.torch  ## measure speed against a torch loop and a NumP
 	$(VENV)/bin/python -m benchmarks.models
 	$(VENV)/bin/python -m benchmarks.sweeps
 	$(VENV)/bin/python -m benchmarks.client_state
+	$(VENV)/bin/python -m benchmarks.scheduler
+	$(VENV)/bin/python -m benchmarks.million
+	$(VENV)/bin/python -m benchmarks.devices
 	$(VENV)/bin/python -m benchmarks.faults
 
 $(READY): requirements.lock pyproject.toml

@@ -22,7 +22,7 @@ for devices in (1, 2, 4):
     runs = fp.compare(
         federation,
         fp.models.logistic(federation),
-        methods=[fp.feddane(mu=[0.0, 1.0]), fp.scaffold()],
+        methods=[fp.scaffold()],
         solver=fp.Solver(learning_rate=0.01, batch_size=10, epochs=2),
         cohort=fp.Cohort(7),
         systems=fp.Systems(stragglers=0.5),
