@@ -569,6 +569,9 @@ INTERRUPTED = 130
 SURROUNDINGS = ("--data-dir", "--devices", "--coordinator", "--processes", "--process")
 """Options that say where a run runs, and not what it is."""
 
+SUM_FAILED = "gloo|nccl|coordination"
+"""What an error names where a sum over processes has failed."""
+
 LOST = (
     "process {}: another process has ended, or cannot be reached, and so the run ends ({}); go on "
     "from its last checkpoint with --resume"
@@ -600,13 +603,9 @@ def _main() -> None:
         if "run" in sys.argv[1:2]:
             again = f"go on with: {_resume(stopped.folder.parent, sys.argv[1:])}"
         _fail(f"{stopped}; {again}", 128 + stopped.signal)
-    except (
-        jax.errors.JaxRuntimeError,
-        ValueError,
-    ) as error:  # either, by where a sum is waited for
-        if jax.distributed.is_initialized() and re.search(
-            "gloo|nccl|coordination", str(error), re.I
-        ):
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        # a lost process raises either, by where its sum is waited for
+        if jax.distributed.is_initialized() and re.search(SUM_FAILED, str(error), re.I):
             _fail(LOST.format(jax.process_index(), str(error).partition("\n")[0]), 1)
         _out_of_memory(error)
     except MemoryError as error:

@@ -32,7 +32,7 @@ from fedprox.simulation.history import Record, Run
 from fedprox.simulation.lanes import replicate
 from fedprox.simulation.processes import everyone
 from fedprox.simulation.rounds import Standing
-from fedprox.simulation.settle import no_updates
+from fedprox.simulation.settle import all_faulty, no_updates
 
 STATE = "state"
 """Of a folder of checkpoints the part with the server's state and the records."""
@@ -151,7 +151,7 @@ def arrays_of(standing: Standing, points: int) -> Arrays:
     }
     if standing.trend is not None:
         found["trend"] = jax.tree.map(np.asarray, standing.trend._asdict())
-    faulty = np.concatenate([no_updates(), *(find() for find in standing.faulty)])
+    faulty = all_faulty(standing.faulty)
     if len(faulty):
         found["faulty"] = faulty
     return found
@@ -278,14 +278,14 @@ class Checkpoints:
         Raises:
             Stopped: The comparison is to stop.
         """
-        waited = time.perf_counter() - self._last
-        late = self.interval is not None and waited >= self.interval
-        regular = self.every is not None and (done is None or done % self.every == 0)
-        if done == self._comparison.rounds:
-            regular = late = False  # the end of the leg is next
-        # clocks differ, and a signal may come to one process alone, or to each in another round
+        # a signal may come to one process alone, or to each in another round, and clocks differ
         asked = everyone(self.stopping or 0).max()
-        if regular or everyone(late)[0] or asked:
+        due = self.every is not None and (done is None or done % self.every == 0)
+        if self.interval is not None:
+            due = due or bool(everyone(time.perf_counter() - self._last >= self.interval)[0])
+        if done == self._comparison.rounds:
+            due = False  # the end of the leg is next
+        if due or asked:
             self._save(snapshot())
             self._last = time.perf_counter()
         if asked:
@@ -315,7 +315,7 @@ class Checkpoints:
     def _save_state(self, step: int, snapshot: Snapshot) -> None:
         import orbax.checkpoint as ocp
 
-        arrays = dict(snapshot.arrays) or {"none": np.zeros(1)}
+        arrays = dict(snapshot.arrays)
         if snapshot.finished:
             arrays["params"] = {
                 str(i): _numbered(run.params) for i, run in enumerate(snapshot.finished)

@@ -13,7 +13,7 @@ import numpy as np
 from fedprox.features import Features
 from fedprox.model import Model, Params
 from fedprox.simulation.faults import Faults, Judged, screened_mean
-from fedprox.simulation.lanes import add_weighted, run_segments, total, where_lanes
+from fedprox.simulation.lanes import add_weighted, put, run_segments, total, where_lanes
 from fedprox.simulation.reading import Reading, per_lane, plan_reading, reader, summed_gradients
 from fedprox.simulation.schedule import Array, Jobs
 
@@ -129,7 +129,7 @@ def exchange_gradients(
                 mean = add_weighted(mean, weight, counted)
             # slots beyond are those of the first cohort
             target = jnp.where(ended, slot, room)
-            own = jax.tree.map(lambda o, g: o.at[target].set(g, mode="drop"), own, found)
+            own = put(own, target, found)
             return where_lanes(ended, none, sums), own, mean
 
         carry = (zeros(lanes), zeros(room), zeros() if faults is None else None)

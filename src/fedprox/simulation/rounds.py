@@ -105,11 +105,10 @@ def chunks(begin: int, rounds: int, evaluate_every: int, most: int, pause: int) 
     >>> [tuple(chunk) for chunk in chunks(1, 7, evaluate_every=5, most=3, pause=2)]
     [(1, 2, False), (2, 4, False), (4, 5, True), (5, 6, False), (6, 7, True)]
     """
-    recorded = {*range(evaluate_every, rounds, evaluate_every), rounds}
     while begin < rounds:
         following = (begin // each * each + each for each in (evaluate_every, pause))
         last = min(begin + most, rounds, *following)
-        yield Chunk(begin, last, last in recorded)
+        yield Chunk(begin, last, last == rounds or last % evaluate_every == 0)
         begin = last
 
 
@@ -241,8 +240,7 @@ def run_rounds(
             store.write(here, after.kept)
             after = after._replace(kept=None)
         state = after.state
-        room = layout.rounds.slots
-        faulty += (partial(faulty_updates, chunk.first, call.work, room, after.faulty),)
+        faulty += _faulty(ready, chunk, call, after)
         planned_steps = sum(int(w.jobs.steps.sum()) for w in call.work)
         taken += (planned_steps if after.steps is None else after.steps,)
         if chunk.recorded or trend is not None:
@@ -264,6 +262,14 @@ def run_rounds(
         after_call(chunk.last, partial(settled, now))
         del now  # so that the state can be given up to the next call
     return settled(state)
+
+
+def _faulty(ready: Ready, chunk: Chunk, call: Call, after: After) -> tuple[Faulty, ...]:
+    """The faulty updates of a call, if updates are screened."""
+    if after.faulty is None:
+        return ()
+    slots = ready.layout.rounds.slots
+    return (partial(faulty_updates, chunk.first, call.work, slots, after.faulty),)
 
 
 def _gamma(

@@ -209,8 +209,9 @@ def compare(
         target=target,
         stop_at_target=stop_at_target,
     )
+    params = jax.eval_shape(model.init, jax.random.key(0))
     for method in methods:
-        check_shapes(method, jax.eval_shape(model.init, jax.random.key(0)))
+        check_shapes(method, params)
     methods = [protocol.reported(method) for method in methods]
     for method in methods:
         protocol.check(method, method.solver(solver))

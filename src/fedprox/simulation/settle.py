@@ -36,10 +36,8 @@ def faulty_updates(
         first: The first of the rounds.
         work: The work of each.
         slots: Room for a round's jobs; those of a first exchange come after it.
-        faulty: See `After.faulty`; None without screening.
+        faulty: See `After.faulty`.
     """
-    if faulty is None:
-        return no_updates()
     flags, found = np.asarray(faulty), [no_updates()]
     for r, each in enumerate(work):
         for jobs, begin in ((each.jobs, 0), (each.exchange, slots)):
@@ -47,6 +45,11 @@ def faulty_updates(
             rounds = np.full(len(at), first + r)
             found.append(np.stack([rounds, points, jobs.client[at]], axis=1))
     return np.concatenate(found)
+
+
+def all_faulty(calls: Sequence[Faulty]) -> NDArray[np.int64]:
+    """Wait for the faulty updates of some calls, rows of (round, point, client)."""
+    return np.concatenate([no_updates(), *(find() for find in calls)])
 
 
 class Evaluation(NamedTuple):
@@ -60,7 +63,7 @@ class Evaluation(NamedTuple):
         gamma: gamma_k of the round's jobs (slots, points); None where it is not measured.
         steps: Steps they took (slots, points); None where the plan says it.
         since: Steps of all rounds since the evaluation before, a number or (points,) for each call.
-        faulty: The faulty updates of these rounds, for each call.
+        faulty: The faulty updates of these rounds, for each call; of none without screening.
     """
 
     round: int
@@ -117,7 +120,7 @@ def records_of(
     loss, correct, variance, dissimilarity = (np.asarray(m, float) for m in done.measures[:4])
     tests = int(counts.labels.sum())
     loss_error, accuracy_error = _errors(done.measures, counts)
-    faulty = np.concatenate([no_updates(), *(find() for find in done.faulty)])
+    faulty = all_faulty(done.faulty)
     screening = protocol.screening(algorithm)
     if len(faulty) and screening is not None and screening.policy == "fail":
         raise InputError(_refusal(faulty, runs, protocol.federation.names))
