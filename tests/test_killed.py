@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -46,8 +47,9 @@ def die(where: str, count: int, share: float) -> None:
     """Have this process end by a kill.
 
     Args:
-        where: In the so many-th line of "metrics", while the so many-th "checkpoint" is being made,
-            or at some "moment" after the so many-th record.
+        where: In the so many-th line of "metrics", while the so many-th "checkpoint" is being made
+            or the so many-th folder is in "removal", or at some "moment" after the so many-th
+            record.
         count: Which one.
         share: A random number.
     """
@@ -55,6 +57,7 @@ def die(where: str, count: int, share: float) -> None:
     from fedprox.simulation.checkpoint import Checkpoints
 
     begin, save, record = RunDirectory._begin, Checkpoints._save, RunDirectory.record
+    rmtree = shutil.rmtree
     calls = iter(range(count, -(10**6), -1))
 
     def torn(self: RunDirectory) -> Any:
@@ -68,10 +71,20 @@ def die(where: str, count: int, share: float) -> None:
 
         return call
 
+    def half_removed(path: Any, *given: Any, **options: Any) -> None:
+        files = sorted(file for file in Path(path).rglob("*") if file.is_file())
+        if files and next(calls) == 0:
+            for file in files[: int(share * len(files))]:
+                file.unlink()
+            kill()
+        rmtree(path, *given, **options)
+
     if where == "metrics":
         RunDirectory._begin = torn  # type: ignore[method-assign]
     elif where == "checkpoint":
         Checkpoints._save = timed(save, 0.1)  # type: ignore[method-assign]
+    elif where == "removal":
+        shutil.rmtree = half_removed  # type: ignore[assignment]
     elif where == "moment":
         RunDirectory.record = timed(record, 0.05)  # type: ignore[method-assign]
 
@@ -84,10 +97,10 @@ def test_a_run_that_is_killed_twenty_times_is_the_same(tmp_path: Path) -> None:
     chance = random.Random(0)
     known = 0
     for number in range(KILLS):
-        where = ("moment", "metrics", "checkpoint")[number % 3]
+        where = ("moment", "metrics", "checkpoint", "removal")[number % 4]
         # lines of before are written again first, so a torn one may be any of them or a new one
-        most = {"moment": known + 9, "metrics": known + 9, "checkpoint": 3}[where]
-        least = 0 if number % 2 or where == "checkpoint" else known
+        lines = where in ("moment", "metrics")
+        most, least = (known + 9, 0 if chance.random() < 0.5 else known) if lines else (4, 0)
         death = where, chance.randrange(least, most), chance.random()
         again = ["run", "--resume", str(killed)] if number else [*command, str(killed)]
         if number and not (killed / "experiment.toml").exists():
