@@ -7,6 +7,7 @@ one for each place in the code, and the exit status is 1.
 """
 
 import argparse
+import itertools
 import os
 import random
 import re
@@ -19,6 +20,7 @@ import traceback
 import tracemalloc
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +204,7 @@ def _in_memory() -> Path | None:
 
 
 def main() -> None:
-    """Fuzz the readers that are named, or all, each in a process of its own."""
+    """Fuzz the readers that are named, or all, each in a process of its own, one to a core."""
     parser = argparse.ArgumentParser(description="Fuzz the readers of files.")
     parser.add_argument("readers", nargs="*", metavar="READER", help="which; all if left out")
     parser.add_argument("--inputs", type=int, default=100_000, help="of each; default 100,000")
@@ -214,16 +216,18 @@ def main() -> None:
         fuzz(asked.readers[0], asked.inputs, asked.seed, asked.kept / asked.readers[0])
     from tests.readers import READERS
 
-    failed = []
-    for name in asked.readers or READERS:
+    def failed(name: str) -> bool:
         own = ["--here", f"--inputs={asked.inputs}", f"--seed={asked.seed}", f"--kept={asked.kept}"]
         command = [sys.executable, "-m", "tests.fuzz", name, *own]
         done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
-        if done.returncode:
-            failed.append(name)
         if done.returncode not in (0, 1):  # it ended itself: a hang, or a crash of the interpreter
             print(f"{name}: ended with {done.returncode}\n{done.stderr[-2000:]}", flush=True)
-    raise SystemExit(f"broken: {', '.join(failed)}" if failed else 0)
+        return done.returncode != 0
+
+    names = asked.readers or list(READERS)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        broken = list(itertools.compress(names, pool.map(failed, names)))
+    raise SystemExit(f"broken: {', '.join(broken)}" if broken else 0)
 
 
 if __name__ == "__main__":

@@ -218,6 +218,7 @@ NPY_HEADERS = [
     ("{'descr': '<U999999999', 'fortran_order': False, 'shape': (1,), }", "not a whole npy file"),
     ("{'descr': '|O', 'fortran_order': False, 'shape': (6,), }", "holds object; not numbers"),
     ("{'descr': '|u1', 'fortran_order': False, 'shape': (-1, -6), }", "not a whole npy file"),
+    ("{'descr': '<U0', 'fortran_order': False, 'shape': (-1,), }", "not a whole npy file"),
     ("{'descr': '|u1', 'fortran_order': False, 'shape': (" + "(" * 5000, "not a whole npy file"),
     ("{'descr': ", "not a whole npy file"),
 ]
@@ -231,6 +232,11 @@ def test_npy_headers_are_not_believed(header: str, message: str, tmp_path: Path)
     arrays = {f"{name}.npy": saved(array) for name, array in WRITERS.items()}
     path.write_bytes(archived(arrays | {"labels.npy": content}))
     assert message in refused(lambda: datasets.femnist("writers", data_dir=tmp_path))
+    # mapped by numpy, an array of no bytes and of -1 words would end the process
+    datasets.write_mapped(tmp_path / "few", [([[1.0]], [0])])
+    (tmp_path / "few" / "names.npy").write_bytes(content)
+    message = refused(lambda: datasets.mapped(str(tmp_path / "few")))
+    assert "names.npy: not an array that can be mapped" in message
 
 
 LONG_HEADER = b"\x93NUMPY\x02\x00\xff\xff\xff\x7f{'descr': "

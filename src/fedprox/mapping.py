@@ -49,7 +49,7 @@ def map_file(path: Path) -> Array:
     require(path.is_file(), f"{path}: missing")
     try:
         with path.open("rb") as file:
-            require_short_header(file)
+            read_header(file)
         found = npy.open_memmap(path, mode="r").view(MappedFile)
         found.file = os.open(path, os.O_RDONLY)
         weakref.finalize(found, os.close, found.file)
@@ -58,17 +58,22 @@ def map_file(path: Path) -> Array:
     return found
 
 
-def require_short_header(file: IO[bytes]) -> None:
-    """Read the beginning of an npy file, and refuse a header that may be longer than 64 KB.
+def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the beginning of an npy file: shape, whether columns come first, and type.
 
-    Of version 1 it may not; of later ones it may be of 4 GB, for which numpy makes room at once.
+    A header of version 1 is at most 64 KB long. Later ones may be of 4 GB, for which numpy makes
+    room at once. Lengths below 0 and types of no bytes can end the process where numpy maps them.
 
     Raises:
-        ValueError: It is another file, or of a later version.
+        ValueError: It is another file, or of a later version, or announces what cannot be.
     """
     major, minor = npy.read_magic(file)
     if major != 1:
         raise ValueError(f"a header of version {major}.{minor}; it must be 1.0")
+    shape, columns_first, kind = npy.read_array_header_1_0(file)
+    if min(shape, default=0) < 0 or not kind.itemsize:
+        raise ValueError(f"an array of type {kind} and shape {shape}; there is no such array")
+    return shape, columns_first, kind
 
 
 def let_go(array: Array) -> None:

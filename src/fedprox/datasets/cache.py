@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets.sources import cache_folder, reading
-from fedprox.mapping import require_short_header
+from fedprox.mapping import read_header
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -138,7 +138,7 @@ def _load(entry: Path) -> Arrays | None:
 
 def _map(path: Path) -> NDArray[Any]:
     with path.open("rb") as file:
-        require_short_header(file)
+        read_header(file)
     array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     return np.asarray(array)
 

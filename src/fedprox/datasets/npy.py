@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.lib.format import read_array_header_1_0
 from numpy.typing import NDArray
 
 from fedprox.datasets.sources import most, reading, take
 from fedprox.errors import InputError, reason, require
-from fedprox.mapping import require_short_header
+from fedprox.mapping import read_header
 
 
 def npz(path: Path, *names: str) -> list[NDArray[np.generic]]:
@@ -31,8 +30,7 @@ def npz(path: Path, *names: str) -> list[NDArray[np.generic]]:
 
 def _npy(file: IO[bytes], where: str, largest: int) -> NDArray[np.generic]:
     try:
-        require_short_header(file)
-        shape, columns_first, kind = read_array_header_1_0(file)
+        shape, columns_first, kind = read_header(file)
     except InputError:
         raise
     except Exception as error:  # numpy evaluates it, which can fail in any way
@@ -46,16 +44,13 @@ def _npy(file: IO[bytes], where: str, largest: int) -> NDArray[np.generic]:
         f"{where}: not a whole npy file: {len(content)} bytes of data where its header says "
         f"{needed}",
     )
-    try:
-        found = np.frombuffer(content, kind).reshape(shape, order="F" if columns_first else "C")
-    except ValueError as error:  # a shape that cannot be, such as (-1, -1)
-        raise InputError(f"{where}: not a whole npy file: {reason(error)}") from None
+    found = np.frombuffer(content, kind).reshape(shape, order="F" if columns_first else "C")
     require_words(found, where)
     return found
 
 
 def require_words(array: NDArray[Any], where: str) -> None:
     """Raise `InputError` if an array of words holds what is no character."""
-    if array.dtype.kind == "U" and array.size and array.dtype.itemsize:
+    if array.dtype.kind == "U" and array.size:
         codes = array.ravel(order="K").view(np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
         require(codes.max() <= sys.maxunicode, f"{where}: holds words of what are no characters")
