@@ -252,6 +252,14 @@ BAD = [
     ("interval=5", "the file: unknown key 'interval'"),
     ("solver.batch_size=some", "solver.batch_size = 'some'; it must be a whole number or \"all\""),
     ('solver.optimizer_options={momentum="x"}', "solver.optimizer_options: sgd refuses"),
+    (
+        'solver={learning_rate=0.1,batch_size=1,steps=1,optimizer="adam",optimizer_options={b1=1099511627776}}',
+        "solver.optimizer_options: adam refuses them: ",
+    ),
+    (
+        'solver={learning_rate=0.1,batch_size=1,steps=1,optimizer="adam",optimizer_options={b1=-2147483647}}',
+        "solver.optimizer_options: adam refuses them: ",
+    ),
     ("method.1.mu=[0.5, 0.5]", "methods: 'fedprox mu=0.5' is given 2 times; once is enough"),
     ('method.1={name="fedavg"}', "methods: 'fedavg' is given 2 times; once is enough"),
     ("seed=[]", "seed: none given; at least one is needed"),

@@ -29,6 +29,8 @@ from fedprox.datasets.mnist import read_idx
 from fedprox.datasets.posts import read_posts
 from fedprox.datasets.sent140 import CSV, read_csv
 from fedprox.datasets.words import read_vectors
+from fedprox.experiment import read_experiment
+from fedprox.toml import parse_toml
 from tests.fuzz import mutated, verdict
 from tests.readers import READERS, archived, saved, tarred
 from tests.test_cifar import batch, old
@@ -252,6 +254,35 @@ def test_npy_headers_are_short(tmp_path: Path) -> None:
     (tmp_path / "few" / "x.npy").write_bytes(LONG_HEADER)
     message = refused(lambda: datasets.mapped(str(tmp_path / "few")))
     assert "x.npy: not an array that can be mapped: a header of version 2.0" in message
+
+
+LONG_KEYS = [
+    ".".join("a" * 8000) + " = 1",
+    "[solver]\nepochs = 1\n[" + " . ".join("a" * 8000) + "]",
+    r".".join([r'"a\"."'] * 8000) + " = 1",
+    "data = {" + ".".join(["'a b'"] * 8000) + " = 1}",
+]
+
+
+@pytest.mark.parametrize("text", LONG_KEYS)
+def test_keys_of_many_parts_are_refused_in_little_memory(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "experiment.toml"
+    path.write_text(text)
+    line = text.count("\n") + 1
+    assert f"a key of more than 16 parts (at line {line})" in refused(
+        lambda: read_experiment(path), MIB
+    )
+
+
+def test_a_long_text_with_points_is_no_key() -> None:
+    numbers = ", ".join(f"{k}.5" for k in range(1000))
+    text = f"step_seconds = [{numbers}]\npath = '../../a.b/c.d'\n# " + "and so on. " * 1000
+    assert len(parse_toml(text)["step_seconds"]) == 1000
+    assert parse_toml(" . ".join("abcdefghijklmnop") + " = 1")["a"]["b"]
+    # each of these would take days in a search that goes back
+    for word in ("a" * 10**6, '"' * 10**6, "a." * 15 + "!" * 10**6, "'a' . " * 10**5 + "\n"):
+        with pytest.raises(ValueError, match=r"\(at "):
+            parse_toml(word)
 
 
 def test_a_size_in_an_archives_directory_is_not_believed(tmp_path: Path) -> None:

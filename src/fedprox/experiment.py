@@ -3,7 +3,6 @@
 import difflib
 import functools
 import inspect
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -27,7 +26,8 @@ from fedprox.simulation.run import compare
 from fedprox.simulation.sampling import Cohort, Sampling
 from fedprox.simulation.systems import Partial, Systems
 from fedprox.simulation.target import StopAtTarget, Target, target_of
-from fedprox.solver import Solver, line_search_descent
+from fedprox.solver import Solver, line_search_descent, searches_line
+from fedprox.toml import parse_toml
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
     name: getattr(optax, name)
@@ -177,10 +177,10 @@ def read_experiment(path: Path, settings: Sequence[str] = ()) -> Experiment:
         InputError: The file is missing, not TOML, or holds unknown keys or values of a wrong type.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a TOML file: {error}") from None
     for setting in settings:
         apply_setting(table, setting)
@@ -343,14 +343,16 @@ def _optimizer(name: Any, options: Any, where: str) -> Callable[..., Any]:
             not isinstance(defaults[key], bool) or isinstance(options[key], bool),
             f"{where}.{key} = {options[key]!r}; it must be true or false",
         )
+    bound = functools.partial(function, **options) if options else function
     try:
         optimizer, one = function(learning_rate=0.1, **options), np.ones(1, np.float32)
         line = {"value": one[0], "grad": one, "value_fn": lambda w: (w**2).sum() / 2}
         optimizer.update(one, optimizer.init(one), one, **line)
-    except (TypeError, ValueError) as error:
+        searches_line(bound, where)  # traced, some numbers overflow that did not before
+    except (TypeError, ValueError, OverflowError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{where}: {name} refuses them: {reason}") from None
-    return functools.partial(function, **options) if options else function
+    return bound
 
 
 def _named(
@@ -396,8 +398,8 @@ def apply_setting(table: Table, setting: str) -> None:
     key, equals, text = setting.partition("=")
     require(equals and key.strip(), f"--set {setting}: it must be KEY=VALUE")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
+        value = parse_toml(f"value = {text}")["value"]
+    except ValueError:
         value = text.strip()
     *parents, last = key.strip().split(".")
     place: Any = table

@@ -2,7 +2,6 @@
 
 import json
 import math
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from fedprox.algorithms.reporting import Evaluated
 from fedprox.errors import InputError, require
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.target import KEYS, Target, target_of
+from fedprox.toml import parse_toml
 
 T = TypeVar("T")
 
@@ -189,12 +189,12 @@ _RECORD = TypeAdapter(Record)
 def _experiment(path: Path) -> dict[str, Any]:
     text = _text(path)
     try:
-        table = tomllib.loads(text)
+        table = parse_toml(text)
         known = Settings.model_validate(table)
         target_of(known.target_accuracy, known.target_loss)
     except ValidationError as error:
         raise InputError(f"{path}: damaged: {_explain(error)}") from None
-    except (ValueError, RecursionError) as error:  # not TOML, a number of 5,000 digits, too deep
+    except ValueError as error:
         raise InputError(f"{path}: damaged: {error}") from None
     return table
 

@@ -29,6 +29,7 @@ from fedprox.report.lock import locked
 from fedprox.report.table import common_target
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.target import KEYS, Target
+from fedprox.toml import parse_toml
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,8 +76,8 @@ class RunDirectory:
             known.is_file(), f"--out: {self.path} holds other files; name a new or empty folder"
         )
         try:
-            before = tomllib.loads(known.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            before = parse_toml(known.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
             raise InputError(f"--out: {known} cannot be read: {error}") from None
         before.pop("versions", None)
         require(
@@ -99,7 +100,7 @@ class RunDirectory:
         known = self.path / "experiment.toml"
         if not known.is_file():
             return []
-        found = tomllib.loads(known.read_text(encoding="utf-8")).get("versions")
+        found = parse_toml(known.read_text(encoding="utf-8")).get("versions")
         before, now = found if isinstance(found, dict) else {}, versions()
         return [
             f"{name} {before.get(name)}, now {now.get(name)}"

@@ -1,0 +1,30 @@
+"""TOML from outside: read in memory that is in proportion to the text."""
+
+import re
+import tomllib
+from typing import Any
+
+PARTS = 16
+"""Parts of a dotted key at most. What tomllib takes grows with the square of their number."""
+
+_PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{PARTS}}}")
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table of a TOML text.
+
+    Raises:
+        ValueError: It is none, or nests too deep.
+
+    >>> parse_toml("solver.epochs = 1")
+    {'solver': {'epochs': 1}}
+    """
+    long_key = _LONG_KEY.search(text)
+    if long_key:
+        line = text.count("\n", 0, long_key.start()) + 1
+        raise ValueError(f"a key of more than {PARTS} parts (at line {line})")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("arrays or tables within others, too deep") from None
