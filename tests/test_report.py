@@ -231,6 +231,16 @@ def test_runs_come_back_with_their_seconds(folder: Path) -> None:
             json.dumps(metrics_line(record())),
             "line 3 is damaged: 'fedavg', seed 0, has round 0 after round 1",
         ),
+        (
+            "metrics.jsonl",
+            json.dumps(metrics_line(record())).replace('"round": 0', f'"round": 1{"0" * 400}'),
+            "a whole number beyond 64 bits",
+        ),
+        (
+            "summary.json",
+            '[{"label": "a", "seed": 99999999999999999999, "run_seconds": 1, "sweep_points": 1}]',
+            "damaged: 0.seed: Input should be less than 9223372036854775808",
+        ),
         ("summary.json", "{}", "damaged: Input should be a valid array"),
         ("summary.json", '[{"label": 3}]', "damaged: 0.label: Input should be a valid string"),
         ("clients.json", "nonsense", "damaged: Invalid JSON"),
@@ -594,7 +604,7 @@ def test_dragging_zooms_and_a_double_click_zooms_out(opened: Browser) -> None:
 
 
 @pytest.mark.parametrize("width", [400, 1400])
-def test_the_page_fits_the_window(opened: Browser, width: int) -> None:
+def test_the_page_fits_the_window(opened: Browser, page: Path, width: int) -> None:
     opened.resize(width)
     opened.wait(f"innerWidth === {width}")
     opened.wait(
@@ -602,4 +612,6 @@ def test_the_page_fits_the_window(opened: Browser, width: int) -> None:
         " - document.querySelector('.plot').getBoundingClientRect().width) < 2"
     )
     assert opened.run("return document.documentElement.scrollWidth") <= width
-    assert opened.console() == opened.requests() == []  # nor was there any in all tests before
+    # nor was there anything in all tests before
+    assert opened.console() == []
+    assert set(opened.requests()) <= {page.as_uri()}

@@ -5,9 +5,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_type_hints
+from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.errors import InputError, require
@@ -18,13 +18,17 @@ from fedprox.toml import parse_toml
 T = TypeVar("T")
 
 
+Whole = Annotated[int, Field(ge=0, lt=2**63)]
+"""A number that can be counted with."""
+
+
 class Settings(BaseModel):
     """What the report needs of `experiment.toml` beside showing it."""
 
     model_config = ConfigDict(extra="allow")
 
-    rounds: int
-    seed: int | list[int] = 0
+    rounds: Whole
+    seed: Whole | list[Whole] = 0
     target_accuracy: float | None = None
     target_loss: float | None = None
     evaluate_model: Evaluated = "server"
@@ -42,9 +46,9 @@ class RunTimes(_File):
     """What `summary.json` knows of a run that `metrics.jsonl` does not."""
 
     label: str
-    seed: int
+    seed: Whole
     run_seconds: float
-    sweep_points: int
+    sweep_points: Whole
 
 
 class RunClients(_File):
@@ -58,7 +62,7 @@ class RunClients(_File):
     """
 
     label: str
-    seed: int
+    seed: Whole
     test_accuracy: list[float | None]
     clients: list[str] | None = None
 
@@ -74,7 +78,7 @@ class Fact(_File):
 class Route(_File):
     """How heterogeneous the federation is along a run: one value for each evaluated round."""
 
-    round: list[int]
+    round: list[Whole]
     dissimilarity: list[float | None]
     gradient_variance: list[float | None]
 
@@ -83,7 +87,7 @@ class SweepPoint(_File):
     """One value of mu that a diagnosis tried: training loss, the mean over seeds, by round."""
 
     mu: float
-    round: list[int]
+    round: list[Whole]
     train_loss: list[float | None]
     final_loss: float | None
     spread: float | None
@@ -103,7 +107,7 @@ class Diagnosis(_File):
     """
 
     facts: list[Fact]
-    sizes: list[int]
+    sizes: list[Whole]
     classes: list[float]
     path: Route
     sweep: list[SweepPoint]
@@ -166,7 +170,7 @@ def read_record(line: bytes) -> Record:
     Raises:
         ValueError: It is not such a line.
     """
-    table = json.loads(line, parse_constant=_refuse)
+    table = json.loads(line, parse_constant=_refuse, parse_int=_whole)
     if not isinstance(table, dict):
         raise ValueError("not a JSON object")
     hints = get_type_hints(Record)
@@ -201,6 +205,13 @@ def _experiment(path: Path) -> dict[str, Any]:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
+
+
+def _whole(text: str) -> int:
+    number = int(text)
+    if abs(number) >= 2**63:
+        raise ValueError(f"{text}: a whole number beyond 64 bits")
+    return number
 
 
 def _runs(path: Path, times: Sequence[RunTimes]) -> list[Run]:
