@@ -416,6 +416,7 @@ X, Y = np.zeros((2, 3)), np.array([0, 1])
         ([(X + 1e39, Y)], "a feature is NaN or infinite as a 32-bit number"),
         ([(X, Y + 2**32)], "labels are 32-bit"),
         ([(X[:, :0], Y)], "one feature is needed"),
+        ([(X, Y[:, None][:, :0])], "one label is needed"),
         ([(1.0, Y)], r"features of shape \(\)"),
     ],
 )

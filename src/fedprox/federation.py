@@ -317,6 +317,7 @@ def _client_arrays(client: Client, where: str) -> tuple[Array, Array]:
     if not len(x):
         return x, y
     require(x[0].size > 0, f"{where}: rows of shape {x.shape[1:]}; one feature is needed")
+    require(y[0].size > 0, f"{where}: labels of shape {y.shape[1:]}; one label is needed")
     for array, what in ((x, "features"), (y, "labels")):
         require(array.dtype.kind in "fiub", f"{where}: {what} of type {array.dtype}; not numbers")
     if x.dtype.kind == "f":

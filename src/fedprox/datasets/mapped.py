@@ -77,6 +77,7 @@ def _rows(folder: Path, prefix: str, like: Rows | None = None) -> Rows:
     require(len(x) == len(y), f"{y_file}: {len(y)} labels for the {len(x)} rows of {x_file.name}")
     if like is None:
         require(len(x) and x[0].size, f"{x_file}: shape {x.shape}; no features")
+        require(y[0].size, f"{y_file}: shape {y.shape}; no labels")
     else:
         for given, other, file in ((x, like.x, x_file), (y, like.y, y_file)):
             require(
@@ -232,6 +233,8 @@ def _write(
             y = y.astype(np.uint8) if y.dtype == bool else y
             require(len(x) == len(y), f"{where}: {len(x)} rows and {len(y)} labels")
             require(len(x) or prefix, f"{where}: no rows; at least one is needed")
+            for part, what in ((x, "feature"), (y, "label")):
+                require(not len(x) or part[0].size, f"{where}: one {what} is needed")
             if like is None:
                 like = x[:0], y[:0]
             if not offsets[-1]:

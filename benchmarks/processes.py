@@ -1,0 +1,88 @@
+"""One process with one CPU device, one with two, and two that meet over the loopback.
+
+    python -m benchmarks.processes
+
+Each line is `fedprox run` on MNIST with FedAvg, E = 20 and B = 10, and takes turns with the others;
+`FEDPROX_DATA` names the data, or they are downloaded. Seconds are those of all rounds and two small
+evaluations, without compilation, as `summary.json` has them: the least of some turns.
+"""
+
+import json
+import math
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+TURNS = 3
+EXPERIMENT = """
+evaluate_rows = 1
+measure_gradients = false
+data = {{name = "mnist", partition = "{partition}"}}
+model = {{{model}}}
+solver = {{learning_rate = 0.03, batch_size = 10, epochs = {epochs}}}
+cohort = {{clients_per_round = {clients}}}
+rounds = {rounds}
+evaluate_every = {rounds}
+method = [{{name = "fedavg"}}]
+"""
+PROBLEMS = {
+    "logistic regression, 10 clients a round": ("power-law", 'name = "logistic"', 20, 10, 300),
+    "logistic regression, 100": ("power-law", 'name = "logistic"', 20, 100, 60),
+    "2NN, 10": ("iid", 'name = "mlp", hidden = [200, 200]', 1, 10, 20),
+}
+SETTINGS = {"1 process, 1 device": (1, 1), "1 process, 2 devices": (1, 2), "2 processes": (2, 1)}
+
+
+def seconds(folder: Path, experiment: Path, processes: int, devices: int) -> float:
+    """The time of the rounds of a run."""
+    out = folder / "run"
+    command = [str(Path(sys.executable).with_name("fedprox")), "run", str(experiment)]
+    command += ["--devices", str(devices), "--out", str(out)]
+    meet: list[list[str]] = [[]]
+    if processes > 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        several = ["--coordinator", address, "--processes", str(processes), "--process"]
+        meet = [[*several, str(i)] for i in range(processes)]
+    started = [subprocess.Popen(command + each, stdout=subprocess.DEVNULL) for each in meet]
+    ended = [process.wait() for process in started]
+    if any(ended):
+        raise SystemExit(f"{experiment}: a process failed")
+    (found,) = json.loads((out / "summary.json").read_text())
+    out.rename(folder / f"done-{len(list(folder.iterdir()))}")
+    return float(found["run_seconds"])
+
+
+def main() -> None:
+    """A line for each problem."""
+    shown = Table(title="milliseconds a round", box=None, pad_edge=False, header_style="bold")
+    for header in ("model", *SETTINGS, "2 devices / 1", "2 processes / 1"):
+        shown.add_column(header, justify="left" if header == "model" else "right")
+    for name, (partition, model, epochs, clients, rounds) in PROBLEMS.items():
+        least = dict.fromkeys(SETTINGS, math.inf)
+        with tempfile.TemporaryDirectory() as made:
+            folder = Path(made)
+            experiment = folder / "experiment.toml"
+            experiment.write_text(
+                EXPERIMENT.format(
+                    partition=partition, model=model, epochs=epochs, clients=clients, rounds=rounds
+                )
+            )
+            for _ in range(TURNS):
+                for setting, counts in SETTINGS.items():
+                    took = 1e3 * seconds(folder, experiment, *counts) / rounds
+                    least[setting] = min(least[setting], took)
+        one, two, meeting = least.values()
+        times = (f"{ms:.1f}" for ms in least.values())
+        shown.add_row(name, *times, f"{one / two:.2f}", f"{one / meeting:.2f}")
+    Console(width=120).print(shown)
+
+
+if __name__ == "__main__":
+    main()
