@@ -29,7 +29,7 @@ PROBLEMS: tuple[Problem, ...] = (
     ("logistic regression", "power-law", fp.fedavg(), 400),
     ("logistic regression", "power-law", fp.scaffold(), 400),
     ("2NN", "iid", fp.scaffold(), 20),
-    ("MNIST CNN", "iid", fp.fedavg(), 4),
+    ("MNIST CNN", "iid", fp.fedavg(), 1),
 )
 CHECKPOINTS = 5
 

@@ -119,7 +119,10 @@ def test_two_and_three_processes_find_what_one_finds_and_outlive_a_death(tmp_pat
 
 
 def test_two_processes_share_the_clients_that_evaluations_sample(tmp_path: Path) -> None:
-    (tmp_path / "experiment.toml").write_text(f"evaluate_clients = 5\n{EXPERIMENT}")
+    """And where each has fewer rows of them than a slice of all would have."""
+    (tmp_path / "experiment.toml").write_text(
+        f"evaluate_clients = 5\nevaluate_rows = 2\n{EXPERIMENT}"
+    )
     command = ["run", str(tmp_path / "experiment.toml"), "--set", "rounds=8", "--out"]
     one, two = tmp_path / "one", tmp_path / "two"
     assert status(start(tmp_path / "output", [*command, str(one), "--devices", "1"])) == 0

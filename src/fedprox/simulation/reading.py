@@ -35,11 +35,13 @@ class Reading(NamedTuple):
     ends: Segments
 
 
+WIDTHS = (16, 32, 64)
+"""Rows of a slice. Wider ones are no gain on a CPU: XLA's matrix products take a slower path from
+128 rows on."""
+
+
 def slice_width(sizes: NDArray[np.int64]) -> int:
     """Rows per tick that read clients of these sizes at the least cost.
-
-    Wider slices than 64 are no gain on a CPU: XLA's matrix products take a slower path from 128
-    rows on.
 
     >>> slice_width(np.array([1000])), slice_width(np.array([30] * 100))
     (64, 32)
@@ -48,7 +50,7 @@ def slice_width(sizes: NDArray[np.int64]) -> int:
     def cost(width: int) -> int:
         return int(slices(sizes, width).sum()) * (width + TICK_COST)
 
-    best = min((16, 32, 64), key=cost)
+    best = min(WIDTHS, key=cost)
     return min(best, max(int(sizes.sum()), 1))
 
 

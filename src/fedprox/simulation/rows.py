@@ -24,6 +24,7 @@ from fedprox.simulation.lanes import PER_DEVICE, REPLICATED, replicate
 from fedprox.simulation.memory import FITS, free_on_devices, free_on_host
 from fedprox.simulation.processes import everyone
 from fedprox.simulation.protocol import RoundWork
+from fedprox.simulation.reading import WIDTHS
 from fedprox.simulation.schedule import Array, Jobs
 
 GATHERED_BYTES = 2**23
@@ -91,10 +92,10 @@ def resident(
 
 
 def _at_home(mesh: Mesh, x: Features, offsets: NDArray[np.int64], homes: Homes) -> Features:
-    """This process's rows of an array, with room for as many as any process has."""
+    """This process's rows of an array, with room for as many as any has, and for a slice."""
     bounds = homes.first_rows(offsets)
     here = index_of(x)[bounds[homes.here] : bounds[homes.here + 1]]
-    padded = np.zeros((int(np.diff(bounds).max()), *here.shape[1:]), here.dtype)
+    padded = np.zeros((max(*WIDTHS, *np.diff(bounds)), *here.shape[1:]), here.dtype)
     padded[: len(here)] = here
     if not isinstance(x, np.ndarray):
         x = replicate(mesh, with_index(x, np.zeros(0)))  # what all rows share
