@@ -81,7 +81,7 @@ def main() -> None:
         one, two, meeting = least.values()
         times = (f"{ms:.1f}" for ms in least.values())
         shown.add_row(name, *times, f"{one / two:.2f}", f"{one / meeting:.2f}")
-    Console(width=120).print(shown)
+    Console(width=140).print(shown)
 
 
 if __name__ == "__main__":
