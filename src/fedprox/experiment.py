@@ -345,7 +345,7 @@ def _optimizer(name: Any, options: Any, where: str) -> Callable[..., Any]:
         )
     bound = functools.partial(function, **options) if options else function
     try:
-        optimizer, one = function(learning_rate=0.1, **options), np.ones(1, np.float32)
+        optimizer, one = bound(learning_rate=0.1), np.ones(1, np.float32)
         line = {"value": one[0], "grad": one, "value_fn": lambda w: (w**2).sum() / 2}
         optimizer.update(one, optimizer.init(one), one, **line)
         searches_line(bound, where)  # traced, some numbers overflow that did not before

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets.sources import cache_folder, reading
-from fedprox.mapping import read_header
+from fedprox.mapping import map_file
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -128,19 +128,12 @@ def _load(entry: Path) -> Arrays | None:
     """An entry's arrays, mapped; None where it is missing or not whole."""
     try:
         checksums = json.loads((entry / MANIFEST).read_bytes())
-        arrays = {key: _map(entry / f"{key}.npy") for key in checksums}
+        arrays = {key: np.asarray(map_file(entry / f"{key}.npy")) for key in checksums}
         whole = {key: _checksum(array) for key, array in arrays.items()} == checksums
     except Exception:
         # whatever is wrong with an entry, it is made again
         return None
     return arrays if whole else None
-
-
-def _map(path: Path) -> NDArray[Any]:
-    with path.open("rb") as file:
-        read_header(file)
-    array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    return np.asarray(array)
 
 
 def _checksum(array: NDArray[Any]) -> list[object]:

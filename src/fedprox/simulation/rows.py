@@ -30,7 +30,6 @@ from fedprox.simulation.schedule import Array, Jobs
 GATHERED_BYTES = 2**23
 """Most memory of the rows that are gathered for one call, where a round does not need more."""
 
-
 EVALUATED_BYTES = 2**28
 """Most memory that evaluations take unasked, for a copy of rows that stay with the host."""
 

@@ -460,7 +460,7 @@ def _ticks_of(
 ) -> _Ticks:
     """The first `length` (jobs,) ticks of each job."""
     job = np.repeat(np.arange(len(length)), length)
-    number = np.arange(len(job)) - np.repeat(np.cumsum(length) - length, length)
+    number = np.arange(len(job)) - offsets_of(length)[job]
     rows, offset = jobs.size[job], jobs.offset.astype(np.int32)
     if solver.searches_line:
         steps = np.ones(len(job), bool)
