@@ -812,6 +812,7 @@ def test_a_race_runs_end_to_end(tmp_path: Path) -> None:
     assert "Models sent, relative to one round of FedAvg, to the target" in text
     assert "| drawn | loss 2 | paper 5; ours " in text
     assert "at most 12 of 24 rounds; 1 seed |" in text
+    assert "`fedprox reproduce made/up --scale tiny`, seed 0, " in text
     summary = json.loads((tmp_path / "runs" / "a-seed-0" / "summary.json").read_text())
     models = {one["label"]: one["models_to_target"] for one in summary}
     reached = models["fedavg learning_rate=0.03"]

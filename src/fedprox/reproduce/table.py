@@ -42,11 +42,13 @@ def table(
         statistics: By title, our clients, examples, mean and deviation, shape (seeds, 4).
         took: How long it took, in words.
     """
-    seeds = _numbers(scale.seeds)
+    ran = {series.seed for group in measured.values() for series in group}
+    seeds = sorted(ran) if ran else scale.seeds
+    shown = f"seed{'s' if len(seeds) > 1 else ''} {_numbers(seeds)}"
     lines = [
         f"# {item.title}",
         "",
-        f"{item.source}. `fedprox reproduce {name} --scale {scale.name}`, seeds {seeds}, {took}.",
+        f"{item.source}. `fedprox reproduce {name} --scale {scale.name}`, {shown}, {took}.",
         "",
     ]
     left_out = [f"{title} is left out: {why}." for title, why in item.missing.items()]
