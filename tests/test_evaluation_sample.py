@@ -135,6 +135,22 @@ def test_a_sample_is_measured_and_the_rounds_are_the_same(exact: Run, estimated:
         assert getattr(estimated.history[0], name) == pytest.approx(of_these, rel=1e-5)
 
 
+@pytest.mark.parametrize("clients", [30, 20])
+def test_a_client_counts_by_all_of_its_rows_however_few_are_read(clients: int) -> None:
+    whole = federation().sample_clients(clients)
+    few = whole.sample(3)
+    some = {} if clients == 30 else {"evaluate_clients": clients}
+    last = run(federation(), evaluate_rows=3, **some).final
+    params = jax.tree.map(jnp.asarray, run(federation()).params)
+    met = top_1(fp.models.logistic(few).apply(params, few.test.x), jnp.asarray(few.test.y))
+    right = np.diff(offsets_of(np.asarray(met))[few.test.offsets])
+    share, weights = right / np.maximum(few.test.sizes, 1), whole.test.sizes
+    assert np.ptp(weights / few.test.sizes) > 5  # clients are cut by very different parts
+    assert last.test_accuracy == pytest.approx(np.average(share, weights=weights))
+    error = None if clients == 30 else float(mean_error(share[:, None], weights, 30)[0])
+    assert last.test_accuracy_se == (error and pytest.approx(error))
+
+
 def test_a_client_that_cannot_be_measured_is_no_part_of_the_sample() -> None:
     few = federation().sample_clients(10)
     x = few.train.x.copy()

@@ -20,7 +20,8 @@ class Record(NamedTuple):
         seed: Seed of the run.
         round: Rounds done; 0 is the initial model.
         train_loss: f(w) over the rows that evaluations read; NaN or infinity once diverged.
-        test_accuracy: Over all clients' test rows; NaN without any.
+        test_accuracy: Over all clients' test rows; where evaluations read some of them, a client
+            still counts by all it has. NaN without any.
         gradient_variance: E_k ||grad F_k - grad f||^2; NaN where gradients are not measured.
         dissimilarity: B(w); likewise.
         gamma_mean: Mean gamma_k over the clients that trained in this round, and whose updates

@@ -103,6 +103,7 @@ def lay_out(
     points: int,
     together: int,
     faults: Faults | None,
+    by_client: bool,
 ) -> Layout:
     """Find the shapes that fit all rounds, and the lanes that make them fast.
 
@@ -117,6 +118,7 @@ def lay_out(
         points: Points of the sweep.
         together: Most rounds that can run without a look at the model.
         faults: What is done about faulty updates; None for no screening.
+        by_client: Whether evaluations say what they find client by client too.
     """
     jobs, first = zip(*((w.jobs, w.exchange) for w in work), strict=True)
     largest = max((int(j.size.max(initial=1)) for j in jobs), default=1)
@@ -155,6 +157,7 @@ def lay_out(
         return max(1, *map(ticks, rounds))
 
     exchange_slots = max(len(e.size) for e in first)
+    tests = measured.test.sizes if by_client else np.array([max(len(measured.test), 1)])
     return Layout(
         rounds=shape,
         accumulate=not solver.searches_line
@@ -163,7 +166,7 @@ def lay_out(
         idle=1 - used / room if room else 0.0,
         lanes=read_lanes,
         width=width,
-        test_width=slice_width(np.array([max(len(measured.test), 1)])),
+        test_width=slice_width(tests),
         cohort_ticks=most_ticks((j,) for j in jobs),
         exchange_slots=exchange_slots,
         exchange_ticks=most_ticks(zip(jobs, first, strict=True)) if algorithm.own_gradient else 0,

@@ -142,6 +142,16 @@ class Protocol:
         return self.sampled.sample(self.evaluate_rows)
 
     @cached_property
+    def by_client(self) -> bool:
+        """Whether evaluations say what they find client by client.
+
+        Of a sample of clients, for standard errors; and where test rows are left out, since a
+        client counts by all it has.
+        """
+        some = len(self.measured.test) < len(self.sampled.test)
+        return some or self.evaluate_clients is not None
+
+    @cached_property
     def measured_homes(self) -> Homes:
         """Which process reads which of them: where all are read, their homes."""
         if self.sampled is self.federation:

@@ -103,7 +103,8 @@ def simulate(
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations.
         evaluate_rows: Training rows, and test rows, of each client that evaluations read at most:
-            a random choice, the same for all methods, seeds and rounds. All where left out.
+            a random choice, the same for all methods, seeds and rounds; in losses and accuracies
+            a client still counts by all it has. All where left out.
         evaluate_clients: Clients that evaluations read at most, drawn uniformly without
             replacement: the same for all methods, seeds and rounds. Records then are estimates of
             f(w) and of accuracy, with their standard errors; gradient variance and B(w) are those
@@ -307,6 +308,7 @@ def _run_method(
         points=len(points),
         together=together,
         faults=protocol.screening(algorithm),
+        by_client=protocol.by_client,
     )
     pause = (session.checkpoints and session.checkpoints.every) or protocol.rounds
     calls = partial(
@@ -394,7 +396,7 @@ def _compile(
         mesh,
         gradients=protocol.measure_gradients,
         faults=protocol.screening(algorithm),
-        by_client=protocol.evaluate_clients is not None,
+        by_client=protocol.by_client,
     )
     return Ready(algorithm, solver, layout, mesh, programs, numbers)
 

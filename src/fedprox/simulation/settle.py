@@ -77,25 +77,41 @@ class Evaluation(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How much evaluations read.
+    """How much evaluations read, and what of it stands for how much.
 
     Attributes:
-        clients: Clients of the federation.
+        clients: Clients of the federation, where a sample of them is read; None where all are.
         rows: Training rows n_k of the clients that are read, shape (clients read,).
         labels: Test labels that are read of each, likewise; 0 for a model without accuracy.
+        stand_for: How many of its test labels each of these stands for, likewise: all of its test
+            rows by those that are read.
     """
 
-    clients: int
+    clients: int | None
     rows: NDArray[np.int64]
     labels: NDArray[np.int64]
+    stand_for: NDArray[np.float64]
 
     @classmethod
     def of(cls, protocol: Protocol) -> "Counts":
         """Those of a protocol."""
-        labels = protocol.measured.test.labels
-        known = protocol.model.correct is not None
-        rows = protocol.sampled.train.sizes
-        return cls(len(protocol.federation), rows, labels if known else np.zeros_like(labels))
+        some, read = protocol.sampled, protocol.measured.test
+        labels = read.labels if protocol.model.correct is not None else np.zeros_like(read.sizes)
+        return cls(
+            None if protocol.evaluate_clients is None else len(protocol.federation),
+            some.train.sizes,
+            labels,
+            some.test.sizes / np.maximum(read.sizes, 1),
+        )
+
+    def accuracy(self, measures: Measures) -> NDArray[np.float64]:
+        """Accuracy over all test labels of these clients (points,); NaN without any."""
+        tests = float(self.stand_for @ self.labels)
+        if measures.by_client is None:
+            met = np.asarray(measures.test_correct, float)
+        else:
+            met = self.stand_for @ np.asarray(measures.by_client.correct)
+        return met / tests if tests else np.full(met.shape, math.nan)
 
 
 def records_of(
@@ -117,9 +133,13 @@ def records_of(
     Raises:
         InputError: An update was faulty, and that is not to be.
     """
-    loss, correct, variance, dissimilarity = (np.asarray(m, float) for m in done.measures[:4])
-    tests = int(counts.labels.sum())
-    loss_error, accuracy_error = _errors(done.measures, counts)
+    found = done.measures
+    loss, variance, dissimilarity = (
+        np.asarray(m, float)
+        for m in (found.train_loss, found.gradient_variance, found.dissimilarity)
+    )
+    accuracy = counts.accuracy(found)
+    loss_error, accuracy_error = _errors(found, counts)
     faulty = all_faulty(done.faulty)
     screening = protocol.screening(algorithm)
     if len(faulty) and screening is not None and screening.policy == "fail":
@@ -136,7 +156,7 @@ def records_of(
             seed=run.seed,
             round=done.round,
             train_loss=float(loss[i]),
-            test_accuracy=float(correct[i]) / tests if tests else math.nan,
+            test_accuracy=float(accuracy[i]),
             gradient_variance=float(variance[i]),
             dissimilarity=float(dissimilarity[i]),
             gamma_mean=float(solves.gamma_mean[i]),
@@ -160,7 +180,7 @@ Errors = NDArray[np.float64] | None
 
 def _errors(measures: Measures, counts: Counts) -> tuple[Errors, Errors]:
     """Standard errors of loss and accuracy (points,), where a sample of clients was read."""
-    if measures.by_client is None:
+    if counts.clients is None or measures.by_client is None:
         return None, None
     loss = np.asarray(measures.by_client.loss)
     rows = np.broadcast_to(counts.rows[:, None], loss.shape)
@@ -170,7 +190,7 @@ def _errors(measures: Measures, counts: Counts) -> tuple[Errors, Errors]:
     accuracy = np.asarray(measures.by_client.correct) / np.maximum(counts.labels, 1)[:, None]
     return (
         mean_error(loss, rows, counts.clients),
-        mean_error(accuracy, counts.labels, counts.clients),
+        mean_error(accuracy, counts.stand_for * counts.labels, counts.clients),
     )
 
 
