@@ -7,9 +7,10 @@ once, as part of that gradient. Before it come, as in the code of Acar et al. 20
     d = clip(grad h_k(w)) + weight_decay w,   clip(g) = g min(1, c / ||g||).
 
 So the clip sees F_k's gradient, the linear and the proximal term together, and the weight decay is
-not clipped. Neither belongs to h_k: gamma and all losses are measured without. What a control
-variate or a dynamic regulariser learns from the steps includes both: where SCAFFOLD or FedDyn stand
-still, it is the gradient with its weight decay that vanishes.
+not clipped. (In that code FedDyn's alpha w travels with the weight decay and is not clipped.)
+Neither belongs to h_k: gamma and all losses are measured without. What a control variate or a
+dynamic regulariser learns from the steps includes both: where SCAFFOLD or FedDyn stand still, it is
+the gradient with its weight decay that vanishes.
 
 In round t, the first being 0, the learning rate is eta decay^t.
 

@@ -8,8 +8,8 @@ sends its gradients, and a second one, S_t, drawn independently, solves:
     w^{t+1} = sum_{k in S_t} weight_k w_k
 
 With every client in both cohorts this is (inexact) DANE. A round takes two exchanges, and its
-communication counts twice. (The authors' code draws the two cohorts with one seed, which makes them
-equal, and counts one exchange.)
+communication counts twice; g^t, which travels with w^t in the second, is not counted. (The authors'
+code draws the two cohorts with one seed, which makes them equal, and counts one exchange.)
 """
 
 from typing import NamedTuple

@@ -1,7 +1,7 @@
 """FedOpt: the server takes a step of its own with the clients' mean update.
 
-Reddi et al. 2020, Algorithm 1, which Acar et al. 2021 set beside their method. Clients work as in
-FedAvg; their mean update stands for a gradient:
+Reddi et al. 2020, Algorithm 1. Clients work, and count, as in FedAvg; their mean update stands for
+a gradient:
 
     d       = sum_{k in S_t} weight_k (w_k - w^t)
     w^{t+1} = the server's optimizer, one step from w^t with the gradient -d

@@ -36,8 +36,8 @@ def fedprox(mu: Numbers, *, quadratic: bool = True, adapt: bool = False) -> Algo
         mu: Weight of the proximal term, at least 0, or several to sweep over. 0 is FedAvg that
             keeps partial work.
         quadratic: False leaves (mu / 2) ||w||^2 out of the proximal term, as the code of Acar et
-            al. 2021 did when their tables were made. What is left holds nothing back: it makes
-            weights grow.
+            al. 2021 most likely did when their tables were made. What is left holds nothing back:
+            it makes weights grow.
         adapt: Let mu follow the loss, beginning with the one given (section 5.3.2); see
             `fedprox.algorithms.adaptive`.
 

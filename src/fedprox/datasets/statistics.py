@@ -39,7 +39,9 @@ class Paper(NamedTuple):
 _DRAFT_TABLE = f"{DRAFT}, Table 1"
 _FEDPROX_TABLE = f"{FEDPROX}, Table 1"
 _FEDDYN_TEXT = f"{FEDDYN}, appendix A.2"
-_MIX = "5 and 3 classes make 80 % of an MNIST client's rows at concentration 0.6 and 0.3"
+_MIX = (
+    "5 and 3 classes make 80 % of an MNIST client's rows at concentration 0.6 and 0.3 (section 3)"
+)
 
 
 def _feddyn(size: int, classes: int | None) -> Paper:

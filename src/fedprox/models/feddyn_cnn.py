@@ -1,4 +1,4 @@
-"""FedDyn's convolutional network for CIFAR-10 and CIFAR-100 (Acar et al. 2021, appendix A.1)."""
+"""FedDyn's convolutional network for CIFAR-10 and CIFAR-100 (Acar et al. 2021, appendix A.2)."""
 
 import jax
 from flax import nnx
@@ -40,7 +40,7 @@ class FedDynCNN(nnx.Module):
 def feddyn_cnn(federation: Federation) -> Model:
     """FedDyn's CNN for 32x32 images: 797,962 parameters for ten classes, 815,332 for a hundred.
 
-    The paper writes 394 units, but states this count, which needs 384, as its code has. Kernels and
+    The paper writes 394 units in the third layer; its code has 384, and so has this. Kernels and
     biases begin uniform on +-1 / sqrt(inputs of a unit), torch's default, as there.
 
     Args:

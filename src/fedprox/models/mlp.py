@@ -44,7 +44,7 @@ def mlp(
 
     On MNIST, [200, 200] is FedAvg's 2NN (McMahan et al. 2017, section 3) with 199,210 parameters.
     Acar et al. 2021 write in section 3 of layers of 200 and 100, which would have 178,110; their
-    appendix A.1 means 200 twice for MNIST and 100 twice for EMNIST-L (89,610), as in their code.
+    appendix A.2 means 200 twice for MNIST and 100 twice for EMNIST-L (89,610), as in their code.
 
     Args:
         federation: Gives the number of features and of classes.

@@ -35,7 +35,7 @@ from fedprox.reproduce.item import (
 )
 from fedprox.reproduce.summaries import FINAL, MEAN, RISE
 
-DRAFT = "the draft of Li et al. 2020"
+DRAFT = "The draft of Li et al. 2020"
 
 SYNTHETIC = synthetic_tasks(3)
 IID, HETEROGENEOUS = SYNTHETIC[0], SYNTHETIC[1:]

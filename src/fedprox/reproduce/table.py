@@ -20,7 +20,7 @@ HOW_RACES = (
     "Each cell has the paper's number, then ours: the mean over seeds ± their standard deviation, "
     "on the curve of the best value so far, interpolated between evaluated rounds. Of a sweep the "
     "setting that is first at the target counts, for each seed. T+: a seed was not there after T; "
-    "its T goes into the ratio, which so is a bound."
+    "its T goes into the ratio, which is then a bound."
 )
 
 

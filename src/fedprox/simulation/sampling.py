@@ -33,13 +33,14 @@ class Cohort:
     Attributes:
         clients_per_round: K, the clients of a round.
         sampling: "uniform": K clients uniformly without replacement, weights n_k / sum of the
-            cohort's n_j; what all the papers' experiments use (McMahan et al. 2017, Algorithm 1; Li
-            et al. 2020, section 5.1).
+            cohort's n_j (McMahan et al. 2017, Algorithm 1; Li et al. 2020, section 5.1).
             "proportional": K draws with replacement, client k with probability p_k = n_k / n, and
             the plain mean over the draws (Li et al. 2020, Algorithms 1 and 2). A client drawn
             twice works once and counts twice.
             "bernoulli": every client by itself with probability K / N, weights n_k / sum of the
             cohort's n_j; an empty cohort is drawn anew (Acar et al. 2021, the authors' code).
+            Methods that count each client once (`Algorithm.average`) have equal weights in the
+            first and the last.
     """
 
     clients_per_round: int
