@@ -109,7 +109,9 @@ An experiment file, with every key:
                                 # leaf: path, classes, partition, clients, classes_per_client,
                                 # concentration, size_spread, seed
                                 # mapped: path, classes
-                                # hugging-face: path, features, label, client or partition, ...
+                                # hugging-face: path, features, label, client, subset,
+                                # train_share, partition, clients, classes_per_client,
+                                # concentration, size_spread, seed
 \b
   [model]
   name = "logistic"             # initial = "glorot" or "zeros"
@@ -144,7 +146,8 @@ An experiment file, with every key:
   learning_rate_decay = 0.998   # what the rate is multiplied by after every round
   weight_decay = 1e-4
   clip = 10.0                   # the largest norm of a gradient
-  optimizer = "sgd"             # an optax optimizer; optimizer_options = {momentum = 0.9}
+  optimizer = "sgd"             # or adagrad, adam, adamw, lion, nadam, rmsprop, yogi, as optax
+                                # has them; optimizer_options = {momentum = 0.9}
                                 # with batch_size = "all" also "lbfgs", "line-search-descent"
 
 \b

@@ -120,8 +120,7 @@ def _load(path: str, subset: str | None, data_dir: str | Path | None) -> Any:
         import datasets
     except ImportError:
         raise InputError(
-            "hugging-face: the package datasets is not installed; "
-            'pip install "fedprox[huggingface]"'
+            "hugging-face: the package datasets is not installed; pip install datasets"
         ) from None
     saved = (
         place
