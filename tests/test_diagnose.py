@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.diagnose import MUS, SWEEP_ROUNDS, Tried, expected_gaps, suggest
+from fedprox.diagnose import (
+    MUS,
+    SWEEP_ROUNDS,
+    SWEEP_SEEDS,
+    Tried,
+    effective_classes,
+    expected_gaps,
+    suggest,
+)
 from fedprox.diagnostics import Constants, mu_needed
 from fedprox.diagnostics.dissimilarity import dissimilarity
 from fedprox.model import weighted_loss
@@ -127,7 +135,7 @@ def test_measurements_at_the_initial_model(federation: fp.Federation, found: fp.
 
     variance, b = np.mean([at_start(seed) for seed in (5, 6, 7)], axis=0)
     assert found.gradient_variance[0] == pytest.approx(variance, rel=1e-3)
-    assert found.dissimilarity[0] == pytest.approx(b, rel=1e-3)
+    assert found.dissimilarity[:, 0].mean() == pytest.approx(b, rel=1e-3)
     assert found.sizes.tolist() == federation.train.sizes.tolist()
 
 
@@ -188,7 +196,7 @@ def test_a_rate_that_diverges_everywhere_suggests_nothing() -> None:
     assert len(found.effective_classes) == 0
     document = json.loads(json.dumps(found.document(), allow_nan=False))
     assert document["suggested_mu"] is None
-    assert document["sweep"][0]["final_loss"] is None
+    assert document["sweep"][0]["late_loss"] is None
     assert document["sweep"][0]["train_loss"][0] > 0
 
 
@@ -199,6 +207,39 @@ def test_objectives_that_do_not_bend() -> None:
     assert found.curvature.smoothness == 0
     assert found.theory_mu is None
     assert ("mu by theory", "any") in [fact[:2] for fact in found.facts()]
+
+
+def test_positions_without_a_label_are_no_class() -> None:
+    x, nothing = np.zeros((2, 3)), np.full((2, 3), -1)
+    labels = np.array([[0, 1, -1], [1, 0, -1]])
+    clients = [(x, labels), (x, labels + 2 * (labels >= 0)), (x, np.where(labels > 0, 3, -1))]
+    federation = fp.Federation.from_arrays([*clients, (x, nothing)])
+    assert effective_classes(federation).round(9).tolist() == [2, 2, 1, 0]
+
+
+def test_the_largest_b_is_that_of_any_seed(found: fp.Diagnosis) -> None:
+    assert found.dissimilarity.shape == (SWEEP_SEEDS, len(found.rounds))
+    assert found.largest_dissimilarity == found.dissimilarity.max()
+    assert found.largest_dissimilarity > found.dissimilarity.mean(axis=0).max()
+
+
+def test_a_sample_of_the_clients_is_called_one(federation: fp.Federation) -> None:
+    facts = {
+        what: (value, note)
+        for what, value, note in find_out(federation, evaluate_clients=5).facts()
+    }
+    value, note = facts["clients"]
+    assert value == "5"
+    assert note.startswith(f"of {len(federation)}, drawn at random; all ")
+    with pytest.raises(fp.InputError, match="evaluate_clients = 0"):
+        find_out(federation, evaluate_clients=0)
+
+
+@pytest.mark.parametrize(("rounds", "evaluations"), [(21, 11), (39, 20)])
+def test_the_sweep_is_evaluated_twenty_times_at_most(rounds: int, evaluations: int) -> None:
+    client = [[1.0], [2.0]], [0, 1]
+    found = find_out(fp.Federation.from_arrays([client] * 4), rounds=rounds)
+    assert len(found.rounds) == evaluations + 1
 
 
 def test_several_learning_rates_are_refused(federation: fp.Federation) -> None:
@@ -235,7 +276,7 @@ def test_the_document_has_the_agreed_form(folder: Path) -> None:
     assert {len(values) for values in found["path"].values()} == {5}
     assert [point["mu"] for point in found["sweep"]] == list(MUS)
     for point in found["sweep"]:
-        assert set(point) == {*Tried._fields} - {"late_loss"} | {"round", "final_loss"}
+        assert set(point) == {*Tried._fields, "round"}
         assert len(point["train_loss"]) == len(point["round"]) == 5
     assert found["suggested_mu"] in MUS
     assert tomllib.loads((out / "experiment.toml").read_text())["rounds"] == 4

@@ -113,8 +113,10 @@ DIAGNOSIS = {
     "classes": [1.0, 2.5, 3.0, 1.5],
     "path": {"round": [0, 2], "dissimilarity": [3.0, 4.0], "gradient_variance": [9.0, None]},
     "sweep": [
-        {"mu": 0.0, "round": [0, 2], "train_loss": [2.0, None], "final_loss": None, "spread": None},
-        {"mu": 0.1, "round": [0, 2], "train_loss": [2.0, 1.0], "final_loss": 1.0, "spread": 0.25},
+        {"mu": 0.0, "round": [0, 2], "train_loss": [2.0, None]}
+        | dict.fromkeys(("late_loss", "spread", "expected_gap")),
+        {"mu": 0.1, "round": [0, 2], "train_loss": [2.0, 1.0]}
+        | {"late_loss": 1.0, "spread": 0.25, "expected_gap": 0.125},
     ],
     "suggested_mu": 0.1,
     "theory_mu": None,
@@ -411,8 +413,8 @@ def test_a_diagnosis_alone_makes_a_page(tmp_path: Path) -> None:
         "Diagnosis: which mu",
     ]
     assert shown.groups[1].tables[0].rows == [
-        ["mu = 0", "diverged", ""],
-        ["mu = 0.1 (suggested)", "1.0000", "0.2500"],
+        ["mu = 0", "diverged", "", "above the initial model"],
+        ["mu = 0.1 (suggested)", "1.0000", "0.2500", "0.1250"],
     ]
     assert shown.groups[1].note == "Suggested: mu = 0.1."
     assert not shown.warnings

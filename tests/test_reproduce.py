@@ -47,7 +47,7 @@ from fedprox.reproduce.item import (
 )
 from fedprox.reproduce.races import Count, measure, off, printed, ratio
 from fedprox.reproduce.run import Step, read_series, reproduce
-from fedprox.reproduce.summaries import FINAL, MEAN, RISE, RULE, Series, at, stop
+from fedprox.reproduce.summaries import FINAL, HIGHEST, MEAN, RISE, RULE, Series, at, stop
 from fedprox.reproduce.table import table
 from fedprox.reproduce.verdicts import best, judge, pick, verdict
 from fedprox.simulation.points import label, sweep_points
@@ -324,6 +324,12 @@ def test_summaries_by_hand() -> None:
     assert at(9).of(sparse, "test_accuracy") == 0.2
     lost = series("a", [1.0, np.nan, np.nan], accuracy=[0.5, 0.1, 0.1])
     assert FINAL.of(lost, "train_loss") == RISE.of(lost, "train_loss") == math.inf
+    # a model of which nothing is left still names a class, and is right by chance
+    for summary in (FINAL, MEAN, at(2)):
+        assert summary.of(lost, "test_accuracy") == -math.inf
+        assert summary.of(lost, "gradient_variance") == math.inf
+    assert HIGHEST.of(lost, "test_accuracy") == 0.5
+    assert RULE.of(lost, "test_accuracy") == 0.1
     stopped = series("a", [1.0, 0.5, 0.49999, 0.1], accuracy=[0.1, 0.2, 0.3, 0.4])
     assert RULE.of(stopped, "test_accuracy") == 0.3
 

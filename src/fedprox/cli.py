@@ -346,19 +346,17 @@ def diagnose(
     console, experiment, resolved = _prepare(file, settings, data_dir)
     seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
     require(seeds, "seed: none given; at least one is needed")
-    federation = resolved.federation
-    if experiment.evaluate_clients is not None:
-        federation = federation.sample_clients(experiment.evaluate_clients)
     folder = out or Path("runs") / f"{file.stem}-diagnosis"
     with RunDirectory(folder, resolved.table) as directory:
         with _progress(console) as progress:
             found = find_out(
-                federation,
+                resolved.federation,
                 resolved.model,
                 solver=resolved.solver,
                 cohort=resolved.cohort,
                 systems=resolved.systems,
                 rounds=experiment.rounds,
+                evaluate_clients=experiment.evaluate_clients,
                 seed=seeds[0],
                 on_progress=_Bars(progress),
             )

@@ -68,6 +68,8 @@ class Diagnosis:
     """What `diagnose` finds.
 
     Attributes:
+        of_clients: Clients of the federation; where these are more than are diagnosed, a sample of
+            them was drawn.
         sizes: Training rows n_k of each client, shape (clients,).
         effective_classes: exp(entropy of its labels) of each client, shape (clients,); empty where
             labels are not classes.
@@ -75,8 +77,8 @@ class Diagnosis:
         clients_per_round: K.
         curvature: Extreme eigenvalues of the clients' Hessians at the initial model.
         rounds: The evaluated rounds of the short sweep, 0 first.
-        dissimilarity: B(w) at these rounds with the suggested mu, mean over seeds.
-        gradient_variance: E_k ||grad F_k - grad f||^2 likewise.
+        dissimilarity: B(w) at these rounds with the suggested mu, shape (seeds, evaluations).
+        gradient_variance: E_k ||grad F_k - grad f||^2 likewise, mean over seeds.
         gamma_mean: Mean gamma_k of the local solves of these rounds (Definition 2).
         gamma_max: The greatest of them.
         sweep: Every mu that was tried.
@@ -84,6 +86,7 @@ class Diagnosis:
         planned_rounds: Rounds of the run that it is for.
     """
 
+    of_clients: int
     sizes: NDArray[np.int64]
     effective_classes: Floats
     classes: int
@@ -100,7 +103,7 @@ class Diagnosis:
 
     @property
     def largest_dissimilarity(self) -> float:
-        """The largest finite B(w) of the short run, which Theorem 4's B must cover."""
+        """The largest finite B(w) of the short runs, which Theorem 4's B must cover."""
         known = self.dissimilarity[np.isfinite(self.dissimilarity)]
         return float(known.max(initial=1.0))
 
@@ -136,8 +139,9 @@ class Diagnosis:
         sizes = np.sort(self.sizes)
         tenth = -(-len(sizes) // 10)
         share = sizes[-tenth:].sum() / sizes.sum()
+        drawn = f"of {self.of_clients:,}, drawn at random; " if len(sizes) < self.of_clients else ""
         facts = [
-            ("clients", f"{len(sizes):,}", f"all {sizes.sum():,} training rows were read"),
+            ("clients", f"{len(sizes):,}", f"{drawn}all {sizes.sum():,} training rows were read"),
             (
                 "rows of a client",
                 f"{median(sizes):g}",
@@ -158,13 +162,13 @@ class Diagnosis:
         return facts
 
     def _gradient_facts(self) -> list[tuple[str, str, str]]:
-        b, variance, bend = self.dissimilarity, self.gradient_variance, self.curvature
+        b, variance, bend = self.dissimilarity[:, 0], self.gradient_variance, self.curvature
         along = f"in the first {self.rounds[-1]} rounds"
         convex = "" if bend.negative_curvature > 1e-4 * bend.smoothness else ": none to speak of"
         return [
             (
                 "dissimilarity B(w)",
-                _number(b[0]),
+                _number(float(b.mean())),
                 f"at the initial model; up to {_number(self.largest_dissimilarity)} {along}. "
                 "1 means that all clients pull the same way",
             ),
@@ -202,7 +206,10 @@ class Diagnosis:
             note += f"solutions, so at least {enough:,} clients a round"
         else:
             value = f"above {_number(needed)}"
-            note = "a decrease is then sure, if local solutions are exact"
+            note = (
+                "a decrease is then sure if local solutions are exact, cohorts are drawn by p_k, "
+            )
+            note += "and the B and L found here bound those of all rounds"
         return [
             (
                 "mu by Corollary 7",
@@ -233,7 +240,7 @@ class Diagnosis:
             "classes": self.effective_classes.tolist(),
             "path": {
                 "round": list(self.rounds),
-                "dissimilarity": _finite(self.dissimilarity),
+                "dissimilarity": _finite(self.dissimilarity.mean(axis=0)),
                 "gradient_variance": _finite(self.gradient_variance),
             },
             "sweep": [
@@ -241,7 +248,7 @@ class Diagnosis:
                     "mu": tried.mu,
                     "round": list(self.rounds),
                     "train_loss": _finite(tried.train_loss),
-                    "final_loss": _finite([tried.late_loss])[0],
+                    "late_loss": _finite([tried.late_loss])[0],
                     "spread": _finite([tried.spread])[0],
                     "expected_gap": _finite([tried.expected_gap])[0],
                 }
@@ -270,6 +277,7 @@ def diagnose(
     cohort: Cohort,
     systems: Systems = Systems(),  # noqa: B008 (frozen)
     rounds: int = 200,
+    evaluate_clients: int | None = None,
     seed: int = 0,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Diagnosis:
@@ -282,6 +290,8 @@ def diagnose(
         cohort: How a round's clients are chosen.
         systems: Which of them cannot finish.
         rounds: Rounds of the run that the suggestion is for; the sweep takes 40 at most.
+        evaluate_clients: Clients to diagnose at most, drawn at random; all where left out. The
+            sweep's cohorts are drawn from them.
         seed: Seed; the sweep runs with this one and the two that follow.
         on_progress: Called now and then during the sweep.
 
@@ -306,6 +316,10 @@ def diagnose(
         f"solver.learning_rate = {list(rates)}; a diagnosis is for one learning rate",
     )
     require_whole("rounds", rounds)
+    of_clients = len(federation)
+    if evaluate_clients is not None:
+        require_whole("evaluate_clients", evaluate_clients)
+        federation = federation.sample_clients(evaluate_clients)
     train = federation.train
     nothing = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
     short = min(rounds, SWEEP_ROUNDS)
@@ -317,7 +331,7 @@ def diagnose(
         cohort=cohort,
         systems=systems,
         rounds=short,
-        evaluate_every=max(1, short // EVALUATIONS),
+        evaluate_every=-(-short // EVALUATIONS),
         seed=[seed + i for i in range(SWEEP_SEEDS)],
         on_progress=on_progress,
     )
@@ -338,13 +352,14 @@ def diagnose(
     gammas = [read(shown, by)[:, 1:] for by in (lambda r: r.gamma_mean, lambda r: r.gamma_max)]
     mean, most = (values[np.isfinite(values)] for values in gammas)
     return Diagnosis(
+        of_clients=of_clients,
         sizes=train.sizes,
         effective_classes=effective_classes(federation),
         classes=federation.classes,
         clients_per_round=cohort.clients_per_round,
         curvature=curvature(federation, model, initial_params(model, seed), seed=seed),
         rounds=evaluated,
-        dissimilarity=read(shown, lambda record: record.dissimilarity).mean(axis=0),
+        dissimilarity=read(shown, lambda record: record.dissimilarity),
         gradient_variance=read(shown, lambda record: record.gradient_variance).mean(axis=0),
         gamma_mean=float(mean.mean()) if len(mean) else math.nan,
         gamma_max=float(most.max()) if len(most) else math.nan,
@@ -437,6 +452,8 @@ def suggest(mus: Sequence[float], gaps: Floats, noise: float) -> float | None:
 def effective_classes(federation: Federation) -> Floats:
     """exp(entropy of its labels) of each client: 1 for a single class, C for C equally frequent.
 
+    Positions without a label do not count; a client without any label has 0.
+
     >>> two = ([[0.0]] * 4, [0, 0, 2, 2])
     >>> effective_classes(Federation.from_arrays([two, ([[0.0]], [1])])).round(6).tolist()
     [2.0, 1.0]
@@ -445,7 +462,8 @@ def effective_classes(federation: Federation) -> Floats:
         return np.zeros(0)
 
     def perplexity(labels: NDArray[Any]) -> float:
-        share = np.unique(labels, return_counts=True)[1] / labels.size
-        return float(np.exp(-(share * np.log(share)).sum()))
+        counts = np.unique(labels[labels >= 0], return_counts=True)[1]
+        share = counts / counts.sum()
+        return float(np.exp(-(share * np.log(share)).sum())) if len(counts) else 0.0
 
     return np.array([perplexity(federation.train.client(k)[1]) for k in range(len(federation))])

@@ -84,13 +84,23 @@ class Route(_File):
 
 
 class SweepPoint(_File):
-    """One value of mu that a diagnosis tried: training loss, the mean over seeds, by round."""
+    """One value of mu that a diagnosis tried.
+
+    Attributes:
+        mu: It.
+        round: The evaluated rounds.
+        train_loss: At each, the mean over seeds.
+        late_loss: Mean over the last quarter of them; None where it diverged.
+        spread: Its standard deviation over seeds.
+        expected_gap: How far above the best it should end; None where it does not lower the loss.
+    """
 
     mu: float
     round: list[Whole]
     train_loss: list[float | None]
-    final_loss: float | None
+    late_loss: float | None
     spread: float | None
+    expected_gap: float | None
 
 
 class Diagnosis(_File):
@@ -103,7 +113,7 @@ class Diagnosis(_File):
         path: B(w) and gradient variance along a run.
         sweep: The values of mu that were tried.
         suggested_mu: The one to begin with.
-        theory_mu: What the theory asks for, where it can be had.
+        theory_mu: The mu above which theory promises a decrease, where there is one.
     """
 
     facts: list[Fact]

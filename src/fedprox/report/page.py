@@ -440,15 +440,17 @@ def _sweep(found: Diagnosis) -> Group:
     rows = [
         [
             label(p),
-            "diverged" if p.final_loss is None else f"{p.final_loss:.4f}",
+            "diverged" if p.late_loss is None else f"{p.late_loss:.4f}",
             "" if p.spread is None else f"{p.spread:.4f}",
+            "above the initial model" if p.expected_gap is None else f"{p.expected_gap:.4f}",
         ]
         for p in found.sweep
     ]
-    tried = Table("The values of mu tried", ["mu", "final loss", "spread"], rows)
+    header = ["mu", "loss, last quarter", "spread", "expected above the best at the end"]
+    tried = Table("The values of mu tried", header, rows)
     note = "No value of mu is suggested."
     if found.suggested_mu is not None:
         note = f"Suggested: mu = {found.suggested_mu:g}."
     if found.theory_mu is not None:
-        note += f" The theory asks for mu = {found.theory_mu:.3g}."
+        note += f" Theory asks for a mu above {found.theory_mu:.3g}."
     return Group("Diagnosis: which mu", looks, [drawn], [tried], note)

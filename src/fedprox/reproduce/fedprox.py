@@ -477,7 +477,7 @@ FIGURE_5 = Item(
             alike=0.02,
         ),
     ),
-    notes=("That 2 percentage points are little is our reading.", ONE_DRAW),
+    notes=(ONE_DRAW,),
 )
 
 FIGURE_8 = Item(

@@ -11,6 +11,8 @@ from fedprox.simulation.target import Target
 
 Numbers = NDArray[np.float64]
 
+WORST = {"train_loss": np.inf, "test_accuracy": -np.inf, "gradient_variance": np.inf}
+
 
 class Series(NamedTuple):
     """What was measured of one run.
@@ -38,9 +40,11 @@ class Series(NamedTuple):
         return target.rounds(self.rounds.tolist(), self.values[target.measure].tolist())
 
     def of(self, measure: str) -> Numbers:
-        """A measure, with losses that are not finite as infinity."""
+        """A measure, as bad as can be where the model has diverged: its loss is not finite."""
         values = self.values[measure]
-        return np.where(np.isnan(values), np.inf, values) if measure == "train_loss" else values
+        if measure not in WORST:
+            return values
+        return np.where(np.isnan(self.values["train_loss"]), WORST[measure], values)
 
 
 class Summary(NamedTuple):
@@ -80,7 +84,7 @@ def stop(losses: Numbers) -> Stop:
 
 
 def _stopped(series: Series, measure: str) -> float:
-    return float(series.of(measure)[stop(series.of("train_loss")).place])
+    return float(series.values[measure][stop(series.of("train_loss")).place])
 
 
 def _rise(series: Series, measure: str) -> float:

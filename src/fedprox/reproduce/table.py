@@ -13,7 +13,8 @@ from fedprox.reproduce.verdicts import Judged, Measured, judge, pick
 HOW = (
     "Ours are means over seeds, ± their standard deviation; in brackets the least, the median and "
     "the greatest over seeds. A claim holds, or does not, where the mean of the paired differences "
-    "is two standard errors from zero, or where all of five seeds agree."
+    "is two standard errors from zero, or where all of five seeds agree; with one seed the sign "
+    "counts."
 )
 
 HOW_RACES = (
@@ -208,7 +209,7 @@ def _claim(
 ) -> list[str]:
     sides = ["larger, says the paper", "smaller, says the paper"]
     if claim.alike:
-        sides = [f"within {_value(claim.alike, claim.measure)}, says the paper", "of this"]
+        sides = [f"within {_value(claim.alike, claim.measure)}, by our reading", "of this"]
     header = ["data", *sides, "difference", "verdict", "made with"]
     rows = []
     for one in found:
