@@ -499,6 +499,13 @@ def test_the_figure_draws_what_is_there() -> None:
     np.testing.assert_allclose(np.asarray(above.images[0].get_array())[0], everyone)
 
 
+def test_one_client_and_any_title_can_be_drawn(tmp_path: Path) -> None:
+    drawn = data_figure(made([[0, 1]], [[0]], 2), r'mine: path = "$HOME/$\nothing"')
+    drawn.savefig(tmp_path / "a.png")
+    _, _, below, *_ = drawn.axes
+    assert [text.get_text() for text in below.get_yticklabels()] == ["largest"]
+
+
 def test_equal_sizes_and_many_classes_can_be_drawn(tmp_path: Path) -> None:
     train = [list(range(k, k + 150)) for k in range(2)]
     drawn = data_figure(made(train, train, 200), "title")

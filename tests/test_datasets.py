@@ -56,6 +56,11 @@ def test_a_data_seed_names_the_data() -> None:
     assert not np.array_equal(first.sizes, other.sizes)
 
 
+def test_gamma_needs_something_that_differs() -> None:
+    with pytest.raises(InputError, match=r"data\.gamma: given"):
+        datasets.synthetic_feddyn("none", gamma=0.5)
+
+
 @pytest.mark.parametrize("kind", ["none", "type1", "type2", "type3"])
 def test_feddyns_synthetic_turns_on_one_kind_of_heterogeneity(kind: Any) -> None:
     federation = datasets.synthetic_feddyn(kind, clients=60)

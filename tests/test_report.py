@@ -21,6 +21,7 @@ import fedprox as fp
 from fedprox.diagnostics import clients
 from fedprox.diagnostics.clients import client_accuracy
 from fedprox.errors import InputError
+from fedprox.model import cross_entropy, top_1
 from fedprox.report import charts
 from fedprox.report.archive import read_archive, read_record
 from fedprox.report.charts import Axis, Line, chart, histogram, numbers, ranked, styles
@@ -159,6 +160,26 @@ def test_client_accuracy_is_that_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch
             guesses = [int(np.argmax(model.apply(params, row[None]))) for row in x]
             assert found[k] == pytest.approx(np.mean(guesses == y))
     assert programs() == before + 1  # one program for all runs
+
+
+def test_client_accuracy_keeps_the_rows_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[list[Any]] = []
+
+    def device_put(x: Any) -> Any:
+        moved.append(jax.tree.leaves(x))
+        return x
+
+    monkeypatch.setattr(jax, "device_put", device_put)
+    x, text = np.zeros((9, 2), np.float32), np.arange(30, dtype=np.int32) % 3
+    labels = np.zeros(9, np.int64)
+    for features in (x, fp.Windows(text, np.arange(9, dtype=np.int32), 2)):
+        rows = fp.Rows(features, labels, np.array([0, 4, 9]))
+        federation = fp.Federation(rows, rows, 3, ("a", "b"))
+        model = fp.Model(lambda _: jnp.ones(3), lambda w, x: w + 0 * x[:, :1], cross_entropy, top_1)
+        client_accuracy(federation, model, jnp.ones(3))
+    plain, windows = moved
+    assert [a.shape for a in plain] == [(0, 2)]
+    assert [a.shape for a in windows] == [(30,), (0,)]  # the text alone
 
 
 def test_clients_without_test_rows_have_no_accuracy() -> None:

@@ -37,8 +37,9 @@ def cifar_10(
 ) -> Federation:
     """CIFAR-10's photographs of 32 x 32 pixels in 10 classes, divided over clients.
 
-    The 50,000 training images are divided as told; the 10,000 test images are dealt so that each
-    client has them in the mix of its training images. Images are kept as bytes.
+    The 50,000 training images are divided as told; the 10,000 test images are dealt alike, of
+    "dirichlet" so that each client has them in the mix of its training images. Images are kept as
+    bytes.
 
     Args:
         partition: "iid": 500 images for each client (McMahan et al. 2017, section 3), or

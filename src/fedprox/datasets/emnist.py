@@ -34,8 +34,9 @@ def emnist_l(
     """EMNIST-L: the letters a to j, capitals and small ones as one, divided over clients.
 
     The set of Acar et al. 2021 (appendix A.2): images of 28 x 28 pixels, white on black,
-    standardised by the mean and deviation of the training images. Test images are dealt so that
-    each client has them in the mix of its training images. Images are kept as bytes.
+    standardised by the mean and deviation of the training images. Test images are dealt alike, of
+    "dirichlet" so that each client has them in the mix of its training images. Images are kept as
+    bytes.
 
     Args:
         partition: "iid", or "dirichlet": each client draws its own shares of the letters; see

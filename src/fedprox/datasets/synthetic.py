@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets.partition import split
-from fedprox.errors import require_number, require_one_of, require_whole
+from fedprox.errors import require, require_number, require_one_of, require_whole
 from fedprox.federation import Federation
 from fedprox.streams import Purpose, generator
 
@@ -96,13 +96,18 @@ def synthetic_feddyn(
         A federation that is tested on its training data, as the authors do.
 
     Raises:
-        InputError: An unknown kind of heterogeneity, a negative gamma, or no clients.
+        InputError: An unknown kind of heterogeneity, a gamma that is negative or has nothing to
+            scale, or no clients.
 
     >>> synthetic_feddyn("type3").train.x.shape[1]
     30
     """
     kinds = ("none", "type1", "type2", "type3")
     require_one_of("data.heterogeneity", heterogeneity, kinds)
+    require(
+        gamma is None or heterogeneity != "none",
+        'data.gamma: given, and with data.heterogeneity = "none" clients do not differ',
+    )
     if gamma is None:
         gamma = 0.3 if heterogeneity == "type3" else 1.0
     _check(gamma=gamma, clients=clients, mean_size=mean_size)

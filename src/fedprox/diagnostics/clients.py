@@ -6,12 +6,12 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.features import Features, index_of, look_up
+from fedprox.features import Features, index_of, look_up, with_index
 from fedprox.federation import Federation, offsets_of
 from fedprox.model import Model, Params
 
 ROWS = 512
-"""Test rows judged at once, so that memory does not grow with the federation."""
+"""Test rows that are on the device at once, so that its memory does not limit the federation."""
 
 
 def client_accuracy(federation: Federation, model: Model, params: Params) -> NDArray[np.float64]:
@@ -37,12 +37,13 @@ def client_accuracy(federation: Federation, model: Model, params: Params) -> NDA
     if model.correct is None or not len(rows):
         return np.full(len(federation), np.nan)
     right = np.zeros(len(rows), np.int64)
-    x = jax.device_put(rows.x)
+    index = index_of(rows.x)
+    shared = jax.device_put(with_index(rows.x, index[:0]))  # such as a text; the rows follow
     width = min(ROWS, len(rows))
     for start in range(0, len(rows), width):
         # the last slice begins early enough to be as wide as the others: one shape, one program
         at = slice(min(start, len(rows) - width), min(start + width, len(rows)))
-        right[at] = _correct(model, params, x[at], rows.y[at])
+        right[at] = _correct(model, params, with_index(shared, index[at]), rows.y[at])
     up_to = offsets_of(right)[rows.offsets]
     return np.where(labels > 0, np.diff(up_to) / np.maximum(labels, 1), np.nan)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedprox.report.figure import is_logarithmic
 from fedprox.report.table import held
 from fedprox.simulation.history import Record, Run
 
@@ -22,9 +23,6 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5508f", "#b07d00", "#2f9fd0", "#5
 """Told apart by colour-blind readers and on white paper (after Okabe and Ito)."""
 
 DASHES = ("solid", "dash", "dot", "dashdot")
-
-LOGARITHMIC_FROM = 20
-"""Ratio of greatest to least from which an axis is logarithmic."""
 
 MOST_POINTS = 201
 """Points of a distribution's curve: steps of half a per cent of the clients."""
@@ -188,17 +186,13 @@ def _stretches(known: NDArray[np.bool_]) -> list[slice]:
     return [slice(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def _is_logarithmic(low: float, high: float) -> bool:
-    return 0 < low * LOGARITHMIC_FROM < high
-
-
 def _axis(axis: Axis, values: NDArray[np.float64]) -> dict[str, Any]:
     """Plotly's axis for numbers to show."""
     found: dict[str, Any] = {"title": {"text": axis.title}}
     known = values[np.isfinite(values)]
     if axis.percent:
         found["tickformat"] = ".0%"
-    elif len(known) and _is_logarithmic(known.min(), known.max()):
+    elif len(known) and is_logarithmic(known.min(), known.max()):
         # labels at 1, 2 and 5, or at powers of ten alone where there are many
         few = known.max() < 1000 * known.min()
         found |= {"type": "log", "dtick": "D2" if few else 1}
@@ -239,7 +233,7 @@ def histogram(title: str, note: str, values: Sequence[float], what: str) -> Char
     found = np.asarray(values, float)
     if not len(found):
         return Chart(title, note, [], {})
-    logarithmic = _is_logarithmic(found.min(), found.max())
+    logarithmic = is_logarithmic(found.min(), found.max())
     scaled = np.log10(found) if logarithmic else found
     bins = min(MOST_BINS, math.ceil(2 * len(found) ** (1 / 3)))
     counts, edges = np.histogram(scaled, bins)

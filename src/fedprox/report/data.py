@@ -204,7 +204,7 @@ def data_figure(federation: Federation, title: str) -> "Figure":
     from matplotlib.ticker import LogFormatter
 
     drawn = Figure(figsize=(12, 4.4), layout="constrained")
-    drawn.suptitle(title, fontsize=11)
+    drawn.suptitle(title, fontsize=11, parse_math=False)  # it holds a user's path
     grid = drawn.add_gridspec(2, 2, height_ratios=(1, 24))
     n = sizes(federation, "all")
     order = np.argsort(-n, kind="stable")
@@ -264,7 +264,8 @@ def _draw_labels(
     drawn.colorbar(picture, ax=[above, below], label="share of the client's labels")
     above.set_xticks([])
     above.set_yticks([0], ["all"])
-    below.set_yticks([0, len(clients) - 1], ["largest", "smallest"])
+    ends = {len(clients) - 1: "smallest", 0: "largest"}  # one client is both
+    below.set_yticks(list(ends), list(ends.values()))
     ticks = np.unique(np.linspace(0, len(columns) - 1, min(len(columns), 11)).astype(int))
     below.set_xticks(ticks, [str(c) for c in columns[ticks]])
     few = f", the {len(columns)} most frequent of {classes:,}" if len(columns) < classes else ""

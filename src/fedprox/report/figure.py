@@ -13,6 +13,9 @@ from fedprox.simulation.history import Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LOGARITHMIC_FROM = 20
+"""Ratio of greatest to least from which an axis is logarithmic."""
+
 PANELS = (
     ("train_loss", "training loss f(w)"),
     ("test_accuracy", "test accuracy"),
@@ -23,6 +26,15 @@ PANELS = (
 DASHES = ("solid", "dashed", "dotted")
 FEW = 7
 """Lines whose legend has room in a panel."""
+
+
+def is_logarithmic(low: float, high: float) -> bool:
+    """Whether an axis from the least to the greatest value is.
+
+    >>> is_logarithmic(0.1, 1), is_logarithmic(0.1, 10), is_logarithmic(0, 1)
+    (False, True, False)
+    """
+    return 0 < low * LOGARITHMIC_FROM < high
 
 
 def figure(runs: Sequence[Run]) -> "Figure":
@@ -55,7 +67,7 @@ def figure(runs: Sequence[Run]) -> "Figure":
             known = values[np.isfinite(values)]
             if len(known):
                 lowest, highest = min(lowest, known.min()), max(highest, known.max())
-        if name != "test_accuracy" and lowest > 0 and highest > 20 * lowest:
+        if name != "test_accuracy" and is_logarithmic(lowest, highest):
             axis.set_yscale("log")
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("round")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.report.figure import is_logarithmic
 from fedprox.reproduce.item import AXES, BEST, MEASURES, Item, Panel
 from fedprox.reproduce.verdicts import Measured, best, pick
 
@@ -188,7 +189,7 @@ def _limits(axis: "Axes", measure: str, levels: list[NDArray[np.float64]]) -> No
     lowest = min(float(values.min()) for values in levels)
     highest = max(float(values.max()) for values in levels)
     tamest = min(float(np.percentile(values, 95)) for values in levels)
-    if measure != "train_loss" and lowest > 0 and highest > 20 * lowest:
+    if measure != "train_loss" and is_logarithmic(lowest, highest):
         axis.set_yscale("log")
         return
     margin = 0.05 * (min(highest, SHOWN_RANGE * tamest) - lowest)
