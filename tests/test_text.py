@@ -324,7 +324,7 @@ def test_leafs_tweets_by_user(tweets: Path) -> None:
     everyone = datasets.sent140(least=1, clients=2875, data_dir=tweets)
     assert (len(everyone), whole(everyone).sum()) == (2875, 16_025)
     assert whole(everyone).min() == 3
-    federation = datasets.sent140(least=5, clients=1473, data_dir=tweets)
+    federation = datasets.sent140(clients=1473, data_dir=tweets)
     assert (len(federation), whole(federation).sum()) == (1473, 10_625)
     assert federation.train.sizes.min() == 4
     assert federation.features.shape == (25,)
@@ -337,7 +337,7 @@ def test_leafs_tweets_by_user(tweets: Path) -> None:
     assert whole(few).min() >= 10
     assert few.train.x.max() == 49
     with pytest.raises(InputError, match="772; 3 users have at least 31 tweets"):
-        datasets.sent140(data_dir=tweets)
+        datasets.sent140(least=31, data_dir=tweets)
 
 
 def test_frequent_words_have_low_ids(tweets: Path) -> None:
@@ -409,6 +409,9 @@ def test_small_files_in_all_formats(kind: str, tmp_path: Path) -> None:
         content = json.dumps(leaf_of(ROWS)).encode()
         path = folder / f"all.{kind}"
         path.write_bytes(gzip.compress(content) if kind.endswith("gz") else content)
+    least = 5 if "json" in kind else 31
+    with pytest.raises(InputError, match=f"1; 0 users have at least {least} tweets"):
+        datasets.sent140(clients=1, data_dir=tmp_path)
     federation = datasets.sent140(least=2, clients=2, data_dir=tmp_path)
     assert federation.names == ("ann", "bob")
     assert (federation.train.sizes.tolist(), federation.test.sizes.tolist()) == ([2, 1], [1, 1])

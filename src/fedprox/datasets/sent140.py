@@ -2,7 +2,7 @@
 
 import csv
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -37,13 +37,27 @@ Tweet = tuple[str, int, str]
 """User, label and text."""
 
 
+class Source(NamedTuple):
+    """Where the tweets are.
+
+    Attributes:
+        paths: The files.
+        read: What reads one.
+        least: Tweets that a user must have where nothing is said.
+    """
+
+    paths: list[Path]
+    read: Callable[[Path], Iterator[Tweet]]
+    least: int
+
+
 def sent140(
     tokens: Literal["words", "characters"] = "words",
     *,
     vectors: str | None = None,
     vocabulary: int = 10_000,
     keep_capitals: bool = False,
-    least: int = 31,
+    least: int | None = None,
     clients: int = 772,
     seed: int = 0,
     data_dir: str | Path | None = None,
@@ -56,10 +70,10 @@ def sent140(
     A tweet is read as its first 25 tokens; a shorter one is filled up with unknown tokens, which
     are id 0 or the zero vector.
 
-    The data are the 1,600,000 tweets of the training file, or files in LEAF's layout. In the
-    latter a user may have fewer tweets than elsewhere: LEAF's test part with `-k 30`, for one,
-    holds about a tenth of each user's, 16,025 of 2,875 users, at least three each. There
-    `least = 5` leaves 1,473 users with 10,625 tweets, and `least = 10` 218 with 3,009.
+    The data are the 1,600,000 tweets of the training file, or files in LEAF's layout. The latter
+    may hold a part of each user's tweets, as LEAF's test part with `-k 30` does: a tenth, 16,025
+    of 2,875 users, at least three each. There `least = 5` leaves 1,473 users with 10,625 tweets,
+    and `least = 10` 218 with 3,009.
 
     Args:
         tokens: "words": by `words.split_words`, as the authors' code does; or "characters", as the
@@ -72,7 +86,8 @@ def sent140(
         keep_capitals: Tokens are made lower-case otherwise. GloVe has lower-case words only, and
             the authors' code looks words up as they are written, so that all words with a capital
             are unknown to it; this does so too.
-        least: Tweets that a user must have.
+        least: Tweets that a user must have. Where left out, 31 of the training file, and 5 of files
+            in LEAF's layout: who is in them was chosen before, and of 5 one is a test tweet.
         clients: Users drawn.
         seed: Seed of the drawing and of the split.
         data_dir: Folder with `sent140/trainingandtestdata.zip`, the training file out of it, or
@@ -85,10 +100,12 @@ def sent140(
     """
     require_one_of("data.tokens", tokens, ("words", "characters"))
     require_whole("data.vocabulary", vocabulary, least=2)
-    require_whole("data.least", least)
+    if least is not None:
+        require_whole("data.least", least)
     require_whole("data.clients", clients)
-    tweets = _tweets(data_dir)
-    names, parts = _users(tweets, least, clients, seed)
+    source = _source(data_dir)
+    tweets = _tweets(source)
+    names, parts = _users(tweets, least or source.least, clients, seed)
     train, test = (
         [np.sort(part) for part in half]
         for half in partitions.split(parts, train_share=0.8, seed=seed)
@@ -171,22 +188,20 @@ def _ids(
     return table, dict(zip(words, ids.tolist(), strict=True))
 
 
-def _tweets(data_dir: str | Path | None) -> Tweets:
-    paths, rows = _files(data_dir)
-
+def _tweets(source: Source) -> Tweets:
     def build() -> Arrays:
         numbers: dict[str, int] = {}
         user, labels = array("i"), array("b")
 
         def texts() -> Iterator[str]:
-            for path in paths:
-                for name, label, text in rows(path):
+            for path in source.paths:
+                for name, label, text in source.read(path):
                     user.append(numbers.setdefault(name, len(numbers)))
                     labels.append(label)
                     yield text
 
         text, offsets = packed(texts())
-        require(len(user), f"{paths[0]}: no tweets")
+        require(len(user), f"{source.paths[0]}: no tweets")
         names, ends = packed(numbers)
         return {
             "user": np.frombuffer(user, np.int32),
@@ -197,21 +212,20 @@ def _tweets(data_dir: str | Path | None) -> Tweets:
             "names_offsets": ends,
         }
 
-    arrays = prepared("sent140", paths, {}, build)
+    arrays = prepared("sent140", source.paths, {}, build)
     return Tweets(**arrays)
 
 
-def _files(data_dir: str | Path | None) -> tuple[list[Path], Any]:
-    """The files to read, and what reads them."""
+def _source(data_dir: str | Path | None) -> Source:
     found = present(SENT140.name, "sent140", data_dir) or present(CSV, "sent140", data_dir)
     if found:
-        return [found], read_csv
+        return Source([found], read_csv, 31)
     folder = data_folder(data_dir)
     if folder is not None:
         json_files = sorted((folder / "sent140").glob("*.json*"))
         if json_files:
-            return json_files, read_leaf
-    return [find(SENT140, "sent140", data_dir)], read_csv
+            return Source(json_files, read_leaf, 5)
+    return Source([find(SENT140, "sent140", data_dir)], read_csv, 31)
 
 
 def read_csv(path: Path) -> Iterator[Tweet]:

@@ -16,9 +16,9 @@ GPU = (
 
 TOO_LONG = "an LSTM with E = 50, or for 1,000 rounds, takes many hours on two cores"
 
-FEWER_TWEETS = "an eighth of the paper's tweets"
+FEWER_TWEETS = "of LEAF's test part a seventh of the paper's tweets"
 SMALLER_MODEL = "2 x 100 units as in the code, trained vectors of 50"
-FEWER_LETTERS = "letters: about half the paper's images"
+FEWER_LETTERS = "of `emnist_lowercase.npz` about half the paper's images"
 
 
 def table_1(name: str, partition: str = "", *, paper: str = FEDPROX) -> tuple[Any, ...]:
