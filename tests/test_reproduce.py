@@ -587,7 +587,6 @@ def test_statistics_stand_below_the_papers(tmp_path: Path) -> None:
         statistics=(
             Statistics("Drawn", (30, 1000, 33, 9), {"name": "synthetic", "clients": 30}),
             Statistics("Alike", (4, 4, 4, 4), {"name": "synthetic-feddyn", "clients": 4}),
-            Statistics("Absent", (5, 5, 5, 5), note="not yet"),
         ),
     )
     text = reproduce("made/up", item, SCALE, tmp_path)
@@ -595,7 +594,6 @@ def test_statistics_stand_below_the_papers(tmp_path: Path) -> None:
     assert "|  | ours | 30 | " in text
     assert text.count("2 draws") == 1
     assert "|  | ours | 4 | 1,600 | 400 | 0 |  |" in text
-    assert "|  | ours |  |  |  |  | not yet |" in text
 
 
 def test_a_diverged_line_does_not_flatten_the_others() -> None:

@@ -94,7 +94,6 @@ def _runs(
         _key(task, s, epochs): _with_stragglers(task, s, epochs)
         for s in stragglers
         for task in tasks
-        if not task.missing
     }
 
 
@@ -192,7 +191,6 @@ FIGURE_1 = Item(
                     task.note,
                 )
                 for task in FIVE
-                if not task.missing
             ),
         ),
         Claim(

@@ -125,13 +125,13 @@ class Statistics(NamedTuple):
     Attributes:
         title: The data set.
         paper: The paper's clients, examples, and mean and standard deviation of a client's.
-        data: `[data]` of an experiment, or nothing.
-        note: How ours differs, or why there is none.
+        data: `[data]` of an experiment.
+        note: How ours differs.
     """
 
     title: str
     paper: tuple[Any, ...]
-    data: Table | None = None
+    data: Table
     note: str = ""
 
 
@@ -248,16 +248,15 @@ class Item:
     @property
     def missing(self) -> dict[str, str]:
         """Data sets that it lacks, and why."""
-        panels = {p.title: p.missing for row in self.rows for p in row.panels if p.missing}
-        rows = {row.title: row.note for row in self.statistics if row.data is None}
-        return {title.partition(",")[0]: why for title, why in (panels | rows).items()}
+        panels = (panel for row in self.rows for panel in row.panels if panel.missing)
+        return {panel.title.partition(",")[0]: panel.missing for panel in panels}
 
     @property
     def data(self) -> tuple[str, ...]:
         """The data sets it needs."""
         runs = [*self.runs.values(), *(pair.experiment for pair in self.between.values())]
         tables = [*(table["data"] for table in runs), *(row.data for row in self.statistics)]
-        return tuple(dict.fromkeys(table["name"] for table in tables if table))
+        return tuple(dict.fromkeys(table["name"] for table in tables))
 
 
 class Scale(NamedTuple):

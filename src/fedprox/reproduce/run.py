@@ -131,7 +131,6 @@ def _reproduce(
     statistics = {
         row.title: np.array([_sizes(name, row.data, seed, data_dir) for seed in scale.seeds])
         for row in item.statistics
-        if row.data is not None
     }
     took = duration(time.perf_counter() - begin)
     if reused:

@@ -95,10 +95,7 @@ def _statistics(rows: Sequence[Statistics], found: Mapping[str, NDArray[np.float
     body = []
     for row in rows:
         body.append([row.title, "paper", *(f"{number:,}" for number in row.paper), ""])
-        ours = found.get(row.title)
-        if ours is None:
-            body.append(["", "ours", "", "", "", "", row.note])
-            continue
+        ours = found[row.title]
         shown = [f"{ours[0, 0]:,.0f}"]
         for values in ours[:, 1:].T:
             same = np.ptp(values) == 0
