@@ -375,7 +375,7 @@ def _digits(percent: int, split: str, lines: tuple[Printed, Printed]) -> Setting
         },
         rounds=500 if full else 1000,
         evaluate_rows=120,
-        short={100: {"rounds": 12}, 10: {"rounds": 100}}.get(percent, {}),
+        short={"rounds": {100: 12, 10: 100, 1: 200}[percent]},
     )
     return _of_percent("mnist", percent, split, lines, run)
 
@@ -404,7 +404,7 @@ def _letters(percent: int, split: str, lines: tuple[Printed, Printed]) -> Settin
         },
         rounds=1000,
         evaluate_rows=100,
-        short={"rounds": 24} if full else {},
+        short={"rounds": {100: 24, 10: 100, 1: 250}[percent]},
     )
     return _of_percent("emnist-l", percent, split, lines, run)
 
@@ -457,7 +457,7 @@ TABLE_2_MNIST_FULL = _table(
 TABLE_5_MNIST = _table(
     "Table 5, MNIST: models sent at 1 % participation",
     "Table 5",
-    {"short": 1500, "paper": 1_500},
+    {"short": 450, "paper": 2_200},
     [_digits(*key, lines) for key, lines in MNIST_5.items()],
     FEDPROX_EPOCHS,
 )
@@ -469,7 +469,7 @@ OWN_SPLIT = (
 TABLE_2_EMNIST = _table(
     "Table 2, EMNIST-L: models sent at 10 % participation",
     "Table 2",
-    {"short": 1300, "paper": 1300},
+    {"short": 500, "paper": 2_000},
     [_letters(*key, lines) for key, lines in _at(10, EMNIST_2).items()],
     FEDPROX_EPOCHS,
     OWN_SPLIT,
@@ -489,7 +489,7 @@ TABLE_2_EMNIST_FULL = _table(
 TABLE_5_EMNIST = _table(
     "Table 5, EMNIST-L: models sent at 1 % participation",
     "Table 5",
-    {"short": 750, "paper": 750},
+    {"short": 200, "paper": 1_200},
     [_letters(*key, lines) for key, lines in EMNIST_5.items()],
     FEDPROX_EPOCHS,
     OWN_SPLIT,
