@@ -143,6 +143,10 @@ def _race(settings: Sequence[Setting]) -> Race:
 
 
 FEDPROX_EPOCHS = "The paper names no number of epochs for FedProx; it has FedAvg's."
+EMPTY_ROUNDS = (
+    "The paper's counts most likely include the rounds in which nobody takes part, 37 % of all at "
+    "1 % of 100 clients, and ours do not: divided by 0.634 those of MNIST agree."
+)
 AS_IN_THE_CODE = (
     "What the paper does not say is as in the authors' code: gradients are clipped at norm 10 (the "
     "paper names a clip for Shakespeare, not its norm), and models begin as torch's do. FedProx is "
@@ -459,6 +463,7 @@ TABLE_5_MNIST = _table(
     "Table 5",
     {"short": 450, "paper": 2_200},
     [_digits(*key, lines) for key, lines in MNIST_5.items()],
+    EMPTY_ROUNDS,
     FEDPROX_EPOCHS,
 )
 OWN_SPLIT = (
@@ -491,6 +496,7 @@ TABLE_5_EMNIST = _table(
     "Table 5",
     {"short": 200, "paper": 1_200},
     [_letters(*key, lines) for key, lines in EMNIST_5.items()],
+    EMPTY_ROUNDS,
     FEDPROX_EPOCHS,
     OWN_SPLIT,
 )
@@ -665,6 +671,7 @@ TABLE_5_CIFAR = _table(
     "Table 5",
     {"short": 200, "paper": 175_000},
     _cifar_rows(CIFAR_5),
+    EMPTY_ROUNDS,
     SEARCHED,
     GPU,
 )
@@ -733,6 +740,7 @@ TABLE_5_SHAKESPEARE = _table(
     "Table 5",
     {"short": 120, "paper": 110_000},
     [_plays(*key, lines) for key, lines in SHAKESPEARE_5.items()],
+    EMPTY_ROUNDS,
     GPU,
 )
 
