@@ -218,14 +218,12 @@ def _tweets(source: Source) -> Tweets:
 
 def _source(data_dir: str | Path | None) -> Source:
     found = present(SENT140.name, "sent140", data_dir) or present(CSV, "sent140", data_dir)
-    if found:
-        return Source([found], read_csv, 31)
     folder = data_folder(data_dir)
-    if folder is not None:
+    if not found and folder is not None:
         json_files = sorted((folder / "sent140").glob("*.json*"))
         if json_files:
             return Source(json_files, read_leaf, 5)
-    return Source([find(SENT140, "sent140", data_dir)], read_csv, 31)
+    return Source([found or find(SENT140, "sent140", data_dir)], read_csv, 31)
 
 
 def read_csv(path: Path) -> Iterator[Tweet]:
