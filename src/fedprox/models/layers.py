@@ -19,9 +19,8 @@ from jax import lax
 class Dense(nnx.Module):
     """x -> x W' + b with W kept as (outputs, inputs).
 
-    Stored this way both products of a step, W x' forwards and (dL/dy)' x backwards, run along
-    contiguous rows of the batch: two to three times faster on a CPU than with W as (inputs,
-    outputs) for one output layer, and no slower elsewhere.
+    Stored this way both products of a step, x W' forwards and (dL/dy)' x backwards, run along
+    contiguous rows of the batch: up to twice as fast on a CPU as with W as (inputs, outputs).
 
     Args:
         inputs: Features d of an example.
@@ -46,40 +45,30 @@ class Dense(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """(B, d) -> (B, C)."""
         kernel = self.kernel[...]
-        product = _large_product if kernel.size > LARGE else _small_product
-        return product(kernel, x) + self.bias[...]
+        y = _narrow_product(x, kernel) if len(kernel) <= NARROW else x @ kernel.T
+        return y + self.bias[...]
 
 
-LARGE = 100_000
-"""Numbers in a matrix above which its traffic to memory takes longer than its arithmetic."""
-
-
-def _small_product(kernel: jax.Array, x: jax.Array) -> jax.Array:
-    return jnp.einsum("cd,bd->cb", kernel, x).T
+NARROW = 32
+"""Outputs up to which W's gradient is faster with dL/dy transposed beforehand."""
 
 
 @jax.custom_vjp
-def _large_product(kernel: jax.Array, x: jax.Array) -> jax.Array:
-    """The product x W' with a backward pass that reads and writes W as seldom as can be."""
-    return _small_product(kernel, x)
+def _narrow_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """The product x W' for few outputs, where XLA would transpose within the backward product."""
+    return x @ kernel.T
 
 
-def _keep(kernel: Any, x: Any) -> tuple[jax.Array, Any]:
-    y = _large_product(kernel.value, x.value)
-    return y, (kernel.value if x.perturbed else None, x.value)
+def _keep(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _narrow_product(x, kernel), (x, kernel)
 
 
-def _gradients(kept: Any, dy: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-    kernel, x = kept
-    if kernel is None:
-        return jnp.einsum("bc,bd->cd", dy, x), None
-    dx = dy @ kernel
-    # A dependence in name only. Where the step on W might come before W is read here, XLA copies W.
-    dy = jnp.where(jnp.isnan(dx[0, 0]), dx[0, 0], dy)
-    return jnp.einsum("bc,bd->cd", dy, x), dx
+def _gradients(kept: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, kernel = kept
+    return dy @ kernel, lax.optimization_barrier(dy.T) @ x
 
 
-_large_product.defvjp(_keep, _gradients, symbolic_zeros=True)
+_narrow_product.defvjp(_keep, _gradients)
 
 
 class Conv(nnx.Module):

@@ -31,7 +31,7 @@ from fedprox.simulation.lanes import (
     PER_ROUND_AND_DEVICE,
     REPLICATED,
     choose,
-    over_lanes,
+    over,
     put,
     read_rows,
     run_segments,
@@ -118,32 +118,25 @@ def rounds_program(
         `kept`, what the cohort's clients keep, like that of `After`.
     """
     client = Client(model, algorithm, solver, accumulate, width)
-    begin_all = over_lanes(
-        jax.vmap(client.begin, in_axes=(0, 0, 0, None)), shape.lanes, (None, None, 0, 0)
-    )
-    gradient_all = over_lanes(
-        jax.vmap(client.gradient, in_axes=(0, None, None, None)), shape.lanes, (0, 0, 0, 0)
-    )
+    begin_all = over(over(client.begin, (0, 0, 0, None)), (None, None, 0, 0))
+    gradient_all = over(over(client.gradient, (0, None, None, None)), (0, 0, 0, 0))
     # a single lane keeps its axis here: only so does XLA step in place, without a copy of the model
     tick_all = jax.vmap(
         jax.vmap(client.tick, in_axes=(0, 0, 0, 0, None, None)), (0, None, None, 0, 0, 0)
     )
-    search_all = over_lanes(
-        jax.vmap(client.search, in_axes=(0, 0, 0, None, None, None, None, None)),
-        shape.lanes,
+    search_all = over(
+        over(client.search, (0, 0, 0, None, None, None, None, None)),
         (0, None, None, None, None, 0, 0, 0),
     )
-    message_all = over_lanes(
-        jax.vmap(client.message, in_axes=(0, 0, 0, None)), shape.lanes, (0, None, None, 0)
-    )
-    read_all = over_lanes(read_rows, shape.lanes, (None, 0))
-    look_up_all = over_lanes(look_up, shape.lanes, (None, 0))
+    message_all = over(over(client.message, (0, 0, 0, None)), (0, None, None, 0))
+    read_all = over(read_rows, (None, 0))
+    look_up_all = over(look_up, (None, 0))
 
     def augmented(noise: jax.Array, kept: jax.Array) -> jax.Array:
         assert augment is not None
         return augment(jax.random.wrap_key_data(noise, impl="threefry2x32"), kept)
 
-    augment_all = over_lanes(augmented, shape.lanes, (0, 0))
+    augment_all = over(augmented, (0, 0))
 
     def training_features(x: Features, rows: jax.Array, noise: jax.Array | None) -> jax.Array:
         kept = read_all(index_of(x), rows)

@@ -22,7 +22,7 @@ from fedprox.simulation.lanes import (
     PER_DEVICE,
     REPLICATED,
     choose,
-    over_lanes,
+    over,
     run_segments,
     spread,
     total,
@@ -98,7 +98,7 @@ def evaluation_program(
         params have a leading axis of sweep points, sizes (clients,) are the rows read of each
         client, and shares (clients,) the p_k: of a sample of clients, n_k by the sample's rows.
     """
-    read_train, read_test = reader(lanes, width), reader(lanes, test_width)
+    read_train, read_test = reader(width), reader(test_width)
 
     def summed(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> Any:
         if gradients:
@@ -110,10 +110,10 @@ def evaluation_program(
         met = model.correct(model.apply(params, x), y)
         return jnp.sum(met & (mask > 0).reshape((-1,) + (1,) * (met.ndim - 1)))
 
-    summed_all = over_lanes(jax.vmap(summed, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0))
-    right_all = over_lanes(jax.vmap(right, in_axes=(0, None, None, None)), lanes, (None, 0, 0, 0))
+    summed_all = over(over(summed, (0, None, None, None)), (None, 0, 0, 0))
+    right_all = over(over(right, (0, None, None, None)), (None, 0, 0, 0))
     each = 0 if screened else None
-    include_all = over_lanes(jax.vmap(include, in_axes=(0, 0, each)), lanes, (0, 0, 0))
+    include_all = over(over(include, (0, 0, each)), (0, 0, 0))
 
     def program(
         params: Params,
@@ -281,9 +281,9 @@ def inexactness_program(
         points, ...), sizes and shares (slots,) of the cohort's clients, what they kept before it,
         with its places (slots,), and the round's rate and participation.
     """
-    read_train = reader(lanes, width)
-    at_end = summed_gradients(model, lanes, shared=False)
-    at_start = summed_gradients(model, lanes, shared=True)
+    read_train = reader(width)
+    at_end = summed_gradients(model, shared=False)
+    at_start = summed_gradients(model, shared=True)
 
     def program(
         state: State,
@@ -319,9 +319,7 @@ def inexactness_program(
                 problem.gradient(params, end), problem.gradient(problem.start, begin)
             )
 
-        gamma_all = over_lanes(
-            jax.vmap(gamma, in_axes=(0, 0, 0, 0, 0, 0, None)), lanes, (None, None, *[0] * 5)
-        )
+        gamma_all = over(over(gamma, (0, 0, 0, 0, 0, 0, None)), (None, None, *[0] * 5))
 
         def tick(i: jax.Array, carry: Any) -> Any:
             (end, begin), gammas = carry

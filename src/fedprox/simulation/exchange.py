@@ -103,7 +103,7 @@ def exchange_gradients(
         (w^t, x, y, exchange) -> grad F_k(w^t) of the clients about to work (slots, points, ...),
         the first cohort's weighted mean g^t, and what its gradients are worth.
     """
-    read, summed = reader(lanes, width), summed_gradients(model, lanes, shared=True)
+    read, summed = reader(width), summed_gradients(model, shared=True)
 
     def gradients(
         params: Params, x: Features, y: jax.Array, exchange: Exchange

@@ -126,22 +126,29 @@ def total(tree: T) -> T:
     return restore(jax.lax.psum(vector, AXIS))
 
 
-def over_lanes(f: Callable[..., Any], lanes: int, in_axes: Any) -> Callable[..., Any]:
-    """`f` for all lanes at once.
+def over(f: Callable[..., Any], in_axes: tuple[int | None, ...]) -> Callable[..., Any]:
+    """`f` for all lanes, or all points of a sweep, at once.
 
-    One lane is run without a batch axis: XLA's CPU matrix products are faster so.
+    One alone is run without the axis: with it XLA's CPU compiler transposes the operands of every
+    matrix product.
+
+    Args:
+        f: The function of one.
+        in_axes: 0 for each argument with the axis, the first of its leaves, and None for others.
     """
-    if lanes > 1:
-        return jax.vmap(f, in_axes=in_axes)
+    batched = jax.vmap(f, in_axes=in_axes)
 
-    def single(*args: Any) -> Any:
-        squeezed = [
+    def every(*args: Any) -> Any:
+        with_axis = [arg for arg, axis in zip(args, in_axes, strict=True) if axis is not None]
+        if len(jax.tree.leaves(with_axis)[0]) > 1:
+            return batched(*args)
+        alone = [
             arg if axis is None else jax.tree.map(lambda a: a[0], arg)
             for arg, axis in zip(args, in_axes, strict=True)
         ]
-        return jax.tree.map(lambda a: a[None], f(*squeezed))
+        return jax.tree.map(lambda a: a[None], f(*alone))
 
-    return single
+    return every
 
 
 def run_segments(

@@ -49,7 +49,10 @@ from fedprox.simulation.schedule import (
 from fedprox.solver import Solver
 
 SMALL_MODEL = 100_000
-"""Parameters below which a program's fixed costs outweigh its arithmetic."""
+"""Parameters up to which several rounds are one call."""
+
+SMALL_STEP = 10_000
+"""Parameters up to which the fixed costs of a step on a CPU outweigh its arithmetic."""
 
 PLAN_BYTES = 2**25
 """Most memory of one call's batch plan."""
@@ -191,8 +194,9 @@ def lane_cost(parameters: int, *, accelerator: bool) -> LaneCost:
     """The cost of ticks on an accelerator or on a CPU.
 
     On a CPU, measured with logistic regression, four tenths of a small model's step are overhead;
-    batched products of larger models are slower than one lane after another. An accelerator runs
-    tens of small lanes in the time of one, as long as their parameters fit.
+    larger models are faster one lane after another, since XLA transposes the operands of every
+    product that has a batch axis. An accelerator runs tens of small lanes in the time of one, as
+    long as their parameters fit.
 
     Args:
         parameters: Parameters of one lane, all points of the sweep together.
@@ -201,7 +205,7 @@ def lane_cost(parameters: int, *, accelerator: bool) -> LaneCost:
     if accelerator:
         fitting = LANE_BYTES // (12 * parameters)
         return LaneCost(step=64.0, reading=64.0, most=max(1, min(1024, fitting)))
-    small = parameters <= SMALL_MODEL
+    small = parameters <= SMALL_STEP
     return LaneCost(step=0.7, reading=0.0, most=4) if small else LaneCost(0.0, 0.0, 1)
 
 
@@ -209,12 +213,12 @@ def batch_points(parameters: int) -> bool:
     """Whether the points of a sweep should step together on the backend in use.
 
     They share a mini-batch's rows and a tick's overhead, which is most of a small model's step. A
-    large model's parameters should stay in a core's cache from one step to the next.
+    larger model's parameters should stay in a core's cache from one step to the next.
 
     Args:
         parameters: Parameters of the model at one point.
     """
-    return jax.default_backend() != "cpu" or parameters <= SMALL_MODEL
+    return jax.default_backend() != "cpu" or parameters <= SMALL_STEP
 
 
 class Programs(NamedTuple):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedprox.features import Features
 from fedprox.model import Model, Params, read_slice, weighted_loss
-from fedprox.simulation.lanes import over_lanes
+from fedprox.simulation.lanes import over
 from fedprox.simulation.schedule import Array, Segments, pack, segments
 
 TICK_COST = 16
@@ -126,7 +126,7 @@ def my_part(reading: Reading) -> Reading:
     return jax.tree.map(lambda a: a[0], reading)
 
 
-def reader(lanes: int, width: int) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
+def reader(width: int) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
     """(x, y, reading, tick) -> each lane's slice, see `read_slice`."""
 
     def read(
@@ -134,16 +134,15 @@ def reader(lanes: int, width: int) -> Callable[..., tuple[jax.Array, jax.Array, 
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         return read_slice(x, y, begin, end, width)
 
-    every = over_lanes(read, lanes, (None, None, 0, 0))
+    every = over(read, (None, None, 0, 0))
     return lambda x, y, reading, i: every(x, y, reading.begin[i], reading.end[i])
 
 
-def summed_gradients(model: Model, lanes: int, *, shared: bool) -> Callable[..., Params]:
+def summed_gradients(model: Model, *, shared: bool) -> Callable[..., Params]:
     """Gradients summed over each lane's slice, at all points of a sweep.
 
     Args:
         model: The model.
-        lanes: Lanes per device.
         shared: Whether all lanes stand at the same parameters, leaves (points, ...), or each at its
             own, leaves (lanes, points, ...).
 
@@ -154,8 +153,8 @@ def summed_gradients(model: Model, lanes: int, *, shared: bool) -> Callable[...,
     def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Params:
         return jax.grad(weighted_loss, argnums=1)(model, params, x, y, inside)
 
-    points = jax.vmap(summed, in_axes=(0, None, None, None))
-    return over_lanes(points, lanes, (None if shared else 0, 0, 0, 0))
+    points = over(summed, (0, None, None, None))
+    return over(points, (None if shared else 0, 0, 0, 0))
 
 
 def per_lane(sums: Params, size: jax.Array) -> Params:

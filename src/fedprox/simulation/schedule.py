@@ -180,6 +180,8 @@ def choose_lanes(
     """
     widest = max((len(lengths) for lengths in rounds), default=1)
     choices = [w for w in _lane_counts(most) if w == 1 or w * devices < 2 * widest]
+    if len(choices) == 1:
+        return 1
     totals = [(int(lengths.max(initial=0)), int(lengths.sum())) for lengths in rounds]
 
     def cost(w: int) -> float:
