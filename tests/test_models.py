@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax import lax
 from numpy.testing import assert_allclose
 
@@ -241,16 +242,23 @@ def test_local_response_normalisation() -> None:
     assert_allclose(found, wanted, rtol=1e-4)
 
 
-def test_a_narrow_product_is_the_plain_one() -> None:
-    """Values, gradients with and without one in the input, and Hessian products."""
+@pytest.mark.parametrize("outputs", [3, 100])
+def test_a_dense_layer_of_few_or_many_outputs_is_the_plain_product(outputs: int) -> None:
+    """Values, gradients with and without one in the input, Hessian products, forward mode."""
     rng = np.random.default_rng(6)
-    kernel = jnp.asarray(rng.normal(size=(3, 31)) / 30, jnp.float32)
+    kernel = jnp.asarray(rng.normal(size=(outputs, 31)) / 30, jnp.float32)
     x = jnp.asarray(rng.normal(size=(4, 31)), jnp.float32)
+    assert (x.shape[0] * outputs > layers.FEW) == (outputs == 100)
+    layer = layers.Dense(31, outputs, kernel_init=nnx.initializers.zeros, rngs=nnx.Rngs(0))
+    graph, state = nnx.split(layer)
+
+    def dense(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return nnx.merge(graph, {**state, "kernel": nnx.Param(kernel)})(x)
 
     def plain(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return x @ kernel.T
 
-    ours, theirs = partial(cubes, layers._narrow_product), partial(cubes, plain)
+    ours, theirs = partial(cubes, dense), partial(cubes, plain)
     for argnums in (0, 1, (0, 1)):
         found, wanted = (jax.grad(f, argnums)(x, kernel) for f in (ours, theirs))
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
@@ -259,6 +267,8 @@ def test_a_narrow_product_is_the_plain_one() -> None:
     found, wanted = (hessian_products(f, (x, kernel), along) for f in (ours, theirs))
     for a, b in zip(found, wanted, strict=True):
         assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+    found, wanted = (jax.jvp(f, (x, kernel), along) for f in (ours, theirs))
+    assert_allclose(found, wanted, rtol=1e-3)
 
 
 def test_a_model_learns_in_compiled_rounds_and_a_sweep_is_its_points() -> None:

@@ -45,30 +45,14 @@ class Dense(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """(B, d) -> (B, C)."""
         kernel = self.kernel[...]
-        y = _narrow_product(x, kernel) if len(kernel) <= NARROW else x @ kernel.T
-        return y + self.bias[...]
+        if len(x) * len(kernel) > FEW:
+            return x @ kernel.T + self.bias[...]
+        # with the barrier XLA writes dL/dy transposed before the product for W's gradient
+        return lax.optimization_barrier(jnp.einsum("cd,bd->cb", kernel, x)).T + self.bias[...]
 
 
-NARROW = 32
-"""Outputs up to which W's gradient is faster with dL/dy transposed beforehand."""
-
-
-@jax.custom_vjp
-def _narrow_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The product x W' for few outputs, where XLA would transpose within the backward product."""
-    return x @ kernel.T
-
-
-def _keep(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _narrow_product(x, kernel), (x, kernel)
-
-
-def _gradients(kept: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, kernel = kept
-    return dy @ kernel, lax.optimization_barrier(dy.T) @ x
-
-
-_narrow_product.defvjp(_keep, _gradients)
+FEW = 256
+"""Numbers in dL/dy up to which W's gradient is faster with it transposed beforehand."""
 
 
 class Conv(nnx.Module):
