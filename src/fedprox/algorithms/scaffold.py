@@ -99,17 +99,17 @@ def scaffold(*, option: int = 2, server_learning_rate: Numbers = 1.0) -> Algorit
     ) -> tuple[tuple[Params, Params], Params]:
         """Send w_k - w^t and c_k' - c_k; keep c_k'."""
         step = moved(solution)
-        renewed = own.gradient
-        if option == 2:
-            length = solution.steps * numbers["learning_rate"]
-            ahead = jax.tree.map(jnp.subtract, own.kept, state.control)
-            renewed = jax.tree.map(
-                # a client that stops before its first step has met no gradient
-                lambda c, new: jnp.where(length > 0, new, c),
-                own.kept,
-                plus(ahead, -1 / jnp.where(length > 0, length, 1.0), step),
-            )
-        return (step, jax.tree.map(jnp.subtract, renewed, own.kept)), renewed
+        if option == 1:
+            return (step, jax.tree.map(jnp.subtract, own.gradient, own.kept)), own.gradient
+        length = solution.steps * numbers["learning_rate"]
+        # c_k' - c_k. Written with c_k in it, XLA copies what all clients keep whenever one ends
+        change = jax.tree.map(
+            # a client that stops before its first step has met no gradient
+            lambda c, s: jnp.where(length > 0, -c - s / jnp.where(length > 0, length, 1), 0),
+            state.control,
+            step,
+        )
+        return (step, change), plus(own.kept, 1, change)
 
     return Algorithm(
         "scaffold",
