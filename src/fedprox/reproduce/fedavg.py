@@ -96,7 +96,7 @@ class Plan(NamedTuple):
 
 PERCEPTRON: dict[Cell, Plan] = {
     # Table 1: clients a round, E = 1
-    Cell("iid", 1, ALL, 1): Plan((0.1, 1.0), 2200, 20),
+    Cell("iid", 1, ALL, 1): Plan((0.215, 2.15), 2200, 20),
     Cell("iid", 10, ALL, 1): Plan((0.464, 2.15), 2200, 10),
     Cell("iid", 20, ALL, 1): Plan((0.464, 1.0), 2400, 10),
     Cell("iid", 50, ALL, 1): Plan((0.464, 1.0), 2000, 10),
@@ -106,11 +106,11 @@ PERCEPTRON: dict[Cell, Plan] = {
     Cell("iid", 20, 10, 1): Plan((0.1, 0.464), 120),
     Cell("iid", 50, 10, 1): Plan((0.1, 0.464), 120),
     Cell("iid", 100, 10, 1): Plan((0.1, 0.464), 110),
-    Cell("shards", 1, ALL, 1): Plan((0.0215, 0.215), 6000, 20),
+    Cell("shards", 1, ALL, 1): Plan((0.0464, 0.464), 6000, 20),
     Cell("shards", 10, ALL, 1): Plan((0.215, 1.0), 2700, 10),
     Cell("shards", 20, ALL, 1): Plan((0.464, 1.0), 2300, 10),
     Cell("shards", 50, ALL, 1): Plan((0.464, 1.0), 2000, 10),
-    Cell("shards", 1, 10, 1): Plan((0.00215, 0.0215), 5000, 20),
+    Cell("shards", 1, 10, 1): Plan((0.01, 0.1), 5000, 20),
     Cell("shards", 10, 10, 1): Plan((0.1, 0.464), 1250, 5),
     Cell("shards", 20, 10, 1): Plan((0.1, 0.215), 900, 2),
     Cell("shards", 50, 10, 1): Plan((0.1, 0.215), 650),
