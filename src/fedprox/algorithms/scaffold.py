@@ -102,7 +102,6 @@ def scaffold(*, option: int = 2, server_learning_rate: Numbers = 1.0) -> Algorit
         if option == 1:
             return (step, jax.tree.map(jnp.subtract, own.gradient, own.kept)), own.gradient
         length = solution.steps * numbers["learning_rate"]
-        # c_k' - c_k. Written with c_k in it, XLA copies what all clients keep whenever one ends
         change = jax.tree.map(
             # a client that stops before its first step has met no gradient
             lambda c, s: jnp.where(length > 0, -c - s / jnp.where(length > 0, length, 1), 0),

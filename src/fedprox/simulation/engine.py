@@ -178,7 +178,9 @@ def rounds_program(
                 state = jax.vmap(algorithm.exchange)(state, mean_gradient)
 
         def begin_jobs(slot: jax.Array, carry: Any) -> Any:
-            workers, sums, local, kept = carry
+            # what clients keep is read from before the round, and never from the carry, where it is
+            # written: XLA would copy it all whenever a client ends whose message depends on it
+            workers, *rest = carry
             share = jnp.broadcast_to(jobs.share[slot][:, None], workers.own.share.shape)
             own = Own(
                 jax.tree.map(lambda a: a[slot], gradient),
@@ -186,7 +188,7 @@ def rounds_program(
                 share,
             )
             fresh = begin_all(state, numbers, own, jobs.gamma[slot])
-            return where_lanes(slot >= 0, fresh, workers), sums, local, kept
+            return where_lanes(slot >= 0, fresh, workers), *rest
 
         def tick(i: jax.Array, carry: Any) -> Any:
             workers, *rest = carry
