@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,14 +12,17 @@ from hypothesis import strategies as st
 from fedprox import (
     Algorithm,
     Cohort,
+    Faults,
     Federation,
     Model,
+    Run,
     Solver,
     Systems,
     compare,
     fedavg,
     feddane,
     fedprox,
+    line_search_descent,
     models,
     scaffold,
     simulate,
@@ -316,3 +320,43 @@ def test_rows_of_clients_that_are_not_chosen_have_no_effect_whatever_they_hold(b
     seed = next(s for s in range(99) if 0 not in Cohort(2).draw(s, 0, np.arange(4)).clients)
     for a, b in zip(last_model(0.0), last_model(3e38), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("method", "solver", "faults"),
+    [
+        (feddane(mu=0.1), Solver(0.1, batch_size=4, epochs=2), None),
+        (scaffold(option=1), Solver(0.1, batch_size=4, steps=3), None),
+        (fedprox(mu=0.1), Solver(0.1, batch_size=4, epochs=9, gamma=0.8), Faults()),
+        (fedavg(), Solver(1.0, "all", steps=3, optimizer=line_search_descent), None),
+    ],
+)
+def test_a_model_that_is_not_defined_at_a_row_of_zeros(
+    method: Algorithm, solver: Solver, faults: Faults | None
+) -> None:
+    def unit(x: Any) -> Any:
+        return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+    def run(ready: bool) -> Run:
+        rng = np.random.default_rng(0)
+        rows = [rng.normal(size=(n, 4)).astype(np.float32) for n in (1, 3, 10, 70)]
+        clients = [(np.asarray(unit(x)) if ready else x, rng.integers(0, 3, len(x))) for x in rows]
+        model = Model(lambda _: jnp.zeros((4, 3)), lambda w, x: (x if ready else unit(x)) @ w)
+        (run,) = simulate(
+            Federation.from_arrays(clients, clients, classes=3),
+            model,
+            method,
+            solver=solver,
+            cohort=Cohort(2),
+            faults=faults,
+            rounds=3,
+        )
+        return run
+
+    divided, plain = run(ready=False), run(ready=True)
+    np.testing.assert_allclose(divided.params, plain.params, rtol=1e-4, atol=1e-6)
+    for a, b in zip(divided.history, plain.history, strict=True):
+        assert a.unsolved == b.unsolved
+        assert a.gradient_variance == pytest.approx(b.gradient_variance, rel=1e-3)
+        assert a.dissimilarity == pytest.approx(b.dissimilarity, rel=1e-3)
+        assert a.gamma_mean == pytest.approx(b.gamma_mean, rel=1e-3, nan_ok=True)

@@ -14,6 +14,7 @@ from jax import lax
 from numpy.testing import assert_allclose
 
 import fedprox as fp
+from fedprox.model import cross_entropy
 from fedprox.models import layers
 
 
@@ -91,6 +92,59 @@ def test_labels_must_be_classes() -> None:
         if name in ("mnist-cnn", "logistic", "resnet18"):
             with pytest.raises(fp.InputError, match=f"model {name}: the labels must be classes"):
                 build(regression)
+
+
+def trained(model: fp.Model) -> fp.Run:
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(n, 4)), rng.integers(0, 2, n)) for n in (3, 5)]
+    (run,) = fp.simulate(
+        fp.Federation.from_arrays(clients, clients, classes=2),
+        model,
+        fp.fedavg(),
+        solver=fp.Solver(0.1, batch_size=2, epochs=1),
+        cohort=fp.Cohort(2),
+        rounds=1,
+    )
+    return run
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (
+            fp.Model(lambda _: jnp.zeros((4, 1)), lambda w, x: x @ w, lambda o, y: (o - y) ** 2),
+            r"model.loss: an array of shape \(2, 2\) for 2 examples",
+        ),
+        (
+            fp.Model(
+                lambda _: jnp.zeros((4, 2)),
+                lambda w, x: x @ w,
+                lambda o, y: cross_entropy(o, y).mean(),
+            ),
+            r"model.loss: an array of shape \(\) for",
+        ),
+        (
+            fp.Model(
+                lambda _: jnp.zeros((4, 2)),
+                lambda w, x: x @ w,
+                correct=lambda o, y: (jnp.argmax(o, axis=1) == y)[:, None],
+            ),
+            r"model.correct: an array of shape \(\d+, 1\) for labels of shape",
+        ),
+    ],
+)
+def test_a_loss_that_is_not_one_number_for_each_example_is_refused(
+    model: fp.Model, named: str
+) -> None:
+    with pytest.raises(fp.InputError, match=named):
+        trained(model)
+
+
+def test_a_model_of_nan_meets_no_label() -> None:
+    sound = fp.Model(lambda _: jnp.zeros((4, 2)), lambda w, x: x @ w)
+    assert trained(sound).history[0].test_accuracy > 0  # all are said to be class 0
+    ruined = sound._replace(apply=lambda w, x: x @ w * jnp.nan)
+    assert trained(ruined).best_accuracy == 0
 
 
 def test_torch_default_bounds() -> None:

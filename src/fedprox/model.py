@@ -45,9 +45,12 @@ def top_1(outputs: jax.Array, y: jax.Array) -> jax.Array:
     """Whether the largest output is the label's: outputs (B, classes), y (B,) -> (B,) booleans.
 
     Of a sequence, outputs (B, length, classes) and y (B, length) -> (B, length), false where there
-    is no label.
+    is no label. Where an output is NaN there is no largest one, and no label is met.
+
+    >>> top_1(jnp.array([[0.0, 1.0], [1.0, jnp.nan]]), jnp.array([1, 0])).tolist()
+    [True, False]
     """
-    return jnp.argmax(outputs, axis=-1) == y
+    return (jnp.argmax(outputs, axis=-1) == y) & ~jnp.isnan(outputs).any(axis=-1)
 
 
 class Model(NamedTuple):
@@ -70,7 +73,8 @@ class Model(NamedTuple):
         apply: Parameters, features (B, ...) -> outputs (B, ...).
         loss: Outputs, labels -> loss of each example, shape (B,).
         correct: Outputs, labels -> whether each label is met, shape (B,), or (B, length) for
-            sequences; accuracy is their share of all labels. None where that has no meaning.
+            sequences, and false where outputs are NaN; accuracy is their share of all labels.
+            None where that has no meaning.
     """
 
     init: Callable[[jax.Array], Params]
@@ -113,8 +117,17 @@ class Model(NamedTuple):
 def weighted_loss(
     model: Model, params: Params, x: jax.Array, y: jax.Array, weights: jax.Array
 ) -> jax.Array:
-    """sum_i weights_i loss(params; x_i, y_i), a scalar."""
+    """sum_i weights_i loss(params; x_i, y_i), a scalar.
+
+    Raises:
+        InputError: The model's loss is not one number for each example.
+    """
     losses = model.loss(model.apply(params, x), y)
+    require(
+        jnp.shape(losses) == weights.shape,
+        f"model.loss: an array of shape {jnp.shape(losses)} for {len(weights)} examples; it must "
+        f"have shape {weights.shape}, a number for each",
+    )
     return jnp.sum(jnp.where(weights > 0, losses * weights, 0.0))
 
 
@@ -123,7 +136,8 @@ def read_slice(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Rows begin, ..., end - 1 of flat data, at most `width`, as `weighted_loss` takes them.
 
-    Other rows in the slice become zero, so that they cannot change a sum, whatever they hold.
+    In place of other rows the slice repeats the row `begin`, so that they cannot change a sum,
+    whatever they hold: even a weight of zero times their gradient may be NaN.
 
     Args:
         x: All features, shape (rows, ...).
@@ -138,13 +152,15 @@ def read_slice(
     >>> x, y = jnp.arange(5.0)[:, None], jnp.arange(5)
     >>> _, labels, inside = read_slice(x, y, 3, 5, width=4)
     >>> labels.tolist(), inside.tolist()
-    ([1, 2, 3, 4], [0.0, 0.0, 1.0, 1.0])
+    ([3, 3, 3, 4], [0.0, 0.0, 1.0, 1.0])
     """
     start = jnp.minimum(begin, max(len(x) - width, 0))
     rows = start + jnp.arange(width)
     inside = (rows >= begin) & (rows < end)
-    features = look_up(x, jax.lax.dynamic_slice_in_dim(index_of(x), start, width))
-    kept = inside.reshape((-1,) + (1,) * (features.ndim - 1))
-    labels = jax.lax.dynamic_slice_in_dim(y, start, width)
-    zeroed = jnp.where(kept, features, 0).astype(features.dtype)
-    return zeroed, labels, inside.astype(jnp.float32)
+
+    def read(a: jax.Array) -> jax.Array:
+        kept = inside.reshape((-1,) + (1,) * (a.ndim - 1))
+        own = jax.lax.dynamic_slice_in_dim(a, begin, 1)
+        return jnp.where(kept, jax.lax.dynamic_slice_in_dim(a, start, width), own)
+
+    return look_up(x, read(index_of(x))), read(y), inside.astype(jnp.float32)

@@ -15,6 +15,7 @@ from jax.stages import Wrapped
 
 from fedprox.algorithms.base import Algorithm, Kept, Own, Scalars, State
 from fedprox.diagnostics.dissimilarity import Scatter, dissimilarity, include, nothing
+from fedprox.errors import require
 from fedprox.features import Features
 from fedprox.model import Model, Params, weighted_loss
 from fedprox.simulation.faults import scaled, sound
@@ -108,6 +109,11 @@ def evaluation_program(
     def right(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
         assert model.correct is not None
         met = model.correct(model.apply(params, x), y)
+        require(
+            jnp.shape(met) in (y.shape[:1], y.shape),
+            f"model.correct: an array of shape {jnp.shape(met)} for labels of shape {y.shape}; it "
+            "must say of each label, or of each example, whether it is met",
+        )
         return jnp.sum(met & (mask > 0).reshape((-1,) + (1,) * (met.ndim - 1)))
 
     summed_all = over(over(summed, (0, None, None, None)), (None, 0, 0, 0))
