@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fedprox import (
     Run,
     Solver,
     Stopped,
+    Systems,
     Target,
     compare,
     fedavg,
@@ -50,6 +52,8 @@ def train(
     """The runs and the lines of metrics.jsonl."""
     records: list[Record] = []
     setting: dict[str, Any] = {
+        "federation": ragged_quadratics(0, ROWS),
+        "model": quadratic_model(START),
         "solver": Solver([0.05, 0.1], 3, epochs=2),
         "cohort": Cohort(5),
         "systems": SLOW,
@@ -58,9 +62,7 @@ def train(
         "seed": [0, 1],
     }
     runs = compare(
-        ragged_quadratics(0, ROWS),
-        quadratic_model(START),
-        methods,
+        methods=methods,
         checkpoints=checkpoints,
         on_record=records.append,
         **setting | options,
@@ -192,6 +194,57 @@ def test_checkpoints_of_another_comparison_are_refused_or_replaced(tmp_path: Pat
         train([fedavg()], Checkpoints(folder, resume=True), seed=0, rounds=6)
     train([fedavg()], Checkpoints(folder, 5), seed=0, rounds=6)
     assert [path.name for path in (folder / "state").iterdir()] == ["5"]
+
+
+PLAIN = quadratic_model(START)
+NAMED = PLAIN._replace(
+    init=lambda key: {"w": PLAIN.init(key)}, apply=lambda params, x: PLAIN.apply(params["w"], x)
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"solver": Solver(0.2, 3, epochs=2)}, r"solver.learning_rate = 0.1, here 0.2"),
+        ({"solver": Solver(0.1, 3, epochs=4)}, r"solver.epochs = 2, here 4"),
+        (
+            {"solver": Solver(0.1, 3, epochs=2, optimizer=partial(optax.sgd, momentum=0.9))},
+            r"solver.optimizer = sgd, here sgd momentum=0.9",
+        ),
+        ({"cohort": Cohort(5, "bernoulli")}, r"cohort.sampling = 'uniform', here 'bernoulli'"),
+        ({"systems": Systems(stragglers=0.25)}, r"systems\.\w+ = .*, here "),
+        ({"faults": Faults(norm=5)}, r"faults.policy = None, here 'drop'"),
+        ({"evaluate_model": "clients"}, r"evaluate_model = 'server', here 'clients'"),
+        ({"evaluate_every": 2}, r"evaluate_every = 3, here 2"),
+        ({"methods": [fedprox(mu=0.1234567)]}, r"points"),
+        ({"federation": ragged_quadratics(0, [*ROWS[:-1], ROWS[-1] + 1])}, r"training rows = "),
+        ({"model": NAMED}, r"parameters = float32\[3\], here w float32\[3\]"),
+    ],
+)
+def test_a_changed_setting_is_another_comparison(
+    changed: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoint"
+    setting: dict[str, Any] = {"solver": Solver(0.1, 3, epochs=2), "rounds": 5, "seed": 0}
+    method = fedprox(mu=0.1234568)
+    train([method], Checkpoints(folder, 3), **setting)
+    setting = {"methods": [method], **setting, **changed}
+    with pytest.raises(InputError, match=f"another comparison: {named}"):
+        train(checkpoints=Checkpoints(folder, resume=True), **setting)
+
+
+def test_the_place_of_what_clients_keep_may_change(tmp_path: Path) -> None:
+    once = train([scaffold()], seed=0)
+    train([scaffold()], Checkpoints(tmp_path / "c", 11), seed=0)
+    again = Checkpoints(tmp_path / "c", resume=True)
+    same(once, train([scaffold()], again, seed=0, client_state="disk"))
+
+
+def test_checkpoints_may_be_used_for_one_comparison_after_another(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoint", 3)
+    for rounds in (5, 4, 4):
+        train([fedavg()], checkpoints, seed=0, rounds=rounds)
+        assert [path.name for path in (checkpoints.folder / "state").iterdir()] == ["3"]
 
 
 def test_a_signal_ends_the_round(tmp_path: Path) -> None:

@@ -214,16 +214,17 @@ class Solver:
         return optax.apply_updates(params, updates), state
 
 
-def name_of(optimizer: Callable[..., Any]) -> str:
-    """What an optimizer is called, with its options.
+def name_of(function: Callable[..., Any]) -> str:
+    """What a function such as an optimizer is called, with its options: in every process the same.
 
     >>> import functools
     >>> name_of(functools.partial(optax.sgd, momentum=0.9))
     'sgd momentum=0.9'
     """
-    if not isinstance(optimizer, functools.partial):
-        return getattr(optimizer, "__name__", str(optimizer))
-    return " ".join([name_of(optimizer.func), *(f"{k}={v}" for k, v in optimizer.keywords.items())])
+    if not isinstance(function, functools.partial):
+        return getattr(function, "__name__", type(function).__name__)
+    options = {k: name_of(v) if callable(v) else v for k, v in function.keywords.items()}
+    return " ".join([name_of(function.func), *(f"{k}={v}" for k, v in options.items())])
 
 
 def searches_line(optimizer: Callable[..., Any], where: str) -> bool:

@@ -64,14 +64,14 @@ class Comparison(NamedTuple):
         labels: The labels of its runs.
         seeds: Their seeds.
         rounds: Rounds T.
-        clients: Clients of the federation.
+        settings: What else its result depends on, by name, see `Protocol.settings`.
         model: The model, of which the parameters are.
     """
 
     labels: tuple[str, ...]
     seeds: tuple[int, ...]
     rounds: int
-    clients: int
+    settings: Mapping[str, Any]
     model: Model
 
     @property
@@ -81,8 +81,8 @@ class Comparison(NamedTuple):
             "labels": list(self.labels),
             "seeds": list(self.seeds),
             "rounds": self.rounds,
-            "clients": self.clients,
             "processes": jax.process_count(),
+            **self.settings,
         }
 
 
@@ -205,6 +205,7 @@ class Checkpoints:
             InputError: The checkpoints are another comparison's, or none can be read.
         """
         self._comparison, self._last = comparison, time.perf_counter()
+        self._replaces = not self.resume
         if not self.resume:
             return Snapshot(())
         steps = self._steps()
@@ -246,7 +247,7 @@ class Checkpoints:
 
     def _snapshot(self, step: int, position: dict[str, Any], arrays: Arrays) -> Snapshot:
         for key, value in self._comparison.known.items():
-            found = position["comparison"][key]
+            found = position["comparison"].get(key)
             require(
                 found == value,
                 f"{self.folder}: checkpoints of another comparison: {key} = {found}, here {value}",
@@ -295,8 +296,9 @@ class Checkpoints:
 
     def _save(self, snapshot: Snapshot) -> None:
         begin = time.perf_counter()
-        if not self.made and not self.resume:
+        if self._replaces:
             self.remove()  # those of an earlier comparison
+        self._replaces = False
         step = snapshot.legs * (self._comparison.rounds + 1) + snapshot.round
         _write_blocks(self._clients / str(step), snapshot.kept or ())
         everyone(0)  # all processes have written theirs

@@ -4,15 +4,18 @@ Cohorts, stragglers and mini-batches are drawn from (seed, round, client) alone,
 same protocol are paired by construction.
 """
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.reporting import Evaluated, reporting
+from fedprox.algorithms.shapes import describe
 from fedprox.errors import require, require_one_of, require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model
@@ -23,8 +26,11 @@ from fedprox.simulation.sampling import Cohort, Drawn, weights
 from fedprox.simulation.schedule import Jobs, no_jobs
 from fedprox.simulation.systems import Systems
 from fedprox.simulation.target import StopAtTarget, Target
-from fedprox.solver import Solver
+from fedprox.solver import Solver, name_of
 from fedprox.streams import Purpose, check_seed
+
+LONGEST = 100
+"""Characters of a setting as text, such as the speeds of all clients; of more there is a digest."""
 
 
 class RoundWork(NamedTuple):
@@ -158,6 +164,24 @@ class Protocol:
             return self.homes
         return homes_of_processes(self.sampled.train.offsets)
 
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What results depend on beside methods, seeds and rounds, by name, as JSON would hold it.
+
+        Of the data and the model their numbers and shapes stand for them.
+        """
+        others = {"federation", "model", "seeds", "rounds", "client_state"}
+        found = {
+            "clients": len(self.federation),
+            "training rows": len(self.federation.train),
+            "test rows": len(self.federation.test),
+            "parameters": describe(jax.eval_shape(self.model.init, jax.random.key(0))),
+        }
+        for each in fields(self):
+            if each.name not in others:
+                found |= _by_name(each.name, getattr(self, each.name))
+        return found
+
     def reported(self, algorithm: Algorithm) -> Algorithm:
         """The method with the model that is to be evaluated; central training has only one."""
         return algorithm if algorithm.pooled else reporting(algorithm, self.evaluate_model)
@@ -280,3 +304,18 @@ class Protocol:
             share=rows * clients / len(self.federation.train),
             home=self.homes.of(drawn.clients),
         )
+
+
+def _by_name(name: str, value: Any) -> dict[str, str]:
+    """A setting as text, or those that it consists of.
+
+    >>> _by_name("cohort", Cohort(10))
+    {'cohort.clients_per_round': '10', 'cohort.sampling': "'uniform'"}
+    """
+    if is_dataclass(value):
+        parts = [_by_name(f"{name}.{f.name}", getattr(value, f.name)) for f in fields(value)]
+        return {key: text for part in parts for key, text in part.items()}
+    text = name_of(value) if callable(value) else repr(value)
+    if len(text) > LONGEST:
+        text = f"{text[:LONGEST]}... ({hashlib.sha256(text.encode()).hexdigest()[:16]})"
+    return {name: text}

@@ -216,14 +216,17 @@ def compare(
     methods = [protocol.reported(method) for method in methods]
     for method in methods:
         protocol.check(method, method.solver(solver))
-    labels = [
-        label(method, method.solver(solver), point)
+    points = [
+        (method, point)
         for method in methods
         for point in sweep_points(method, method.solver(solver))
     ]
+    labels = [label(method, method.solver(solver), point) for method, point in points]
     for name, count in Counter(labels).items():
         require(count == 1, f"methods: {name!r} is given {count} times; once is enough")
-    comparison = Comparison(tuple(labels), seeds, rounds, len(federation), model)
+    # labels have six digits of a number
+    settings = protocol.settings | {"points": [list(point.values()) for _, point in points]}
+    comparison = Comparison(tuple(labels), seeds, rounds, settings, model)
     begin = checkpoints.begin(comparison) if checkpoints else Snapshot(())
     mesh = lane_mesh(devices)
     if evaluate_clients is None:
