@@ -3,6 +3,7 @@
 import functools
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -102,6 +103,38 @@ def test_larger_mu_moves_less_and_to_nothing() -> None:
 def test_negative_mu_is_refused() -> None:
     with pytest.raises(InputError, match=r"mu = -1\.0; it must be at least 0"):
         fedprox(mu=[0.0, -1.0])
+
+
+def test_numbers_may_be_numpy_scalars() -> None:
+    numbers: list[Any] = [np.array(0.5), np.float32(0.5), np.array([0.5])]
+    for mu in numbers:
+        assert fedprox(mu=mu).numbers == {"mu": (0.5,)}
+
+
+@pytest.mark.parametrize("methods", [[fedprox], fedprox(mu=1.0), ["fedprox"]])
+def test_what_is_no_algorithm_is_refused(methods: Any) -> None:
+    federation = quadratic_federation(*random_quadratics(0, 3, 2))
+    with pytest.raises(InputError, match=r"methods: .*; each must be an algorithm"):
+        compare(
+            federation,
+            quadratic_model(np.zeros(2)),
+            methods,
+            solver=Solver(0.1, "all", epochs=1),
+            cohort=Cohort(2),
+            rounds=1,
+        )
+
+
+def test_numbers_with_the_same_label_are_refused() -> None:
+    with pytest.raises(InputError, match=r"'fedprox mu=0.123457' is given 2 times; .* six digits"):
+        compare(
+            quadratic_federation(*random_quadratics(0, 3, 2)),
+            quadratic_model(np.zeros(2)),
+            [fedprox(mu=[0.1234567, 0.1234568])],
+            solver=Solver(0.1, "all", epochs=1),
+            cohort=Cohort(2),
+            rounds=1,
+        )
 
 
 def test_the_anchor_is_the_rounds_model_for_every_client_and_parameter() -> None:

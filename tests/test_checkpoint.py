@@ -264,6 +264,15 @@ def test_a_signal_ends_the_round(tmp_path: Path) -> None:
     same(once, train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0))
 
 
+def test_whole_numbers_may_be_numpys(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"rounds": 5, "evaluate_every": 2}
+    once = train([fedavg()], seed=[0, 1], **options)
+    again = {name: np.int64(value) for name, value in options.items()}
+    made = Checkpoints(str(tmp_path / "c"), np.int64(3))  # type: ignore[arg-type]
+    same(once, train([fedavg()], made, seed=np.arange(2), **again))
+    same(once, train([fedavg()], Checkpoints(tmp_path / "c", resume=True), seed=[0, 1], **options))
+
+
 def test_the_number_of_rounds_between_is_checked(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="checkpoint_every = 0"):
         Checkpoints(tmp_path, 0)

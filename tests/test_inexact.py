@@ -248,8 +248,13 @@ def test_an_oracle_agrees_when_the_rule_never_binds() -> None:
 
 def test_a_solver_asks_for_a_factory_of_optimizers() -> None:
     for batch in (10, "all"):
-        with pytest.raises(InputError, match="must be a function of learning_rate="):
-            Solver(0.1, batch, epochs=2, optimizer=optax.sgd(0.1))
+        for optimizer in (optax.sgd(0.1), lambda learning_rate: learning_rate):
+            with pytest.raises(InputError, match="must be a function of learning_rate="):
+                Solver(0.1, batch, epochs=2, optimizer=optimizer)
+
+
+def test_an_optimizer_for_vectors_only_may_be_used() -> None:
+    assert not Solver(0.1, 10, epochs=1, optimizer=optax.sm3).searches_line
 
 
 def test_who_is_late_must_be_known_before_the_work() -> None:

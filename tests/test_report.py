@@ -25,7 +25,13 @@ from fedprox.model import cross_entropy, top_1
 from fedprox.report import charts
 from fedprox.report.archive import read_archive, read_record
 from fedprox.report.charts import Axis, Line, chart, histogram, numbers, ranked, styles
-from fedprox.report.directory import metrics_line, summarise, write_clients
+from fedprox.report.directory import (
+    metrics_line,
+    model_file,
+    summarise,
+    write_clients,
+    write_whole,
+)
 from fedprox.report.page import section, worst_mean, write_report
 from fedprox.simulation.history import Record, Run
 from tests import browser as driving
@@ -259,6 +265,7 @@ def test_runs_come_back_with_their_seconds(folder: Path) -> None:
             json.dumps(metrics_line(record())).replace('"round": 0', f'"round": 1{"0" * 400}'),
             "a whole number beyond 64 bits",
         ),
+        ("metrics.jsonl", "[" * 100_000, "line 3 is damaged: arrays or objects within others"),
         (
             "summary.json",
             '[{"label": "a", "seed": 99999999999999999999, "run_seconds": 1, "sweep_points": 1}]',
@@ -285,6 +292,14 @@ def test_damage_is_one_line_that_names_the_place(
     assert str(made / file) in error
     assert error.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_models_with_long_labels_have_files_of_their_own(tmp_path: Path) -> None:
+    label = "fedopt " + "\u03b5=1e-8 " * 60
+    files = {model_file(Run("fedopt", {}, 0.1, 2**63 - 1, label + end)) for end in "ab"}
+    assert len(files) == 2
+    for file in files:
+        write_whole(tmp_path / file, b"")  # by way of another name, which is longer
 
 
 def test_what_is_no_run_directory_is_refused(tmp_path: Path, capsys: Any) -> None:

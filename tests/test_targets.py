@@ -155,6 +155,11 @@ def test_targets_out_of_range_are_refused(
         target_of(accuracy, loss)
 
 
+def test_another_measure_is_refused() -> None:
+    with pytest.raises(InputError, match=r"target.measure = 'accuracy'; it must be one of test"):
+        Target("accuracy", 0.9)  # type: ignore[arg-type]
+
+
 # ---------------------------------------------------------------------------- tables and summaries
 
 

@@ -24,6 +24,7 @@ gradient. With mini-batches it is computed before every epoch, one more pass ove
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, Literal, TypeVar
@@ -34,7 +35,7 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from fedprox.errors import InputError, require, require_number, require_one_of, require_whole
+from fedprox.errors import require, require_number, require_one_of, require_whole
 from fedprox.model import Params
 
 Numbers = float | Sequence[float]
@@ -237,28 +238,26 @@ def searches_line(optimizer: Callable[..., Any], where: str) -> bool:
     Raises:
         InputError: It is not such a function.
     """
-
-    def build(rate: jax.Array) -> Any:
-        return optimizer(learning_rate=rate)
+    built: Any = None
+    with suppress(TypeError):
+        built = optimizer(learning_rate=jnp.ones(()))
+    require(
+        callable(getattr(built, "init", None)) and callable(getattr(built, "update", None)),
+        f"{where} = {optimizer!r}; it must be a function of learning_rate= that gives an optax "
+        "optimizer, such as optax.sgd",
+    )
 
     def update(w: jax.Array, **extra: Any) -> Any:
-        built = build(w)
         return built.update(w, built.init(w), w, **extra)
 
     def search(w: jax.Array) -> Any:
-        return update(w, value=w, grad=w, value_fn=lambda v: v * v)
+        return update(w, value=jnp.vdot(w, w), grad=w, value_fn=lambda v: jnp.vdot(v, v))
 
+    w = jnp.ones(2)
     try:
-        build(jnp.ones(()))
+        jax.eval_shape(update, w)
     except TypeError:
-        raise InputError(
-            f"{where} = {optimizer!r}; it must be a function of learning_rate= that gives an optax "
-            "optimizer, such as optax.sgd"
-        ) from None
-    try:
-        jax.eval_shape(update, jnp.ones(()))
-    except TypeError:
-        jax.eval_shape(search, jnp.ones(()))
+        jax.eval_shape(search, w)
         return True
     return False
 
@@ -291,6 +290,8 @@ def as_numbers(name: str, value: Numbers) -> tuple[float, ...]:
     >>> as_numbers("mu", 0.1), as_numbers("mu", [0, 1])
     ((0.1,), (0.0, 1.0))
     """
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value.item()
     several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
     values: Sequence[Any] = value if several else (value,)  # type: ignore[assignment]
     require(len(values) > 0, f"{name}: none given; at least one is needed")

@@ -180,7 +180,10 @@ def read_record(line: bytes) -> Record:
     Raises:
         ValueError: It is not such a line.
     """
-    table = json.loads(line, parse_constant=_refuse, parse_int=_whole)
+    try:
+        table = json.loads(line, parse_constant=_refuse, parse_int=_whole)
+    except RecursionError:
+        raise ValueError("arrays or objects within others, too deep") from None
     if not isinstance(table, dict):
         raise ValueError("not a JSON object")
     hints = get_type_hints(Record)

@@ -1,6 +1,7 @@
 """The run directory: experiment, metrics, summary, models and figure of a comparison."""
 
 import errno
+import hashlib
 import importlib.metadata
 import io
 import json
@@ -39,6 +40,9 @@ CHECKPOINTS = "checkpoint"
 
 ERRORS = ("train_loss_se", "test_accuracy_se")
 """What only records of evaluations on a sample of clients have."""
+
+LONGEST = 150
+"""Bytes of a label in a file's name, which file systems give 255."""
 
 PACKAGES = ("fedprox", "flax", "jax", "jaxlib", "numpy", "optax")
 
@@ -165,12 +169,23 @@ class RunDirectory:
         """Write models and figure, then the summary; see `fedprox.table` for the target."""
         target = target or common_target(runs)
         for run in runs:
-            label = re.sub(r"[^\w.=+-]+", "-", run.label)
-            name = f"model-{label}-{run.seed}.safetensors"
-            write_whole(self.path / name, safetensors.numpy.save(flatten(run.params)))
+            write_whole(self.path / model_file(run), safetensors.numpy.save(flatten(run.params)))
         write_figure(self.path, figure(runs))
         summary = [summarise(run, target) for run in runs]
         write_whole(self.path / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
+
+
+def model_file(run: Run) -> str:
+    """The file of a run's model, named by its label; a long one is cut, and told apart by a digest.
+
+    >>> model_file(Run("fedprox", {"mu": 1.0}, 0.01, 0, "fedprox mu=1"))
+    'model-fedprox-mu=1-0.safetensors'
+    """
+    label = re.sub(r"[^\w.=+-]+", "-", run.label)
+    if len(label.encode()) > LONGEST:
+        digest = hashlib.sha256(run.label.encode()).hexdigest()[:16]
+        label = f"{label.encode()[:LONGEST].decode(errors='ignore')}-{digest}"
+    return f"model-{label}-{run.seed}.safetensors"
 
 
 def write_figure(folder: Path, drawn: "Figure", name: str = "figure") -> None:

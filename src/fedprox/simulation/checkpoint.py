@@ -195,8 +195,10 @@ class Checkpoints:
     stopping: signal.Signals | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        self.folder = Path(self.folder)
         if self.every is not None:
             require_whole("checkpoint_every", self.every)
+            self.every = int(self.every)  # written as JSON
 
     def begin(self, comparison: Comparison) -> Snapshot:
         """Where to begin: at the last checkpoint that can be read, or at the beginning.

@@ -75,6 +75,8 @@ class Protocol:
         target: What rounds are counted to, for methods that stop there.
         stop_at_target: When they do.
 
+    Whole numbers and seeds may be NumPy's; they are Python's here, since records hold them.
+
     Raises:
         InputError: A number out of range, or a cohort larger than the federation.
     """
@@ -109,6 +111,9 @@ class Protocol:
         for seed in self.seeds:
             check_seed(seed)
             require(self.seeds.count(seed) == 1, f"seed: {seed} is given more than once")
+        object.__setattr__(self, "seeds", tuple(map(int, self.seeds)))
+        for name in ("rounds", "evaluate_every"):
+            object.__setattr__(self, name, int(getattr(self, name)))
         require(
             self.cohort.sampling == "proportional"
             or self.cohort.clients_per_round <= len(self.federation),

@@ -191,7 +191,11 @@ def compare(
     Arguments and result are those of `simulate`; runs come method by method.
     """
     require(len(methods) > 0, "methods: none given; at least one is needed")
-    seeds = tuple(seed) if isinstance(seed, Sequence) else (seed,)
+    for method in methods:
+        require(
+            isinstance(method, Algorithm),
+            f"methods: {method!r}; each must be an algorithm, such as fedprox(mu=1.0)",
+        )
     protocol = Protocol(
         federation=federation,
         model=model,
@@ -206,7 +210,7 @@ def compare(
         evaluate_model=evaluate_model,
         measure_gradients=measure_gradients,
         client_state=client_state,
-        seeds=seeds,
+        seeds=tuple(seed) if isinstance(seed, Sequence | np.ndarray) else (seed,),
         target=target,
         stop_at_target=stop_at_target,
     )
@@ -223,10 +227,14 @@ def compare(
     ]
     labels = [label(method, method.solver(solver), point) for method, point in points]
     for name, count in Counter(labels).items():
-        require(count == 1, f"methods: {name!r} is given {count} times; once is enough")
+        require(
+            count == 1,
+            f"methods: {name!r} is given {count} times; once is enough, and numbers must differ in "
+            "their first six digits",
+        )
     # labels have six digits of a number
     settings = protocol.settings | {"points": [list(point.values()) for _, point in points]}
-    comparison = Comparison(tuple(labels), seeds, rounds, settings, model)
+    comparison = Comparison(tuple(labels), protocol.seeds, protocol.rounds, settings, model)
     begin = checkpoints.begin(comparison) if checkpoints else Snapshot(())
     mesh = lane_mesh(devices)
     if evaluate_clients is None:
@@ -235,7 +243,7 @@ def compare(
         protocol,
         mesh,
         resident(mesh, federation, protocol.measured, protocol.homes, protocol.measured_homes),
-        len(labels) * len(seeds),
+        len(labels) * len(protocol.seeds),
         checkpoints,
         on_record or _ignore,
         on_progress or _ignore,
@@ -244,7 +252,7 @@ def compare(
         session.on_record(record)
     runs = list(begin.finished)
     for number, method in enumerate(methods):
-        left = seeds[max(0, begin.legs - number * len(seeds)) :]
+        left = protocol.seeds[max(0, begin.legs - number * len(protocol.seeds)) :]
         if left:
             _run_method(session, method, left, runs, begin)
             begin = Snapshot(tuple(runs))

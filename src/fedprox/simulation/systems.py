@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import require, require_number
+from fedprox.errors import require, require_number, require_one_of
 from fedprox.solver import Solver, as_numbers
 from fedprox.streams import Purpose, Streams, generator
 
@@ -63,10 +63,7 @@ class Systems:
     def __post_init__(self) -> None:
         require_number("systems.stragglers", self.stragglers, most=1)
         require_number("systems.spread", self.spread, most=10)
-        require(
-            self.partial in get_args(Partial),
-            f"systems.partial = {self.partial!r}; it must be {' or '.join(get_args(Partial))}",
-        )
+        require_one_of("systems.partial", self.partial, get_args(Partial))
         require(
             self.partial == "uniform" or self.deadline is None,
             "systems.partial: a deadline says how far stragglers get",

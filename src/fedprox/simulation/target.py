@@ -4,9 +4,9 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from fedprox.errors import require
+from fedprox.errors import require, require_one_of
 
 Measure = Literal["test_accuracy", "train_loss"]
 
@@ -29,13 +29,14 @@ class Target:
         value: The accuracy, above 0 and at most 1; or f(w), above 0.
 
     Raises:
-        InputError: A number out of range.
+        InputError: Another measure, or a number out of range.
     """
 
     measure: Measure
     value: float
 
     def __post_init__(self) -> None:
+        require_one_of("target.measure", self.measure, get_args(Measure))
         most, allowed = (
             (1, "above 0 and at most 1")
             if self.measure == "test_accuracy"
