@@ -96,9 +96,12 @@ def _on_host(initial: Kept, clients: NDArray[np.int64], mesh: Mesh, *, mapped: b
     known = np.zeros(len(clients), bool)
     here = [device.process_index == jax.process_index() for device in mesh.devices.flat]
 
+    def rows_of(at: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The row of each place, and whether it is filled, by a client of this process."""
+        return np.searchsorted(clients, at), (at >= 0) & np.repeat(here, len(at) // len(here))
+
     def read(at: NDArray[np.int64]) -> Kept:
-        row = np.searchsorted(clients, at)
-        filled = (at >= 0) & np.repeat(here, len(at) // len(here))
+        row, filled = rows_of(at)
         found = [
             shard(mesh, rows.gather(row, filled, known, leaf))
             for leaf, rows in zip(leaves, arrays, strict=True)
@@ -106,8 +109,7 @@ def _on_host(initial: Kept, clients: NDArray[np.int64], mesh: Mesh, *, mapped: b
         return jax.tree.unflatten(structure, found)
 
     def write(at: NDArray[np.int64], kept: Kept) -> None:
-        row = np.searchsorted(clients, at)
-        filled = (at >= 0) & np.repeat(here, len(at) // len(here))
+        row, filled = rows_of(at)
         new = row[filled][~known[row[filled]]]
         for given, rows in zip(jax.tree.leaves(kept), arrays, strict=True):
             rows.make_room(new)
@@ -122,11 +124,7 @@ def _on_host(initial: Kept, clients: NDArray[np.int64], mesh: Mesh, *, mapped: b
         return _in_blocks(known, [rows.array for rows in arrays])
 
     def put_back(saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
-        for name, block in saved:
-            if name == KNOWN:
-                known[:] = block.view(bool)
-                continue
-            rows, written = _place_of(name, arrays, known)
+        for rows, written, block in _from_blocks(saved, known, arrays):
             rows.make_room(written)
             rows.array[written] = block.view(rows.array.dtype)
             rows.let_go()
@@ -152,12 +150,16 @@ def _in_blocks(
             yield f"{i}-{first}-{length}", array[rows[first : first + length]]
 
 
-def _place_of(
-    name: str, arrays: Sequence[T], known: NDArray[np.bool_]
-) -> tuple[T, NDArray[np.int64]]:
-    """Of a block's name its array, and the rows it has of it."""
-    array, first, length = map(int, name.split("-"))
-    return arrays[array], np.flatnonzero(known)[first : first + length]
+def _from_blocks(
+    saved: Iterable[tuple[str, NDArray[Any]]], known: NDArray[np.bool_], arrays: Sequence[T]
+) -> Iterator[tuple[T, NDArray[np.int64], NDArray[Any]]]:
+    """Note which rows are known, and find of each block its array and the rows it has of it."""
+    for name, block in saved:
+        if name == KNOWN:
+            known[: len(block)] = block.view(bool)
+            continue
+        array, first, length = map(int, name.split("-"))
+        yield arrays[array], np.flatnonzero(known)[first : first + length], block
 
 
 class _Rows(NamedTuple):
@@ -261,11 +263,7 @@ def _on_devices(initial: Kept, clients: NDArray[np.int64], mesh: Mesh) -> Store:
 
     def put_back(saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
         arrays = [np.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(held[0])]
-        for name, block in saved:
-            if name == KNOWN:
-                known[: len(clients)] = block.view(bool)
-                continue
-            array, written = _place_of(name, arrays, known)
+        for array, written, block in _from_blocks(saved, known, arrays):
             array[written] = block.view(array.dtype)
         held[0] = jax.device_put(jax.tree.unflatten(jax.tree.structure(held[0]), arrays), sharding)
 
