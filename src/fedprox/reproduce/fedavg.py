@@ -135,10 +135,10 @@ PERCEPTRON: dict[Cell, Plan] = {
 
 CNN: dict[Cell, Plan] = {
     # Table 2's rows that fit two cores
-    Cell("iid", 10, ALL, 1): Plan((0.215, 0.464), 900, 10),
+    Cell("iid", 10, ALL, 1): Plan((0.215, 0.215), 900, 10),
     Cell("iid", 10, 50, 1): Plan((0.215, 0.215), 100),
     Cell("iid", 10, 10, 1): Plan((0.1, 0.1), 60),
-    Cell("iid", 10, 50, 5): Plan((0.1, 0.1), 50),
+    Cell("iid", 10, 50, 5): Plan((0.215, 0.215), 80),
     Cell("iid", 10, 10, 5): Plan((0.1, 0.1), 30),
     Cell("shards", 10, 10, 1): Plan((0.0464, 0.0464), 500, 2),
     # and the others
