@@ -603,7 +603,7 @@ def _cifar_row(
     key += "-1000-clients" * (clients == 1000) + "-unbalanced" * bool(spread)
     fewer = "100 clients with 50 images each" if clients == 1000 else "50 images of each client"
     note = (
-        f"the short scale: {fewer}, {min(5, percent)} a round, alpha = 0.1, mu = 0.0001, SCAFFOLD "
+        f"short: {fewer}, {min(5, percent)} a round, alpha = 0.1, mu = 0.0001, SCAFFOLD "
         "with 5 steps"
     )
     return Setting(key, title, lines, run, note)
@@ -723,8 +723,7 @@ def _plays(percent: int, split: str, lines: tuple[Printed, Printed]) -> Setting:
         },
     )
     note = (
-        f"the short scale: 100 of the 2,000 windows of each client, {together} a round, SCAFFOLD "
-        "with 5 steps"
+        f"short: 100 of the 2,000 windows of each client, {together} a round, SCAFFOLD with 5 steps"
     )
     return _of_percent("shakespeare", percent, split, lines, run, note)
 
@@ -766,7 +765,7 @@ def _figure_run(
     )
 
 
-FIGURES_SHORT = "the short scale: 50 images of each client, at most 5 a round"
+FIGURES_SHORT = "short: 50 images of each client, at most 5 a round"
 
 FIGURE_1 = Item(
     "Figure 1: FedDyn's alpha",
@@ -955,7 +954,7 @@ FIGURE_11 = Item(
                     f"than {other}",
                     Side("feddyn-cifar-10-resnet18", RESNET_LABELS[0]),
                     Side("feddyn-cifar-10-resnet18", label),
-                    "the short scale: 10 clients with 50 images each",
+                    "short: 10 clients with 50 images each",
                 )
                 for label, other in zip(RESNET_LABELS[1:], COLUMNS[1:], strict=True)
             ),

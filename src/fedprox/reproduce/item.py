@@ -291,6 +291,9 @@ The table is laid over the experiment, section by section, `MOST_SEEDS` included
 paper's, are those that are run.
 """
 
+AT_SHORT = f"{SHORT}: "
+"""What a note of a row, a comparison or a score begins with that is said at that scale alone."""
+
 
 def at_scale(table: Table, scale: Scale) -> Table:
     """A run at a scale, but for its seeds.

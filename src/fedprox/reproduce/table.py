@@ -5,7 +5,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.reproduce.item import MEASURES, Claim, Item, Race, Scale, Statistics, at_scale
+from fedprox.reproduce.item import (
+    AT_SHORT,
+    MEASURES,
+    SHORT,
+    Claim,
+    Item,
+    Race,
+    Scale,
+    Statistics,
+    at_scale,
+)
 from fedprox.reproduce.races import FACTOR, Count, Counts, Ours, measure, off, printed, ratio
 from fedprox.reproduce.summaries import RULE, Series, stop
 from fedprox.reproduce.verdicts import Judged, Measured, judge, pick
@@ -257,7 +267,9 @@ def _scaled(item: Item, runs: Sequence[str], scale: Scale, seeds: int, note: str
     rounds = sorted({table["rounds"] for table in tables})
     done = sorted({at_scale(table, scale)["rounds"] for table in tables})
     shown = _numbers(done) if done == rounds else f"{_numbers(done)} of {_numbers(rounds)}"
-    parts = [f"{shown} rounds" if tables else "", f"{seeds} seed{'s' if seeds > 1 else ''}", note]
+    said = "" if note.startswith(AT_SHORT) and scale.name != SHORT else note
+    said = said.removeprefix(AT_SHORT)
+    parts = [f"{shown} rounds" if tables else "", f"{seeds} seed{'s' if seeds > 1 else ''}", said]
     return "; ".join(filter(None, parts))
 
 
