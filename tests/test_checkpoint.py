@@ -196,6 +196,22 @@ def test_checkpoints_of_another_comparison_are_refused_or_replaced(tmp_path: Pat
     assert [path.name for path in (folder / "state").iterdir()] == ["5"]
 
 
+SETTING: dict[str, Any] = {
+    "methods": [fedprox(mu=0.1234568)],
+    "solver": Solver(0.1, 3, epochs=2),
+    "rounds": 5,
+    "seed": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def checkpointed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint of that."""
+    folder = tmp_path_factory.mktemp("checkpointed") / "checkpoint"
+    train(checkpoints=Checkpoints(folder, 3), **SETTING)
+    return folder
+
+
 PLAIN = quadratic_model(START)
 NAMED = PLAIN._replace(
     init=lambda key: {"w": PLAIN.init(key)}, apply=lambda params, x: PLAIN.apply(params["w"], x)
@@ -222,15 +238,10 @@ NAMED = PLAIN._replace(
     ],
 )
 def test_a_changed_setting_is_another_comparison(
-    changed: dict[str, Any], named: str, tmp_path: Path
+    changed: dict[str, Any], named: str, checkpointed: Path
 ) -> None:
-    folder = tmp_path / "checkpoint"
-    setting: dict[str, Any] = {"solver": Solver(0.1, 3, epochs=2), "rounds": 5, "seed": 0}
-    method = fedprox(mu=0.1234568)
-    train([method], Checkpoints(folder, 3), **setting)
-    setting = {"methods": [method], **setting, **changed}
     with pytest.raises(InputError, match=f"another comparison: {named}"):
-        train(checkpoints=Checkpoints(folder, resume=True), **setting)
+        train(checkpoints=Checkpoints(checkpointed, resume=True), **SETTING | changed)
 
 
 def test_the_place_of_what_clients_keep_may_change(tmp_path: Path) -> None:
