@@ -485,16 +485,14 @@ def test_an_item_runs_end_to_end(ran: Ran) -> None:
 
 
 @pytest.mark.parametrize(("name", "said"), [("short", "seeds; few rows |"), ("paper", "seeds |")])
-def test_what_the_short_scale_changes_is_said_at_that_scale(
-    name: str, said: str, tmp_path: Path
-) -> None:
+def test_what_the_short_scale_changes_is_said_at_that_scale(name: str, said: str, ran: Ran) -> None:
     item = tiny()
     (claim,) = item.claims
     compared = claim.comparisons[0]._replace(note="short: few rows")
     item = replace(
         item, claims=(claim._replace(comparisons=(compared,)),), seconds=dict.fromkeys([name], 1.0)
     )
-    assert said in reproduce("made/up", item, SCALE._replace(name=name), tmp_path)
+    assert said in reproduce(f"made/{name}", item, SCALE._replace(name=name), ran.out)
 
 
 def test_its_experiments_are_ordinary_run_directories(ran: Ran) -> None:
