@@ -127,13 +127,11 @@ def test_what_is_no_algorithm_is_refused(methods: Any) -> None:
 
 def test_numbers_with_the_same_label_are_refused() -> None:
     with pytest.raises(InputError, match=r"'fedprox mu=0.123457' is given 2 times; .* six digits"):
-        compare(
+        one_run(
             quadratic_federation(*random_quadratics(0, 3, 2)),
             quadratic_model(np.zeros(2)),
-            [fedprox(mu=[0.1234567, 0.1234568])],
-            solver=Solver(0.1, "all", epochs=1),
-            cohort=Cohort(2),
-            rounds=1,
+            fedprox(mu=[0.1234567, 0.1234568]),
+            Solver(0.1, "all", epochs=1),
         )
 
 

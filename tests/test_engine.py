@@ -31,6 +31,7 @@ from fedprox.models.logistic import Logistic
 from fedprox.simulation import programs, schedule
 from fedprox.simulation.points import initial_params
 from tests import oracle
+from tests.quadratics import one_run
 
 
 def ragged_federation(sizes: list[int], seed: int = 0) -> Federation:
@@ -342,16 +343,9 @@ def test_a_model_that_is_not_defined_at_a_row_of_zeros(
         rows = [rng.normal(size=(n, 4)).astype(np.float32) for n in (1, 3, 10, 70)]
         clients = [(np.asarray(unit(x)) if ready else x, rng.integers(0, 3, len(x))) for x in rows]
         model = Model(lambda _: jnp.zeros((4, 3)), lambda w, x: (x if ready else unit(x)) @ w)
-        (run,) = simulate(
-            Federation.from_arrays(clients, clients, classes=3),
-            model,
-            method,
-            solver=solver,
-            cohort=Cohort(2),
-            faults=faults,
-            rounds=3,
-        )
-        return run
+        federation = Federation.from_arrays(clients, clients, classes=3)
+        options: dict[str, Any] = {"cohort": Cohort(2), "faults": faults, "rounds": 3}
+        return one_run(federation, model, method, solver, **options)
 
     divided, plain = run(ready=False), run(ready=True)
     np.testing.assert_allclose(divided.params, plain.params, rtol=1e-4, atol=1e-6)

@@ -16,6 +16,7 @@ from numpy.testing import assert_allclose
 import fedprox as fp
 from fedprox.model import cross_entropy
 from fedprox.models import layers
+from tests.quadratics import one_run
 
 
 def federation(shape: tuple[int, ...], classes: int = 10, rows: int = 3) -> fp.Federation:
@@ -97,15 +98,8 @@ def test_labels_must_be_classes() -> None:
 def trained(model: fp.Model) -> fp.Run:
     rng = np.random.default_rng(0)
     clients = [(rng.normal(size=(n, 4)), rng.integers(0, 2, n)) for n in (3, 5)]
-    (run,) = fp.simulate(
-        fp.Federation.from_arrays(clients, clients, classes=2),
-        model,
-        fp.fedavg(),
-        solver=fp.Solver(0.1, batch_size=2, epochs=1),
-        cohort=fp.Cohort(2),
-        rounds=1,
-    )
-    return run
+    federation = fp.Federation.from_arrays(clients, clients, classes=2)
+    return one_run(federation, model, fp.fedavg(), fp.Solver(0.1, batch_size=2, epochs=1))
 
 
 @pytest.mark.parametrize(

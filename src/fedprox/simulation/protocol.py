@@ -9,13 +9,11 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, get_args
 
-import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.reporting import Evaluated, reporting
-from fedprox.algorithms.shapes import describe
 from fedprox.errors import require, require_one_of, require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model
@@ -169,18 +167,17 @@ class Protocol:
             return self.homes
         return homes_of_processes(self.sampled.train.offsets)
 
-    @cached_property
+    @property
     def settings(self) -> dict[str, Any]:
-        """What results depend on beside methods, seeds and rounds, by name, as JSON would hold it.
+        """What results depend on beside methods, model, seeds and rounds, as JSON would hold it.
 
-        Of the data and the model their numbers and shapes stand for them.
+        For the data stand their numbers of clients and rows.
         """
         others = {"federation", "model", "seeds", "rounds", "client_state"}
-        found = {
+        found: dict[str, Any] = {
             "clients": len(self.federation),
             "training rows": len(self.federation.train),
             "test rows": len(self.federation.test),
-            "parameters": describe(jax.eval_shape(self.model.init, jax.random.key(0))),
         }
         for each in fields(self):
             if each.name not in others:

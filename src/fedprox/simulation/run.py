@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.reporting import Evaluated
-from fedprox.algorithms.shapes import check_shapes
+from fedprox.algorithms.shapes import check_shapes, describe
 from fedprox.errors import require
 from fedprox.federation import Federation
 from fedprox.model import Model, Params
@@ -232,10 +232,17 @@ def compare(
             f"methods: {name!r} is given {count} times; once is enough, and numbers must differ in "
             "their first six digits",
         )
-    # labels have six digits of a number
-    settings = protocol.settings | {"points": [list(point.values()) for _, point in points]}
-    comparison = Comparison(tuple(labels), protocol.seeds, protocol.rounds, settings, model)
-    begin = checkpoints.begin(comparison) if checkpoints else Snapshot(())
+    begin = Snapshot(())
+    if checkpoints:
+        known = {
+            "parameters": describe(params),
+            "points": [list(point.values()) for _, point in points],  # labels have six digits
+        }
+        begin = checkpoints.begin(
+            Comparison(
+                tuple(labels), protocol.seeds, protocol.rounds, protocol.settings | known, model
+            )
+        )
     mesh = lane_mesh(devices)
     if evaluate_clients is None:
         check_measured(mesh, federation, protocol.measured)
