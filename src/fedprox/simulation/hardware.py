@@ -5,15 +5,21 @@ Nothing here runs on import; the command line calls it, and so may a user's own 
 
 import logging
 import os
+import re
 import tempfile
 import warnings
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import jax
 
 PATIENCE = 10**6
 """Seconds that a CPU device waits for the others at the end of a round. By default XLA ends the
 process after 40, and a client with a large model may take longer than the rest of its cohort."""
+
+UNREADABLE = r"Error reading persistent compilation cache entry for '(\w+)'"
+"""What JAX warns of a program in the compilation cache that it cannot read."""
 
 
 def use_cpu_devices(clients_per_round: int, devices: int | None = None) -> None:
@@ -46,7 +52,9 @@ def use_cpu_devices(clients_per_round: int, devices: int | None = None) -> None:
 def use_compilation_cache(folder: Path) -> None:
     """Keep compiled programs in a folder, so that the next process need not compile them.
 
-    Where it cannot be written, a warning is logged, and what is in it already is used.
+    Where it cannot be written, a warning is logged, and what is in it already is used. A program
+    that cannot be read, since whoever wrote it was killed, had a full disk or is still at it, is
+    removed and compiled anew: JAX would warn of it and leave it there, run after run.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,6 +70,19 @@ def use_compilation_cache(folder: Path) -> None:
             return
     # said once, above; and JAX says it of every program, also when the disk is full later
     warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry")
+    warnings.filterwarnings("always", UNREADABLE)
+    show = warnings.showwarning
+
+    def remove_unreadable(message: Warning | str, *args: Any, **options: Any) -> None:
+        found = re.match(UNREADABLE, str(message))
+        if found is None:
+            show(message, *args, **options)
+            return
+        for program in folder.glob(f"{found[1]}-*"):
+            with suppress(OSError):
+                program.unlink()
+
+    warnings.showwarning = remove_unreadable
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
