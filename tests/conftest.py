@@ -8,6 +8,8 @@ import jax
 import pytest
 from hypothesis import settings
 
+from fedprox import use_compilation_cache
+
 jax.config.update("jax_num_cpu_devices", 2)
 settings.register_profile("fedprox", deadline=None, derandomize=True)
 settings.load_profile("fedprox")
@@ -15,9 +17,16 @@ settings.load_profile("fedprox")
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing that a test prepares goes to the user's cache."""
+    """One cache for this run's tests, also of several workers, and nothing goes to the user's.
+
+    Many tests need the same programs, which take longer to compile than to run.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDPROX_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("FEDPROX_CACHE", str(folder / "cache"))
+        use_compilation_cache(folder / "cache" / "xla")
         yield
 
 
