@@ -66,7 +66,7 @@ def main() -> None:
     drawn = Figure(figsize=(9, 3.8), layout="constrained")
     axes = drawn.subplots(1, 2, sharey=True)
     for axis, per_round in zip(axes, (CLIENTS, CLIENTS // 10), strict=True):
-        runs = fp.compare(
+        runs = fp.simulate(
             federation,
             model,
             list(METHODS.values()),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedprox import Cohort, Solver, Systems, compare, datasets, feddane, fedprox, models, simulate
+from fedprox import Cohort, Solver, Systems, datasets, feddane, fedprox, models, simulate
 from fedprox.algorithms.adaptive import first_trend, follow
 
 
@@ -90,7 +90,7 @@ def test_the_schedule_looks_at_every_round_whatever_is_recorded() -> None:
 
 def test_an_adaptive_mu_stands_beside_fixed_ones() -> None:
     federation = datasets.synthetic(clients=6)
-    fixed, adaptive = compare(
+    fixed, adaptive = simulate(
         federation,
         models.logistic(federation),
         [fedprox(mu=0.5), fedprox(mu=0.5, adapt=True)],

@@ -22,7 +22,6 @@ from fedprox import (
     Solver,
     Systems,
     centralised,
-    compare,
     datasets,
     fedavg,
     fedprox,
@@ -54,7 +53,7 @@ def test_fedprox_without_the_quadratic_only_pulls_along_the_model() -> None:
 
 def test_fedprox_without_mu_and_stragglers_is_fedavg_bit_for_bit() -> None:
     federation = datasets.synthetic(clients=8)
-    runs = compare(
+    runs = simulate(
         federation,
         models.logistic(federation),
         [fedavg(), fedprox(mu=0.0)],
@@ -111,11 +110,11 @@ def test_numbers_may_be_numpy_scalars() -> None:
         assert fedprox(mu=mu).numbers == {"mu": (0.5,)}
 
 
-@pytest.mark.parametrize("methods", [[fedprox], fedprox(mu=1.0), ["fedprox"]])
+@pytest.mark.parametrize("methods", [[fedprox], fedprox, ["fedprox"], "fedprox", None])
 def test_what_is_no_algorithm_is_refused(methods: Any) -> None:
     federation = quadratic_federation(*random_quadratics(0, 3, 2))
     with pytest.raises(InputError, match=r"methods: .*; each must be an algorithm"):
-        compare(
+        simulate(
             federation,
             quadratic_model(np.zeros(2)),
             methods,
@@ -242,7 +241,7 @@ def test_a_round_in_which_everyone_is_dropped_changes_nothing() -> None:
 
 def test_stragglers_are_paired_between_methods() -> None:
     federation = datasets.synthetic(clients=10)
-    avg, prox = compare(
+    avg, prox = simulate(
         federation,
         models.logistic(federation),
         [fedavg(), fedprox(mu=0.0)],
@@ -259,7 +258,7 @@ def test_stragglers_are_paired_between_methods() -> None:
 def test_centralised_takes_the_cohorts_steps_on_the_pooled_rows() -> None:
     federation = datasets.synthetic(clients=6)
     model = models.logistic(federation)
-    central, avg = compare(
+    central, avg = simulate(
         federation,
         model,
         [centralised(), fedavg()],

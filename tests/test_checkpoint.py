@@ -26,13 +26,13 @@ from fedprox import (
     Stopped,
     Systems,
     Target,
-    compare,
     fedavg,
     feddane,
     feddyn,
     fedopt,
     fedprox,
     scaffold,
+    simulate,
 )
 from fedprox.report.directory import metrics_line
 from fedprox.simulation.checkpoint import stopping_on_signals
@@ -61,7 +61,7 @@ def train(
         "evaluate_every": 3,
         "seed": [0, 1],
     }
-    runs = compare(
+    runs = simulate(
         methods=methods,
         checkpoints=checkpoints,
         on_record=records.append,

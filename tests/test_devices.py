@@ -19,7 +19,7 @@ fp.use_cpu_devices(clients_per_round=7, devices=4)
 federation = fp.datasets.synthetic(alpha=1.0, beta=1.0, clients=12)
 found = {}
 for devices in (1, 2, 4):
-    runs = fp.compare(
+    runs = fp.simulate(
         federation,
         fp.models.logistic(federation),
         methods=[fp.scaffold()],

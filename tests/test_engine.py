@@ -18,7 +18,6 @@ from fedprox import (
     Run,
     Solver,
     Systems,
-    compare,
     fedavg,
     feddane,
     fedprox,
@@ -84,7 +83,7 @@ def test_engine_equals_the_numpy_loop(
     method = fedavg() if drop else fedprox(mu=mu)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs, "choose_lanes", lambda *_: lanes)
-        (run,) = compare(federation, model, [method], evaluate_every=2, **setting)
+        (run,) = simulate(federation, model, method, evaluate_every=2, **setting)
     expected = oracle.federated(
         federation,
         as_oracle(initial_params(model, 4)),
@@ -103,7 +102,7 @@ def run_bits(federation: Federation, **changes: object) -> list[np.ndarray]:
         "rounds": 5,
         "seed": 1,
     } | changes
-    (run,) = compare(federation, models.logistic(federation), [fedprox(mu=0.1)], **setting)
+    (run,) = simulate(federation, models.logistic(federation), fedprox(mu=0.1), **setting)
     return [*jax.tree.leaves(run.params), np.array([r.train_loss for r in run.history])]
 
 
@@ -130,14 +129,14 @@ def test_seeds_and_methods_do_not_depend_on_their_company() -> None:
         "cohort": Cohort(3),
         "rounds": 3,
     }
-    together = compare(
+    together = simulate(
         federation,
         model,
         [fedavg(), fedprox(mu=1.0)],
         seed=[0, 1, 2],
         **setting,
     )
-    (alone,) = compare(federation, model, [fedprox(mu=1.0)], seed=1, **setting)
+    (alone,) = simulate(federation, model, fedprox(mu=1.0), seed=1, **setting)
     (same,) = [run for run in together if run.method == "fedprox" and run.seed == 1]
     for a, b in zip(jax.tree.leaves(alone.params), jax.tree.leaves(same.params), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -192,10 +191,10 @@ def test_every_program_is_compiled_once(everything: bool) -> None:
     }
     gamma = 0.3 if everything else None
     solver = Solver(learning_rate=0.1, batch_size=B, epochs=5, gamma=gamma)
-    compare(federation, model, [method], solver=solver, rounds=2, **setting)
+    simulate(federation, model, method, solver=solver, rounds=2, **setting)
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        compare(federation, model, [method], solver=solver, rounds=9, **setting)
+        simulate(federation, model, method, solver=solver, rounds=9, **setting)
     finally:
         jax.monitoring.clear_event_listeners()
     assert sorted(compiled) == ["jit(program)", "jit(program)", "jit(rounds)"]
@@ -205,7 +204,7 @@ def test_padding_never_counts() -> None:
     # the same rows with labels that would ruin the loss beside them: only offsets tell
     federation = ragged_federation([3, 40, 5])
     model = models.logistic(federation)
-    (run,) = compare(
+    (run,) = simulate(
         federation,
         model,
         [fedavg()],
@@ -238,7 +237,7 @@ def test_a_model_that_diverges_is_named_and_the_others_go_on() -> None:
     model = Model.from_nnx(
         lambda rngs: Logistic(6, 3, kernel_init=jax.nn.initializers.ones, rngs=rngs), explode
     )
-    wild, calm = compare(
+    wild, calm = simulate(
         federation,
         model,
         [fedavg()],
@@ -306,7 +305,7 @@ def test_rows_of_clients_that_are_not_chosen_have_no_effect_whatever_they_hold(b
         clients = [(rng.normal(size=(n, 6)), rng.integers(0, 3, n)) for n in (5, 7, 150)]
         clients[0] = (np.full((5, 6), extreme), clients[0][1])
         federation = Federation.from_arrays(clients, clients, classes=3)
-        (run,) = compare(
+        (run,) = simulate(
             federation,
             models.logistic(federation),
             [fedprox(mu=0.1)],

@@ -16,9 +16,9 @@ from fedprox import (
     Rows,
     Run,
     Solver,
-    compare,
     feddane,
     fedprox,
+    simulate,
 )
 from fedprox.diagnostics.clients import client_accuracy
 from fedprox.features import Features, Prepared, Vectors, Windows
@@ -75,7 +75,7 @@ def train(federation: Federation, model: Model, **options: Any) -> Run:
         "cohort": Cohort(3),
         "rounds": 3,
     }
-    return compare(federation, model, [fedprox(mu=0.1)], **settings | options)[0]
+    return simulate(federation, model, fedprox(mu=0.1), **settings | options)[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -159,7 +159,7 @@ def test_augmentation_refuses_a_first_exchange() -> None:
     federation = federation_of(KINDS["prepared"], augment=noisy)
     settings: dict[str, Any] = {"solver": Solver(0.1, 4, epochs=1), "cohort": Cohort(3)}
     with pytest.raises(InputError, match=r"feddane: with augmentation"):
-        compare(federation, linear(federation.features), [feddane(mu=0.0)], rounds=1, **settings)
+        simulate(federation, linear(federation.features), feddane(mu=0.0), rounds=1, **settings)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprox import Cohort, InputError, Solver, compare, feddane, fedprox, models, simulate
+from fedprox import Cohort, InputError, Solver, feddane, fedprox, models, simulate
 from fedprox.simulation import programs
 from fedprox.streams import Purpose
 from tests.quadratics import (
@@ -67,7 +67,7 @@ def test_with_identical_clients_it_is_fedprox() -> None:
     rng = np.random.default_rng(0)
     one = (rng.normal(size=(30, 6)), rng.integers(0, 3, 30))
     federation = type(ragged_federation([1])).from_arrays([one] * 4, [one] * 4, classes=3)
-    ours, theirs = compare(
+    ours, theirs = simulate(
         federation,
         models.logistic(federation),
         [feddane(mu=0.2), fedprox(mu=0.2)],

@@ -18,7 +18,6 @@ from fedprox import (
     Solver,
     Systems,
     centralised,
-    compare,
     fedavg,
     feddane,
     fedprox,
@@ -107,7 +106,7 @@ def test_mini_batches_stop_after_the_first_epoch_that_meets_gamma() -> None:
 
     def after(**stop: Any) -> Any:
         solver = Solver(0.05, batch_size=10, **stop)
-        (run,) = compare(federation, model, [fedprox(mu=0.3)], solver=solver, **setting)
+        (run,) = simulate(federation, model, fedprox(mu=0.3), solver=solver, **setting)
         return run
 
     stopped = after(epochs=60, gamma=0.25)
@@ -235,7 +234,7 @@ def test_an_oracle_agrees_when_the_rule_never_binds() -> None:
     model = models.logistic(federation)
     setting: dict[str, Any] = {"cohort": Cohort(4), "rounds": 2, "systems": Systems(0.5)}
     free, ruled = (
-        compare(federation, model, [fedprox(mu=0.1)], solver=solver, **setting)[0]
+        simulate(federation, model, fedprox(mu=0.1), solver=solver, **setting)[0]
         for solver in (
             Solver(0.1, batch_size=10, epochs=3),
             Solver(0.1, batch_size=10, epochs=3, gamma=0.0),
@@ -266,7 +265,7 @@ def test_who_is_late_must_be_known_before_the_work() -> None:
         one_run(federation, model, fedavg(), solver, systems=systems)
     records: list[Record] = []
     with pytest.raises(InputError, match="fedavg drops stragglers"):
-        compare(
+        simulate(
             federation,
             model,
             [fedprox(mu=0.1), fedavg()],
@@ -284,7 +283,7 @@ def test_who_is_late_must_be_known_before_the_work() -> None:
 @pytest.mark.parametrize("batch", [10, 200, "all"])
 def test_the_pooled_baseline_and_wide_batches_meet_their_gamma(batch: Any) -> None:
     federation = ragged_federation(ROWS)
-    runs = compare(
+    runs = simulate(
         federation,
         models.logistic(federation),
         [centralised(), fedprox(mu=0.5)],

@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprox import Cohort, Run, Solver, Systems, Target, compare, datasets, fedavg, fedprox, models
+from fedprox import (
+    Cohort,
+    Run,
+    Solver,
+    Systems,
+    Target,
+    datasets,
+    fedavg,
+    fedprox,
+    models,
+    simulate,
+)
 from fedprox.report.table import common_target
 from fedprox.simulation.history import Record
 from tests.quadratics import (
@@ -100,8 +111,8 @@ def test_gamma_is_of_the_evaluated_round_only() -> None:
         "rounds": 5,
     }
     model = models.logistic(federation)
-    (often,) = compare(federation, model, [fedprox(mu=0.5)], **setting)
-    (once,) = compare(federation, model, [fedprox(mu=0.5)], evaluate_every=5, **setting)
+    (often,) = simulate(federation, model, fedprox(mu=0.5), **setting)
+    (once,) = simulate(federation, model, fedprox(mu=0.5), evaluate_every=5, **setting)
     assert once.final == often.final
     assert [record.round for record in once.history] == [0, 5]
 

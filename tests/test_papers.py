@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedprox import Cohort, Solver, Systems, compare, datasets, fedavg, fedprox, models, simulate
+from fedprox import Cohort, Solver, Systems, datasets, fedavg, fedprox, models, simulate
 
 SYNTHETIC = Solver(learning_rate=0.01, batch_size=10, epochs=20)
 
@@ -15,7 +15,7 @@ def test_fedprox_is_lower_and_steadier_than_fedavg_under_stragglers() -> None:
     rises: dict[str, list[float]] = {}
     for seed in range(3):
         federation = datasets.synthetic(1.0, 1.0, seed=seed)
-        for run in compare(
+        for run in simulate(
             federation,
             models.logistic(federation),
             [fedavg(), fedprox(mu=1.0)],
@@ -57,7 +57,7 @@ def test_more_heterogeneous_sets_have_larger_gradient_variance() -> None:
 def test_fedprox_beats_fedavg_on_mnist_under_stragglers(data_dir: Path) -> None:
     """Li et al. 2020, Figure 7, MNIST with 90 % stragglers."""
     federation = datasets.mnist(data_dir=data_dir)
-    runs = compare(
+    runs = simulate(
         federation,
         models.logistic(federation),
         [fedavg(), fedprox(mu=1.0)],

@@ -16,11 +16,11 @@ from fedprox import (
     InputError,
     Solver,
     Subproblem,
-    compare,
     fedavg,
     fedprox,
     fedsgd,
     line_search_descent,
+    simulate,
 )
 from tests import methods
 from tests.byhand import START
@@ -109,7 +109,7 @@ def test_momentum_sees_clip_and_weight_decay_and_the_rate_decays_from_round_0() 
 def test_a_methods_own_settings_are_the_solvers_for_it_alone() -> None:
     federation, model = ragged_quadratics(2, [3, 8, 5]), quadratic_model(START)
     common: dict[str, Any] = {"cohort": Cohort(3), "rounds": 2}
-    mine, plain = compare(
+    mine, plain = simulate(
         federation,
         model,
         [fedprox(mu=0.0).with_solver(steps=7, clip=0.5), fedavg()],
@@ -133,7 +133,7 @@ def test_labels_tell_methods_by_their_own_settings() -> None:
         fedavg().with_solver(epochs=5).with_solver(steps=3),
         fedavg().with_solver(steps=3).with_solver(epochs=5),
     ]
-    runs = compare(
+    runs = simulate(
         federation,
         model,
         methods_,

@@ -15,7 +15,6 @@ from fedprox import (
     Run,
     Solver,
     Target,
-    compare,
     datasets,
     fedavg,
     fedprox,
@@ -281,7 +280,7 @@ def test_an_adaptive_mu_stops_between_its_rounds_too() -> None:
 
 def test_each_method_stops_for_itself() -> None:
     target = Target(LOSS, 0.9 * grid(FAST)[0].history[0].train_loss)
-    quick, slow = compare(
+    quick, slow = simulate(
         FEDERATION,
         MODEL,
         [fedavg(), fedprox(mu=1000.0)],

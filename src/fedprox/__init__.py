@@ -24,7 +24,7 @@ from fedprox.simulation.checkpoint import Checkpoints, Stopped
 from fedprox.simulation.faults import Faults
 from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
 from fedprox.simulation.history import Progress, Record, Run
-from fedprox.simulation.run import compare, simulate
+from fedprox.simulation.run import simulate
 from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.systems import Systems
 from fedprox.simulation.target import Target
@@ -55,7 +55,6 @@ __all__ = [
     "Vectors",
     "Windows",
     "centralised",
-    "compare",
     "datasets",
     "diagnose",
     "diagnostics",

@@ -23,7 +23,7 @@ from fedprox.federation import Federation, Rows
 from fedprox.model import Model
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.points import initial_params
-from fedprox.simulation.run import compare
+from fedprox.simulation.run import simulate
 from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.systems import Systems
 from fedprox.solver import Solver, as_numbers
@@ -323,7 +323,7 @@ def diagnose(
     train = federation.train
     nothing = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
     short = min(rounds, SWEEP_ROUNDS)
-    runs = compare(
+    runs = simulate(
         replace(federation, test=nothing),
         model,
         [fedprox(mu=MUS)],

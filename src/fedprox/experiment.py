@@ -22,7 +22,7 @@ from fedprox.simulation.checkpoint import Checkpoints
 from fedprox.simulation.clients import ClientState
 from fedprox.simulation.faults import Faults, Policy
 from fedprox.simulation.history import Progress, Record, Run
-from fedprox.simulation.run import compare
+from fedprox.simulation.run import simulate
 from fedprox.simulation.sampling import Cohort, Sampling
 from fedprox.simulation.systems import Partial, Systems
 from fedprox.simulation.target import StopAtTarget, Target, target_of
@@ -88,8 +88,8 @@ class Experiment(_Section):
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations.
         evaluate_rows: Training rows, and test rows, of each client that they read at most.
-        evaluate_clients: Clients that they read at most, drawn at random, see `fedprox.compare`.
-        evaluate_model: Which model they measure, see `fedprox.compare`.
+        evaluate_clients: Clients that they read at most, drawn at random, see `fedprox.simulate`.
+        evaluate_model: Which model they measure, see `fedprox.simulate`.
         measure_gradients: Whether they measure gradient variance, B(w) and gamma.
         client_state: Where what clients keep lies, likewise.
         seed: Seed, or several.
@@ -247,8 +247,8 @@ def train(
     devices: int | None = None,
     checkpoints: Checkpoints | None = None,
 ) -> list[Run]:
-    """Run a resolved experiment; see `fedprox.compare`."""
-    return compare(
+    """Run a resolved experiment; see `fedprox.simulate`."""
+    return simulate(
         resolved.federation,
         resolved.model,
         resolved.methods,

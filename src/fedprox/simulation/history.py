@@ -101,7 +101,7 @@ class Run:
         lane_idle: Share of lane ticks, as planned, in which a lane has no client.
         memory: Bytes that its rounds' program has on a device at most, data included.
         evaluated: Which model its records and `params` are of: "server", "cohort" or "clients"; see
-            `fedprox.compare`.
+            `fedprox.simulate`.
         client_steps: Mini-batch steps over all rounds.
     """
 

@@ -66,7 +66,7 @@ from fedprox.solver import Solver
 def simulate(
     federation: Federation,
     model: Model,
-    method: Algorithm,
+    methods: Algorithm | Sequence[Algorithm],
     *,
     solver: Solver,
     cohort: Cohort,
@@ -87,14 +87,14 @@ def simulate(
     on_record: Callable[[Record], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Run]:
-    """Train one method on a federation.
+    """Train a method on a federation, or several on the same clients, stragglers and mini-batches.
 
     Args:
         federation: The clients and their data.
         model: The model to train.
-        method: The algorithm, such as `fedprox(mu=1.0)`. Its numbers and the solver's learning
-            rate may each be several: every combination is a point, and all points run as one
-            batched axis of the same program over the same plan.
+        methods: The algorithm, such as `fedprox(mu=1.0)`, or several. A method's numbers and the
+            solver's learning rate may each be several: every combination is a point, and all
+            points run as one batched axis of the same program over the same plan.
         solver: The local solver.
         cohort: How a round's clients are chosen.
         systems: Which of them cannot finish.
@@ -129,7 +129,7 @@ def simulate(
         on_progress: Called now and then.
 
     Returns:
-        One run for each seed and point, seeds outermost.
+        One run for each method, seed and point, methods outermost and points innermost.
 
     Raises:
         InputError: A number out of range, a cohort larger than the federation, a stop without a
@@ -137,65 +137,7 @@ def simulate(
             unasked, a method whose functions give arrays of wrong shapes, or a faulty update where
             `faults.policy` is "fail".
     """
-    return compare(
-        federation,
-        model,
-        [method],
-        solver=solver,
-        cohort=cohort,
-        systems=systems,
-        faults=faults,
-        rounds=rounds,
-        evaluate_every=evaluate_every,
-        evaluate_rows=evaluate_rows,
-        evaluate_clients=evaluate_clients,
-        evaluate_model=evaluate_model,
-        measure_gradients=measure_gradients,
-        client_state=client_state,
-        seed=seed,
-        target=target,
-        stop_at_target=stop_at_target,
-        devices=devices,
-        checkpoints=checkpoints,
-        on_record=on_record,
-        on_progress=on_progress,
-    )
-
-
-def compare(
-    federation: Federation,
-    model: Model,
-    methods: Sequence[Algorithm],
-    *,
-    solver: Solver,
-    cohort: Cohort,
-    systems: Systems = Systems(),  # noqa: B008 (frozen)
-    faults: Faults | None = None,
-    rounds: int,
-    evaluate_every: int = 1,
-    evaluate_rows: int | None = None,
-    evaluate_clients: int | None = None,
-    evaluate_model: Evaluated = "server",
-    measure_gradients: bool = True,
-    client_state: ClientState = "auto",
-    seed: int | Sequence[int] = 0,
-    target: Target | None = None,
-    stop_at_target: StopAtTarget = "never",
-    devices: int | None = None,
-    checkpoints: Checkpoints | None = None,
-    on_record: Callable[[Record], None] | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> list[Run]:
-    """Train several methods on the same clients, stragglers and mini-batches.
-
-    Arguments and result are those of `simulate`; runs come method by method.
-    """
-    require(len(methods) > 0, "methods: none given; at least one is needed")
-    for method in methods:
-        require(
-            isinstance(method, Algorithm),
-            f"methods: {method!r}; each must be an algorithm, such as fedprox(mu=1.0)",
-        )
+    methods = _several(methods)
     protocol = Protocol(
         federation=federation,
         model=model,
@@ -264,6 +206,19 @@ def compare(
             _run_method(session, method, left, runs, begin)
             begin = Snapshot(tuple(runs))
     return runs
+
+
+def _several(methods: Algorithm | Sequence[Algorithm]) -> list[Algorithm]:
+    """The methods of a comparison, of which there may be one."""
+    one = isinstance(methods, Algorithm) or not isinstance(methods, Sequence)
+    several: list[Any] = [methods] if one else list(methods)
+    require(len(several) > 0, "methods: none given; at least one is needed")
+    for method in several:
+        require(
+            isinstance(method, Algorithm),
+            f"methods: {method!r}; each must be an algorithm, such as fedprox(mu=1.0)",
+        )
+    return several
 
 
 def _ignore(_: Any) -> None:
