@@ -89,6 +89,18 @@ def labels(paper: Table) -> set[str]:
     }
 
 
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+def test_means_over_the_rounds_are_of_the_same_rounds(scale: Scale) -> None:
+    for item in ITEMS.values():
+        for claim in item.claims:
+            for comparison in claim.comparisons if claim.over is MEAN else ():
+                sides = [item.runs[s.run] for s in (comparison.greater, comparison.less)]
+                runs = [parse("", next(iter(expand(side, scale).values()))) for side in sides]
+                evaluated = {(run.rounds, run.evaluate_every, run.stop_at_target) for run in runs}
+                assert len(evaluated) == 1, comparison
+                assert runs[0].stop_at_target == "never", comparison
+
+
 @pytest.mark.parametrize("name", ITEMS)
 def test_lines_and_claims_name_runs_and_methods_that_there_are(name: str) -> None:
     item = ITEMS[name]
@@ -705,6 +717,7 @@ def test_a_run_that_stopped_when_any_line_was_there_counts_the_same(
         (["1000+", 637], "<0.6x", ">1.6x"),
         (["1000+", "2000+"], "", ""),
         ([637, ""], "", ""),
+        ([1000, 20], "0.02x", "50.0x"),
         (["", 637], "", ""),
     ],
 )
@@ -728,6 +741,8 @@ def test_ratios_are_the_papers(counts: list[float | str], by_row: str, by_column
         (100, Count(120, more=True), ""),
         (100, Count(20, more=True), ""),
         (100, Count(500, more=True), "more than 5 times"),
+        (5, Count(612), "122 times"),
+        (41, Count(4100, more=True), "more than 100 times"),
         ("1000+", Count(200, more=True), ""),
         ("1000+", Count(9000, more=True), ""),
         ("", Count(5), ""),

@@ -31,7 +31,7 @@ from fedprox.reproduce.item import (
     Side,
     Table,
 )
-from fedprox.reproduce.summaries import FINAL, HALFWAY, MEAN, RISE
+from fedprox.reproduce.summaries import FINAL, HALFWAY, MEAN, RISE, at
 from fedprox.simulation.target import Target
 
 PAPER = "McMahan et al. 2017"
@@ -725,7 +725,7 @@ CIFAR_FEDSGD = _photos(
     clients=10,
     rounds=10_000,
     every=20,
-    short={"rounds": 60},
+    short={"rounds": 20},
 )
 CIFAR_FEDAVG = _photos(
     {"learning_rate": RATES["fedavg"], "batch_size": 50, "epochs": 5},
@@ -821,9 +821,9 @@ FIGURE_4 = Item(
     ),
     claims=(
         Claim(
-            "FedAvg is more accurate than FedSGD over the rounds.",
+            "FedAvg is more accurate than FedSGD after the same rounds.",
             "test_accuracy",
-            MEAN,
+            at(2_000),  # their rounds differ, and both stop at the target
             (
                 Comparison(
                     "CIFAR-10",

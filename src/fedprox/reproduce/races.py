@@ -121,7 +121,8 @@ def ratio(counts: Counts, row: int, column: int, relative: str) -> str:
     if over is None or under is None or (over.more and under.more) or not under.value:
         return ""
     bound = ">" if over.more else "<" if under.more else ""
-    return f"{bound}{over.value / under.value:.1f}x"
+    times = over.value / under.value
+    return f"{bound}{times:.1f}x" if times >= 0.1 else f"{bound}{times:.1g}x"
 
 
 def off(paper: Count | None, ours: Count | None) -> str:
@@ -139,5 +140,6 @@ def off(paper: Count | None, ours: Count | None) -> str:
     if not ours.more and factor < 1 / FACTOR:
         return f"{'less than ' if paper.more else ''}{factor:.2g} times"
     if not paper.more and factor > FACTOR:
-        return f"{'more than ' if ours.more else ''}{factor:.2g} times"
+        shown = f"{factor:.2g}" if factor < 10 else f"{factor:.0f}"
+        return f"{'more than ' if ours.more else ''}{shown} times"
     return ""
