@@ -124,6 +124,50 @@ def test_what_is_no_algorithm_is_refused(methods: Any) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stragglers": "dropped"}, "stragglers = 'dropped'; it must be one of keep, drop"),
+        ({"average": "row"}, "average = 'row'; it must be one of rows, clients"),
+        ({"numbers": {"participation": 1.0}}, "numbers: 'participation'; a method is given this"),
+        ({"numbers": {"learning_rate": [0.1, 0.2]}}, "numbers: 'learning_rate'; a method is given"),
+        ({"adapt": True}, 'adapt: there is no "mu" among its numbers'),
+    ],
+)
+def test_a_method_of_ones_own_with_a_mistake_is_refused(
+    change: dict[str, Any], message: str
+) -> None:
+    federation = quadratic_federation(*random_quadratics(0, 3, 2))
+    mine = fedavg()._replace(name="mine", **change)
+    with pytest.raises(InputError, match=f"mine: {message}"):
+        one_run(federation, quadratic_model(np.zeros(2)), mine, Solver(0.1, "all", epochs=1))
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("model", 1),
+        ("solver", 0.1),
+        ("cohort", 2),
+        ("systems", None),
+        ("faults", "drop"),
+        ("target", 0.5),
+    ],
+)
+def test_a_part_of_another_type_is_named(part: str, value: Any) -> None:
+    federation = quadratic_federation(*random_quadratics(0, 3, 2))
+    settings: dict[str, Any] = {
+        "model": quadratic_model(np.zeros(2)),
+        "methods": fedavg(),
+        "solver": Solver(0.1, "all", epochs=1),
+        "cohort": Cohort(2),
+        "rounds": 1,
+    }
+    kind = f"it must be a fedprox.{part.capitalize()}"
+    with pytest.raises(InputError, match=f"{part} = {value!r}; {kind}"):
+        simulate(federation, **settings | {part: value})
+
+
 def test_numbers_with_the_same_label_are_refused() -> None:
     with pytest.raises(InputError, match=r"'fedprox mu=0.123457' is given 2 times; .* six digits"):
         one_run(

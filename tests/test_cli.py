@@ -253,6 +253,10 @@ BAD = [
     ("solver.batch_size=some", "solver.batch_size = 'some'; it must be a whole number or \"all\""),
     ('solver.optimizer_options={momentum="x"}', "solver.optimizer_options: sgd refuses"),
     (
+        "solver.optimizer_options={momentum=nan}",
+        "optimizer_options.momentum = nan; it must be finite",
+    ),
+    (
         'solver={learning_rate=0.1,batch_size=1,steps=1,optimizer="adam",optimizer_options={b1=1099511627776}}',
         "solver.optimizer_options: adam refuses them: ",
     ),

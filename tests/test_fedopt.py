@@ -53,6 +53,7 @@ def test_the_servers_rate_must_be_above_0(rate: float) -> None:
         (optax.sgd(0.1), "must be a function of learning_rate="),
         (line_search_descent, "searches along a line"),
         (optax.lbfgs, "searches along a line"),
+        (optax.inject_hyperparams(optax.sgd), "keeps its learning rate in its state"),
     ],
 )
 def test_an_optimizer_that_cannot_serve_is_refused(optimizer: Any, words: str) -> None:

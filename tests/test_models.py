@@ -365,3 +365,27 @@ def test_a_round_of_a_large_model_holds_few_copies_of_it() -> None:
     plan = 100_000
     lanes = 1  # on each device, at this size
     assert run.memory < data + (lanes + 3) * 4 * parameters + activations + plan
+
+
+def test_a_module_with_running_statistics_is_refused_by_name() -> None:
+    with pytest.raises(fp.InputError, match=r"not nnx.Param: .*mean.*var.*; clients' models can"):
+        fp.Model.from_nnx(lambda rngs: nnx.BatchNorm(3, rngs=rngs))
+
+
+def outputs_of(count: int) -> fp.Model:
+    return fp.Model(lambda _: jnp.ones((2, count)), lambda w, x: x @ w)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 1, 5], "model: 3 outputs for 6 classes; it needs one for each"),
+        ([0.0, 1.0, 2.0], "model: labels of type float32; cross-entropy needs whole numbers"),
+    ],
+)
+def test_a_model_whose_outputs_do_not_fit_the_labels_is_refused(
+    labels: list[float], message: str
+) -> None:
+    federation = fp.Federation.from_arrays([(np.ones((3, 2)), np.array(labels))])
+    with pytest.raises(fp.InputError, match=message):
+        one_run(federation, outputs_of(3), fp.fedavg(), fp.Solver(0.1, 3, epochs=1))

@@ -4,6 +4,7 @@ import functools
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -12,11 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox import (
+    Algorithm,
     Cohort,
+    Federation,
     InputError,
+    Model,
     Solver,
     Subproblem,
     fedavg,
+    fedopt,
     fedprox,
     fedsgd,
     line_search_descent,
@@ -68,6 +73,43 @@ def test_a_gradient_of_nothing_is_not_clipped_to_nan() -> None:
     w, rate = jnp.ones(3), jnp.float32(0.1)
     stepped, _ = solver.step(w, solver.init(w, rate), jnp.zeros(3), rate)
     np.testing.assert_array_equal(stepped, w)
+
+
+def test_a_gradient_whose_square_overflows_has_diverged_and_does_not_stand_still() -> None:
+    solver = Solver(0.1, 10, epochs=1, clip=1.0)
+    w, rate = jnp.ones(3), jnp.float32(0.1)
+    stepped, _ = solver.step(w, solver.init(w, rate), jnp.full(3, 1e25), rate)
+    assert np.isnan(stepped).all()
+
+
+def frozen(learning_rate: float) -> optax.GradientTransformation:
+    """SGD that leaves the slopes as they are."""
+    groups = {"slope": optax.set_to_zero(), "bias": optax.sgd(learning_rate)}
+    return optax.multi_transform(groups, {"slope": "slope", "bias": "bias"})
+
+
+@pytest.mark.parametrize("method", [fedavg().with_solver(optimizer=frozen), fedopt(frozen)])
+def test_an_optimizer_may_know_the_models_parameters_by_name(method: Algorithm) -> None:
+    def apply(w: Any, x: jax.Array) -> jax.Array:
+        return x @ w["slope"] + w["bias"]
+
+    model = Model(
+        lambda _: {"slope": jnp.ones(2), "bias": jnp.zeros(())},
+        apply,
+        lambda outputs, y: (outputs - y) ** 2,
+        correct=None,
+    )
+    x, y = np.ones((4, 2), np.float32), np.ones(4, np.float32)
+    run = one_run(Federation.from_arrays([(x, y)] * 2), model, method, Solver(0.1, 4, epochs=1))
+    assert run.params["slope"].tolist() == [1, 1]
+    assert run.params["bias"] != 0
+
+
+def test_a_methods_own_rates_may_be_an_array() -> None:
+    method = fedavg().with_solver(learning_rate=np.array([0.01, 0.02]))
+    np.testing.assert_array_equal(
+        method.solver(Solver(0.1, 4, epochs=1)).learning_rate, [0.01, 0.02]
+    )
 
 
 def test_a_wide_batch_is_clipped_as_a_whole() -> None:

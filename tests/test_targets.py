@@ -159,6 +159,12 @@ def test_another_measure_is_refused() -> None:
         Target("accuracy", 0.9)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("value", [True, "0.9", None])
+def test_a_target_is_a_number(value: Any) -> None:
+    with pytest.raises(InputError, match=r"target_accuracy = .*; it must be above 0"):
+        Target("test_accuracy", value)
+
+
 # ---------------------------------------------------------------------------- tables and summaries
 
 

@@ -3,6 +3,7 @@
 import difflib
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -342,6 +343,10 @@ def _optimizer(name: Any, options: Any, where: str) -> Callable[..., Any]:
         require(
             not isinstance(defaults[key], bool) or isinstance(options[key], bool),
             f"{where}.{key} = {options[key]!r}; it must be true or false",
+        )
+        require(
+            not isinstance(options[key], float) or math.isfinite(options[key]),
+            f"{where}.{key} = {options[key]!r}; it must be finite",
         )
     bound = functools.partial(function, **options) if options else function
     try:

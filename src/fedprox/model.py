@@ -33,6 +33,11 @@ def cross_entropy(outputs: jax.Array, y: jax.Array) -> jax.Array:
         f"model: outputs of shape {outputs.shape} for labels of shape {y.shape}; cross-entropy "
         "needs an output for each class at each label",
     )
+    require(
+        jnp.issubdtype(y.dtype, jnp.integer),
+        f"model: labels of type {y.dtype}; cross-entropy needs whole numbers, and others a loss of "
+        "their own",
+    )
     if y.ndim == 1:
         return optax.softmax_cross_entropy_with_integer_labels(outputs, y)
     known = y >= 0
@@ -97,13 +102,20 @@ class Model(NamedTuple):
             loss: As in `Model`.
             correct: As in `Model`.
 
+        Raises:
+            InputError: The module has other variables.
+
         >>> model = Model.from_nnx(lambda rngs: nnx.Linear(4, 3, rngs=rngs))
         >>> model.apply(model.init(jax.random.key(0)), jnp.ones((2, 4))).shape
         (2, 3)
         """
         graph, _, rest = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))), nnx.Param, ...)
-        if nnx.to_pure_dict(rest):
-            raise TypeError(f"the module has variables that are not nnx.Param: {rest}")
+        others = [".".join(map(str, path)) for path, _ in nnx.to_flat_state(rest)]
+        require(
+            not others,
+            f"model: the module has variables that are not nnx.Param: {', '.join(others)}; "
+            "clients' models can only be averaged where all are",
+        )
 
         def init(key: jax.Array) -> Params:
             return nnx.to_pure_dict(nnx.split(build(nnx.Rngs(key)), nnx.Param)[1])
@@ -112,6 +124,25 @@ class Model(NamedTuple):
             return nnx.merge(graph, nnx.State(params))(x)
 
         return cls(init, apply, loss, correct)
+
+
+def check_classes(model: Model, params: Params, x: Features, classes: int) -> None:
+    """Raise `InputError` where cross-entropy would meet a class that has no output: it is NaN.
+
+    Args:
+        model: The model.
+        params: Its parameters, in shape.
+        x: Features, at least a row.
+        classes: Classes of the labels, 0 where they are none.
+    """
+    if model.loss is not cross_entropy:
+        return
+    outputs = jax.eval_shape(model.apply, params, jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype))
+    have = outputs.shape[-1] if outputs.ndim else 1
+    require(
+        have >= classes,
+        f"model: {have} outputs for {classes} classes; it needs one for each",
+    )
 
 
 def weighted_loss(

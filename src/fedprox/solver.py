@@ -206,7 +206,9 @@ class Solver:
             extra: For an optimizer that searches along a line: value, grad and value_fn.
         """
         if self.clip is not None:
-            shrink = jnp.minimum(1.0, self.clip / optax.tree.norm(gradient))
+            norm = optax.tree.norm(gradient)
+            # a square that overflows has diverged; c / inf would have the client stand still
+            shrink = jnp.where(jnp.isinf(norm), jnp.nan, jnp.minimum(1.0, self.clip / norm))
             gradient = jax.tree.map(lambda g: shrink * g, gradient)
         if self.weight_decay:
             gradient = jax.tree.map(lambda g, w: g + self.weight_decay * w, gradient, params)
@@ -254,6 +256,10 @@ def searches_line(optimizer: Callable[..., Any], where: str) -> bool:
         return update(w, value=jnp.vdot(w, w), grad=w, value_fn=lambda v: jnp.vdot(v, v))
 
     w = jnp.ones(2)
+    try:
+        jax.eval_shape(built.init, w)
+    except (TypeError, ValueError, KeyError, AttributeError):
+        return False  # it knows the model's parameters by name
     try:
         jax.eval_shape(update, w)
     except TypeError:

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedprox.errors import require, require_number
@@ -32,6 +33,12 @@ from fedprox.subproblem import Subproblem
 State = Any  # a pytree
 Message = Any  # a pytree
 Kept = Any  # a pytree, or None for a client that keeps nothing
+
+Stragglers = Literal["keep", "drop"]
+"""What happens to the work of clients that cannot finish."""
+
+Average = Literal["rows", "clients"]
+"""What the server's mean weighs a client by: its rows, or each client once."""
 
 Scalars = Mapping[str, jax.Array]
 """The algorithm's own numbers, "learning_rate", the round's local one, and "participation": the
@@ -149,9 +156,9 @@ class Algorithm(NamedTuple):
     name: str
     subproblem: Callable[[State, Scalars, Own], Subproblem]
     numbers: Mapping[str, Numbers]
-    stragglers: Literal["keep", "drop"]
+    stragglers: Stragglers
     variant: str = ""
-    average: Literal["rows", "clients"] = "rows"
+    average: Average = "rows"
     local: Callable[[Solver], Solver] = lambda solver: solver
     settings: Mapping[str, Any] = {}
     pooled: bool = False
@@ -191,5 +198,6 @@ class Algorithm(NamedTuple):
         used = self.local(solver.changed(**self.settings))
         for name, value in self.settings.items():
             found = getattr(used, name)
-            require(found == value, f"{self.name}: its {name} is always {found}, not {value}")
+            same = np.array_equal(found, value)  # one or several
+            require(same, f"{self.name}: its {name} is always {found}, not {value}")
         return used

@@ -1,24 +1,27 @@
-"""What a method's functions give back has the shapes that the engine counts on: checked first.
+"""A method, one's own too, is what the engine counts on: checked before anything is compiled.
 
 The engine's program holds a model, a message and what a client keeps in arrays of one shape. With a
 method whose functions give other ones tracing would end in the middle of it.
 """
 
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 
-from fedprox.algorithms.base import Algorithm, Own, Solution, add
-from fedprox.errors import InputError
+from fedprox.algorithms.base import Algorithm, Average, Own, Solution, Stragglers, add
+from fedprox.errors import InputError, require, require_one_of
 from fedprox.model import Params
 
 SHOWN = 4
 """Arrays of a tree that an error names at most."""
 
+GIVEN = ("learning_rate", "participation")
+"""Numbers that every method's functions are given beside its own."""
 
-def check_shapes(algorithm: Algorithm, params: Params) -> None:
-    """Raise `InputError` unless a method's functions fit together.
+
+def check_algorithm(algorithm: Algorithm, params: Params) -> None:
+    """Raise `InputError` unless a method is as its docstring says and its functions fit together.
 
     Nothing is computed: they are traced. What they raise by themselves passes.
 
@@ -27,11 +30,23 @@ def check_shapes(algorithm: Algorithm, params: Params) -> None:
         params: The model's parameters, in shape.
 
     >>> from fedprox.algorithms.scaffold import scaffold
-    >>> check_shapes(scaffold(), jax.ShapeDtypeStruct((3,), jnp.float32))
+    >>> check_algorithm(scaffold(), jax.ShapeDtypeStruct((3,), jnp.float32))
     """
     name = algorithm.name
+    require_one_of(f"{name}: stragglers", algorithm.stragglers, get_args(Stragglers))
+    require_one_of(f"{name}: average", algorithm.average, get_args(Average))
+    for taken in GIVEN:
+        require(
+            taken not in algorithm.numbers,
+            f"{name}: numbers: {taken!r}; a method is given this number, and has none of its own "
+            "of that name",
+        )
+    require(
+        not algorithm.adapt or "mu" in algorithm.numbers,
+        f'{name}: adapt: there is no "mu" among its numbers',
+    )
     number: Any = jax.ShapeDtypeStruct((), jnp.float32)
-    numbers = dict.fromkeys((*algorithm.numbers, "learning_rate", "participation"), number)
+    numbers = dict.fromkeys((*algorithm.numbers, *GIVEN), number)
     state = jax.eval_shape(algorithm.init, params)
     _same(f"{name}: its params give", jax.eval_shape(algorithm.params, state), "the model", params)
     kept = None if algorithm.kept is None else jax.eval_shape(algorithm.kept, params)

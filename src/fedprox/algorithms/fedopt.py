@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 
 from fedprox.algorithms.base import Algorithm, Scalars, check_numbers
@@ -37,6 +38,17 @@ def posed(state: State, numbers: Scalars, own: Any) -> Subproblem:
     return local_loss(state.params, numbers, own)
 
 
+def _keeps_rate(optimizer: Callable[..., optax.GradientTransformation]) -> bool:
+    """Whether an optimizer's first state depends on its learning rate."""
+    try:
+        slow, fast = (
+            jax.tree.leaves(optimizer(learning_rate=rate).init(np.zeros(2))) for rate in (1.0, 2.0)
+        )
+    except (TypeError, ValueError):
+        return False  # it knows the model's parameters by name
+    return not all(map(np.array_equal, slow, fast))
+
+
 def fedopt(
     optimizer: Callable[..., optax.GradientTransformation], *, server_learning_rate: Numbers = 1.0
 ) -> Algorithm:
@@ -48,7 +60,8 @@ def fedopt(
         server_learning_rate: Its rate, above 0, or several to sweep over.
 
     Raises:
-        InputError: A rate <= 0, or an optimizer that needs f itself.
+        InputError: A rate <= 0, an optimizer that needs f itself, or one that keeps its rate in
+            its state: the state is the same for all rates at first.
 
     >>> fedopt(optax.adam, server_learning_rate=0.01).variant
     'adam'
@@ -58,6 +71,11 @@ def fedopt(
     require(
         not searches_line(optimizer, "fedopt: optimizer"),
         "fedopt: this optimizer searches along a line, for which the server has no objective",
+    )
+    require(
+        not _keeps_rate(optimizer),
+        "fedopt: this optimizer keeps its learning rate in its state, where no other can be set; "
+        "leave out what does so, such as optax.inject_hyperparams",
     )
 
     def init(params: Params) -> State:

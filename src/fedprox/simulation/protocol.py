@@ -27,6 +27,17 @@ from fedprox.simulation.target import StopAtTarget, Target
 from fedprox.solver import Solver, name_of
 from fedprox.streams import Purpose, check_seed
 
+PARTS = {
+    "federation": Federation,
+    "model": Model,
+    "solver": Solver,
+    "cohort": Cohort,
+    "systems": Systems,
+    "faults": Faults,
+    "target": Target,
+}
+"""What a protocol is made of, by type; of the last two there may be none."""
+
 LONGEST = 100
 """Characters of a setting as text, such as the speeds of all clients; of more there is a digest."""
 
@@ -97,6 +108,12 @@ class Protocol:
     stop_at_target: StopAtTarget
 
     def __post_init__(self) -> None:
+        for name, kind in PARTS.items():
+            given = getattr(self, name)
+            require(
+                isinstance(given, kind) or (name in ("faults", "target") and given is None),
+                f"{name} = {given!r}; it must be a fedprox.{kind.__name__}",
+            )
         require_whole("rounds", self.rounds)
         require_whole("evaluate_every", self.evaluate_every)
         if self.evaluate_rows is not None:

@@ -15,11 +15,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.algorithms.check import check_algorithm, describe
 from fedprox.algorithms.reporting import Evaluated
-from fedprox.algorithms.shapes import check_shapes, describe
 from fedprox.errors import require
 from fedprox.federation import Federation
-from fedprox.model import Model, Params
+from fedprox.model import Model, Params, check_classes
 from fedprox.simulation.checkpoint import Checkpoints, Comparison, Snapshot, arrays_of
 from fedprox.simulation.clients import ClientState, open_store
 from fedprox.simulation.faults import Faults
@@ -134,7 +134,8 @@ def simulate(
     Raises:
         InputError: A number out of range, a cohort larger than the federation, a stop without a
             target, training rows that stay with the host and are too many to be evaluated on
-            unasked, a method whose functions give arrays of wrong shapes, or a faulty update where
+            unasked, a method that is not as `Algorithm` says or whose functions give arrays of
+            wrong shapes, a model with fewer outputs than classes, or a faulty update where
             `faults.policy` is "fail".
     """
     methods = _several(methods)
@@ -157,8 +158,9 @@ def simulate(
         stop_at_target=stop_at_target,
     )
     params = jax.eval_shape(model.init, jax.random.key(0))
+    check_classes(model, params, federation.train.x, federation.classes)
     for method in methods:
-        check_shapes(method, params)
+        check_algorithm(method, params)
     methods = [protocol.reported(method) for method in methods]
     for method in methods:
         protocol.check(method, method.solver(solver))

@@ -1,12 +1,11 @@
 """Targets: how many rounds a run takes to reach an accuracy, or to come down to a loss."""
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from fedprox.errors import require, require_one_of
+from fedprox.errors import require, require_number, require_one_of
 
 Measure = Literal["test_accuracy", "train_loss"]
 
@@ -37,12 +36,8 @@ class Target:
 
     def __post_init__(self) -> None:
         require_one_of("target.measure", self.measure, get_args(Measure))
-        most, allowed = (
-            (1, "above 0 and at most 1")
-            if self.measure == "test_accuracy"
-            else (sys.float_info.max, "above 0")
-        )
-        require(0 < self.value <= most, f"{self.key} = {self.value}; it must be {allowed}")
+        most = 1 if self.measure == "test_accuracy" else math.inf
+        require_number(self.key, self.value, most=most, positive=True)
 
     def __str__(self) -> str:
         if self.measure == "test_accuracy":
