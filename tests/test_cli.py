@@ -207,6 +207,8 @@ def test_every_example_is_a_valid_experiment(path: Path) -> None:
 
 
 BAD = [
+    ("rounds=1\nevaluate_every=7", "evaluate_every=7: it must be one KEY=VALUE"),
+    ('model={name="mlp",hidden=[10000000000]}', "out of memory"),
     ("rouns=1", "the file: unknown key 'rouns'; did you mean 'rounds'? allowed: rounds, "),
     ("solver.epoch=1", "solver: unknown key 'epoch'; did you mean 'epochs'? allowed: "),
     ("data.alhpa=1", "data: unknown key 'alhpa'; did you mean 'alpha'? allowed: alpha, beta, iid"),

@@ -415,6 +415,8 @@ X, Y = np.zeros((2, 3)), np.array([0, 1])
         ([(X, Y[:1])], r"features of shape \(2, 3\) and labels of shape \(1,\)"),
         ([(X, Y), (X[:, :2], Y)], r"client '1', train: rows of shape \(2,\); other clients' have"),
         ([(X + np.inf, Y)], "a feature is NaN or infinite"),
+        ([((0 * X).astype(int) + 2**40, Y)], "a feature is a whole number beyond 32 bits"),
+        ([((0 * X).astype(np.uint64) + 2**31, Y)], "a feature is a whole number beyond 32 bits"),
         ([(X, Y - 1)], "client '0', train: label -1; labels are 0 to"),
         ([([[1.0], [1.0, 2.0]], Y)], "ragged rows"),
         ([(np.array([["a"], ["b"]]), Y)], "features of type"),

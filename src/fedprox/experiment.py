@@ -403,9 +403,11 @@ def apply_setting(table: Table, setting: str) -> None:
     key, equals, text = setting.partition("=")
     require(equals and key.strip(), f"--set {setting}: it must be KEY=VALUE")
     try:
-        value = parse_toml(f"value = {text}")["value"]
+        parsed = parse_toml(f"value = {text}")
+        value = parsed["value"]
     except ValueError:
-        value = text.strip()
+        parsed, value = {}, text.strip()
+    require(len(parsed) <= 1, f"--set {setting}: it must be one KEY=VALUE")
     *parents, last = key.strip().split(".")
     place: Any = table
     for name in parents:

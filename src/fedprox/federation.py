@@ -324,6 +324,10 @@ def _client_arrays(client: Client, where: str) -> tuple[Array, Array]:
         with np.errstate(over="ignore"):
             x = x.astype(np.float32, copy=False)
         require(np.isfinite(x).all(), f"{where}: a feature is NaN or infinite as a 32-bit number")
+    elif x.dtype.itemsize > 4:
+        narrow = x.astype(np.int32)  # jax would, and wrap what does not fit
+        require((narrow == x).all(), f"{where}: a feature is a whole number beyond 32 bits")
+        x = narrow
     if y.dtype.kind == "f":
         y = y.astype(np.float32, copy=False)
         require(np.isfinite(y).all(), f"{where}: a label is NaN or infinite")

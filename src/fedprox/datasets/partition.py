@@ -336,7 +336,7 @@ def shards(
     """Sort by label, cut into equal shards, give each client some (McMahan et al. 2017, "Non-IID").
 
     Which shards a client gets depends on the seed and the number of shards alone, so training and
-    test rows partitioned with the same seed have the same mix of labels.
+    test rows partitioned with the same seed have nearly the same mix of labels.
 
     >>> parts = shards(np.repeat([0, 1, 2, 3], 5), clients=2, seed=0)
     >>> [len(part) for part in parts]

@@ -47,7 +47,8 @@ def label(algorithm: Algorithm, solver: Solver, point: dict[str, float]) -> str:
 def initial_params(model: Model, seed: int) -> Params:
     """w^0, a function of the model and the seed."""
     key = jax.random.key(int(generator(seed, Purpose.MODEL).integers(2**31)))
-    return jax.jit(model.init)(key)  # one small program in place of many
+    params = jax.jit(model.init)(key)  # one small program in place of many
+    return jax.block_until_ready(params)  # too large, it raises; reading it would hang
 
 
 def initial_state(algorithm: Algorithm, params: Params, points: int, mesh: Mesh) -> State:
