@@ -345,8 +345,16 @@ def test_files_that_are_not_there_are_one_line(tmp_path: Path, capsys: Any) -> N
     (tmp_path / "m.toml").write_text(SMALL.replace('"synthetic"\nclients = 6', '"mnist"'))
     assert status("run", tmp_path / "m.toml", "--data-dir", tmp_path) == 2
     assert "mnist: train-images-idx3-ubyte.gz is missing; put it" in capsys.readouterr().err
-    assert status("run", tmp_path / "m.toml", "--data-dir", tmp_path / "no") == 2
-    assert "no is not a folder" in capsys.readouterr().err
+    (tmp_path / "s.toml").write_text(SMALL)  # which needs no files
+    for name in ("m", "s"):
+        assert status("run", tmp_path / f"{name}.toml", "--data-dir", tmp_path / "no") == 2
+        assert "no is not a folder" in capsys.readouterr().err
+
+
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(SMALL, encoding="utf-8")
+    (tmp_path / "b.toml").write_text(SMALL, encoding="utf-8-sig")
+    assert read_experiment(tmp_path / "b.toml") == read_experiment(tmp_path / "a.toml")
 
 
 def test_another_experiments_results_are_not_overwritten(

@@ -87,6 +87,11 @@ def test_synthetic_refuses_bad_options(options: dict[str, Any], message: str) ->
         datasets.synthetic(**options)
 
 
+def test_feddyns_synthetic_refuses_sizes_that_no_computer_counts() -> None:
+    with pytest.raises(InputError, match=r"data\.gamma = 60; a client would have .* examples"):
+        datasets.synthetic_feddyn("type3", gamma=60)
+
+
 @given(rows=st.integers(1, 500), clients=st.integers(1, 50), seed=st.integers(0, 99))
 def test_iid_deals_out_every_row_once_and_evenly(rows: int, clients: int, seed: int) -> None:
     if clients > rows:
@@ -260,6 +265,13 @@ def test_mnist_refuses_bad_options(options: dict[str, Any], message: str, tmp_pa
         datasets.mnist(data_dir=tmp_path, **options)
 
 
+def test_a_label_that_is_no_digit_is_named(tmp_path: Path) -> None:
+    small_mnist(tmp_path / "mnist")
+    (tmp_path / "mnist" / "train-labels-idx1-ubyte").write_bytes(idx((30,), bytes([77] * 30)))
+    with pytest.raises(InputError, match="mnist: train labels hold 77; digits are 0 to 9"):
+        datasets.mnist("iid", data_dir=tmp_path)
+
+
 def test_a_data_folder_without_the_files_names_the_first_one(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         datasets.mnist(data_dir=tmp_path)
@@ -384,6 +396,13 @@ def with_user(x: Any, y: Any, **changes: Any) -> dict[str, Any]:
             "user 'a': rows of shape \\(3,\\) where user 'b' has \\(2,\\)",
         ),
         (leaf_file(GOOD | {"c": GOOD["a"]}), "user 'c' is in train/ but not in test/"),
+        (
+            leaf_file(GOOD, users=["b"], num_samples=[2]),
+            "user 'a' is in 'user_data' but not in 'users'",
+        ),
+        ('{"user_data": {"a": {"x": [], "y": []}, "a": 1}}', "user 'a' appears twice"),
+        ('{"user_data": {}, "user_data": {}}', "the key 'user_data' appears twice"),
+        ('{"users": [], "users": [], "user_data": {}}', "the key 'users' appears twice"),
     ],
 )
 def test_broken_leaf_files_are_named_with_the_user(
@@ -393,6 +412,12 @@ def test_broken_leaf_files_are_named_with_the_user(
     with pytest.raises(InputError, match=message) as error:
         datasets.leaf(str(folder), classes=3)
     assert "\n" not in str(error.value)
+
+
+def test_leaf_checks_the_number_of_classes_itself(tmp_path: Path) -> None:
+    folder = write_leaf(tmp_path / "set", leaf_file(GOOD), leaf_file(GOOD))
+    with pytest.raises(InputError, match=r"data\.classes = '3'; it must be a whole number"):
+        datasets.leaf(str(folder), classes="3")  # type: ignore[arg-type]
 
 
 def test_a_leaf_folder_that_is_not_there(tmp_path: Path) -> None:
@@ -425,6 +450,7 @@ X, Y = np.zeros((2, 3)), np.array([0, 1])
         ([(X[:, :0], Y)], "one feature is needed"),
         ([(X, Y[:, None][:, :0])], "one label is needed"),
         ([(1.0, Y)], r"features of shape \(\)"),
+        ([(X, Y + 10_000)], "client '0', train: label 10000; labels are 0 to 9999; for more, give"),
     ],
 )
 def test_arrays_that_are_no_federation_are_refused(clients: Any, message: str) -> None:
@@ -436,6 +462,36 @@ def test_arrays_that_are_no_federation_are_refused(clients: Any, message: str) -
 def test_labels_of_another_kind_in_the_test_rows_are_refused(train: Any, test: Any) -> None:
     with pytest.raises(InputError, match="labels of train and test differ in kind"):
         Federation.from_arrays([(X, train)], [(X, test)])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"names": ["a", "a"]}, "names: 'a' appears twice"),
+        ({"names": ["a", 1]}, "names: 1 is not a string"),
+        ({"classes": 0}, "classes = 0; it must be a whole number of at least 1"),
+        ({"classes": 1}, "client '0', train: label 1; labels are 0 to 0"),
+        ({"test": [(X[:0], Y[:0]), (X + 0.5, Y)]}, "test: features of type float32; those to"),
+    ],
+)
+def test_names_classes_and_test_rows_that_do_not_fit_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    whole = X.astype(np.int32)
+    with pytest.raises(InputError, match=message):
+        Federation.from_arrays([(whole, Y), (whole, Y)], **options)
+
+
+def test_clients_with_whole_numbers_beside_others_make_numbers_of_32_bits() -> None:
+    whole, half = (X + 1).astype(int), X + 0.5
+    federation = Federation.from_arrays(
+        [(whole, Y), (half, Y / 2)], [(whole, Y / 2), (whole, Y / 2)]
+    )
+    for array in (federation.train.x, federation.train.y, federation.test.x, federation.test.y):
+        assert array.dtype == np.float32
+    assert np.asarray(federation.train.x).tolist() == np.concatenate([whole, half]).tolist()
+    assert federation.train.y.tolist() == [0, 1, 0, 0.5]
+    assert Federation.from_arrays([(X, Y + 10_000)], classes=20_000).classes == 20_000
 
 
 def test_from_arrays_keeps_order_names_and_clients_without_test_rows() -> None:

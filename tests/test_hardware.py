@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+
+from fedprox import InputError, use_cpu_devices
 
 PROGRAM = """
 import jax, fedprox as fp
@@ -15,6 +18,12 @@ total = jax.shard_map(lambda x: jax.lax.psum(x, "lanes"), mesh=mesh, in_specs=Pa
                       out_specs=PartitionSpec())
 print(jax.device_count(), int(total(1)))
 """
+
+
+@pytest.mark.parametrize("devices", [0, 257, 2.0])
+def test_a_number_of_devices_that_none_would_want_is_refused(devices: Any) -> None:
+    with pytest.raises(InputError, match=f"devices = {devices}; it must be .* from 1 to 256"):
+        use_cpu_devices(10, devices)
 
 
 @pytest.mark.parametrize("flags", ["", "--xla_force_host_platform_device_count=1"])

@@ -134,6 +134,11 @@ def without(name: str) -> Callable[[Path], None]:
         (replaced("names", [1, 2]), r"names.npy: int64 of shape \(2,\); it must be a string"),
         (replaced("names", ["a"]), r"names.npy: <U1 of shape \(1,\); it must be a string"),
         (replaced("names", np.array([{}] * 2)), "names.npy: not an array that can be mapped"),
+        (replaced("names", ["a", "a"]), "names.npy: a name appears twice"),
+        (
+            replaced("y", np.array([0, 1, 10_000, 0], "i4")),
+            "few/y.npy: label 10000; labels are 0 to 9999; for more, give data.classes",
+        ),
     ],
 )
 def test_a_bad_folder_is_one_clear_line(
@@ -180,7 +185,9 @@ def test_a_label_that_is_no_class_count(folder: Path) -> None:
         ([([[1.0]], [[]])], "client 0, train: one label is needed"),
         ([([[]], [0])], "client 0, train: one feature is needed"),
         ([([["a"]], [0])], "client 0, train: <U1 of shape"),
-        ([([[1.0]], [2**31])], "client 0, train: whole numbers beyond 32 bits"),
+        ([([[1.0]], [2**31])], "client 0, train: a number beyond 32 bits"),
+        ([([[1e39]], [0])], "client 0, train: a number beyond 32 bits"),
+        ([([[1.0]], [-1e39])], "client 0, train: a number beyond 32 bits"),
     ],
 )
 def test_clients_that_do_not_fit_leave_nothing(tmp_path: Path, clients: Any, message: str) -> None:

@@ -276,3 +276,11 @@ def test_a_test_set_is_dealt_whole_in_the_mix_of_the_training_rows(
 def test_partitions_say_what_cannot_be(call: Callable[[Any], Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         call(np.repeat([0, 1, 2], 2))
+
+
+@given(percent=st.integers(1, 99), hundreds=st.integers(1, 50), seed=SEEDS)
+def test_a_split_has_its_share_to_the_row(percent: int, hundreds: int, seed: int) -> None:
+    rows = np.arange(100 * hundreds)
+    (train,), (test,) = partition.split([rows], train_share=percent / 100, seed=seed)
+    assert len(train) == percent * hundreds
+    assert all_once([train, test], len(rows))

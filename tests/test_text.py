@@ -540,7 +540,7 @@ def test_posts_of_real_authors(messages: Path) -> None:
 
 def posts_file(folder: Path, lines: list[str]) -> Path:
     path = folder / "posts.tsv"
-    path.write_text("\n".join(lines), encoding="utf-8")
+    path.write_text("\n".join(lines), encoding="utf-8", errors="surrogateescape")
     return path
 
 
@@ -622,12 +622,18 @@ def test_posts_refuses(options: dict[str, Any], message: str, tmp_path: Path) ->
         (["ann\t...", "no tab"], "line 2: an author, a tab and a post are needed"),
         (["\tanonymous"], "line 1: an author, a tab"),
         (["ann\t@", "bob\t"], "no posts"),
+        (["bob\tthe sun", "\udce9\tthe moon"], "line 2: the author .* is not UTF-8"),
     ],
 )
 def test_broken_posts_are_named(lines: list[str], message: str, tmp_path: Path) -> None:
     posts_file(tmp_path, lines)
     with pytest.raises(InputError, match=message):
         datasets.posts("posts.tsv", data_dir=tmp_path)
+
+
+def test_a_byte_order_mark_belongs_to_no_author(tmp_path: Path) -> None:
+    path = posts_file(tmp_path, ["\ufeffann\tthe sun", "ann\t\ufeffthe \udce9"])
+    assert list(read_posts(path)) == [("ann", "the sun"), ("ann", "\ufeffthe \ufffd")]
 
 
 # Any bytes

@@ -32,7 +32,7 @@ from rich.text import Text
 from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.sources import cache_folder, fetch
 from fedprox.diagnose import diagnose as find_out
-from fedprox.errors import InputError, require, require_whole
+from fedprox.errors import InputError, require
 from fedprox.experiment import (
     Experiment,
     Resolved,
@@ -383,8 +383,6 @@ def _prepare(
         meet: Joins other processes.
     """
     experiment = read_experiment(file, settings or ())
-    if devices is not None:
-        require_whole("--devices", devices)
     use_cpu_devices(experiment.cohort.clients_per_round, devices)
     use_compilation_cache(cache_folder() / "xla")
     if meet is not None:

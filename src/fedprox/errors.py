@@ -48,12 +48,13 @@ def require_one_of(name: str, value: object, allowed: Sequence[object]) -> None:
     )
 
 
-def require_whole(name: str, value: object, *, least: int = 1) -> None:
-    """Raise `InputError` unless `value` is a whole number of at least `least`."""
+def require_whole(name: str, value: object, *, least: int = 1, most: float = math.inf) -> None:
+    """Raise `InputError` unless `value` is a whole number from `least` to `most`."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
+    allowed = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
     require(
-        whole and value >= least,  # type: ignore[operator]
-        f"{name} = {value!r}; it must be a whole number of at least {least}",
+        whole and least <= value <= most,  # type: ignore[operator]
+        f"{name} = {value!r}; it must be a whole number {allowed}",
     )
 
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from fedprox.algorithms import ALGORITHMS, Algorithm
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.datasets import DATASETS
+from fedprox.datasets.sources import data_folder
 from fedprox.errors import InputError, require, require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model
@@ -178,7 +179,7 @@ def read_experiment(path: Path, settings: Sequence[str] = ()) -> Experiment:
         InputError: The file is missing, not TOML, or holds unknown keys or values of a wrong type.
     """
     try:
-        table = parse_toml(path.read_text(encoding="utf-8"))
+        table = parse_toml(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
@@ -236,6 +237,7 @@ def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Ta
         InputError: An unknown name, key or value; or the data cannot be had.
     """
     load, table = _named(data, DATASETS, "data")
+    data_folder(data_dir)  # it must be there, also for data that need no files
     takes_folder = "data_dir" in inspect.signature(load).parameters
     return (load(data_dir=data_dir) if takes_folder else load()), table
 

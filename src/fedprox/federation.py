@@ -23,6 +23,9 @@ from fedprox.streams import Purpose, generator
 Array = NDArray[Any]
 Client = tuple[ArrayLike, ArrayLike]
 
+MOST_CLASSES = 10_000
+"""Classes taken for granted where their number is not given: a larger label is a mistake."""
+
 
 def offsets_of(sizes: Iterable[int] | NDArray[np.integer]) -> NDArray[np.int64]:
     """Where stretches of these sizes begin, one after another, and where the last one ends.
@@ -228,9 +231,9 @@ class Federation:
             train: One (x, y) per client: x of shape (n_k, ...), y of shape (n_k,), or (n_k, length)
                 for a label at every position of a sequence, with -1 where there is none.
             test: The same for test rows, in the same order; none where left out.
-            classes: Number of classes; the largest integer label plus one where left out, and 0
-                where labels are not integers.
-            names: The clients' names; "0", "1", ... where left out.
+            classes: Number of classes; the largest integer label plus one where left out, of at
+                most 10,000, and 0 where labels are not integers.
+            names: The clients' names, all different; "0", "1", ... where left out.
 
         Raises:
             InputError: A client has no rows, rows or labels of another shape than the first
@@ -249,6 +252,11 @@ class Federation:
             len(names) == len(train),
             f"names: {len(names)} names for {len(train)} clients; one each is needed",
         )
+        seen: set[str] = set()
+        for name in names:
+            require(isinstance(name, str), f"names: {name!r} is not a string")
+            require(name not in seen, f"names: {name!r} appears twice")
+            seen.add(name)
         require(
             test is None or len(test) == len(train),
             f"test: {len(test or ())} clients where train has {len(train)}; the same are needed",
@@ -265,10 +273,12 @@ class Federation:
         if train_rows.y.dtype.kind == "f":
             require(classes is None, "classes: given, but labels are not whole numbers")
             return cls(train_rows, test_rows, 0, names)
-        if classes is None:
-            classes = int(max(train_rows.y.max(), test_rows.y.max(initial=0))) + 1
+        if classes is not None:
+            require_whole("classes", classes)
         for rows, part in ((train_rows, "train"), (test_rows, "test")):
             _check_labels(rows, classes, names, part)
+        if classes is None:
+            classes = int(max(train_rows.y.max(), test_rows.y.max(initial=0))) + 1
         return cls(train_rows, test_rows, classes, names)
 
 
@@ -300,7 +310,20 @@ def _concatenate(
         sizes.append(len(x))
     if like is not None and not xs:
         return _no_rows(like)
-    return Rows(np.concatenate(xs), np.concatenate(ys), offsets_of(sizes))
+    x, y = _joined(xs), _joined(ys)
+    if like is not None and x.dtype != like.x.dtype:
+        given, x = x, x.astype(like.x.dtype)
+        require(
+            x.dtype.kind == "f" or (x == given).all(),
+            f"{part}: features of type {given.dtype}; those to train on are of {x.dtype}",
+        )
+    return Rows(x, y, offsets_of(sizes))
+
+
+def _joined(parts: list[Array]) -> Array:
+    """All clients' numbers, of 32 bits also where some are whole and some are not."""
+    joined = np.concatenate(parts)
+    return joined.astype(np.float32) if joined.dtype == np.float64 else joined
 
 
 def _client_arrays(client: Client, where: str) -> tuple[Array, Array]:
@@ -344,13 +367,14 @@ def _no_rows(like: Rows) -> Rows:
     return Rows(like.x[:0], like.y[:0], np.zeros_like(like.offsets))
 
 
-def _check_labels(rows: Rows, classes: int, names: Sequence[str], part: str) -> None:
+def _check_labels(rows: Rows, classes: int | None, names: Sequence[str], part: str) -> None:
     least = 0 if rows.y.ndim == 1 else -1  # no label at that position
-    bad = (rows.y < least) | (rows.y >= classes)
+    top, hint = (MOST_CLASSES, "; for more, give classes") if classes is None else (classes, "")
+    bad = (rows.y < least) | (rows.y >= top)
     if bad.any():
         row = int(np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))[0])
         client = int(np.searchsorted(rows.offsets, row, side="right")) - 1
         raise InputError(
             f"client {names[client]!r}, {part}: label {np.asarray(rows.y[row]).tolist()}; "
-            f"labels are 0 to {classes - 1}"
+            f"labels are 0 to {top - 1}{hint}"
         )

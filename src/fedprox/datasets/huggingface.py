@@ -9,12 +9,11 @@ from tqdm import tqdm
 
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.labelled import Labelled, Partition, check_numbers, divide, federation
-from fedprox.datasets.leaf import MOST_CLASSES
 from fedprox.datasets.mnist import unit
 from fedprox.datasets.sources import places
 from fedprox.errors import InputError, require
 from fedprox.features import Features, Prepared
-from fedprox.federation import Federation
+from fedprox.federation import MOST_CLASSES, Federation
 
 Array = NDArray[Any]
 

@@ -9,11 +9,8 @@ from numpy.typing import NDArray
 from fedprox.datasets.labelled import Labelled, Partition, check_numbers, divide
 from fedprox.datasets.sources import places
 from fedprox.datasets.users import by_user
-from fedprox.errors import InputError, require
-from fedprox.federation import Federation
-
-MOST_CLASSES = 10_000
-"""Classes taken for granted where an experiment does not say: a larger label is a mistake."""
+from fedprox.errors import InputError, require, require_whole
+from fedprox.federation import MOST_CLASSES, Federation
 
 Client = tuple[NDArray[np.float32], NDArray[np.int32]]
 
@@ -61,6 +58,8 @@ def leaf(
         "size_spread": size_spread,
     }
     check_numbers(partition, numbers)
+    if classes is not None:
+        require_whole("data.classes", classes)
     folder = _folder(path, data_dir)
     train, test = _read_part(folder / "train", classes), _read_part(folder / "test", classes)
     shapes = {
@@ -98,6 +97,8 @@ def _read_part(folder: Path, classes: int | None) -> dict[str, Client]:
     first: tuple[str, tuple[int, ...]] | None = None
     for file in files:
         names, counts, found = _read_file(file, classes)
+        for name in found.keys() - set(names):
+            raise InputError(f"{file}: user {name!r} is in 'user_data' but not in 'users'")
         for name, count in zip(names, counts, strict=True):
             require(name not in clients, f"{file}: user {name!r} appears twice")
             where = f"{file}: user {name!r}"

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedprox.datasets.npy import require_words
 from fedprox.datasets.sources import places
 from fedprox.errors import InputError, require, require_whole
-from fedprox.federation import Client, Federation, Names, Rows
+from fedprox.federation import MOST_CLASSES, Client, Federation, Names, Rows
 from fedprox.mapping import let_go, map_file
 
 Array = NDArray[Any]
@@ -128,6 +128,7 @@ def _names(folder: Path, clients: int) -> Names:
         f"{clients} clients",
     )
     require_words(names, str(path))
+    require(len(np.unique(names)) == clients, f"{path}: a name appears twice")
     return Names(names)
 
 
@@ -147,6 +148,11 @@ def _classes(folder: Path, classes: int | None, train: Rows, test: Rows) -> int:
                 f"{folder / file}: label {block.min()}; labels count from 0",
             )
             most = max(most, int(block.max()))
+            require(
+                most < MOST_CLASSES,
+                f"{folder / file}: label {most}; labels are 0 to {MOST_CLASSES - 1}; for more, "
+                "give data.classes",
+            )
             let_go(rows.y)
     return most + 1
 
@@ -266,11 +272,11 @@ def _narrow(part: ArrayLike, where: str) -> Array:
         )
     if given.dtype.itemsize <= 4:
         return given
-    narrow = given.astype(np.float32 if given.dtype.kind == "f" else np.int32)
-    require(
-        given.dtype.kind == "f" or (narrow == given).all(),
-        f"{where}: whole numbers beyond 32 bits",
-    )
+    real = given.dtype.kind == "f"
+    with np.errstate(over="ignore"):
+        narrow = given.astype(np.float32 if real else np.int32)
+    kept = np.isfinite(narrow) == np.isfinite(given) if real else narrow == given
+    require(kept.all(), f"{where}: a number beyond 32 bits")
     return narrow
 
 

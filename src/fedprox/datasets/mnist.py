@@ -137,9 +137,10 @@ def _images(data_dir: str | Path | None) -> list[NDArray[np.uint8]]:
     arrays = [read_idx(file) for file in files]
     for part, (x, y) in {"train": arrays[:2], "t10k": arrays[2:]}.items():
         require(
-            x.shape == (len(x), 28, 28) and y.shape == (len(x),) and len(y) > 0 and y.max() < 10,
+            x.shape == (len(x), 28, 28) and y.shape == (len(x),),
             f"mnist: {part} images of shape {x.shape} and labels of shape {y.shape} do not match",
         )
+        require(y.max() < 10, f"mnist: {part} labels hold {y.max()}; digits are 0 to 9")
     return arrays
 
 

@@ -481,7 +481,8 @@ def split(
     train, test = [], []
     for k, part in enumerate(parts):
         order = generator(seed, Purpose.SPLIT, 0, k).permutation(len(part))
-        cut = max(1, int(train_share * len(part)))
+        # 0.29 * 100 is 28.999999999999996
+        cut = max(1, int(round(train_share * len(part), 6)))
         train.append(part[order[:cut]])
         test.append(part[order[cut:]])
     return train, test

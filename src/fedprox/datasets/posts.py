@@ -1,6 +1,7 @@
 """Posts by author, for predicting the next word."""
 
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -202,14 +203,17 @@ def read_posts(path: Path) -> Iterator[tuple[str, str]]:
     """Author and post of each line, as a stream; empty lines are skipped.
 
     Raises:
-        InputError: It cannot be read, or a line is not an author, a tab and a post.
+        InputError: It cannot be read, or a line is not an author in UTF-8, a tab and a post.
     """
     with reading(path) as file:
         for number, line in enumerate(text_lines(file, path), 1):
-            text = line.rstrip(b"\r\n").decode("utf-8", "replace")
-            author, tab, post = text.partition("\t")
+            where = f"{path}: line {number}"
+            text = line.rstrip(b"\r\n").removeprefix(BOM_UTF8 if number == 1 else b"")
             if text:
-                require(
-                    tab and author, f"{path}: line {number}: an author, a tab and a post are needed"
-                )
-                yield author, post
+                author, tab, post = text.partition(b"\t")
+                require(tab and author, f"{where}: an author, a tab and a post are needed")
+                try:
+                    name = author.decode()  # two authors must not become one
+                except UnicodeDecodeError:
+                    raise InputError(f"{where}: the author {author!r} is not UTF-8") from None
+                yield name, post.decode("utf-8", "replace")

@@ -96,8 +96,8 @@ def synthetic_feddyn(
         A federation that is tested on its training data, as the authors do.
 
     Raises:
-        InputError: An unknown kind of heterogeneity, a gamma that is negative or has nothing to
-            scale, or no clients.
+        InputError: An unknown kind of heterogeneity, a gamma that is negative, too large or has
+            nothing to scale, or no clients.
 
     >>> synthetic_feddyn("type3").train.x.shape[1]
     30
@@ -116,6 +116,11 @@ def synthetic_feddyn(
     sizes = np.full(clients, mean_size)
     if heterogeneity == "type3":
         drawn = stream.lognormal(np.log(mean_size + 1e-3), gamma, clients)
+        require(
+            drawn.max() < 2**31,
+            f"data.gamma = {gamma}; a client would have {drawn.max():.1e} examples, at most "
+            f"{2.0**31:.1e} can be",
+        )
         sizes = np.maximum(drawn.astype(int), 1)
     scale = np.arange(1, features + 1) ** (-1.2 / 2)
     shared = _draw_model(stream, 0.0, classes, features)

@@ -26,8 +26,8 @@ def by_user(path: Path, convert: Callable[[str, Any], T]) -> tuple[dict[str, Any
         The other keys of the file, and the users'.
 
     Raises:
-        InputError: It cannot be read, or is not a JSON object with an object `user_data`; or what
-            `convert` raises.
+        InputError: It cannot be read, is not a JSON object with one object `user_data`, or names a
+            user twice; or what `convert` raises.
     """
     with reading(path) as file:
         raw = file.read()
@@ -39,9 +39,14 @@ def by_user(path: Path, convert: Callable[[str, Any], T]) -> tuple[dict[str, Any
         require(text.startswith("{", _space(text, 0)), f"{path}: not a JSON object")
         outer = _Object(text, 0)
         for key in outer:
+            require(key not in others, f"{path}: the key {key!r} appears twice")
             if key == "user_data" and text.startswith("{", outer.at):
+                require(users is None, f"{path}: the key {key!r} appears twice")
                 inner = _Object(text, outer.at)
-                users = {name: convert(name, inner.value()) for name in inner}
+                users = {}
+                for name in inner:
+                    require(name not in users, f"{path}: user {name!r} appears twice")
+                    users[name] = convert(name, inner.value())
                 outer.at = inner.at
             else:
                 others[key] = outer.value()

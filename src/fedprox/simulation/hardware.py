@@ -14,9 +14,14 @@ from typing import Any
 
 import jax
 
+from fedprox.errors import require_whole
+
 PATIENCE = 10**6
 """Seconds that a CPU device waits for the others at the end of a round. By default XLA ends the
 process after 40, and a client with a large model may take longer than the rest of its cohort."""
+
+MOST_DEVICES = 256
+"""CPU devices of a process at most: each has threads of its own, and a round waits for all."""
 
 UNREADABLE = r"Error reading persistent compilation cache entry for '(\w+)'"
 """What JAX warns of a program in the compilation cache that it cannot read."""
@@ -34,8 +39,11 @@ def use_cpu_devices(clients_per_round: int, devices: int | None = None) -> None:
         devices: How many, whatever the cores and the clients.
 
     Raises:
+        InputError: `devices` is not a whole number from 1 to 256.
         RuntimeError: JAX has already started.
     """
+    if devices is not None:
+        require_whole("devices", devices, most=MOST_DEVICES)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     count = devices or max(1, min(cores or 1, clients_per_round))
     flags = os.environ.get("XLA_FLAGS", "")
