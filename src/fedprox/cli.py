@@ -1,5 +1,6 @@
 """The command line: `fedprox run`, `diagnose`, `report`, `reproduce` and `data`."""
 
+import inspect
 import math
 import os
 import re
@@ -7,9 +8,10 @@ import shlex
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any, NoReturn
 
 import jax
@@ -29,7 +31,9 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from fedprox.datasets.catalogue import CATALOGUE
+from fedprox.algorithms import ALGORITHMS
+from fedprox.datasets import DATASETS
+from fedprox.datasets.catalogue import CATALOGUE, literals
 from fedprox.datasets.sources import cache_folder, fetch
 from fedprox.diagnose import diagnose as find_out
 from fedprox.errors import InputError, require
@@ -43,6 +47,7 @@ from fedprox.experiment import (
     resolve,
     train,
 )
+from fedprox.models import MODELS
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_clients, write_figure
@@ -67,7 +72,29 @@ app = typer.Typer(
     help="Federated optimization in heterogeneous networks.",
 )
 
-RUN_HELP = """Run the experiment in a TOML file.
+
+def _keys(catalogue: Mapping[str, Callable[..., Any]]) -> str:
+    """For the help: the keys of what a section can name, and which words a key may be."""
+    names: dict[str, list[str]] = {}
+    for name, function in catalogue.items():
+        keys = []
+        for key, parameter in inspect.signature(function).parameters.items():
+            words = " | ".join(f'"{word}"' for word in literals(parameter.annotation))
+            keys += [f"{key} = {words}" if words else key] * (key not in ("federation", "data_dir"))
+        names.setdefault(", ".join(keys) or "no more", []).append(name)
+    return "\n".join(
+        fill(
+            f"{', '.join(named)}: {keys}",
+            98,
+            initial_indent="  # ",
+            subsequent_indent="  #   ",
+            break_on_hyphens=False,
+        )
+        for keys, named in names.items()
+    )
+
+
+RUN_HELP = f"""Run the experiment in a TOML file.
 
 It trains every method on the same clients, stragglers and mini-batches, prints a table, and leaves
 a run directory with the metrics, the final models, a figure and an HTML report.
@@ -94,31 +121,13 @@ An experiment file, with every key:
 
 \b
   [data]
-  name = "synthetic"            # alpha, beta, iid, clients, train_share, seed
-                                # synthetic-feddyn: heterogeneity, gamma, clients, mean_size, seed
-                                # mnist: partition, clients, train_share, concentration,
-                                # size_spread, pixels, seed
-                                # femnist: partition, classes_per_client, clients, overlap,
-                                # train_share, seed
-                                # emnist-l: partition, clients, concentration, size_spread, seed
-                                # cifar-10, cifar-100: the same and augmentation
-                                # shakespeare: partition, clients, split, seed
-                                # sent140: tokens, vectors, vocabulary, keep_capitals, least,
-                                # clients, seed
-                                # posts: path, vocabulary, test_share, clients, seed
-                                # leaf: path, classes, partition, clients, classes_per_client,
-                                # concentration, size_spread, seed
-                                # mapped: path, classes
-                                # hugging-face: path, features, label, client, subset,
-                                # train_share, partition, clients, classes_per_client,
-                                # concentration, size_spread, seed
+  name = "synthetic"            # or another, with its own keys:
+{_keys(DATASETS)}
+
 \b
   [model]
-  name = "logistic"             # initial = "glorot" or "zeros"
-                                # mlp: hidden = [200, 200], initial
-                                # mnist-cnn, cifar-cnn, feddyn-cnn, resnet18
-                                # char-lstm: hidden, initial; char-lstm-fedavg; word-lstm
-                                # sentiment-lstm: hidden, embedding
+  name = "logistic"             # or another, with its own keys:
+{_keys(MODELS)}
 
 \b
   [cohort]
@@ -147,7 +156,7 @@ An experiment file, with every key:
   weight_decay = 1e-4
   clip = 10.0                   # the largest norm of a gradient
   optimizer = "sgd"             # or adagrad, adam, adamw, lion, nadam, rmsprop, yogi, as optax
-                                # has them; optimizer_options = {momentum = 0.9}
+                                # has them; optimizer_options = {{momentum = 0.9}}; also fedopt's
                                 # with batch_size = "all" also "lbfgs", "line-search-descent"
 
 \b
@@ -155,13 +164,9 @@ An experiment file, with every key:
   name = "fedprox"
   mu = [0.0, 1.0]               # several: a sweep
   adapt = false                 # true: mu follows the loss
-  solver = {epochs = 10}        # settings of the solver that are the method's own
-                                # fedsgd, fedavg, centralised: nothing more
-                                # fedprox: quadratic; feddane: mu, adapt
-                                # scaffold: option, server_learning_rate
-                                # feddyn: alpha, balance
-                                # fedsplit: step_size, average
-                                # fedopt: optimizer, optimizer_options, server_learning_rate
+  solver = {{epochs = 10}}        # settings of the solver that are the method's own
+                                # A method has these keys of its own:
+{_keys(ALGORITHMS)}
 
 Bad input is named in one line, with exit status 2.
 """
@@ -405,7 +410,10 @@ DIR/runs, where those that are complete are not run again.
 def reproduce_items(
     name: Annotated[str | None, typer.Argument(metavar="[ITEM]", help="What to run.")] = None,
     scale: Annotated[
-        str, typer.Option(help="short (a fifth of the rounds, two seeds) or paper (five seeds).")
+        str,
+        typer.Option(
+            help="short (a fifth of the rounds or less, at most two seeds) or paper (at most five)."
+        ),
     ] = "short",
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="[default: runs/reproduce-SCALE]")

@@ -85,7 +85,7 @@ class DataSet(NamedTuple):
         'power-law'
         """
         parameter = inspect.signature(self.load).parameters.get("partition")
-        return _literals(parameter.annotation) if parameter else ()
+        return literals(parameter.annotation) if parameter else ()
 
     @property
     def brought(self) -> bool:
@@ -93,12 +93,12 @@ class DataSet(NamedTuple):
         return "path" in inspect.signature(self.load).parameters
 
 
-def _literals(annotation: Any) -> tuple[str, ...]:
+def literals(annotation: Any) -> tuple[str, ...]:
     """The strings of a Literal, or of one inside a union."""
     inside = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Literal:
         return tuple(value for value in inside if isinstance(value, str))
-    return tuple(value for part in inside for value in _literals(part))
+    return tuple(value for part in inside for value in literals(part))
 
 
 CATALOGUE: dict[str, DataSet] = {

@@ -56,7 +56,7 @@ def cifar_10(
         seed: Seed of the partition.
         data_dir: Folder with `cifar-10/cifar-10-batches-py/`, `cifar-10/cifar-10-python.tar.gz` or
             `cifar-10/cifar-10-batches-py.tar.xz`; else `FEDPROX_DATA`; else the archive is
-            downloaded once. An archive is unpacked once, into the cache.
+            downloaded once. An archive is read once, and its arrays are kept in the cache.
 
     Raises:
         InputError: A file is missing or broken, or an argument is out of range.

@@ -256,7 +256,7 @@ HALF: Table = {"name": "fedprox", "mu": [0.01, 0.0001], "quadratic": False}
 TABLE_6 = Item(
     "Table 6: models sent to a training loss on synthetic data",
     f"{PAPER}, Table 6, appendix A.1",
-    {"short": 150, "paper": 360},
+    {"short": 150, "paper": 240},
     {f"feddyn-synthetic-{kind}": _synthetic(kind, *_searched(kind)) for kind in SYNTHETIC}
     | {
         f"feddyn-synthetic-{kind}-half-e{epochs}": _synthetic(kind, HALF, epochs=epochs)
