@@ -106,6 +106,14 @@ def test_corollary_7_holds_for_the_draft_and_for_the_theorem_with_twice_the_clie
     assert rho(mu, Constants(lipschitz, b, clients)) < decrease or b < 10
 
 
+def test_numbers_beyond_floats_are_refused_and_large_ones_are_not() -> None:
+    for call in (lambda: rho(10**400, Constants(1, 1, 8)), lambda: Constants(10**400, 1, 8)):
+        with pytest.raises(InputError, match="it must be"):
+            call()
+    assert mu_needed(Constants(1e200, 1, 8)) == pytest.approx(5.5e200)
+    assert corollary_7(1e300, 1e300) == (math.inf, 0)
+
+
 @given(st.floats(0.0, 1e3), st.floats(1e-3, 1e3), st.floats(1.0, 1e3))
 def test_theorem_11_is_theorem_4_with_corollary_10(
     variance: float, epsilon: float, mu: float

@@ -240,7 +240,7 @@ BAD = [
     ("faults.nrom=5.0", "faults: unknown key 'nrom'; did you mean 'norm'? allowed: policy, norm"),
     ("stop_at_target=all", 'stop_at_target = "all"; it needs a target: give target_accuracy or'),
     ("stop_at_target=often", "stop_at_target = 'often': Input should be 'never', 'all' or 'any'"),
-    ("rounds=0", "rounds = 0; it must be a whole number of at least 1"),
+    ("rounds=0", "rounds = 0; it must be a whole number from 1 to 10,000,000"),
     ("rounds=many", "rounds = 'many': Input should be a valid integer"),
     ("evaluate_every=0", "evaluate_every = 0; it must be a whole number of at least 1"),
     ("seed=-1", "seed = -1; it must be a whole number of at least 0"),
@@ -305,6 +305,7 @@ BAD = [
         "scaffold: option 2 needs solver.optimizer = sgd without options",
     ),
     ("rounds.more=1", "--set rounds.more=1: 'rounds' is not a section"),
+    ("rounds=10000001", "; it must be a whole number from 1 to 10,000,000"),
 ]
 
 
@@ -569,6 +570,14 @@ def test_a_second_run_leaves_nothing_of_the_first(finished: Path, tmp_path: Path
     with RunDirectory(out, table) as directory:
         directory.record(record(0))
     assert {path.name for path in out.iterdir()} == {"experiment.toml", "metrics.jsonl"}
+
+
+@pytest.mark.parametrize("name", ["a[b]", "q[/b]"])
+def test_a_folder_is_named_as_it_is(name: str, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    out = tmp_path / name
+    assert status("run", tmp_path / "small.toml", "--set", "rounds=1", "--out", out) == 0
+    assert f"{name}: metrics, summary" in capsys.readouterr().out.replace("\n", "")
 
 
 def test_without_arguments_help_is_shown(capsys: Any) -> None:

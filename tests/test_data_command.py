@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
+from matplotlib.patches import StepPatch
 from rich.console import Console
 
 from fedprox import Federation, cli, datasets
@@ -488,8 +489,9 @@ def test_the_figure_draws_what_is_there() -> None:
     test: list[list[int]] = [[] for _ in train]
     drawn = data_figure(made(train, test, 7), "title")
     sizes, above, below, *_ = drawn.axes
-    line = sizes.lines[0]
-    assert np.asarray(line.get_ydata()).tolist() == sorted(map(len, train), reverse=True)
+    (steps,) = (patch.get_data() for patch in sizes.patches if isinstance(patch, StepPatch))
+    assert np.asarray(steps[0]).tolist() == sorted(map(len, train), reverse=True)
+    assert np.asarray(steps[1]).tolist() == [k + 0.5 for k in range(91)]
     assert sizes.get_yscale() == "log"
     picture = np.asarray(below.images[0].get_array())
     assert picture.shape == (60, 7)
@@ -504,6 +506,14 @@ def test_one_client_and_any_title_can_be_drawn(tmp_path: Path) -> None:
     drawn.savefig(tmp_path / "a.png")
     _, _, below, *_ = drawn.axes
     assert [text.get_text() for text in below.get_yticklabels()] == ["largest"]
+
+
+def test_clients_without_labels_are_drawn(tmp_path: Path) -> None:
+    x, labels, nothing = np.zeros((2, 3)), np.zeros((2, 3), int), np.full((2, 3), -1)
+    for clients in ([labels, nothing], [nothing, nothing]):
+        drawn = data_figure(Federation.from_arrays([(x, y) for y in clients], classes=2), "few")
+        drawn.savefig(tmp_path / "a.png")
+        assert drawn.axes[1].get_title() == "labels of the 2 clients"
 
 
 def test_equal_sizes_and_many_classes_can_be_drawn(tmp_path: Path) -> None:

@@ -71,6 +71,12 @@ def test_noise_is_the_scatter_around_the_trend(sigma: float) -> None:
     assert gaps[1] == pytest.approx(0.03 * 36, rel=0.05)
 
 
+def test_a_shorter_last_interval_is_no_noise() -> None:
+    rounds = [*range(0, 39, 2), 39]
+    line = np.array([[3 - 0.03 * np.array(rounds, float)] * 3])
+    assert expected_gaps(line, rounds, 39)[1] == pytest.approx(0, abs=1e-12)
+
+
 def test_a_difference_within_noise_does_not_decide() -> None:
     curves = [slow(0.05, 0.5), slow(0.05, 0.505), slow(0.05, 0.8)]
     gaps, noise = expected_gaps(losses(*curves, noise=0.05), ROUNDS, 200)
@@ -200,6 +206,23 @@ def test_a_rate_that_diverges_everywhere_suggests_nothing() -> None:
     assert document["sweep"][0]["train_loss"][0] > 0
 
 
+def test_gradients_that_cancel_have_no_b_and_theory_no_mu() -> None:
+    """F_k = (w -+ 1)^2 / 2 at w = 0: f's gradient is zero and the clients' are not."""
+    federation = fp.Federation.from_arrays([([[1.0]], [s]) for s in (1.0, -1.0)] * 4)
+    model = fp.Model(
+        lambda _: np.zeros(1, np.float32), lambda w, x: x @ w, lambda o, y: (o - y) ** 2 / 2, None
+    )
+    solver = fp.Solver(learning_rate=0.1, batch_size="all", epochs=1)
+    found = find_out(federation, model=model, solver=solver, cohort=fp.Cohort(8))
+    assert found.largest_dissimilarity == math.inf
+    assert found.theory_mu is None
+    facts = {what: (value, note) for what, value, note in found.facts()}
+    assert facts["dissimilarity B(w)"][0] == "infinite"
+    assert facts["mu by theory"][0] == "none"
+    assert "no B covers B(w)" in facts["mu by theory"][1]
+    json.dumps(found.document(), allow_nan=False)
+
+
 def test_objectives_that_do_not_bend() -> None:
     federation = fp.Federation.from_arrays([([[1.0], [2.0]], [1.0, 2.0])] * 4)
     model = fp.Model(lambda _: np.ones(1, np.float32), lambda w, x: x @ w, lambda o, y: o - y, None)
@@ -233,6 +256,25 @@ def test_a_sample_of_the_clients_is_called_one(federation: fp.Federation) -> Non
     assert note.startswith(f"of {len(federation)}, drawn at random; all ")
     with pytest.raises(fp.InputError, match="evaluate_clients = 0"):
         find_out(federation, evaluate_clients=0)
+    with pytest.raises(fp.InputError, match="evaluate_clients = 3; a diagnosis draws its cohorts"):
+        find_out(federation, evaluate_clients=3)
+
+
+def test_a_sample_of_the_clients_has_their_speeds(federation: fp.Federation) -> None:
+    """A client that is too slow for a single step is a straggler wherever it is drawn."""
+    slow = fp.Systems(deadline=1.0, step_seconds=[10.0] * 6)
+    fast = fp.Systems(deadline=1.0, step_seconds=[1e-6] * 6)
+    chosen = federation.drawn(4)
+    mixed = [1e-6 if k in chosen else 10.0 for k in range(6)]
+    paths = [
+        find_out(federation, evaluate_clients=4, systems=systems).sweep[0].train_loss
+        for systems in (slow, fast, fp.Systems(deadline=1.0, step_seconds=mixed))
+    ]
+    assert np.ptp(paths[0]) < 1e-6 < np.ptp(paths[1])
+    assert paths[1].tolist() == paths[2].tolist()
+    few = fp.Systems(deadline=1.0, step_seconds=[1.0] * 5)
+    with pytest.raises(fp.InputError, match="step_seconds: 5 numbers; the federation has 6"):
+        find_out(federation, evaluate_clients=4, systems=few)
 
 
 @pytest.mark.parametrize(("rounds", "evaluations"), [(21, 11), (39, 20)])

@@ -139,3 +139,9 @@ def test_an_item_is_reproduced_by_one(tmp_path: Path) -> None:
     with locked(tmp_path / name), pytest.raises(InputError, match="is being written by"):
         reproduce(name, item, SCALES["short"], tmp_path)
     assert list(tmp_path.rglob("*.*")) == []
+
+
+def test_a_lock_that_leads_nowhere_is_no_endless_loop(tmp_path: Path) -> None:
+    (tmp_path / ".lock").symlink_to(tmp_path / "no" / "lock")
+    with pytest.raises(FileNotFoundError), locked(tmp_path):
+        pass

@@ -24,6 +24,17 @@ def federation(shape: tuple[int, ...], classes: int = 10, rows: int = 3) -> fp.F
     return fp.Federation.from_arrays([(x, np.arange(rows) % classes)], classes=classes)
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.bool_, np.float16])
+def test_images_of_any_numbers_can_be_convolved(kind: Any) -> None:
+    x = np.random.default_rng(0).integers(0, 2, (3, 28, 28))
+    outputs = []
+    for images in (x.astype(kind), x.astype(np.float32)):
+        rows = fp.Rows(images, np.arange(3), np.array([0, 3]))
+        model = fp.models.mnist_cnn(fp.Federation(rows, rows, 10, ["0"]))
+        outputs.append(model.apply(model.init(jax.random.key(0)), jnp.asarray(images)))
+    assert_allclose(outputs[0], outputs[1])
+
+
 def resnet_count(channels: int, classes: int) -> int:
     """He et al. 2016, table 1: convolutions without bias, two numbers a channel to normalise."""
     count = 7 * 7 * channels * 64 + 2 * 64

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tomli_w
 from plotly.offline import get_plotlyjs
+from rich.console import Console
 
 import fedprox as fp
 from fedprox.diagnostics import clients
@@ -320,6 +321,7 @@ def test_what_is_no_run_directory_is_refused(tmp_path: Path, capsys: Any) -> Non
     assert "no evaluated rounds yet" in refused(good, made, "--out", page)
     assert "good is not a file" in refused(good, "--out", good)
     assert "no is not a folder" in refused(good, "--out", tmp_path / "no" / "page.html")
+    assert "not the name of an HTML file" in refused(good, "--out", good / "metrics.jsonl")
     assert "RUN_DIR" in refused("--out", page)
     assert {path.name for path in tmp_path.iterdir()} == {"run", "good"}
     with pytest.raises(InputError, match="no run directories"):
@@ -333,6 +335,44 @@ def test_an_interrupted_run_gives_a_page_that_says_so(tmp_path: Path) -> None:
     assert "did not finish" in page
     assert "Rounds done, of 4: fedavg, seed 0: 1; fedavg, seed 1: 1." in page
     assert '<th scope="col">seconds</th>' not in page
+
+
+def test_the_seed_that_was_running_is_left_out_of_the_lines(tmp_path: Path) -> None:
+    whole, diverged = (5.0, 4.0, 3.0, 2.0, 1.0), (5.0, math.inf)
+    done = [make_run(losses=whole), make_run(seed=1, losses=diverged), make_run(seed=2)]
+    archive = read_archive(write_run(tmp_path / "run", done, finished=False))
+    assert [run.seed for run in archive.shown] == [0, 1]
+    shown = section(archive, styles(["fedavg"]))
+    assert any("seed that was running is left out" in line for line in shown.warnings)
+    whole_table = read_archive(write_run(tmp_path / "whole", done))
+    assert [run.seed for run in whole_table.shown] == [0, 1, 2]
+    # of a method of which it is the only one it is all that there is
+    first = [*done[:2], make_run("fedprox mu=1")]
+    archive = read_archive(write_run(tmp_path / "first", first, finished=False))
+    assert len(archive.shown) == 3
+
+
+def test_notes_say_whether_evaluations_read_a_sample(tmp_path: Path) -> None:
+    made = write_run(tmp_path / "run", [make_run()])
+    for extra, whose in (("", "all clients' "), ("evaluate_rows = 5\n", "a sample of the ")):
+        (made / "experiment.toml").write_text(extra + tomli_w.dumps(EXPERIMENT))
+        notes = [c.note for c in section(read_archive(made), styles(["fedavg"])).groups[0].charts]
+        assert f"over {whose}" in notes[0]
+        assert f"Over {whose}" in notes[1]
+
+
+@pytest.mark.parametrize("label", ["_mine", "a$x^$b $y_{$", "a [b] c", "q[/b]"])
+def test_labels_of_ones_own_are_shown_as_they_are(label: str, tmp_path: Path) -> None:
+    runs = [make_run(label), make_run("fedavg")]
+    drawn = fp.figure(runs)
+    drawn.savefig(tmp_path / "a.png")
+    legend = drawn.axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == [label, "fedavg"]
+    console = Console(width=200)
+    with console.capture() as printed:
+        console.print(fp.table(runs))
+    assert label in printed.get()
 
 
 # What is drawn
@@ -449,8 +489,8 @@ def test_a_diagnosis_alone_makes_a_page(tmp_path: Path) -> None:
         "Diagnosis: which mu",
     ]
     assert shown.groups[1].tables[0].rows == [
-        ["mu = 0", "diverged", "", "above the initial model"],
-        ["mu = 0.1 (suggested)", "1.0000", "0.2500", "0.1250"],
+        ["mu = 0", "diverged", ""],
+        ["mu = 0.1 (suggested)", "1.0000 ± 0.2500", "0.1250"],
     ]
     assert shown.groups[1].note == "Suggested: mu = 0.1."
     assert not shown.warnings

@@ -440,7 +440,7 @@ def reproduce_items(
                 status.update(f"{step.number} of {step.of}: {step.name}: {done}")
 
             text = reproduce(key, item, SCALES[scale], folder, data_dir, show)
-        console.print(f"\n{text}", markup=False, soft_wrap=True, highlight=False)
+        console.print(f"\n{text}", soft_wrap=True, highlight=False)
         console.print(f"{folder / key}: table.md and what it is made from\n")
 
 
@@ -517,13 +517,13 @@ def describe_data(
     folder = out or Path("runs") / f"{name}-data"
     folder.mkdir(parents=True, exist_ok=True)
     write_figure(folder, drawn, "data")
-    console.print(f"{name}: {options}\n", markup=False, highlight=False)
+    console.print(f"{name}: {options}\n", highlight=False)
     console.print(statistics_table(federation, name, table.get("partition", "")))
     console.print(f"\n{folder}: data.png, data.svg", highlight=False, soft_wrap=True)
 
 
 def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 120)
+    return Console(width=None if sys.stdout.isatty() else 120, markup=False)
 
 
 def _listing() -> Table:
@@ -544,7 +544,7 @@ class _RoundsPerSecond(ProgressColumn):
 
 def _progress(console: Console) -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         _RoundsPerSecond(),

@@ -103,8 +103,11 @@ class Diagnosis:
 
     @property
     def largest_dissimilarity(self) -> float:
-        """The largest finite B(w) of the short runs, which Theorem 4's B must cover."""
-        known = self.dissimilarity[np.isfinite(self.dissimilarity)]
+        """The largest B(w) of the short runs, which Theorem 4's B must cover.
+
+        Infinite where f's gradient vanishes and the clients' do not.
+        """
+        known = self.dissimilarity[~np.isnan(self.dissimilarity)]
         return float(known.max(initial=1.0))
 
     @property
@@ -115,9 +118,9 @@ class Diagnosis:
 
     @property
     def _constants(self) -> Constants | None:
-        """None where the objectives do not bend, and theory asks for nothing."""
+        """None where the objectives do not bend, and where no B covers B(w)."""
         bend = self.curvature
-        if bend.smoothness == 0:
+        if bend.smoothness == 0 or math.isinf(self.largest_dissimilarity):
             return None
         return Constants(
             bend.smoothness,
@@ -194,8 +197,13 @@ class Diagnosis:
 
     def _theory_facts(self) -> list[tuple[str, str, str]]:
         constants, b, k = self._constants, self.largest_dissimilarity, self.clients_per_round
-        if constants is None:
+        if self.curvature.smoothness == 0:
             return [("mu by theory", "any", "the clients' objectives do not bend")]
+        if constants is None:
+            unbounded = (
+                "no B covers B(w): f's gradient vanishes on the way, and the clients' do not"
+            )
+            return [("mu by theory", "none", unbounded)]
         within = "holds" if b <= math.sqrt(k) / 2 else "does not hold"
         convex, needed = corollary_7(constants.smoothness, b), mu_needed(constants)
         if needed is None:
@@ -265,7 +273,7 @@ def _finite(values: ArrayLike) -> list[float | None]:
 
 def _number(value: float) -> str:
     if not math.isfinite(value):
-        return "-"
+        return "-" if math.isnan(value) else "infinite"
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
@@ -319,6 +327,14 @@ def diagnose(
     of_clients = len(federation)
     if evaluate_clients is not None:
         require_whole("evaluate_clients", evaluate_clients)
+        require(
+            evaluate_clients >= min(cohort.clients_per_round, of_clients)
+            or cohort.sampling == "proportional",
+            f"evaluate_clients = {evaluate_clients}; a diagnosis draws its cohorts of "
+            f"{cohort.clients_per_round} from them",
+        )
+        systems.check(of_clients)
+        systems = systems.of_clients(federation.drawn(evaluate_clients))
         federation = federation.sample_clients(evaluate_clients)
     train = federation.train
     nothing = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
@@ -432,7 +448,9 @@ def expected_gaps(losses: Floats, evaluated: Sequence[int], rounds: int) -> tupl
     gaps[usable] = gap * factor ** ((rounds - evaluated[-1]) / span)
     # second differences are blind to a trend; those of independent numbers have six times their
     # variance
-    bends = np.diff(losses[usable][best][:, -2 * quarter :], n=2, axis=1)
+    even = len(evaluated) < 3 or evaluated[-1] - evaluated[-2] == evaluated[1] - evaluated[0]
+    path = losses[usable][best][:, : None if even else -1]  # the last step may be a shorter one
+    bends = np.diff(path[:, -2 * quarter :], n=2, axis=1)
     scatter = math.sqrt((bends**2).mean() / 6) if bends.size else 0.0
     return gaps, scatter / math.sqrt(losses.shape[1] * quarter)
 

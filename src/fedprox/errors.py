@@ -1,6 +1,7 @@
 """The one exception for input that cannot be used, and checks that raise it."""
 
 import math
+import sys
 from collections.abc import Sequence
 from numbers import Integral, Real
 
@@ -51,7 +52,7 @@ def require_one_of(name: str, value: object, allowed: Sequence[object]) -> None:
 def require_whole(name: str, value: object, *, least: int = 1, most: float = math.inf) -> None:
     """Raise `InputError` unless `value` is a whole number from `least` to `most`."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
-    allowed = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+    allowed = f"of at least {least}" if most == math.inf else f"from {least} to {most:,}"
     require(
         whole and least <= value <= most,  # type: ignore[operator]
         f"{name} = {value!r}; it must be a whole number {allowed}",
@@ -63,7 +64,7 @@ def require_number(
 ) -> None:
     """Raise `InputError` unless `value` is a finite number from 0, or above 0, to `most`."""
     number = isinstance(value, Real) and not isinstance(value, bool)
-    known = number and math.isfinite(value) and 0 <= value <= most  # type: ignore[arg-type, operator]
+    known = number and 0 <= value <= min(most, sys.float_info.max)  # type: ignore[operator]
     if most == math.inf:
         allowed = "above 0" if positive else "at least 0"
     else:

@@ -194,6 +194,17 @@ class Federation:
         train = self.train.sample(rows, seed=seed)
         return replace(self, train=train, test=self.test.sample(rows, seed=seed, salt=1))
 
+    def drawn(self, clients: int, *, seed: int = 0) -> NDArray[np.int64]:
+        """Which clients `sample_clients` keeps, in order.
+
+        Raises:
+            InputError: `clients` is not a whole number of at least 1.
+        """
+        require_whole("clients", clients)
+        if clients >= len(self):
+            return np.arange(len(self))
+        return np.sort(generator(seed, Purpose.EVALUATED).choice(len(self), clients, False))
+
     def sample_clients(self, clients: int, *, seed: int = 0) -> "Federation":
         """At most `clients` of the clients, chosen uniformly at random and kept in order.
 
@@ -205,10 +216,9 @@ class Federation:
         >>> len(few), list(few.names) == [f"{x:.0f}" for x in few.train.x[:, 0]]
         (10, True)
         """
-        require_whole("clients", clients)
-        if clients >= len(self):
+        chosen = self.drawn(clients, seed=seed)
+        if len(chosen) == len(self):
             return self
-        chosen = np.sort(generator(seed, Purpose.EVALUATED).choice(len(self), clients, False))
         return replace(
             self,
             train=self.train.of_clients(chosen),

@@ -8,7 +8,10 @@ PARTS = 16
 """Parts of a dotted key at most. What tomllib takes grows with the square of their number."""
 
 _PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
-_LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{PARTS}}}")
+_LONG_KEY = re.compile(
+    rf"(?:^|[\[{{,])[ \t]*+{_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{PARTS}}}", re.MULTILINE
+)
+"""Where a key can stand: paths in values have dots, too."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:

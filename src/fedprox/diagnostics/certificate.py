@@ -76,7 +76,7 @@ def _polynomial(constants: Constants, *, draft: bool) -> _Polynomial:
         gain=1 - constants.gamma * constants.dissimilarity,
         noise=moved / math.sqrt(clients),
         drift=smoothness * moved,
-        bend=smoothness * moved**2 * (0.5 + (2 * math.sqrt(clients) + 1) / clients),
+        bend=smoothness * moved * moved * (0.5 + (2 * math.sqrt(clients) + 1) / clients),
     )
 
 
@@ -137,7 +137,7 @@ def mu_needed(constants: Constants, *, draft: bool = False) -> float | None:
     if leading <= 0:
         return None
     linear = p.noise * below + p.drift + p.bend
-    root = (linear + math.sqrt(linear**2 + 4 * leading * p.bend * below)) / (2 * leading)
+    root = (linear + math.hypot(linear, 2 * math.sqrt(leading * p.bend * below))) / (2 * leading)
     return below + root
 
 
@@ -206,7 +206,7 @@ def corollary_7(smoothness: float, dissimilarity: float) -> ConvexCase:
     12.0
     """
     constants = Constants(smoothness, dissimilarity, 1)
-    scale = constants.smoothness * constants.dissimilarity**2
+    scale = constants.smoothness * constants.dissimilarity * constants.dissimilarity
     return ConvexCase(6 * scale, 1 / (24 * scale))
 
 

@@ -93,7 +93,8 @@ class Conv(nnx.Module):
 
         A maximum is taken before the bias is added: the same numbers for a quarter of the work.
         """
-        x = convolve(x, self.kernel[...], self.stride, self.padding)
+        kernel = self.kernel[...]
+        x = convolve(x.astype(kernel.dtype), kernel, self.stride, self.padding)  # bytes, too
         x = x if pool is None else pool(x)
         return x + self.bias[...] if hasattr(self, "bias") else x
 

@@ -147,6 +147,27 @@ class Archive:
     diagnosis: Diagnosis | None
 
     @property
+    def shown(self) -> list[Run]:
+        """The runs that lines and tables are of.
+
+        Seeds run one after another. Where a comparison was broken off, the seed that was running
+        is left out if others of its label were done: a mean would mix their last rounds with its
+        first.
+        """
+        if self.finished or not self.runs:
+            return self.runs
+        last = self.runs[-1]
+        done = {run.label for run in self.runs if run.seed != last.seed}
+        return [
+            run
+            for run in self.runs
+            if run.label not in done
+            or (run.method, run.seed) != (last.method, last.seed)
+            or run.diverged_at is not None
+            or run.final.round >= self.experiment["rounds"]
+        ]
+
+    @property
     def target(self) -> Target | None:
         """The experiment's target, where it has one."""
         return target_of(*map(self.experiment.get, KEYS.values()))

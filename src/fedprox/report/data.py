@@ -209,7 +209,7 @@ def data_figure(federation: Federation, title: str) -> "Figure":
     n = sizes(federation, "all")
     order = np.argsort(-n, kind="stable")
     axis = drawn.add_subplot(grid[:, 0])
-    axis.plot(np.arange(1, len(n) + 1), n[order], drawstyle="steps-mid", linewidth=1.5)
+    axis.stairs(n[order], np.arange(len(n) + 1) + 0.5, baseline=None, linewidth=1.5)
     axis.axhline(n.mean(), color="0.4", linestyle="--", linewidth=1)
     axis.annotate(
         f"mean {n.mean():,.1f}",
@@ -231,7 +231,7 @@ def data_figure(federation: Federation, title: str) -> "Figure":
     axis.grid(alpha=0.3)
     some = order[np.unique(np.linspace(0, len(n) - 1, CLIENTS_SHOWN).astype(int))]
     if federation.classes:
-        _draw_labels(drawn, grid, labels(federation, "all"), federation.classes, some)
+        _draw_labels(drawn, grid, labels(federation, "all"), federation.classes, some, len(n))
     else:
         empty = drawn.add_subplot(grid[:, 1])
         empty.text(0.5, 0.5, "labels are not classes", ha="center", va="center")
@@ -240,9 +240,14 @@ def data_figure(federation: Federation, title: str) -> "Figure":
 
 
 def _draw_labels(
-    drawn: "Figure", grid: Any, found: Labels, classes: int, clients: NDArray[np.int64]
+    drawn: "Figure",
+    grid: Any,
+    found: Labels,
+    classes: int,
+    clients: NDArray[np.int64],
+    everybody: int,
 ) -> None:
-    """The label mix of all clients, and below it of some, a row each."""
+    """The label mix of all clients, so many, and below it of some, a row each."""
     from matplotlib.colors import PowerNorm
 
     total = np.bincount(found.classes, found.counts, minlength=classes)
@@ -251,7 +256,7 @@ def _draw_labels(
     for row, k in zip(mixes, clients, strict=True):
         mine = slice(*np.searchsorted(found.clients, [k, k + 1]))
         row[found.classes[mine]] = found.counts[mine] / max(found.counts[mine].sum(), 1)
-    everyone, mixes = (total / total.sum())[None, columns], mixes[:, columns]
+    everyone, mixes = (total / max(total.sum(), 1))[None, columns], mixes[:, columns]
     above, below = drawn.add_subplot(grid[0, 1]), drawn.add_subplot(grid[1, 1])
     # the root keeps small shares visible beside a client with one label alone
     scale: dict[str, Any] = {
@@ -270,6 +275,5 @@ def _draw_labels(
     below.set_xticks(ticks, [str(c) for c in columns[ticks]])
     few = f", the {len(columns)} most frequent of {classes:,}" if len(columns) < classes else ""
     below.set_xlabel(f"class{few}")
-    all_clients = len(np.unique(found.clients))
-    which = f"{len(clients)} of " if len(clients) < all_clients else ""
-    above.set_title(f"labels of {which}the {all_clients:,} clients", fontsize=10)
+    which = f"{len(clients)} of " if len(clients) < everybody else ""
+    above.set_title(f"labels of {which}the {everybody:,} clients", fontsize=10)

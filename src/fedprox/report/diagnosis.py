@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fedprox.diagnose import Diagnosis, Tried
+from fedprox.diagnose import Diagnosis
 
 
 def diagnosis_page(diagnosis: Diagnosis) -> Group:
@@ -27,16 +27,24 @@ def diagnosis_page(diagnosis: Diagnosis) -> Group:
     )
     for tried in diagnosis.sweep:
         style = "bold" if tried.mu == diagnosis.suggested_mu else ""
-        sweep.add_row(f"{tried.mu:g}", *_row(tried), style=style)
+        cells = sweep_cells(tried.late_loss, tried.spread, tried.expected_gap)
+        sweep.add_row(f"{tried.mu:g}", *cells, style=style)
     what, value, note = suggestion
     return Group(
         facts, Text(), sweep, Text(), Text.assemble((f"{what}: {value}", "bold"), f", {note}")
     )
 
 
-def _row(tried: Tried) -> tuple[str, str]:
-    if not math.isfinite(tried.late_loss):
+def sweep_cells(
+    late_loss: float | None, spread: float | None, expected_gap: float | None
+) -> tuple[str, str]:
+    """What a table says of one mu that was tried; None, as JSON has it, is what is not finite.
+
+    >>> sweep_cells(0.5, 0.01, 0.02), sweep_cells(1e9, 0.0, None), sweep_cells(None, None, None)
+    (('0.5000 ± 0.0100', '0.0200'), ('1e+09', 'above the initial model'), ('diverged', ''))
+    """
+    if late_loss is None or not math.isfinite(late_loss):
         return "diverged", ""
-    if not math.isfinite(tried.expected_gap):
-        return f"{tried.late_loss:.3g}", "above the initial model"
-    return f"{tried.late_loss:.4f} ± {tried.spread:.4f}", f"{tried.expected_gap:.4f}"
+    if expected_gap is None or not math.isfinite(expected_gap):
+        return f"{late_loss:.3g}", "above the initial model"
+    return f"{late_loss:.4f} ± {spread:.4f}", f"{expected_gap:.4f}"

@@ -342,7 +342,7 @@ def write_whole(path: Path, content: bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)
-        except OSError:
+        except BaseException:  # an interrupt, too
             with suppress(OSError):  # what went wrong first is what counts
                 partial.unlink()
             raise

@@ -54,13 +54,13 @@ def figure(runs: Sequence[Run]) -> "Figure":
     for axis, (name, title) in zip(axes, panels, strict=True):
         looks = ({"color": f"C{i % 10}", "linestyle": DASHES[i // 10 % 3]} for i in count())
         lowest, highest = math.inf, -math.inf
-        for label, group in by_label(runs).items():
+        for group in by_label(runs).values():
             longest, histories = held(group)
             rounds = [record.round for record in longest.history]
             values = np.array([[getattr(r, name) for r in one] for one in histories], float)
             values[~np.isfinite(values)] = np.nan
             mean = values.mean(axis=0)
-            (line,) = axis.plot(rounds, mean, label=label, linewidth=1.5, **next(looks))
+            (line,) = axis.plot(rounds, mean, linewidth=1.5, **next(looks))
             if len(group) > 1:
                 low, high = values.min(axis=0), values.max(axis=0)
                 axis.fill_between(rounds, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
@@ -72,14 +72,20 @@ def figure(runs: Sequence[Run]) -> "Figure":
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("round")
         axis.grid(alpha=0.3)
-    labels = len(by_label(runs))
-    if labels <= FEW:
-        axes[0].legend(frameon=False)
+    handles, labels = list(axes[0].lines), list(by_label(runs))
+    if len(labels) <= FEW:
+        legend = axes[0].legend(handles, labels, frameon=False)
     else:  # below the panels, which keep their size
-        rows = -(-labels // len(panels))
+        rows = -(-len(labels) // len(panels))
         drawn.set_figheight(drawn.get_figheight() + 0.19 * rows)
-        handles, names = axes[0].get_legend_handles_labels()
-        drawn.legend(
-            handles, names, loc="outside lower center", ncols=len(panels), fontsize=8, frameon=False
+        legend = drawn.legend(
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=len(panels),
+            fontsize=8,
+            frameon=False,
         )
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a label of one's own may hold dollars
     return drawn

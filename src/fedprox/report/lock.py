@@ -63,6 +63,8 @@ def _take(folder: Path) -> int:
         try:
             file = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o666)
         except FileNotFoundError:
+            if (folder / NAME).is_symlink():  # to where nothing can be
+                raise
             continue  # another process has just removed the folder that it had made
         try:
             _lock(file, folder)

@@ -22,6 +22,7 @@ from fedprox.report.charts import (
     ranked,
     styles,
 )
+from fedprox.report.diagnosis import sweep_cells
 from fedprox.report.directory import write_whole
 from fedprox.report.table import (
     by_label,
@@ -47,8 +48,8 @@ VARIANCE = Axis("E‖∇F<sub>k</sub> - ∇f‖²")
 DISSIMILARITY = Axis("B(w)")
 
 AGAINST_ROUNDS = (
-    ("train_loss", "Training loss", "f(w) over all clients' training rows.", Axis("f(w)")),
-    ("test_accuracy", "Test accuracy", "Over all clients' test rows.", ACCURACY),
+    ("train_loss", "Training loss", "f(w) over {}training rows.", Axis("f(w)")),
+    ("test_accuracy", "Test accuracy", "Over {}test rows.", ACCURACY),
     (
         "gradient_variance",
         "Gradient variance",
@@ -128,11 +129,12 @@ def write_report(directories: Sequence[Path], out: Path) -> None:
 
     Raises:
         InputError: A folder is no run directory, has no evaluated rounds or is damaged, or `out`
-            cannot be a file.
+            cannot be a file or has not the name of one of HTML.
     """
     require(len(directories) > 0, "report: no run directories; at least one is needed")
     require(not out.exists() or out.is_file(), f"--out: {out} is not a file")
     require(out.parent.is_dir(), f"--out: {out.parent} is not a folder")
+    require(out.suffix in (".html", ".htm"), f"--out: {out} is not the name of an HTML file")
     archives = [read_archive(path) for path in directories]
     looks = styles(run.label for archive in archives for run in archive.runs)
     write_whole(out, render([section(a, looks) for a in archives]).encode(errors="replace"))
@@ -145,7 +147,7 @@ def section(archive: Archive, looks: dict[str, Style]) -> Section:
         archive: Its contents.
         looks: Style of each label.
     """
-    runs = archive.runs
+    runs = archive.shown
     return Section(
         title=archive.path.resolve().name,
         path=str(archive.path),
@@ -154,7 +156,7 @@ def section(archive: Archive, looks: dict[str, Style]) -> Section:
         warnings=list(_warnings(archive)),
         results=_results(archive) if runs else None,
         groups=[
-            *([_against_rounds(runs, looks), _against_cost(runs, looks)] if runs else []),
+            *([_against_rounds(archive, looks), _against_cost(runs, looks)] if runs else []),
             *_left_behind(archive, looks),
             *(_diagnosis(archive.diagnosis) if archive.diagnosis else []),
         ],
@@ -223,7 +225,7 @@ def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:g}"
+        return f"{value:.12g}"
     if isinstance(value, list) and len(value) > MANY:
         return f"{_plain(value[:3])}, ... ({len(value):,} values)"
     if isinstance(value, list):
@@ -241,6 +243,8 @@ def _warnings(archive: Archive) -> Iterator[str]:
             "This run did not finish. Shown is what was evaluated before it stopped. Rounds done, "
             f"of {rounds}: {reached}."
         )
+        if len(archive.shown) < len(archive.runs):
+            yield "The seed that was running is left out of lines and tables."
     for run in archive.runs:
         if run.diverged_at is not None:
             yield (
@@ -254,14 +258,15 @@ def _warnings(archive: Archive) -> Iterator[str]:
 
 def _results(archive: Archive) -> Table:
     """The table that the command prints."""
-    printed = table(archive.runs, archive.target)
+    runs = archive.shown
+    printed = table(runs, archive.target)
     # an unfinished run's seconds are not known
     columns = [c for c in printed.columns if archive.finished or c.header != "seconds"]
     rows = [list(row) for row in zip(*(map(str, c.cells) for c in columns), strict=True)]
-    seeds = len({run.seed for run in archive.runs})
+    seeds = len({run.seed for run in runs})
     over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
-    lines = ["Models sent are relative to one round of FedAvg", *other_models(archive.runs)]
-    lines += sampled(archive.runs)
+    lines = ["Models sent are relative to one round of FedAvg", *other_models(runs)]
+    lines += sampled(runs)
     caption = f"Results{over}. {'; '.join(lines)}."
     return Table(caption, [str(c.header) for c in columns], rows)
 
@@ -270,12 +275,14 @@ def _rounds(run: Run) -> list[float]:
     return [record.round for record in run.history]
 
 
-def _against_rounds(runs: Sequence[Run], looks: dict[str, Style]) -> Group:
-    groups = by_label(runs)
+def _against_rounds(archive: Archive, looks: dict[str, Style]) -> Group:
+    groups = by_label(archive.shown)
+    some = {"evaluate_clients", "evaluate_rows"} & archive.experiment.keys()
+    whose = "a sample of the clients' " if some else "all clients' "
     charts = [
         chart(
             title,
-            note,
+            note.format(whose),
             curves(groups, _rounds, attrgetter(name)),
             looks,
             ROUND,
@@ -437,16 +444,8 @@ def _sweep(found: Diagnosis) -> Group:
     drawn = chart(
         "Training loss for each mu", "Mean over seeds.", lines, looks, ROUND, Axis("f(w)")
     )
-    rows = [
-        [
-            label(p),
-            "diverged" if p.late_loss is None else f"{p.late_loss:.4f}",
-            "" if p.spread is None else f"{p.spread:.4f}",
-            "above the initial model" if p.expected_gap is None else f"{p.expected_gap:.4f}",
-        ]
-        for p in found.sweep
-    ]
-    header = ["mu", "loss, last quarter", "spread", "expected above the best at the end"]
+    rows = [[label(p), *sweep_cells(p.late_loss, p.spread, p.expected_gap)] for p in found.sweep]
+    header = ["mu", "loss, last quarter", "expected above the best at the end"]
     tried = Table("The values of mu tried", header, rows)
     note = "No value of mu is suggested."
     if found.suggested_mu is not None:

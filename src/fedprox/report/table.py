@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 
 from rich.table import Table
+from rich.text import Text
 
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.target import Target
@@ -51,7 +52,7 @@ def table(runs: Sequence[Run], target: Target | None = None) -> Table:
     for header in [*headers, f"rounds to {target or 'target'}", "models sent", "seconds"]:
         shown.add_column(header, justify="right")
     for label, group in by_label(runs).items():
-        shown.add_row(label, *_row(group, target))
+        shown.add_row(Text(label), *_row(group, target))
     return shown
 
 

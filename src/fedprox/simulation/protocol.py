@@ -38,6 +38,9 @@ PARTS = {
 }
 """What a protocol is made of, by type; of the last two there may be none."""
 
+MOST_ROUNDS = 10**7
+"""Their cohorts are all drawn before the first, 45 microseconds each."""
+
 LONGEST = 100
 """Characters of a setting as text, such as the speeds of all clients; of more there is a digest."""
 
@@ -114,7 +117,7 @@ class Protocol:
                 isinstance(given, kind) or (name in ("faults", "target") and given is None),
                 f"{name} = {given!r}; it must be a fedprox.{kind.__name__}",
             )
-        require_whole("rounds", self.rounds)
+        require_whole("rounds", self.rounds, most=MOST_ROUNDS)
         require_whole("evaluate_every", self.evaluate_every)
         if self.evaluate_rows is not None:
             require_whole("evaluate_rows", self.evaluate_rows)
@@ -141,12 +144,7 @@ class Protocol:
             f'stop_at_target = "{self.stop_at_target}"; it needs a target: give target_accuracy or '
             "target_loss",
         )
-        speeds = self.systems.speeds
-        require(
-            speeds is None or len(speeds) == len(self.federation),
-            f"systems.step_seconds: {len(speeds or ())} numbers; the federation has "
-            f"{len(self.federation)} clients",
-        )
+        self.systems.check(len(self.federation))
 
     @cached_property
     def homes(self) -> Homes:

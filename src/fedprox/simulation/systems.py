@@ -7,7 +7,7 @@ a round has a deadline, which is what that draw stands for ("a global clock").
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
 from typing import Literal, NamedTuple, get_args
@@ -92,6 +92,20 @@ class Systems:
         if self.step_seconds is None or np.ndim(self.step_seconds) == 0:
             return None
         return as_numbers("systems.step_seconds", self.step_seconds)
+
+    def check(self, clients: int) -> None:
+        """Raise `InputError` where speeds are given, and not one for each client."""
+        require(
+            self.speeds is None or len(self.speeds) == clients,
+            f"systems.step_seconds: {len(self.speeds or ())} numbers; the federation has "
+            f"{clients} clients",
+        )
+
+    def of_clients(self, clients: NDArray[np.int64]) -> "Systems":
+        """The same for some clients alone, in their order."""
+        if self.speeds is None:
+            return self
+        return replace(self, step_seconds=[self.speeds[k] for k in clients.tolist()])
 
     def work(
         self,
