@@ -109,6 +109,12 @@ def noisy(key: jax.Array, kept: jax.Array) -> jax.Array:
     return kept + jax.random.normal(key, kept.shape)
 
 
+@pytest.mark.parametrize(("ids", "message"), [([[0, 5]], "0 to 5"), ([[-1, 4]], "-1 to 4")])
+def test_ids_without_a_vector_are_refused(ids: list[list[int]], message: str) -> None:
+    with pytest.raises(InputError, match=f"rows: ids {message}; the table has 5 vectors"):
+        Rows(Vectors(np.array(ids), np.zeros((5, 2))), np.zeros(1, int), np.array([0, 1]))
+
+
 def test_augmentation_changes_training_alone_and_repeats() -> None:
     x = DRAW.normal(size=(sum(SIZES), 2)).astype(np.float32)
     plain = federation_of(x)

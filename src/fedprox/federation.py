@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedprox.errors import InputError, require, require_whole
-from fedprox.features import Features, index_of, with_index
+from fedprox.features import Features, Vectors, index_of, with_index
 from fedprox.mapping import copy_stretches, let_go
 from fedprox.streams import Purpose, generator
 
@@ -59,6 +59,12 @@ class Rows:
             f"{self.offsets[-1]}; all three must agree",
         )
         require((np.diff(self.offsets) >= 0).all(), "rows: offsets must not decrease")
+        if isinstance(self.x, Vectors) and len(self.x):  # a look-up does not check
+            least, greatest = int(self.x.ids.min()), int(self.x.ids.max())
+            require(
+                least >= 0 and greatest < len(self.x.table),
+                f"rows: ids {least} to {greatest}; the table has {len(self.x.table)} vectors",
+            )
 
     def __len__(self) -> int:
         return len(self.x)
