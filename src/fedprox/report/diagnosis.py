@@ -40,11 +40,14 @@ def sweep_cells(
 ) -> tuple[str, str]:
     """What a table says of one mu that was tried; None, as JSON has it, is what is not finite.
 
-    >>> sweep_cells(0.5, 0.01, 0.02), sweep_cells(1e9, 0.0, None), sweep_cells(None, None, None)
-    (('0.5000 ± 0.0100', '0.0200'), ('1e+09', 'above the initial model'), ('diverged', ''))
+    >>> sweep_cells(0.5, 0.01, 0.02), sweep_cells(0.5, None, 0.02)
+    (('0.5000 ± 0.0100', '0.0200'), ('0.5000', '0.0200'))
+    >>> sweep_cells(1e9, 0.0, None), sweep_cells(None, None, None)
+    (('1e+09', 'above the initial model'), ('diverged', ''))
     """
     if late_loss is None or not math.isfinite(late_loss):
         return "diverged", ""
     if expected_gap is None or not math.isfinite(expected_gap):
         return f"{late_loss:.3g}", "above the initial model"
-    return f"{late_loss:.4f} ± {spread:.4f}", f"{expected_gap:.4f}"
+    around = "" if spread is None else f" ± {spread:.4f}"
+    return f"{late_loss:.4f}{around}", f"{expected_gap:.4f}"
