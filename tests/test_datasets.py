@@ -400,6 +400,7 @@ def with_user(x: Any, y: Any, **changes: Any) -> dict[str, Any]:
             leaf_file(GOOD, users=["b"], num_samples=[2]),
             "user 'a' is in 'user_data' but not in 'users'",
         ),
+        (leaf_file(GOOD, users=[], num_samples=[]), "user 'a' is in 'user_data' but not in"),
         ('{"user_data": {"a": {"x": [], "y": []}, "a": 1}}', "user 'a' appears twice"),
         ('{"user_data": {}, "user_data": {}}', "the key 'user_data' appears twice"),
         ('{"users": [], "users": [], "user_data": {}}', "the key 'users' appears twice"),

@@ -88,7 +88,21 @@ def frozen(learning_rate: float) -> optax.GradientTransformation:
     return optax.multi_transform(groups, {"slope": "slope", "bias": "bias"})
 
 
-@pytest.mark.parametrize("method", [fedavg().with_solver(optimizer=frozen), fedopt(frozen)])
+def frozen_by_function(learning_rate: float) -> optax.GradientTransformation:
+    """The same, with the groups by a function of the parameters."""
+    groups = {"slope": optax.set_to_zero(), "bias": optax.sgd(learning_rate)}
+    return optax.multi_transform(groups, lambda w: {n: n for n in groups if w[n] is not None})
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        fedavg().with_solver(optimizer=frozen),
+        fedopt(frozen),
+        fedavg().with_solver(optimizer=frozen_by_function),
+        fedopt(frozen_by_function),
+    ],
+)
 def test_an_optimizer_may_know_the_models_parameters_by_name(method: Algorithm) -> None:
     def apply(w: Any, x: jax.Array) -> jax.Array:
         return x @ w["slope"] + w["bias"]

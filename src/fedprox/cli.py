@@ -1,6 +1,5 @@
 """The command line: `fedprox run`, `diagnose`, `report`, `reproduce` and `data`."""
 
-import inspect
 import math
 import os
 import re
@@ -42,6 +41,7 @@ from fedprox.experiment import (
     Resolved,
     apply_setting,
     choices,
+    keys_of,
     load_data,
     read_experiment,
     resolve,
@@ -78,9 +78,9 @@ def _keys(catalogue: Mapping[str, Callable[..., Any]]) -> str:
     names: dict[str, list[str]] = {}
     for name, function in catalogue.items():
         keys = []
-        for key, parameter in inspect.signature(function).parameters.items():
+        for key, parameter in keys_of(function).items():
             words = " | ".join(f'"{word}"' for word in literals(parameter.annotation))
-            keys += [f"{key} = {words}" if words else key] * (key not in ("federation", "data_dir"))
+            keys.append(f"{key} = {words}" if words else key)
         names.setdefault(", ".join(keys) or "no more", []).append(name)
     return "\n".join(
         fill(

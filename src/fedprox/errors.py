@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral, Real
 
 LONGEST = 1_000
@@ -70,3 +70,16 @@ def require_number(
     else:
         allowed = f"above 0 and at most {most:g}" if positive else f"from 0 to {most:g}"
     require(known and (value or not positive), f"{name} = {value!r}; it must be {allowed}")
+
+
+def distinct(what: str, names: Iterable[str]) -> Iterator[str]:
+    """The names, one after another; `InputError` at the first that came before.
+
+    >>> list(distinct("names:", ["a", "b"]))
+    ['a', 'b']
+    """
+    seen: set[str] = set()
+    for name in names:
+        require(name not in seen, f"{what} {name!r} appears twice")
+        seen.add(name)
+        yield name

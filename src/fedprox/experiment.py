@@ -362,16 +362,26 @@ def _optimizer(name: Any, options: Any, where: str) -> Callable[..., Any]:
     return bound
 
 
+def keys_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a data set, a model or a method that are keys of its section.
+
+    >>> list(keys_of(DATASETS["mapped"]))
+    ['path', 'classes']
+    """
+    parameters = inspect.signature(function).parameters
+    return {key: parameters[key] for key in parameters if key not in ("federation", "data_dir")}
+
+
 def _named(
     table: Mapping[str, Any],
     catalogue: Mapping[str, Callable[..., Any]],
     where: str,
     *,
-    besides: Sequence[str] = ("federation", "data_dir"),
+    besides: Sequence[str] = (),
 ) -> tuple[Callable[..., Any], Table]:
     """The catalogue's function that a section names, with the section's options bound.
 
-    Its allowed keys and their types are those of the function's signature, `besides` some.
+    Its allowed keys and their types are the function's, `besides` some.
     """
     require("name" in table, f"{where}: the key 'name' is missing; {choices('', catalogue)}")
     name = table["name"]
@@ -383,7 +393,7 @@ def _named(
             parameter.annotation,
             ... if parameter.default is parameter.empty else parameter.default,
         )
-        for key, parameter in inspect.signature(function).parameters.items()
+        for key, parameter in keys_of(function).items()
         if key not in besides
     }
     schema = create_model(f"{name} options", __base__=_Section, **fields)

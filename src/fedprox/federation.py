@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedprox.errors import InputError, require, require_whole
+from fedprox.errors import InputError, distinct, require, require_whole
 from fedprox.features import Features, Vectors, index_of, with_index
 from fedprox.mapping import copy_stretches, let_go
 from fedprox.streams import Purpose, generator
@@ -268,11 +268,9 @@ class Federation:
             len(names) == len(train),
             f"names: {len(names)} names for {len(train)} clients; one each is needed",
         )
-        seen: set[str] = set()
         for name in names:
             require(isinstance(name, str), f"names: {name!r} is not a string")
-            require(name not in seen, f"names: {name!r} appears twice")
-            seen.add(name)
+        names = tuple(distinct("names:", names))
         require(
             test is None or len(test) == len(train),
             f"test: {len(test or ())} clients where train has {len(train)}; the same are needed",

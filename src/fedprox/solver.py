@@ -230,6 +230,10 @@ def name_of(function: Callable[..., Any]) -> str:
     return " ".join([name_of(function.func), *(f"{k}={v}" for k, v in options.items())])
 
 
+BY_NAME = (TypeError, ValueError, KeyError, AttributeError)
+"""What an optimizer raises for an array of numbers, where it knows a model's parameters by name."""
+
+
 def searches_line(optimizer: Callable[..., Any], where: str) -> bool:
     """Whether an optimizer asks for the objective and its value beside the gradient.
 
@@ -258,8 +262,8 @@ def searches_line(optimizer: Callable[..., Any], where: str) -> bool:
     w = jnp.ones(2)
     try:
         jax.eval_shape(built.init, w)
-    except (TypeError, ValueError, KeyError, AttributeError):
-        return False  # it knows the model's parameters by name
+    except BY_NAME:
+        return False
     try:
         jax.eval_shape(update, w)
     except TypeError:

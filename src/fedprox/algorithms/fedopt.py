@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -22,7 +23,7 @@ from fedprox.algorithms.base import Algorithm, Scalars, check_numbers
 from fedprox.algorithms.fedavg import local_loss
 from fedprox.errors import require
 from fedprox.model import Params
-from fedprox.solver import Numbers, name_of, searches_line
+from fedprox.solver import BY_NAME, Numbers, name_of, searches_line
 from fedprox.subproblem import Subproblem
 
 
@@ -42,10 +43,10 @@ def _keeps_rate(optimizer: Callable[..., optax.GradientTransformation]) -> bool:
     """Whether an optimizer's first state depends on its learning rate."""
     try:
         slow, fast = (
-            jax.tree.leaves(optimizer(learning_rate=rate).init(np.zeros(2))) for rate in (1.0, 2.0)
+            jax.tree.leaves(optimizer(learning_rate=rate).init(jnp.zeros(2))) for rate in (1.0, 2.0)
         )
-    except (TypeError, ValueError):
-        return False  # it knows the model's parameters by name
+    except BY_NAME:
+        return False
     return not all(map(np.array_equal, slow, fast))
 
 

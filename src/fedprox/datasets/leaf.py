@@ -97,7 +97,7 @@ def _read_part(folder: Path, classes: int | None) -> dict[str, Client]:
     first: tuple[str, tuple[int, ...]] | None = None
     for file in files:
         names, counts, found = _read_file(file, classes)
-        for name in found.keys() - set(names):
+        for name in sorted(found.keys() - set(names)):
             raise InputError(f"{file}: user {name!r} is in 'user_data' but not in 'users'")
         for name, count in zip(names, counts, strict=True):
             require(name not in clients, f"{file}: user {name!r} appears twice")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedprox.datasets.sources import reading
-from fedprox.errors import InputError, reason, require
+from fedprox.errors import InputError, distinct, reason, require
 
 T = TypeVar("T")
 
@@ -38,15 +38,11 @@ def by_user(path: Path, convert: Callable[[str, Any], T]) -> tuple[dict[str, Any
         del raw
         require(text.startswith("{", _space(text, 0)), f"{path}: not a JSON object")
         outer = _Object(text, 0)
-        for key in outer:
-            require(key not in others, f"{path}: the key {key!r} appears twice")
+        for key in distinct(f"{path}: the key", outer):
             if key == "user_data" and text.startswith("{", outer.at):
-                require(users is None, f"{path}: the key {key!r} appears twice")
                 inner = _Object(text, outer.at)
-                users = {}
-                for name in inner:
-                    require(name not in users, f"{path}: user {name!r} appears twice")
-                    users[name] = convert(name, inner.value())
+                names = distinct(f"{path}: user", inner)
+                users = {name: convert(name, inner.value()) for name in names}
                 outer.at = inner.at
             else:
                 others[key] = outer.value()
