@@ -29,6 +29,7 @@ from fedprox.simulation.sampling import Cohort, Sampling
 from fedprox.simulation.systems import Partial, Systems
 from fedprox.simulation.target import StopAtTarget, Target, target_of
 from fedprox.solver import Solver, line_search_descent, searches_line
+from fedprox.streams import check_seed
 from fedprox.toml import parse_toml
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
@@ -237,6 +238,8 @@ def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Ta
         InputError: An unknown name, key or value; or the data cannot be had.
     """
     load, table = _named(data, DATASETS, "data")
+    if "seed" in table:
+        check_seed(table["seed"], "data.seed")  # the file has a seed of runs too
     data_folder(data_dir)  # it must be there, also for data that need no files
     takes_folder = "data_dir" in inspect.signature(load).parameters
     return (load(data_dir=data_dir) if takes_folder else load()), table

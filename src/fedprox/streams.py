@@ -34,10 +34,10 @@ class Purpose(IntEnum):
     EVALUATED = 14
 
 
-def check_seed(seed: int) -> None:
+def check_seed(seed: int, name: str = "seed") -> None:
     """Raise `InputError` unless a seed is a whole number from 0 to 2^63 - 1."""
-    require_whole("seed", seed, least=0)
-    require(seed < 2**63, f"seed = {seed}; it must be below 2^63")
+    require_whole(name, seed, least=0)
+    require(seed < 2**63, f"{name} = {seed}; it must be below 2^63")
 
 
 def _philox(seed: int, purpose: Purpose, round_: int, client: int) -> np.random.Philox:
