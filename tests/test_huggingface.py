@@ -161,7 +161,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"features": ["x", "y"]}, "column 'x' holds arrays; only columns of numbers can stand side"),
     ({"label": "x"}, "column 'x' cannot be the label; each row needs a number or a word"),
     ({"label": "none"}, "column 'none': a label is missing, or not finite"),
-    ({"label": "minus"}, r"column 'minus': label \[-1\]; labels are 0 to 9999"),
+    ({"label": "minus"}, r"column 'minus': label -1; labels are 0 to 9999"),
     ({"client": "none"}, "column 'none' cannot name clients; each row needs a word or"),
     ({"client": None}, "data: give either client, the column that names the clients, or partition"),
     ({"partition": "iid"}, "data: give either client, .* or partition"),

@@ -212,7 +212,8 @@ def _labels(path: str, splits: list[Any], column: str) -> tuple[Array, int]:
     classes = getattr(splits[0].features[column], "num_classes", None)
     most = MOST_CLASSES if classes is None else classes
     bad = (values < 0) | (values >= most)
-    require(not bad.any(), f"{where}: label {values[bad][:1]}; labels are 0 to {most - 1}")
+    if bad.any():
+        raise InputError(f"{where}: label {values[bad][0]}; labels are 0 to {most - 1}")
     return values.astype(np.int32), int(values.max()) + 1 if classes is None else classes
 
 
