@@ -409,7 +409,7 @@ def _letters(percent: int, split: str, lines: tuple[Printed, Printed]) -> Settin
             "learning_rate_decay": 0.998,
             "weight_decay": 1e-4,
         },
-        rounds=1000,
+        rounds=500 if full else 1000,
         evaluate_rows=100,
         short={"rounds": {100: 24, 10: 100, 1: 250}[percent]},
     )
