@@ -3,6 +3,7 @@
 import gzip
 import io
 import logging
+import lzma
 import os
 import signal
 import subprocess
@@ -264,6 +265,30 @@ def test_streams_are_read_unpacked(tmp_path: Path) -> None:
             sources.reading(path, "text.txt") as stream,
         ):
             stream.read()
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
+def test_a_packed_file_of_several_streams_is_read_to_its_end(pack: Any, tmp_path: Path) -> None:
+    path = tmp_path / ("text.gz" if pack is gzip.compress else "text.xz")
+    path.write_bytes(pack(b"one ") + bytes(200_000) + pack(b"two ") + pack(b"three") + bytes(4))
+    with sources.reading(path) as stream:
+        assert stream.read() == b"one two three"
+    path.write_bytes(pack(b"one ") + b"garbage")
+    with (
+        sources.reading(path) as stream,
+        pytest.raises(InputError, match=r"text\.\w+: cannot be read"),
+    ):
+        stream.read()
+
+
+def test_an_archive_where_a_packed_file_is_meant_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "text.zip"
+    path.write_bytes(archive())
+    with (
+        pytest.raises(InputError, match=r"text\.zip: a \.zip archive cannot be read here; unpack"),
+        sources.reading(path),
+    ):
+        pass
 
 
 def archive() -> bytes:

@@ -1,5 +1,6 @@
 """CIFAR-10 and CIFAR-100: their archives, safely read, and their partitions."""
 
+import gzip
 import io
 import os
 import pickle
@@ -191,6 +192,12 @@ def test_archives_cut_short_or_of_other_things_are_named(tmp_path: Path) -> None
         with pytest.raises(InputError, match=r"cifar-10-python\.tar\.gz") as error:
             cifar_10(data_dir=tmp_path)
         assert "\n" not in str(error.value)
+    tar = gzip.decompress(whole) + bytes(4 << 20)  # records longer than a reader's buffer
+    packed = bytearray(gzip.compress(tar))
+    packed[-8] ^= 1  # of its checksum
+    path.write_bytes(packed)
+    with pytest.raises(InputError, match=r"tar\.gz: cannot be read: CRC check failed"):
+        cifar_10(data_dir=tmp_path)
     archive(path, "other", {"readme": b""})
     with pytest.raises(InputError, match="data_batch_1 is missing in this archive"):
         cifar_10(data_dir=tmp_path)

@@ -269,10 +269,13 @@ WRITERS: dict[str, Any] = {
 }
 
 
-def test_a_small_file_of_writers(tmp_path: Path) -> None:
-    np.savez(tmp_path / "femnist_300writers.npz", **WRITERS)
+@pytest.mark.parametrize("names", [("ann", "bob"), (b"ann", b"bob"), ("\ud800", "\u00e9")])
+def test_a_small_file_of_writers(names: tuple[Any, Any], tmp_path: Path) -> None:
+    content = WRITERS | {"writer_ids": np.array(names)}
+    np.savez(tmp_path / "femnist_300writers.npz", **content)
     federation = datasets.femnist("writers", data_dir=tmp_path)
-    assert federation.names == ("ann", "bob")
+    words = tuple(name.decode() if isinstance(name, bytes) else name for name in names)
+    assert federation.names == words
     assert federation.train.client(1)[1].tolist() == [3, 4]
     assert federation.test.client(0)[1].tolist() == [2]
 
@@ -288,6 +291,7 @@ def test_a_small_file_of_writers(tmp_path: Path) -> None:
         ({"split": np.array([0, 0, 1, 1, 1, 1])}, "client 'bob': no training rows"),
         ({"labels": np.array([None] * 6)}, "labels.npy: holds object; not numbers or words"),
         ({"writer": None}, "writer.npy is missing in this archive"),
+        ({"writer_ids": np.array(["ann", "ann"])}, "writer 'ann' appears twice"),
     ],
 )
 def test_broken_files_of_writers_are_named(
@@ -331,6 +335,40 @@ def test_emnist_l_of_the_file_without_a_split(partition: Any, emnist: Path) -> N
     pixels = np.asarray(first.train.x)
     assert pixels.mean() == pytest.approx(0, abs=1e-3)
     assert pixels.std() == pytest.approx(1, abs=1e-3)
+
+
+def letters_file(folder: Path, **changes: Any) -> None:
+    """The file of letters without a split, with fourteen images of each letter."""
+    (folder / "emnist").mkdir()
+    images = np.random.default_rng(0).integers(0, 256, (140, 28, 28), np.uint8)
+    content = {"images": images, "labels": np.arange(140) % 10} | changes
+    np.savez(folder / "emnist" / "emnist_letters_a_to_j.npz", **content)
+
+
+def test_a_small_file_of_letters(tmp_path: Path) -> None:
+    letters_file(tmp_path)
+    federation = datasets.emnist_l(clients=2, data_dir=tmp_path)
+    assert len(federation.train) == 120
+    assert sorted(federation.test.y) == sorted([*range(10)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"images": np.ones((140, 28, 28))}, r"needs \(n, 28, 28\) bytes.*it holds float64"),
+        ({"images": np.full((140, 28, 28), 256)}, "it holds int64"),
+        ({"labels": np.arange(140) % 10 + 256}, "n labels from 0 to 9"),
+        ({"labels": np.arange(140) % 10 + 0.7}, "labels of float64"),
+        ({"labels": np.array([*"abcdefghij"] * 14)}, "labels of <U1"),
+        ({"images": np.zeros((140, 28, 28), np.uint8)}, "all pixels .* are alike"),
+    ],
+)
+def test_broken_files_of_letters_are_named(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    letters_file(tmp_path, **changes)
+    with pytest.raises(InputError, match=message):
+        datasets.emnist_l(clients=2, data_dir=tmp_path)
 
 
 IDS = [b"0123456789abcdef:f0001_02", b"fedcba9876543210:f0000_14"]

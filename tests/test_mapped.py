@@ -66,6 +66,15 @@ def test_numbers_are_kept_small(tmp_path: Path) -> None:
     assert mapped(str(tmp_path / "numbers")).classes == 0
 
 
+@pytest.mark.parametrize("order", [">", "<"])
+def test_numbers_of_either_byte_order_come_back(order: str, tmp_path: Path) -> None:
+    x, y = np.array([[1.5, 2], [3, 4]], f"{order}f4"), np.array([0, 300], f"{order}i2")
+    write_mapped(tmp_path / "new", [(x, y)])
+    train = mapped(str(tmp_path / "new")).train
+    np.testing.assert_array_equal(np.asarray(train.x), x)
+    assert train.y.tolist() == [0, 300]
+
+
 def test_writing_takes_the_memory_of_a_client(tmp_path: Path) -> None:
     def clients() -> Iterator[tuple[Array, Array]]:
         for k in range(200):

@@ -423,6 +423,19 @@ def test_small_files_in_all_formats(kind: str, tmp_path: Path) -> None:
     assert np.sort(np.concatenate([characters.train.y, characters.test.y])).tolist() == [0, 1, 1]
 
 
+def test_a_file_of_tweets_is_read_once(tmp_path: Path) -> None:
+    folder = tmp_path / "sent140"
+    folder.mkdir()
+    content = json.dumps(leaf_of(ROWS))
+    for name in ("all.json", "all.json~", "all.json.bak"):
+        (folder / name).write_text(content)
+    federation = datasets.sent140(least=2, clients=2, data_dir=tmp_path)
+    assert len(federation.train) + len(federation.test) == len(ROWS)
+    (folder / "all.json.gz").write_bytes(gzip.compress(content.encode()))
+    with pytest.raises(InputError, match=r"all\.json: all\.json\.gz is there too, and tweets must"):
+        datasets.sent140(least=2, clients=2, data_dir=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -512,6 +525,7 @@ def test_only_words_asked_for_are_kept_and_the_first_counts(tmp_path: Path) -> N
         ("a 1 2\nb 1\n", "line 2: 2 finite numbers are needed after the word"),
         ("a 1 2\nb 1 x\n", "line 2: 2 finite numbers"),
         ("a 1 nan\n", "line 1: 2 finite numbers"),
+        ("a 1 1e39\n", "line 1: 2 finite numbers"),
         ("a 1 2\nb", "line 2: 2 finite numbers"),
     ],
 )

@@ -234,6 +234,8 @@ def _members(cifar: Cifar, path: Path) -> Iterator[tuple[str, Stream]]:
                 file = archive.extractfile(member)
                 if file is not None and name in (*cifar.train, cifar.test):
                     yield name, file
+            while unpacked.read(sources.BUFFER):
+                pass  # to the checksum at its end
     except InputError:
         raise
     except Exception as error:  # a damaged archive can fail in any way

@@ -65,6 +65,7 @@ def emnist_l(
     )
     mean, square = x.mean(), np.square(x, dtype=np.uint16).mean()
     deviation = np.sqrt(square - mean**2)
+    require(deviation > 0, "emnist-l: all pixels of the training images are alike")
     prepare = partial(standardise, mean=(mean / 255,), deviation=(deviation / 255,))
     return Federation(
         partitions.take(Prepared(x, prepare), y, parts[0]),
@@ -81,8 +82,9 @@ def _letters(data_dir: str | Path | None) -> list[NDArray[np.uint8]]:
         path = find(EMNIST, "emnist", data_dir)
         kept = prepared("emnist-l", [path], {}, partial(_official_letters, path))
         return [kept[name] for name in ("train_x", "train_y", "test_x", "test_y")]
-    x, y = (array.astype(np.uint8) for array in npz(packed, "images", "labels"))
-    check(packed, x, y, 10)
+    images, labels = npz(packed, "images", "labels")
+    check(packed, images, labels, 10)
+    x, y = images.astype(np.uint8), labels.astype(np.uint8)
     tested = np.zeros(len(y), bool)
     stream = generator(0, Purpose.SPLIT)
     for rows in partitions.natural(y)[1]:
@@ -153,5 +155,5 @@ def check(path: Path, x: NDArray[np.generic], y: NDArray[np.generic], classes: i
         and y.min() >= 0
         and y.max() < classes,
         f"{path}: needs (n, 28, 28) bytes and n labels from 0 to {classes - 1}; it holds "
-        f"{x.dtype} {x.shape} and labels of shape {y.shape}",
+        f"{x.dtype} {x.shape} and labels of {y.dtype} {y.shape}",
     )

@@ -29,7 +29,7 @@ from fedprox.datasets.sources import (
     most,
     present,
 )
-from fedprox.errors import InputError, reason, require, require_one_of, require_whole
+from fedprox.errors import InputError, distinct, reason, require, require_one_of, require_whole
 from fedprox.features import Prepared
 from fedprox.federation import Federation, Rows, offsets_of
 from fedprox.streams import Purpose, generator
@@ -153,7 +153,7 @@ def _writers(clients: int | None, seed: int, data_dir: str | Path | None) -> Fed
             )
             for rows in (train, test)
         )
-    return Federation(train, test, 62, tuple(name.decode() for name in names))
+    return Federation(train, test, 62, tuple(name.decode(*AS_BYTES) for name in names))
 
 
 def _by_writer(data_dir: str | Path | None) -> Arrays:
@@ -177,9 +177,17 @@ def _by_writer(data_dir: str | Path | None) -> Arrays:
     return prepared("femnist-writers", both, {}, partial(_from_sqlite, *both))
 
 
+AS_BYTES = ("utf-8", "surrogatepass")
+"""How a name is kept: JSON has names that UTF-8 alone has not."""
+
+
+def _name(given: object) -> str:
+    return given.decode(errors="replace") if isinstance(given, bytes) else str(given)
+
+
 def _together(names: list[str], train: Writers, test: Writers) -> Arrays:
     """Both parts' images and labels, writer after writer."""
-    arrays: Arrays = {"names": np.array([name.encode() for name in names])}
+    arrays: Arrays = {"names": np.array([name.encode(*AS_BYTES) for name in names])}
     arrays["names"] = arrays["names"].view(np.uint8).reshape(len(names), -1)
     for part, of_part in (("train", train), ("test", test)):
         arrays[f"{part}_x"] = np.concatenate([x for x, _ in of_part])
@@ -220,8 +228,7 @@ def _table(path: Path) -> dict[str, Writer]:
                 leave=False,
                 disable=None,
             ):
-                name = client.decode(errors="replace") if isinstance(client, bytes) else str(client)
-                name = name.rpartition(":")[2]
+                name = _name(client).rpartition(":")[2]
                 require(name not in found, f"{path}: writer {name!r} appears twice")
                 found[name] = _examples(f"{path}: writer {name!r}", data, count)
     except InputError:
@@ -335,4 +342,4 @@ def _from_npz(path: Path) -> Arrays:
         ]
         for rows in (0, 1)
     )
-    return _together([str(name) for name in names], train, test)
+    return _together(list(distinct(f"{path}: writer", map(_name, names.tolist()))), train, test)

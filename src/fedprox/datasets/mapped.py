@@ -271,7 +271,7 @@ def _narrow(part: ArrayLike, where: str) -> Array:
             f"{where}: {given.dtype} of shape {given.shape}; rows of numbers are needed"
         )
     if given.dtype.itemsize <= 4:
-        return given
+        return given.astype(given.dtype.newbyteorder("="), copy=False)
     real = given.dtype.kind == "f"
     with np.errstate(over="ignore"):
         narrow = given.astype(np.float32 if real else np.int32)

@@ -220,7 +220,14 @@ def _source(data_dir: str | Path | None) -> Source:
     found = present(SENT140.name, "sent140", data_dir) or present(CSV, "sent140", data_dir)
     folder = data_folder(data_dir)
     if not found and folder is not None:
-        json_files = sorted((folder / "sent140").glob("*.json*"))
+        home = folder / "sent140"
+        json_files = sorted([*home.glob("*.json"), *home.glob("*.json.gz")])
+        for path in json_files:
+            require(
+                path.with_suffix(".json.gz") not in json_files,
+                f"{path}: {path.name}.gz is there too, and tweets must not be read twice; "
+                "keep one of them",
+            )
         if json_files:
             return Source(json_files, read_leaf, 5)
     return Source([found or find(SENT140, "sent140", data_dir)], read_csv, 31)

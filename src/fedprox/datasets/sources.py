@@ -268,6 +268,7 @@ def _member(path: Path, archive: zipfile.ZipFile, member: str | None) -> zipfile
     for name in archive.namelist():
         require_inside(path, name)
     names = {name.rsplit("/")[-1]: name for name in archive.namelist()}
+    require(member is not None, f"{path}: a .zip archive cannot be read here; unpack it")
     require(member in names, f"{path}: {member} is missing in this archive")
     info = archive.getinfo(names[str(member)])
     require(not info.flag_bits & 1, f"{path}: {member} is encrypted")
@@ -336,10 +337,16 @@ class _Stream(io.RawIOBase):
 
 
 class _Unxz(io.RawIOBase):
-    """An .xz stream unpacked, with no more memory than its common settings need."""
+    """An .xz file unpacked, with no more memory than its common settings need.
+
+    It is one stream or several, one after another, with zeros between them.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
+        self._begin()
+
+    def _begin(self) -> None:
         self._unpack = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=1 << 27)
 
     def readable(self) -> bool:
@@ -347,10 +354,19 @@ class _Unxz(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         content = b""
-        while not content and not self._unpack.eof:
-            packed = self._file.read(1 << 16) if self._unpack.needs_input else b""
-            if not packed and self._unpack.needs_input:
-                raise EOFError("it ends before its last block")
+        while not content:
+            packed = b""
+            if self._unpack.eof:
+                packed = self._unpack.unused_data.lstrip(b"\0")
+                while not packed and (block := self._file.read(1 << 16)):
+                    packed = block.lstrip(b"\0")
+                if not packed:
+                    break
+                self._begin()
+            elif self._unpack.needs_input:
+                packed = self._file.read(1 << 16)
+                if not packed:
+                    raise EOFError("it ends before its last block")
             content = self._unpack.decompress(packed, len(buffer))
         buffer[: len(content)] = content
         return len(content)

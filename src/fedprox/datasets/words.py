@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -120,12 +119,12 @@ def read_vectors(path: Path, member: str | None, words: Sequence[str]) -> Arrays
 
 def _numbers(fields: list[bytes], width: int, path: Path, number: int) -> NDArray[np.float32]:
     try:
-        values = [float(field) for field in fields]
+        with np.errstate(over="ignore"):
+            values = np.array([float(field) for field in fields], np.float32)
     except ValueError:
-        values = []
+        values = np.zeros(0, np.float32)
     require(
-        len(values) == width and all(map(math.isfinite, values)),
+        len(values) == width and np.isfinite(values).all(),
         f"{path}: line {number}: {width} finite numbers are needed after the word",
     )
-    with np.errstate(over="ignore"):
-        return np.array(values, np.float32)
+    return values
