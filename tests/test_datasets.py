@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,17 @@ def test_mnist_refuses_bad_options(options: dict[str, Any], message: str, tmp_pa
     small_mnist(tmp_path / "mnist")
     with pytest.raises(InputError, match=message):
         datasets.mnist(data_dir=tmp_path, **options)
+
+
+@pytest.mark.parametrize("kind", ["power-law", "iid", "shards", "dirichlet"])
+def test_too_many_clients_are_refused_before_they_take_room(kind: Any, tmp_path: Path) -> None:
+    small_mnist(tmp_path / "mnist")
+    tracemalloc.start()
+    with pytest.raises(InputError, match=r"data\.clients = 200000; "):
+        datasets.mnist(kind, clients=200_000, data_dir=tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5e6
 
 
 def test_a_label_that_is_no_digit_is_named(tmp_path: Path) -> None:

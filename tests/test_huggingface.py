@@ -1,5 +1,6 @@
 """Data sets of the Hugging Face library, made and saved here; and what is said without it."""
 
+import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,50 @@ def test_images_of_another_mode_become_like_the_first(library: Any, tmp_path: Pa
         options = {"partition": "iid", "clients": 1, "train_share": 0.5}
         federation = hugging_face(path, features="im", label="y", **options)  # type: ignore[arg-type]
         assert federation.features.shape == shape
+
+
+def test_images_that_cannot_be_used_are_one_line(library: Any, tmp_path: Path) -> None:
+    def png(pixels: Any) -> dict[str, Any]:
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "png")
+        return {"bytes": file.getvalue(), "path": None}
+
+    good, deep = png(np.full((2, 2), 7, np.uint8)), png(np.full((2, 2), 60_000, np.uint16))
+    damaged = good | {"bytes": good["bytes"][:20]}
+    for first, second, message in (
+        (None, good, "has rows of different shape, or without a value"),
+        (good, None, "has rows of different shape, or without a value"),
+        (damaged, good, "column 'im' cannot be read"),
+        (good, damaged, "column 'im' cannot be read"),
+        (deep, good, "images of mode I;16, beyond bytes; give them as arrays of numbers"),
+    ):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        columns = {"im": [first, second], "y": [0, 1]}
+        path = save(library, folder, {"im": library.Image()}, train=columns)
+        with pytest.raises(InputError, match=message) as error:
+            hugging_face(path, features="im", label="y", partition="iid", clients=1)
+        assert "\n" not in str(error.value)
+
+
+def test_classes_in_another_order_are_refused(library: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"features": "x", "label": "y", "partition": "iid", "clients": 1}
+    for names in (["cat", "dog"], ["dog", "cat"]):
+        parts = {
+            part: library.Dataset.from_dict(
+                {"x": [[0.0], [1.0]], "y": [0, 1]},
+                features=library.Features(
+                    x=library.Sequence(library.Value("float32")), y=library.ClassLabel(names=words)
+                ),
+            )
+            for part, words in (("train", ["cat", "dog"]), ("test", names))
+        }
+        path = str(tmp_path / names[0])
+        library.DatasetDict(parts).save_to_disk(path)
+        if names[0] == "cat":
+            assert hugging_face(path, **options).classes == 2
+        else:
+            with pytest.raises(InputError, match="classes are not the same in training and test"):
+                hugging_face(path, **options)
 
 
 def test_columns_of_numbers_side_by_side_and_a_number_as_label(

@@ -11,7 +11,7 @@ from fedprox.datasets import partition as partitions
 from fedprox.datasets.labelled import Labelled, Partition, check_numbers, divide, federation
 from fedprox.datasets.mnist import unit
 from fedprox.datasets.sources import places
-from fedprox.errors import InputError, require
+from fedprox.errors import InputError, reason, require
 from fedprox.features import Features, Prepared
 from fedprox.federation import MOST_CLASSES, Federation
 
@@ -156,12 +156,16 @@ def _splits(path: str, loaded: Any) -> list[Any]:
 def _column(path: str, splits: list[Any], column: str) -> Array:
     """The values of a column, of all splits; of type object where they are not numbers alike."""
     parts = []
-    for split in splits:
-        if type(split.features[column]).__name__ == "Image":
-            split = _in_one_mode(split, column)
-        batches = split.select_columns(column).with_format("numpy").iter(BATCH)
-        shown = tqdm(batches, f"{path}: {column}", -(-len(split) // BATCH), delay=2, leave=False)
-        parts += [batch[column] for batch in shown]
+    try:
+        for split in splits:
+            if type(split.features[column]).__name__ == "Image":
+                split = _in_one_mode(split, column)
+            batches = split.select_columns(column).with_format("numpy").iter(BATCH)
+            count = -(-len(split) // BATCH)
+            shown = tqdm(batches, f"{path}: {column}", count, delay=2, leave=False)
+            parts += [batch[column] for batch in shown]
+    except Exception as error:  # of any type where an image is damaged
+        raise InputError(f"{path}: column {column!r} cannot be read: {reason(error)}") from None
     kinds = {part.dtype.kind for part in parts}
     if len({part.shape[1:] for part in parts}) > 1 or "O" in kinds or "U" in kinds:
         values = np.empty(sum(map(len, parts)), object)
@@ -178,7 +182,11 @@ def _in_one_mode(split: Any, column: str) -> Any:
     """The split with all images grey, or all in colour, as its first one is."""
     import datasets
 
-    mode = "L" if split[0][column].mode in ("1", "L") else "RGB"
+    first = split[0][column]
+    given = "L" if first is None else first.mode
+    if given.startswith(("I", "F")):
+        raise ValueError(f"images of mode {given}, beyond bytes; give them as arrays of numbers")
+    mode = "L" if given in ("1", "L") else "RGB"
     return split.cast_column(column, datasets.Image(mode=mode))
 
 
@@ -210,6 +218,8 @@ def _labels(path: str, splits: list[Any], column: str) -> tuple[Array, int]:
         require(np.isfinite(numbers).all(), f"{where}: a label is missing, or not finite")
         return numbers, 0
     classes = getattr(splits[0].features[column], "num_classes", None)
+    names = [getattr(split.features[column], "names", None) for split in splits]
+    require(names[0] == names[-1], f"{where}: its classes are not the same in training and test")
     most = MOST_CLASSES if classes is None else classes
     bad = (values < 0) | (values >= most)
     if bad.any():

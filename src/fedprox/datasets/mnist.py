@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -82,7 +82,7 @@ def mnist(
     if pixels is not None:
         require_one_of("data.pixels", pixels, ("unit", "standardised"))
     images, labels, test_images, test_labels = _images(data_dir)
-    names: Sequence[str] = [str(k) for k in range(count)]
+    names: Iterable[str] = map(str, range(count))
     prepare = standardised if (pixels or partition) in ("standardised", "dirichlet") else unit
 
     def deal(labels: NDArray[np.generic]) -> list[NDArray[np.int64]]:
