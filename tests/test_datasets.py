@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox import Federation, InputError, datasets
@@ -27,11 +27,23 @@ def test_synthetic_has_the_papers_shape_and_the_authors_sizes() -> None:
     np.testing.assert_allclose(federation.train.sizes / whole, 0.8, atol=0.02)
 
 
-def test_alpha_and_beta_are_standard_deviations_of_the_clients_means() -> None:
+def test_beta_is_the_standard_deviation_of_the_clients_means() -> None:
     federation = datasets.synthetic(0.0, 3.0, clients=3000)
     means = np.array([federation.train.client(k)[0].mean() for k in range(3000)])
     # mean of 60 features: N(B_k, 1/60) + sampling noise, B_k ~ N(0, 3^2)
     assert means.std() == pytest.approx(3.0, rel=0.05)
+
+
+@given(alpha=st.floats(0, 50), seed=st.integers(0, 99))
+@settings(max_examples=20)
+def test_no_label_depends_on_the_mean_of_a_clients_parameters(alpha: float, seed: int) -> None:
+    plain, moved = (datasets.synthetic(a, 1.0, seed=seed).train for a in (0.0, alpha))
+    np.testing.assert_array_equal(moved.x, plain.x)
+    np.testing.assert_array_equal(moved.y, plain.y)
+    plain, moved = (
+        datasets.synthetic_feddyn("type1", gamma=gamma, seed=seed).train for gamma in (0.0, alpha)
+    )
+    np.testing.assert_array_equal(moved.y, plain.y)
 
 
 def test_iid_clients_share_features_and_labelling_and_others_do_not() -> None:

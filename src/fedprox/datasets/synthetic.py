@@ -7,8 +7,10 @@ Li et al. 2020, section 5.1 and appendix C.1, with the draws of the authors' gen
     B_k ~ N(0, beta),   v_k ~ N(B_k, 1) (d),      x ~ N(v_k, diag(j^-1.2)),
     y = argmax(W_k x + b_k).
 
-alpha and beta are standard deviations, as the authors' code uses them. So alpha sets how much the
-clients' models differ and beta how much their features do.
+alpha and beta are standard deviations, as the authors' code uses them. beta sets how much the
+clients' features differ. alpha is meant to set how much their models do, but u_k raises the scores
+of all classes by the same u_k (sum_j x_j + 1), and no argmax depends on it: the data are the same
+for any alpha, and models differ by the N(0, 1) around u_k alone.
 
 Acar et al. 2021, appendix A.1.1 turn on one kind of heterogeneity at a time, with d = 30, C = 5 and
 20 clients of about 200 examples.
@@ -39,7 +41,8 @@ def synthetic(
     """FedProx's Synthetic(alpha, beta), or its IID counterpart.
 
     Args:
-        alpha: Standard deviation of the clients' mean model parameter u_k.
+        alpha: Standard deviation of the clients' mean model parameter u_k, on which no label
+            depends.
         beta: Standard deviation of the clients' mean feature B_k.
         iid: One W, b ~ N(0, 1) for all clients and v_k = 0; alpha and beta are not used.
         clients: Number of clients.
@@ -87,7 +90,7 @@ def synthetic_feddyn(
             B_k ~ N(0, gamma)), "type3" their sizes (int(LogNormal(log(mean_size), gamma))).
         gamma: The paper's gamma_1, gamma_2 or gamma_3, a standard deviation as the authors' code
             uses it. The paper gives no value; 1 for types 1 and 2 and 0.3 for type 3 where left
-            out.
+            out. On that of type 1 no label depends.
         clients: Number of clients.
         mean_size: Mean examples of a client.
         seed: Seed of the data.

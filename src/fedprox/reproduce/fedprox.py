@@ -72,7 +72,8 @@ STRAGGLERS = (0.0, 0.5, 0.9)
 
 ONE_DRAW = (
     "The paper has one draw of each synthetic set, which its code does not seed; ours has one for "
-    "each seed."
+    "each seed. In Synthetic(alpha, beta) alpha moves the scores of all classes alike, so that the "
+    "sets differ in beta alone."
 )
 
 
