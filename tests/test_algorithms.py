@@ -110,6 +110,15 @@ def test_numbers_may_be_numpy_scalars() -> None:
         assert fedprox(mu=mu).numbers == {"mu": (0.5,)}
 
 
+@pytest.mark.parametrize("mu", [1e39, 1e-40])
+def test_numbers_beyond_single_precision_are_refused(mu: float) -> None:
+    with pytest.raises(InputError, match=r"mu = .*; it is beyond single precision"):
+        fedprox(mu=mu)
+    with pytest.raises(InputError, match="mu: a number beyond double precision"):
+        fedprox(mu=10**400)
+    assert fedprox(mu=[0, 2**127]).numbers == {"mu": (0.0, 2.0**127)}
+
+
 @pytest.mark.parametrize("methods", [[fedprox], fedprox, ["fedprox"], "fedprox", None])
 def test_what_is_no_algorithm_is_refused(methods: Any) -> None:
     federation = quadratic_federation(*random_quadratics(0, 3, 2))

@@ -276,7 +276,7 @@ def test_a_signal_ends_the_round(tmp_path: Path) -> None:
 
 
 def test_whole_numbers_may_be_numpys(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"rounds": 5, "evaluate_every": 2}
+    options: dict[str, Any] = {"rounds": 5, "evaluate_every": 2, "evaluate_rows": 3}
     once = train([fedavg()], seed=[0, 1], **options)
     again = {name: np.int64(value) for name, value in options.items()}
     made = Checkpoints(str(tmp_path / "c"), np.int64(3))  # type: ignore[arg-type]

@@ -234,6 +234,14 @@ def test_speeds_may_be_extreme() -> None:
     assert work.steps.tolist() == [60, 60]
 
 
+def test_a_speed_may_be_an_array_of_one_number() -> None:
+    for seconds in (np.array(0.25), np.float32(0.25)):
+        work = Systems(deadline=1.0, step_seconds=seconds).work(  # type: ignore[arg-type]
+            0, 1, np.arange(2), np.array([40, 50]), Solver(0.1, 10, epochs=5)
+        )
+        assert work.steps.tolist() == [4, 4]
+
+
 def test_speeds_are_log_normal_and_a_clients_own() -> None:
     systems = Systems(deadline=1e6, step_seconds=2.0, spread=0.5)
     everyone, sizes = np.arange(4000), np.full(4000, 10**8)

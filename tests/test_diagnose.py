@@ -290,6 +290,30 @@ def test_several_learning_rates_are_refused(federation: fp.Federation) -> None:
         find_out(federation, solver=solver)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"federation": 3}, "federation = 3; it must be a fedprox.Federation"),
+        ({"model": 3}, "model = 3; it must be a fedprox.Model"),
+        ({"solver": 3}, "solver = 3; it must be a fedprox.Solver"),
+        ({"cohort": 2, "evaluate_clients": 2}, "cohort = 2; it must be a fedprox.Cohort"),
+        ({"seed": "a"}, "seed = 'a'; it must be a whole number of at least 0"),
+        ({"seed": 2**63 - 1}, "seed = 9223372036854775807; it must be a whole number from 0 to"),
+    ],
+)
+def test_arguments_of_another_kind_are_one_line(
+    change: dict[str, Any], message: str, federation: fp.Federation
+) -> None:
+    given: dict[str, Any] = {
+        "federation": federation,
+        "model": fp.models.logistic(federation),
+        "solver": fp.Solver(learning_rate=0.01, batch_size=10, epochs=1),
+        "cohort": fp.Cohort(clients_per_round=2),
+    }
+    with pytest.raises(fp.InputError, match=message):
+        fp.diagnose(**given | change)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an experiment and its diagnosis, in `runs/small-diagnosis`."""

@@ -23,6 +23,7 @@ from fedprox import (
     Rows,
     Run,
     Solver,
+    Subproblem,
     fedavg,
     feddane,
     feddyn,
@@ -382,7 +383,46 @@ def whole_numbers(*given: Any) -> Any:
     return given[3].params.astype(int), given[2].kept
 
 
+def other_problem(**knobs: Any) -> Any:
+    def subproblem(state: Any, *_: Any) -> Subproblem:
+        return Subproblem(state, **knobs)
+
+    return fedavg()._replace(subproblem=subproblem)
+
+
 WRONG = [
+    (
+        feddane(mu=1.0)._replace(own_gradient=False, subproblem=fedavg().subproblem),
+        "feddane: exchange: own_gradient must be True beside it",
+    ),
+    (
+        feddane(mu=1.0)._replace(exchange=lambda state, _: state.params),
+        r"feddane: its exchange gives float32\[3\]; it must be like the state before, params",
+    ),
+    (
+        fedavg()._replace(evaluated=lambda state: state[:1]),
+        r"fedavg: its evaluated gives float32\[1\]; it must be like the model, float32\[3\]",
+    ),
+    (
+        fedavg()._replace(size=lambda message: message),
+        r"fedavg: the size of its message is float32\[3\]; it must be like a number, float32\[\]",
+    ),
+    (
+        other_problem(linear=jnp.zeros(1)),
+        r"fedavg: linear of its local problem is float32\[1\]; it must be like the model",
+    ),
+    (
+        other_problem(mu=jnp.zeros(3), anchor=START),
+        r"fedavg: mu of its local problem is float32\[3\]; it must be like a number, float32\[\]",
+    ),
+    (
+        other_problem(mu=jnp.zeros(()), anchor=jnp.zeros(1)),
+        r"fedavg: the anchor of its local problem is float32\[1\]; it must be like the model",
+    ),
+    (
+        other_problem(mu=jnp.zeros(())),
+        "fedavg: its local problem has one of mu and anchor; give both or neither",
+    ),
     (
         fedprox(mu=1.0)._replace(message=wrong_message),
         r"fedprox: its message is float32\[4\]; it must be like the model, float32\[3\]",
@@ -427,3 +467,8 @@ def test_a_method_with_arrays_of_wrong_shapes_is_named(algorithm: Algorithm, mes
 def test_a_policy_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Faults(**options)
+
+
+def test_a_bound_may_be_any_number() -> None:
+    for norm in (np.int64(5), np.float32(5), 5):
+        assert Faults(norm=norm).compares  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from fedprox.federation import Federation, Rows
 from fedprox.model import Model
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.points import initial_params
+from fedprox.simulation.protocol import check_parts
 from fedprox.simulation.run import simulate
 from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.systems import Systems
@@ -318,6 +319,16 @@ def diagnose(
     >>> found.suggested_mu in MUS, found.theory_mu is None
     (True, True)
     """
+    check_parts(
+        {
+            "federation": federation,
+            "model": model,
+            "solver": solver,
+            "cohort": cohort,
+            "systems": systems,
+        }
+    )
+    require_whole("seed", seed, least=0, most=2**63 - SWEEP_SEEDS)
     rates = as_numbers("solver.learning_rate", solver.learning_rate)
     require(
         len(rates) == 1,

@@ -49,20 +49,38 @@ def require_one_of(name: str, value: object, allowed: Sequence[object]) -> None:
     )
 
 
-def require_whole(name: str, value: object, *, least: int = 1, most: float = math.inf) -> None:
+LARGEST = 2**31 - 1
+"""What a whole number may be where nothing is said: arrays of 32 bits hold it."""
+
+
+def require_whole(name: str, value: object, *, least: int = 1, most: float = LARGEST) -> None:
     """Raise `InputError` unless `value` is a whole number from `least` to `most`."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
-    allowed = f"of at least {least}" if most == math.inf else f"from {least} to {most:,}"
+    above = whole and value > most  # type: ignore[operator]
+    bounded = most < LARGEST or above
+    allowed = f"from {least} to {most:,}" if bounded else f"of at least {least}"
     require(
-        whole and least <= value <= most,  # type: ignore[operator]
+        whole and not above and value >= least,  # type: ignore[operator]
         f"{name} = {value!r}; it must be a whole number {allowed}",
     )
 
 
+SINGLE = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+"""The least and the greatest positive number of single precision with all of its digits."""
+
+
 def require_number(
-    name: str, value: object, *, most: float = math.inf, positive: bool = False
+    name: str,
+    value: object,
+    *,
+    most: float = math.inf,
+    positive: bool = False,
+    single: bool = False,
 ) -> None:
-    """Raise `InputError` unless `value` is a finite number from 0, or above 0, to `most`."""
+    """Raise `InputError` unless `value` is a finite number from 0, or above 0, to `most`.
+
+    With `single` it must not be infinite, nor 0 unless it is, in single precision either.
+    """
     number = isinstance(value, Real) and not isinstance(value, bool)
     known = number and 0 <= value <= min(most, sys.float_info.max)  # type: ignore[operator]
     if most == math.inf:
@@ -70,6 +88,8 @@ def require_number(
     else:
         allowed = f"above 0 and at most {most:g}" if positive else f"from 0 to {most:g}"
     require(known and (value or not positive), f"{name} = {value!r}; it must be {allowed}")
+    fits = not value or SINGLE[0] <= value <= SINGLE[1]  # type: ignore[operator]
+    require(fits or not single, f"{name} = {value!r}; it is beyond single precision")
 
 
 def distinct(what: str, names: Iterable[str]) -> Iterator[str]:

@@ -35,7 +35,7 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from fedprox.errors import require, require_number, require_one_of, require_whole
+from fedprox.errors import InputError, require, require_number, require_one_of, require_whole
 from fedprox.model import Params
 
 Numbers = float | Sequence[float]
@@ -103,14 +103,14 @@ class Solver:
             )
             require_whole("solver.batch_size", self.batch_size)
         for rate in as_numbers("solver.learning_rate", self.learning_rate):
-            require_number("solver.learning_rate", rate, positive=True)
+            require_number("solver.learning_rate", rate, positive=True, single=True)
         if self.gamma is not None and not callable(self.gamma):
             require_number("solver.gamma", self.gamma, most=1)
         decay = self.learning_rate_decay
         require_number("solver.learning_rate_decay", decay, most=1, positive=True)
-        require_number("solver.weight_decay", self.weight_decay)
+        require_number("solver.weight_decay", self.weight_decay, single=True)
         if self.clip is not None:
-            require_number("solver.clip", self.clip, positive=True)
+            require_number("solver.clip", self.clip, positive=True, single=True)
         require(
             self.weight_decay == 0 or self.gamma is None,
             "solver.weight_decay: with solver.gamma it must be 0, since the problem to be solved "
@@ -308,4 +308,7 @@ def as_numbers(name: str, value: Numbers) -> tuple[float, ...]:
     for each in values:
         number = isinstance(each, Real) and not isinstance(each, bool)
         require(number, f"{name} = {each!r}; it must be a number")
-    return tuple(float(v) for v in values)
+    try:
+        return tuple(float(v) for v in values)
+    except OverflowError:
+        raise InputError(f"{name}: a number beyond double precision") from None

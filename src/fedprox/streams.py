@@ -6,6 +6,7 @@ order in which others were read, on the number of lanes, or on the machine, whic
 compared methods see the same cohorts, stragglers and mini-batches.
 """
 
+import math
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -36,7 +37,7 @@ class Purpose(IntEnum):
 
 def check_seed(seed: int, name: str = "seed") -> None:
     """Raise `InputError` unless a seed is a whole number from 0 to 2^63 - 1."""
-    require_whole(name, seed, least=0)
+    require_whole(name, seed, least=0, most=math.inf)
     require(seed < 2**63, f"{name} = {seed}; it must be below 2^63")
 
 

@@ -110,7 +110,7 @@ def check_numbers(name: str, given: Numbers, *, positive: bool = False) -> tuple
     """
     values = as_numbers(name, given)
     for value in values:
-        require_number(name, value, positive=positive)
+        require_number(name, value, positive=positive, single=True)
     return values
 
 
@@ -147,7 +147,8 @@ class Algorithm(NamedTuple):
         params: State -> the model that is sent out.
         evaluated: State -> the model that is evaluated; None for the one that is sent out.
         exchange: State, weighted mean of grad F_k(w^t) over a first cohort -> state; None for a
-            method that does without.
+            method that does without. It takes `own_gradient` beside it: the cohort's own gradients
+            are read in the same pass.
         communication: What a round sends, in units of FedAvg's: a model to every client of the
             cohort and one back.
         adapt: Whether "mu" follows the loss, see `adaptive`.

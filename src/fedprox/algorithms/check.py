@@ -45,14 +45,34 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
         not algorithm.adapt or "mu" in algorithm.numbers,
         f'{name}: adapt: there is no "mu" among its numbers',
     )
+    require(
+        algorithm.exchange is None or algorithm.own_gradient,
+        f"{name}: exchange: own_gradient must be True beside it, since both read gradients at w^t "
+        "in one pass",
+    )
     number: Any = jax.ShapeDtypeStruct((), jnp.float32)
     numbers = dict.fromkeys((*algorithm.numbers, *GIVEN), number)
     state = jax.eval_shape(algorithm.init, params)
     _same(f"{name}: its params give", jax.eval_shape(algorithm.params, state), "the model", params)
+    if algorithm.evaluated is not None:
+        found = jax.eval_shape(algorithm.evaluated, state)
+        _same(f"{name}: its evaluated gives", found, "the model", params)
+    if algorithm.exchange is not None:
+        found = jax.eval_shape(algorithm.exchange, state, params)
+        _same(f"{name}: its exchange gives", found, "the state before", state)
     kept = None if algorithm.kept is None else jax.eval_shape(algorithm.kept, params)
     own = Own(params if algorithm.own_gradient else None, kept, number)
     problem = jax.eval_shape(algorithm.subproblem, state, numbers, own)
     _same(f"{name}: its local problem starts from", problem.start, "the model", params)
+    require(
+        (problem.mu is None) == (problem.anchor is None),
+        f"{name}: its local problem has one of mu and anchor; give both or neither",
+    )
+    if problem.mu is not None:
+        _same(f"{name}: mu of its local problem is", problem.mu, "a number", number)
+        _same(f"{name}: the anchor of its local problem is", problem.anchor, "the model", params)
+    if problem.linear is not None:
+        _same(f"{name}: linear of its local problem is", problem.linear, "the model", params)
     steps: Any = jax.ShapeDtypeStruct((), jnp.int32)
     solution = Solution(problem, params, steps)
     message, keeps = jax.eval_shape(algorithm.message, state, numbers, own, solution)
@@ -63,6 +83,8 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
                 f"{name}: its message is {describe(message)}, of which no mean can be taken; it "
                 "must be float32"
             )
+    size = jax.eval_shape(algorithm.size, message)
+    _same(f"{name}: the size of its message is", size, "a number", number)
     if algorithm.update is add:
         _same(f"{name}: its message is", message, "the model", params)
     try:

@@ -18,6 +18,7 @@ theirs, and the client keeps what it had. Without a sound update the round chang
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -56,7 +57,7 @@ class Faults:
 
     def __post_init__(self) -> None:
         require_one_of("faults.policy", self.policy, get_args(Policy))
-        number = isinstance(self.norm, int | float) and not isinstance(self.norm, bool)
+        number = isinstance(self.norm, Real) and not isinstance(self.norm, bool)
         require(
             number and self.norm >= 1, f"faults.norm = {self.norm!r}; it must be at least 1, or inf"
         )

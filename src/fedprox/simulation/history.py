@@ -26,7 +26,7 @@ class Record(NamedTuple):
         dissimilarity: B(w); likewise.
         gamma_mean: Mean gamma_k over the clients that trained in this round, and whose updates
             were not faulty; NaN if there are none, and likewise.
-        gamma_max: The greatest of them, gamma^t of Theorem 4.
+        gamma_max: The greatest of them, gamma^t of Corollary 9.
         solves: Local problems worked on in this round.
         unsolved: Of these, those that came to the solver's limit before its gamma; faulty ones not
             counted.

@@ -5,6 +5,7 @@ same protocol are paired by construction.
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, get_args
@@ -111,12 +112,7 @@ class Protocol:
     stop_at_target: StopAtTarget
 
     def __post_init__(self) -> None:
-        for name, kind in PARTS.items():
-            given = getattr(self, name)
-            require(
-                isinstance(given, kind) or (name in ("faults", "target") and given is None),
-                f"{name} = {given!r}; it must be a fedprox.{kind.__name__}",
-            )
+        check_parts({name: getattr(self, name) for name in PARTS})
         require_whole("rounds", self.rounds, most=MOST_ROUNDS)
         require_whole("evaluate_every", self.evaluate_every)
         if self.evaluate_rows is not None:
@@ -323,6 +319,16 @@ class Protocol:
         )
 
 
+def check_parts(given: Mapping[str, object]) -> None:
+    """Raise `InputError` unless each part of a protocol, by its name, is of its type."""
+    for name, part in given.items():
+        kind = PARTS[name]
+        require(
+            isinstance(part, kind) or (name in ("faults", "target") and part is None),
+            f"{name} = {part!r}; it must be a fedprox.{kind.__name__}",
+        )
+
+
 def _by_name(name: str, value: Any) -> dict[str, str]:
     """A setting as text, or those that it consists of.
 
@@ -332,6 +338,8 @@ def _by_name(name: str, value: Any) -> dict[str, str]:
     if is_dataclass(value):
         parts = [_by_name(f"{name}.{f.name}", getattr(value, f.name)) for f in fields(value)]
         return {key: text for part in parts for key, text in part.items()}
+    if isinstance(value, np.generic):
+        value = value.item()  # NumPy's number says its type too
     text = name_of(value) if callable(value) else repr(value)
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]}... ({hashlib.sha256(text.encode()).hexdigest()[:16]})"

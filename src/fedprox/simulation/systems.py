@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from numbers import Real
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -154,7 +153,8 @@ class Systems:
         """Each client's seconds of a step, shape (K,)."""
         if self.speeds is not None:
             return np.array([self.speeds[k] for k in cohort.tolist()])
-        assert isinstance(self.step_seconds, Real)
-        streams, median = Streams(seed, Purpose.SPEED), float(self.step_seconds)
+        assert self.step_seconds is not None  # there is a deadline
+        streams = Streams(seed, Purpose.SPEED)
+        (median,) = as_numbers("systems.step_seconds", self.step_seconds)
         z = [streams.at(0, k).standard_normal() for k in cohort.tolist()]
         return np.array([median * math.exp(self.spread * each) for each in z])
