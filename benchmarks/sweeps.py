@@ -126,7 +126,7 @@ def main() -> None:
     """Run all and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", default=os.environ.get("FEDPROX_DATA"))
-    parser.add_argument("--rounds", type=int, nargs="+", default=[20, 100])
+    parser.add_argument("--rounds", type=int, nargs="+", default=[5, 20])
     arguments = parser.parse_args()
     fp.use_cpu_devices(10)
     table = Table(title="16 single runs against a sweep of 16, seconds and ratios", box=None)

@@ -19,6 +19,7 @@ import fedprox as fp
 from fedprox import Federation, InputError, Run
 from fedprox.datasets import mapped, write_mapped
 from fedprox.diagnostics.estimates import mean_error
+from fedprox.experiment import parse, resolve
 from fedprox.federation import offsets_of
 from fedprox.model import cross_entropy, top_1
 from fedprox.report.archive import read_record
@@ -29,6 +30,17 @@ from fedprox.simulation.points import initial_params
 from tests.test_cli import SMALL, status
 
 Vector = NDArray[np.float64]
+
+
+def test_rows_are_measured_at_random_among_those_that_are_used(tmp_path: Path) -> None:
+    rows = np.arange(10.0, dtype=np.float32)[:, None]
+    write_mapped(tmp_path / "ten", [(rows, np.zeros(10, int))] * 2000)
+    table = tomllib.loads(SMALL) | {"data": {"name": "mapped", "path": str(tmp_path / "ten")}}
+    made = parse("", table | {"client_rows": 5, "evaluate_rows": 2})
+    measured = resolve(made).federation.sample(2).train.x
+    share = np.bincount(np.asarray(measured)[:, 0].astype(int), minlength=10) / 2000
+    # of 10 rows 2 are measured; four standard errors
+    np.testing.assert_allclose(share, 0.2, atol=4 * math.sqrt(0.2 * 0.8 / 2000))
 
 
 def test_all_clients_leave_no_error_and_one_of_several_says_nothing() -> None:

@@ -156,8 +156,9 @@ An experiment file, with every key:
   weight_decay = 1e-4
   clip = 10.0                   # the largest norm of a gradient
   optimizer = "sgd"             # or adagrad, adam, adamw, lion, nadam, rmsprop, yogi, as optax
-                                # has them; optimizer_options = {{momentum = 0.9}}; also fedopt's
-                                # with batch_size = "all" also "lbfgs", "line-search-descent"
+                                # has them; with batch_size = "all" also "lbfgs" and
+                                # "line-search-descent"
+  optimizer_options = {{momentum = 0.9}}
 
 \b
   [[method]]                    # one or several
@@ -165,7 +166,8 @@ An experiment file, with every key:
   mu = [0.0, 1.0]               # several: a sweep
   adapt = false                 # true: mu follows the loss
   solver = {{epochs = 10}}        # settings of the solver that are the method's own
-                                # A method has these keys of its own:
+                                # A method has these keys of its own; fedopt also
+                                # optimizer_options:
 {_keys(ALGORITHMS)}
 
 Bad input is named in one line, with exit status 2.
@@ -401,8 +403,8 @@ def _prepare(
 REPRODUCE_HELP = """Reproduce a figure or table of a paper, its numbers beside ours.
 
 Without a name it lists what there is. ITEM is a name, all of a paper ("fedprox/"), or "all". DIR
-gets a folder for each item with the figure, its data, a table and a report; the experiments lie in
-DIR/runs, where those that are complete are not run again.
+gets a folder for each item with a table, its data, a report and, of a figure, the figure; the
+experiments lie in DIR/runs, where those that are complete are not run again.
 """
 
 

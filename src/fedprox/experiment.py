@@ -223,7 +223,8 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
         require_whole("evaluate_clients", experiment.evaluate_clients)
     if experiment.client_rows is not None:
         require_whole("client_rows", experiment.client_rows)
-        federation = federation.sample(experiment.client_rows)
+        # another seed than that by which evaluations choose among these
+        federation = federation.sample(experiment.client_rows, seed=1)
     table = experiment.model_dump(exclude_none=True)
     table |= {"data": data_table, "model": model_table, "method": [t for _, t in methods]}
     algorithms = [algorithm for algorithm, _ in methods]
