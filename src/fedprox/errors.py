@@ -79,7 +79,7 @@ def require_number(
 ) -> None:
     """Raise `InputError` unless `value` is a finite number from 0, or above 0, to `most`.
 
-    With `single` it must not be infinite, nor 0 unless it is, in single precision either.
+    With `single` it must also be finite, or above 0, in single precision.
     """
     number = isinstance(value, Real) and not isinstance(value, bool)
     known = number and 0 <= value <= min(most, sys.float_info.max)  # type: ignore[operator]
@@ -88,7 +88,8 @@ def require_number(
     else:
         allowed = f"above 0 and at most {most:g}" if positive else f"from 0 to {most:g}"
     require(known and (value or not positive), f"{name} = {value!r}; it must be {allowed}")
-    fits = not value or SINGLE[0] <= value <= SINGLE[1]  # type: ignore[operator]
+    least = SINGLE[0] if positive else 0.0
+    fits = least <= value <= SINGLE[1]  # type: ignore[operator]
     require(fits or not single, f"{name} = {value!r}; it is beyond single precision")
 
 
