@@ -403,8 +403,8 @@ def _prepare(
 REPRODUCE_HELP = """Reproduce a figure or table of a paper, its numbers beside ours.
 
 Without a name it lists what there is. ITEM is a name, all of a paper ("fedprox/"), or "all". DIR
-gets a folder for each item with a table, its data, a report and, of a figure, the figure; the
-experiments lie in DIR/runs, where those that are complete are not run again.
+gets a folder for each item with a table, its data, a report and, where it has curves, a figure;
+the experiments lie in DIR/runs, where those that are complete are not run again.
 """
 
 

@@ -319,15 +319,7 @@ def diagnose(
     >>> found.suggested_mu in MUS, found.theory_mu is None
     (True, True)
     """
-    check_parts(
-        {
-            "federation": federation,
-            "model": model,
-            "solver": solver,
-            "cohort": cohort,
-            "systems": systems,
-        }
-    )
+    check_parts(federation=federation, model=model, solver=solver, cohort=cohort, systems=systems)
     require_whole("seed", seed, least=0, most=2**63 - SWEEP_SEEDS)
     rates = as_numbers("solver.learning_rate", solver.learning_rate)
     require(

@@ -89,8 +89,10 @@ def require_number(
         allowed = f"above 0 and at most {most:g}" if positive else f"from 0 to {most:g}"
     require(known and (value or not positive), f"{name} = {value!r}; it must be {allowed}")
     least = SINGLE[0] if positive else 0.0
-    fits = least <= value <= SINGLE[1]  # type: ignore[operator]
-    require(fits or not single, f"{name} = {value!r}; it is beyond single precision")
+    require(
+        not single or least <= value <= SINGLE[1],  # type: ignore[operator]
+        f"{name} = {value!r}; it is beyond single precision",
+    )
 
 
 def distinct(what: str, names: Iterable[str]) -> Iterator[str]:

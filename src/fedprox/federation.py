@@ -189,6 +189,10 @@ class Federation:
     def sample(self, rows: int, *, seed: int = 0) -> "Federation":
         """At most `rows` training and as many test rows of each client, chosen at random.
 
+        Args:
+            rows: Rows of a client at most.
+            seed: Seed. A sample of a sample is random only by another seed than that one's.
+
         Raises:
             InputError: `rows` is not a whole number of at least 1.
 

@@ -106,7 +106,8 @@ def check_numbers(name: str, given: Numbers, *, positive: bool = False) -> tuple
     """One or several of a method's numbers, as a tuple.
 
     Raises:
-        InputError: One is negative or not finite, or 0 where it must be positive.
+        InputError: One is negative or not finite, or 0 where it must be positive, in single
+            precision.
     """
     values = as_numbers(name, given)
     for value in values:

@@ -357,9 +357,7 @@ class _Unxz(io.RawIOBase):
         while not content:
             packed = b""
             if self._unpack.eof:
-                packed = self._unpack.unused_data.lstrip(b"\0")
-                while not packed and (block := self._file.read(1 << 16)):
-                    packed = block.lstrip(b"\0")
+                packed = self._after()
                 if not packed:
                     break
                 self._begin()
@@ -370,6 +368,13 @@ class _Unxz(io.RawIOBase):
             content = self._unpack.decompress(packed, len(buffer))
         buffer[: len(content)] = content
         return len(content)
+
+    def _after(self) -> bytes:
+        """The beginning of the next stream; nothing after the last."""
+        packed = self._unpack.unused_data.lstrip(b"\0")
+        while not packed and (block := self._file.read(1 << 16)):
+            packed = block.lstrip(b"\0")
+        return packed
 
 
 def _bar(name: str, size: int, delay: int) -> Any:

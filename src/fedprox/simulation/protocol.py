@@ -5,7 +5,6 @@ same protocol are paired by construction.
 """
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, get_args
@@ -112,7 +111,7 @@ class Protocol:
     stop_at_target: StopAtTarget
 
     def __post_init__(self) -> None:
-        check_parts({name: getattr(self, name) for name in PARTS})
+        check_parts(**{name: getattr(self, name) for name in PARTS})
         require_whole("rounds", self.rounds, most=MOST_ROUNDS)
         require_whole("evaluate_every", self.evaluate_every)
         if self.evaluate_rows is not None:
@@ -319,7 +318,7 @@ class Protocol:
         )
 
 
-def check_parts(given: Mapping[str, object]) -> None:
+def check_parts(**given: object) -> None:
     """Raise `InputError` unless each part of a protocol, by its name, is of its type."""
     for name, part in given.items():
         kind = PARTS[name]
