@@ -31,6 +31,7 @@ from fedprox import (
     simulate,
 )
 from fedprox.model import Params
+from fedprox.report.table import empty_rounds
 from fedprox.simulation.points import initial_params
 from tests.quadratics import one_run, quadratic_federation, quadratic_model, random_quadratics
 
@@ -280,18 +281,82 @@ def test_weights_are_training_examples_and_the_partial_batch_counts() -> None:
 
 def test_a_round_in_which_everyone_is_dropped_changes_nothing() -> None:
     federation = datasets.synthetic(clients=5)
-    run = one_run(
+    (run,) = simulate(
         federation,
         models.logistic(federation),
         fedavg(),
-        Solver(0.1, batch_size=10, epochs=2),
-        systems=Systems(stragglers=1.0),
-        rounds=3,
+        solver=Solver(0.1, batch_size=10, epochs=2),
+        cohort=Cohort(2),
+        systems=Systems(deadline=1e3, step_seconds=[1.0, *[900.0] * 4]),
+        rounds=12,
     )
-    assert len({record.train_loss for record in run.history}) == 1
-    assert [record.dropped for record in run.history] == [0, 5, 5, 5]
-    assert np.isnan(run.final.gamma_mean)
-    assert run.final.client_steps == 0
+    rounds = list(zip(run.history, run.history[1:], strict=False))
+    empty = [after for _, after in rounds if after.dropped == 2]
+    assert 0 < len(empty) < 12
+    for before, after in rounds:
+        assert (after.train_loss == before.train_loss) == (after.dropped == 2)
+        assert after.empty_rounds == (after.dropped == 2)
+    assert run.empty_rounds == len(empty)
+    assert np.isnan([record.gamma_mean for record in empty]).all()
+    assert not any(record.client_steps for record in empty)
+
+
+@pytest.mark.parametrize("every", [1, 3, 7])
+def test_empty_rounds_are_counted_between_evaluations(every: int) -> None:
+    federation = datasets.synthetic(clients=5)
+    (run,) = simulate(
+        federation,
+        models.logistic(federation),
+        fedprox(mu=1.0),
+        solver=Solver(0.1, batch_size=10, epochs=2),
+        cohort=Cohort(2),
+        systems=Systems(deadline=1.0, step_seconds=[1.0, *[2.0] * 4]),
+        rounds=7,
+        evaluate_every=every,
+    )
+    offsets = federation.train.offsets
+    empty = [0 not in Cohort(2).draw(0, t, offsets).clients for t in range(7)]
+    counts = [
+        sum(empty[before.round : after.round])
+        for before, after in zip(run.history, run.history[1:], strict=False)
+    ]
+    assert [record.empty_rounds for record in run.history] == [0, *counts]
+    assert 0 < run.empty_rounds < 7
+    assert empty_rounds([run]) == [
+        f"fedprox mu=1: no client took part in {sum(empty)} of 7 rounds, which left the model as "
+        "it was"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "systems", "sampling", "why"),
+    [
+        (fedprox(mu=0.0), {"deadline": 0.01, "step_seconds": 1.0}, "uniform", "a single step"),
+        (centralised(), {"deadline": 0.01, "step_seconds": 1.0}, "uniform", "a single step"),
+        (
+            fedavg(),
+            {"deadline": 1.0, "step_seconds": 0.9, "spread": 0.1},
+            "uniform",
+            "all of its steps, and stragglers are dropped",
+        ),
+        (fedavg(), {"stragglers": 1.0}, "bernoulli", "all clients of every cohort of 5 are"),
+        (fedavg(), {"stragglers": 0.75}, "uniform", "all clients of every cohort of 2 are"),
+    ],
+)
+def test_a_run_in_which_nobody_can_ever_take_part_is_refused(
+    method: Algorithm, systems: dict[str, Any], sampling: Any, why: str
+) -> None:
+    federation = datasets.synthetic(clients=5)
+    with pytest.raises(InputError, match=rf"{method.name}: systems.*{why}.*nobody would ever"):
+        simulate(
+            federation,
+            models.logistic(federation),
+            method,
+            solver=Solver(0.1, batch_size=10, epochs=2),
+            cohort=Cohort(2, sampling=sampling),
+            systems=Systems(**systems),
+            rounds=3,
+        )
 
 
 def test_stragglers_are_paired_between_methods() -> None:

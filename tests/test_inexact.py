@@ -299,15 +299,19 @@ def test_the_pooled_baseline_and_wide_batches_meet_their_gamma(batch: Any) -> No
 
 def test_a_pooled_round_without_time_for_a_step_measures_nothing() -> None:
     federation = ragged_federation([20, 30, 40])
-    run = one_run(
+    (run,) = simulate(
         federation,
         models.logistic(federation),
         centralised(),
-        Solver(0.1, batch_size=10, epochs=2),
-        systems=Systems(deadline=0.5, step_seconds=1.0),
+        solver=Solver(0.1, batch_size=10, epochs=2),
+        cohort=Cohort(1),
+        systems=Systems(deadline=0.5, step_seconds=[0.1, 1.0, 1.0]),
+        rounds=5,
     )
-    assert np.isnan(run.final.gamma_mean)
-    assert (run.final.solves, run.final.client_steps) == (0, 0)
+    empty = [record for record in run.history[1:] if record.empty_rounds]
+    assert 0 < len(empty) < 5
+    assert np.isnan([record.gamma_mean for record in empty]).all()
+    assert {(record.solves, record.client_steps) for record in empty} == {(0, 0)}
 
 
 def test_the_pooled_baseline_refuses_a_gamma_for_each_client() -> None:

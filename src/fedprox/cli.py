@@ -52,7 +52,15 @@ from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_clients, write_figure
 from fedprox.report.page import write_report
-from fedprox.report.table import faulty, other_models, sampled, table, uneven, unsolved
+from fedprox.report.table import (
+    empty_rounds,
+    faulty,
+    other_models,
+    sampled,
+    table,
+    uneven,
+    unsolved,
+)
 from fedprox.reproduce import ITEMS, select
 from fedprox.reproduce.item import SCALES
 from fedprox.reproduce.run import Step, reproduce
@@ -289,7 +297,7 @@ def run(
         write_report([directory.path], directory.path / "report.html")
         checkpoints.remove()
     console.print(table(runs, experiment.target))
-    for lines in (other_models, sampled, uneven, unsolved, faulty):
+    for lines in (other_models, sampled, uneven, empty_rounds, unsolved, faulty):
         for line in lines(runs):
             console.print(line)
     if checkpoints.made:

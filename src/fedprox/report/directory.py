@@ -283,6 +283,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
         "models_to_target": run.models_to(target) if target else None,
         "client_steps": run.client_steps,
         "communication": final["communication"],
+        "empty_rounds": run.empty_rounds,
         "unsolved": sum(record.unsolved for record in run.history),
         **({} if run.faulty is None else {"faulty": run.faulty}),
         "lane_idle": run.lane_idle,

@@ -26,6 +26,7 @@ from fedprox.report.diagnosis import sweep_cells
 from fedprox.report.directory import write_whole
 from fedprox.report.table import (
     by_label,
+    empty_rounds,
     faulty,
     other_models,
     sampled,
@@ -253,7 +254,8 @@ def _warnings(archive: Archive) -> Iterator[str]:
             )
     if archive.finished:
         yield from (f"{line}." for line in uneven(archive.runs))
-    yield from (f"{line}." for line in (*unsolved(archive.runs), *faulty(archive.runs)))
+    for lines in (empty_rounds, unsolved, faulty):
+        yield from (f"{line}." for line in lines(archive.runs))
 
 
 def _results(archive: Archive) -> Table:

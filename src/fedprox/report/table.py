@@ -126,6 +126,20 @@ def unsolved(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
+def empty_rounds(runs: Sequence[Run]) -> list[str]:
+    """A line for each method with rounds in which no client took part."""
+    lines = []
+    for label, group in by_label(runs).items():
+        empty = sum(run.empty_rounds for run in group)
+        if empty:
+            rounds = sum(run.final.round for run in group)
+            lines.append(
+                f"{label}: no client took part in {empty} of {rounds} rounds, which left the model "
+                "as it was"
+            )
+    return lines
+
+
 def faulty(runs: Sequence[Run]) -> list[str]:
     """A line for each method that had faulty updates, or clients that could not be measured."""
     lines = []

@@ -31,6 +31,7 @@ from fedprox.simulation.clients import KNOWN
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.lanes import replicate
 from fedprox.simulation.processes import everyone
+from fedprox.simulation.programs import Capacity
 from fedprox.simulation.rounds import Standing
 from fedprox.simulation.settle import all_faulty, no_updates
 
@@ -117,6 +118,13 @@ class Snapshot(NamedTuple):
             for together in zip(*(run.history for run in runs), strict=True):
                 yield from together
 
+    @property
+    def capacity(self) -> Capacity | None:
+        """How much the last call's arrays held; None where no leg is under way."""
+        if "capacity" not in self.arrays:
+            return None
+        return Capacity(*map(int, self.arrays["capacity"]))
+
     def standing(self, first: Standing, mesh: Mesh) -> Standing:
         """Where the leg under way stands, given where it began."""
         state = _unnumbered(jax.tree.structure(first.state), self.arrays["state"])
@@ -129,6 +137,8 @@ class Snapshot(NamedTuple):
             None if trend is None else Trend(**replicate(mesh, trend)),
             (self.arrays["taken"],),
             (lambda: faulty,),
+            int(self.arrays["empty"]),
+            self.capacity,
         )
 
 
@@ -148,6 +158,8 @@ def arrays_of(standing: Standing, points: int) -> Arrays:
         "state": _numbered(standing.state),
         "numbers": jax.tree.map(np.asarray, dict(standing.numbers)),
         "taken": taken,
+        "empty": np.int64(standing.empty),
+        "capacity": np.array(standing.capacity, np.int64),
     }
     if standing.trend is not None:
         found["trend"] = jax.tree.map(np.asarray, standing.trend._asdict())

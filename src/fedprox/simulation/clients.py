@@ -1,8 +1,8 @@
 """The store of what clients keep between rounds: gathered and scattered for each cohort.
 
-It has a row for every client that ever takes part, and no others: an array for each leaf of what a
-client keeps, on the accelerator, in the host's memory, or mapped from a file on disk. Which of them
-changes no bit of any result. In memory and on disk a row takes room when it is first used.
+It has an array for each leaf of what a client keeps, on the accelerator, in the host's memory, or
+mapped from a file on disk. Which of them changes no bit of any result. A client is given a row when
+it first takes part; in memory and on disk a row takes no room before that.
 """
 
 import mmap
@@ -44,8 +44,8 @@ class Store(NamedTuple):
     Attributes:
         read: Clients (places,) -> what they keep.
         write: Clients, what they keep -> nothing.
-        held: What a checkpoint must hold: which rows have been written, and these rows, block by
-            block, so that no more than a block is in memory; names and arrays.
+        held: What a checkpoint must hold: which clients have a row, and these rows in the clients'
+            order, block by block, so that no more than a block is in memory; names and arrays.
         put_back: Name and bytes of all that `held` gave, `KNOWN` first -> nothing.
         close: Give up the store's memory.
     """
@@ -57,7 +57,44 @@ class Store(NamedTuple):
     close: Callable[[], None]
 
 
-def open_store(where: ClientState, initial: Kept, clients: NDArray[np.int64], mesh: Mesh) -> Store:
+class _Index:
+    """Which row each client has.
+
+    Args:
+        clients: The clients that may take part.
+        rows: Number of rows.
+    """
+
+    def __init__(self, clients: range, rows: int) -> None:
+        self.clients, self.rows, self.taken = clients, rows, 0
+        self._row = np.full(len(clients), -1, np.int64)
+
+    def find(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The row of each client, -1 where it has none, or where the client is -1."""
+        place = np.maximum(clients - self.clients.start, 0)
+        return np.where(clients >= 0, self._row[place], -1)
+
+    def assign(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Give a row to each of some different clients that has none; the rows given now."""
+        place = clients - self.clients.start
+        new = place[self._row[place] < 0]
+        rows = np.arange(self.taken, self.taken + len(new))
+        self._row[new] = rows
+        self.taken += len(new)
+        return rows
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """Whether each client has a row."""
+        return self._row >= 0
+
+    @property
+    def in_order(self) -> NDArray[np.int64]:
+        """The rows that have been given, in the order of their clients."""
+        return self._row[self.known]
+
+
+def open_store(where: ClientState, initial: Kept, clients: range, mesh: Mesh, most: int) -> Store:
     """A store in which every client keeps the same at first.
 
     Args:
@@ -65,8 +102,9 @@ def open_store(where: ClientState, initial: Kept, clients: NDArray[np.int64], me
             it fits. On disk it is a file without a name in the folder for temporary files (TMPDIR),
             which goes with the process however that ends.
         initial: What each keeps, leaves (points, ...).
-        clients: Those that will ever take part, ascending, shape (rows,).
+        clients: The clients of this process.
         mesh: The devices.
+        most: How many of them can ever take part, at most.
 
     Raises:
         InputError: It does not fit on the disk.
@@ -76,55 +114,55 @@ def open_store(where: ClientState, initial: Kept, clients: NDArray[np.int64], me
         'client_state = "device"; of several processes each keeps its own clients\', so it must be '
         '"auto", "host" or "disk"',
     )
+    index = _Index(clients, min(len(clients), most))
     if where == "auto":
         one = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(initial))
-        where = _where_it_fits(len(clients) * one, mesh)
+        where = _where_it_fits(index.rows * one, mesh)
     if where == "device":
-        return _on_devices(initial, clients, mesh)
-    return _on_host(initial, clients, mesh, mapped=where == "disk")
+        return _on_devices(initial, index, mesh)
+    return _on_host(initial, index, mesh, mapped=where == "disk")
 
 
-def _on_host(initial: Kept, clients: NDArray[np.int64], mesh: Mesh, *, mapped: bool) -> Store:
+def _on_host(initial: Kept, index: _Index, mesh: Mesh, *, mapped: bool) -> Store:
     leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, initial))
     try:
         arrays = [
-            _Rows.allocate((len(clients), *leaf.shape), leaf.dtype, mapped=mapped)
-            for leaf in leaves
+            _Rows.allocate((index.rows, *leaf.shape), leaf.dtype, mapped=mapped) for leaf in leaves
         ]
     except (OSError, MemoryError) as error:
         raise InputError(_no_room("disk" if mapped else "host", error)) from None
-    known = np.zeros(len(clients), bool)
     here = [device.process_index == jax.process_index() for device in mesh.devices.flat]
 
-    def rows_of(at: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The row of each place, and whether it is filled, by a client of this process."""
-        return np.searchsorted(clients, at), (at >= 0) & np.repeat(here, len(at) // len(here))
+    def own(at: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The client at each place, -1 where it is another process's."""
+        return np.where(np.repeat(here, len(at) // len(here)), at, -1)
 
     def read(at: NDArray[np.int64]) -> Kept:
-        row, filled = rows_of(at)
+        filled = own(at)
+        row = index.find(filled)
         found = [
-            shard(mesh, rows.gather(row, filled, known, leaf))
+            shard(mesh, rows.gather(row, filled >= 0, leaf))
             for leaf, rows in zip(leaves, arrays, strict=True)
         ]
         return jax.tree.unflatten(structure, found)
 
     def write(at: NDArray[np.int64], kept: Kept) -> None:
-        row, filled = rows_of(at)
-        new = row[filled][~known[row[filled]]]
+        at = own(at)
+        new = index.assign(at[at >= 0])
+        row = index.find(at)
         for given, rows in zip(jax.tree.leaves(kept), arrays, strict=True):
             rows.make_room(new)
             for part in given.addressable_shards:
                 first, values = part.index[0].start or 0, np.asarray(part.data)
-                for place in np.flatnonzero(at[first : first + len(values)] >= 0):
+                for place in np.flatnonzero(row[first : first + len(values)] >= 0):
                     rows.array[row[first + place]] = values[place]
             rows.let_go()
-        known[row[filled]] = True
 
     def held() -> Iterator[tuple[str, NDArray[Any]]]:
-        return _in_blocks(known, [rows.array for rows in arrays])
+        return _in_blocks(index, [rows.array for rows in arrays])
 
     def put_back(saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
-        for rows, written, block in _from_blocks(saved, known, arrays):
+        for rows, written, block in _from_blocks(saved, index, arrays):
             rows.make_room(written)
             rows.array[written] = block.view(rows.array.dtype)
             rows.let_go()
@@ -138,12 +176,10 @@ def _on_host(initial: Kept, clients: NDArray[np.int64], mesh: Mesh, *, mapped: b
     return Store(read, write, held, put_back, close)
 
 
-def _in_blocks(
-    known: NDArray[np.bool_], arrays: Sequence[Any]
-) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Which rows are known, and then these rows of all arrays, in blocks."""
-    yield KNOWN, known.copy()
-    rows = np.flatnonzero(known)
+def _in_blocks(index: _Index, arrays: Sequence[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Which clients have rows, and then these rows of all arrays, in blocks."""
+    yield KNOWN, index.known
+    rows = index.in_order
     for i, array in enumerate(arrays):
         length = max(1, BLOCK_BYTES // max(1, array[:1].nbytes))
         for first in range(0, len(rows), length):
@@ -151,15 +187,15 @@ def _in_blocks(
 
 
 def _from_blocks(
-    saved: Iterable[tuple[str, NDArray[Any]]], known: NDArray[np.bool_], arrays: Sequence[T]
+    saved: Iterable[tuple[str, NDArray[Any]]], index: _Index, arrays: Sequence[T]
 ) -> Iterator[tuple[T, NDArray[np.int64], NDArray[Any]]]:
-    """Note which rows are known, and find of each block its array and the rows it has of it."""
+    """Give the clients their rows, and find of each block its array and the rows it has of it."""
     for name, block in saved:
         if name == KNOWN:
-            known[: len(block)] = block.view(bool)
+            index.assign(index.clients.start + np.flatnonzero(block.view(bool)))
             continue
         array, first, length = map(int, name.split("-"))
-        yield arrays[array], np.flatnonzero(known)[first : first + length], block
+        yield arrays[array], index.in_order[first : first + length], block
 
 
 class _Rows(NamedTuple):
@@ -190,13 +226,12 @@ class _Rows(NamedTuple):
         self,
         row: NDArray[np.int64],
         filled: NDArray[np.bool_],
-        known: NDArray[np.bool_],
         initial: NDArray[Any],
     ) -> NDArray[Any]:
-        """The row of each place that is filled: what is known, or else what it was at first."""
+        """What the client at each filled place keeps: its row, or the initial value without one."""
         gathered = np.zeros((len(row), *initial.shape), initial.dtype)
         for place in np.flatnonzero(filled):
-            gathered[place] = self.array[row[place]] if known[row[place]] else initial
+            gathered[place] = self.array[row[place]] if row[place] >= 0 else initial
         self.let_go()
         return gathered
 
@@ -227,12 +262,11 @@ def _no_room(where: str, error: Exception) -> str:
     return f"client_state: no room on {where} for what clients keep: {error}"
 
 
-def _on_devices(initial: Kept, clients: NDArray[np.int64], mesh: Mesh) -> Store:
+def _on_devices(initial: Kept, index: _Index, mesh: Mesh) -> Store:
     devices = mesh.devices.size
-    room = -(-max(len(clients), 1) // devices) * devices
+    room = -(-max(index.rows, 1) // devices) * devices
     sharding = NamedSharding(mesh, PER_DEVICE)
     first = replicate(mesh, initial)
-    known = np.zeros(room, bool)
     held = [jax.tree.map(lambda a: zeros_on(mesh, (room, *a.shape), a.dtype), first)]
 
     def gather(held: Kept, first: Kept, row: jax.Array, known: jax.Array) -> Kept:
@@ -249,21 +283,21 @@ def _on_devices(initial: Kept, clients: NDArray[np.int64], mesh: Mesh) -> Store:
     scattering = jax.jit(scatter, out_shardings=sharding, donate_argnums=0)
 
     def read(at: NDArray[np.int64]) -> Kept:
-        row = np.where(at >= 0, np.searchsorted(clients, at), 0)
-        return gathering(held[0], first, row, known[row])
+        row = index.find(at)
+        return gathering(held[0], first, np.maximum(row, 0), row >= 0)
 
     def write(at: NDArray[np.int64], kept: Kept) -> None:
-        row = np.where(at >= 0, np.searchsorted(clients, at), room)
-        held[0] = scattering(held[0], kept, row)
-        known[row[at >= 0]] = True
+        index.assign(at[at >= 0])
+        row = index.find(at)
+        held[0] = scattering(held[0], kept, np.where(row >= 0, row, room))
 
     def saved() -> Iterator[tuple[str, NDArray[Any]]]:
         leaves = jax.tree.leaves(held[0])
-        return _in_blocks(known[: len(clients)], [np.asarray(leaf) for leaf in leaves])
+        return _in_blocks(index, [np.asarray(leaf) for leaf in leaves])
 
     def put_back(saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
         arrays = [np.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(held[0])]
-        for array, written, block in _from_blocks(saved, known, arrays):
+        for array, written, block in _from_blocks(saved, index, arrays):
             array[written] = block.view(array.dtype)
         held[0] = jax.device_put(jax.tree.unflatten(jax.tree.structure(held[0]), arrays), sharding)
 

@@ -36,6 +36,8 @@ class Record(NamedTuple):
         client_steps: Mini-batch steps taken in this round.
         total_steps: Mini-batch steps taken in all rounds so far.
         communication: What all rounds so far have sent, in units of a round of FedAvg.
+        empty_rounds: Rounds since the record before in which no client took part, so that the model
+            stayed as it was.
         faulty: Faulty updates since the record before; None without screening, see
             `fedprox.Faults`.
         faulty_clients: Names of the clients that sent them, in the federation's order; likewise.
@@ -66,6 +68,7 @@ class Record(NamedTuple):
     client_steps: int
     total_steps: int
     communication: int
+    empty_rounds: int = 0
     faulty: int | None = None
     faulty_clients: list[str] | None = None
     unmeasured: int | None = None
@@ -98,7 +101,8 @@ class Run:
         compile_seconds: Time to compile its programs (shared by the points of a sweep).
         run_seconds: Time of its rounds and evaluations (likewise).
         sweep_points: How many points shared that time.
-        lane_idle: Share of lane ticks, as planned, in which a lane has no client.
+        lane_idle: Share of lane ticks, as planned for the first rounds, in which a lane has no
+            client.
         memory: Bytes that its rounds' program has on a device at most, data included.
         evaluated: Which model its records and `params` are of: "server", "cohort" or "clients"; see
             `fedprox.simulate`.
@@ -146,6 +150,11 @@ class Run:
         """Faulty updates of all records; None without screening."""
         known = [record.faulty for record in self.history if record.faulty is not None]
         return sum(known) if known else None
+
+    @property
+    def empty_rounds(self) -> int:
+        """Rounds in which no client took part."""
+        return sum(record.empty_rounds for record in self.history)
 
     def rounds_to(self, target: Target) -> float | None:
         """Rounds until the run reaches a target, None if it never does; see `Target.rounds`."""

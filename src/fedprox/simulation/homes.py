@@ -28,6 +28,11 @@ class Homes(NamedTuple):
         """Number of processes."""
         return len(self.bounds) - 1
 
+    @property
+    def clients(self) -> range:
+        """The clients of this process."""
+        return range(int(self.bounds[self.here]), int(self.bounds[self.here + 1]))
+
     def of(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
         """The home of each client."""
         return np.searchsorted(self.bounds, clients, side="right") - 1

@@ -1,15 +1,19 @@
-"""The programs of one method: their fixed shapes, found before the first round, and compilation.
+"""The programs of one method: their fixed shapes, and compilation.
 
-Cohorts and stragglers are functions of the seed and the round, so the work of every round is known
-before the run begins. The shapes are the largest that any round will need: nothing is compiled
-twice, and no room is wasted on rounds that will not come.
+Cohorts and stragglers are functions of the seed and the round, so the work of some rounds can be
+looked at before the run begins. These rounds fix the shapes, with room to spare where rounds
+differ. Planning goes on while rounds run. The rare round that needs more room enlarges the shapes,
+and the programs are then compiled again. What is computed does not depend on how much room there
+is, but for the last bits; neither the number of rounds nor the place where a run was interrupted
+changes any of these.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,7 +28,7 @@ from fedprox.simulation.exchange import Exchange, plan_exchanges
 from fedprox.simulation.faults import Faults
 from fedprox.simulation.homes import Homes
 from fedprox.simulation.lanes import REPLICATED, on_all, replicate, shard
-from fedprox.simulation.protocol import RoundWork
+from fedprox.simulation.protocol import Protocol, RoundWork
 from fedprox.simulation.reading import (
     Reading,
     plan_reading,
@@ -32,7 +36,7 @@ from fedprox.simulation.reading import (
     slice_width,
     slices,
 )
-from fedprox.simulation.rows import Data, Held, rows_spec
+from fedprox.simulation.rows import Data, Held, TrainingRows, rows_spec
 from fedprox.simulation.schedule import (
     Array,
     Jobs,
@@ -62,8 +66,40 @@ LANE_BYTES = 2**31
 
 SIZE, HOME = map(Jobs._fields.index, ("size", "home"))
 
+SAMPLE_ROUNDS = 8, 256
+"""Rounds that are looked at to choose the shapes, at least and at most."""
+
+SAMPLE_CLIENTS = 2**16
+"""Clients of these rounds at most, where their number is between the two."""
+
 TYPICAL_ROUNDS = 64
 """Rounds looked at to choose the number of lanes."""
+
+MOST_TOGETHER = 256
+"""Rounds of one call at most."""
+
+
+class Capacity(NamedTuple):
+    """How much a call's arrays hold, or how much its rounds need.
+
+    Attributes:
+        ticks: Ticks of a round.
+        slots: Jobs of a round.
+        places: Jobs of a round on one device, where clients keep a state or their updates are
+            compared; else 0.
+        cohort_ticks: Ticks to read a cohort; 0 where gamma is not measured.
+        exchange_slots: Clients of a first exchange's own cohort; 0 for a method without.
+        exchange_ticks: Ticks to read gradients before the work; 0 where no client does.
+        rows: Training rows that are gathered for a call; 0 where all of them are on the devices.
+    """
+
+    ticks: int
+    slots: int
+    places: int
+    cohort_ticks: int
+    exchange_slots: int
+    exchange_ticks: int
+    rows: int
 
 
 class Layout(NamedTuple):
@@ -73,13 +109,14 @@ class Layout(NamedTuple):
         rounds: Shape of the batch plans.
         accumulate: Whether a mini-batch can take several ticks.
         batched: Whether a tick is one of all sweep points at once.
-        idle: Share of lane ticks, over all rounds, in which a lane has no client.
+        idle: Share of lane ticks, over the first rounds, in which a lane has no client.
         lanes: Lanes per device that read whole clients.
         width: Training rows of a slice when reading whole clients.
         test_width: Test rows of a slice.
-        cohort_ticks: Most ticks to read a cohort.
-        exchange_slots: Most clients of a first exchange's own cohort; 0 for a method without.
-        exchange_ticks: Most ticks to read gradients before the work; 0 where nobody does.
+        cohort_ticks: As in `Capacity`.
+        exchange_slots: Likewise.
+        exchange_ticks: Likewise.
+        rows: Likewise.
     """
 
     rounds: Shape
@@ -92,88 +129,168 @@ class Layout(NamedTuple):
     cohort_ticks: int
     exchange_slots: int
     exchange_ticks: int
+    rows: int
+
+    @property
+    def capacity(self) -> Capacity:
+        """How much a call's arrays hold."""
+        shape = self.rounds
+        return Capacity(shape.ticks, shape.slots, shape.places, *self[-4:])
+
+    def holding(self, capacity: Capacity) -> "Layout":
+        """The same shapes but for how much they hold."""
+        ticks, slots, places, *others = capacity
+        shape = self.rounds._replace(ticks=ticks, slots=slots, places=places)
+        return Layout(shape, *self[1:-4], *others)
+
+    def fitting(self, needed: Capacity) -> "Layout":
+        """These shapes where they hold what is needed, or else larger ones.
+
+        They grow by half of what is needed, so that they grow seldom.
+        """
+        held = self.capacity
+        pairs = list(zip(held, needed, strict=True))
+        if all(need <= have for have, need in pairs):
+            return self
+        return self.holding(
+            Capacity(*(have if need <= have else need + need // 2 for have, need in pairs))
+        )
+
+
+def spare(capacities: Sequence[Capacity]) -> Capacity:
+    """The most that some rounds need, and half of how much they differ on top.
+
+    >>> some = [Capacity(10, 4, 0, 0, 0, 0, 0), Capacity(20, 4, 0, 0, 0, 0, 0)]
+    >>> spare(some)[:2]
+    (25, 4)
+    """
+    columns = list(zip(*capacities, strict=True))
+    return Capacity(*(max(c) + (max(c) - min(c)) // 2 for c in columns))
+
+
+def needed(layout: Layout, solver: Solver, work: RoundWork) -> Capacity:
+    """What one round needs, gathered rows apart.
+
+    Args:
+        layout: The shapes, in which how much they hold is not looked at.
+        solver: The local solver, already the algorithm's own.
+        work: The round's work.
+    """
+    shape = layout.rounds
+    homes, lanes = shape.homes, shape.devices * shape.lanes
+    packing = pack(job_ticks(solver, work.jobs, shape.width), lanes, work.jobs.home, homes)
+
+    def reading(*parts: Jobs) -> int:
+        sizes, home = (np.concatenate([part[i] for part in parts]) for i in (SIZE, HOME))
+        lengths = slices(sizes, layout.width)
+        return max(1, pack(lengths, shape.devices * layout.lanes, home, homes).ticks)
+
+    on_device = np.bincount(packing.lane // shape.lanes, minlength=1)
+    return Capacity(
+        ticks=max(1, packing.ticks),
+        slots=max(1, len(work.jobs.client)),
+        places=max(1, int(on_device.max())) if shape.places else 0,
+        cohort_ticks=reading(work.jobs) if layout.cohort_ticks else 0,
+        exchange_slots=len(work.exchange.client),
+        exchange_ticks=reading(work.jobs, work.exchange) if layout.exchange_ticks else 0,
+        rows=0,
+    )
 
 
 def lay_out(
     measured: Federation,
     algorithm: Algorithm,
     solver: Solver,
-    work: Iterable[RoundWork],
+    sample: Sequence[RoundWork],
+    rows: TrainingRows,
     *,
+    largest: int,
     devices: int,
     homes: int,
     parameters: int,
     points: int,
     together: int,
     faults: Faults | None,
+    gradients: bool,
     by_client: bool,
 ) -> Layout:
-    """Find the shapes that fit all rounds, and the lanes that make them fast.
+    """Find the shapes that fit some rounds, and the lanes that make them fast.
 
     Args:
         measured: The clients with the rows that evaluations read.
         algorithm: The method.
         solver: The local solver, already the algorithm's own.
-        work: The work of every round of every seed.
+        sample: The work of the first rounds.
+        rows: The training rows.
+        largest: Rows of the largest job.
         devices: Devices the lanes are spread over.
         homes: Processes that share them.
         parameters: Parameters of the model.
         points: Points of the sweep.
         together: Most rounds that can run without a look at the model.
         faults: What is done about faulty updates; None for no screening.
+        gradients: Whether evaluations measure gradients.
         by_client: Whether evaluations say what they find client by client too.
     """
-    jobs, first = zip(*((w.jobs, w.exchange) for w in work), strict=True)
-    largest = max((int(j.size.max(initial=1)) for j in jobs), default=1)
     tick = tick_width(solver, largest)
-    lengths = [job_ticks(solver, j, tick) for j in jobs]
+    lengths = [job_ticks(solver, w.jobs, tick) for w in sample]
     cost = lane_cost(parameters * points, accelerator=jax.default_backend() != "cpu")
     typical = lengths[:: math.ceil(len(lengths) / TYPICAL_ROUNDS)]
-    lanes = choose_lanes(typical, devices, cost.step, cost.most)
-    packings = [
-        pack(length, devices * lanes, j.home, homes)
-        for length, j in zip(lengths, jobs, strict=True)
-    ]
-    ticks = np.array([packing.ticks for packing in packings])
-    room = int(ticks.sum()) * devices * lanes
-    used = sum(int(length.sum()) for length in lengths)
-    longest = max(1, int(ticks.max()))
-    slots = max(1, max(len(length) for length in lengths))
-    places = 0
-    if algorithm.kept is not None or (faults is not None and faults.compares):
-        places = max(1, *(int(np.bincount(p.lane // lanes, minlength=1).max()) for p in packings))
-    shape = Shape(1, devices, lanes, longest, slots, tick, places, homes)
-    # what clients keep is fetched for one round
-    if parameters <= SMALL_MODEL and algorithm.kept is None:
-        most_rounds = max(1, PLAN_BYTES // shape.plan_bytes)
-        shape = shape._replace(rounds=min(together, most_rounds))
-
     width = slice_width(measured.train.sizes)
     clients = slices(measured.train.sizes, width)
-    read_lanes = choose_lanes([clients], devices, cost.reading, cost.most)
-
-    def most_ticks(rounds: Iterable[Sequence[Jobs]]) -> int:
-        def ticks(parts: Sequence[Jobs]) -> int:
-            sizes, home = (np.concatenate([p[i] for p in parts]) for i in (SIZE, HOME))
-            return pack(slices(sizes, width), devices * read_lanes, home, homes).ticks
-
-        return max(1, *map(ticks, rounds))
-
-    exchange_slots = max(len(e.size) for e in first)
     tests = measured.test.sizes if by_client else np.array([max(len(measured.test), 1)])
-    return Layout(
-        rounds=shape,
+    has_places = algorithm.kept is not None or (faults is not None and faults.compares)
+    layout = Layout(
+        rounds=Shape(
+            rounds=1,
+            devices=devices,
+            lanes=choose_lanes(typical, devices, cost.step, cost.most),
+            ticks=1,
+            slots=1,
+            width=tick,
+            places=int(has_places),
+            homes=homes,
+        ),
         accumulate=not solver.searches_line
         and (solver.batch_of(largest) > tick or needs_checks(solver)),
         batched=points == 1 or batch_points(parameters),
-        idle=1 - used / room if room else 0.0,
-        lanes=read_lanes,
+        idle=0.0,
+        lanes=choose_lanes([clients], devices, cost.reading, cost.most),
         width=width,
         test_width=slice_width(tests),
-        cohort_ticks=most_ticks((j,) for j in jobs),
-        exchange_slots=exchange_slots,
-        exchange_ticks=most_ticks(zip(jobs, first, strict=True)) if algorithm.own_gradient else 0,
+        cohort_ticks=int(gradients),
+        exchange_slots=0,
+        exchange_ticks=int(algorithm.own_gradient),
+        rows=0,
     )
+    each = [needed(layout, solver, work) for work in sample]
+    layout = layout.holding(spare(each))
+    shape = layout.rounds
+    # what clients keep is fetched for one round
+    if parameters <= SMALL_MODEL and algorithm.kept is None:
+        most = min(together, MOST_TOGETHER, PLAN_BYTES // shape.plan_bytes)
+        shape = shape._replace(rounds=max(1, min(most, rows.together(sample))))
+    calls = [sample[i : i + shape.rounds] for i in range(0, len(sample), shape.rounds)]
+    gathered = spare([each[0]._replace(rows=rows.needed(call, width)) for call in calls])
+    used = sum(int(length.sum()) for length in lengths)
+    room = sum(need.ticks for need in each) * shape.devices * shape.lanes
+    return layout._replace(rounds=shape, rows=gathered.rows, idle=1 - used / room if used else 0.0)
+
+
+def sample_rounds(protocol: Protocol, algorithm: Algorithm, solver: Solver) -> list[RoundWork]:
+    """The work of the first rounds of the first seed, however many rounds the run has.
+
+    Args:
+        protocol: What compared methods share.
+        algorithm: The method.
+        solver: The local solver, already the algorithm's own.
+    """
+    least, most = SAMPLE_ROUNDS
+    count = max(least, min(most, SAMPLE_CLIENTS // protocol.cohort.clients_per_round))
+    if callable(solver.gamma):  # it does not change the work, and may end with the rounds
+        solver = replace(solver, gamma=0.0)
+    seed = protocol.seeds[0]
+    return [protocol.round_work(algorithm, solver, seed, t) for t in range(count)]
 
 
 class LaneCost(NamedTuple):
@@ -259,6 +376,7 @@ def compile_programs(
     gradients: bool,
     faults: Faults | None,
     by_client: bool,
+    before: Programs | None = None,
 ) -> Programs:
     """Compile a method's programs, side by side, for exactly the shapes they will see.
 
@@ -279,40 +397,14 @@ def compile_programs(
         gradients: Whether to measure gradients.
         faults: What is done about faulty updates; None for no screening.
         by_client: Whether evaluations say what they find client by client too.
+        before: The programs of a layout that holds less, of which the evaluation is taken over.
     """
     begin = time.perf_counter()
     shape = layout.rounds
-    train, test = measured.train, measured.test
-    home = homes.of(np.arange(len(measured)))
-
-    def client_by_client(rows: Rows, width: int) -> Reading:
-        base = homes.first_rows(rows.offsets)[home]
-        return plan_reading(
-            rows.offsets[:-1] - base,
-            rows.offsets[1:] - base,
-            width=width,
-            devices=shape.devices,
-            lanes=layout.lanes,
-            home=home,
-            homes=homes.processes,
-        )
-
-    reading = client_by_client(train, layout.width)
-    if by_client:
-        test_reading = client_by_client(test, layout.test_width)
-    else:
-        test_reading = read_everything(
-            homes.first_rows(test.offsets),
-            width=layout.test_width,
-            devices=shape.devices,
-            lanes=layout.lanes,
-        )
-    reading, test_reading = shard(mesh, (reading, test_reading))
-    sizes, shares = replicate(
-        mesh, (train.sizes.astype(np.float32), federation.shares.astype(np.float32))
-    )
+    spec = tuple(rows_spec(a, homes) for a in held)
     plan = plan_rounds(shape, solver, 0, [], augmented=federation.augment is not None)
-    rounds = rounds_program(
+    traced: dict[str, Any] = {}
+    traced["rounds"] = rounds_program(
         model,
         algorithm,
         solver,
@@ -325,55 +417,111 @@ def compile_programs(
         width=layout.width,
         batched=layout.batched,
         faults=faults,
-        rows=tuple(rows_spec(a, homes) for a in held),
+        rows=spec,
     ).trace(state, numbers, *held, plan, exchanges([], layout), kept, np.int32(0))
     # measurements are made in full precision, also where an accelerator trains in less
     with jax.default_matmul_precision("highest"):
-        evaluation = evaluation_program(
-            model,
-            mesh,
-            gradients=gradients,
-            screened=faults is not None,
-            by_client=by_client,
-            lanes=layout.lanes,
-            width=layout.width,
-            test_width=layout.test_width,
-            rows=tuple(rows_spec(a, homes) for a in data[2:]),
-        ).trace(evaluated(algorithm, state), *data[2:], reading, sizes, shares, test_reading)
-        traced = [rounds, evaluation]
+        if before is None:
+            traced["evaluation"], read = _trace_evaluation(
+                model,
+                evaluated(algorithm, state),
+                federation,
+                measured,
+                data,
+                layout,
+                homes,
+                mesh,
+                gradients=gradients,
+                screened=faults is not None,
+                by_client=by_client,
+            )
         if gradients:
             replicated = NamedSharding(mesh, REPLICATED)
             local = jax.tree.map(
                 lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=replicated),
-                rounds.out_info.local.params,
+                traced["rounds"].out_info.local.params,
             )
             program = inexactness_program(
-                model,
-                algorithm,
-                mesh,
-                lanes=layout.lanes,
-                width=layout.width,
-                rows=tuple(rows_spec(a, homes) for a in held),
+                model, algorithm, mesh, lanes=layout.lanes, width=layout.width, rows=spec
             )
             cohort = read_cohort(no_jobs(), plan, 0, kept, layout, mesh)
-            traced.append(program.trace(state, numbers, local, *held, *cohort))
+            traced["inexactness"] = program.trace(state, numbers, local, *held, *cohort)
     with ThreadPoolExecutor() as pool:
-        run, measure, *gamma = pool.map(lambda each: each.lower().compile(), traced)
-    memory = run.memory_analysis()
-    run, measure, *gamma = map(on_all, (run, measure, *gamma))
+        compiled = pool.map(lambda each: each.lower().compile(), traced.values())
+        programs = dict(zip(traced, compiled, strict=True))
+    memory = programs["rounds"].memory_analysis()
+    ready = {name: on_all(program) for name, program in programs.items()}
+
+    def evaluate(state: State) -> Measures:
+        return ready["evaluation"](evaluated(algorithm, state), *read)
 
     return Programs(
-        rounds=run,
-        evaluate=lambda state: measure(
-            evaluated(algorithm, state), *data[2:], reading, sizes, shares, test_reading
-        ),
-        inexactness=gamma[0] if gradients else None,
+        rounds=ready["rounds"],
+        evaluate=evaluate if before is None else before.evaluate,
+        inexactness=ready.get("inexactness"),
         compile_seconds=time.perf_counter() - begin,
         memory=memory.argument_size_in_bytes
         + memory.output_size_in_bytes
         + memory.temp_size_in_bytes
         - memory.alias_size_in_bytes,
     )
+
+
+def _trace_evaluation(
+    model: Model,
+    params: Params,
+    federation: Federation,
+    measured: Federation,
+    data: Data,
+    layout: Layout,
+    homes: Homes,
+    mesh: Mesh,
+    *,
+    gradients: bool,
+    screened: bool,
+    by_client: bool,
+) -> tuple[Any, tuple[Any, ...]]:
+    """The traced evaluation of models, and what it is given beside them; see `compile_programs`."""
+    train, test = measured.train, measured.test
+    devices, lanes = layout.rounds.devices, layout.lanes
+    home = homes.of(np.arange(len(measured)))
+
+    def client_by_client(rows: Rows, width: int) -> Reading:
+        base = homes.first_rows(rows.offsets)[home]
+        return plan_reading(
+            rows.offsets[:-1] - base,
+            rows.offsets[1:] - base,
+            width=width,
+            devices=devices,
+            lanes=lanes,
+            home=home,
+            homes=homes.processes,
+        )
+
+    reading = client_by_client(train, layout.width)
+    if by_client:
+        test_reading = client_by_client(test, layout.test_width)
+    else:
+        test_reading = read_everything(
+            homes.first_rows(test.offsets), width=layout.test_width, devices=devices, lanes=lanes
+        )
+    reading, test_reading = shard(mesh, (reading, test_reading))
+    sizes, shares = replicate(
+        mesh, (train.sizes.astype(np.float32), federation.shares.astype(np.float32))
+    )
+    read = *data[2:], reading, sizes, shares, test_reading
+    program = evaluation_program(
+        model,
+        mesh,
+        gradients=gradients,
+        screened=screened,
+        by_client=by_client,
+        lanes=lanes,
+        width=layout.width,
+        test_width=layout.test_width,
+        rows=tuple(rows_spec(a, homes) for a in data[2:]),
+    )
+    return program.trace(params, *read), read
 
 
 def evaluated(algorithm: Algorithm, state: State) -> Params:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.reporting import Evaluated, reporting
-from fedprox.errors import require, require_one_of, require_whole
+from fedprox.errors import InputError, require, require_one_of, require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.simulation.clients import ClientState
@@ -39,7 +39,7 @@ PARTS = {
 """What a protocol is made of, by type; of the last two there may be none."""
 
 MOST_ROUNDS = 10**7
-"""Their cohorts are all drawn before the first, 45 microseconds each."""
+"""Rounds of a run at most."""
 
 LONGEST = 100
 """Characters of a setting as text, such as the speeds of all clients; of more there is a digest."""
@@ -249,6 +249,17 @@ class Protocol:
             f"{algorithm.name} has no clients of which solver.gamma could be a function; it must "
             "be a number",
         )
+        for seed in self.seeds:
+            try:
+                self.systems.check_participation(
+                    seed,
+                    self.federation.train.sizes,
+                    solver,
+                    self.cohort.sizes(len(self.federation)),
+                    whole=algorithm.stragglers == "drop" and not algorithm.pooled,
+                )
+            except InputError as error:
+                raise InputError(f"{algorithm.name}: {error}; nobody would ever train") from None
 
     def round_work(self, algorithm: Algorithm, solver: Solver, seed: int, t: int) -> RoundWork:
         """Who works on what in round t."""

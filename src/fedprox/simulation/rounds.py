@@ -3,7 +3,7 @@
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,9 +16,17 @@ from fedprox.algorithms.adaptive import Trend, first_trend, follow
 from fedprox.algorithms.base import Algorithm, Kept, State
 from fedprox.simulation.clients import Store
 from fedprox.simulation.engine import After
+from fedprox.simulation.evaluate import Measures
 from fedprox.simulation.exchange import Exchange
 from fedprox.simulation.history import Record, Run
-from fedprox.simulation.programs import Layout, Programs, exchanges, read_cohort
+from fedprox.simulation.programs import (
+    Capacity,
+    Layout,
+    Programs,
+    exchanges,
+    needed,
+    read_cohort,
+)
 from fedprox.simulation.protocol import Protocol, RoundWork
 from fedprox.simulation.rows import Held, TrainingRows
 from fedprox.simulation.schedule import Plan, no_jobs, plan_rounds
@@ -49,18 +57,16 @@ class Ready(NamedTuple):
 
     Attributes:
         algorithm: The method.
-        solver: The local solver, already the algorithm's own.
-        layout: The shapes of its programs.
         mesh: The devices.
-        programs: They themselves.
+        evaluate: See `Programs`.
+        programs: Layout -> the programs of these shapes, compiled when they are first asked for.
         numbers: The points' numbers, each (points,) on every device.
     """
 
     algorithm: Algorithm
-    solver: Solver
-    layout: Layout
     mesh: Mesh
-    programs: Programs
+    evaluate: Callable[[State], Measures]
+    programs: Callable[[Layout], Programs]
     numbers: Mapping[str, Any]
 
 
@@ -74,6 +80,8 @@ class Standing(NamedTuple):
         trend: What an adaptive mu remembers, else None.
         taken: Steps of all rounds since the evaluation before, a number or (points,) for each call.
         faulty: Their faulty updates, likewise, see `Evaluation`.
+        empty: How many of them no client took part in.
+        capacity: How much the last call's arrays held; None before the first call.
     """
 
     round: int
@@ -82,6 +90,8 @@ class Standing(NamedTuple):
     trend: Trend | None = None
     taken: tuple[Any, ...] = ()
     faulty: tuple[Faulty, ...] = ()
+    empty: int = 0
+    capacity: Capacity | None = None
 
 
 class Chunk(NamedTuple):
@@ -120,47 +130,90 @@ class Call(NamedTuple):
         rows: Those rows.
         plan: Which of them are read when.
         exchange: How gradients are read first; None where nobody does.
+        layout: The shapes of all of these.
     """
 
     work: Sequence[RoundWork]
     rows: Held
     plan: Plan
     exchange: Exchange | None
+    layout: Layout
 
 
 Planned = Iterator[tuple[Chunk, Call]]
 
 
-def plan_ahead(
-    pool: ThreadPoolExecutor,
-    protocol: Protocol,
-    solver: Solver,
-    layout: Layout,
-    rows: TrainingRows,
-    seed: int,
-    work: Sequence[RoundWork],
-    waiting: Iterator[Chunk],
-) -> Planned:
-    """Each chunk with its rows and plans, made in the background before they are asked for."""
-    augmented = protocol.federation.augment is not None
+class Planner:
+    """Plans the calls of one seed, and enlarges their shapes where a round needs more room.
 
-    def make(chunk: Chunk) -> Call:
-        held, there = rows.of(work[chunk.first : chunk.last])
-        rounds = [(t, w.jobs) for t, w in enumerate(there, start=chunk.first)]
+    The programs of other shapes may differ in the last bits. So how much room a round has depends
+    on the seed and on the rounds up to it, and not on how rounds are put together in calls.
+
+    Args:
+        protocol: What compared methods share.
+        algorithm: The method.
+        solver: The local solver, already the algorithm's own.
+        rows: The training rows.
+        seed: The seed.
+        layout: The shapes of the first call.
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        algorithm: Algorithm,
+        solver: Solver,
+        rows: TrainingRows,
+        seed: int,
+        layout: Layout,
+    ) -> None:
+        self.protocol, self.algorithm, self.solver = protocol, algorithm, solver
+        self.rows, self.seed, self.layout = rows, seed, layout
+
+    def plan(self, chunk: Chunk) -> list[tuple[Chunk, Call]]:
+        """The calls of a chunk: one, or several where the shapes grow within it."""
+        found, first, work = [], chunk.first, list[RoundWork]()
+        for t in range(chunk.first, chunk.last):
+            now = self.protocol.round_work(self.algorithm, self.solver, self.seed, t)
+            layout = self.layout.fitting(needed(self.layout, self.solver, now))
+            if layout is not self.layout and work:
+                found.append((Chunk(first, t, recorded=False), self._call(first, work)))
+                first, work = t, []
+            self.layout = layout
+            work.append(now)
+        found.append((Chunk(first, chunk.last, chunk.recorded), self._call(first, work)))
+        return found
+
+    def _call(self, first: int, work: Sequence[RoundWork]) -> Call:
+        """The call of the rounds from `first` on, given their work."""
+        room = self.rows.needed(work, self.layout.width)
+        layout = self.layout = self.layout.fitting(self.layout.capacity._replace(rows=room))
+        held, there = self.rows.of(work, layout.width, layout.rows)
         plan = plan_rounds(
-            layout.rounds, solver, seed, rounds, augmented=augmented, here=protocol.homes.here
+            layout.rounds,
+            self.solver,
+            self.seed,
+            [(t, each.jobs) for t, each in enumerate(there, start=first)],
+            augmented=self.protocol.federation.augment is not None,
+            here=self.protocol.homes.here,
         )
-        return Call(there, held, plan, exchanges(there, layout))
+        return Call(there, held, plan, exchanges(there, layout), layout)
 
-    under_way = deque((c, pool.submit(make, c)) for c in itertools.islice(waiting, PLANS_AHEAD))
+    def ahead(self, pool: ThreadPoolExecutor, waiting: Iterator[Chunk]) -> Planned:
+        """Calls with their rounds, planned in the background before they are asked for."""
 
-    def planned() -> Planned:
-        while under_way:
-            chunk, call = under_way.popleft()
-            under_way.extend((c, pool.submit(make, c)) for c in itertools.islice(waiting, 1))
-            yield chunk, call.result()
+        def submit(count: int) -> list[Future[list[tuple[Chunk, Call]]]]:
+            return [pool.submit(self.plan, c) for c in itertools.islice(waiting, count)]
 
-    return planned()
+        under_way = deque(submit(PLANS_AHEAD))
+
+        def planned() -> Planned:
+            while under_way:
+                calls = under_way.popleft()
+                under_way.extend(submit(1))
+                yield from calls.result()
+
+        return planned()
 
 
 def run_rounds(
@@ -194,12 +247,12 @@ def run_rounds(
     Returns:
         The server's last state.
     """
-    algorithm, layout, programs = ready.algorithm, ready.layout, ready.programs
+    algorithm = ready.algorithm
     behind = RECORDS_BEHIND if protocol.stop_at_target == "never" else 0
     ends = Ends(protocol, len(runs))
     counts = Counts.of(protocol)
     pending = deque[Evaluation]()
-    _, state, numbers, trend, taken, faulty = standing
+    _, state, numbers, trend, taken, faulty, empty, _ = standing
 
     def settle() -> None:
         """Wait for the oldest evaluation and write it down."""
@@ -219,16 +272,17 @@ def run_rounds(
         return now
 
     if not standing.round:
-        measures = programs.evaluate(state)
+        measures = ready.evaluate(state)
         trend = first_trend(measures.train_loss) if algorithm.adapt else None
         nobody = RoundWork(0, 0, 0, no_jobs(), no_jobs())
-        pending.append(Evaluation(0, nobody, numbers, measures, None, None, (), ()))
+        pending.append(Evaluation(0, nobody, numbers, measures, None, None, (), (), 0))
     for chunk, call in planned:
         while len(pending) > behind:
             settle()
         # not those behind, also where they have come in already: the same run stops the same
         if ends.over(runs, len(runs[0].history) + len(pending) - behind):
             break
+        layout, programs = call.layout, ready.programs(call.layout)
         here = clients_by_place(call.plan, call.work[0], layout)
         kept = None if store is None else store.read(here)
         count = np.int32(chunk.last - chunk.first)
@@ -240,47 +294,53 @@ def run_rounds(
             store.write(here, after.kept)
             after = after._replace(kept=None)
         state = after.state
-        faulty += _faulty(ready, chunk, call, after)
+        faulty += _faulty(chunk, call, after)
+        empty += sum(not len(w.jobs.client) for w in call.work)
         planned_steps = sum(int(w.jobs.steps.sum()) for w in call.work)
         taken += (planned_steps if after.steps is None else after.steps,)
         if chunk.recorded or trend is not None:
-            measures = programs.evaluate(state)
+            measures = ready.evaluate(state)
         if chunk.recorded:
             done = call.work[-1]
-            gamma = _gamma(ready, call, after, numbers, kept)
+            gamma = _gamma(ready, programs, call, after, numbers, kept)
             steps = after.local.steps
             pending.append(
-                Evaluation(chunk.last, done, numbers, measures, gamma, steps, taken, faulty)
+                Evaluation(chunk.last, done, numbers, measures, gamma, steps, taken, faulty, empty)
             )
-            taken, faulty = (), ()
+            taken, faulty, empty = (), (), 0
         del after, kept, call  # the cohort's models and rows go before the next one's come
         if trend is not None:
             mu, trend = _follow(numbers["mu"], trend, measures.train_loss)
             numbers = {**numbers, "mu": mu}
 
-        now = Standing(chunk.last, state, numbers, trend, taken, faulty)
+        now = Standing(chunk.last, state, numbers, trend, taken, faulty, empty, layout.capacity)
         after_call(chunk.last, partial(settled, now))
         del now  # so that the state can be given up to the next call
     return settled(state)
 
 
-def _faulty(ready: Ready, chunk: Chunk, call: Call, after: After) -> tuple[Faulty, ...]:
+def _faulty(chunk: Chunk, call: Call, after: After) -> tuple[Faulty, ...]:
     """The faulty updates of a call, if updates are screened."""
     if after.faulty is None:
         return ()
-    slots = ready.layout.rounds.slots
+    slots = call.layout.rounds.slots
     return (partial(faulty_updates, chunk.first, call.work, slots, after.faulty),)
 
 
 def _gamma(
-    ready: Ready, call: Call, after: After, numbers: Mapping[str, Any], kept: Kept
+    ready: Ready,
+    programs: Programs,
+    call: Call,
+    after: After,
+    numbers: Mapping[str, Any],
+    kept: Kept,
 ) -> jax.Array | None:
     """gamma_k of a call's last round, given what the clients kept before it, if it is measured."""
-    if ready.programs.inexactness is None:
+    if programs.inexactness is None:
         return None
     jobs, last = call.work[-1].jobs, len(call.work) - 1
-    cohort = read_cohort(jobs, call.plan, last, kept, ready.layout, ready.mesh)
-    return ready.programs.inexactness(after.posed, numbers, after.local.params, *call.rows, *cohort)
+    cohort = read_cohort(jobs, call.plan, last, kept, call.layout, ready.mesh)
+    return programs.inexactness(after.posed, numbers, after.local.params, *call.rows, *cohort)
 
 
 def clients_by_place(plan: Plan, work: RoundWork, layout: Layout) -> NDArray[np.int64]:

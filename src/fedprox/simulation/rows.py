@@ -7,7 +7,7 @@ the same rows in the same order, so no bit of any result depends on where they l
 What evaluations read is on every device in either case.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -153,12 +153,6 @@ def row_bytes(rows: Rows) -> int:
     return sum(int(np.prod(a.shape[1:])) * np.dtype(a.dtype).itemsize for a in kept)
 
 
-def rounds_together(rows: Rows, work: Iterable[RoundWork]) -> int:
-    """Most rounds of a call, so that the rows gathered for it stay small."""
-    largest = max(int(w.jobs.size.sum() + w.exchange.size.sum()) for w in work)
-    return max(1, GATHERED_BYTES // max(1, largest * row_bytes(rows)))
-
-
 Held = tuple[Features, Array]
 """Features and labels on every device."""
 
@@ -166,39 +160,36 @@ Held = tuple[Features, Array]
 class TrainingRows(NamedTuple):
     """The training rows of one method's calls.
 
+    Rows that stay with the host are gathered for each call, into arrays with room for some of them.
+
     Attributes:
-        like: What programs are compiled for: arrays, or their shapes.
-        of: The work of a call's rounds -> rows on every device, and the work with these rows'
-            numbers.
+        together: The work of some rounds -> how many such rounds a call has at most, so that the
+            rows gathered for it take little memory.
+        needed: The work of a call's rounds, and the rows of a slice when reading whole clients ->
+            how many rows must be gathered; 0 where all rows are on the devices.
+        like: Room -> what programs are compiled for: arrays, or their shapes.
+        of: The work of a call's rounds, the rows of a slice, and the room -> rows on every device,
+            and the work with these rows' numbers.
     """
 
-    like: Held
-    of: Callable[[Sequence[RoundWork]], tuple[Held, Sequence[RoundWork]]]
+    together: Callable[[Sequence[RoundWork]], int]
+    needed: Callable[[Sequence[RoundWork], int], int]
+    like: Callable[[int], Held]
+    of: Callable[[Sequence[RoundWork], int, int], tuple[Held, Sequence[RoundWork]]]
 
 
-def training_rows(
-    mesh: Mesh,
-    rows: Rows,
-    data: Data,
-    calls: Iterable[Sequence[RoundWork]],
-    homes: Homes,
-    *,
-    width: int,
-    ahead: int,
-) -> TrainingRows:
+def training_rows(mesh: Mesh, rows: Rows, data: Data, homes: Homes, *, ahead: int) -> TrainingRows:
     """The rows as they lie on the devices, or gathered for each call.
 
     Args:
         mesh: The devices.
         rows: All clients' training rows.
         data: What is on the devices.
-        calls: The work of every call that will come, round by round.
         homes: Which process is home to which clients.
-        width: Rows of a slice when reading whole clients.
         ahead: Calls whose rows are gathered before they are needed.
 
-    Raises:
-        InputError: The rows of a call do not fit either.
+    Returns:
+        The rows. Where a call's rows do not fit in memory, `like` raises `InputError`.
     """
     if data.x is not None:
         held = data.x, data.y
@@ -207,31 +198,43 @@ def training_rows(
         def numbered_at_home(jobs: Jobs) -> Jobs:
             return jobs._replace(offset=jobs.offset - base[jobs.home])
 
-        return TrainingRows(held, lambda work: (held, _with_jobs(work, numbered_at_home)))
-    room = max(
-        _places(_at(home, work), len(rows), width).room
-        for work in calls
-        for home in range(homes.processes)
-    )
-    size = room * row_bytes(rows)
-    free = free_on_devices(mesh) or free_on_host() // mesh.devices.size
-    require(
-        not free or (ahead + 1) * size <= FITS * free,
-        f"training rows: a round reads {room:,} of them, {size / 2**30:.1f} GiB, of which there "
-        f"must be {ahead + 1} times as much in half of the {free / 2**30:.1f} GiB that are free; "
-        "choose fewer clients a round",
-    )
+        def all_here(work: Sequence[RoundWork], *_: int) -> tuple[Held, Sequence[RoundWork]]:
+            return held, _with_jobs(work, numbered_at_home)
+
+        return TrainingRows(len, lambda *_: 0, lambda _: held, all_here)
     several = homes.processes > 1
     sharding = NamedSharding(mesh, PER_DEVICE if several else REPLICATED)
-
-    def like(array: Array) -> Any:
-        kind = jax.dtypes.canonicalize_dtype(array.dtype)
-        shape = (room * (mesh.devices.size if several else 1), *array.shape[1:])
-        return jax.ShapeDtypeStruct(shape, kind, sharding=sharding)
-
     index = index_of(rows.x)
 
-    def gathered(work: Sequence[RoundWork]) -> tuple[Held, Sequence[RoundWork]]:
+    def together(work: Sequence[RoundWork]) -> int:
+        largest = max(int(w.jobs.size.sum() + w.exchange.size.sum()) for w in work)
+        return max(1, min(len(work), GATHERED_BYTES // max(1, largest * row_bytes(rows))))
+
+    def needed(work: Sequence[RoundWork], width: int) -> int:
+        return max(
+            _places(_at(home, work), len(rows), width).room for home in range(homes.processes)
+        )
+
+    def like(room: int) -> Held:
+        size = room * row_bytes(rows)
+        free = free_on_devices(mesh) or free_on_host() // mesh.devices.size
+        require(
+            not free or (ahead + 1) * size <= FITS * free,
+            f"training rows: a round reads {room:,} of them, {size / 2**30:.1f} GiB, of which "
+            f"there must be {ahead + 1} times as much in half of the {free / 2**30:.1f} GiB that "
+            "are free; choose fewer clients a round",
+        )
+
+        def one(array: Array) -> Any:
+            kind = jax.dtypes.canonicalize_dtype(array.dtype)
+            shape = (room * (mesh.devices.size if several else 1), *array.shape[1:])
+            return jax.ShapeDtypeStruct(shape, kind, sharding=sharding)
+
+        return with_index(data.measured_x, one(index)), one(rows.y)
+
+    def gathered(
+        work: Sequence[RoundWork], width: int, room: int
+    ) -> tuple[Held, Sequence[RoundWork]]:
         places = _places(_at(homes.here, work), len(rows), width)
         at = np.where(places.place < 0, room, 0) + places.place
         found = [copy_stretches(a, places.first, places.size, at, room) for a in (index, rows.y)]
@@ -245,7 +248,7 @@ def training_rows(
 
         return (with_index(data.measured_x, x), y), _with_jobs(work, moved)
 
-    return TrainingRows((with_index(data.measured_x, like(index)), like(rows.y)), gathered)
+    return TrainingRows(together, needed, like, gathered)
 
 
 def _with_jobs(work: Sequence[RoundWork], change: Callable[[Jobs], Jobs]) -> Sequence[RoundWork]:

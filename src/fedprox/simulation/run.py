@@ -1,6 +1,5 @@
 """Running methods: rounds, evaluations and their history, for every sweep point and seed."""
 
-import itertools
 import math
 import time
 from collections import Counter
@@ -33,19 +32,22 @@ from fedprox.simulation.points import (
     sweep_points,
 )
 from fedprox.simulation.programs import (
+    Capacity,
     Layout,
+    Programs,
     compile_programs,
     evaluated,
     lay_out,
+    sample_rounds,
 )
-from fedprox.simulation.protocol import Protocol, RoundWork
+from fedprox.simulation.protocol import Protocol
 from fedprox.simulation.rounds import (
     PLANS_AHEAD,
     Planned,
+    Planner,
     Ready,
     Standing,
     chunks,
-    plan_ahead,
     run_rounds,
 )
 from fedprox.simulation.rows import (
@@ -53,7 +55,6 @@ from fedprox.simulation.rows import (
     Held,
     check_measured,
     resident,
-    rounds_together,
     training_rows,
 )
 from fedprox.simulation.sampling import Cohort
@@ -260,29 +261,25 @@ def _run_method(
     points = sweep_points(algorithm, solver)
     name = label(algorithm, solver, points[0]) if len(points) == 1 else algorithm.name
     session.on_progress(Progress(name, seeds[0], begin.round, protocol.rounds, math.nan))
-    # of all seeds: the programs are the same where some are done already
-    work = {
-        seed: [protocol.round_work(algorithm, solver, seed, t) for t in range(protocol.rounds)]
-        for seed in protocol.seeds
-    }
     began = time.perf_counter()
     params = initial_params(protocol.model, seeds[0])
     compile_seconds = time.perf_counter() - began
-    train, every_round = protocol.federation.train, list(itertools.chain(*work.values()))
-    together = min(1 if algorithm.adapt else protocol.evaluate_every, protocol.rounds)
-    if session.data.x is None:
-        together = min(together, rounds_together(train, every_round))
+    train = protocol.federation.train
+    rows = training_rows(session.mesh, train, session.data, protocol.homes, ahead=PLANS_AHEAD)
     layout = lay_out(
         protocol.measured,
         algorithm,
         solver,
-        every_round,
+        sample_rounds(protocol, algorithm, solver),
+        rows,
+        largest=len(train) if algorithm.pooled else int(train.sizes.max()),
         devices=session.mesh.devices.size,
         homes=protocol.homes.processes,
         parameters=sum(a.size for a in jax.tree.leaves(params)),
         points=len(points),
-        together=together,
+        together=min(1 if algorithm.adapt else protocol.evaluate_every, protocol.rounds),
         faults=protocol.screening(algorithm),
+        gradients=protocol.measure_gradients,
         by_client=protocol.by_client,
     )
     pause = (session.checkpoints and session.checkpoints.every) or protocol.rounds
@@ -293,26 +290,23 @@ def _run_method(
         most=layout.rounds.rounds,
         pause=pause,
     )
-    legs = [(seeds[0], begin.round), *((seed, 0) for seed in protocol.seeds)]
-    rows = training_rows(
-        session.mesh,
-        train,
-        session.data,
-        (work[seed][c.first : c.last] for seed, first in legs for c in calls(first)),
-        protocol.homes,
-        width=layout.width,
-        ahead=PLANS_AHEAD,
-    )
     with _cancelling(ThreadPoolExecutor(1)) as pool:
-        plan = partial(plan_ahead, pool, protocol, solver, layout, rows)
+
+        def plan(seed: int, first: int, capacity: Capacity | None) -> Planned:
+            shapes = layout if capacity is None else layout.holding(capacity)
+            planner = Planner(protocol, algorithm, solver, rows, seed, shapes)
+            return planner.ahead(pool, calls(first))
+
         # the first seed's planning goes on while the programs are being compiled
-        planned = plan(seeds[0], work[seeds[0]], calls(begin.round))
-        ready = _compile(session, algorithm, solver, layout, rows.like, points, params)
-        compile_seconds += ready.programs.compile_seconds
+        planned = plan(seeds[0], begin.round, begin.capacity)
+        programs = _Compiler(session, algorithm, solver, points, params, rows.like)
+        first = programs(layout)
+        ready = Ready(algorithm, session.mesh, first.evaluate, programs, programs.numbers)
+        compile_seconds += first.compile_seconds
         for seed in seeds:
             if seed != seeds[0]:
                 params = initial_params(protocol.model, seed)
-                planned = plan(seed, work[seed], calls(0))
+                planned = plan(seed, 0, None)
             batch = begin.under_way or [
                 Run(
                     algorithm.name,
@@ -322,14 +316,14 @@ def _run_method(
                     label=label(algorithm, solver, point),
                     sweep_points=len(points),
                     lane_idle=layout.idle,
-                    memory=ready.programs.memory,
+                    memory=first.memory,
                     evaluated="server" if algorithm.pooled else protocol.evaluate_model,
                 )
                 for point in points
             ]
             for run in batch:
                 run.compile_seconds += compile_seconds
-            leg = _Leg(name, seed, batch, work[seed])
+            leg = _Leg(name, seed, batch)
             _run_leg(session, ready, leg, params, planned, runs, begin)
             runs += batch
             begin = Snapshot(tuple(runs))
@@ -337,43 +331,65 @@ def _run_method(
                 session.checkpoints.offer(partial(Snapshot, begin.finished), str(leg))
 
 
-def _compile(
-    session: _Session,
-    algorithm: Algorithm,
-    solver: Solver,
-    layout: Layout,
-    held: Held,
-    points: Sequence[Mapping[str, float]],
-    params: Params,
-) -> Ready:
-    """A method's programs, for initial parameters like these."""
-    protocol, mesh = session.protocol, session.mesh
-    numbers = replicate(
-        mesh, {key: np.array([p[key] for p in points], np.float32) for key in points[0]}
-    )
-    places = layout.rounds.places * mesh.devices.size
-    programs = compile_programs(
-        protocol.model,
-        algorithm,
-        solver,
-        protocol.sampled,
-        protocol.measured,
-        session.data,
-        held,
-        initial_state(algorithm, params, len(points), mesh),
-        numbers,
-        jax.tree.map(
-            lambda a: zeros_on(mesh, (places, *a.shape), a.dtype),
-            initial_kept(algorithm, params, len(points)),
-        ),
-        layout,
-        protocol.measured_homes,
-        mesh,
-        gradients=protocol.measure_gradients,
-        faults=protocol.screening(algorithm),
-        by_client=protocol.by_client,
-    )
-    return Ready(algorithm, solver, layout, mesh, programs, numbers)
+class _Compiler:
+    """Compiles a method's programs for each layout, once.
+
+    Args:
+        session: What all methods are run with.
+        algorithm: The method.
+        solver: The local solver, already the algorithm's own.
+        points: The numbers of each point of the sweep.
+        params: Initial parameters of one point.
+        like: The room for gathered rows -> training rows, or their shapes.
+    """
+
+    def __init__(
+        self,
+        session: _Session,
+        algorithm: Algorithm,
+        solver: Solver,
+        points: Sequence[Mapping[str, float]],
+        params: Params,
+        like: Callable[[int], Held],
+    ) -> None:
+        self.session, self.algorithm, self.solver = session, algorithm, solver
+        self.numbers = replicate(
+            session.mesh, {key: np.array([p[key] for p in points], np.float32) for key in points[0]}
+        )
+        self.params, self.points, self.like = params, len(points), like
+        self._known: dict[Layout, Programs] = {}
+
+    def __call__(self, layout: Layout) -> Programs:
+        """The programs of some shapes."""
+        if layout in self._known:
+            return self._known[layout]
+        session, algorithm = self.session, self.algorithm
+        protocol, mesh = session.protocol, session.mesh
+        places = layout.rounds.places * mesh.devices.size
+        programs = compile_programs(
+            protocol.model,
+            algorithm,
+            self.solver,
+            protocol.sampled,
+            protocol.measured,
+            session.data,
+            self.like(layout.rows),
+            initial_state(algorithm, self.params, self.points, mesh),
+            self.numbers,
+            jax.tree.map(
+                lambda a: zeros_on(mesh, (places, *a.shape), a.dtype),
+                initial_kept(algorithm, self.params, self.points),
+            ),
+            layout,
+            protocol.measured_homes,
+            mesh,
+            gradients=protocol.measure_gradients,
+            faults=protocol.screening(algorithm),
+            by_client=protocol.by_client,
+            before=next(iter(self._known.values()), None),
+        )
+        self._known[layout] = programs
+        return programs
 
 
 class _Leg(NamedTuple):
@@ -383,13 +399,11 @@ class _Leg(NamedTuple):
         name: What the method is called in progress.
         seed: The seed.
         runs: The points' runs.
-        work: The work of every round.
     """
 
     name: str
     seed: int
     runs: Sequence[Run]
-    work: Sequence[RoundWork]
 
     def __str__(self) -> str:
         return f"{self.name}, seed {self.seed}"
@@ -423,11 +437,11 @@ def _run_leg(
     )
     store = None
     if algorithm.kept is not None:
-        homes = session.protocol.homes
-        clients = np.unique(np.concatenate([w.jobs.client for w in leg.work]))
-        clients = clients[homes.of(clients) == homes.here]
+        protocol = session.protocol
         kept = initial_kept(algorithm, params, len(batch))
-        store = open_store(session.protocol.client_state, kept, clients, session.mesh)
+        most = rounds * protocol.cohort.sizes(len(protocol.federation))[-1]
+        clients = protocol.homes.clients
+        store = open_store(protocol.client_state, kept, clients, session.mesh, most)
 
     def count_seconds() -> None:
         for run in batch:

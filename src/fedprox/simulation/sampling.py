@@ -50,6 +50,12 @@ class Cohort:
         require_whole("cohort.clients_per_round", self.clients_per_round)
         require_one_of("cohort.sampling", self.sampling, get_args(Sampling))
 
+    def sizes(self, clients: int) -> range:
+        """The possible numbers of clients in a cohort, drawn from so many."""
+        least = self.clients_per_round if self.sampling == "uniform" else 1
+        most = clients if self.sampling == "bernoulli" else min(self.clients_per_round, clients)
+        return range(least, most + 1)
+
     def draw(
         self,
         seed: int,

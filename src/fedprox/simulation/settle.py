@@ -64,6 +64,7 @@ class Evaluation(NamedTuple):
         steps: Steps they took (slots, points); None where the plan says it.
         since: Steps of all rounds since the evaluation before, a number or (points,) for each call.
         faulty: The faulty updates of these rounds, for each call; of none without screening.
+        empty: How many of these rounds no client took part in.
     """
 
     round: int
@@ -74,6 +75,7 @@ class Evaluation(NamedTuple):
     steps: Any
     since: Sequence[Any]
     faulty: Sequence[Faulty]
+    empty: int
 
 
 class Counts(NamedTuple):
@@ -169,6 +171,7 @@ def records_of(
             client_steps=int(solves.steps[i]),
             total_steps=run.client_steps + since,
             communication=algorithm.communication * done.round,
+            empty_rounds=done.empty,
             **({} if screening is None else _faults(done, faulty, i, protocol.federation.names)),
             train_loss_se=None if loss_error is None else float(loss_error[i]),
             test_accuracy_se=None if accuracy_error is None else float(accuracy_error[i]),

@@ -14,9 +14,12 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import require, require_number, require_one_of
+from fedprox.errors import InputError, require, require_number, require_one_of
 from fedprox.solver import Solver, as_numbers
 from fedprox.streams import Purpose, Streams, generator
+
+CLIENTS_TOGETHER = 1000
+"""Clients whose speeds are looked at together, in search of one that can take part."""
 
 Partial = Literal["uniform", "code"]
 """How far stragglers get."""
@@ -130,9 +133,7 @@ class Systems:
         """
         steps = solver.steps_for(sizes)
         if self.deadline is not None:
-            with np.errstate(over="ignore"):
-                # 0.3 / 0.1 is three steps
-                in_time = np.floor(self.deadline / self._step_seconds(seed, cohort) * (1 + 1e-9))
+            in_time = self._steps_in_time(seed, cohort)
             return Work(np.minimum(steps, in_time).astype(np.int64), in_time < steps)
         stragglers = np.zeros(len(cohort), np.bool_)
         chosen = generator(seed, Purpose.STRAGGLERS, round_).permutation(len(cohort))
@@ -148,6 +149,44 @@ class Systems:
             )
             steps[slot] = unit[slot] * stream.integers(1, most[slot], endpoint=not quirk)
         return Work(steps, stragglers)
+
+    def check_participation(
+        self, seed: int, sizes: NDArray[np.int64], solver: Solver, cohorts: range, *, whole: bool
+    ) -> None:
+        """Raise `InputError` where no client can ever take part in a round.
+
+        Args:
+            seed: Seed of the run.
+            sizes: Training rows n_k of all clients, shape (clients,).
+            solver: What a client that finishes would do.
+            cohorts: The possible sizes of a cohort.
+            whole: Whether only clients count that do all of it.
+        """
+        if self.deadline is None:
+            counts = np.arange(cohorts.start, cohorts.stop)
+            require(
+                not whole or (counts > np.round(self.stragglers * counts)).any(),
+                f"systems.stragglers = {self.stragglers:g}: all clients of every cohort of "
+                f"{cohorts[-1]} are stragglers, who are dropped",
+            )
+            return
+        steps = solver.steps_for(sizes)
+        for first in range(0, len(sizes), CLIENTS_TOGETHER):
+            some = np.arange(first, min(first + CLIENTS_TOGETHER, len(sizes)))
+            in_time = self._steps_in_time(seed, some)
+            if (in_time >= (steps[some] if whole else 1)).any():
+                return
+        raise InputError(
+            f"systems.deadline = {self.deadline:g}: no client has time for "
+            f"{'all of its steps, and stragglers are dropped' if whole else 'a single step'}"
+        )
+
+    def _steps_in_time(self, seed: int, clients: NDArray[np.int64]) -> NDArray[np.float64]:
+        """How many steps each client has time for, shape (K,)."""
+        assert self.deadline is not None
+        with np.errstate(over="ignore"):
+            # 0.3 / 0.1 is three steps
+            return np.floor(self.deadline / self._step_seconds(seed, clients) * (1 + 1e-9))
 
     def _step_seconds(self, seed: int, cohort: NDArray[np.int64]) -> NDArray[np.float64]:
         """Each client's seconds of a step, shape (K,)."""

@@ -1,0 +1,79 @@
+"""What a run costs before its first rounds are done, by the number of its rounds.
+
+    python -m benchmarks.many_rounds
+
+Logistic regression on Synthetic(1,1), an evaluation every 100 rounds. Each run is a process of its
+own, ended at its first evaluated round after the initial model. *Seconds* are from the call of
+`simulate` to that record, compilation included; *MB* is the most memory that the process had.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+import fedprox as fp
+
+CASES = ((30, 10, 1, (10**3, 10**5, 10**7)), (1000, 1000, 5, (10**3, 5 * 10**3, 10**7)))
+"""Clients, clients of a round, seeds, and numbers of rounds."""
+
+
+class Enough(Exception):
+    """The first rounds are done."""
+
+
+def one(clients: int, cohort: int, seeds: int, rounds: int) -> None:
+    """Print the seconds and the megabytes of one run, as JSON."""
+    fp.use_cpu_devices(cohort)
+    federation = fp.datasets.synthetic(1.0, 1.0, clients=clients)
+    model = fp.models.logistic(federation)
+    begin = time.perf_counter()
+
+    def until(record: fp.Record) -> None:
+        if record.round:
+            raise Enough
+
+    try:
+        fp.simulate(
+            federation,
+            model,
+            fp.fedprox(mu=1.0),
+            solver=fp.Solver(0.01, 10, epochs=1),
+            cohort=fp.Cohort(cohort),
+            systems=fp.Systems(stragglers=0.5),
+            rounds=rounds,
+            evaluate_every=100,
+            measure_gradients=False,
+            seed=list(range(seeds)),
+            on_record=until,
+        )
+    except Enough:
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+        print(json.dumps([time.perf_counter() - begin, memory]))
+
+
+def main() -> None:
+    """A line for each number of rounds."""
+    if len(sys.argv) > 1:
+        one(*map(int, sys.argv[1:]))
+        return
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for header in ("clients", "a round", "seeds", "rounds", "seconds", "MB"):
+        shown.add_column(header, justify="right")
+    for clients, cohort, seeds, several in CASES:
+        for rounds in several:
+            case = (clients, cohort, seeds, rounds)
+            command = [sys.executable, "-m", "benchmarks.many_rounds", *map(str, case)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            seconds, memory = json.loads(done.stdout)
+            cells = (f"{clients:,}", f"{cohort:,}", f"{seeds}", f"{rounds:,}")
+            shown.add_row(*cells, f"{seconds:.1f}", f"{memory:.0f}")
+    Console(width=100).print(shown)
+
+
+if __name__ == "__main__":
+    main()
