@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import orbax.checkpoint  # noqa: F401 (or the first checkpoint would import it)
 from rich.console import Console
 from rich.table import Table
 

@@ -35,6 +35,7 @@ from fedprox import (
     simulate,
 )
 from fedprox.report.directory import metrics_line
+from fedprox.simulation import checkpoint
 from fedprox.simulation.checkpoint import stopping_on_signals
 from fedprox.simulation.clients import ClientState, open_store
 from fedprox.simulation.history import Progress
@@ -44,6 +45,10 @@ from tests.quadratics import quadratic_model, ragged_quadratics
 
 class Killed(Exception):
     pass
+
+
+def kill(*_: object) -> None:
+    raise Killed
 
 
 def train(
@@ -102,6 +107,11 @@ def in_goes(
     return train(methods, Checkpoints(folder, resume=True), **options)
 
 
+def steps(folder: Path) -> list[str]:
+    """The numbers of a folder's checkpoints."""
+    return sorted(path.stem for path in folder.glob("*.state"))
+
+
 ONE_SEED: dict[str, Any] = {"seed": 3}
 CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
     # within the first leg, between two, and within the last
@@ -140,8 +150,8 @@ def test_a_comparison_that_goes_on_is_the_same(
 ) -> None:
     ends, methods, options = CASES[case]
     same(train(methods, **options), in_goes(tmp_path, ends, methods, monkeypatch, **options))
-    for part in tmp_path.iterdir():
-        assert len(list(part.iterdir())) <= 2
+    assert 1 <= len(steps(tmp_path)) <= 2
+    assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == set(steps(tmp_path))
 
 
 PLACES: list[ClientState] = ["device", "host"]
@@ -158,33 +168,66 @@ def test_state_goes_on_in_another_place(tmp_path: Path, monkeypatch: pytest.Monk
     same(once, in_goes(tmp_path, [2], [scaffold()], monkeypatch, seed=0))
 
 
-def test_a_damaged_checkpoint_is_passed_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("asked", [{"every": 4}, {"interval": 0.0}])
+def test_what_was_asked_outlives_a_kill_before_the_first_checkpoint(
+    asked: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     once = train([fedavg()], seed=0)
-    train([fedavg()], Checkpoints(tmp_path, 4), seed=0)
-    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["4", "8"]
-    for path in (tmp_path / "state" / "8").rglob("*"):
-        if path.is_file():
-            path.write_bytes(path.read_bytes()[:-3])
-    same(once, train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0))
-    assert "the one before is used" in caplog.text
-    for path in tmp_path.rglob("*"):
-        if path.is_file():
-            path.write_bytes(b"")
-    with pytest.raises(InputError, match="cannot be read"):
-        train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0)
+    folder = tmp_path / "checkpoint"
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_save", kill)
+        with pytest.raises(Killed):
+            train([fedavg()], Checkpoints(folder, **asked), seed=0)
+    again = Checkpoints(folder, resume=True)
+    same(once, train([fedavg()], again, seed=0))
+    assert asked.items() <= vars(again).items()
+    assert again.made >= 2
+    (line,) = caplog.messages
+    assert line == f"{folder}: no checkpoint was made yet; the comparison begins anew"
 
 
-def test_what_clients_keep_cut_short_is_passed_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_what_is_asked_on_going_on_outlives_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    once = train([scaffold()], seed=0)
-    train([scaffold()], Checkpoints(tmp_path, 4), seed=0)
-    for path in (tmp_path / "clients-0" / "8").iterdir():
-        path.write_bytes(path.read_bytes()[:-3])
-    same(once, train([scaffold()], Checkpoints(tmp_path, resume=True), seed=0))
-    assert "the one before is used" in caplog.text
+    train([fedavg()], Checkpoints(tmp_path, 4), seed=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_save", kill)
+        with pytest.raises(Killed):
+            train([fedavg()], Checkpoints(tmp_path, 2, resume=True), seed=0)
+    again = Checkpoints(tmp_path, resume=True)
+    train([fedavg()], again, seed=0)
+    assert (again.every, again.made) == (2, 1)  # after round 10
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", "float8_e4m3fn", "int4", "bool", "uint32", "complex64", "float64"]
+)
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_arrays_of_all_types_and_shapes_come_back(
+    dtype: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    given = [(["a"], array), (["b", "c/d"], array.T)]
+    checkpoint._write(tmp_path / "1.state", given)
+    checkpoint._check(tmp_path / "1.state")
+    for (keys, written), (found_keys, found) in zip(
+        given, checkpoint._read(tmp_path / "1.state"), strict=True
+    ):
+        assert (found_keys, found.dtype, found.shape) == (keys, written.dtype, written.shape)
+        np.testing.assert_array_equal(found, written)
+
+
+def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+    left = [tmp_path / name for name in (".3.clients-0.partial", ".4.state.partial", "2.clients-1")]
+    for path in left:
+        path.touch()
+    train([scaffold()], Checkpoints(tmp_path, 4, resume=True), seed=0)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{step}.{part}" for step in (4, 8) for part in ("state", "clients-0")
+    }
 
 
 def test_checkpoints_of_another_comparison_are_refused_or_replaced(tmp_path: Path) -> None:
@@ -193,7 +236,7 @@ def test_checkpoints_of_another_comparison_are_refused_or_replaced(tmp_path: Pat
     with pytest.raises(InputError, match=r"another comparison: rounds = 5, here 6"):
         train([fedavg()], Checkpoints(folder, resume=True), seed=0, rounds=6)
     train([fedavg()], Checkpoints(folder, 5), seed=0, rounds=6)
-    assert [path.name for path in (folder / "state").iterdir()] == ["5"]
+    assert steps(folder) == ["0", "5"]
 
 
 SETTING: dict[str, Any] = {
@@ -255,7 +298,7 @@ def test_checkpoints_may_be_used_for_one_comparison_after_another(tmp_path: Path
     checkpoints = Checkpoints(tmp_path / "checkpoint", 3)
     for rounds in (5, 4, 4):
         train([fedavg()], checkpoints, seed=0, rounds=rounds)
-        assert [path.name for path in (checkpoints.folder / "state").iterdir()] == ["3"]
+        assert steps(checkpoints.folder) == ["0", "3"]
 
 
 def test_a_signal_ends_the_round(tmp_path: Path) -> None:

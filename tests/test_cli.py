@@ -17,8 +17,9 @@ import safetensors.numpy
 
 from fedprox import InputError, cli
 from fedprox.experiment import read_experiment, resolve
+from fedprox.files import write_whole
 from fedprox.report.archive import read_archive
-from fedprox.report.directory import RunDirectory, write_whole
+from fedprox.report.directory import RunDirectory
 from fedprox.simulation.history import Record
 from fedprox.simulation.points import initial_params
 

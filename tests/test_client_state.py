@@ -1,5 +1,6 @@
 """What clients keep between rounds: the same bits wherever it lives, and property 16's models."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,10 @@ def test_a_disk_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", full)
-    with pytest.raises(InputError, match=r"client_state: no room on disk .*No space left"):
+    with pytest.raises(
+        InputError,
+        match=rf"client_state: no room on disk in {tempfile.gettempdir()} .*No space left",
+    ):
         runs(feddyn(alpha=1.0), client_state="disk")
 
 

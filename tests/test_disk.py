@@ -2,7 +2,9 @@
 
 import errno
 import json
+import math
 import os
+import stat
 import subprocess
 import sys
 import tomllib
@@ -14,13 +16,14 @@ import jax.numpy as jnp
 import pytest
 from matplotlib.figure import Figure
 
-from fedprox import InputError
+from fedprox import Checkpoints, InputError, scaffold
 from fedprox.datasets import sources
 from fedprox.report import directory
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import RunDirectory
 from fedprox.simulation.history import Run
-from tests.test_cli import SMALL, status
+from tests.test_checkpoint import same, train
+from tests.test_cli import SMALL, record, status
 from tests.test_lock import contents
 from tests.test_report import EXPERIMENT, make_run, write_run
 
@@ -50,15 +53,22 @@ def fail_at(patch: pytest.MonkeyPatch, number: int, at: int) -> None:
     real = os.fsync
 
     def fsync(file: int) -> None:
-        if next(calls) == at:
+        if stat.S_ISREG(os.fstat(file).st_mode) and next(calls) == at:
             raise OSError(number, os.strerror(number))
         real(file)
 
     patch.setattr(os, "fsync", fsync)
 
 
-FILES = ["experiment.toml", *["model"] * 2, "figure.png", "figure.svg", "summary.json"]
-"""In the order in which they are written; metrics.jsonl comes after the first."""
+FILES = [
+    "experiment.toml",
+    "metrics.jsonl",
+    *["model"] * 2,
+    "figure.png",
+    "figure.svg",
+    "summary.json",
+]
+"""In the order in which they are flushed to the disk."""
 
 
 @pytest.mark.parametrize("at", range(1, len(FILES) + 1))
@@ -66,6 +76,7 @@ def test_whatever_cannot_be_written_the_files_before_it_stay_whole(
     at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directory, "figure", lambda _: Figure((1, 1)))
+    monkeypatch.setattr(directory, "FLUSH", math.inf)
     out = tmp_path / "out"
     with pytest.MonkeyPatch.context() as patch:
         fail_at(patch, errno.ENOSPC, at)
@@ -95,6 +106,98 @@ def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path, capsys: Any
         assert status("report", run, "--out", page) == 2
     assert capsys.readouterr().err == f"fedprox: {page}: No space left on device\n"
     assert contents(tmp_path) == before
+
+
+def fail_in(patch: pytest.MonkeyPatch, name: str) -> None:
+    """Let the disk be full when a file of that name is flushed to it."""
+    real = os.fsync
+
+    def fsync(file: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{file}")).name == f".{name}.partial":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(file)
+
+    patch.setattr(os, "fsync", fsync)
+
+
+@pytest.mark.parametrize("name", ["0.state", "4.state", "8.state", "4.clients-0", "8.clients-0"])
+def test_a_disk_that_is_full_at_a_checkpoint_leaves_the_one_before(
+    name: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoint"
+    with pytest.MonkeyPatch.context() as patch:
+        fail_in(patch, name)
+        with pytest.raises(OSError, match="No space left on device") as error:
+            train([scaffold()], Checkpoints(folder, 4), seed=0)
+    assert error.value.filename == str(folder / name)
+    if name == "0.state":
+        assert not folder.exists()
+        return
+    assert not list(folder.glob(".*"))
+    before = str(int(Path(name).stem) - 4)
+    assert before in {path.stem for path in folder.glob("*.state")}
+    again = Checkpoints(folder, resume=True)
+    same(train([scaffold()], seed=0), train([scaffold()], again, seed=0))
+    assert again.made == {"0": 2, "4": 1}[before]
+
+
+def test_a_disk_that_is_full_at_a_checkpoint_is_one_line(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY)
+    out = tmp_path / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        fail_in(patch, "2.state")
+        command = ("run", tmp_path / "tiny.toml", "--checkpoint-every", "1", "--out", out)
+        assert status(*command) == 2
+    error = capsys.readouterr().err
+    assert error == f"fedprox: {out}/checkpoint/2.state: No space left on device\n"
+    assert set(contents(out / "checkpoint")) == {"0.state", "1.state"}
+    assert status("run", "--resume", out) == 0
+    assert capsys.readouterr().err == ""
+    assert read_archive(out).finished
+
+
+def test_what_has_its_name_outlives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is flushed before it gets its name, and then the folder that has the name."""
+    monkeypatch.setattr(directory, "FLUSH", math.inf)
+    events: list[tuple[str, int]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def flushed(file: int) -> None:
+        events.append(("flush", os.fstat(file).st_ino))
+        fsync(file)
+
+    def replaced(source: Any, target: Any) -> None:
+        events.append(("named", os.stat(source).st_ino))
+        replace(source, target)
+        folders.append(os.stat(Path(target).parent).st_ino)
+
+    folders: list[int] = []
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "replace", replaced)
+    monkeypatch.setattr(directory, "figure", lambda _: Figure((1, 1)))
+    write(tmp_path / "out")
+    train([scaffold()], Checkpoints(tmp_path / "checkpoint", 4), seed=0)
+    named = [i for i, (what, _) in enumerate(events) if what == "named"]
+    assert len(named) == len(FILES) - 1 + 5
+    for i, folder in zip(named, folders, strict=True):
+        assert events[i - 1] == ("flush", events[i][1])
+        assert events[i + 1] == ("flush", folder)
+    assert ("flush", (tmp_path / "out" / "metrics.jsonl").stat().st_ino) in events
+    assert events.count(("flush", tmp_path.stat().st_ino)) == 2  # both folders were made
+
+
+def test_metrics_are_flushed_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda file: flushed.append(os.fstat(file).st_ino))
+    for seconds, often in ((math.inf, 0), (0.0, 2)):
+        monkeypatch.setattr(directory, "FLUSH", seconds)
+        flushed.clear()
+        with RunDirectory(tmp_path, EXPERIMENT) as opened:
+            for round_ in range(2):
+                opened.record(record(round_))
+        assert flushed.count((tmp_path / "metrics.jsonl").stat().st_ino) == often
 
 
 LIMITED = """

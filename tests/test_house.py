@@ -7,7 +7,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "fedprox"
 
 FLOORS = [
     {"errors", "features", "toml"},
-    {"streams", "mapping"},
+    {"files", "mapping", "streams"},
     {"federation"},
     {"model"},
     {"subproblem", "datasets", "models"},

@@ -2,7 +2,6 @@
 
 import os
 import random
-import shutil
 import signal
 import threading
 from pathlib import Path
@@ -47,9 +46,9 @@ def die(where: str, count: int, share: float) -> None:
     """Have this process end by a kill.
 
     Args:
-        where: In the so many-th line of "metrics", while the so many-th "checkpoint" is being made
-            or the so many-th folder is in "removal", or at some "moment" after the so many-th
-            record.
+        where: In the so many-th line of "metrics", while the so many-th "checkpoint" is being made,
+            before or after the "removal" of the so many-th file of one, or at some "moment" after
+            the so many-th record.
         count: Which one.
         share: A random number.
     """
@@ -57,7 +56,7 @@ def die(where: str, count: int, share: float) -> None:
     from fedprox.simulation.checkpoint import Checkpoints
 
     begin, save, record = RunDirectory._begin, Checkpoints._save, RunDirectory.record
-    rmtree = shutil.rmtree
+    unlink = Path.unlink
     calls = iter(range(count, -(10**6), -1))
 
     def torn(self: RunDirectory) -> Any:
@@ -71,20 +70,20 @@ def die(where: str, count: int, share: float) -> None:
 
         return call
 
-    def half_removed(path: Any, *given: Any, **options: Any) -> None:
-        files = sorted(file for file in Path(path).rglob("*") if file.is_file())
-        if files and next(calls) == 0:
-            for file in files[: int(share * len(files))]:
-                file.unlink()
+    def removed(path: Path, missing_ok: bool = False) -> None:
+        last = path.stem.isdecimal() and next(calls) == 0
+        if last and share < 0.5:
             kill()
-        rmtree(path, *given, **options)
+        unlink(path, missing_ok)
+        if last:
+            kill()
 
     if where == "metrics":
         RunDirectory._begin = torn  # type: ignore[method-assign]
     elif where == "checkpoint":
-        Checkpoints._save = timed(save, 0.1)  # type: ignore[method-assign]
+        Checkpoints._save = timed(save, 0.02)  # type: ignore[method-assign]
     elif where == "removal":
-        shutil.rmtree = half_removed  # type: ignore[assignment]
+        Path.unlink = removed  # type: ignore[assignment, method-assign]
     elif where == "moment":
         RunDirectory.record = timed(record, 0.05)  # type: ignore[method-assign]
 

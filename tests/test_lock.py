@@ -141,7 +141,13 @@ def test_an_item_is_reproduced_by_one(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*.*")) == []
 
 
-def test_a_lock_that_leads_nowhere_is_no_endless_loop(tmp_path: Path) -> None:
-    (tmp_path / ".lock").symlink_to(tmp_path / "no" / "lock")
-    with pytest.raises(FileNotFoundError), locked(tmp_path):
+@pytest.mark.parametrize("target", ["no/lock", "file", "."])
+def test_a_lock_that_is_a_link_is_refused(target: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("another's")
+    link = tmp_path / ".lock"
+    link.symlink_to(tmp_path / target)
+    with pytest.raises(InputError) as error, locked(tmp_path):
         pass
+    assert str(error.value) == f"{link} is a symbolic link, which is not followed; remove it"
+    assert (tmp_path / "file").read_text() == "another's"
+    assert link.is_symlink()

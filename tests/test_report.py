@@ -22,6 +22,7 @@ import fedprox as fp
 from fedprox.diagnostics import clients
 from fedprox.diagnostics.clients import client_accuracy
 from fedprox.errors import InputError
+from fedprox.files import write_whole
 from fedprox.model import cross_entropy, top_1
 from fedprox.report import charts
 from fedprox.report.archive import read_archive, read_record
@@ -31,7 +32,6 @@ from fedprox.report.directory import (
     model_file,
     summarise,
     write_clients,
-    write_whole,
 )
 from fedprox.report.page import section, worst_mean, write_report
 from fedprox.simulation.history import Record, Run

@@ -10,9 +10,10 @@ import os
 import platform
 import re
 import subprocess
+import time
 import tomllib
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -24,10 +25,13 @@ import tomli_w
 from fedprox.diagnostics.clients import client_accuracy
 from fedprox.errors import InputError, require
 from fedprox.federation import Federation
+from fedprox.files import flush_folder, naming, open_no_link, refuse_link, write_whole
 from fedprox.model import Model, Params
 from fedprox.report.figure import figure
+from fedprox.report.lock import NAME as LOCK
 from fedprox.report.lock import locked
 from fedprox.report.table import common_target
+from fedprox.simulation.checkpoint import FIRST
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.target import KEYS, Target
 from fedprox.toml import parse_toml
@@ -44,6 +48,9 @@ ERRORS = ("train_loss_se", "test_accuracy_se")
 LONGEST = 150
 """Bytes of a label in a file's name, which file systems give 255."""
 
+FLUSH = 5.0
+"""Seconds after which `metrics.jsonl` is flushed to disk again, as far as it has come."""
+
 PACKAGES = ("fedprox", "flax", "jax", "jaxlib", "numpy", "optax")
 
 
@@ -59,13 +66,14 @@ class RunDirectory:
         experiment: The resolved experiment.
 
     Raises:
-        InputError: The folder holds another experiment's results, or something else; or, at
-            `with`, another process writes it.
+        InputError: The folder holds another experiment's results, or something else, or its
+            `metrics.jsonl` is a symbolic link; or, at `with`, another process writes it.
     """
 
     def __init__(self, path: Path, experiment: dict[str, Any]) -> None:
         self.path, self.experiment = path, experiment
         self._metrics: BinaryIO | None = None
+        self._flushed = time.monotonic()
         self._held = ExitStack()
         self._check()
 
@@ -73,8 +81,9 @@ class RunDirectory:
         if not self.path.exists():
             return
         require(self.path.is_dir(), f"--out: {self.path} is not a folder")
+        refuse_link(self.path / "metrics.jsonl")
         known = self.path / "experiment.toml"
-        if all(path.name.startswith(".") for path in self.path.iterdir()):
+        if all(_is_leftover(path) for path in self.path.iterdir()):
             return
         require(
             known.is_file(), f"--out: {self.path} holds other files; name a new or empty folder"
@@ -131,13 +140,21 @@ class RunDirectory:
         line = json.dumps(metrics_line(record), allow_nan=False).encode() + b"\n"
         end = self._metrics.tell()
         try:
-            with _naming(self.path / "metrics.jsonl"):
+            with naming(self.path / "metrics.jsonl"):
                 written = self._metrics.write(line)
                 if written != len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             self._metrics.truncate(end)
             raise
+        if time.monotonic() - self._flushed >= FLUSH:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._metrics is not None:
+            with naming(self.path / "metrics.jsonl"):
+                os.fsync(self._metrics.fileno())
+            self._flushed = time.monotonic()
 
     def diagnosis(self, document: dict[str, Any]) -> None:
         """Write `diagnosis.json`, beside the experiment's results where there are any."""
@@ -163,16 +180,29 @@ class RunDirectory:
         ):
             for path in self.path.glob(pattern):
                 path.unlink()
-        return (self.path / "metrics.jsonl").open("wb", buffering=0)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        opened = open_no_link(self.path / "metrics.jsonl", flags)
+        flush_folder(self.path)
+        return os.fdopen(opened, "wb", buffering=0)
 
     def finish(self, runs: Sequence[Run], target: Target | None) -> None:
         """Write models and figure, then the summary; see `fedprox.table` for the target."""
         target = target or common_target(runs)
+        self._flush()
         for run in runs:
             write_whole(self.path / model_file(run), safetensors.numpy.save(flatten(run.params)))
         write_figure(self.path, figure(runs))
         summary = [summarise(run, target) for run in runs]
         write_whole(self.path / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether an ended process of ours may have left a file or folder before its first record."""
+    if path.name == CHECKPOINTS and path.is_dir():
+        return all(_is_leftover(inside) or inside.name == FIRST for inside in path.iterdir())
+    return path.name in (LOCK, f".{CHECKPOINTS}.removed") or bool(
+        re.fullmatch(r"\..+\.partial", path.name)
+    )
 
 
 def model_file(run: Run) -> str:
@@ -331,30 +361,3 @@ def _git_revision() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    with _naming(path):
-        try:
-            with partial.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        except BaseException:  # an interrupt, too
-            with suppress(OSError):  # what went wrong first is what counts
-                partial.unlink()
-            raise
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Name the file that cannot be written where the system does not, as on a full disk."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None or Path(error.filename).name.endswith(".partial"):
-            error.filename = str(path)
-        raise

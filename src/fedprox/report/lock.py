@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedprox.errors import InputError
+from fedprox.files import flush_folder, open_no_link
 
 try:
     import fcntl
@@ -33,13 +34,15 @@ def locked(folder: Path) -> Iterator[None]:
         folder: The folder.
 
     Raises:
-        InputError: Another process holds it.
+        InputError: Another process holds it, or `.lock` is a symbolic link.
         OSError: The folder cannot be made or written.
     """
     made = _missing(folder)
     file = None
     try:
         file = _take(folder)
+        for path in made:
+            flush_folder(path.parent)
         yield
     finally:
         if file is not None:
@@ -61,10 +64,8 @@ def _take(folder: Path) -> int:
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            file = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o666)
+            file = open_no_link(folder / NAME, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
-            if (folder / NAME).is_symlink():  # to where nothing can be
-                raise
             continue  # another process has just removed the folder that it had made
         try:
             _lock(file, folder)

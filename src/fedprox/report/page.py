@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import require
+from fedprox.files import write_whole
 from fedprox.report.archive import Archive, Diagnosis, SweepPoint, read_archive
 from fedprox.report.charts import (
     Axis,
@@ -23,7 +24,6 @@ from fedprox.report.charts import (
     styles,
 )
 from fedprox.report.diagnosis import sweep_cells
-from fedprox.report.directory import write_whole
 from fedprox.report.table import (
     by_label,
     empty_rounds,

@@ -2,18 +2,29 @@
 
 The comparison that goes on is the same, bit for bit: a checkpoint holds the server's state, what
 clients keep, the numbers that adapt and all records, and everything else is a function of the seed,
-the round and the client. It appears under its name whole or not at all (orbax writes it), and the
-last two are kept, so that there is one whenever the process ends. What clients keep may be more
-than the memory holds: it is written before, array by array, by the process that has these clients.
+the round and the client. The last two are kept, so that there is one whenever the process ends.
+
+The checkpoint after step N is a file `N.state` and, where clients keep something, `N.clients-P` of
+each process P, written before it. What clients keep may be more than the memory holds: it is
+written and read block by block. A file appears whole or not at all. It consists of
+
+* a line `fedprox checkpoint FORMAT`,
+* arrays, each a line of JSON, [keys, dtype, shape], and its bytes; the position is one of JSON,
+* the SHA-256 of all before it, which is checked before anything is used.
+
+The first line and the last 32 bytes are the same in every format.
 """
 
+import hashlib
+import json
 import logging
 import os
+import re
 import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -25,9 +36,9 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from fedprox.algorithms.adaptive import Trend
-from fedprox.errors import InputError, reason, require, require_whole
+from fedprox.errors import InputError, require, require_whole
+from fedprox.files import flush_folder, refuse_link, writing_whole
 from fedprox.model import Model
-from fedprox.simulation.clients import KNOWN
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.lanes import replicate
 from fedprox.simulation.processes import everyone
@@ -35,11 +46,22 @@ from fedprox.simulation.programs import Capacity
 from fedprox.simulation.rounds import Standing
 from fedprox.simulation.settle import all_faulty, no_updates
 
-STATE = "state"
-"""Of a folder of checkpoints the part with the server's state and the records."""
+FORMAT = 2
+"""The format of checkpoints. Format 1 was written by orbax, in fedprox 0.1."""
+
+FIRST = "0.state"
+"""The file that says what was asked for before the first checkpoint is made."""
 
 KEPT = 2
 """Checkpoints of a comparison that are kept."""
+
+HEAD = "fedprox checkpoint "
+"""How the first line of a file begins; the format follows."""
+
+OTHER_FORMAT = "go on with the version that wrote it, or begin anew"
+
+CHUNK = 2**20
+"""Bytes that are read at a time to check a file."""
 
 Arrays = Mapping[str, Any]
 
@@ -56,6 +78,10 @@ class Stopped(Exception):  # noqa: N818 (it is no error)
     def __init__(self, where: str, folder: Path, signal: signal.Signals) -> None:
         super().__init__(f"stopped {where}")
         self.where, self.folder, self.signal = where, folder, signal
+
+
+class Damaged(Exception):  # noqa: N818 (nobody sees it: the checkpoint before is used)
+    """A checkpoint cannot be used. The text is one line that names the file."""
 
 
 class Comparison(NamedTuple):
@@ -127,7 +153,7 @@ class Snapshot(NamedTuple):
 
     def standing(self, first: Standing, mesh: Mesh) -> Standing:
         """Where the leg under way stands, given where it began."""
-        state = _unnumbered(jax.tree.structure(first.state), self.arrays["state"])
+        state = _unnumbered(jax.tree.structure(first.state), self.arrays.get("state", {}))
         trend = self.arrays.get("trend")
         faulty = self.arrays.get("faulty", no_updates())
         return Standing(
@@ -182,10 +208,12 @@ class Checkpoints:
     """A folder for the checkpoints of a comparison, and when they are made.
 
     Attributes:
-        folder: A folder for nothing else; it is made with the first checkpoint.
+        folder: A folder for nothing else. It is made with the first record if `every` or
+            `interval` is given, or else with the first checkpoint.
         every: Rounds between checkpoints. Where it is left out and the comparison goes on from
             another process's checkpoint, it is that one's.
-        interval: Seconds after which another one is made, at the end of the call under way.
+        interval: Seconds after which another one is made, at the end of the call under way. Where
+            it is left out, likewise.
         resume: Go on from the last checkpoint, or begin where there is none.
         made: Checkpoints made so far.
         seconds: Time that this took.
@@ -216,57 +244,100 @@ class Checkpoints:
         """Where to begin: at the last checkpoint that can be read, or at the beginning.
 
         Raises:
-            InputError: The checkpoints are another comparison's, or none can be read.
+            InputError: The checkpoints are another comparison's or of another format, none can be
+                read, or the folder is a symbolic link.
         """
+        refuse_link(self.folder)
         self._comparison, self._last = comparison, time.perf_counter()
         self._replaces = not self.resume
         if not self.resume:
             return Snapshot(())
+        old = self.folder / "state"
+        require(
+            not old.is_dir(),
+            f"{old}: a checkpoint of format 1; this version reads {FORMAT}: {OTHER_FORMAT}",
+        )
         steps = self._steps()
-        common = _common([step for step in steps if (self._clients / str(step)).is_dir()])
+        common = _common(steps)
         require(
             common or not everyone(len(steps)).any(),
-            f"{self.folder}: not all processes have what their clients kept; go on with as many "
-            "processes as before",
+            f"{self.folder}: not all processes see the same checkpoints; the folder must be shared",
         )
         damaged = []
         for step in common:
             problem, snapshot = "", None
             try:
-                snapshot = self._snapshot(step, *_read(self.folder / STATE, step))
-            except InputError:
-                raise
-            except Exception as error:  # orbax and its storage raise all kinds
-                problem = f"{self.folder / STATE / str(step)}: cannot be read: {reason(error)}"
+                snapshot = self._read(step)
+            except Damaged as error:
+                problem = str(error)
             if everyone(bool(problem)).any():
                 damaged.append((step, problem or f"{self.folder}: another process's is damaged"))
                 continue
+            then = "the one before is used" if step else "the comparison begins anew"
             for later, line in damaged:
-                logging.getLogger(__name__).warning("%s; the one before is used", line)
+                logging.getLogger(__name__).warning("%s; %s", line, then)
                 if jax.process_index() == 0:
-                    shutil.rmtree(self.folder / STATE / str(later))
+                    self._state(later).unlink(missing_ok=True)
+            if not step and not damaged and jax.process_index() == 0:
+                line = "%s: no checkpoint was made yet; %s"
+                logging.getLogger(__name__).warning(line, self.folder, then)
             assert snapshot is not None
             return snapshot
-        require(not damaged, damaged[0][1] if damaged else "")
+        if damaged:
+            raise InputError(f"{damaged[0][1]}; no other is whole: begin anew, without resuming")
         if self.folder.is_dir() and jax.process_index() == 0:
             line = "%s: no whole checkpoint is there; the comparison begins anew"
             logging.getLogger(__name__).warning(line, self.folder)
         return Snapshot(())
 
-    def _steps(self) -> list[int]:
-        if not (self.folder / STATE).is_dir():
-            return []
-        with _manager(self.folder / STATE) as manager:
-            return list(manager.all_steps())
+    def before_first(
+        self, on_record: Callable[[Record], None], begin: Snapshot
+    ) -> Callable[[Record], None]:
+        """A function for records that, before the first, writes down what was asked for.
 
-    def _snapshot(self, step: int, position: dict[str, Any], arrays: Arrays) -> Snapshot:
+        So a comparison that ends before its first checkpoint makes checkpoints when it goes on.
+
+        Args:
+            on_record: What it calls with each record.
+            begin: Where the comparison begins.
+        """
+        left = [] if self.every is None and self.interval is None else [begin]
+
+        def recorded(record: Record) -> None:
+            if left:
+                first = left.pop()
+                if jax.process_index() == 0:
+                    if self._replaces:
+                        self._remove()
+                    self._write_state(first)
+                self._replaces = False
+            on_record(record)
+
+        return recorded
+
+    def _steps(self) -> list[int]:
+        found = (re.fullmatch(r"(\d+)\.state", path.name) for path in _files(self.folder))
+        return [int(name[1]) for name in found if name]
+
+    def _read(self, step: int) -> Snapshot:
+        state, clients = self._state(step), self._clients(step)
+        _check(state)
+        arrays = _nested(_read(state))
+        position = json.loads(arrays.pop("position").tobytes())
         for key, value in self._comparison.known.items():
             found = position["comparison"].get(key)
             require(
                 found == value,
                 f"{self.folder}: checkpoints of another comparison: {key} = {found}, here {value}",
             )
-        self.every = self.every or position["every"]
+        kept = None
+        if position["kept"]:
+            _check(clients)
+            kept = ((name, block) for (name,), block in _read(clients))
+        if self.every is None:
+            self.every = position["every"]
+        if self.interval is None:
+            self.interval = position["interval"]
         model = jax.eval_shape(self._comparison.model.init, jax.random.key(0))
         structure = jax.tree.structure(model)
         finished, under_way = (
@@ -274,12 +345,6 @@ class Checkpoints:
         )
         for i, run in enumerate(finished):
             run.params = _unnumbered(structure, arrays["params"][str(i)])
-        kept = None
-        if position["kept"]:
-            blocks = self._clients / str(step)
-            for _ in _read_blocks(blocks):  # each is mapped once, and so known to be whole
-                pass
-            kept = _read_blocks(blocks)
         return Snapshot(finished, under_way, position["round"], arrays, kept)
 
     def offer(self, snapshot: Callable[[], Snapshot], leg: str, done: int | None = None) -> None:
@@ -313,24 +378,23 @@ class Checkpoints:
         if self._replaces:
             self.remove()  # those of an earlier comparison
         self._replaces = False
-        step = snapshot.legs * (self._comparison.rounds + 1) + snapshot.round
-        _write_blocks(self._clients / str(step), snapshot.kept or ())
+        if snapshot.kept is not None:
+            blocks = (((name,), block) for name, block in snapshot.kept)
+            _write(self._clients(self._step(snapshot)), blocks)
         everyone(0)  # all processes have written theirs
         if jax.process_index() == 0:
-            self._save_state(step, snapshot)
+            self._write_state(snapshot)
+            self._prune()
         everyone(0)  # the step counts from here on
-        for path in self._clients.iterdir():
-            if path.name != str(step) and not (self.folder / STATE / path.name).is_dir():
-                shutil.rmtree(path)
-        files = (self.folder / part / str(step) for part in (STATE, self._clients.name))
-        sizes = (path.stat().st_size for part in files for path in part.rglob("*"))
-        self.size = sum(sizes)
+        self.size = sum(p.stat().st_size for p in self.folder.glob(f"{self._step(snapshot)}.*"))
         self.made += 1
         self.seconds += time.perf_counter() - begin
 
-    def _save_state(self, step: int, snapshot: Snapshot) -> None:
-        import orbax.checkpoint as ocp
+    def _step(self, snapshot: Snapshot) -> int:
+        """The number of a checkpoint: later ones have higher numbers."""
+        return snapshot.legs * (self._comparison.rounds + 1) + snapshot.round
 
+    def _write_state(self, snapshot: Snapshot) -> None:
         arrays = dict(snapshot.arrays)
         if snapshot.finished:
             arrays["params"] = {
@@ -339,22 +403,31 @@ class Checkpoints:
         position = {
             "comparison": self._comparison.known,
             "every": self.every,
+            "interval": self.interval,
             "round": snapshot.round,
             "finished": [_entry(run) for run in snapshot.finished],
             "under_way": [_entry(run) for run in snapshot.under_way],
             "kept": snapshot.kept is not None,
         }
-        parts = ocp.args.Composite(
-            position=ocp.args.JsonSave(position), arrays=ocp.args.PyTreeSave(arrays)
-        )
-        (self.folder / STATE).mkdir(parents=True, exist_ok=True)
-        with _manager(self.folder / STATE, writes=True) as manager:
-            manager.save(step, args=parts, force=True)
+        arrays["position"] = np.frombuffer(json.dumps(position).encode(), np.uint8)
+        _write(self._state(self._step(snapshot)), _flat(arrays))
 
-    @property
-    def _clients(self) -> Path:
-        """What this process's clients keep."""
-        return self.folder / f"clients-{jax.process_index()}"
+    def _prune(self) -> None:
+        """Remove all but the last checkpoints, and what a process that was killed has left."""
+        kept = {str(step) for step in sorted(self._steps())[-KEPT:]}
+        # without its state a checkpoint does not count, so that goes first
+        for path in sorted(_files(self.folder), key=lambda path: path.suffix != ".state"):
+            name = re.fullmatch(r"(\d+)\.(state|clients-\d+)|\..+\.partial", path.name)
+            if name and name[1] not in kept:
+                path.unlink()
+
+    def _state(self, step: int) -> Path:
+        """The file of the server's state, the finished runs and all records."""
+        return self.folder / f"{step}.state"
+
+    def _clients(self, step: int) -> Path:
+        """The file of what this process's clients keep."""
+        return self.folder / f"{step}.clients-{jax.process_index()}"
 
     def __str__(self) -> str:
         """What was made, as a line for people."""
@@ -366,12 +439,20 @@ class Checkpoints:
     def remove(self) -> None:
         """Remove the folder, as once the results are written: all of it at once."""
         everyone(0)  # nobody needs it any more
-        if jax.process_index() == 0 and self.folder.is_dir():
-            gone = self.folder.with_name(f".{self.folder.name}.removed")
-            shutil.rmtree(gone, ignore_errors=True)
-            self.folder.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
+        if jax.process_index() == 0:
+            self._remove()
         everyone(0)
+
+    def _remove(self) -> None:
+        if not self.folder.is_dir():
+            return
+        gone = self.folder.with_name(f".{self.folder.name}.removed")
+        if gone.is_symlink():
+            gone.unlink()
+        shutil.rmtree(gone, ignore_errors=True)
+        self.folder.rename(gone)
+        flush_folder(self.folder.parent)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 @contextmanager
@@ -400,32 +481,6 @@ def stopping_on_signals(checkpoints: Checkpoints) -> Iterator[None]:
         put_back()
 
 
-def _manager(folder: Path, *, writes: bool = False) -> Any:
-    """Orbax's manager of a folder; one that writes removes what a kill has left there first."""
-    import orbax.checkpoint as ocp  # takes a quarter of a second
-
-    alone: dict[str, Any] = {}
-    if jax.process_count() > 1:  # or else orbax would wait for the others
-        here = jax.process_index()
-        alone["multiprocessing_options"] = ocp.options.MultiprocessingOptions(
-            primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process-{here}"
-        )
-    return ocp.CheckpointManager(
-        folder.absolute(),
-        options=ocp.CheckpointManagerOptions(
-            max_to_keep=KEPT,
-            enable_async_checkpointing=False,
-            cleanup_tmp_directories=writes,
-            create=False,
-            **alone,
-        ),
-        item_handlers={
-            "arrays": ocp.PyTreeCheckpointHandler(**alone),
-            "position": ocp.JsonCheckpointHandler(**alone),
-        },
-    )
-
-
 def _common(steps: Sequence[int]) -> Sequence[int]:
     """The steps that all processes have, the last first."""
     last = sorted(steps, reverse=True)[:KEPT]
@@ -436,33 +491,92 @@ def _common(steps: Sequence[int]) -> Sequence[int]:
     return sorted(common - {-1}, reverse=True)
 
 
-def _read(folder: Path, step: int) -> tuple[dict[str, Any], Arrays]:
-    import orbax.checkpoint as ocp
-
-    args = ocp.args.Composite(arrays=ocp.args.PyTreeRestore(), position=ocp.args.JsonRestore())
-    with _manager(folder) as manager:
-        found = manager.restore(step, args=args)
-    return found["position"], found["arrays"]
+def _files(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
 
 
-def _write_blocks(folder: Path, blocks: Iterable[tuple[str, NDArray[Any]]]) -> None:
-    """Write arrays as files, one after another; the folder appears whole or not at all."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    for leftover in (partial, folder):
-        shutil.rmtree(leftover, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for name, block in blocks:
-        with (partial / f"{name}.npy").open("wb") as file:
-            np.save(file, block.view(np.uint8))  # of whatever type
-            file.flush()
-            os.fsync(file.fileno())
-    partial.rename(folder)
+def _flat(arrays: Arrays) -> Iterator[tuple[list[str], NDArray[Any]]]:
+    for path, array in jax.tree_util.tree_leaves_with_path(dict(arrays)):
+        yield [part.key for part in path], np.asarray(array)
 
 
-def _read_blocks(folder: Path) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Read them back, what is known first."""
-    for path in sorted(folder.iterdir(), key=lambda path: (path.stem != KNOWN, path.stem)):
-        yield path.stem, np.load(path, mmap_mode="r")
+def _nested(flat: Iterable[tuple[list[str], NDArray[Any]]]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for (*parents, last), array in flat:
+        inner = nested
+        for key in parents:
+            inner = inner.setdefault(key, {})
+        inner[last] = array
+    return nested
+
+
+def _write(path: Path, arrays: Iterable[tuple[Sequence[str], NDArray[Any]]]) -> None:
+    """Write a file of a checkpoint, one array after another."""
+    if not path.parent.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)  # another process may make it, too
+        flush_folder(path.parent.parent)
+    digest = hashlib.sha256()
+    try:
+        with writing_whole(path) as file:
+
+            def put(content: bytes | memoryview) -> None:
+                digest.update(content)
+                file.write(content)
+
+            put(f"{HEAD}{FORMAT}\n".encode())
+            for keys, array in arrays:
+                put(json.dumps([keys, array.dtype.name, array.shape]).encode() + b"\n")
+                put(_bytes_of(np.ascontiguousarray(array)))
+            file.write(digest.digest())
+    except BaseException:
+        with suppress(OSError):
+            path.parent.rmdir()  # if there is nothing in it
+        raise
+
+
+def _check(path: Path) -> None:
+    """Make sure that a file is as it was written.
+
+    Raises:
+        Damaged: It is not, or cannot be read.
+        InputError: It is of another format.
+    """
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            left = max(0, os.fstat(file.fileno()).st_size - digest.digest_size)
+            head = file.read(min(left, CHUNK))
+            chunk = head
+            while chunk:
+                digest.update(chunk)
+                left -= len(chunk)
+                chunk = file.read(min(left, CHUNK))
+            whole = file.read() == digest.digest()
+    except OSError as error:
+        raise Damaged(f"{path}: cannot be read: {error.strerror}") from None
+    if not whole:
+        raise Damaged(f"{path}: damaged, for its checksum does not fit")
+    found = head.partition(b"\n")[0].decode().removeprefix(HEAD)
+    require(
+        found == str(FORMAT),
+        f"{path}: a checkpoint of format {found}; this version reads {FORMAT}: {OTHER_FORMAT}",
+    )
+
+
+def _read(path: Path) -> Iterator[tuple[list[str], NDArray[Any]]]:
+    """The arrays of a file that is as it was written, one after another."""
+    with path.open("rb") as file:
+        end = os.fstat(file.fileno()).st_size - hashlib.sha256().digest_size
+        file.readline()
+        while file.tell() < end:
+            keys, dtype, shape = json.loads(file.readline())
+            array = np.empty(shape, dtype)
+            file.readinto(_bytes_of(array))
+            yield keys, array
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _entry(run: Run) -> dict[str, Any]:

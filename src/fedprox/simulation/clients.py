@@ -250,7 +250,8 @@ class _Rows(NamedTuple):
             for row in rows.tolist():
                 os.posix_fallocate(self.file.fileno(), row * length, length)
         except OSError as error:
-            raise InputError(_no_room("disk", error)) from None
+            where = f"disk in {tempfile.gettempdir()} (TMPDIR names another folder)"
+            raise InputError(_no_room(where, error)) from None
 
     def let_go(self) -> None:
         """Give pages back that have been read or written: the file has them."""

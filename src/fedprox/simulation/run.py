@@ -191,13 +191,16 @@ def simulate(
     mesh = lane_mesh(devices)
     if evaluate_clients is None:
         check_measured(mesh, federation, protocol.measured)
+    on_record = on_record or _ignore
+    if checkpoints:
+        on_record = checkpoints.before_first(on_record, begin)
     session = _Session(
         protocol,
         mesh,
         resident(mesh, federation, protocol.measured, protocol.homes, protocol.measured_homes),
         len(labels) * len(protocol.seeds),
         checkpoints,
-        on_record or _ignore,
+        on_record,
         on_progress or _ignore,
     )
     for record in begin.records:

@@ -1,0 +1,87 @@
+"""Files that are there whole or not at all, after a power cut too, and no links followed."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from fedprox.errors import InputError
+
+NO_LINK, BINARY = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_BINARY", 0)
+"""Flags that not all systems have."""
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all; see `writing_whole`."""
+    with writing_whole(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def writing_whole(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file that gets its name when it is complete and on the disk, or never.
+
+    Until then it is `.NAME.partial` in the same folder.
+
+    Args:
+        path: The file, which is replaced if it is there. A symbolic link is replaced itself.
+
+    Raises:
+        OSError: The file cannot be written. The error names `path`.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    with naming(path):
+        try:
+            partial.unlink(missing_ok=True)  # from a process that was killed
+            with partial.open("xb") as file:  # fails if a link has appeared there
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except BaseException:  # an interrupt, too
+            with suppress(OSError):  # what went wrong first is what counts
+                partial.unlink()
+            raise
+    flush_folder(path.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush a folder to disk, so that a power cut undoes no creation, renaming or removal in it."""
+    with suppress(OSError):  # Windows and some network file systems cannot do it
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+def open_no_link(path: Path, flags: int) -> int:
+    """Open a file for writing as `os.open` does, but not through a symbolic link.
+
+    Raises:
+        InputError: The file is a symbolic link.
+        OSError: It cannot be opened.
+    """
+    try:
+        return os.open(path, flags | NO_LINK | BINARY, 0o666)
+    except OSError:
+        refuse_link(path)
+        raise
+
+
+def refuse_link(path: Path) -> None:
+    """Raise `InputError` if a file or folder to write is a symbolic link."""
+    if path.is_symlink():
+        raise InputError(f"{path} is a symbolic link, which is not followed; remove it")
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in errors that do not name it, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or Path(error.filename).name.endswith(".partial"):
+            error.filename = str(path)
+        raise
