@@ -306,10 +306,10 @@ def test_a_pooled_round_without_time_for_a_step_measures_nothing() -> None:
         solver=Solver(0.1, batch_size=10, epochs=2),
         cohort=Cohort(1),
         systems=Systems(deadline=0.5, step_seconds=[0.1, 1.0, 1.0]),
-        rounds=5,
+        rounds=12,
     )
     empty = [record for record in run.history[1:] if record.empty_rounds]
-    assert 0 < len(empty) < 5
+    assert 0 < len(empty) < 12
     assert np.isnan([record.gamma_mean for record in empty]).all()
     assert {(record.solves, record.client_steps) for record in empty} == {(0, 0)}
 
