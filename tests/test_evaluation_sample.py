@@ -285,8 +285,9 @@ def test_as_many_as_there_are_is_the_run_without_the_key(tmp_path: Path, capsys:
     found: list[list[Any]] = []
     for setting in ("rounds=4", "evaluate_clients=6", "evaluate_clients=1000"):
         out = tmp_path / str(len(found))
-        settings = ("--set", setting, "--set", "seed=0", "--out", out)
-        assert status("run", tmp_path / "small.toml", *settings) == 0
+        changes = (setting, "seed=0", 'method=[{name = "fedavg"}]')
+        settings = [part for change in changes for part in ("--set", change)]
+        assert status("run", tmp_path / "small.toml", *settings, "--out", out) == 0
         assert "sample" not in capsys.readouterr().out
         page = (out / "report.html").read_text()
         assert "of clients: standard errors" not in page
