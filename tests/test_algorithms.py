@@ -125,7 +125,7 @@ def test_numbers_beyond_single_precision_are_refused() -> None:
 @pytest.mark.parametrize("methods", [[fedprox], fedprox, ["fedprox"], "fedprox", None])
 def test_what_is_no_algorithm_is_refused(methods: Any) -> None:
     federation = quadratic_federation(*random_quadratics(0, 3, 2))
-    with pytest.raises(InputError, match=r"methods: .*; each must be an algorithm"):
+    with pytest.raises(InputError, match=r"methods.* = .*; it must be an algorithm"):
         simulate(
             federation,
             quadratic_model(np.zeros(2)),

@@ -272,13 +272,16 @@ def test_a_client_without_time_for_a_step_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"deadline": 1.0}, "give deadline and step_seconds together"),
-        ({"step_seconds": 1.0}, "give deadline and step_seconds together"),
+        ({"deadline": 1.0}, "systems.deadline = 1.0; give systems.step_seconds beside it"),
+        ({"step_seconds": 1.0}, "systems.step_seconds is given; give systems.deadline beside"),
         ({"deadline": 1.0, "step_seconds": 1.0, "stragglers": 0.5}, "and not both"),
         ({"spread": 0.5}, "it needs a deadline"),
         ({"deadline": 1.0, "step_seconds": 1.0, "spread": 1e3}, "it must be from 0 to 10"),
-        ({"deadline": [1.0, 2.0], "step_seconds": 1.0}, "deadline = .*; it must be above 0"),
-        ({"deadline": "15", "step_seconds": 1.0}, "deadline = '15'; it must be above 0"),
+        (
+            {"deadline": [1.0, 2.0], "step_seconds": 1.0},
+            "deadline = .*; it must be a number above 0",
+        ),
+        ({"deadline": "15", "step_seconds": 1.0}, "deadline = '15'; it must be a number above 0"),
         ({"deadline": 1.0, "step_seconds": "fast"}, "step_seconds = 'fast'; it must be a number"),
         ({"partial": "none"}, "it must be one of uniform, code"),
         ({"deadline": 0.0, "step_seconds": 1.0}, "must be above 0"),

@@ -90,7 +90,7 @@ def test_feddyns_synthetic_turns_on_one_kind_of_heterogeneity(kind: Any) -> None
     ("options", "message"),
     [
         ({"alpha": -1.0}, "data.alpha = -1.0; it must be at least 0"),
-        ({"beta": float("inf")}, "data.beta = inf; it must be at least 0"),
+        ({"beta": float("inf")}, "data.beta = inf; it must be finite and at least 0"),
         ({"clients": 0}, "data.clients = 0; it must be a whole number of at least 1"),
         ({"train_share": 1.0}, "data.train_share = 1.0; it must be between 0 and 1"),
     ],

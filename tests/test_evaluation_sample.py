@@ -110,13 +110,12 @@ def estimated() -> Run:
     return run(federation(), evaluate_clients=10)
 
 
-def test_a_sample_of_all_is_exact(exact: Run) -> None:
-    for one, other in zip(
-        run(federation(), evaluate_clients=99).history, exact.history, strict=True
-    ):
-        assert (one.train_loss_se, one.test_accuracy_se) == (0, 0)
-        # with repr NaN is NaN
-        assert repr(one._replace(train_loss_se=None, test_accuracy_se=None)) == repr(other)
+@pytest.mark.parametrize("clients", [30, 99])
+def test_as_many_as_there_are_is_no_sample(exact: Run, clients: int) -> None:
+    of_all = run(federation(), evaluate_clients=clients)
+    assert repr(of_all.history) == repr(exact.history)  # with repr NaN is NaN
+    assert cells([of_all])[:-1] == cells([exact])[:-1]  # all but the seconds
+    assert sampled([of_all]) == []
 
 
 def test_a_sample_is_measured_and_the_rounds_are_the_same(exact: Run, estimated: Run) -> None:
@@ -279,6 +278,23 @@ def test_the_command_says_that_it_is_a_sample(tmp_path: Path, capsys: Any) -> No
     page = (out / "report.html").read_text()
     assert "These are the clients that evaluations read." in page
     assert "estimates from a sample of clients" in page
+
+
+def test_as_many_as_there_are_is_the_run_without_the_key(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    found: list[list[Any]] = []
+    for setting in ("rounds=4", "evaluate_clients=6", "evaluate_clients=1000"):
+        out = tmp_path / str(len(found))
+        changes = (setting, "seed=0", 'method=[{name = "fedavg"}]')
+        settings = [part for change in changes for part in ("--set", change)]
+        assert status("run", tmp_path / "small.toml", *settings, "--out", out) == 0
+        assert "sample" not in capsys.readouterr().out
+        page = (out / "report.html").read_text()
+        assert "of clients: standard errors" not in page
+        assert "These are the clients that evaluations read." not in page
+        table = tomllib.loads((out / "experiment.toml").read_text())
+        found.append([table, *((out / f).read_bytes() for f in ("metrics.jsonl", "clients.json"))])
+    assert found[0] == found[1] == found[2]
 
 
 CHILD = """

@@ -458,9 +458,9 @@ def test_a_method_with_arrays_of_wrong_shapes_is_named(algorithm: Algorithm, mes
     ("options", "message"),
     [
         ({"policy": "skip"}, "faults.policy = 'skip'; it must be one of drop, fail, clip"),
-        ({"norm": 0.5}, "faults.norm = 0.5; it must be at least 1, or inf"),
-        ({"norm": math.nan}, "faults.norm = nan; it must be at least 1, or inf"),
-        ({"norm": "10"}, "faults.norm = '10'; it must be at least 1, or inf"),
+        ({"norm": 0.5}, "faults.norm = 0.5; it must be a number of at least 1, or inf"),
+        ({"norm": math.nan}, "faults.norm = nan; it must be a number of at least 1, or inf"),
+        ({"norm": "10"}, "faults.norm = '10'; it must be a number of at least 1, or inf"),
         ({"policy": "clip", "norm": math.inf}, 'faults.policy = "clip" it must be finite'),
     ],
 )

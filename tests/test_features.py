@@ -186,7 +186,7 @@ def test_labels_are_of_one_shape(
 
 
 def test_labels_that_do_not_match_outputs_are_one_line() -> None:
-    rows = [(np.zeros((3, 2)), np.zeros((3, 1), int))]  # a column
+    rows = [(np.zeros((3, 2)), np.arange(3)[:, None])]  # a column
     federation = Federation.from_arrays(rows, classes=3)
     with pytest.raises(InputError, match="model logistic: labels of shape"):
         logistic(federation)

@@ -237,10 +237,10 @@ def test_an_unknown_setting_of_a_method_is_refused() -> None:
         ("learning_rate_decay", 1.01, "above 0 and at most 1"),
         ("learning_rate_decay", float("nan"), "above 0 and at most 1"),
         ("weight_decay", -1e-4, "at least 0"),
-        ("weight_decay", float("inf"), "at least 0"),
+        ("weight_decay", float("inf"), "finite and at least 0"),
         ("clip", 0.0, "above 0"),
         ("clip", -1.0, "above 0"),
-        ("clip", "10", "above 0"),
+        ("clip", "10", "a number above 0"),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(name: str, value: Any, allowed: str) -> None:

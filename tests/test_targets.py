@@ -140,11 +140,11 @@ def test_models_are_rounds_times_what_a_round_sends() -> None:
 @pytest.mark.parametrize(
     ("accuracy", "loss", "message"),
     [
-        (0.5, 0.5, "target_accuracy and target_loss: give one of them, and not both"),
+        (0.5, 0.5, "target_accuracy = 0.5 and target_loss = 0.5; give one of them, and not both"),
         (80.0, None, "target_accuracy = 80.0; it must be above 0 and at most 1"),
         (math.nan, None, "target_accuracy = nan; it must be above 0"),
         (None, 0.0, "target_loss = 0.0; it must be above 0"),
-        (None, math.inf, "target_loss = inf; it must be above 0"),
+        (None, math.inf, "target_loss = inf; it must be finite and above 0"),
     ],
 )
 def test_targets_out_of_range_are_refused(
@@ -161,7 +161,7 @@ def test_another_measure_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [True, "0.9", None])
 def test_a_target_is_a_number(value: Any) -> None:
-    with pytest.raises(InputError, match=r"target_accuracy = .*; it must be above 0"):
+    with pytest.raises(InputError, match=r"target_accuracy = .*; it must be a number above 0"):
         Target("test_accuracy", value)
 
 
@@ -334,5 +334,5 @@ def test_an_experiment_file_gives_target_and_stop() -> None:
     runs = train(experiment, resolved, lambda _: None, lambda _: None)
     assert len({run.final.round for run in runs}) == 1
     assert runs[0].final.round == math.ceil(runs[1].rounds_to(Target(LOSS, 2.0)) or math.inf) < 12
-    with pytest.raises(InputError, match="target_accuracy and target_loss: give one of them"):
+    with pytest.raises(InputError, match=r"and target_loss = 2\.0; give one of them"):
         resolve(parse("here", written | {"target_accuracy": 0.5}))

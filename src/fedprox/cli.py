@@ -159,7 +159,8 @@ An experiment file, with every key:
   learning_rate = 0.01          # or several
   batch_size = 10               # or "all"
   epochs = 20                   # or steps = 100
-  gamma = 0.1                   # stop at a gamma-inexact solution; epochs or steps are the limit
+  # gamma = 0.1                 # stop at a gamma-inexact solution; epochs or steps are the limit,
+                                # and weight_decay must be 0
   learning_rate_decay = 0.998   # what the rate is multiplied by after every round
   weight_decay = 1e-4
   clip = 10.0                   # the largest norm of a gradient
@@ -291,7 +292,7 @@ def run(
         with stopping_on_signals(checkpoints), _progress(console) as progress:
             runs = go(directory.record, _Bars(progress))
         if jax.process_count() == 1:  # others have the rows of their clients
-            most = experiment.evaluate_clients
+            most = resolved.table.get("evaluate_clients")
             write_clients(directory.path, resolved.federation, resolved.model, runs, most)
         directory.finish(runs, experiment.target)
         write_report([directory.path], directory.path / "report.html")

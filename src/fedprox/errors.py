@@ -1,9 +1,10 @@
 """The one exception for input that cannot be used, and checks that raise it."""
 
+import inspect
 import math
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral, Real
+from typing import Any
 
 LONGEST = 1_000
 """Characters of a message; of a longer one, which quotes a file, the middle is left out."""
@@ -35,17 +36,34 @@ def reason(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def shown(value: object) -> str:
+    """A value as a message quotes it; a function or a class is one that was not called.
+
+    >>> shown(0.5), shown(math.hypot), shown(dict)
+    ('0.5', 'hypot, a function that was not called', 'dict, a class that was not called')
+    """
+    if inspect.isclass(value):
+        return f"{value.__name__}, a class that was not called"
+    if inspect.isroutine(value):
+        return f"{value.__name__}, a function that was not called"
+    try:
+        return repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        return f"a value of type {type(value).__name__} that cannot be shown"
+
+
 def require(condition: object, message: str) -> None:
     """Raise `InputError(message)` unless `condition` is true."""
     if not condition:
         raise InputError(message)
 
 
-def require_one_of(name: str, value: object, allowed: Sequence[object]) -> None:
+def require_one_of(name: str, value: object, allowed: Sequence[str | int]) -> None:
     """Raise `InputError` unless `value` is one of those allowed."""
+    simple = isinstance(value, str | Integral) and not isinstance(value, bool)
     require(
-        value in allowed,
-        f"{name} = {value!r}; it must be one of {', '.join(map(str, allowed))}",
+        simple and value in allowed,
+        f"{name} = {shown(value)}; it must be one of {', '.join(map(str, allowed))}",
     )
 
 
@@ -53,15 +71,21 @@ LARGEST = 2**31 - 1
 """What a whole number may be where nothing is said: arrays of 32 bits hold it."""
 
 
-def require_whole(name: str, value: object, *, least: int = 1, most: float = LARGEST) -> None:
-    """Raise `InputError` unless `value` is a whole number from `least` to `most`."""
+def require_whole(
+    name: str, value: object, *, least: int = 1, most: float = LARGEST, otherwise: str = ""
+) -> None:
+    """Raise `InputError` unless `value` is a whole number from `least` to `most`.
+
+    The message says what may stand there `otherwise`.
+    """
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     above = whole and value > most  # type: ignore[operator]
     bounded = most < LARGEST or above
     allowed = f"from {least} to {most:,}" if bounded else f"of at least {least}"
     require(
         whole and not above and value >= least,  # type: ignore[operator]
-        f"{name} = {value!r}; it must be a whole number {allowed}",
+        f"{name} = {shown(value)}; it must be a whole number {allowed}"
+        + (f", or {otherwise}" if otherwise else ""),
     )
 
 
@@ -82,17 +106,31 @@ def require_number(
     With `single` it must also be finite, or above 0, in single precision.
     """
     number = isinstance(value, Real) and not isinstance(value, bool)
-    known = number and 0 <= value <= min(most, sys.float_info.max)  # type: ignore[operator]
+    given = as_float(value) if number else math.nan
     if most == math.inf:
         allowed = "above 0" if positive else "at least 0"
     else:
         allowed = f"above 0 and at most {most:g}" if positive else f"from 0 to {most:g}"
-    require(known and (value or not positive), f"{name} = {value!r}; it must be {allowed}")
+    if not number:
+        allowed = f"a number {'of ' * allowed.startswith('at')}{allowed}"
+    elif most == math.inf and not math.isfinite(given):
+        allowed = f"finite and {allowed}"
+    if not (math.isfinite(given) and 0 <= given <= most) or (positive and not given):
+        raise InputError(f"{name} = {shown(value)}; it must be {allowed}")
     least = SINGLE[0] if positive else 0.0
     require(
-        not single or least <= value <= SINGLE[1],  # type: ignore[operator]
-        f"{name} = {value!r}; it is beyond single precision",
+        not single or least <= given <= SINGLE[1],
+        f"{name} = {value!r}; it is beyond single precision, which holds {least:.3g} to "
+        f"{SINGLE[1]:.3g}",
     )
+
+
+def as_float(value: Any) -> float:
+    """A number as a double; infinity for a whole number that none can hold."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def distinct(what: str, names: Iterable[str]) -> Iterator[str]:

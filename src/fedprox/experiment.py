@@ -3,10 +3,10 @@
 import difflib
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from types import UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import numpy as np
 import optax
@@ -16,7 +16,7 @@ from fedprox.algorithms import ALGORITHMS, Algorithm
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.datasets import DATASETS
 from fedprox.datasets.sources import data_folder
-from fedprox.errors import InputError, require, require_whole
+from fedprox.errors import SINGLE, InputError, require, require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.models import MODELS
@@ -24,6 +24,7 @@ from fedprox.simulation.checkpoint import Checkpoints
 from fedprox.simulation.clients import ClientState
 from fedprox.simulation.faults import Faults, Policy
 from fedprox.simulation.history import Progress, Record, Run
+from fedprox.simulation.protocol import clients_to_draw
 from fedprox.simulation.run import simulate
 from fedprox.simulation.sampling import Cohort, Sampling
 from fedprox.simulation.systems import Partial, Systems
@@ -73,14 +74,14 @@ class SolverSection(_Section):
     """`[solver]`: see `fedprox.Solver`; its optimizer is one of `OPTIMIZERS`."""
 
     learning_rate: float | list[float]
-    batch_size: int | str
+    batch_size: int | Literal["all"]
     epochs: int | None = None
     steps: int | None = None
     gamma: float | None = None
     learning_rate_decay: float = 1.0
     weight_decay: float = 0.0
     clip: float | None = None
-    optimizer: str = "sgd"
+    optimizer: Any = "sgd"  # checked with its options
     optimizer_options: Table = Field(default_factory=dict)
 
 
@@ -199,7 +200,7 @@ def parse(where: str, table: Table) -> Experiment:
     try:
         return Experiment.model_validate(table)
     except ValidationError as error:
-        raise InputError(f"{where}: {_explain(error, Experiment)}") from None
+        raise InputError(f"{where}: {_explain(error, Experiment, table)}") from None
 
 
 def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
@@ -219,13 +220,13 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     ]
     make_model, model_table = _named(experiment.model, MODELS, "model")
     federation, data_table = load_data(experiment.data, data_dir)
-    if experiment.evaluate_clients is not None:
-        require_whole("evaluate_clients", experiment.evaluate_clients)
     if experiment.client_rows is not None:
         require_whole("client_rows", experiment.client_rows)
         # another seed than that by which evaluations choose among these
         federation = federation.sample(experiment.client_rows, seed=1)
     table = experiment.model_dump(exclude_none=True)
+    if clients_to_draw(experiment.evaluate_clients, federation) is None:
+        table.pop("evaluate_clients", None)
     table |= {"data": data_table, "model": model_table, "method": [t for _, t in methods]}
     algorithms = [algorithm for algorithm, _ in methods]
     model = make_model(federation)
@@ -295,8 +296,7 @@ def _method(
     own = given.pop("solver", {})
     bound: Table = {}
     if given.get("name") == "fedopt":
-        missing = f"{where}: the key 'optimizer' is missing; {choices('', OPTIMIZERS)}"
-        require("optimizer" in given, missing)
+        _require_key("optimizer", given, OPTIMIZERS, where)
         name, options = given.pop("optimizer"), given.pop("optimizer_options", {})
         bound["optimizer"] = _optimizer(name, options, where)
         build, shown = _named(given, ALGORITHMS, where, besides=("optimizer",))
@@ -310,7 +310,7 @@ def _method(
         try:
             checked = SolverSection.model_validate(section | own).model_dump(include=set(own))
         except ValidationError as error:
-            raise InputError(_explain(error, SolverSection, where)) from None
+            raise InputError(_explain(error, SolverSection, own, where)) from None
         algorithm = algorithm.with_solver(**_solver(checked, where))
         try:
             algorithm.solver(solver)
@@ -341,29 +341,47 @@ def _optimizer(name: Any, options: Any, where: str) -> Callable[..., Any]:
     where = f"{where}.optimizer_options"
     require(isinstance(options, dict), f"{where} = {options!r}; it must be a table")
     function = OPTIMIZERS[name]
-    defaults = {key: p.default for key, p in inspect.signature(function).parameters.items()}
-    allowed = set(defaults) - {"learning_rate", "linesearch"}
-    for key in options:
-        if key not in allowed:
-            raise InputError(f"{where}: unknown key {key!r}; {choices(key, sorted(allowed))}")
+    kinds = _option_kinds(function)
+    for key, value in options.items():
+        if key not in kinds:
+            raise InputError(f"{where}: unknown key {key!r}; {choices(key, sorted(kinds))}")
+        kind = kinds[key]
+        of_kind = isinstance(value, (float, int) if kind is float else kind)
         require(
-            not isinstance(defaults[key], bool) or isinstance(options[key], bool),
-            f"{where}.{key} = {options[key]!r}; it must be true or false",
+            of_kind and isinstance(value, bool) == (kind is bool),
+            f"{where}.{key} = {value!r}; it must be {KINDS[kind][0]}",
         )
         require(
-            not isinstance(options[key], float) or math.isfinite(options[key]),
-            f"{where}.{key} = {options[key]!r}; it must be finite",
+            kind is not float or abs(value) <= SINGLE[1],
+            f"{where}.{key} = {value!r}; it must be finite in single precision",
         )
     bound = functools.partial(function, **options) if options else function
     try:
         optimizer, one = bound(learning_rate=0.1), np.ones(1, np.float32)
         line = {"value": one[0], "grad": one, "value_fn": lambda w: (w**2).sum() / 2}
-        optimizer.update(one, optimizer.init(one), one, **line)
+        with np.errstate(all="ignore"):
+            optimizer.update(one, optimizer.init(one), one, **line)
         searches_line(bound, where)  # traced, some numbers overflow that did not before
     except (TypeError, ValueError, OverflowError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{where}: {name} refuses them: {reason}") from None
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{where} = {options}; {name} refuses them: {reason}") from None
     return bound
+
+
+def _option_kinds(function: Callable[..., Any]) -> dict[str, type]:
+    """The options of an optimizer that TOML can give, and the type of each.
+
+    >>> _option_kinds(optax.adam)["nesterov"], _option_kinds(optax.adam)["b1"]
+    (<class 'bool'>, <class 'float'>)
+    """
+    kinds: dict[str, type] = {}
+    for key, parameter in inspect.signature(function).parameters.items():
+        if key.endswith("dtype"):
+            kinds[key] = str  # its name, such as "bfloat16"
+        elif key not in ("learning_rate", "linesearch", "mask"):  # the last two are functions
+            exact = parameter.annotation in (bool, int)
+            kinds[key] = parameter.annotation if exact else float
+    return kinds
 
 
 def keys_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -387,7 +405,7 @@ def _named(
 
     Its allowed keys and their types are the function's, `besides` some.
     """
-    require("name" in table, f"{where}: the key 'name' is missing; {choices('', catalogue)}")
+    _require_key("name", table, catalogue, where)
     name = table["name"]
     if not isinstance(name, str) or name not in catalogue:
         raise InputError(f"{where}.name = {name!r}; {choices(str(name), catalogue)}")
@@ -404,7 +422,7 @@ def _named(
     try:
         checked = schema.model_validate({k: v for k, v in table.items() if k != "name"})
     except ValidationError as error:
-        raise InputError(_explain(error, schema, where)) from None
+        raise InputError(_explain(error, schema, table, where)) from None
     options = checked.model_dump()
     shown = {key: value for key, value in options.items() if value is not None}
     return functools.partial(function, **options), {"name": name, **shown}
@@ -442,10 +460,9 @@ def apply_setting(table: Table, setting: str) -> None:
 def _index(place: Table | list[Any], name: str, setting: str) -> Any:
     if isinstance(place, dict):
         return name
-    require(
-        name.isdecimal() and int(name) < len(place),
-        f"--set {setting}: {name!r} must be a number from 0 to {len(place) - 1}",
-    )
+    numbers = [str(i) for i in range(len(place))]
+    allowed = f"it must be a number from 0 to {len(place) - 1}" if place else "the list is empty"
+    require(name in numbers, f"--set {setting}: {name!r} is not in the list; {allowed}")
     return int(name)
 
 
@@ -456,23 +473,87 @@ def choices(given: str, allowed: Mapping[str, Any] | Sequence[str]) -> str:
     return f"{hint}allowed: {', '.join(allowed) or 'no more keys'}"
 
 
-def _explain(error: ValidationError, schema: type[BaseModel], where: str = "") -> str:
-    """The first mistake of a pydantic error in one line."""
-    first = error.errors()[0]
-    parents, keys = [where] if where else [], list(schema.model_fields)
-    location = list(first["loc"])
-    for i, part in enumerate(location):
-        known = part in keys or isinstance(part, int)
-        if not known and (first["type"] != "extra_forbidden" or i < len(location) - 1):
-            break  # not a key: the name of one of the types that the value might have
-        parents.append(str(part))
-        annotation = schema.model_fields[str(part)].annotation if part in keys else None
-        for inner in get_args(annotation) or (annotation,):  # a section may be left out
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
-                schema, keys = inner, list(inner.model_fields)
-    section, last = ".".join(parents[:-1]) or "the file", parents[-1]
-    if first["type"] == "extra_forbidden":
-        return f"{section}: unknown key {last!r}; {choices(last, keys)}"
-    if first["type"] == "missing":
-        return f"{section}: the key {last!r} is missing"
-    return f"{'.'.join(parents)} = {first['input']!r}: {first['msg']}"
+def _require_key(
+    key: str, table: Table | Mapping[str, Any], allowed: Mapping[str, Any], where: str
+) -> None:
+    """Raise `InputError` unless a section has a key; a key that is there instead is named."""
+    near = difflib.get_close_matches(key, list(table), 1)
+    instead = f" (is {near[0]!r} a misspelling of it?)" if near else ""
+    require(key in table, f"{where}: the key {key!r} is missing{instead}; {choices('', allowed)}")
+
+
+KINDS: dict[Any, tuple[str, str]] = {
+    bool: ("true or false", "true or false"),
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    str: ("a string", "strings"),
+}
+"""What a value of each type, or several in a list, are called in messages."""
+
+
+def _allowed(annotation: Any) -> str:
+    """What a message says of the values that a key may have.
+
+    >>> _allowed(float | list[float] | None), _allowed(int | Literal["all"])
+    ('a number or a list of numbers', 'a whole number or "all"')
+    """
+    arguments = [each for each in get_args(annotation) if each is not type(None)]
+    origin = get_origin(annotation)
+    if annotation in KINDS:
+        return KINDS[annotation][0]
+    if origin is Literal:
+        words = [f'"{each}"' for each in arguments]
+        return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
+    if origin in (list, Sequence):
+        return f"a list of {KINDS[arguments[0]][1]}"
+    if origin in (Union, UnionType):
+        return " or ".join(map(_allowed, arguments))
+    return "a table"
+
+
+HEADERS = {
+    **{name: f"[{name}]" for name in ("data", "model", "cohort", "systems", "faults", "solver")},
+    "versions": "[versions]",
+    "method": "[[method]]",
+}
+"""How the sections of an experiment file are written."""
+
+
+def _explain(
+    error: ValidationError, schema: type[BaseModel], table: Mapping[str, Any], where: str = ""
+) -> str:
+    """A mistake that pydantic found, in one line.
+
+    Unknown keys come before others: they may be why another is missing.
+
+    Args:
+        error: What it found.
+        schema: What the table was checked against.
+        table: The table.
+        where: What the table is called; nothing for a whole file.
+    """
+    mistakes = error.errors()
+    mistake = next((m for m in mistakes if m["type"] == "extra_forbidden"), mistakes[0])
+    path, fields = [where] if where else [], schema.model_fields
+    annotation: Any = None
+    value: Any = table
+    for part in map(str, mistake["loc"]):
+        if part not in fields:
+            break  # an unknown key, or what pydantic calls one of the types of a value
+        path.append(part)
+        annotation, value = fields[part].annotation, value.get(part)
+        kind, *_ = get_args(annotation) or (annotation,)  # of a section that may be left out too
+        fields = getattr(kind, "model_fields", {})
+    place, last = ".".join(path), str(mistake["loc"][-1])
+    header = HEADERS.get(place) if schema is Experiment else None
+    if mistake["type"] == "extra_forbidden":
+        return f"{place or 'the file'}: unknown key {last!r}; {choices(last, fields)}"
+    if mistake["type"] == "missing":
+        what = f"section {header}" if header else f"key {last!r}"
+        return f"{'.'.join(path[:-1]) or 'the file'}: the {what} is missing"
+    allowed = f"a section, written {header}" if header else _allowed(annotation)
+    if header == HEADERS["method"]:
+        if isinstance(value, dict):
+            return f"method: write {header}, with two brackets: there may be several"
+        allowed = f"one section or several, each written {header}"
+    return f"{place} = {value!r}; it must be {allowed}"

@@ -23,6 +23,7 @@ gradient. With mini-batches it is computed before every epoch, one more pass ove
 """
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -35,7 +36,14 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from fedprox.errors import InputError, require, require_number, require_one_of, require_whole
+from fedprox.errors import (
+    InputError,
+    require,
+    require_number,
+    require_one_of,
+    require_whole,
+    shown,
+)
 from fedprox.model import Params
 
 Numbers = float | Sequence[float]
@@ -90,18 +98,19 @@ class Solver:
 
     def __post_init__(self) -> None:
         require(
-            (self.epochs is None) != (self.steps is None),
-            "solver: give either epochs or steps, and not both",
+            self.epochs is not None or self.steps is not None,
+            "solver: neither epochs nor steps is given; give one of them",
+        )
+        require(
+            self.epochs is None or self.steps is None,
+            f"solver: epochs = {shown(self.epochs)} and steps = {shown(self.steps)}; give either "
+            "epochs or steps, and not both",
         )
         for name in ("epochs", "steps"):
             if getattr(self, name) is not None:
                 require_whole(f"solver.{name}", getattr(self, name))
-        if self.batch_size != "all":
-            require(
-                not isinstance(self.batch_size, str),
-                f'solver.batch_size = {self.batch_size!r}; it must be a whole number or "all"',
-            )
-            require_whole("solver.batch_size", self.batch_size)
+        if not (isinstance(self.batch_size, str) and self.batch_size == "all"):
+            require_whole("solver.batch_size", self.batch_size, otherwise='"all"')
         for rate in as_numbers("solver.learning_rate", self.learning_rate):
             require_number("solver.learning_rate", rate, positive=True, single=True)
         if self.gamma is not None and not callable(self.gamma):
@@ -113,8 +122,8 @@ class Solver:
             require_number("solver.clip", self.clip, positive=True, single=True)
         require(
             self.weight_decay == 0 or self.gamma is None,
-            "solver.weight_decay: with solver.gamma it must be 0, since the problem to be solved "
-            "gamma-inexactly has none",
+            f"solver.weight_decay = {self.weight_decay}; with solver.gamma it must be 0, since the "
+            "problem to be solved gamma-inexactly has none",
         )
         searches = self.searches_line
         require(
@@ -247,10 +256,11 @@ def searches_line(optimizer: Callable[..., Any], where: str) -> bool:
     built: Any = None
     with suppress(TypeError):
         built = optimizer(learning_rate=jnp.ones(()))
+    quoted = name_of(optimizer) if callable(optimizer) else shown(optimizer)
     require(
         callable(getattr(built, "init", None)) and callable(getattr(built, "update", None)),
-        f"{where} = {optimizer!r}; it must be a function of learning_rate= that gives an optax "
-        "optimizer, such as optax.sgd",
+        f"{where} = {quoted}; it must be a function of learning_rate= that gives an optax "
+        "optimizer, such as optax.sgd without parentheses",
     )
 
     def update(w: jax.Array, **extra: Any) -> Any:
@@ -267,7 +277,11 @@ def searches_line(optimizer: Callable[..., Any], where: str) -> bool:
     try:
         jax.eval_shape(update, w)
     except TypeError:
-        jax.eval_shape(search, w)
+        try:
+            jax.eval_shape(search, w)
+        except TypeError as error:
+            why = str(error).partition("\n")[0]
+            raise InputError(f"{where} = {quoted}; its update fails: {why}") from error
         return True
     return False
 
@@ -302,13 +316,16 @@ def as_numbers(name: str, value: Numbers) -> tuple[float, ...]:
     """
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value.item()
-    several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+    several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
     values: Sequence[Any] = value if several else (value,)  # type: ignore[assignment]
     require(len(values) > 0, f"{name}: none given; at least one is needed")
     for each in values:
         number = isinstance(each, Real) and not isinstance(each, bool)
-        require(number, f"{name} = {each!r}; it must be a number")
+        if not number:
+            raise InputError(f"{name} = {shown(each)}; it must be a number or a list of numbers")
     try:
         return tuple(float(v) for v in values)
     except OverflowError:
-        raise InputError(f"{name}: a number beyond double precision") from None
+        raise InputError(
+            f"{name}: a number beyond double precision, which holds up to {sys.float_info.max:.3g}"
+        ) from None

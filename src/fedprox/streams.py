@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import require, require_whole
+from fedprox.errors import require, require_whole, shown
 
 
 class Purpose(IntEnum):
@@ -38,7 +38,7 @@ class Purpose(IntEnum):
 def check_seed(seed: int, name: str = "seed") -> None:
     """Raise `InputError` unless a seed is a whole number from 0 to 2^63 - 1."""
     require_whole(name, seed, least=0, most=math.inf)
-    require(seed < 2**63, f"{name} = {seed}; it must be below 2^63")
+    require(seed < 2**63, f"{name} = {shown(seed)}; it must be below 2^63")
 
 
 def _philox(seed: int, purpose: Purpose, round_: int, client: int) -> np.random.Philox:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -183,7 +184,13 @@ def _train(
         if directory.complete:  # by another process, meanwhile
             return False
         checkpoints = Checkpoints(directory.checkpoints, interval=INTERVAL, resume=True)
-        with _naming(where), stopping_on_signals(checkpoints):
+        with (
+            _naming(where),
+            stopping_on_signals(checkpoints),
+            warnings.catch_warnings(),
+        ):
+            # an item's settings and data are the paper's; the user cannot change them
+            warnings.filterwarnings("ignore", category=UserWarning, module=train.__module__)
             runs = train(
                 experiment, resolved, directory.record, on_progress, checkpoints=checkpoints
             )

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedprox.errors import require, require_one_of
+from fedprox.errors import as_float, require, require_one_of, shown
 
 Policy = Literal["drop", "fail", "clip"]
 """What becomes of a faulty update, or of the run."""
@@ -59,17 +59,18 @@ class Faults:
         require_one_of("faults.policy", self.policy, get_args(Policy))
         number = isinstance(self.norm, Real) and not isinstance(self.norm, bool)
         require(
-            number and self.norm >= 1, f"faults.norm = {self.norm!r}; it must be at least 1, or inf"
+            number and self.norm >= 1,
+            f"faults.norm = {shown(self.norm)}; it must be a number of at least 1, or inf",
         )
         require(
             self.policy != "clip" or self.compares,
-            f'faults.norm = {self.norm}; with faults.policy = "clip" it must be finite',
+            f'faults.norm = {shown(self.norm)}; with faults.policy = "clip" it must be finite',
         )
 
     @property
     def compares(self) -> bool:
         """Whether the sizes of a round's updates are compared."""
-        return math.isfinite(self.norm)
+        return math.isfinite(as_float(self.norm))
 
 
 def sound(*trees: Any) -> jax.Array:

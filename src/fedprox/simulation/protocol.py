@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.reporting import Evaluated, reporting
-from fedprox.errors import InputError, require, require_one_of, require_whole
+from fedprox.errors import InputError, require, require_one_of, require_whole, shown
 from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.simulation.clients import ClientState
@@ -79,7 +79,8 @@ class Protocol:
             evaluated.
         evaluate_rows: Training rows, and test rows, of each client that evaluations read at most;
             None for all.
-        evaluate_clients: Clients that evaluations read at most; None for all.
+        evaluate_clients: Clients that evaluations draw and read; None for all, also where as many
+            are given as there are.
         evaluate_model: Which model they measure, see `fedprox.algorithms.reporting`.
         measure_gradients: Whether evaluations measure gradient variance, B(w) and gamma.
         client_state: Where what clients keep lies.
@@ -116,9 +117,13 @@ class Protocol:
         require_whole("evaluate_every", self.evaluate_every)
         if self.evaluate_rows is not None:
             require_whole("evaluate_rows", self.evaluate_rows)
-        if self.evaluate_clients is not None:
-            require_whole("evaluate_clients", self.evaluate_clients)
+        some = clients_to_draw(self.evaluate_clients, self.federation)
+        object.__setattr__(self, "evaluate_clients", some)
         require_one_of("evaluate_model", self.evaluate_model, get_args(Evaluated))
+        require(
+            isinstance(self.measure_gradients, bool | np.bool_),
+            f"measure_gradients = {shown(self.measure_gradients)}; it must be True or False",
+        )
         require_one_of("client_state", self.client_state, get_args(ClientState))
         require(len(self.seeds) > 0, "seed: none given; at least one is needed")
         for seed in self.seeds:
@@ -329,14 +334,28 @@ class Protocol:
         )
 
 
+def clients_to_draw(most: int | None, federation: Federation) -> int | None:
+    """How many clients evaluations draw, given how many they read at most; None if they read all.
+
+    Raises:
+        InputError: `most` is not a whole number of at least 1.
+    """
+    if most is None:
+        return None
+    require_whole("evaluate_clients", most)
+    return most if most < len(federation) else None
+
+
 def check_parts(**given: object) -> None:
     """Raise `InputError` unless each part of a protocol, by its name, is of its type."""
     for name, part in given.items():
         kind = PARTS[name]
-        require(
-            isinstance(part, kind) or (name in ("faults", "target") and part is None),
-            f"{name} = {part!r}; it must be a fedprox.{kind.__name__}",
-        )
+        optional = name in ("faults", "target")
+        if not (isinstance(part, kind) or (optional and part is None)):
+            raise InputError(
+                f"{name} = {shown(part)}; it must be a fedprox.{kind.__name__}"
+                + " or None" * optional
+            )
 
 
 def _by_name(name: str, value: Any) -> dict[str, str]:

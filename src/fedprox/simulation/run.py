@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.check import check_algorithm, describe
 from fedprox.algorithms.reporting import Evaluated
-from fedprox.errors import require
+from fedprox.errors import require, shown
 from fedprox.federation import Federation
 from fedprox.model import Model, Params, check_classes
 from fedprox.simulation.checkpoint import Checkpoints, Comparison, Snapshot, arrays_of
@@ -61,6 +61,7 @@ from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.settle import best_loss
 from fedprox.simulation.systems import Systems
 from fedprox.simulation.target import StopAtTarget, Target
+from fedprox.simulation.warn import warn_of
 from fedprox.solver import Solver
 
 
@@ -109,7 +110,7 @@ def simulate(
         evaluate_clients: Clients that evaluations read at most, drawn uniformly without
             replacement: the same for all methods, seeds and rounds. Records then are estimates of
             f(w) and of accuracy, with their standard errors; gradient variance and B(w) are those
-            of these clients. All where left out.
+            of these clients. All where left out, or where there are no more.
         evaluate_model: Which model they measure: "server", the one sent out; "cohort", the mean of
             the last round's clients; or "clients", the mean of every client's last model.
         measure_gradients: Whether evaluations measure gradient variance, B(w) and gamma. Without,
@@ -138,8 +139,17 @@ def simulate(
             unasked, a method that is not as `Algorithm` says or whose functions give arrays of
             wrong shapes, a model with fewer outputs than classes, or a faulty update where
             `faults.policy` is "fail".
+
+    Warns:
+        UserWarning: `evaluate_every` is above `rounds`; the training labels are all of one class;
+            or test labels are of a class that no client trains on. The last is not looked for
+            among labels in files that evaluations do not read.
     """
     methods = _several(methods)
+    require(
+        checkpoints is None or isinstance(checkpoints, Checkpoints),
+        f"checkpoints = {shown(checkpoints)}; it must be a fedprox.Checkpoints or None",
+    )
     protocol = Protocol(
         federation=federation,
         model=model,
@@ -154,7 +164,7 @@ def simulate(
         evaluate_model=evaluate_model,
         measure_gradients=measure_gradients,
         client_state=client_state,
-        seeds=tuple(seed) if isinstance(seed, Sequence | np.ndarray) else (seed,),
+        seeds=_seeds(seed),
         target=target,
         stop_at_target=stop_at_target,
     )
@@ -194,6 +204,8 @@ def simulate(
     on_record = on_record or _ignore
     if checkpoints:
         on_record = checkpoints.before_first(on_record, begin)
+    if jax.process_index() == 0:
+        warn_of(protocol, stacklevel=2)
     session = _Session(
         protocol,
         mesh,
@@ -216,15 +228,24 @@ def simulate(
 
 def _several(methods: Algorithm | Sequence[Algorithm]) -> list[Algorithm]:
     """The methods of a comparison, of which there may be one."""
-    one = isinstance(methods, Algorithm) or not isinstance(methods, Sequence)
-    several: list[Any] = [methods] if one else list(methods)
-    require(len(several) > 0, "methods: none given; at least one is needed")
-    for method in several:
-        require(
-            isinstance(method, Algorithm),
-            f"methods: {method!r}; each must be an algorithm, such as fedprox(mu=1.0)",
-        )
-    return several
+    needed = "it must be an algorithm, such as fedprox.fedavg(), or a list of them"
+    if isinstance(methods, Algorithm):
+        return [methods]
+    require(
+        isinstance(methods, Sequence) and not isinstance(methods, str | bytes),
+        f"methods = {shown(methods)}; {needed}",
+    )
+    require(len(methods) > 0, f"methods: none given; {needed}")
+    for i, method in enumerate(methods):
+        require(isinstance(method, Algorithm), f"methods[{i}] = {shown(method)}; {needed}")
+    return list(methods)
+
+
+def _seeds(seed: int | Sequence[int]) -> tuple[int, ...]:
+    """The seeds of a comparison, of which there may be one."""
+    given: Any = seed.tolist() if isinstance(seed, np.ndarray) else seed
+    several = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    return tuple(given) if several else (given,)
 
 
 def _ignore(_: Any) -> None:

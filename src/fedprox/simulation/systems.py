@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import InputError, require, require_number, require_one_of
+from fedprox.errors import InputError, require, require_number, require_one_of, shown
 from fedprox.solver import Solver, as_numbers
 from fedprox.streams import Purpose, Streams, generator
 
@@ -68,25 +68,36 @@ class Systems:
         require_one_of("systems.partial", self.partial, get_args(Partial))
         require(
             self.partial == "uniform" or self.deadline is None,
-            "systems.partial: a deadline says how far stragglers get",
+            f'systems.partial = "{self.partial}"; with systems.deadline it must be "uniform": the '
+            "deadline says how far stragglers get",
         )
         require(
-            (self.deadline is None) == (self.step_seconds is None),
-            "systems: give deadline and step_seconds together",
+            self.deadline is None or self.step_seconds is not None,
+            f"systems.deadline = {shown(self.deadline)}; give systems.step_seconds beside it",
         )
-        if self.deadline is None:
-            require(self.spread == 0, "systems.spread: it needs a deadline and step_seconds")
+        require(
+            self.step_seconds is None or self.deadline is not None,
+            "systems.step_seconds is given; give systems.deadline beside it",
+        )
+        if self.deadline is None or self.step_seconds is None:
+            require(
+                self.spread == 0,
+                f"systems.spread = {self.spread}; it needs a deadline and step_seconds",
+            )
             return
-        require(self.stragglers == 0, "systems: give either stragglers or a deadline, and not both")
+        require(
+            self.stragglers == 0,
+            f"systems: stragglers = {self.stragglers} and deadline = {shown(self.deadline)}; give "
+            "either stragglers or a deadline, and not both",
+        )
+        require_number("systems.deadline", self.deadline, positive=True)
+        for value in as_numbers("systems.step_seconds", self.step_seconds):
+            require_number("systems.step_seconds", value, positive=True)
         require(
             self.spread == 0 or self.speeds is None,
-            "systems.spread: each client's step_seconds is given",
+            f"systems.spread = {self.spread}; it must be 0, since each client's step_seconds is "
+            "given",
         )
-        assert self.step_seconds is not None  # there is a deadline
-        require_number("systems.deadline", self.deadline, positive=True)
-        each = as_numbers("systems.step_seconds", self.step_seconds)
-        for name, value in (("deadline", self.deadline), *(("step_seconds", v) for v in each)):
-            require_number(f"systems.{name}", value, positive=True)
 
     @cached_property
     def speeds(self) -> tuple[float, ...] | None:

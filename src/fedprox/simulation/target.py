@@ -91,7 +91,7 @@ def target_of(accuracy: float | None, loss: float | None) -> Target | None:
     """
     require(
         accuracy is None or loss is None,
-        "target_accuracy and target_loss: give one of them, and not both",
+        f"target_accuracy = {accuracy} and target_loss = {loss}; give one of them, and not both",
     )
     if accuracy is not None:
         return Target("test_accuracy", accuracy)

@@ -1,0 +1,315 @@
+"""What is said of values of a wrong type: one line with the key, the value and what is allowed."""
+
+import functools
+import inspect
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedprox as fp
+from fedprox import InputError
+from fedprox.algorithms import ALGORITHMS
+from fedprox.datasets import DATASETS
+from fedprox.experiment import (
+    OPTIMIZERS,
+    Experiment,
+    _named,
+    apply_setting,
+    keys_of,
+    parse,
+    read_experiment,
+    resolve,
+)
+from fedprox.models import MODELS
+from fedprox.simulation import run as running
+from tests.test_cli import SECTIONS, SMALL
+
+KEYS: list[tuple[str, ...]] = [(key,) for key in Experiment.model_fields] + [
+    (name, key) for name, section in SECTIONS.items() for key in section.model_fields
+]
+
+TOML = st.recursive(
+    st.sampled_from(["many", "", True, False, 0, -1, 3, 2**70, 1.5, np.inf, -np.inf, np.nan, 1e39])
+    | st.dates()
+    | st.integers()
+    | st.floats(),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["name", "x"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+"""Values that a TOML file can hold."""
+
+LEAKS = ("Input should", "input_type", "Only integer", "unsupported operand")
+"""What other libraries say."""
+
+
+def said(error: InputError, key: str) -> str:
+    """The text, which must be one line that names the key and is our own."""
+    line = str(error)
+    assert key in line
+    assert line.isprintable()
+    assert not [leak for leak in LEAKS if leak in line], line
+    return line
+
+
+@given(key=st.sampled_from(KEYS), value=TOML)
+@settings(max_examples=400)
+def test_any_value_of_any_key_is_taken_or_refused_in_one_line(
+    key: tuple[str, ...], value: Any
+) -> None:
+    table = tomllib.loads(SMALL)
+    *sections, last = key
+    place = table
+    for section in sections:
+        place = place.setdefault(section, {})
+    place[last] = value
+    try:
+        experiment = parse("a.toml", table)
+        if key[0] not in ("data", "model", "method"):  # whose values are larger data and models
+            resolve(experiment)
+    except InputError as error:
+        said(error, last)
+
+
+@pytest.mark.parametrize(
+    ("catalogue", "where"), [(DATASETS, "data"), (MODELS, "model"), (ALGORITHMS, "method.0")]
+)
+@given(data=st.data(), value=TOML)
+@settings(max_examples=200)
+def test_any_option_of_a_name_is_taken_or_refused_in_one_line(
+    catalogue: dict[str, Callable[..., Any]], where: str, data: st.DataObject, value: Any
+) -> None:
+    name = data.draw(st.sampled_from([name for name in catalogue if keys_of(catalogue[name])]))
+    keys = keys_of(catalogue[name])
+    key = data.draw(st.sampled_from(list(keys)))
+    needed = {k: v.default for k, v in keys.items() if v.default is not v.empty}
+    try:
+        _named({"name": name, **needed, key: value}, catalogue, where, besides=("optimizer",))
+    except InputError as error:
+        said(error, "'optimizer'" if key == "optimizer" else where)
+
+
+@given(data=st.data(), value=TOML)
+@settings(max_examples=200)
+def test_any_option_of_an_optimizer_is_taken_or_refused_in_one_line(
+    data: st.DataObject, value: Any
+) -> None:
+    name = data.draw(st.sampled_from(sorted(OPTIMIZERS)))
+    keys = [*inspect.signature(OPTIMIZERS[name]).parameters, "other"]
+    key = data.draw(st.sampled_from(keys))
+    table = tomllib.loads(SMALL)
+    batch = "all" if name in ("lbfgs", "line-search-descent") else 10
+    table["solver"] |= {"optimizer": name, "batch_size": batch, "optimizer_options": {key: value}}
+    try:
+        resolve(parse("a.toml", table))
+    except InputError as error:
+        said(error, key)
+
+
+class Junk:
+    """What no setting can be."""
+
+
+JUNK: list[Any] = [
+    None, "x", "", b"ab", True, -1, 0, 3, 1.5, np.inf, np.nan, 10**400, 10**5000, 1j, [], ["x"],
+    [None], [[1.0], [1.0, 2.0]], {}, {"a": 1}, {1.0}, object, Junk(), fp.Cohort, fp.fedavg,
+    np.array(3), np.array([0.5, 1.0]), np.ones((2, 2)), np.array(["a"]), iter(()),
+]  # fmt: skip
+
+PARTS: list[tuple[Any, dict[str, Any]]] = [
+    (fp.Solver, {"learning_rate": 0.1, "batch_size": 10, "epochs": 1}),
+    (fp.Solver, {"learning_rate": 0.1, "batch_size": "all", "steps": 1}),
+    (fp.Cohort, {"clients_per_round": 2}),
+    (fp.Systems, {"stragglers": 0.5}),
+    (fp.Systems, {"deadline": 1.0, "step_seconds": 0.1, "spread": 1.0}),
+    (fp.Faults, {"policy": "clip"}),
+    (fp.Target, {"measure": "train_loss", "value": 0.5}),
+]
+
+
+@pytest.mark.parametrize(("part", "settings_"), PARTS)
+def test_any_object_is_taken_or_refused_in_one_line(part: Any, settings_: dict[str, Any]) -> None:
+    for name in inspect.signature(part).parameters:
+        for value in JUNK:
+            try:
+                part(**settings_ | {name: value})
+            except InputError as error:
+                # a target is named by its key in experiment files
+                said(error, {"value": "target_loss"}.get(name, name))
+
+
+class Begun(Exception):
+    """All arguments have been taken."""
+
+
+def begun(*_: object) -> None:
+    raise Begun
+
+
+SIMULATE: dict[str, Any] = {
+    "methods": fp.fedprox(mu=0.1),
+    "solver": fp.Solver(0.1, 10, epochs=1),
+    "cohort": fp.Cohort(2),
+    "systems": fp.Systems(),
+    "rounds": 3,
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted(inspect.signature(fp.simulate).parameters.keys() - {"on_record", "on_progress"}),
+)
+def test_any_argument_is_taken_or_refused_in_one_line(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "resident", begun)
+    federation = fp.datasets.synthetic(clients=3)
+    arguments = {"federation": federation, "model": fp.models.logistic(federation), **SIMULATE}
+    for value in JUNK:
+        with pytest.raises((InputError, Begun)) as raised:
+            fp.simulate(**arguments | {name: value})
+        if isinstance(raised.value, InputError):
+            said(raised.value, name)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        (
+            {"methods": "fedavg"},
+            "methods = 'fedavg'; it must be an algorithm, such as fedprox.fedavg(), or a list of "
+            "them",
+        ),
+        (
+            {"methods": fp.fedavg},
+            "methods = fedavg, a function that was not called; it must be an algorithm, such as "
+            "fedprox.fedavg(), or a list of them",
+        ),
+        (
+            {"methods": [fp.fedavg(), fp.fedprox]},
+            "methods[1] = fedprox, a function that was not called; it must be an algorithm, such "
+            "as fedprox.fedavg(), or a list of them",
+        ),
+        (
+            {"methods": []},
+            "methods: none given; it must be an algorithm, such as fedprox.fedavg(), or a list of "
+            "them",
+        ),
+        (
+            {"cohort": fp.Cohort},
+            "cohort = Cohort, a class that was not called; it must be a fedprox.Cohort",
+        ),
+        ({"faults": "drop"}, "faults = 'drop'; it must be a fedprox.Faults or None"),
+        (
+            {"model": fp.models.logistic},
+            "model = logistic, a function that was not called; it must be a fedprox.Model",
+        ),
+        ({"measure_gradients": "no"}, "measure_gradients = 'no'; it must be True or False"),
+        ({"checkpoints": "run"}, "checkpoints = 'run'; it must be a fedprox.Checkpoints or None"),
+        ({"seed": "12"}, "seed = '12'; it must be a whole number of at least 0"),
+    ],
+)
+def test_arguments_of_simulate(wrong: dict[str, Any], line: str) -> None:
+    federation = fp.datasets.synthetic(clients=3)
+    model = fp.models.logistic(federation)
+    with pytest.raises(InputError) as raised:
+        fp.simulate(**{"federation": federation, "model": model, **SIMULATE} | wrong)
+    assert str(raised.value) == line
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"epochs": None}, "solver: neither epochs nor steps is given; give one of them"),
+        (
+            {"steps": 5},
+            "solver: epochs = 2 and steps = 5; give either epochs or steps, and not both",
+        ),
+        (
+            {"learning_rate": np.inf},
+            "solver.learning_rate = inf; it must be finite and above 0",
+        ),
+        (
+            {"learning_rate": [0.1, np.nan]},
+            "solver.learning_rate = nan; it must be finite and above 0",
+        ),
+        (
+            {"learning_rate": "0.1"},
+            "solver.learning_rate = '0.1'; it must be a number or a list of numbers",
+        ),
+        (
+            {"learning_rate": 1e-40},
+            "solver.learning_rate = 1e-40; it is beyond single precision, which holds 1.18e-38 to "
+            "3.4e+38",
+        ),
+        ({"clip": "10"}, "solver.clip = '10'; it must be a number above 0"),
+        ({"weight_decay": True}, "solver.weight_decay = True; it must be a number of at least 0"),
+        ({"gamma": "0.1"}, "solver.gamma = '0.1'; it must be a number from 0 to 1"),
+        (
+            {"batch_size": 2.5},
+            'solver.batch_size = 2.5; it must be a whole number of at least 1, or "all"',
+        ),
+    ],
+)
+def test_settings_of_a_solver(wrong: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError) as raised:
+        fp.Solver(**{"learning_rate": 0.1, "batch_size": 10, "epochs": 2} | wrong)
+    assert str(raised.value) == line
+
+
+def test_an_optimizer_that_fails_is_named() -> None:
+    big = functools.partial(optax.sgd, momentum="big")
+    with pytest.raises(
+        InputError, match=r"^solver.optimizer = sgd momentum=big; its update fails: "
+    ):
+        fp.Solver(0.1, 10, epochs=1, optimizer=big)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (("rounds = 4", "rouds = 4"), "the file: unknown key 'rouds'; did you mean 'rounds'?"),
+        (
+            ('[[method]]\nname = "fedavg"\n\n[[method]]', "[method]"),
+            "method: write [[method]], with two brackets: there may be several",
+        ),
+        (("[cohort]", "[[cohort]]"), "cohort = [{'clients_per_round': 3}]; it must be a section, "),
+        (("[cohort]", "[cohorts]"), "the file: unknown key 'cohorts'; did you mean 'cohort'?"),
+        (("[cohort]\nclients_per_round = 3", ""), "the file: the section [cohort] is missing"),
+        (("[[method]]\nname", "[[methods]]\nname"), "the file: unknown key 'methods'; did you "),
+        (
+            ('name = "synthetic"', 'nmae = "synthetic"'),
+            "data: the key 'name' is missing (is 'nmae' a misspelling of it?); allowed: synthetic",
+        ),
+        (
+            ("epochs = 2", 'epochs = 2\noptimizer_options = {momentum = "big"}'),
+            "solver.optimizer_options.momentum = 'big'; it must be a number",
+        ),
+        (("seed = [0, 1]", "seed = [0, 1.5]"), "seed = [0, 1.5]; it must be a whole number or a "),
+        (("rounds = 4", "rounds = true"), "rounds = True; it must be a whole number"),
+    ],
+)
+def test_a_file(change: tuple[str, str], line: str, tmp_path: Path) -> None:
+    text = SMALL.replace(*change)
+    assert text != SMALL
+    (tmp_path / "a.toml").write_text(text)
+    with pytest.raises(InputError) as raised:
+        resolve(read_experiment(tmp_path / "a.toml"))
+    assert str(raised.value).removeprefix(f"{tmp_path / 'a.toml'}: ").startswith(line)
+
+
+@pytest.mark.parametrize("index", ["2", "-1", "x", "9" * 5000])
+def test_a_setting_outside_a_list(index: str) -> None:
+    with pytest.raises(InputError, match=r"is not in the list; it must be a number from 0 to 1$"):
+        apply_setting(tomllib.loads(SMALL), f"method.{index}.mu=1")
+    with pytest.raises(InputError, match="is not in the list; the list is empty"):
+        apply_setting({"seed": []}, f"seed.{index}=1")

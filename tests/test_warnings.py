@@ -1,0 +1,186 @@
+"""Warnings about settings and data that make results say less than they seem to."""
+
+import tomllib
+import warnings
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedprox as fp
+from fedprox import Federation
+from fedprox.datasets import mapped, write_mapped
+from fedprox.experiment import parse, resolve, train
+from fedprox.reproduce import ITEMS
+from fedprox.reproduce import run as reproduction
+from fedprox.reproduce.item import SCALES, expand
+from tests.test_cli import SMALL, status
+
+
+def clients(*labels: list[int]) -> list[Any]:
+    """A client for each list of labels; features tell the labels apart."""
+    return [(np.array(y, np.float32)[:, None], np.array(y)) for y in labels]
+
+
+class Begun(Exception):
+    """The first method's rounds would begin now."""
+
+
+def stop(_: fp.Progress) -> None:
+    raise Begun
+
+
+def warned(federation: Federation, model: fp.Model | None = None, **options: Any) -> list[str]:
+    """What a comparison of two methods with two seeds warns of."""
+    defaults: dict[str, Any] = {"cohort": fp.Cohort(1), "rounds": 2, "on_progress": stop}
+    with warnings.catch_warnings(record=True) as caught, suppress(Begun):
+        warnings.simplefilter("always")
+        fp.simulate(
+            federation,
+            model or fp.models.logistic(federation),
+            [fp.fedavg(), fp.fedprox(mu=[0.0, 1.0])],
+            solver=fp.Solver(0.1, 5, epochs=1),
+            seed=[0, 1],
+            **(defaults | options),
+        )
+    assert all(one.filename == __file__ for one in caught)  # the caller's line is shown
+    assert all(one.category is UserWarning for one in caught)
+    return [str(one.message) for one in caught]
+
+
+PLAIN = clients([0, 1, 0], [1, 1])
+
+
+def test_a_plain_run_does_not_warn() -> None:
+    federation = Federation.from_arrays(PLAIN, PLAIN)
+    assert warned(federation, evaluate_every=2, on_progress=None) == []
+
+
+def test_evaluating_less_often_than_there_are_rounds_warns() -> None:
+    federation = Federation.from_arrays(PLAIN, PLAIN)
+    (line,) = warned(federation, evaluate_every=3, on_progress=None)  # once, to the end
+    assert line == (
+        "evaluate_every = 3 is more than rounds = 2: only the initial and the final model are "
+        "evaluated"
+    )
+
+
+def test_labels_of_one_class_warn() -> None:
+    same = clients([2, 2], [2])
+    (line,) = warned(Federation.from_arrays(same, same, classes=4))
+    assert line == (
+        "all training labels that evaluations read are of class 2: a model that always answers 2 "
+        "fits them, so losses and accuracies do not tell methods apart"
+    )
+
+
+def test_a_test_label_that_nobody_trains_on_warns() -> None:
+    test = clients([0, 3, 2], [3])
+    federation = Federation.from_arrays(PLAIN, test, classes=5)
+    (line,) = warned(federation)
+    assert line == (
+        "3 of the 4 test labels that evaluations read are of classes that no client has in "
+        "training (2, 3): a model does not learn to predict them, and test accuracy counts them as "
+        "errors"
+    )
+    # rows that are not evaluated are trained on all the same
+    many = [([[0.0]] * 50, [0] * 48 + [1, 2]), ([[0.0]], [1])]
+    federation = Federation.from_arrays(many, clients([2], [1]))
+    assert warned(federation, evaluate_rows=1) == []
+    # an ellipsis after the first few
+    federation = Federation.from_arrays(PLAIN, clients(list(range(2, 40)), []))
+    (line,) = warned(federation)
+    assert "(2, 3, 4, 5, 6, ...)" in line
+
+
+def test_positions_without_a_label_are_not_a_class() -> None:
+    x, y = np.zeros((2, 3), np.int32), np.array([[0, 1, -1], [1, -1, -1]])
+    federation = Federation.from_arrays([(x, y)], [(x, y)])
+
+    def apply(params: Any, x: Any) -> Any:
+        return params[x]
+
+    model = fp.Model(lambda _: np.zeros((3, 2), np.float32), apply)
+    assert warned(federation, model) == []
+
+
+def test_labels_that_are_not_classes_do_not_warn() -> None:
+    same = clients([1, 1], [1])
+
+    def apply(params: Any, x: Any) -> Any:
+        return x @ params
+
+    def squared(outputs: Any, y: Any) -> Any:
+        return (outputs - y) ** 2
+
+    model = fp.Model(lambda _: np.zeros(1, np.float32), apply, squared, correct=None)
+    assert warned(Federation.from_arrays(same, same), model) == []
+    real = [(x, y.astype(float)) for x, y in same]
+    assert warned(Federation.from_arrays(real, real), model) == []
+
+
+def test_labels_in_files_are_not_read_for_a_warning(tmp_path: Path) -> None:
+    train, test = clients([0] * 9, [1, 2], [0]), clients([0], [2], [3])
+    write_mapped(tmp_path / "folder", train, test)
+    federation = mapped(str(tmp_path / "folder"), classes=4)
+    # classes that the evaluated rows lack may be in the others, which stay with the host
+    assert warned(federation, evaluate_clients=2) == []
+    memory = [
+        replace(r, x=np.array(r.x), y=np.array(r.y)) for r in (federation.train, federation.test)
+    ]
+    (line,) = warned(replace(federation, train=memory[0], test=memory[1]))
+    assert "(3)" in line
+
+
+def test_the_command_prints_each_once(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        settings = [
+            p
+            for s in ("evaluate_every=9", "seed=0", 'method=[{name="fedavg"}]')
+            for p in ("--set", s)
+        ]
+        arguments = (tmp_path / "small.toml", *settings, "--out", tmp_path / "out")
+        assert status("run", *arguments) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "fedprox: evaluate_every = 9 is more than rounds = 4: only the initial and the final model "
+        "are evaluated"
+    )
+
+
+def test_a_diagnosis_of_a_short_run_does_not_warn() -> None:
+    federation = fp.datasets.synthetic(clients=5)
+    with suppress(Begun):
+        fp.diagnose(
+            federation,
+            fp.models.logistic(federation),
+            solver=fp.Solver(0.01, 10, epochs=1),
+            cohort=fp.Cohort(2),
+            rounds=1,
+            on_progress=stop,
+        )
+
+
+def test_a_reproduction_does_not_warn_of_its_data(tmp_path: Path) -> None:
+    table = tomllib.loads(SMALL) | {"seed": 0, "method": [{"name": "fedavg"}]}
+    # a class that only test rows have
+    table |= {"data": {"name": "synthetic", "clients": 2, "seed": 1}}
+    table["cohort"]["clients_per_round"] = 2
+    experiment = parse("small", table)
+    with pytest.warns(UserWarning, match=r"in training \(4\)"), suppress(Begun):
+        train(experiment, resolve(experiment), lambda _: None, stop)
+    with suppress(Begun):
+        reproduction._train("small", experiment, tmp_path / "out", None, stop)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_reproductions_evaluate_between(scale: str) -> None:
+    for name, item in ITEMS.items():
+        for paper in item.runs.values():
+            for table in expand(paper, SCALES[scale]).values():
+                assert table.get("evaluate_every", 1) <= table["rounds"], name
