@@ -267,7 +267,9 @@ def test_a_signal_ends_the_round(tmp_path: Path) -> None:
         if progress.round == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Stopped, match=r"after round [69] of fedavg, seed 0") as stopped:  # noqa: SIM117
+    with pytest.raises(
+        Stopped, match=r"after round [69] of fedavg \(2 points together\), seed 0"
+    ) as stopped:  # noqa: SIM117
         with stopping_on_signals(checkpoints):
             train([fedavg()], checkpoints, seed=0, on_progress=interrupt)
     assert stopped.value.signal == signal.SIGTERM

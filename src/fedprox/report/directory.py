@@ -28,6 +28,7 @@ from fedprox.model import Model, Params
 from fedprox.report.figure import figure
 from fedprox.report.lock import locked
 from fedprox.report.table import common_target
+from fedprox.signals import tidied
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.target import KEYS, Target
 from fedprox.toml import parse_toml
@@ -98,6 +99,11 @@ class RunDirectory:
     def complete(self) -> bool:
         """Whether the experiment ran to its end and everything is written."""
         return (self.path / "summary.json").is_file() and not self.checkpoints.exists()
+
+    @property
+    def begun(self) -> bool:
+        """Whether this process has written records."""
+        return self._metrics is not None
 
     def changed_versions(self) -> list[str]:
         """What differs from the versions that the results so far were made with."""
@@ -335,7 +341,7 @@ def _git_revision() -> str | None:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
-    with _naming(path):
+    with _naming(path), tidied(partial.unlink):
         try:
             with partial.open("wb") as file:
                 file.write(content)

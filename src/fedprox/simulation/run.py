@@ -1,7 +1,6 @@
 """Running methods: rounds, evaluations and their history, for every sweep point and seed."""
 
 import itertools
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +37,7 @@ from fedprox.simulation.programs import (
     evaluated,
     lay_out,
 )
+from fedprox.simulation.progress import showing
 from fedprox.simulation.protocol import Protocol, RoundWork
 from fedprox.simulation.rounds import (
     PLANS_AHEAD,
@@ -86,6 +86,7 @@ def simulate(
     checkpoints: Checkpoints | None = None,
     on_record: Callable[[Record], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    progress: bool = True,
 ) -> list[Run]:
     """Train a method on a federation, or several on the same clients, stragglers and mini-batches.
 
@@ -126,7 +127,9 @@ def simulate(
             on from one is the same as one that was never interrupted, bit for bit.
         on_record: Called with each record as soon as it is known, and first with those of a
             checkpoint.
-        on_progress: Called now and then.
+        on_progress: Called with each phase and as rounds end.
+        progress: Whether progress is shown on stderr: as bars in a terminal and in a notebook, else
+            by a line after ten seconds and another one every minute.
 
     Returns:
         One run for each method, seed and point, methods outermost and points innermost.
@@ -190,23 +193,24 @@ def simulate(
     mesh = lane_mesh(devices)
     if evaluate_clients is None:
         check_measured(mesh, federation, protocol.measured)
-    session = _Session(
-        protocol,
-        mesh,
-        resident(mesh, federation, protocol.measured, protocol.homes, protocol.measured_homes),
-        len(labels) * len(protocol.seeds),
-        checkpoints,
-        on_record or _ignore,
-        on_progress or _ignore,
-    )
-    for record in begin.records:
-        session.on_record(record)
-    runs = list(begin.finished)
-    for number, method in enumerate(methods):
-        left = protocol.seeds[max(0, begin.legs - number * len(protocol.seeds)) :]
-        if left:
-            _run_method(session, method, left, runs, begin)
-            begin = Snapshot(tuple(runs))
+    with showing(progress, on_progress) as report:
+        session = _Session(
+            protocol,
+            mesh,
+            resident(mesh, federation, protocol.measured, protocol.homes, protocol.measured_homes),
+            len(labels) * len(protocol.seeds),
+            checkpoints,
+            on_record or _ignore,
+            report,
+        )
+        for record in begin.records:
+            session.on_record(record)
+        runs = list(begin.finished)
+        for number, method in enumerate(methods):
+            left = protocol.seeds[max(0, begin.legs - number * len(protocol.seeds)) :]
+            if left:
+                _run_method(session, method, left, runs, begin)
+                begin = Snapshot(tuple(runs))
     return runs
 
 
@@ -258,8 +262,11 @@ def _run_method(
     protocol = session.protocol
     solver = algorithm.solver(protocol.solver)
     points = sweep_points(algorithm, solver)
-    name = label(algorithm, solver, points[0]) if len(points) == 1 else algorithm.name
-    session.on_progress(Progress(name, seeds[0], begin.round, protocol.rounds, math.nan))
+    name = label(algorithm, solver, points[0])
+    if len(points) > 1:
+        name = f"{algorithm.name} ({len(points)} points together)"
+    now = Progress(name, seeds[0], begin.round, protocol.rounds, phase="planning")
+    session.on_progress(now)
     # of all seeds: the programs are the same where some are done already
     work = {
         seed: [protocol.round_work(algorithm, solver, seed, t) for t in range(protocol.rounds)]
@@ -307,6 +314,7 @@ def _run_method(
         plan = partial(plan_ahead, pool, protocol, solver, layout, rows)
         # the first seed's planning goes on while the programs are being compiled
         planned = plan(seeds[0], work[seeds[0]], calls(begin.round))
+        session.on_progress(now._replace(phase="compiling"))
         ready = _compile(session, algorithm, solver, layout, rows.like, points, params)
         compile_seconds += ready.programs.compile_seconds
         for seed in seeds:
@@ -443,9 +451,10 @@ def _run_leg(
         if checkpoints is not None:
             checkpoints.offer(lambda: snapshot(stand), str(leg), done)
 
-    def report(done: int, loss: float) -> None:
+    def report(done: int, loss: float | None) -> None:
         session.on_progress(Progress(leg.name, leg.seed, done, rounds, loss))
 
+    report(begin.round, best_loss(batch) if begin.round else None)
     try:
         if begin.round:
             standing = begin.standing(standing, session.mesh)
@@ -454,7 +463,7 @@ def _run_leg(
         state = run_rounds(
             session.protocol,
             ready,
-            planned,
+            planned if checkpoints is None else _noting(planned, checkpoints),
             standing,
             store,
             batch,
@@ -471,6 +480,13 @@ def _run_leg(
     for i, run in enumerate(batch):
         run.params = jax.tree.map(lambda a, i=i: a[i], found)
     count_seconds()
+
+
+def _noting(planned: Planned, checkpoints: Checkpoints) -> Planned:
+    """The planned calls; checkpoints are told of each before it begins."""
+    for call in planned:
+        checkpoints.begin_call()
+        yield call
 
 
 @contextmanager
