@@ -90,7 +90,8 @@ It trains every method on the same clients, stragglers and mini-batches, prints 
 a run directory with the metrics, the final models, a figure and an HTML report.
 
 With --checkpoint-every a run that is killed goes on with --resume DIR, and gives the same metrics
-and models, bit for bit. An interrupt (Ctrl-C, or SIGTERM) ends the round and leaves a checkpoint.
+and models, bit for bit. Ctrl-C, SIGTERM or SIGHUP ends the rounds under way and leaves a
+checkpoint; a second one ends at once, as the first does while no round is under way.
 
 \b
 An experiment file, with every key:

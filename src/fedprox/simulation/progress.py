@@ -81,13 +81,13 @@ def _bars_in_notebook(console: Console) -> Iterator[Report]:
 
     bars = _bars(console)
     report, drawn = _report_to(bars), -math.inf
-    output = display(bars.get_renderable(), display_id=True)
+    output = display(bars.make_tasks_table(bars.tasks), display_id=True)
 
     def report_and_draw(now: Progress) -> None:
         nonlocal drawn
         report(now)
         if time.monotonic() - drawn >= REFRESH or now.round == now.rounds:
-            output.update(bars.get_renderable())
+            output.update(bars.make_tasks_table(bars.tasks))
             drawn = time.monotonic()
 
     yield report_and_draw
