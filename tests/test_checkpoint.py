@@ -310,12 +310,39 @@ def test_a_signal_ends_the_round(tmp_path: Path) -> None:
         if progress.round == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Stopped, match=r"after round [69] of fedavg, seed 0") as stopped:  # noqa: SIM117
-        with stopping_on_signals(checkpoints):
-            train([fedavg()], checkpoints, seed=0, on_progress=interrupt)
+    where = r"after round [69] of fedavg \(2 points together\), seed 0"
+    with pytest.raises(Stopped, match=where) as stopped, stopping_on_signals(checkpoints):
+        train([fedavg()], checkpoints, seed=0, on_progress=interrupt)
     assert stopped.value.signal == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is handler
     same(once, train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0))
+
+
+def test_progress_goes_on_between_evaluations(tmp_path: Path) -> None:
+    """Each call of rounds is reported, with the last loss that is known."""
+    steps: list[Progress] = []
+    options: dict[str, Any] = {"seed": 0, "rounds": 24, "evaluate_every": 12}
+    (run, *_), _ = train(
+        [fedavg()], Checkpoints(tmp_path, 2), on_progress=steps.append, progress=False, **options
+    )
+    assert [step.phase for step in steps[:3]] == ["planning", "compiling", "training"]
+    assert [step.loss for step in steps[:3]] == [None] * 3
+    rounds = [step.round for step in steps[3:]]
+    assert rounds == sorted(rounds)
+    assert set(rounds) >= {2, 4, 6, 8, 12, 14, 16, 18, 20, 24}  # 12 is known before 10 is told
+    assert all(step.loss is not None and np.isfinite(step.loss) for step in steps[3:])
+    assert steps[3].loss <= run.history[0].train_loss  # type: ignore[operator]
+
+
+def test_a_run_that_goes_on_is_not_reported_as_diverged(tmp_path: Path) -> None:
+    train([fedavg()], Checkpoints(tmp_path, 3), seed=0)
+    steps: list[Progress] = []
+    train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0, on_progress=steps.append)
+    assert [(step.round, step.phase, step.loss) for step in steps[:2]] == [
+        (9, "planning", None),
+        (9, "compiling", None),
+    ]
+    assert all(np.isfinite(step.loss) for step in steps[2:])  # type: ignore[arg-type]
 
 
 def test_whole_numbers_may_be_numpys(tmp_path: Path) -> None:

@@ -619,16 +619,6 @@ def test_wrong_flags_are_one_line(capsys: Any) -> None:
     assert error.count("\n") == 1
 
 
-def test_ctrl_c_is_one_line(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "train", interrupt)
-    (tmp_path / "small.toml").write_text(SMALL)
-    assert status("run", tmp_path / "small.toml", "--out", tmp_path / "out") == 130
-    assert capsys.readouterr().err.startswith("fedprox: interrupted")
-
-
 def test_a_second_run_leaves_nothing_of_the_first(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(finished, out)

@@ -6,7 +6,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "fedprox"
 
 FLOORS = [
-    {"errors", "features", "toml"},
+    {"errors", "features", "output", "signals", "toml"},
     {"files", "mapping", "streams"},
     {"federation"},
     {"model"},

@@ -331,7 +331,7 @@ def test_an_experiment_file_gives_target_and_stop() -> None:
         "target_loss": 2.0,
         "stop_at_target": "any",
     }
-    runs = train(experiment, resolved, lambda _: None, lambda _: None)
+    runs = train(experiment, resolved)
     assert len({run.final.round for run in runs}) == 1
     assert runs[0].final.round == math.ceil(runs[1].rounds_to(Target(LOSS, 2.0)) or math.inf) < 12
     with pytest.raises(InputError, match=r"and target_loss = 2\.0; give one of them"):

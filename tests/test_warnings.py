@@ -29,7 +29,7 @@ class Begun(Exception):
     """The first method's rounds would begin now."""
 
 
-def stop(_: fp.Progress) -> None:
+def stop(_: object) -> None:
     raise Begun
 
 
@@ -166,16 +166,19 @@ def test_a_diagnosis_of_a_short_run_does_not_warn() -> None:
         )
 
 
-def test_a_reproduction_does_not_warn_of_its_data(tmp_path: Path) -> None:
+def test_a_reproduction_does_not_warn_of_its_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = tomllib.loads(SMALL) | {"seed": 0, "method": [{"name": "fedavg"}]}
     # a class that only test rows have
     table |= {"data": {"name": "synthetic", "clients": 2, "seed": 1}}
     table["cohort"]["clients_per_round"] = 2
     experiment = parse("small", table)
     with pytest.warns(UserWarning, match=r"in training \(4\)"), suppress(Begun):
-        train(experiment, resolve(experiment), lambda _: None, stop)
+        train(experiment, resolve(experiment), stop, progress=False)
+    monkeypatch.setattr("fedprox.report.directory.RunDirectory.record", lambda *_: stop(None))
     with suppress(Begun):
-        reproduction._train("small", experiment, tmp_path / "out", None, stop)
+        reproduction._train("small", experiment, tmp_path / "out", None)
 
 
 @pytest.mark.parametrize("scale", SCALES)

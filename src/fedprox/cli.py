@@ -1,9 +1,9 @@
 """The command line: `fedprox run`, `diagnose`, `report`, `reproduce` and `data`."""
 
-import math
 import os
 import re
 import shlex
+import signal
 import sys
 import traceback
 import warnings
@@ -16,26 +16,15 @@ from typing import Annotated, Any, NoReturn
 import jax
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.status import Status
 from rich.table import Table
-from rich.text import Text
 
 from fedprox.algorithms import ALGORITHMS
 from fedprox.datasets import DATASETS
 from fedprox.datasets.catalogue import CATALOGUE, literals
 from fedprox.datasets.sources import cache_folder, fetch
 from fedprox.diagnose import diagnose as find_out
-from fedprox.errors import InputError, require
+from fedprox.errors import InputError, printable, require
 from fedprox.experiment import (
     Experiment,
     Resolved,
@@ -48,6 +37,7 @@ from fedprox.experiment import (
     train,
 )
 from fedprox.models import MODELS
+from fedprox.output import lasting_streams
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_clients, write_figure
@@ -65,9 +55,9 @@ from fedprox.reproduce import ITEMS, select
 from fedprox.reproduce.item import SCALES
 from fedprox.reproduce.run import Step, reproduce
 from fedprox.reproduce.table import duration
+from fedprox.signals import answering, end_now, ended_by
 from fedprox.simulation.checkpoint import Checkpoints, Stopped, stopping_on_signals
 from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
-from fedprox.simulation.history import Progress as Standing
 from fedprox.simulation.processes import everyone, join_processes
 
 TOGETHER = 60.0
@@ -108,7 +98,8 @@ It trains every method on the same clients, stragglers and mini-batches, prints 
 a run directory with the metrics, the final models, a figure and an HTML report.
 
 With --checkpoint-every a run that is killed goes on with --resume DIR, and gives the same metrics
-and models, bit for bit. An interrupt (Ctrl-C, or SIGTERM) ends the round and leaves a checkpoint.
+and models, bit for bit. Ctrl-C, SIGTERM or SIGHUP ends the rounds under way and leaves a
+checkpoint; a second one ends at once, as the first does while no round is under way.
 
 \b
 An experiment file, with every key:
@@ -284,13 +275,13 @@ def run(
     done = resume is not None and directory.complete
     everyone(done)
     if done:
-        console.print(f"{resume} is complete; nothing to do")
+        console.print(f"{printable(resume)} is complete; nothing to do")
         return
     if resume is not None:
         _say_where(console, directory)
-    with directory:
-        with stopping_on_signals(checkpoints), _progress(console) as progress:
-            runs = go(directory.record, _Bars(progress))
+    with directory, answering(partial(_interrupted, directory, checkpoints)):
+        with stopping_on_signals(checkpoints):
+            runs = go(directory.record)
         if jax.process_count() == 1:  # others have the rows of their clients
             most = resolved.table.get("evaluate_clients")
             write_clients(directory.path, resolved.federation, resolved.model, runs, most)
@@ -303,27 +294,40 @@ def run(
             console.print(line)
     if checkpoints.made:
         console.print(str(checkpoints))
-    console.print(f"\n{directory.path}: metrics, summary, models, figure, report.html")
+    console.print(f"\n{printable(directory.path)}: metrics, summary, models, figure, report.html")
 
 
-def _help(
-    go: Callable[[Callable[[Any], None], Callable[[Any], None]], Any], checkpoints: Checkpoints
-) -> None:
+def _help(go: Callable[..., Any], checkpoints: Checkpoints) -> None:
     """What the other processes do: work, and leave the results to the first."""
     if everyone(0)[0]:  # it was complete already
         return
     with stopping_on_signals(checkpoints):
-        go(lambda _: None, lambda _: None)
+        go(progress=False)
     checkpoints.remove()
+
+
+def _interrupted(
+    directory: RunDirectory, checkpoints: Checkpoints, number: signal.Signals
+) -> NoReturn:
+    """End a run at once, and say what is left of it."""
+    left = ""
+    if directory.complete:
+        left = f"; {directory.path} is complete" if directory.begun else ""
+    elif checkpoints.exist:
+        left = f"; go on from the last checkpoint with: {_resume(directory.path, sys.argv[1:])}"
+    elif directory.begun:
+        left = f"; {directory.path / 'metrics.jsonl'} holds the rounds evaluated so far"
+    end_now(number, printable(ended_by(number) + left))
 
 
 def _say_where(console: Console, directory: RunDirectory) -> None:
     """What a user should know before a run goes on."""
+    path = printable(directory.path)
     if not directory.checkpoints.is_dir():
-        console.print(f"{directory.path}: no checkpoint; the run begins anew")
+        console.print(f"{path}: no checkpoint; the run begins anew")
     if changed := directory.changed_versions():
         console.print(
-            f"{directory.path}: begun with {', '.join(changed)}; the last bits may differ",
+            f"{path}: begun with {', '.join(changed)}; the last bits may differ",
             soft_wrap=True,
         )
 
@@ -345,7 +349,7 @@ def report(
 ) -> None:
     """Write the report of some run directories."""
     write_report(directories, out)
-    print(out)
+    print(printable(out))
 
 
 @app.command(help=DIAGNOSE_HELP)
@@ -364,22 +368,20 @@ def diagnose(
     require(seeds, "seed: none given; at least one is needed")
     folder = out or Path("runs") / f"{file.stem}-diagnosis"
     with RunDirectory(folder, resolved.table) as directory:
-        with _progress(console) as progress:
-            found = find_out(
-                resolved.federation,
-                resolved.model,
-                solver=resolved.solver,
-                cohort=resolved.cohort,
-                systems=resolved.systems,
-                rounds=experiment.rounds,
-                evaluate_clients=experiment.evaluate_clients,
-                seed=seeds[0],
-                on_progress=_Bars(progress),
-            )
+        found = find_out(
+            resolved.federation,
+            resolved.model,
+            solver=resolved.solver,
+            cohort=resolved.cohort,
+            systems=resolved.systems,
+            rounds=experiment.rounds,
+            evaluate_clients=experiment.evaluate_clients,
+            seed=seeds[0],
+        )
         directory.diagnosis(found.document())
         write_report([directory.path], directory.path / "report.html")
     console.print(diagnosis_page(found))
-    console.print(f"\n{directory.path}: diagnosis.json, report.html")
+    console.print(f"\n{printable(directory.path)}: diagnosis.json, report.html")
 
 
 def _prepare(
@@ -404,7 +406,7 @@ def _prepare(
     if meet is not None:
         meet()
     console = Console(quiet=True) if jax.process_index() else _console()
-    with console.status("loading the data"):
+    with _loading():
         resolved = resolve(experiment, data_dir)
     return console, experiment, resolved
 
@@ -443,16 +445,13 @@ def reproduce_items(
     use_compilation_cache(cache_folder() / "xla")
     for key, item in items.items():
         console.print(f"{key}: {item.title}; about {duration(item.seconds[scale])} on two cores")
-        with console.status("loading the data") as status:
-
-            def show(step: Step, status: Status = status) -> None:
-                now = step.progress
-                done = f"{now.label}, seed {now.seed}, round {now.round}" if now else "starting"
-                status.update(f"{step.number} of {step.of}: {step.name}: {done}")
-
-            text = reproduce(key, item, SCALES[scale], folder, data_dir, show)
+        text = reproduce(key, item, SCALES[scale], folder, data_dir, _show_step)
         console.print(f"\n{text}", soft_wrap=True, highlight=False)
-        console.print(f"{folder / key}: table.md and what it is made from\n")
+        console.print(f"{printable(folder / key)}: table.md and what it is made from\n")
+
+
+def _show_step(step: Step) -> None:
+    print(f"{step.number} of {step.of}: {step.name}", file=sys.stderr)
 
 
 data = typer.Typer(help="The data sets: list them, fetch their files, describe their clients.")
@@ -495,7 +494,7 @@ def fetch_data(
         if found is None or (kept and file.source.folders):
             found = fetch(file.source, file.folder)
         if found not in shown:  # a file may serve in place of several
-            print(found)
+            print(printable(found))
         shown.add(found)
 
 
@@ -521,16 +520,20 @@ def describe_data(
     for setting in settings or ():
         apply_setting(table, setting)
     require("name" not in table, f"--set name={table.get('name')}: the name is {name!r} already")
-    with console.status("loading the data"):
+    with _loading():
         federation, table = load_data({"name": name, **table}, data_dir)
         options = ", ".join(f"{k} = {v}" for k, v in table.items() if k != "name")
         drawn = data_figure(federation, f"{name}: {options}")
     folder = out or Path("runs") / f"{name}-data"
     folder.mkdir(parents=True, exist_ok=True)
     write_figure(folder, drawn, "data")
-    console.print(f"{name}: {options}\n", highlight=False)
+    console.print(f"{name}: {printable(options)}\n", highlight=False)
     console.print(statistics_table(federation, name, table.get("partition", "")))
-    console.print(f"\n{folder}: data.png, data.svg", highlight=False, soft_wrap=True)
+    console.print(f"\n{printable(folder)}: data.png, data.svg", highlight=False, soft_wrap=True)
+
+
+def _loading() -> Status:
+    return Console(stderr=True).status("loading the data")
 
 
 def _console() -> Console:
@@ -548,42 +551,6 @@ def _listing() -> Table:
     return shown
 
 
-class _RoundsPerSecond(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:.1f} rounds/s" if task.speed else "", style="cyan")
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        _RoundsPerSecond(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[loss]}"),
-        console=console,
-    )
-
-
-class _Bars:
-    """One progress bar for each method and seed."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.tasks: dict[tuple[str, int], TaskID] = {}
-
-    def __call__(self, now: Standing) -> None:
-        key = (now.label, now.seed)
-        if key not in self.tasks:
-            name = f"{now.label}, seed {now.seed}"
-            self.tasks[key] = self.progress.add_task(name, total=now.rounds, loss="")
-        unknown = "diverged" if now.round else "compiling"
-        loss = f"loss {now.loss:.4f}" if math.isfinite(now.loss) else unknown
-        self.progress.update(self.tasks[key], completed=now.round, total=now.rounds, loss=loss)
-
-
-INTERRUPTED = 130
-
 SURROUNDINGS = ("--data-dir", "--devices", "--coordinator", "--processes", "--process")
 """Options that say where a run runs, and not what it is."""
 
@@ -598,13 +565,14 @@ LOST = (
 
 def main() -> None:
     """Entry point: bad input and files that cannot be written end in one line, status 2."""
-    try:
-        _main()
-    except Exception:
-        if not jax.distributed.is_initialized():
-            raise
-        traceback.print_exc()
-        _leave(1)
+    with lasting_streams(), answering(end_now):
+        try:
+            _main()
+        except Exception:
+            if not jax.distributed.is_initialized():
+                raise
+            traceback.print_exc()
+            _leave(1)
 
 
 def _main() -> None:
@@ -631,9 +599,6 @@ def _main() -> None:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}")
-    if status == INTERRUPTED:
-        kept = "; metrics.jsonl holds the rounds evaluated so far" if "run" in sys.argv[1:2] else ""
-        _fail(f"interrupted{kept}", INTERRUPTED)
     raise SystemExit(status or 0)
 
 
@@ -675,7 +640,7 @@ def _warn(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def _say(message: str) -> None:
-    print(f"fedprox: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    print(f"fedprox: {printable(' '.join(message.split()))}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -289,6 +289,7 @@ def diagnose(
     evaluate_clients: int | None = None,
     seed: int = 0,
     on_progress: Callable[[Progress], None] | None = None,
+    progress: bool = True,
 ) -> Diagnosis:
     """Measure a federation and suggest a mu for FedProx.
 
@@ -303,6 +304,7 @@ def diagnose(
             sweep's cohorts are drawn from them.
         seed: Seed; the sweep runs with this one and the two that follow.
         on_progress: Called now and then during the sweep.
+        progress: Whether the sweep's progress is shown; see `simulate`.
 
     Raises:
         InputError: As `simulate`; or several learning rates.
@@ -353,6 +355,7 @@ def diagnose(
         evaluate_every=-(-short // EVALUATIONS),
         seed=[seed + i for i in range(SWEEP_SEEDS)],
         on_progress=on_progress,
+        progress=progress,
     )
     longest = max(runs, key=lambda run: len(run.history))
     evaluated = tuple(record.round for record in longest.history)

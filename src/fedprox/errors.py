@@ -24,11 +24,21 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        line = message
-        if not message.isprintable():
-            line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+        line = printable(message)
         half = LONGEST // 2
         super().__init__(line if len(line) <= LONGEST else f"{line[:half]} ... {line[-half:]}")
+
+
+def printable(text: object) -> str:
+    r"""A text on one line, with escapes for what a terminal would act on.
+
+    >>> print(printable("runs/a\n\x1b[31m"))
+    runs/a\n\x1b[31m
+    """
+    line = str(text)
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def reason(error: BaseException) -> str:

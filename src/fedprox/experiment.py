@@ -23,7 +23,7 @@ from fedprox.models import MODELS
 from fedprox.simulation.checkpoint import Checkpoints
 from fedprox.simulation.clients import ClientState
 from fedprox.simulation.faults import Faults, Policy
-from fedprox.simulation.history import Progress, Record, Run
+from fedprox.simulation.history import Record, Run
 from fedprox.simulation.protocol import clients_to_draw
 from fedprox.simulation.run import simulate
 from fedprox.simulation.sampling import Cohort, Sampling
@@ -250,10 +250,10 @@ def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Ta
 def train(
     experiment: Experiment,
     resolved: Resolved,
-    on_record: Callable[[Record], None],
-    on_progress: Callable[[Progress], None],
+    on_record: Callable[[Record], None] | None = None,
     devices: int | None = None,
     checkpoints: Checkpoints | None = None,
+    progress: bool = True,
 ) -> list[Run]:
     """Run a resolved experiment; see `fedprox.simulate`."""
     return simulate(
@@ -277,7 +277,7 @@ def train(
         devices=devices,
         checkpoints=checkpoints,
         on_record=on_record,
-        on_progress=on_progress,
+        progress=progress,
     )
 
 

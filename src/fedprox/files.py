@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fedprox.errors import InputError
+from fedprox.signals import tidied
 
 NO_LINK, BINARY = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_BINARY", 0)
 """Flags that not all systems have."""
@@ -31,7 +32,7 @@ def writing_whole(path: Path) -> Iterator[BinaryIO]:
         OSError: The file cannot be written. The error names `path`.
     """
     partial = path.with_name(f".{path.name}.partial")
-    with naming(path):
+    with naming(path), tidied(partial.unlink):
         try:
             partial.unlink(missing_ok=True)  # from a process that was killed
             with partial.open("xb") as file:  # fails if a link has appeared there

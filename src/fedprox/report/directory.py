@@ -108,6 +108,11 @@ class RunDirectory:
         """Whether the experiment ran to its end and everything is written."""
         return (self.path / "summary.json").is_file() and not self.checkpoints.exists()
 
+    @property
+    def begun(self) -> bool:
+        """Whether this process has written records."""
+        return self._metrics is not None
+
     def changed_versions(self) -> list[str]:
         """What differs from the versions that the results so far were made with."""
         known = self.path / "experiment.toml"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedprox.errors import InputError
 from fedprox.files import flush_folder, open_no_link
+from fedprox.signals import tidied
 
 try:
     import fcntl
@@ -39,19 +40,25 @@ def locked(folder: Path) -> Iterator[None]:
     """
     made = _missing(folder)
     file = None
-    try:
-        file = _take(folder)
-        for path in made:
-            flush_folder(path.parent)
-        yield
-    finally:
+
+    def leave() -> None:
         if file is not None:
             # while it is held: whoever opens it now finds out that it is another file
             (folder / NAME).unlink(missing_ok=True)
-            os.close(file)
         for path in made:
             with suppress(OSError):
                 path.rmdir()
+
+    try:
+        with tidied(leave):
+            file = _take(folder)
+            for path in made:
+                flush_folder(path.parent)
+            yield
+    finally:
+        leave()
+        if file is not None:
+            os.close(file)
 
 
 def _missing(folder: Path) -> list[Path]:

@@ -47,10 +47,10 @@ def table(runs: Sequence[Run], target: Target | None = None) -> Table:
     """
     target = target or common_target(runs)
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    shown.add_column("method", no_wrap=True)
+    shown.add_column("method", overflow="fold")
     headers = ["train loss", "test accuracy", "best accuracy"]
     for header in [*headers, f"rounds to {target or 'target'}", "models sent", "seconds"]:
-        shown.add_column(header, justify="right")
+        shown.add_column(header, justify="right", overflow="fold")
     for label, group in by_label(runs).items():
         shown.add_row(Text(label), *_row(group, target))
     return shown

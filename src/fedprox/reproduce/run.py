@@ -26,26 +26,24 @@ from fedprox.reproduce.item import MEASURES, Item, Scale, Table, expand
 from fedprox.reproduce.summaries import Series
 from fedprox.reproduce.table import duration, table
 from fedprox.simulation.checkpoint import Checkpoints, stopping_on_signals
-from fedprox.simulation.history import Progress, Record
+from fedprox.simulation.history import Record
 
 INTERVAL = 300.0
 """Seconds between an experiment's checkpoints."""
 
 
 class Step(NamedTuple):
-    """An experiment of an item is about to start, or its rounds go on.
+    """An experiment of an item is about to start.
 
     Attributes:
         name: Its folder.
         number: Which of the item's experiments it is, from 1.
         of: How many there are.
-        progress: Where it stands, once it runs.
     """
 
     name: str
     number: int
     of: int
-    progress: Progress | None = None
 
 
 def reproduce(
@@ -69,7 +67,7 @@ def reproduce(
         scale: How much of the paper's work to do.
         out: The folder for all that is reproduced.
         data_dir: Folder with data files.
-        on_step: Called as experiments start and go on.
+        on_step: Called as experiments start.
 
     Returns:
         The table.
@@ -101,15 +99,8 @@ def _reproduce(
     _check_data(name, parsed, data_dir)
     reused = 0
     for number, (run, experiment) in enumerate(parsed.items(), 1):
-        step = Step(run, number, len(parsed))
-        on_step(step)
-        reused += not _train(
-            f"{name}: {run}",
-            experiment,
-            out / "runs" / run,
-            data_dir,
-            lambda progress, step=step: on_step(step._replace(progress=progress)),  # type: ignore[misc]
-        )
+        on_step(Step(run, number, len(parsed)))
+        reused += not _train(f"{name}: {run}", experiment, out / "runs" / run, data_dir)
     folder = out / name
     measured: dict[str, list[Series]] = {
         run: [
@@ -173,7 +164,6 @@ def _train(
     experiment: Experiment,
     path: Path,
     data_dir: Path | None,
-    on_progress: Callable[[Progress], None],
 ) -> bool:
     """Run an experiment into its run directory; False if it is complete there already."""
     resolved = _resolve(where, experiment, data_dir)
@@ -191,9 +181,7 @@ def _train(
         ):
             # an item's settings and data are the paper's; the user cannot change them
             warnings.filterwarnings("ignore", category=UserWarning, module=train.__module__)
-            runs = train(
-                experiment, resolved, directory.record, on_progress, checkpoints=checkpoints
-            )
+            runs = train(experiment, resolved, directory.record, checkpoints=checkpoints)
         write_clients(path, resolved.federation, resolved.model, runs)
         directory.finish(runs, experiment.target)
         checkpoints.remove()

@@ -39,6 +39,7 @@ from fedprox.algorithms.adaptive import Trend
 from fedprox.errors import InputError, require, require_whole
 from fedprox.files import flush_folder, refuse_link, writing_whole
 from fedprox.model import Model
+from fedprox.signals import answering
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.lanes import replicate
 from fedprox.simulation.processes import everyone
@@ -218,8 +219,10 @@ class Checkpoints:
         made: Checkpoints made so far.
         seconds: Time that this took.
         size: Bytes of the last one.
-        stopping: The signal by which the comparison is to stop: at the end of the round, with a
-            checkpoint and `Stopped`.
+        stopping: The signal by which the comparison is to stop: at the end of the call of rounds
+            under way, with a checkpoint and `Stopped`.
+        under_way: Whether rounds are under way, or were done since the last checkpoint in the leg
+            under way.
 
     Raises:
         InputError: `every` is not a whole number of at least 1.
@@ -233,9 +236,11 @@ class Checkpoints:
     seconds: float = field(default=0.0, init=False)
     size: int = field(default=0, init=False)
     stopping: signal.Signals | None = field(default=None, init=False)
+    under_way: bool = field(default=False, init=False)
+    _between: Callable[[], Snapshot] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.folder = Path(self.folder)
+        self.folder, self._replaces = Path(self.folder), not self.resume
         if self.every is not None:
             require_whole("checkpoint_every", self.every)
             self.every = int(self.every)  # written as JSON
@@ -249,7 +254,7 @@ class Checkpoints:
         """
         refuse_link(self.folder)
         self._comparison, self._last = comparison, time.perf_counter()
-        self._replaces = not self.resume
+        self._replaces, self._between, self.under_way = not self.resume, None, False
         if not self.resume:
             return Snapshot(())
         old = self.folder / "state"
@@ -358,6 +363,8 @@ class Checkpoints:
         Raises:
             Stopped: The comparison is to stop.
         """
+        if done is None:
+            self._between, self.under_way = snapshot, False
         # a signal may come to one process alone, or to each in another round, and clocks differ
         asked = everyone(self.stopping or 0).max()
         due = self.every is not None and (done is None or done % self.every == 0)
@@ -368,10 +375,30 @@ class Checkpoints:
         if due or asked:
             self._save(snapshot())
             self._last = time.perf_counter()
+            self.under_way = False
+            if jax.process_count() == 1:
+                asked = self.stopping or 0  # it may have come meanwhile
         if asked:
             everyone(0)  # all have theirs before any ends
             where = f"after {leg}" if done is None else f"after round {done} of {leg}"
             raise Stopped(where, self.folder, signal.Signals(int(asked)))
+
+    def save_between(self) -> None:
+        """Make a checkpoint of the finished legs, if the last one has none and none is under way.
+
+        Several processes make it together at the next offer only.
+        """
+        if self._between is not None and jax.process_count() == 1:
+            self._save(self._between())
+
+    def begin_call(self) -> None:
+        """Note that a call of rounds begins."""
+        self._between, self.under_way = None, True
+
+    @property
+    def exist(self) -> bool:
+        """Whether the comparison can go on from a checkpoint that is in the folder."""
+        return not self._replaces and any(self._steps())
 
     def _save(self, snapshot: Snapshot) -> None:
         begin = time.perf_counter()
@@ -388,6 +415,7 @@ class Checkpoints:
         everyone(0)  # the step counts from here on
         self.size = sum(p.stat().st_size for p in self.folder.glob(f"{self._step(snapshot)}.*"))
         self.made += 1
+        self._between = None
         self.seconds += time.perf_counter() - begin
 
     def _step(self, snapshot: Snapshot) -> int:
@@ -457,28 +485,27 @@ class Checkpoints:
 
 @contextmanager
 def stopping_on_signals(checkpoints: Checkpoints) -> Iterator[None]:
-    """Let an interrupt, or a request to end, stop a comparison at the end of its round.
+    """Let an interrupt, or another request to end, stop a comparison without losing rounds.
 
-    The next one ends it at once.
+    While rounds are under way, the comparison stops at the end of their call, with a checkpoint.
+    Everywhere else, and on the second signal, the process ends at once.
     """
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def put_back() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def stop(number: signal.Signals) -> str | None:
+        if checkpoints.stopping:
+            return None
+        if not checkpoints.under_way:
+            checkpoints.save_between()
+            return None
+        checkpoints.stopping = number
+        what = "finishing the rounds under way for a checkpoint; once more to end at once"
+        return f"{number.name}: {what}"
 
-    def stop(number: int, _: object) -> None:
-        put_back()
-        checkpoints.stopping = signal.Signals(number)
-        what = "finishing the round for a checkpoint; once more to end at once"
-        logging.getLogger(__name__).warning("%s: %s", checkpoints.stopping.name, what)
-
-    for number in before:
-        signal.signal(number, stop)
-    try:
+    with answering(stop):
         yield
-    finally:
-        put_back()
+    if checkpoints.stopping:
+        line = "%s: all rounds were done already; the results are written"
+        logging.getLogger(__name__).warning(line, checkpoints.stopping.name)
 
 
 def _common(steps: Sequence[int]) -> Sequence[int]:

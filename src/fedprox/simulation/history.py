@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fedprox.model import Params
 from fedprox.simulation.target import Target
@@ -77,13 +77,24 @@ class Record(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Where a running method stands: `loss` is the best known of its sweep's points."""
+    """Where a running method stands.
+
+    Attributes:
+        label: The method; of a sweep, its name and the number of points that run together.
+        seed: The seed.
+        round: Rounds done.
+        rounds: All rounds.
+        loss: The lowest training loss of its points at the last evaluation. None before the first
+            evaluation; NaN if all points have diverged.
+        phase: What is being done.
+    """
 
     label: str
     seed: int
     round: int
     rounds: int
-    loss: float
+    loss: float | None = None
+    phase: Literal["planning", "compiling", "training"] = "training"
 
 
 @dataclass

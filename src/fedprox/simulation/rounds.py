@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
@@ -251,7 +252,7 @@ def run_rounds(
     behind = RECORDS_BEHIND if protocol.stop_at_target == "never" else 0
     ends = Ends(protocol, len(runs))
     counts = Counts.of(protocol)
-    pending = deque[Evaluation]()
+    pending, calls = deque[Evaluation](), deque[tuple[int, jax.Array]]()
     _, state, numbers, trend, taken, faulty, empty, _ = standing
 
     def settle() -> None:
@@ -277,8 +278,10 @@ def run_rounds(
         nobody = RoundWork(0, 0, 0, no_jobs(), no_jobs())
         pending.append(Evaluation(0, nobody, numbers, measures, None, None, (), (), 0))
     for chunk, call in planned:
-        while len(pending) > behind:
+        computed = _computed(calls)
+        while len(pending) > behind or (pending and pending[0].round < computed):
             settle()
+        _report(on_progress, computed, runs)
         # not those behind, also where they have come in already: the same run stops the same
         if ends.over(runs, len(runs[0].history) + len(pending) - behind):
             break
@@ -308,6 +311,10 @@ def run_rounds(
                 Evaluation(chunk.last, done, numbers, measures, gamma, steps, taken, faulty, empty)
             )
             taken, faulty, empty = (), (), 0
+            calls.append((chunk.last, measures.train_loss))
+        else:  # a copy, since the next call is given the state
+            some = jax.tree.leaves(state)[0].addressable_data(0)
+            calls.append((chunk.last, jnp.ravel(some)[:1]))
         del after, kept, call  # the cohort's models and rows go before the next one's come
         if trend is not None:
             mu, trend = _follow(numbers["mu"], trend, measures.train_loss)
@@ -317,6 +324,24 @@ def run_rounds(
         after_call(chunk.last, partial(settled, now))
         del now  # so that the state can be given up to the next call
     return settled(state)
+
+
+def _computed(calls: deque[tuple[int, jax.Array]]) -> int:
+    """Wait until one call is under way at most, and return the rounds done by those before it.
+
+    Without this the host would run far ahead wherever nothing is evaluated.
+    """
+    done = 0
+    while len(calls) > 1:
+        done, result = calls.popleft()
+        jax.block_until_ready(result)
+    return done
+
+
+def _report(on_progress: Callable[[int, float], None], done: int, runs: Sequence[Run]) -> None:
+    """Report rounds that no evaluation has reported."""
+    if runs[0].history and done > runs[0].final.round:
+        on_progress(done, best_loss(runs))
 
 
 def _faulty(chunk: Chunk, call: Call, after: After) -> tuple[Faulty, ...]:

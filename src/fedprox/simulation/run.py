@@ -1,6 +1,5 @@
 """Running methods: rounds, evaluations and their history, for every sweep point and seed."""
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +39,7 @@ from fedprox.simulation.programs import (
     lay_out,
     sample_rounds,
 )
+from fedprox.simulation.progress import showing
 from fedprox.simulation.protocol import Protocol
 from fedprox.simulation.rounds import (
     PLANS_AHEAD,
@@ -88,6 +88,7 @@ def simulate(
     checkpoints: Checkpoints | None = None,
     on_record: Callable[[Record], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    progress: bool = True,
 ) -> list[Run]:
     """Train a method on a federation, or several on the same clients, stragglers and mini-batches.
 
@@ -128,7 +129,9 @@ def simulate(
             on from one is the same as one that was never interrupted, bit for bit.
         on_record: Called with each record as soon as it is known, and first with those of a
             checkpoint.
-        on_progress: Called now and then.
+        on_progress: Called with each phase and as rounds end.
+        progress: Whether progress is shown on stderr: as bars in a terminal and in a notebook, else
+            by a line after ten seconds and another one every minute.
 
     Returns:
         One run for each method, seed and point, methods outermost and points innermost.
@@ -206,23 +209,24 @@ def simulate(
         on_record = checkpoints.before_first(on_record, begin)
     if jax.process_index() == 0:
         warn_of(protocol, stacklevel=2)
-    session = _Session(
-        protocol,
-        mesh,
-        resident(mesh, federation, protocol.measured, protocol.homes, protocol.measured_homes),
-        len(labels) * len(protocol.seeds),
-        checkpoints,
-        on_record,
-        on_progress or _ignore,
-    )
-    for record in begin.records:
-        session.on_record(record)
-    runs = list(begin.finished)
-    for number, method in enumerate(methods):
-        left = protocol.seeds[max(0, begin.legs - number * len(protocol.seeds)) :]
-        if left:
-            _run_method(session, method, left, runs, begin)
-            begin = Snapshot(tuple(runs))
+    with showing(progress, on_progress) as report:
+        session = _Session(
+            protocol,
+            mesh,
+            resident(mesh, federation, protocol.measured, protocol.homes, protocol.measured_homes),
+            len(labels) * len(protocol.seeds),
+            checkpoints,
+            on_record,
+            report,
+        )
+        for record in begin.records:
+            session.on_record(record)
+        runs = list(begin.finished)
+        for number, method in enumerate(methods):
+            left = protocol.seeds[max(0, begin.legs - number * len(protocol.seeds)) :]
+            if left:
+                _run_method(session, method, left, runs, begin)
+                begin = Snapshot(tuple(runs))
     return runs
 
 
@@ -283,8 +287,11 @@ def _run_method(
     protocol = session.protocol
     solver = algorithm.solver(protocol.solver)
     points = sweep_points(algorithm, solver)
-    name = label(algorithm, solver, points[0]) if len(points) == 1 else algorithm.name
-    session.on_progress(Progress(name, seeds[0], begin.round, protocol.rounds, math.nan))
+    name = label(algorithm, solver, points[0])
+    if len(points) > 1:
+        name = f"{algorithm.name} ({len(points)} points together)"
+    now = Progress(name, seeds[0], begin.round, protocol.rounds, phase="planning")
+    session.on_progress(now)
     began = time.perf_counter()
     params = initial_params(protocol.model, seeds[0])
     compile_seconds = time.perf_counter() - began
@@ -323,6 +330,7 @@ def _run_method(
 
         # the first seed's planning goes on while the programs are being compiled
         planned = plan(seeds[0], begin.round, begin.capacity)
+        session.on_progress(now._replace(phase="compiling"))
         programs = _Compiler(session, algorithm, solver, points, params, rows.like)
         first = programs(layout)
         ready = Ready(algorithm, session.mesh, first.evaluate, programs, programs.numbers)
@@ -481,9 +489,10 @@ def _run_leg(
         if checkpoints is not None:
             checkpoints.offer(lambda: snapshot(stand), str(leg), done)
 
-    def report(done: int, loss: float) -> None:
+    def report(done: int, loss: float | None) -> None:
         session.on_progress(Progress(leg.name, leg.seed, done, rounds, loss))
 
+    report(begin.round, best_loss(batch) if begin.round else None)
     try:
         if begin.round:
             standing = begin.standing(standing, session.mesh)
@@ -492,7 +501,7 @@ def _run_leg(
         state = run_rounds(
             session.protocol,
             ready,
-            planned,
+            planned if checkpoints is None else _noting(planned, checkpoints),
             standing,
             store,
             batch,
@@ -509,6 +518,13 @@ def _run_leg(
     for i, run in enumerate(batch):
         run.params = jax.tree.map(lambda a, i=i: a[i], found)
     count_seconds()
+
+
+def _noting(planned: Planned, checkpoints: Checkpoints) -> Planned:
+    """The planned calls; checkpoints are told of each before it begins."""
+    for call in planned:
+        checkpoints.begin_call()
+        yield call
 
 
 @contextmanager

@@ -1,0 +1,172 @@
+"""The command ends at once on a signal, wherever it is, and what it then says is true."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import start, status
+
+EXPERIMENT = """
+rounds = 40
+evaluate_every = 4
+measure_gradients = false
+data = {name = "synthetic", clients = 6}
+cohort = {clients_per_round = 3}
+solver = {learning_rate = 0.01, batch_size = 10, epochs = 1}
+method = [{name = "fedavg"}, {name = "fedprox", mu = 1.0}]
+"""
+
+AT_ONCE = 5.0
+"""Seconds that an end may take, of which a busy machine needs most; a hang is forever."""
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the command prints; with it lies the cache of compiled programs, one for all tests."""
+    return tmp_path_factory.mktemp("commands") / "output"
+
+
+def hang(marker: Path) -> None:
+    """Compute in a compiled program for ever, where no Python handler is run."""
+    import jax
+
+    marker.touch()
+    program = jax.jit(lambda x: jax.lax.while_loop(lambda v: v >= 0, jax.numpy.cos, x))
+    program(1.0).block_until_ready()
+
+
+def hang_in(where: str, marker: Path) -> None:
+    """Have this process hang at some place."""
+    from fedprox.report.directory import RunDirectory
+    from fedprox.simulation import programs
+
+    patch = pytest.MonkeyPatch()  # for good
+    record, compile_any = RunDirectory.record, programs.compile_programs
+
+    def hanging(*_: object, **__: object) -> None:
+        hang(marker)
+
+    def compile_one(*given: Any, **options: Any) -> Any:
+        return hang(marker) if given[1].name == "fedprox" else compile_any(*given, **options)
+
+    def record_and_interrupt(self: RunDirectory, given: Any) -> None:
+        record(self, given)
+        if given.round == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    places = {
+        "loading": "fedprox.cli.resolve",
+        "planning": "fedprox.simulation.protocol.Protocol.round_work",
+        "compiling": "jax.stages.Lowered.compile",
+        "a checkpoint": "fedprox.simulation.checkpoint.Checkpoints._save",
+        "writing": "fedprox.cli.write_clients",
+    }
+    if where == "the second method":
+        patch.setattr("fedprox.simulation.run.compile_programs", compile_one)
+    else:
+        patch.setattr(places[where], hanging)
+    if where == "a checkpoint":  # that a signal asks for
+        patch.setattr(RunDirectory, "record", record_and_interrupt)
+
+
+def end(tmp_path: Path, output: Path, where: str, number: signal.Signals, *options: str) -> str:
+    """What a run says that is ended by a signal while it hangs; it ends at once."""
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    marker, out = tmp_path / "marker", tmp_path / "out"
+    command = ["run", str(tmp_path / "experiment.toml"), "--out", str(out), *options]
+    process = start(output, command, hang_in, where, marker)
+    while not marker.exists() and process.is_alive():
+        time.sleep(0.02)
+    time.sleep(0.2)  # into the program
+    os.kill(process.pid, number)
+    begin = time.perf_counter()
+    assert status(process) == 128 + number, output.read_text()
+    assert time.perf_counter() - begin < AT_ONCE
+    assert not (out / ".lock").exists()
+    return said(output)
+
+
+def said(output: Path) -> str:
+    """What the command says, but for its progress."""
+    lines = output.read_text().splitlines(keepends=True)
+    return "".join(line for line in lines if line.startswith(("fedprox: ", "SIG")))
+
+
+@pytest.mark.parametrize(
+    ("where", "number", "line"),
+    [
+        ("loading", signal.SIGHUP, "fedprox: ended by SIGHUP\n"),
+        ("planning", signal.SIGTERM, "fedprox: ended by SIGTERM\n"),
+        ("compiling", signal.SIGINT, "fedprox: interrupted\n"),
+    ],
+)
+def test_a_signal_before_the_first_round_ends_at_once_and_leaves_nothing(
+    where: str, number: signal.Signals, line: str, tmp_path: Path, output: Path
+) -> None:
+    assert end(tmp_path, output, where, number) == line
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_second_signal_ends_at_once(tmp_path: Path, output: Path) -> None:
+    out = tmp_path / "out"
+    first, second = end(tmp_path, output, "a checkpoint", signal.SIGINT).splitlines()
+    assert first.startswith("SIGINT: finishing the rounds under way for a checkpoint; once more")
+    assert second == f"fedprox: interrupted; {out}/metrics.jsonl holds the rounds evaluated so far"
+    assert json.loads((out / "metrics.jsonl").read_text().splitlines()[1])["round"] == 4
+
+
+def test_a_signal_while_results_are_written_names_the_last_checkpoint(
+    tmp_path: Path, output: Path
+) -> None:
+    out = tmp_path / "out"
+    line = end(tmp_path, output, "writing", signal.SIGINT, "--checkpoint-every", "20")
+    again = f"go on from the last checkpoint with: fedprox run --resume {out}"
+    assert line == f"fedprox: interrupted; {again}\n"
+    assert status(start(output, ["run", "--resume", str(out)])) == 0
+    assert (out / "summary.json").exists()
+
+
+def test_finished_methods_are_kept_where_the_next_is_being_compiled(
+    tmp_path: Path, output: Path
+) -> None:
+    out = tmp_path / "out"
+    line = end(tmp_path, output, "the second method", signal.SIGTERM)
+    again = f"go on from the last checkpoint with: fedprox run --resume {out}"
+    assert line == f"fedprox: ended by SIGTERM; {again}\n"
+    before = (out / "metrics.jsonl").read_bytes()
+    assert status(start(output, ["run", "--resume", str(out)])) == 0
+    after = (out / "metrics.jsonl").read_bytes()
+    assert after.startswith(before)
+    assert after.count(b"\n") == 2 * 11
+
+
+def hang_up() -> None:
+    """Have this process, started as by nohup, be hung up on, with nobody at the other end."""
+    from fedprox.report.directory import RunDirectory
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    reader, writer = os.pipe()
+    os.dup2(writer, 1)
+    os.close(reader)
+    record = RunDirectory.record
+
+    def hung_up(self: RunDirectory, given: Any) -> None:
+        record(self, given)
+        signal.raise_signal(signal.SIGHUP)
+
+    pytest.MonkeyPatch().setattr(RunDirectory, "record", hung_up)
+
+
+def test_an_ignored_hangup_and_a_broken_pipe_do_not_end_a_run(tmp_path: Path, output: Path) -> None:
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    command = ["run", str(tmp_path / "experiment.toml"), "--out", str(tmp_path / "out")]
+    assert status(start(output, command, hang_up)) == 0
+    line = "fedprox: stdout: Broken pipe; the command goes on without it\n"
+    assert said(output) == line
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"summary.json", "clients.json", "figure.png", "report.html"} <= names
