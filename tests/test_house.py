@@ -7,7 +7,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "fedprox"
 
 FLOORS = [
     {"errors", "features", "toml"},
-    {"streams", "mapping"},
+    {"streams", "mapping", "user_code"},
     {"federation"},
     {"model"},
     {"subproblem", "datasets", "models"},
