@@ -6,8 +6,9 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "fedprox"
 
 FLOORS = [
-    {"errors", "features", "toml"},
-    {"streams", "mapping", "user_code"},
+    {"errors", "toml"},
+    {"user_code"},
+    {"features", "streams", "mapping"},
     {"federation"},
     {"model"},
     {"subproblem", "datasets", "models"},

@@ -174,6 +174,24 @@ def test_a_wrong_input_width_is_one_line_with_the_shapes() -> None:
     assert isinstance(refused.value.__cause__, TypeError)
 
 
+def test_a_mistake_in_what_prepares_rows_is_named() -> None:
+    raw = fp.Rows(fp.Prepared(np.ones((3, 4)), missing), np.arange(3), np.array([0, 3]))
+    prepared = "Prepared.prepare(raw) raised KeyError: 'kernal'; it was given raw float32[1,4]"
+    assert message_of(lambda: raw.x.shape) == prepared
+
+    def run(augment: Any) -> Callable[[], object]:
+        changed = dataclasses.replace(FEDERATION, augment=augment)
+        return lambda: one_run(changed, MODEL, fp.fedavg(), SOLVER)
+
+    assert message_of(run(lambda key, rows: missing(key, rows))) == (
+        "federation.augment(key, rows) raised KeyError: 'kernal'; it was given rows float32[2,4]"
+    )
+    assert message_of(run(lambda _, rows: rows[:, 1:])) == (
+        "federation.augment(key, rows) returns float32[2,3] for float32[2,4]; it must return "
+        "features of shape (2, 4)"
+    )
+
+
 def posed(params: Any, numbers: Any, own: Any) -> fp.Subproblem:
     del numbers, own
     return fp.Subproblem(params)

@@ -311,22 +311,45 @@ def check_model(model: Model, federation: Federation) -> None:
         federation: The clients and their data.
     """
 
-    def rows(like: Any, count: int = 2) -> Any:
+    def rows(like: Any) -> Any:
         kind = jax.dtypes.canonicalize_dtype(like.dtype)
-        return jax.ShapeDtypeStruct((count, *like.shape[1:]), kind)
+        return jax.ShapeDtypeStruct((2, *like.shape[1:]), kind)
 
-    x, y, weights = rows(federation.train.x), rows(federation.train.y), rows(np.zeros(2))
-    loss = partial(weighted_loss, model)
+    x, y = rows(federation.train.x), rows(federation.train.y)
     outputs = jax.eval_shape(model.apply, model.shapes, x)
-    jax.eval_shape(loss, model.shapes, x, y, weights)
-    shapes_of("model: jax.grad of its loss", jax.grad(loss), model.shapes, x, y, weights)
+    jax.eval_shape(partial(losses_of, model), outputs, y)
     if model.loss is cross_entropy:
-        have, classes = outputs.shape[-1], federation.classes
+        have, needed = outputs.shape[-1], federation.classes
         require(
-            have >= classes, f"model: {have} outputs for {classes} classes; it needs one for each"
+            have >= needed, f"model: {have} outputs for {needed} classes; it needs one for each"
+        )
+    if federation.augment is not None:
+        kept, what = rows(index_of(federation.train.x)), "federation.augment(key, rows)"
+        key = jax.random.key(0)
+        seen = shapes_of(what, federation.augment, key, kept, given={"rows": kept})
+        require(
+            np.shape(seen) == x.shape,
+            f"{what} returns {describe(seen)} for {describe(kept)}; it must return features of "
+            f"shape {x.shape}",
         )
     if model.correct is not None and len(federation.test):
-        jax.eval_shape(partial(labels_met, model), model.shapes, x, y)
+        jax.eval_shape(partial(labels_met, model), outputs, y)
+
+
+def losses_of(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
+    """The loss of each example, shape (B,).
+
+    Raises:
+        InputError: The model's loss is not one number for each example.
+    """
+    given = {"outputs": outputs, "y": y}
+    losses = call("model.loss(outputs, y)", model.loss, outputs, y, given=given)
+    require(
+        np.shape(losses) == y.shape[:1],
+        f"model.loss: an array of shape {np.shape(losses)} for {y.shape[0]} examples; it must "
+        f"have shape {y.shape[:1]}, a number for each",
+    )
+    return losses
 
 
 def weighted_loss(
@@ -337,25 +360,17 @@ def weighted_loss(
     Raises:
         InputError: The model's loss is not one number for each example.
     """
-    outputs = model.apply(params, x)
-    given = {"outputs": outputs, "y": y}
-    losses = call("model.loss(outputs, y)", model.loss, outputs, y, given=given)
-    require(
-        np.shape(losses) == weights.shape,
-        f"model.loss: an array of shape {np.shape(losses)} for {len(weights)} examples; it must "
-        f"have shape {weights.shape}, a number for each",
-    )
+    losses = losses_of(model, model.apply(params, x), y)
     return jnp.sum(jnp.where(weights > 0, losses * weights, 0.0))
 
 
-def labels_met(model: Model, params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
+def labels_met(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
     """Which labels a model with accuracy meets: booleans of shape (B,), or that of y.
 
     Raises:
         InputError: The model's `correct` gives something else.
     """
     assert model.correct is not None
-    outputs = model.apply(params, x)
     given = {"outputs": outputs, "y": y}
     met = call("model.correct(outputs, y)", model.correct, outputs, y, given=given)
     require(

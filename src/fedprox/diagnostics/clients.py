@@ -50,5 +50,5 @@ def client_accuracy(federation: Federation, model: Model, params: Params) -> NDA
 
 @partial(jax.jit, static_argnums=0)
 def _correct(model: Model, params: Params, x: Features, y: jax.Array) -> jax.Array:
-    right = labels_met(model, params, look_up(x, index_of(x)), y)
+    right = labels_met(model, model.apply(params, look_up(x, index_of(x))), y)
     return right.reshape(len(right), -1).sum(axis=1)

@@ -106,7 +106,7 @@ def evaluation_program(
         return weighted_loss(model, params, x, y, mask), None
 
     def right(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
-        met = labels_met(model, params, x, y)
+        met = labels_met(model, model.apply(params, x), y)
         return jnp.sum(met & (mask > 0).reshape((-1,) + (1,) * (met.ndim - 1)))
 
     summed_all = over(over(summed, (0, None, None, None)), (None, 0, 0, 0))
