@@ -213,13 +213,13 @@ SUBPROBLEM, MESSAGE = (
 )
 METHODS: list[tuple[dict[str, Any], str]] = [
     ({"subproblem": lambda *_: None}, f"{SUBPROBLEM} returns None; it must return a fedprox.Subpr"),
-    ({"subproblem": lambda w, *_: w}, f"{SUBPROBLEM} returns one dict; it must return a fedprox.S"),
+    ({"subproblem": lambda w, *_: w}, f"{SUBPROBLEM} returns a value of type dict; it must"),
     (
         {"subproblem": lambda w, n: posed(w, n, n)},
         f"{SUBPROBLEM} raised TypeError: <lambda>() take",
     ),
     ({"subproblem": lambda w, n, o: posed(w, n["nu"], o)}, f"{SUBPROBLEM} raised KeyError: 'nu'"),
-    ({"message": lambda *a: a[3].params}, f"{MESSAGE} returns one dict; it must return two values"),
+    ({"message": lambda *a: a[3].params}, f"{MESSAGE} returns a value of type dict; it must ret"),
     ({"message": lambda *_: None}, f"{MESSAGE} returns None; it must return two values, what the"),
     ({"update": halved_if_large}, f"mine: update(state, mean, numbers) {BRANCH}; it was given mea"),
     ({"update": missing}, "mine: update(state, mean, numbers) raised KeyError: 'kernal'"),

@@ -111,7 +111,7 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
 
 def _kind(value: Any) -> str:
     """What a function returned, by its type."""
-    return "None" if value is None else f"one {type(value).__name__}"
+    return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
 def _same(what: str, found: Any, name: str, expected: Any) -> None:
