@@ -31,6 +31,8 @@ from fedprox.models import MODELS
 from fedprox.report.archive import read_archive
 from fedprox.report.charts import styles
 from fedprox.report.page import section
+from fedprox.report.parameters import encode
+from fedprox.report.saved import load_model
 from tests import test_cifar, test_cli, test_femnist, test_report
 from tests.test_datasets import GOOD, idx_of, leaf_file
 from tests.test_text import PLAY, ROWS, csv_of, leaf_of
@@ -287,6 +289,13 @@ def report_of(file: str) -> Reader:
     return Reader(file, read, (run_directory()[file],), words, factor=factor)
 
 
+PARAMETERS = encode({"layers": [{0: np.ones((2, 3), np.float32)}, (np.zeros(2), None)], "b": [0.5]})
+
+SAFETENSORS = (
+    *(b'"F16"', b'"I64"', b'"structure"', b'"__metadata__"', b'"data_offsets":[0,4]', b'"shape":'),
+    *(b'{\\"dict\\":[', b'{\\"tuple\\":[', b"[0,", b'\\"b.0\\"', b"null", b"}", b"]"),
+)
+
 MAPPED = {
     "x.npy": saved(np.zeros((3, 2), np.float32)),
     "y.npy": saved(np.array([0, 1, 1], np.int32)),
@@ -433,6 +442,7 @@ READERS: dict[str, Reader] = {
             *("clients.json", "diagnosis.json"),
         )
     },
+    "parameters": Reader("model.safetensors", load_model, (PARAMETERS,), SAFETENSORS, factor=60),
     "cache-manifest": Reader(
         cache.MANIFEST,
         cache_entry,

@@ -1,5 +1,6 @@
 """A comparison that is ended anywhere and goes on is the same as one that was not, bit for bit."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -256,8 +257,10 @@ def checkpointed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 PLAIN = quadratic_model(START)
-NAMED = PLAIN._replace(
-    init=lambda key: {"w": PLAIN.init(key)}, apply=lambda params, x: PLAIN.apply(params["w"], x)
+NAMED = dataclasses.replace(
+    PLAIN,
+    init=lambda key: {"w": PLAIN.init(key)},
+    apply=lambda params, x: PLAIN.apply(params["w"], x),
 )
 
 

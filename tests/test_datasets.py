@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -481,6 +482,35 @@ X, Y = np.zeros((2, 3)), np.array([0, 1])
 def test_arrays_that_are_no_federation_are_refused(clients: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Federation.from_arrays(clients)
+
+
+def test_clients_may_come_from_a_generator() -> None:
+    given = [(X, Y), (X + 1, Y)]
+    names = (name for name in ("one", "two"))
+    federation = Federation.from_arrays(iter(given), iter(given), names=names)
+    assert federation.names == ("one", "two")
+    for rows in (federation.train, federation.test):
+        assert [rows.client(k)[0].tolist() for k in range(2)] == [X.tolist(), (X + 1).tolist()]
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        (3, "train: an argument of type int; it must be a list of clients' (x, y)"),
+        ({"a": (X, Y)}, "train: an argument of type dict; it must be a list of clients' (x, y)"),
+        (
+            [None],
+            "client '0', train: an object of type NoneType; each client must be a pair (x, y)",
+        ),
+        (
+            [(X, Y, Y)],
+            "client '0', train: an object of type tuple of length 3; each client must be",
+        ),
+    ],
+)
+def test_what_holds_no_clients_is_refused(train: Any, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        Federation.from_arrays(train)
 
 
 @pytest.mark.parametrize(("train", "test"), [(Y, Y / 2), (Y / 2, Y)])

@@ -429,8 +429,8 @@ WRONG = [
     ),
     (
         feddyn(alpha=1.0)._replace(message=wrong_message),
-        r"feddyn: its update cannot take its message, which is float32\[4\] where the state is "
-        r"params float32\[3\], h float32\[3\]",
+        r"feddyn: update\(state, mean, numbers\) raised TypeError: add got incompatible shapes .*"
+        r"; it was given mean float32\[4\], state.params float32\[3\], state.h float32\[3\]",
     ),
     (
         feddyn(alpha=1.0)._replace(message=wrong_kept),

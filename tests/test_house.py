@@ -6,8 +6,9 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "fedprox"
 
 FLOORS = [
-    {"errors", "features", "output", "signals", "toml"},
-    {"files", "mapping", "streams"},
+    {"errors", "output", "signals", "toml"},
+    {"user_code"},
+    {"features", "files", "mapping", "streams"},
     {"federation"},
     {"model"},
     {"subproblem", "datasets", "models"},

@@ -1,5 +1,6 @@
 """Models: parameter counts, and layers that equal their plain formulations."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -148,7 +149,7 @@ def test_a_loss_that_is_not_one_number_for_each_example_is_refused(
 def test_a_model_of_nan_meets_no_label() -> None:
     sound = fp.Model(lambda _: jnp.zeros((4, 2)), lambda w, x: x @ w)
     assert trained(sound).history[0].test_accuracy > 0  # all are said to be class 0
-    ruined = sound._replace(apply=lambda w, x: x @ w * jnp.nan)
+    ruined = dataclasses.replace(sound, apply=lambda w, x: x @ w * jnp.nan)
     assert trained(ruined).best_accuracy == 0
 
 

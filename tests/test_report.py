@@ -1,5 +1,6 @@
 """The HTML report: what it reads, what it draws, and that a real browser shows it."""
 
+import dataclasses
 import html
 import json
 import math
@@ -196,7 +197,7 @@ def test_clients_without_test_rows_have_no_accuracy() -> None:
     found = client_accuracy(fp.Federation.from_arrays(train, test), model, jnp.ones(()))
     np.testing.assert_array_equal(found, [np.nan, 1.0, np.nan])
     assert np.isnan(client_accuracy(fp.Federation.from_arrays(train), model, jnp.ones(()))).all()
-    blind = model._replace(correct=None)
+    blind = dataclasses.replace(model, correct=None)
     federation = fp.Federation.from_arrays(train, train)
     assert np.isnan(client_accuracy(federation, blind, jnp.ones(()))).all()
 
@@ -297,7 +298,7 @@ def test_damage_is_one_line_that_names_the_place(
 
 def test_models_with_long_labels_have_files_of_their_own(tmp_path: Path) -> None:
     label = "fedopt " + "\u03b5=1e-8 " * 60
-    files = {model_file(Run("fedopt", {}, 0.1, 2**63 - 1, label + end)) for end in "ab"}
+    files = {model_file(label + end, 2**63 - 1) for end in "ab"}
     assert len(files) == 2
     for file in files:
         write_whole(tmp_path / file, b"")  # by way of another name, which is longer

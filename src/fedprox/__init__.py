@@ -19,6 +19,7 @@ from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Federation, Rows
 from fedprox.model import Model
 from fedprox.report.figure import figure
+from fedprox.report.saved import load_model, save_model
 from fedprox.report.table import table
 from fedprox.simulation.checkpoint import Checkpoints, Stopped
 from fedprox.simulation.faults import Faults
@@ -67,7 +68,9 @@ __all__ = [
     "fedsplit",
     "figure",
     "line_search_descent",
+    "load_model",
     "models",
+    "save_model",
     "scaffold",
     "simulate",
     "table",

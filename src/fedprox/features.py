@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedprox.user_code import call
+
 Array = Any
 """A NumPy array on the host, a JAX array inside a program."""
 
@@ -170,7 +172,8 @@ class Prepared(_Kept):
 
     def look_up(self, index: Array) -> jax.Array:
         """Raw rows (B, ...) -> features (B, ...)."""
-        return self.prepare(jnp.asarray(index))
+        raw = jnp.asarray(index)
+        return call("Prepared.prepare(raw)", self.prepare, raw, given={"raw": raw})
 
 
 Features = Any

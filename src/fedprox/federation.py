@@ -7,9 +7,9 @@ Client k owns rows `offsets[k]:offsets[k + 1]` of `x` and `y`. The objective of 
 (Li et al. 2020, equation 1), where n_k counts client k's training rows and n all of them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from fedprox.streams import Purpose, generator
 
 Array = NDArray[Any]
 Client = tuple[ArrayLike, ArrayLike]
+T = TypeVar("T")
 
 MOST_CLASSES = 10_000
 """Classes taken for granted where their number is not given: a larger label is a mistake."""
@@ -239,17 +240,18 @@ class Federation:
     @classmethod
     def from_arrays(
         cls,
-        train: Sequence[Client],
-        test: Sequence[Client] | None = None,
+        train: Iterable[Client],
+        test: Iterable[Client] | None = None,
         *,
         classes: int | None = None,
-        names: Sequence[str] | None = None,
+        names: Iterable[str] | None = None,
     ) -> "Federation":
         """A federation from each client's own arrays.
 
         Args:
-            train: One (x, y) per client: x of shape (n_k, ...), y of shape (n_k,), or (n_k, length)
-                for a label at every position of a sequence, with -1 where there is none.
+            train: One (x, y) per client, in a list or from a generator: x of shape (n_k, ...), y
+                of shape (n_k,), or (n_k, length) for a label at every position of a sequence, with
+                -1 where there is none.
             test: The same for test rows, in the same order; none where left out.
             classes: Number of classes; the largest integer label plus one where left out, of at
                 most 10,000, and 0 where labels are not integers.
@@ -266,8 +268,11 @@ class Federation:
         >>> federation.train.sizes.tolist(), federation.classes
         ([3, 1], 2)
         """
+        train = _several("train", train, "clients' (x, y)")
         require(len(train) > 0, "train: no clients; at least one is needed")
-        names = tuple(names) if names is not None else tuple(map(str, range(len(train))))
+        if names is None:
+            names = map(str, range(len(train)))
+        names = _several("names", names, "names")
         require(
             len(names) == len(train),
             f"names: {len(names)} names for {len(train)} clients; one each is needed",
@@ -275,6 +280,7 @@ class Federation:
         for name in names:
             require(isinstance(name, str), f"names: {name!r} is not a string")
         names = tuple(distinct("names:", names))
+        test = None if test is None else _several("test", test, "clients' (x, y)")
         require(
             test is None or len(test) == len(train),
             f"test: {len(test or ())} clients where train has {len(train)}; the same are needed",
@@ -298,6 +304,15 @@ class Federation:
         if classes is None:
             classes = int(max(train_rows.y.max(), test_rows.y.max(initial=0))) + 1
         return cls(train_rows, test_rows, classes, names)
+
+
+def _several(name: str, given: Iterable[T], what: str) -> list[T]:
+    """The items of an argument: of a list, or of a generator."""
+    require(
+        isinstance(given, Iterable) and not isinstance(given, str | Mapping),
+        f"{name}: an argument of type {type(given).__name__}; it must be a list of {what}",
+    )
+    return list(given)
 
 
 def _concatenate(
@@ -344,8 +359,17 @@ def _joined(parts: list[Array]) -> Array:
     return joined.astype(np.float32) if joined.dtype == np.float64 else joined
 
 
+def _of_type(client: Any) -> str:
+    length = f" of length {len(client)}" if hasattr(client, "__len__") else ""
+    return f"an object of type {type(client).__name__}{length}"
+
+
 def _client_arrays(client: Client, where: str) -> tuple[Array, Array]:
     """A client's features and labels, checked: numbers, as many labels as rows, all finite."""
+    require(
+        isinstance(client, Sequence | np.ndarray) and len(client) == 2,
+        f"{where}: {_of_type(client)}; each client must be a pair (x, y)",
+    )
     try:
         x, y = (np.asarray(part) for part in client)
     except ValueError:

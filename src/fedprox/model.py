@@ -1,15 +1,20 @@
 """A model: how parameters begin, what they predict, and how a prediction is judged."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from flax import nnx
+from flax import linen, nnx
 
 from fedprox.errors import require
 from fedprox.features import Features, index_of, look_up
+from fedprox.federation import Federation
+from fedprox.user_code import SHOWN, call, describe, shapes_of
 
 Params = Any  # a pytree of arrays
 """A pytree of floating-point arrays."""
@@ -28,6 +33,10 @@ def cross_entropy(outputs: jax.Array, y: jax.Array) -> jax.Array:
     >>> cross_entropy(even, jnp.array([[0, 1, -1]])).tolist() == [float(jnp.log(2.0))]
     True
     """
+    require(
+        isinstance(outputs, jax.Array | np.ndarray),
+        f"model: outputs {describe(outputs)}; cross-entropy needs one array",
+    )
     require(
         outputs.ndim == y.ndim + 1 and outputs.shape[:-1] == y.shape and y.ndim <= 2,
         f"model: outputs of shape {outputs.shape} for labels of shape {y.shape}; cross-entropy "
@@ -58,7 +67,16 @@ def top_1(outputs: jax.Array, y: jax.Array) -> jax.Array:
     return (jnp.argmax(outputs, axis=-1) == y) & ~jnp.isnan(outputs).any(axis=-1)
 
 
-class Model(NamedTuple):
+AUTO: Any = "auto"
+"""`Model.correct` where it is left out."""
+
+Apply = Callable[[Params, jax.Array], jax.Array]
+Loss = Callable[[jax.Array, jax.Array], jax.Array]
+Correct = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
     """A model as pure functions.
 
     Two functions are enough to bring one's own:
@@ -69,30 +87,63 @@ class Model(NamedTuple):
     ...     return x @ params["slope"]
     >>> def squared(outputs, y):
     ...     return (outputs - y) ** 2
-    >>> model = Model(init, apply, squared, correct=None)
+    >>> model = Model(init, apply, squared)
     >>> model.apply(model.init(jax.random.key(0)), jnp.ones((3, 2))).shape
     (3,)
+    >>> model.apply({"intercept": jnp.zeros(2)}, jnp.ones((3, 2)))
+    Traceback (most recent call last):
+    ...
+    fedprox.errors.InputError: model: parameters have 'intercept' where 'slope' is needed
 
     Attributes:
         init: Random key -> parameters.
-        apply: Parameters, features (B, ...) -> outputs (B, ...).
+        apply: Parameters, features (B, ...) -> outputs (B, ...). It checks that the parameters
+            have the structure and the shapes that `init` gives.
         loss: Outputs, labels -> loss of each example, shape (B,).
-        correct: Outputs, labels -> whether each label is met, shape (B,), or (B, length) for
-            sequences, and false where outputs are NaN; accuracy is their share of all labels.
-            None where that has no meaning.
+        correct: Outputs, labels -> whether each label is met, booleans of shape (B,), or
+            (B, length) for sequences, and false where outputs are NaN; accuracy is their share of
+            all labels. None for a model without accuracy. Where it is left out, a label is met by
+            the largest output (`top_1`) if `loss` is cross-entropy; with any other loss, as in
+            regression, the model has no accuracy.
+
+    Raises:
+        InputError: An attribute is not a function; or, from `apply`, parameters of another
+            structure or shape, or features that the model cannot take.
     """
 
     init: Callable[[jax.Array], Params]
-    apply: Callable[[Params, jax.Array], jax.Array]
-    loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy
-    correct: Callable[[jax.Array, jax.Array], jax.Array] | None = top_1
+    apply: Apply
+    loss: Loss = cross_entropy
+    correct: Correct | None = AUTO
+
+    def __post_init__(self) -> None:
+        if self.correct is AUTO:
+            object.__setattr__(self, "correct", top_1 if self.loss is cross_entropy else None)
+        for name in ("init", "apply", "loss", "correct"):
+            function = getattr(self, name)
+            require(
+                callable(function) or (name == "correct" and function is None),
+                f"model.{name} = {function!r}; it must be a function",
+            )
+        function = self.apply.function if isinstance(self.apply, _Apply) else self.apply
+        object.__setattr__(self, "apply", _Apply(function, self.init))
+
+    @property
+    def shapes(self) -> Params:
+        """Shapes and types of the parameters, a pytree of `jax.ShapeDtypeStruct`.
+
+        Raises:
+            InputError: `init` does not give a pytree of floating-point arrays.
+        """
+        assert isinstance(self.apply, _Apply)
+        return self.apply.shapes
 
     @classmethod
     def from_nnx(
         cls,
         build: Callable[[nnx.Rngs], nnx.Module],
-        loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy,
-        correct: Callable[[jax.Array, jax.Array], jax.Array] | None = top_1,
+        loss: Loss = cross_entropy,
+        correct: Correct | None = AUTO,
     ) -> "Model":
         """A model from a flax.nnx module.
 
@@ -103,13 +154,27 @@ class Model(NamedTuple):
             correct: As in `Model`.
 
         Raises:
-            InputError: The module has other variables.
+            InputError: `build` is not such a function, or the module has other variables.
 
         >>> model = Model.from_nnx(lambda rngs: nnx.Linear(4, 3, rngs=rngs))
         >>> model.apply(model.init(jax.random.key(0)), jnp.ones((2, 4))).shape
         (2, 3)
         """
-        graph, _, rest = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))), nnx.Param, ...)
+        require(
+            callable(build) and not isinstance(build, nnx.Module) and not _is_linen(build),
+            f"model: from_nnx({_named(build)}); {_NEEDED}",
+        )
+
+        def built() -> nnx.Module:
+            module = build(nnx.Rngs(0))
+            require(
+                isinstance(module, nnx.Module),
+                f"model: build(rngs) returns {_named(module)}; {_NEEDED}",
+            )
+            return module
+
+        module = call("model: build(rngs)", nnx.eval_shape, built)
+        graph, _, rest = nnx.split(module, nnx.Param, ...)
         others = [".".join(map(str, path)) for path, _ in nnx.to_flat_state(rest)]
         require(
             not others,
@@ -126,23 +191,165 @@ class Model(NamedTuple):
         return cls(init, apply, loss, correct)
 
 
-def check_classes(model: Model, params: Params, x: Features, classes: int) -> None:
-    """Raise `InputError` where cross-entropy would meet a class that has no output: it is NaN.
+_NEEDED = (
+    "it needs a function that builds a flax.nnx module, such as "
+    "lambda rngs: nnx.Linear(4, 3, rngs=rngs)"
+)
+
+
+def _is_linen(given: Any) -> bool:
+    return isinstance(given, linen.Module) or (
+        isinstance(given, type) and issubclass(given, linen.Module)
+    )
+
+
+def _named(given: Any) -> str:
+    """What was given in place of an nnx module or of a function that builds one."""
+    if isinstance(given, type):
+        kind = f"the class {given.__name__}"
+    else:
+        kind = "None" if given is None else f"an instance of {type(given).__name__}"
+    return f"{kind}, a flax.linen module" if _is_linen(given) else kind
+
+
+@dataclasses.dataclass(frozen=True)
+class _Apply:
+    """`Model.apply`: a function, called with parameters like those that `init` gives.
+
+    Attributes:
+        function: What the user gave as `apply`.
+        init: See `Model`.
+    """
+
+    function: Apply
+    init: Callable[[jax.Array], Params]
+
+    @cached_property
+    def shapes(self) -> Params:
+        """See `Model.shapes`."""
+        like = shapes_of("model.init(key)", self.init, jax.random.key(0))
+        leaves = jax.tree_util.tree_leaves_with_path(like)
+        require(leaves, "model.init(key) returns no array; it must return the parameters")
+        for path, leaf in leaves:
+            require(
+                jnp.issubdtype(leaf.dtype, jnp.floating),
+                f"model.init(key) returns {dotted(path) or 'an array'} of type {leaf.dtype}; "
+                "parameters must be floating-point numbers",
+            )
+        return like
+
+    @cached_property
+    def _expected(self) -> tuple[Any, list[tuple[int, ...]]]:
+        leaves, structure = jax.tree.flatten(self.shapes)
+        return structure, [leaf.shape for leaf in leaves]
+
+    def __call__(self, params: Params, x: jax.Array) -> jax.Array:
+        leaves, structure = call("model: its parameters", jax.tree.flatten, params)
+        if (structure, [np.shape(leaf) for leaf in leaves]) != self._expected:
+            check_params("model", params, self.shapes)
+        return call("model.apply(params, x)", self.function, params, x, given={"x": x})
+
+
+def dotted(path: Sequence[Any]) -> str:
+    """The name of an array of a pytree by its path, such as "dense.bias"."""
+    return jax.tree_util.keystr(tuple(path), simple=True, separator=".")
+
+
+def check_params(where: str, params: Params, shapes: Params) -> None:
+    """Raise `InputError` unless parameters have the paths and the shapes that are needed.
+
+    Containers of another type are accepted where they name their parts alike, as a list and a
+    tuple do.
+
+    Args:
+        where: What the message begins with.
+        params: The parameters.
+        shapes: What is needed; see `Model.shapes`.
+
+    >>> check_params("model", {"kernel": jnp.zeros((4, 3))}, {"kernel": jnp.zeros((3, 4))})
+    Traceback (most recent call last):
+    ...
+    fedprox.errors.InputError: model: kernel: shape (4, 3) where (3, 4) is needed
+    """
+    found, needed = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (params, shapes))
+    extra = [path for path in found if path not in needed]
+    missing = [path for path in needed if path not in found]
+    # keys may differ in type alone, as 0 and "0", which their dotted names do not show
+    alike = {dotted(path) for path in extra} & {dotted(path) for path in missing}
+    name = jax.tree_util.keystr if alike else _quoted
+    is_needed = f"{_listed(missing, name)} {'is' if len(missing) == 1 else 'are'} needed"
+    require(
+        not extra or not missing,
+        f"{where}: parameters have {_listed(extra, name)} where {is_needed}",
+    )
+    require(not extra, f"{where}: parameters have {_listed(extra, name)}, which the model does not")
+    require(not missing, f"{where}: parameters lack {_listed(missing, name)}")
+    for path, leaf in found.items():
+        require(
+            np.shape(leaf) == needed[path].shape,
+            f"{where}: {dotted(path) or 'parameters'}: shape {np.shape(leaf)} where "
+            f"{needed[path].shape} is needed",
+        )
+
+
+def _quoted(path: Sequence[Any]) -> str:
+    return repr(dotted(path)) if path else "one array"
+
+
+def _listed(paths: Sequence[Any], name: Callable[[Any], str]) -> str:
+    more = [f"{len(paths) - SHOWN} more"] if len(paths) > SHOWN else []
+    return ", ".join([*map(name, paths[:SHOWN]), *more])
+
+
+def check_model(model: Model, federation: Federation) -> None:
+    """Raise `InputError` unless a model's functions fit together and fit a federation's rows.
+
+    They are traced; nothing is computed. Cross-entropy would be NaN for a class without output.
 
     Args:
         model: The model.
-        params: Its parameters, in shape.
-        x: Features, at least a row.
-        classes: Classes of the labels, 0 where they are none.
+        federation: The clients and their data.
     """
-    if model.loss is not cross_entropy:
-        return
-    outputs = jax.eval_shape(model.apply, params, jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype))
-    have = outputs.shape[-1] if outputs.ndim else 1
+
+    def rows(like: Any) -> Any:
+        kind = jax.dtypes.canonicalize_dtype(like.dtype)
+        return jax.ShapeDtypeStruct((2, *like.shape[1:]), kind)
+
+    x, y = rows(federation.train.x), rows(federation.train.y)
+    outputs = jax.eval_shape(model.apply, model.shapes, x)
+    jax.eval_shape(partial(losses_of, model), outputs, y)
+    if model.loss is cross_entropy:
+        have, needed = outputs.shape[-1], federation.classes
+        require(
+            have >= needed, f"model: {have} outputs for {needed} classes; it needs one for each"
+        )
+    if federation.augment is not None:
+        kept, what = rows(index_of(federation.train.x)), "federation.augment(key, rows)"
+        key = jax.random.key(0)
+        seen = shapes_of(what, federation.augment, key, kept, given={"rows": kept})
+        require(
+            np.shape(seen) == x.shape,
+            f"{what} returns {describe(seen)} for {describe(kept)}; it must return features of "
+            f"shape {x.shape}",
+        )
+    if model.correct is not None and len(federation.test):
+        jax.eval_shape(partial(labels_met, model), outputs, y)
+
+
+def losses_of(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
+    """The loss of each example, shape (B,).
+
+    Raises:
+        InputError: The model's loss is not one number for each example.
+    """
+    given = {"outputs": outputs, "y": y}
+    losses = call("model.loss(outputs, y)", model.loss, outputs, y, given=given)
     require(
-        have >= classes,
-        f"model: {have} outputs for {classes} classes; it needs one for each",
+        np.shape(losses) == y.shape[:1],
+        f"model.loss: an array of shape {np.shape(losses)} for {y.shape[0]} examples; it must "
+        f"have shape {y.shape[:1]}, a number for each",
     )
+    return losses
 
 
 def weighted_loss(
@@ -153,13 +360,30 @@ def weighted_loss(
     Raises:
         InputError: The model's loss is not one number for each example.
     """
-    losses = model.loss(model.apply(params, x), y)
-    require(
-        jnp.shape(losses) == weights.shape,
-        f"model.loss: an array of shape {jnp.shape(losses)} for {len(weights)} examples; it must "
-        f"have shape {weights.shape}, a number for each",
-    )
+    losses = losses_of(model, model.apply(params, x), y)
     return jnp.sum(jnp.where(weights > 0, losses * weights, 0.0))
+
+
+def labels_met(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
+    """Which labels a model with accuracy meets: booleans of shape (B,), or that of y.
+
+    Raises:
+        InputError: The model's `correct` gives something else.
+    """
+    assert model.correct is not None
+    given = {"outputs": outputs, "y": y}
+    met = call("model.correct(outputs, y)", model.correct, outputs, y, given=given)
+    require(
+        np.shape(met) in (y.shape[:1], y.shape),
+        f"model.correct: an array of shape {np.shape(met)} for labels of shape {y.shape}; it "
+        "must say of each label, or of each example, whether it is met",
+    )
+    kind = getattr(met, "dtype", type(met).__name__)
+    require(
+        kind == np.bool_,
+        f"model.correct: an array of type {kind}; it must be booleans, whether each label is met",
+    )
+    return met
 
 
 def read_slice(

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from fedprox.algorithms.base import Algorithm, Average, Own, Solution, Stragglers, add
 from fedprox.errors import InputError, require, require_one_of
 from fedprox.model import Params
-
-SHOWN = 4
-"""Arrays of a tree that an error names at most."""
+from fedprox.subproblem import Subproblem
+from fedprox.user_code import describe, shapes_of
 
 GIVEN = ("learning_rate", "participation")
 """Numbers that every method's functions are given beside its own."""
@@ -23,7 +22,7 @@ GIVEN = ("learning_rate", "participation")
 def check_algorithm(algorithm: Algorithm, params: Params) -> None:
     """Raise `InputError` unless a method is as its docstring says and its functions fit together.
 
-    Nothing is computed: they are traced. What they raise by themselves passes.
+    Nothing is computed: they are traced. What one of them raises becomes one line that names it.
 
     Args:
         algorithm: The method.
@@ -52,17 +51,25 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
     )
     number: Any = jax.ShapeDtypeStruct((), jnp.float32)
     numbers = dict.fromkeys((*algorithm.numbers, *GIVEN), number)
-    state = jax.eval_shape(algorithm.init, params)
-    _same(f"{name}: its params give", jax.eval_shape(algorithm.params, state), "the model", params)
+    state = shapes_of(f"{name}: init(params)", algorithm.init, params)
+    sent = shapes_of(f"{name}: params(state)", algorithm.params, state)
+    _same(f"{name}: its params give", sent, "the model", params)
     if algorithm.evaluated is not None:
-        found = jax.eval_shape(algorithm.evaluated, state)
+        found = shapes_of(f"{name}: evaluated(state)", algorithm.evaluated, state)
         _same(f"{name}: its evaluated gives", found, "the model", params)
     if algorithm.exchange is not None:
-        found = jax.eval_shape(algorithm.exchange, state, params)
+        found = shapes_of(f"{name}: exchange(state, mean)", algorithm.exchange, state, params)
         _same(f"{name}: its exchange gives", found, "the state before", state)
-    kept = None if algorithm.kept is None else jax.eval_shape(algorithm.kept, params)
+    kept = None
+    if algorithm.kept is not None:
+        kept = shapes_of(f"{name}: kept(params)", algorithm.kept, params)
     own = Own(params if algorithm.own_gradient else None, kept, number)
-    problem = jax.eval_shape(algorithm.subproblem, state, numbers, own)
+    subproblem = f"{name}: subproblem(state, numbers, own)"
+    problem = shapes_of(subproblem, algorithm.subproblem, state, numbers, own)
+    require(
+        isinstance(problem, Subproblem),
+        f"{subproblem} returns {_kind(problem)}; it must return a fedprox.Subproblem",
+    )
     _same(f"{name}: its local problem starts from", problem.start, "the model", params)
     require(
         (problem.mu is None) == (problem.anchor is None),
@@ -75,7 +82,14 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
         _same(f"{name}: linear of its local problem is", problem.linear, "the model", params)
     steps: Any = jax.ShapeDtypeStruct((), jnp.int32)
     solution = Solution(problem, params, steps)
-    message, keeps = jax.eval_shape(algorithm.message, state, numbers, own, solution)
+    send = f"{name}: message(state, numbers, own, solution)"
+    pair = shapes_of(send, algorithm.message, state, numbers, own, solution)
+    require(
+        type(pair) is tuple and len(pair) == 2,
+        f"{send} returns {_kind(pair)}; it must return two values, what the client sends and what "
+        "it keeps",
+    )
+    message, keeps = pair
     _same(f"{name}: after its work a client keeps", keeps, "what it kept before", kept)
     for leaf in jax.tree.leaves(message):
         if jnp.result_type(leaf.dtype, jnp.float32) != leaf.dtype:
@@ -83,18 +97,21 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
                 f"{name}: its message is {describe(message)}, of which no mean can be taken; it "
                 "must be float32"
             )
-    size = jax.eval_shape(algorithm.size, message)
+    size = shapes_of(f"{name}: size(message)", algorithm.size, message)
     _same(f"{name}: the size of its message is", size, "a number", number)
     if algorithm.update is add:
         _same(f"{name}: its message is", message, "the model", params)
-    try:
-        after = jax.eval_shape(algorithm.update, state, message, numbers)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"{name}: its update cannot take its message, which is {describe(message)} where the "
-            f"state is {describe(state)}: {str(error).splitlines()[0]}"
-        ) from None
+    after = shapes_of(
+        f"{name}: update(state, mean, numbers)",
+        *(algorithm.update, state, message, numbers),
+        given={"state": state, "mean": message},
+    )
     _same(f"{name}: its update gives", after, "the state before", state)
+
+
+def _kind(value: Any) -> str:
+    """What a function returned, by its type."""
+    return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
 def _same(what: str, found: Any, name: str, expected: Any) -> None:
@@ -108,19 +125,3 @@ def _same(what: str, found: Any, name: str, expected: Any) -> None:
     if same and all(map(alike, jax.tree.leaves(found), jax.tree.leaves(expected))):
         return
     raise InputError(f"{what} {describe(found)}; it must be like {name}, {describe(expected)}")
-
-
-def describe(tree: Any) -> str:
-    """The arrays of a tree with their types and shapes.
-
-    >>> describe({"bias": jnp.zeros(2), "kernel": jnp.zeros((2, 3))})
-    'bias float32[2], kernel float32[2,3]'
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    shown = [
-        f"{jax.tree_util.keystr(path, simple=True, separator='.')} {leaf.dtype.name}"
-        f"[{','.join(map(str, leaf.shape))}]".strip()
-        for path, leaf in leaves[:SHOWN]
-    ]
-    more = [f"{len(leaves) - SHOWN} more"] if len(leaves) > SHOWN else []
-    return ", ".join(shown + more) or "nothing"

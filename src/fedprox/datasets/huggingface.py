@@ -1,5 +1,7 @@
 """Any labelled data set of the Hugging Face `datasets` library."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ Array = NDArray[Any]
 
 
 def hugging_face(
-    path: str,
+    path: Any,
     *,
     features: str | list[str],
     label: str,
@@ -42,7 +44,8 @@ def hugging_face(
 
     Args:
         path: A folder that `save_to_disk` made, as seen from here or from the data folder; else
-            what `load_dataset` takes, such as the name of a data set of the hub.
+            what `load_dataset` takes, such as the name of a data set of the hub. In Python also
+            a `datasets.Dataset` or `DatasetDict`.
         features: A column of images, of numbers or of equally long lists of numbers; or several
             columns of numbers.
         label: The column of labels.
@@ -78,7 +81,9 @@ def hugging_face(
     check_numbers(partition, numbers)
     columns = [features] if isinstance(features, str) else features
     require(columns, "data.features = []; at least one column is needed")
-    splits = _splits(path, _load(path, subset, data_dir))
+    loaded = _load(path, subset, data_dir)
+    path = str(path) if isinstance(path, str | Path) else type(path).__name__
+    splits = _splits(path, loaded)
     for column in (*columns, label, *([client] if client is not None else [])):
         for split in splits:
             require(
@@ -114,26 +119,71 @@ def hugging_face(
     return federation(rows, rows, parts, classes=classes, names=names)
 
 
-def _load(path: str, subset: str | None, data_dir: str | Path | None) -> Any:
+def _load(path: Any, subset: str | None, data_dir: str | Path | None) -> Any:
     try:
         import datasets
     except ImportError:
         raise InputError(
             "hugging-face: the package datasets is not installed; pip install datasets"
         ) from None
+    if isinstance(path, datasets.Dataset | datasets.DatasetDict):
+        require(subset is None, f"data.subset = {subset!r}; the data set is loaded already")
+        return path
+    require(
+        isinstance(path, str | Path),
+        f"data.path: an object of type {type(path).__name__}; it must be a path, the name of a "
+        "data set, a datasets.Dataset or a DatasetDict",
+    )
+    path = str(path)
     saved = (
         place
         for place in places(path, data_dir)
         if any((place / name).is_file() for name in ("state.json", SPLITS))
     )
     folder = next(saved, None)
+    offline = None if folder is not None or Path(path).exists() else _unreachable(path)
     try:
         if folder is not None:
             return datasets.load_from_disk(str(folder))
-        return datasets.load_dataset(path, subset)
+        with _offline(datasets.config, offline is not None):
+            return datasets.load_dataset(path, subset)
     except Exception as error:  # of any type where a saved folder is damaged
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{path}: cannot be loaded: {reason}") from None
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        if offline is not None:
+            first = f"no such folder, and the hub cannot be reached: {offline}"
+        raise InputError(f"{path}: cannot be loaded: {first}") from None
+
+
+PATIENCE = 10.0
+"""Seconds to wait for the hub's answer."""
+
+
+def _unreachable(name: str) -> str | None:
+    """Why the hub cannot be reached; None if it answers.
+
+    `load_dataset` would try again for half a minute, and print a line each time.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        HfApi().dataset_info(name, timeout=PATIENCE)
+    except (HfHubHTTPError, HFValidationError):
+        return None  # it answered; load_dataset says what is wrong
+    except Exception as error:  # of the HTTP library, which differs between versions
+        return reason(error)
+    return None
+
+
+@contextmanager
+def _offline(config: Any, needed: bool) -> Iterator[None]:
+    """Let `load_dataset` look into its cache alone, if that is needed."""
+    before = config.HF_HUB_OFFLINE
+    config.HF_HUB_OFFLINE = before or needed
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE = before
 
 
 SPLITS = "dataset_dict.json"

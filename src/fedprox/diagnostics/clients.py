@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fedprox.features import Features, index_of, look_up, with_index
 from fedprox.federation import Federation, offsets_of
-from fedprox.model import Model, Params
+from fedprox.model import Model, Params, labels_met
 
 ROWS = 512
 """Test rows that are on the device at once, so that its memory does not limit the federation."""
@@ -50,6 +50,5 @@ def client_accuracy(federation: Federation, model: Model, params: Params) -> NDA
 
 @partial(jax.jit, static_argnums=0)
 def _correct(model: Model, params: Params, x: Features, y: jax.Array) -> jax.Array:
-    assert model.correct is not None
-    right = model.correct(model.apply(params, look_up(x, index_of(x))), y)
+    right = labels_met(model, model.apply(params, look_up(x, index_of(x))), y)
     return right.reshape(len(right), -1).sum(axis=1)

@@ -185,7 +185,7 @@ def read_archive(path: Path) -> Archive:
     )
     experiment = _experiment(path / "experiment.toml")
     diagnosis = _json(path / "diagnosis.json", Diagnosis)
-    times = _json(path / "summary.json", list[RunTimes])
+    times = read_summary(path)
     runs = _runs(path / "metrics.jsonl", times or [])
     require(runs or diagnosis, f"{path}: no evaluated rounds yet")
     for run in runs:
@@ -193,6 +193,15 @@ def read_archive(path: Path) -> Archive:
             run.evaluated = experiment.get("evaluate_model", "server")
     clients = _json(path / "clients.json", list[RunClients])
     return Archive(path, experiment, runs, times is not None, clients or [], diagnosis)
+
+
+def read_summary(path: Path) -> list[RunTimes] | None:
+    """The runs of a run directory that its `summary.json` names; None before that is written.
+
+    Raises:
+        InputError: It is damaged.
+    """
+    return _json(path / "summary.json", list[RunTimes])
 
 
 def read_record(line: bytes) -> Record:

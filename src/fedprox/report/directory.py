@@ -18,18 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import jax
-import numpy as np
-import safetensors.numpy
 import tomli_w
 
 from fedprox.diagnostics.clients import client_accuracy
 from fedprox.errors import InputError, require
 from fedprox.federation import Federation
 from fedprox.files import flush_folder, naming, open_no_link, refuse_link, write_whole
-from fedprox.model import Model, Params
+from fedprox.model import Model
 from fedprox.report.figure import figure
 from fedprox.report.lock import NAME as LOCK
 from fedprox.report.lock import locked
+from fedprox.report.parameters import encode
 from fedprox.report.table import common_target
 from fedprox.simulation.checkpoint import FIRST
 from fedprox.simulation.history import Record, Run
@@ -195,7 +194,7 @@ class RunDirectory:
         target = target or common_target(runs)
         self._flush()
         for run in runs:
-            write_whole(self.path / model_file(run), safetensors.numpy.save(flatten(run.params)))
+            write_whole(self.path / model_file(run.label, run.seed), encode(run.params))
         write_figure(self.path, figure(runs))
         summary = [summarise(run, target) for run in runs]
         write_whole(self.path / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
@@ -210,17 +209,17 @@ def _is_leftover(path: Path) -> bool:
     )
 
 
-def model_file(run: Run) -> str:
+def model_file(label: str, seed: int) -> str:
     """The file of a run's model, named by its label; a long one is cut, and told apart by a digest.
 
-    >>> model_file(Run("fedprox", {"mu": 1.0}, 0.01, 0, "fedprox mu=1"))
+    >>> model_file("fedprox mu=1", 0)
     'model-fedprox-mu=1-0.safetensors'
     """
-    label = re.sub(r"[^\w.=+-]+", "-", run.label)
-    if len(label.encode()) > LONGEST:
-        digest = hashlib.sha256(run.label.encode()).hexdigest()[:16]
-        label = f"{label.encode()[:LONGEST].decode(errors='ignore')}-{digest}"
-    return f"model-{label}-{run.seed}.safetensors"
+    name = re.sub(r"[^\w.=+-]+", "-", label)
+    if len(name.encode()) > LONGEST:
+        digest = hashlib.sha256(label.encode()).hexdigest()[:16]
+        name = f"{name.encode()[:LONGEST].decode(errors='ignore')}-{digest}"
+    return f"model-{name}-{seed}.safetensors"
 
 
 def write_figure(folder: Path, drawn: "Figure", name: str = "figure") -> None:
@@ -332,19 +331,6 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
 
 def _json_number(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def flatten(params: Params) -> dict[str, np.ndarray[Any, Any]]:
-    """A pytree's arrays by dotted name.
-
-    >>> flatten({"dense": {"bias": np.zeros(1)}})
-    {'dense.bias': array([0.])}
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): np.ascontiguousarray(leaf)
-        for path, leaf in leaves
-    }
 
 
 def versions() -> dict[str, str]:

@@ -343,8 +343,7 @@ class Checkpoints:
             self.every = position["every"]
         if self.interval is None:
             self.interval = position["interval"]
-        model = jax.eval_shape(self._comparison.model.init, jax.random.key(0))
-        structure = jax.tree.structure(model)
+        structure = jax.tree.structure(self._comparison.model.shapes)
         finished, under_way = (
             [_run(entry) for entry in position[part]] for part in ("finished", "under_way")
         )

@@ -15,9 +15,8 @@ from jax.stages import Wrapped
 
 from fedprox.algorithms.base import Algorithm, Kept, Own, Scalars, State
 from fedprox.diagnostics.dissimilarity import Scatter, dissimilarity, include, nothing
-from fedprox.errors import require
 from fedprox.features import Features
-from fedprox.model import Model, Params, weighted_loss
+from fedprox.model import Model, Params, labels_met, weighted_loss
 from fedprox.simulation.faults import scaled, sound
 from fedprox.simulation.lanes import (
     PER_DEVICE,
@@ -107,13 +106,7 @@ def evaluation_program(
         return weighted_loss(model, params, x, y, mask), None
 
     def right(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
-        assert model.correct is not None
-        met = model.correct(model.apply(params, x), y)
-        require(
-            jnp.shape(met) in (y.shape[:1], y.shape),
-            f"model.correct: an array of shape {jnp.shape(met)} for labels of shape {y.shape}; it "
-            "must say of each label, or of each example, whether it is met",
-        )
+        met = labels_met(model, model.apply(params, x), y)
         return jnp.sum(met & (mask > 0).reshape((-1,) + (1,) * (met.ndim - 1)))
 
     summed_all = over(over(summed, (0, None, None, None)), (None, 0, 0, 0))

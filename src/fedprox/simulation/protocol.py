@@ -144,6 +144,13 @@ class Protocol:
             f'stop_at_target = "{self.stop_at_target}"; it needs a target: give target_accuracy or '
             "target_loss",
         )
+        require(
+            self.target is None
+            or self.target.measure != "test_accuracy"
+            or self.model.correct is not None,
+            "target: a test accuracy, which this model does not have; give model.correct or a "
+            "target loss",
+        )
         self.systems.check(len(self.federation))
 
     @cached_property

@@ -13,11 +13,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedprox.algorithms.base import Algorithm
-from fedprox.algorithms.check import check_algorithm, describe
+from fedprox.algorithms.check import check_algorithm
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.errors import require, shown
 from fedprox.federation import Federation
-from fedprox.model import Model, Params, check_classes
+from fedprox.model import Model, Params, check_model
 from fedprox.simulation.checkpoint import Checkpoints, Comparison, Snapshot, arrays_of
 from fedprox.simulation.clients import ClientState, open_store
 from fedprox.simulation.faults import Faults
@@ -63,6 +63,7 @@ from fedprox.simulation.systems import Systems
 from fedprox.simulation.target import StopAtTarget, Target
 from fedprox.simulation.warn import warn_of
 from fedprox.solver import Solver
+from fedprox.user_code import describe
 
 
 def simulate(
@@ -171,8 +172,8 @@ def simulate(
         target=target,
         stop_at_target=stop_at_target,
     )
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    check_classes(model, params, federation.train.x, federation.classes)
+    params = model.shapes
+    check_model(model, federation)
     for method in methods:
         check_algorithm(method, params)
     methods = [protocol.reported(method) for method in methods]

@@ -22,6 +22,7 @@ from fedprox.algorithms.base import (
 from fedprox.features import Features
 from fedprox.model import Model, Params, read_slice, weighted_loss
 from fedprox.solver import Solver
+from fedprox.user_code import call
 
 
 def of_the_round(numbers: Scalars, rate: jax.Array, participation: jax.Array) -> Scalars:
@@ -124,7 +125,8 @@ class Client(NamedTuple):
             y: Their labels.
             weights: 1 / the mini-batch's size for rows that count, else 0, shape (B,).
         """
-        return jax.grad(weighted_loss, argnums=1)(self.model, params, x, y, weights)
+        gradient = jax.grad(weighted_loss, argnums=1)
+        return call(DERIVED, gradient, self.model, params, x, y, weights)
 
     def tick(
         self,
@@ -247,6 +249,10 @@ def _apply_stop_rule(
     return Stop(stop.gamma, reference, done, stop.steps + step), step
 
 
+DERIVED = "model: jax.grad of its loss"
+"""What fails where a model's functions work and cannot be differentiated."""
+
+
 def _whole_client(model: Model, width: int) -> Callable[..., jax.Array]:
     """(params, x, y, first row, rows) -> F_k(params), differentiable in params.
 
@@ -260,7 +266,9 @@ def _whole_client(model: Model, width: int) -> Callable[..., jax.Array]:
         def add(j: jax.Array, sums: Any) -> Any:
             begin = first + j * width
             batch = read_slice(x, y, begin, first + size, width)
-            found = jax.value_and_grad(weighted_loss, argnums=1)(model, params, *batch)
+            found = call(
+                DERIVED, jax.value_and_grad(weighted_loss, argnums=1), model, params, *batch
+            )
             return jax.tree.map(jnp.add, sums, found)
 
         nothing = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))

@@ -1,0 +1,147 @@
+"""The content of a file of parameters: arrays by path, in safetensors' format, and their structure.
+
+The arrays lie under their dotted paths ("dense.bias"). How dicts, lists and tuples hold them stands
+beside them as JSON, in the file's metadata: the path alone would not tell the key 0 from "0".
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from fedprox.errors import reason, require
+from fedprox.model import Params, dotted
+
+Array = NDArray[Any]
+
+STRUCTURE = "structure"
+"""The key of the metadata."""
+
+TYPES = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(jnp.bfloat16),
+}
+"""The types that parameters may have, by safetensors' names."""
+
+
+class Content(NamedTuple):
+    """What a file of parameters holds.
+
+    Attributes:
+        arrays: The arrays by their names.
+        params: The arrays in the structure that was saved; None where the file does not say it.
+    """
+
+    arrays: dict[str, Array]
+    params: Params
+
+
+def names_of(params: Params) -> list[str]:
+    """The name of each array of a pytree: its dotted path, lengthened where that is taken.
+
+    >>> names_of({"a": {"b": 1.0}, "a.b": 2.0})
+    ['a.b', 'a.b_']
+    """
+    names: dict[str, None] = {}
+    for path, _ in jax.tree_util.tree_leaves_with_path(params):
+        name = dotted(path)
+        while name in names:
+            name += "_"
+        names[name] = None
+    return list(names)
+
+
+def encode(params: Params) -> bytes:
+    """The content of the file of a model's parameters.
+
+    A pytree with other nodes than dicts, lists and tuples is saved without its structure.
+
+    Raises:
+        InputError: A leaf is not an array of floating-point numbers.
+    """
+    names, (leaves, structure) = names_of(params), jax.tree.flatten(params)
+    arrays = {name: np.asarray(leaf, order="C") for name, leaf in zip(names, leaves, strict=True)}
+    for name, array in arrays.items():
+        require(
+            array.dtype in TYPES.values(),
+            f"parameters: {name!r} is of type {array.dtype}; it must be floating-point numbers",
+        )
+    try:
+        outline = json.dumps(_outline(jax.tree.unflatten(structure, names)))
+    except TypeError:
+        return safetensors.numpy.save(arrays)
+    return safetensors.numpy.save(arrays, metadata={STRUCTURE: outline})
+
+
+def _outline(node: Any) -> Any:
+    """A tree of names as JSON holds it: a name, null, or a container by its kind.
+
+    Raises:
+        TypeError: It has another node.
+    """
+    if node is None or isinstance(node, str):
+        return node
+    if type(node) is dict and all(type(key) in (str, int) for key in node):
+        return {"dict": [[key, _outline(part)] for key, part in node.items()]}
+    if type(node) in (list, tuple):
+        return {type(node).__name__: [_outline(part) for part in node]}
+    raise TypeError(f"a node of type {type(node).__name__}")
+
+
+def decode(content: bytes) -> Content:
+    """Read the content of a file of parameters.
+
+    Raises:
+        ValueError: It is not one.
+    """
+    try:
+        tensors = safetensors.deserialize(content)
+    except safetensors.SafetensorError as error:
+        raise ValueError(reason(error)) from None
+    arrays = {}
+    for name, tensor in tensors:
+        kind = tensor["dtype"]
+        if kind not in TYPES:
+            raise ValueError(f"array {name!r} is of type {kind}; it must be {', '.join(TYPES)}")
+        arrays[name] = np.frombuffer(tensor["data"], TYPES[kind]).reshape(tensor["shape"])
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    outline = (header.get("__metadata__") or {}).get(STRUCTURE)
+    if outline is None:
+        return Content(arrays, None)
+    left = dict(arrays)
+    try:
+        params = _restored(json.loads(outline), left)
+    except RecursionError:
+        raise ValueError("its structure is too deep") from None
+    if left:
+        raise ValueError(f"its structure has no place for {next(iter(left))!r}")
+    return Content(arrays, params)
+
+
+def _restored(node: Any, left: dict[str, Array]) -> Params:
+    """The inverse of `_outline`, which takes the arrays from those that are left."""
+    if node is None:
+        return None
+    if isinstance(node, str) and node in left:
+        return left.pop(node)
+    (kind, parts), *others = node.items() if isinstance(node, Mapping) else [("", None)]
+    if isinstance(parts, list) and not others:
+        if kind == "list":
+            return [_restored(part, left) for part in parts]
+        if kind == "tuple":
+            return tuple(_restored(part, left) for part in parts)
+        if kind == "dict" and all(map(_is_entry, parts)):
+            return {key: _restored(part, left) for key, part in parts}
+    raise ValueError(f"its structure has {str(node)[:50]!r}")
+
+
+def _is_entry(part: Any) -> bool:
+    return isinstance(part, list) and len(part) == 2 and type(part[0]) in (str, int)

@@ -1,0 +1,98 @@
+"""Calls of functions that the user wrote: what they raise becomes one line that names the function.
+
+JAX traces these functions, so a mistake in one of them would otherwise end in the middle of the
+engine, far from the function and with many lines about XLA.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+from fedprox.errors import InputError
+
+T = TypeVar("T")
+
+SHOWN = 4
+"""Arrays of a tree, or names, that a message lists at most."""
+
+PASSED_ON = (InputError, MemoryError, OSError, jax.errors.JaxRuntimeError)
+"""What says enough by itself, or is not the function's mistake."""
+
+_MISTAKES: dict[type[Exception], str] = {
+    jax.errors.TracerArrayConversionError: "uses NumPy on a traced array; use jax.numpy instead",
+    jax.errors.TracerBoolConversionError: (
+        "uses a traced value as a Python condition (if, while, and, or, not); use jnp.where instead"
+    ),
+    jax.errors.TracerIntegerConversionError: (
+        "uses a traced value as a Python index; use a jax.numpy array as the one indexed"
+    ),
+    jax.errors.NonConcreteBooleanIndexError: (
+        "indexes with a traced mask, so a shape depends on values; use jnp.where instead"
+    ),
+    jax.errors.ConcretizationTypeError: (
+        "needs the value of a traced array, as float(), int() and item() do; use jax.numpy instead"
+    ),
+}
+"""What JAX's errors about traced values mean; a class stands before those that it inherits from."""
+
+
+def call(what: str, function: Callable[..., T], *args: Any, given: Any = None) -> T:
+    """Call a function that the user wrote.
+
+    Args:
+        what: The function with the names of its arguments, for the message.
+        function: The function.
+        args: Its arguments.
+        given: A tree of arrays that the message describes, where their shapes explain a mistake.
+
+    Raises:
+        InputError: The function raised an exception, which is the cause.
+
+    >>> call("loss(outputs, y)", lambda outputs: outputs, 1, 2)
+    Traceback (most recent call last):
+    ...
+    fedprox.errors.InputError: loss(outputs, y) raised TypeError: <lambda>() takes 1 positional...
+    """
+    try:
+        return function(*args)
+    except PASSED_ON:
+        raise
+    except Exception as error:
+        suffix = "" if given is None else f"; it was given {describe(given)}"
+        raise InputError(f"{what} {_mistake(error)}{suffix}") from error
+
+
+def shapes_of(what: str, function: Callable[..., Any], *args: Any, given: Any = None) -> Any:
+    """Shapes and types of what a user's function returns, as `jax.eval_shape`; see `call`."""
+    return call(what, jax.eval_shape, function, *args, given=given)
+
+
+def _mistake(error: Exception) -> str:
+    for kind, text in _MISTAKES.items():
+        if isinstance(error, kind):
+            return text
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"raised {type(error).__name__}" + (f": {first}" if first else "")
+
+
+def describe(tree: Any) -> str:
+    """The arrays of a tree with their types and shapes.
+
+    >>> from jax.numpy import zeros
+    >>> describe({"bias": zeros(2), "kernel": zeros((2, 3))})
+    'bias float32[2], kernel float32[2,3]'
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    shown = [
+        f"{jax.tree_util.keystr(path, simple=True, separator='.')} {_array(leaf)}".strip()
+        for path, leaf in leaves[:SHOWN]
+    ]
+    more = [f"{len(leaves) - SHOWN} more"] if len(leaves) > SHOWN else []
+    return ", ".join(shown + more) or "nothing"
+
+
+def _array(leaf: Any) -> str:
+    if not hasattr(leaf, "shape"):
+        return type(leaf).__name__
+    return f"{leaf.dtype.name}[{','.join(map(str, leaf.shape))}]"
