@@ -76,7 +76,7 @@ def note_listeners(file: Path) -> None:
         pattern = rf"\d: (\w+):{port:04X} 0+:0000 0A"
         file.write_text("\n".join(re.findall(pattern, "".join(tables))))
 
-    RunDirectory.record = recorded  # type: ignore[method-assign]
+    RunDirectory.record = recorded  # type: ignore[assignment, method-assign]
 
 
 def found(directory: Path) -> tuple[list[float], Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
 import jax
 import typer
@@ -61,6 +61,10 @@ from fedprox.simulation.checkpoint import Checkpoints, Stopped, stopping_on_sign
 from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
 from fedprox.simulation.history import Progress as Standing
 from fedprox.simulation.processes import everyone, join_processes
+
+COMMAND_LINE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
+"""ClickException, which has no public name that all versions of typer share: older ones import it
+from click, newer ones have a copy of click."""
 
 TOGETHER = 60.0
 """Seconds between checkpoints of several processes, where --checkpoint-every is not given."""
@@ -603,7 +607,7 @@ def _main() -> None:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
             status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
-    except typer.TyperException as error:
+    except COMMAND_LINE_ERROR as error:
         _fail(error.format_message())
     except InputError as error:
         _fail(str(error))
