@@ -1,5 +1,6 @@
-"""The command line: `fedprox run`, `diagnose`, `report`, `reproduce` and `data`."""
+"""The command line: `fedprox run`, `diagnose`, `report`, `reproduce`, `data` and `examples`."""
 
+import importlib.metadata
 import math
 import os
 import re
@@ -9,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any, NoReturn, cast
@@ -50,7 +52,13 @@ from fedprox.experiment import (
 from fedprox.models import MODELS
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
-from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_clients, write_figure
+from fedprox.report.directory import (
+    CHECKPOINTS,
+    RunDirectory,
+    write_clients,
+    write_figure,
+    write_whole,
+)
 from fedprox.report.page import write_report
 from fedprox.report.table import faulty, other_models, sampled, table, uneven, unsolved
 from fedprox.reproduce import ITEMS, select
@@ -75,6 +83,24 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Federated optimization in heterogeneous networks.",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedprox {importlib.metadata.version('fedprox')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _before_commands(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 def _keys(catalogue: Mapping[str, Callable[..., Any]]) -> str:
@@ -526,6 +552,37 @@ def describe_data(
     console.print(f"{name}: {options}\n", highlight=False)
     console.print(statistics_table(federation, name, table.get("partition", "")))
     console.print(f"\n{folder}: data.png, data.svg", highlight=False, soft_wrap=True)
+
+
+@app.command("examples")
+def show_examples(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The example to print.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="Write it to a new file instead.")
+    ] = None,
+) -> None:
+    """List the example experiment files, or print one, to start from."""
+    folder = Path(__file__).parent / "examples"
+    if not folder.is_dir():  # a source checkout, where the package does not hold a copy
+        folder = Path(__file__).parents[2] / "examples"
+    known = {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    if name is None:
+        require(out is None, "--out: name an example")
+        for stem, path in known.items():
+            lines = takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
+            about = " ".join(line.removeprefix("# ") for line in lines)
+            print(fill(f"{stem:<14}{about}", 100, subsequent_indent=" " * 14))
+        return
+    require(name in known, f"{name!r} is not an example; {choices(name, known)}")
+    content = known[name].read_text(encoding="utf-8")
+    if out is None:
+        print(content, end="")
+        return
+    require(not out.exists(), f"--out: {out} exists already; name a new file")
+    write_whole(out, content.encode())
+    print(out)
 
 
 def _console() -> Console:
