@@ -4,13 +4,20 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint fuzz bench clean
+LOWEST := .venv-lowest
+# those that touch what pyproject.toml gives a floor
+LOWEST_TESTS := $(patsubst %,tests/test_%.py,cli report data_command disk readers checkpoint models fedopt solver_settings)
+
+.PHONY: demo test test-lowest lint fuzz bench clean
 
 demo: $(READY)  ## run the main job: FedAvg against FedProx on Synthetic(1,1), 90 % stragglers
 	$(VENV)/bin/fedprox run examples/demo.toml
 
 test: $(READY)  ## run all tests, doctests included
 	$(VENV)/bin/python -m pytest -n 2
+
+test-lowest: $(LOWEST)/.ready  ## run the tests that touch dependencies, with the lowest versions allowed
+	$(LOWEST)/bin/python -m pytest -n 2 -W ignore::DeprecationWarning $(LOWEST_TESTS)
 
 lint: $(READY)  ## formatting, lint and types
 	$(VENV)/bin/ruff format --check .
@@ -41,6 +48,14 @@ $(READY): requirements.lock pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
+$(LOWEST)/.ready: requirements.lock pyproject.toml
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -r pyproject.toml \
+		$$(grep -E '^(hypothesis|pytest|pytest-xdist)==' requirements.lock)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
 $(VENV)/.torch: $(READY)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	@touch $@
@@ -50,4 +65,4 @@ $(VENV)/.atheris: $(READY)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -16,7 +16,7 @@ import pytest
 import safetensors.numpy
 from pydantic import BaseModel
 
-from fedprox import InputError, cli
+from fedprox import InputError, __version__, cli
 from fedprox.algorithms import ALGORITHMS
 from fedprox.datasets import DATASETS
 from fedprox.experiment import (
@@ -218,6 +218,35 @@ def test_settings_change_keys(tmp_path: Path) -> None:
     assert experiment.method[1]["mu"] == [0.5]
     assert experiment.model == {"name": "logistic"}
     assert experiment.rounds == 9
+
+
+def test_examples_are_listed_printed_and_copied(tmp_path: Path, capsys: Any) -> None:
+    assert status("examples") == 0
+    listed = capsys.readouterr().out
+    for path in EXAMPLES:
+        assert f"\n{path.stem} " in f"\n{listed}"
+    assert status("examples", "demo") == 0
+    demo = (Path(__file__).parents[1] / "examples" / "demo.toml").read_text()
+    assert capsys.readouterr().out == demo
+    copy = tmp_path / "mine.toml"
+    assert status("examples", "demo", "--out", copy) == 0
+    assert copy.read_text() == demo
+    copy.write_text("mine")
+    for arguments, message in [
+        (("demo", "--out", copy), f"--out: {copy} exists already"),
+        (("dem",), "'dem' is not an example; did you mean 'demo'?"),
+        (("--out", copy), "--out: name an example"),
+    ]:
+        capsys.readouterr()
+        assert status("examples", *arguments) == 2
+        assert capsys.readouterr().err.startswith(f"fedprox: {message}")
+    assert copy.read_text() == "mine"
+
+
+def test_the_version_is_printed_also_by_python_m() -> None:
+    command = [sys.executable, "-m", "fedprox", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"fedprox {__version__}\n"
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

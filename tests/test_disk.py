@@ -12,11 +12,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 from matplotlib.figure import Figure
 
-from fedprox import Checkpoints, InputError, scaffold
+from fedprox import Checkpoints, InputError, scaffold, use_compilation_cache
 from fedprox.datasets import sources
 from fedprox.report import directory
 from fedprox.report.archive import read_archive
@@ -263,12 +264,11 @@ def test_a_cache_that_cannot_be_written_costs_a_line_and_not_the_run(tmp_path: P
 
 CACHED_PROGRAM = """
 import sys, warnings
-from pathlib import Path
 import jax, jax.numpy as jnp
 from fedprox import cli
 from fedprox.simulation.hardware import use_compilation_cache
 warnings.showwarning = cli._warn
-use_compilation_cache(Path(sys.argv[1]))
+use_compilation_cache(sys.argv[1])
 print(jax.jit(lambda x: 2 * x + 1)(jnp.ones(3)).tolist())
 """
 
@@ -301,6 +301,41 @@ def test_compiled_programs_that_cannot_be_kept_cost_a_line_and_not_the_run(tmp_p
     (tmp_path / "file").touch()
     (line,) = compile_with(tmp_path / "file" / "xla").splitlines()
     assert line.startswith("compiled programs: not kept for the next time, since ")
+
+
+def test_compiled_programs_are_readable_and_writable_by_their_owner_alone(tmp_path: Path) -> None:
+    """They are code, which JAX runs without a check."""
+    folder = tmp_path / "xla"
+    before = os.umask(0)
+    try:
+        assert compile_with(folder) == ""
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_compiled_programs_that_others_may_have_written_are_not_used(
+    mode: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "xla"
+    folder.mkdir()
+    folder.chmod(mode)
+    (line,) = compile_with(folder).splitlines()
+    assert line.startswith(f"compiled programs: {folder} is not used, since others can write code")
+    assert not list(folder.iterdir())
+
+
+def test_compiled_programs_of_another_user_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    used = jax.config.values["jax_compilation_cache_dir"]
+    another = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: another)
+    use_compilation_cache(tmp_path)
+    (record,) = caplog.records
+    assert f"{tmp_path} is not used, since it belongs to another user" in record.getMessage()
+    assert jax.config.values["jax_compilation_cache_dir"] == used
 
 
 def test_a_cache_that_can_only_be_read_is_used(

@@ -1,19 +1,22 @@
 """Several processes on this machine that share a run, as several hosts would."""
 
 import json
+import re
 import signal
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
+from jax._src.clusters import SlurmCluster
 
 from fedprox import InputError
 from fedprox.report.directory import ERRORS
 from fedprox.simulation.homes import find_homes
-from fedprox.simulation.processes import join_processes
+from fedprox.simulation.processes import join_processes, slurm_coordinator
 from fedprox.simulation.schedule import pack
 from tests.commands import start, status
 from tests.test_killed import die
@@ -56,6 +59,22 @@ def interrupt(line: int) -> None:
         record(self, argument)
         if next(left) == 0:
             signal.raise_signal(signal.SIGTERM)
+
+    RunDirectory.record = recorded  # type: ignore[assignment, method-assign]
+
+
+def note_listeners(file: Path) -> None:
+    """Have this process write down at which addresses the coordinator's port is open in a run."""
+    from fedprox.report.directory import RunDirectory
+
+    record = RunDirectory.record
+    port = int(sys.argv[sys.argv.index("--coordinator") + 1].rpartition(":")[2])
+
+    def recorded(self: RunDirectory, argument: Any) -> None:
+        record(self, argument)
+        tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
+        pattern = rf"\d: (\w+):{port:04X} 0+:0000 0A"
+        file.write_text("\n".join(re.findall(pattern, "".join(tables))))
 
     RunDirectory.record = recorded  # type: ignore[assignment, method-assign]
 
@@ -125,8 +144,11 @@ def test_two_processes_share_the_clients_that_evaluations_sample(tmp_path: Path)
     command = ["run", str(tmp_path / "experiment.toml"), "--set", "rounds=8", "--out"]
     one, two = tmp_path / "one", tmp_path / "two"
     assert status(start(tmp_path / "output", [*command, str(one), "--devices", "1"])) == 0
-    processes = together(tmp_path, 2, [*command, str(two)])
+    note = {0: (note_listeners, tmp_path / "listeners")}
+    processes = together(tmp_path, 2, [*command, str(two)], note)
     assert [status(process) for process in processes] == [0, 0]
+    (address,) = (tmp_path / "listeners").read_text().splitlines()
+    assert address in ("0100007F", "0000000000000000FFFF00000100007F")  # 127.0.0.1 alone
     errors: list[list[float]] = []
     for directory in (one, two):
         lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
@@ -177,15 +199,35 @@ def test_jobs_go_to_the_lanes_of_their_home() -> None:
         (("here", 2, 0), {}, "--coordinator here: it must be HOST:PORT or slurm"),
         (("here:99999", 2, 0), {}, "HOST:PORT"),
         (("slurm", 2, 0), {}, "SLURM_JOB_ID is not set"),
+        (("slurm", 2, 0), {"SLURM_JOB_ID": "1"}, "SLURM_STEP_NODELIST is not set"),
         (("here:1234", 0, 0), {}, "--processes = 0"),
+        (
+            ("here:1234", 2, 0),
+            {"JAX_COORDINATOR_BIND_ADDRESS": "here"},
+            "JAX_COORDINATOR_BIND_ADDRESS = 'here'; it must be HOST:PORT",
+        ),
     ],
 )
 def test_what_is_missing_or_wrong_is_named(
     given: Any, variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("SLURM_NTASKS", "SLURM_PROCID", "JOB_COMPLETION_INDEX", "SLURM_JOB_ID"):
+    for name in (
+        *("SLURM_NTASKS", "SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_NODELIST"),
+        *("JOB_COMPLETION_INDEX", "JAX_COORDINATOR_BIND_ADDRESS"),
+    ):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=message):
         join_processes(*given)
+
+
+@pytest.mark.parametrize("nodes", ["node7", "node7,other", "node[007-015],x", "gpu[1,3]-b"])
+def test_under_slurm_the_address_is_the_one_that_jax_would_choose(
+    nodes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "123456")
+    monkeypatch.setenv("SLURM_STEP_NODELIST", nodes)
+    suffix = "-b" if nodes.endswith("-b") else ""  # which JAX leaves out
+    host, port = SlurmCluster.get_coordinator_address(None, None).split(":")
+    assert slurm_coordinator() == f"{host}{suffix}:{port}"

@@ -19,6 +19,7 @@ FLOORS = [
     {"report", "experiment"},
     {"reproduce"},
     {"cli"},
+    {"__main__"},
 ]
 """From the ground up: a part imports parts of lower floors and of itself."""
 

@@ -1,5 +1,6 @@
-"""The command line: `fedprox run`, `diagnose`, `report`, `reproduce` and `data`."""
+"""The command line: `fedprox run`, `diagnose`, `report`, `reproduce`, `data` and `examples`."""
 
+import importlib.metadata
 import os
 import re
 import shlex
@@ -9,9 +10,10 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
 import jax
 import typer
@@ -36,6 +38,7 @@ from fedprox.experiment import (
     resolve,
     train,
 )
+from fedprox.files import write_whole
 from fedprox.models import MODELS
 from fedprox.output import lasting_streams
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
@@ -60,6 +63,10 @@ from fedprox.simulation.checkpoint import Checkpoints, Stopped, stopping_on_sign
 from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
 from fedprox.simulation.processes import everyone, join_processes
 
+COMMAND_LINE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
+"""ClickException, which has no public name that all versions of typer share: older ones import it
+from click, newer ones have a copy of click."""
+
 TOGETHER = 60.0
 """Seconds between checkpoints of several processes, where --checkpoint-every is not given."""
 
@@ -69,6 +76,24 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Federated optimization in heterogeneous networks.",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedprox {importlib.metadata.version('fedprox')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _before_commands(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 def _keys(catalogue: Mapping[str, Callable[..., Any]]) -> str:
@@ -536,6 +561,37 @@ def _loading() -> Status:
     return Console(stderr=True).status("loading the data")
 
 
+@app.command("examples")
+def show_examples(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The example to print.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="Write it to a new file instead.")
+    ] = None,
+) -> None:
+    """List the example experiment files, or print one, to start from."""
+    folder = Path(__file__).parent / "examples"
+    if not folder.is_dir():  # a source checkout, where the package does not hold a copy
+        folder = Path(__file__).parents[2] / "examples"
+    known = {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    if name is None:
+        require(out is None, "--out: name an example")
+        for stem, path in known.items():
+            lines = takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
+            about = " ".join(line.removeprefix("# ") for line in lines)
+            print(fill(f"{stem:<14}{about}", 100, subsequent_indent=" " * 14))
+        return
+    require(name in known, f"{name!r} is not an example; {choices(name, known)}")
+    content = known[name].read_text(encoding="utf-8")
+    if out is None:
+        print(content, end="")
+        return
+    require(not out.exists(), f"--out: {out} exists already; name a new file")
+    write_whole(out, content.encode())
+    print(out)
+
+
 def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 120, markup=False)
 
@@ -580,7 +636,7 @@ def _main() -> None:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
             status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
-    except typer.TyperException as error:
+    except COMMAND_LINE_ERROR as error:
         _fail(error.format_message())
     except InputError as error:
         _fail(str(error))

@@ -223,10 +223,14 @@ def model_file(label: str, seed: int) -> str:
 
 
 def write_figure(folder: Path, drawn: "Figure", name: str = "figure") -> None:
-    """Write a figure as `NAME.png` and `NAME.svg`."""
-    for kind in ("png", "svg"):
+    """Write a figure as `NAME.png` and `NAME.svg`; the same figure gives the same bytes."""
+    import matplotlib  # here, since it is slow to import
+
+    dated: dict[str, dict[str, None]] = {"png": {}, "svg": {"Date": None}}
+    for kind, metadata in dated.items():
         picture = io.BytesIO()
-        drawn.savefig(picture, format=kind, dpi=150)
+        with matplotlib.rc_context({"svg.hashsalt": "fedprox"}):  # else random identifiers
+            drawn.savefig(picture, format=kind, dpi=150, metadata=metadata)
         write_whole(folder / f"{name}.{kind}", picture.getvalue())
 
 

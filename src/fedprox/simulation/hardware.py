@@ -6,6 +6,7 @@ Nothing here runs on import; the command line calls it, and so may a user's own 
 import logging
 import os
 import re
+import stat
 import tempfile
 import warnings
 from contextlib import suppress
@@ -57,19 +58,31 @@ def use_cpu_devices(clients_per_round: int, devices: int | None = None) -> None:
         jax.config.update("jax_num_cpu_devices", count)
 
 
-def use_compilation_cache(folder: Path) -> None:
+def use_compilation_cache(folder: str | Path) -> None:
     """Keep compiled programs in a folder, so that the next process need not compile them.
+
+    Compiled programs are code, which JAX runs without a check: whoever can write the folder can run
+    code as its user. So a new folder is accessible to its owner alone (mode 0700), and a folder
+    that belongs to somebody else, or that others can write, is not used; a warning is logged.
 
     Where it cannot be written, a warning is logged, and what is in it already is used. A program
     that cannot be read, since whoever wrote it was killed, had a full disk or is still at it, is
     removed and compiled anew: JAX would warn of it and leave it there, run after run.
+
+    Args:
+        folder: The folder; it is made if it is missing.
     """
+    folder = Path(folder).absolute()
+    log = logging.getLogger(__name__)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if danger := _danger(folder):
+            log.warning("compiled programs: %s is not used, since %s", folder, danger)
+            return
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        logging.getLogger(__name__).warning(
+        log.warning(
             "compiled programs: not kept for the next time, since %s cannot be written: %s",
             folder,
             error.strerror or error,
@@ -94,3 +107,13 @@ def use_compilation_cache(folder: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def _danger(folder: Path) -> str:
+    """Why others may have put code into a folder; empty if they cannot."""
+    found = folder.stat()
+    if hasattr(os, "geteuid") and found.st_uid != os.geteuid():
+        return "it belongs to another user, whose code it may hold"
+    if os.name == "posix" and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "others can write code into it; remove it, or allow its owner alone (chmod 700)"
+    return ""

@@ -4,7 +4,10 @@ Every process runs the same program on the same experiment. Each has its own cli
 and its own devices; they meet in one sum a round.
 """
 
+import logging
 import os
+import re
+import threading
 
 import jax
 import numpy as np
@@ -12,6 +15,13 @@ from jax.experimental import multihost_utils
 from numpy.typing import NDArray
 
 from fedprox.errors import InputError, require, require_whole
+from fedprox.simulation.rendezvous import BIND, Address, meet
+
+PATIENCE = 120
+"""Seconds that a process waits for the others at the start."""
+
+NOTICE = 10
+"""Seconds after which a process says that it waits."""
 
 HEARTBEAT = 30
 """Seconds without a sign of life after which a process counts as lost."""
@@ -52,25 +62,55 @@ def join_processes(
     assert count is not None
     assert number is not None
     require(number < count, f"--process {number}: it must be below --processes, {count}")
-    address: str | None = coordinator
     if coordinator == "slurm":
-        require("SLURM_JOB_ID" in os.environ, "--coordinator slurm: SLURM_JOB_ID is not set")
-        address = None  # JAX finds it
-    else:
-        host, _, port = coordinator.rpartition(":")
-        right = bool(host) and port.isdecimal() and 0 < int(port) < 2**16
-        require(right, f"--coordinator {coordinator}: it must be HOST:PORT or slurm")
-    # one program at a time: sums of two that overlap would be taken for each other's
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+        coordinator = slurm_coordinator()
+    address = _address(f"--coordinator {coordinator}: it must be HOST:PORT or slurm", coordinator)
+    bind = os.environ.get(BIND)
+    listen = _address(f"{BIND} = {bind!r}; it must be HOST:PORT", bind) if bind else None
+    waits = f"process {number}: waiting for the others at {coordinator}, up to {PATIENCE:g} s"
+    notice = threading.Timer(NOTICE, logging.getLogger(__name__).warning, [waits])
+    notice.start()
     try:
+        met = meet(address, count, number, seconds=PATIENCE, listen=listen)
+        # one program at a time: sums of two that overlap would be taken for each other's
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
         jax.distributed.initialize(
-            address, count, number, heartbeat_timeout_seconds=HEARTBEAT, initialization_timeout=120
+            met,
+            count,
+            number,
+            heartbeat_timeout_seconds=HEARTBEAT,
+            initialization_timeout=PATIENCE,
+            coordinator_bind_address=met,
         )
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(
             f"--coordinator {coordinator}: the processes do not meet: {reason}"
         ) from None
+    finally:
+        notice.cancel()
+
+
+def _address(message: str, text: str) -> Address:
+    """The host and the port of HOST:PORT, where an IPv6 address stands in brackets."""
+    host, _, port = text.rpartition(":")
+    right = bool(host) and port.isdecimal() and 0 < int(port) < 2**16
+    require(right, message)
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def slurm_coordinator() -> str:
+    """The first host of the job step, and a port that depends on the job, as JAX chooses them."""
+    given = []
+    for name in ("SLURM_JOB_ID", "SLURM_STEP_NODELIST"):
+        require(name in os.environ, f"--coordinator slurm: {name} is not set")
+        given.append(os.environ[name])
+    job, nodes = given
+    first = re.match(r"([^,\[]+)(?:\[(\w+)[^]]*\])?([^,\[]*)", nodes)  # node[01-04,07],other
+    require(first, f"SLURM_STEP_NODELIST = {nodes!r}; it must be a list of hosts")
+    assert first is not None
+    port = 61440 + _number("SLURM_JOB_ID", job) % 4096
+    return f"{''.join(part or '' for part in first.groups())}:{port}"
 
 
 def _number(name: str, text: str) -> int:
