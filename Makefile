@@ -40,6 +40,7 @@ bench: $(READY) $(VENV)/.torch  ## measure speed against a torch loop and a NumP
 	$(VENV)/bin/python -m benchmarks.faults
 	$(VENV)/bin/python -m benchmarks.checkpoints
 	$(VENV)/bin/python -m benchmarks.processes
+	$(VENV)/bin/python -m benchmarks.many_rounds
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedprox needs Python 3.11 or newer; set PYTHON=")'
