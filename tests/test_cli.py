@@ -147,6 +147,7 @@ def test_metrics_have_a_line_for_each_method_seed_and_evaluated_round(finished: 
         "client_steps",
         "total_steps",
         "communication",
+        "empty_rounds",
     ]
     last = [x for x in lines if x["round"] == 4]
     assert {(x["method"], x["clients"], x["stragglers"], x["dropped"]) for x in last} == {

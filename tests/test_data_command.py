@@ -22,7 +22,7 @@ from matplotlib.image import imread
 from matplotlib.patches import StepPatch
 from rich.console import Console
 
-from fedprox import Federation, cli, datasets
+from fedprox import Federation, datasets
 from fedprox.datasets.catalogue import CATALOGUE, DataSet, File
 from fedprox.datasets.labelled import PARTITIONS, Partition
 from fedprox.datasets.sources import MNIST, Source
@@ -113,16 +113,6 @@ def test_a_file_is_downloaded_once_and_checked(
     enter(monkeypatch, File("folder", source("a", address)))
     assert status("data", "fetch", "made") == 0
     assert kept.read_bytes() == CONTENT
-
-
-def test_ctrl_c_is_one_line(cache: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    del cache
-    monkeypatch.setattr(cli, "fetch", interrupt)
-    assert status("data", "fetch", "mnist") == 130
-    assert capsys.readouterr().err == "fedprox: interrupted\n"
 
 
 def test_a_file_with_a_wrong_checksum_is_not_kept(
