@@ -32,7 +32,14 @@ from fedprox import (
 )
 from fedprox.model import Params
 from fedprox.simulation.points import initial_params
-from tests.quadratics import one_run, quadratic_federation, quadratic_model, random_quadratics
+from tests.methods import gradient
+from tests.quadratics import (
+    one_run,
+    quadratic_federation,
+    quadratic_model,
+    ragged_quadratics,
+    random_quadratics,
+)
 
 EXACT = Solver(learning_rate=0.1, batch_size="all", steps=2000)
 
@@ -265,6 +272,18 @@ def test_one_full_batch_epoch_with_everyone_is_a_gradient_step_on_f(
     expected = jax.tree.map(lambda w, g: w - 0.3 * g, begin, jax.grad(f)(begin))
     for a, b in zip(jax.tree.leaves(run.params), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("work", [{"epochs": 5}, {"steps": 7}])
+def test_fedsgd_takes_one_full_batch_step_whatever_the_experiments_solver(
+    work: dict[str, int],
+) -> None:
+    federation, start = ragged_quadratics(0, [4, 1, 7]), np.array([2.0, -1.0, 0.5])
+    x, y = (np.asarray(a, float) for a in (federation.train.x, federation.train.y))
+    run = one_run(federation, quadratic_model(start), fedsgd(), Solver(0.3, 2, **work))  # type: ignore[arg-type]
+    expected = start - 0.3 * gradient(start, x, y)
+    np.testing.assert_allclose(run.params, expected, rtol=1e-5)
+    assert run.final.client_steps == 3
 
 
 def test_weights_are_training_examples_and_the_partial_batch_counts() -> None:

@@ -254,6 +254,23 @@ def test_the_measure_of_few() -> None:
     assert scales([math.inf, 1.0]) == [0, 1]
 
 
+def test_a_client_that_comes_late_is_not_faulty_where_last_models_are_evaluated() -> None:
+    # one step brings client k from the model, which is soon near 0, to b_k; only the last model of
+    # one that has not taken part yet is still at the start, 10,000 times as far away
+    b = [np.array([(-1.0) ** k]) for k in range(12)]
+    run = one_run(
+        quadratic_federation([np.eye(1)] * 12, b),
+        quadratic_model(np.array([1e4])),
+        fedavg(),
+        Solver(0.9, "all", steps=2),
+        cohort=Cohort(4),
+        rounds=8,
+        faults=Faults(norm=50),
+        evaluate_model="clients",
+    )
+    assert run.faulty == 0
+
+
 def test_what_a_client_keeps_is_clipped_with_its_message() -> None:
     """FedDyn's g_k: as if the client had gone the way that counts, and no further."""
     whole = ragged_quadratics(2, [2, 3, 4, 5])

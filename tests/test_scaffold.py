@@ -73,6 +73,20 @@ def test_control_variates_are_gradients_and_c_moves_by_the_share_that_took_part(
         np.testing.assert_allclose(ours.params, np.mean(list(found.values()), axis=0), rtol=1e-4)
 
 
+def test_a_client_that_took_no_step_keeps_its_control_variate() -> None:
+    # its stop rule was met where it began
+    ours = ByHand(scaffold(), ragged_quadratics(3, ROWS[:3]))
+    first = {k: sgd(ours, k, 3, 0.1)[0] for k in range(3)}
+    ours.round(first, first.__getitem__)
+    before, c = controls(ours), control(ours)
+    assert np.linalg.norm(c) > 0.1
+    walked, gradient = sgd(ours, 1, 3, 0.1)
+    ours.round([0, 1], {0: Local(ours.params, steps=0), 1: walked}.__getitem__)
+    expected = np.array([before[0], gradient, before[2]])
+    np.testing.assert_allclose(controls(ours), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(control(ours), expected.mean(axis=0), rtol=1e-4, atol=1e-4)
+
+
 def test_the_servers_step_scales_the_mean_movement() -> None:
     ours = ByHand(scaffold(server_learning_rate=0.25), ragged_quadratics(3, ROWS[:4]))
     ours.round([0, 2], lambda k: Local(np.full(3, float(k))))
