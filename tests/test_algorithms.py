@@ -24,14 +24,19 @@ from fedprox import (
     centralised,
     datasets,
     fedavg,
+    feddane,
     feddyn,
+    fedopt,
     fedprox,
     fedsgd,
+    fedsplit,
     models,
+    scaffold,
     simulate,
 )
+from fedprox.algorithms import ALGORITHMS
 from fedprox.model import Params
-from fedprox.simulation.points import initial_params
+from fedprox.simulation.points import initial_params, label, sweep_points
 from tests.methods import gradient
 from tests.quadratics import (
     one_run,
@@ -161,6 +166,14 @@ def test_a_method_of_ones_own_with_a_mistake_is_refused(
         one_run(federation, quadratic_model(np.zeros(2)), mine, Solver(0.1, "all", epochs=1))
 
 
+def test_an_adaptive_mu_follows_the_model_that_is_sent_out() -> None:
+    federation, solver = quadratic_federation(*random_quadratics(0, 3, 2)), Solver(0.1, 2, steps=1)
+    method, model = fedprox(mu=1.0, adapt=True), quadratic_model(np.zeros(2))
+    for other in ("cohort", "clients"):
+        with pytest.raises(InputError, match=r'fedprox: an adaptive mu .* must be "server"'):
+            one_run(federation, model, method, solver, evaluate_model=other)
+
+
 @pytest.mark.parametrize(
     ("part", "value"),
     [
@@ -184,6 +197,36 @@ def test_a_part_of_another_type_is_named(part: str, value: Any) -> None:
     kind = f"it must be a fedprox.{part.capitalize()}"
     with pytest.raises(InputError, match=f"{part} = {value!r}; {kind}"):
         simulate(federation, **settings | {part: value})
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        (fedsgd(), "fedsgd"),
+        (fedavg(), "fedavg"),
+        (centralised(), "centralised"),
+        (fedprox(mu=0.1), "fedprox mu=0.1"),
+        (fedprox(mu=0.1, adapt=True), "fedprox mu=0.1 adaptive"),
+        (feddane(mu=0.1), "feddane mu=0.1"),
+        (feddane(mu=0.1, adapt=True), "feddane mu=0.1 adaptive"),
+        (scaffold(), "scaffold"),
+        (scaffold(option=1), "scaffold option 1"),
+        (scaffold(server_learning_rate=0.5), "scaffold server_learning_rate=0.5"),
+        (feddyn(alpha=0.1), "feddyn alpha=0.1"),
+        (feddyn(alpha=0.1, balance=True), "feddyn balanced alpha=0.1"),
+        (fedsplit(2.0), "fedsplit active step_size=2"),
+        (fedsplit(2.0, average="all"), "fedsplit all step_size=2"),
+        (fedopt(optax.adam), "fedopt adam"),
+        (fedopt(optax.adam, server_learning_rate=0.5), "fedopt adam server_learning_rate=0.5"),
+        (fedavg().with_solver(steps=5, learning_rate=0.3), "fedavg learning_rate=0.3 steps=5"),
+    ],
+)
+def test_a_label_is_the_name_the_variant_and_the_numbers(method: Algorithm, expected: str) -> None:
+    assert ALGORITHMS[method.name].__name__ == method.name
+    solver = method.solver(Solver(0.1, "all", epochs=1))
+    (point,) = sweep_points(method, solver)
+    assert label(method, solver, point) == expected
+    assert (method.stragglers == "drop") == (method.name in ("fedsgd", "fedavg", "fedopt"))
 
 
 def test_numbers_with_the_same_label_are_refused() -> None:

@@ -400,6 +400,10 @@ def whole_numbers(*given: Any) -> Any:
     return given[3].params.astype(int), given[2].kept
 
 
+def elsewhere(state: Any, *_: Any) -> Subproblem:
+    return Subproblem({"a": state, "b": state, "c": state, "d": state, "e": state, "f": state})
+
+
 def other_problem(**knobs: Any) -> Any:
     def subproblem(state: Any, *_: Any) -> Subproblem:
         return Subproblem(state, **knobs)
@@ -423,6 +427,19 @@ WRONG = [
     (
         fedavg()._replace(size=lambda message: message),
         r"fedavg: the size of its message is float32\[3\]; it must be like a number, float32\[\]",
+    ),
+    (
+        fedavg()._replace(subproblem=elsewhere),
+        r"fedavg: its local problem starts from a float32\[3\], b float32\[3\], c float32\[3\], "
+        r"d float32\[3\], 2 more; it must be like the model, float32\[3\]",
+    ),
+    (
+        fedavg()._replace(params=lambda state: state.astype(jnp.bfloat16)),
+        r"fedavg: its params give bfloat16\[3\]; it must be like the model, float32\[3\]",
+    ),
+    (
+        fedavg()._replace(message=lambda *_: (None, None), update=lambda *_: jnp.zeros(4)),
+        r"fedavg: its update gives float32\[4\]; it must be like the state before, float32\[3\]",
     ),
     (
         other_problem(linear=jnp.zeros(1)),

@@ -1,6 +1,7 @@
 """Property 23: gamma-inexact local solves, by any local solver."""
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -143,6 +144,17 @@ def test_a_gamma_function_must_give_numbers_from_0_to_1(values: list[float]) -> 
         one_run(federation, quadratic_model(np.ones(4)), fedprox(mu=0.1), solver)
 
 
+def test_a_gamma_function_may_give_whole_numbers_and_both_bounds() -> None:
+    clients = np.arange(3)
+    solver = Solver(0.1, "all", steps=5, gamma=lambda _, k: np.array([0, 1, 1])[k])
+    assert solver.gammas(0, clients).tolist() == [0.0, 1.0, 1.0]
+    assert replace(solver, gamma=0.25).gammas(0, clients).tolist() == [0.25] * 3
+    assert replace(solver, gamma=None).gammas(0, clients).tolist() == [0.0] * 3
+    for wrong in ([True, True, True], ["a", "b", "c"], [[0.1], [0.2], [0.3]], 0.5):
+        with pytest.raises(InputError, match="3 numbers from 0 to 1"):
+            replace(solver, gamma=lambda *_, wrong=wrong: wrong).gammas(0, clients)
+
+
 def test_the_limit_is_reported_where_it_comes_first() -> None:
     federation = quadratic_federation(*random_quadratics(6, 4, 3))
     solver = Solver(0.01, batch_size="all", steps=3, gamma=0.1)
@@ -157,7 +169,7 @@ def test_gamma_one_asks_for_no_work() -> None:
     run = one_run(
         federation,
         models.logistic(federation),
-        fedprox(mu=0.1),
+        fedavg(),  # with a deadline it would be refused
         Solver(0.1, batch_size=10, epochs=3, gamma=1.0),
     )
     assert run.client_steps == 0
