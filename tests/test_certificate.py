@@ -79,6 +79,13 @@ def test_whether_some_mu_is_enough_is_decided_by_b_gamma_and_k() -> None:
     assert mu_needed(Constants(1.0, 2.0, 10**9, 0.0, 0.5)) is None  # gamma B = 1
 
 
+def test_remark_5_excludes_its_bounds() -> None:
+    # gamma B = 1 and B / sqrt(K) = 1
+    assert not remark_5(Constants(1.0, 2.0, 9, gamma=0.5))
+    assert not remark_5(Constants(1.0, 3.0, 9))
+    assert remark_5(Constants(1.0, 2.0, 9, gamma=0.4))
+
+
 @pytest.mark.parametrize("draft", DRAFT)
 @given(some_constants, st.floats(0.0, 1.0), st.floats(0.0, 1e6))
 def test_nothing_is_promised_where_remark_5_is_violated(

@@ -5,12 +5,14 @@ import tracemalloc
 from collections import Counter
 from typing import Any, get_args
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedprox import Cohort, InputError, Solver, Systems, fedavg, fedprox
+from fedprox.simulation.points import initial_params
 from fedprox.simulation.sampling import Sampling, weights
 from fedprox.streams import Purpose, Streams, generator
 from tests.quadratics import one_run, quadratic_federation, quadratic_model
@@ -361,6 +363,11 @@ def test_the_numbers_of_purposes_never_change() -> None:
         "SAMPLE": 12,
         "EVALUATED": 14,
     }
+
+
+def test_every_seed_begins_with_a_model_of_its_own() -> None:
+    model = quadratic_model(np.zeros(1))._replace(init=lambda key: jax.random.uniform(key, (3,)))
+    assert len({tuple(initial_params(model, seed).tolist()) for seed in range(100)}) == 100
 
 
 @given(seed=st.integers(0, 2**63 - 1), round_=st.integers(0, 2**40), client=st.integers(0, 2**40))

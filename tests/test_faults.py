@@ -34,7 +34,7 @@ from fedprox import (
 )
 from fedprox.algorithms.base import Kept, Message, Own, Scalars, Solution, State
 from fedprox.simulation import programs
-from fedprox.simulation.faults import judge
+from fedprox.simulation.faults import judge, sound
 from fedprox.streams import Purpose
 from tests import methods
 from tests.byhand import START
@@ -244,6 +244,12 @@ def scales(sizes: list[float]) -> list[float]:
     weight = jnp.full(len(sizes), 1 / len(sizes))
     size = jnp.array(sizes)[:, None]
     return np.asarray(judge(Faults(), jnp.ones_like(size), size, weight).scale[:, 0]).tolist()
+
+
+def test_what_is_no_number_is_not_judged() -> None:
+    counted = jnp.arange(3), jnp.array([True]), jax.random.key(0)
+    assert float(sound(jnp.ones(2), counted)) == 1
+    assert float(sound(jnp.array([1.0, jnp.inf]), counted)) == 0
 
 
 def test_the_measure_of_few() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -30,7 +31,14 @@ from fedprox import (
 from fedprox.simulation import programs
 from fedprox.simulation.points import initial_params
 from tests import oracle
-from tests.quadratics import one_run, quadratic_federation, quadratic_model, random_quadratics
+from tests.methods import objective
+from tests.quadratics import (
+    one_run,
+    quadratic_federation,
+    quadratic_model,
+    ragged_quadratics,
+    random_quadratics,
+)
 from tests.test_engine import as_oracle, ragged_federation
 
 ROWS = [1, 9, 10, 11, 150, 300]
@@ -226,6 +234,24 @@ def test_a_line_search_step_equals_the_oracles() -> None:
     assert eta < 8
     for got, expected in zip(as_oracle(run.params), end, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_line_search_is_given_the_value_of_h() -> None:
+    def to_the_value(learning_rate: float) -> optax.GradientTransformationExtraArgs:
+        del learning_rate
+
+        def update(gradient: Any, state: Any, params: Any, *, value: Any, **_: Any) -> Any:
+            del gradient
+            return jnp.full_like(params, value) - params, state
+
+        return optax.GradientTransformationExtraArgs(lambda _: (), update)
+
+    federation, start, mu = ragged_quadratics(0, [130]), np.array([2.0, -1.0, 0.5]), 0.3
+    solver = Solver(1.0, "all", steps=2, optimizer=to_the_value)
+    run = one_run(federation, quadratic_model(start), fedprox(mu=mu), solver)
+    first = objective(federation, start) * np.ones(3)
+    second = objective(federation, first) + mu / 2 * float(np.sum((first - start) ** 2))
+    np.testing.assert_allclose(run.params, second * np.ones(3), rtol=1e-4)
 
 
 def test_a_line_search_needs_whole_clients() -> None:

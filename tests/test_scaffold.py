@@ -157,3 +157,4 @@ def test_option_2_counts_steps_of_plain_sgd(optimizer: Any) -> None:
     federation, model = ragged_quadratics(0, [1, 2]), quadratic_model(START)
     with pytest.raises(InputError, match=r"scaffold: option 2 needs .*sgd"):
         one_run(federation, model, scaffold(option=2), solver)
+    assert scaffold(option=1).solver(solver) == solver

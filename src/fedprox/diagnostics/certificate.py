@@ -166,7 +166,8 @@ def best_mu(constants: Constants, *, draft: bool = False) -> float | None:
             2 * p.bend * below**2,
         ]
     )
-    return below + float(max(root.real for root in roots if abs(root.imag) <= 1e-9 * abs(root)))
+    # the sum of the roots' products in pairs is at most 0, so the real parts of the other two are
+    return below + float(roots.real.max())
 
 
 def remark_5(constants: Constants) -> bool:

@@ -81,9 +81,8 @@ class Systems:
         )
         assert self.step_seconds is not None  # there is a deadline
         require_number("systems.deadline", self.deadline, positive=True)
-        each = as_numbers("systems.step_seconds", self.step_seconds)
-        for name, value in (("deadline", self.deadline), *(("step_seconds", v) for v in each)):
-            require_number(f"systems.{name}", value, positive=True)
+        for seconds in as_numbers("systems.step_seconds", self.step_seconds):
+            require_number("systems.step_seconds", seconds, positive=True)
 
     @cached_property
     def speeds(self) -> tuple[float, ...] | None:
