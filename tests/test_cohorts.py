@@ -368,6 +368,9 @@ def test_the_numbers_of_purposes_never_change() -> None:
 def test_every_seed_begins_with_a_model_of_its_own() -> None:
     model = quadratic_model(np.zeros(1))._replace(init=lambda key: jax.random.uniform(key, (3,)))
     assert len({tuple(initial_params(model, seed).tolist()) for seed in range(100)}) == 100
+    # part of every result: the key is the first number of the seed's stream
+    key = jax.random.key(int(np.random.Generator(np.random.Philox(key=7)).integers(2**31)))
+    assert initial_params(model, 7).tolist() == jax.random.uniform(key, (3,)).tolist()
 
 
 @given(seed=st.integers(0, 2**63 - 1), round_=st.integers(0, 2**40), client=st.integers(0, 2**40))

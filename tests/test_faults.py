@@ -33,6 +33,7 @@ from fedprox import (
     simulate,
 )
 from fedprox.algorithms.base import Kept, Message, Own, Scalars, Solution, State
+from fedprox.algorithms.check import check_algorithm
 from fedprox.simulation import programs
 from fedprox.simulation.faults import judge, sound
 from fedprox.streams import Purpose
@@ -492,6 +493,14 @@ def test_a_method_with_arrays_of_wrong_shapes_is_named(algorithm: Algorithm, mes
             ragged_quadratics(0, [1, 2]), quadratic_model(START), algorithm, Solver(0.1, 1, steps=1)
         )
     assert "\n" not in str(refused.value)
+
+
+def test_a_method_is_checked_with_what_its_clients_know() -> None:
+    def subproblem(state: Any, _: Any, own: Own) -> Subproblem:
+        assert (own.gradient, own.kept) == (None, None)
+        return Subproblem(state)
+
+    check_algorithm(fedavg()._replace(subproblem=subproblem), jnp.zeros(3))
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,28 @@ def test_runs_are_the_oracles(option: Any) -> None:
     )
 
 
+def test_option_2_divides_by_the_steps_that_a_stop_rule_left() -> None:
+    federation, eta, gamma = ragged_quadratics(1, [3, 1, 2]), 0.2, 0.5
+    rows = [methods.rows_of(federation, k) for k in range(3)]
+    solver, model = Solver(eta, "all", steps=50, gamma=gamma), quadratic_model(START)
+    run = one_run(federation, model, scaffold(), solver, rounds=3)
+    oracle, taken = methods.Scaffold(START, 3), list[int]()
+    for _ in range(3):
+        answers = {}
+        for k in range(3):
+            linear, path = oracle.problem(k).linear, [oracle.params]
+            norms = [np.linalg.norm(methods.gradient(path[0], *rows[k]) + linear)]
+            while norms[-1] > gamma * norms[0]:
+                path.append(path[-1] - eta * (methods.gradient(path[-1], *rows[k]) + linear))
+                norms.append(np.linalg.norm(methods.gradient(path[-1], *rows[k]) + linear))
+            answers[k] = methods.Answer(path[-1], len(path) - 1)
+        taken += [answer.steps for answer in answers.values()]
+        oracle.finish(answers, np.ones(3), eta, lambda w: w)
+    assert run.client_steps == sum(taken)
+    assert 0 < min(taken) < max(taken) < 50
+    np.testing.assert_allclose(run.params, oracle.params, rtol=1e-4)
+
+
 def test_it_sends_twice_as_much_as_fedavg() -> None:
     assert (scaffold().communication, fedavg().communication) == (2, 1)
 

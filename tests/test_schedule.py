@@ -152,6 +152,15 @@ def test_a_processs_plan_is_that_of_its_jobs_one_after_another(
     assert not plan.last[idle].any()
 
 
+def test_the_memory_of_a_plan_is_what_its_arrays_take() -> None:
+    shape = Shape(rounds=2, devices=3, lanes=4, ticks=7, slots=5, width=6)
+    plan = plan_rounds(shape, Solver(0.1, 6, epochs=1, gamma=0.1), 0, [], augmented=True)
+    assert plan.check is not None
+    assert plan.noise is not None
+    arrays = plan.rows, plan.size, plan.last, plan.check, plan.noise
+    assert shape.plan_bytes == sum(array.nbytes for array in arrays)
+
+
 @given(lengths=LISTS, lanes=st.integers(1, 5))
 def test_jobs_go_to_the_least_loaded_lane_longest_first(lengths: list[int], lanes: int) -> None:
     packing = pack(np.array(lengths, np.int64), lanes)
