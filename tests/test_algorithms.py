@@ -387,6 +387,15 @@ def test_centralised_takes_the_cohorts_steps_on_the_pooled_rows() -> None:
     assert central.final.train_loss < avg.final.train_loss
 
 
+def test_centralised_is_gradient_descent_on_f_with_whole_batches() -> None:
+    federation, w = ragged_quadratics(0, [4, 1, 7]), np.array([2.0, -1.0, 0.5])
+    x, y = (np.asarray(a, float) for a in (federation.train.x, federation.train.y))
+    run = one_run(federation, quadratic_model(w), centralised(), Solver(0.1, "all", steps=2))
+    for _ in range(3 * 2):  # as many steps as the three clients would take together
+        w = w - 0.1 * gradient(w, x, y)
+    np.testing.assert_allclose(run.params, w, rtol=1e-5)
+
+
 def test_a_solver_with_several_learning_rates_and_mus_runs_every_combination() -> None:
     federation = quadratic_federation(*random_quadratics(2, 3, 2))
     solver = Solver(learning_rate=[0.1, 0.2], batch_size="all", steps=4)

@@ -301,6 +301,14 @@ def test_a_deadline_that_makes_no_sense_is_refused(options: dict[str, Any], mess
         Systems(**options)
 
 
+def test_some_clients_keep_their_speeds_in_their_order() -> None:
+    some = np.array([2, 0])
+    own = Systems(deadline=1.0, step_seconds=[0.1, 0.2, 0.3]).of_clients(some)
+    assert own.speeds == (0.3, 0.1)
+    for systems in (Systems(0.5), Systems(deadline=1.0, step_seconds=0.1, spread=2.0)):
+        assert systems.of_clients(some) == systems
+
+
 def test_speeds_of_other_clients_than_the_federations_are_refused() -> None:
     federation = quadratic_federation([np.eye(1)] * 3, [np.zeros(1)] * 3)
     systems = Systems(deadline=1.0, step_seconds=[1.0, 1.0])

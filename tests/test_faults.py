@@ -278,6 +278,25 @@ def test_a_client_that_comes_late_is_not_faulty_where_last_models_are_evaluated(
     assert run.faulty == 0
 
 
+def counting(algorithm: Algorithm) -> Algorithm:
+    """The same method, whose clients also keep how often they took part: a whole number."""
+    assert algorithm.kept is not None
+    kept = algorithm.kept
+
+    def message(state: State, numbers: Scalars, own: Own, solution: Solution) -> tuple[Any, Any]:
+        before, times = own.kept
+        sent, keeps = algorithm.message(state, numbers, own._replace(kept=before), solution)
+        return sent, (keeps, times + 1)
+
+    return algorithm._replace(
+        subproblem=lambda state, numbers, own: algorithm.subproblem(
+            state, numbers, own._replace(kept=own.kept[0])
+        ),
+        kept=lambda params: (kept(params), jnp.int32(0)),
+        message=message,
+    )
+
+
 def test_what_a_client_keeps_is_clipped_with_its_message() -> None:
     """FedDyn's g_k: as if the client had gone the way that counts, and no further."""
     whole = ragged_quadratics(2, [2, 3, 4, 5])
@@ -305,7 +324,7 @@ def test_what_a_client_keeps_is_clipped_with_its_message() -> None:
     run = one_run(
         federation,
         quadratic_model(START),
-        feddyn(alpha=0.7),
+        counting(feddyn(alpha=0.7)),
         solver,
         rounds=3,
         faults=Faults("clip", 2),
