@@ -165,6 +165,8 @@ def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
         rho(-1.0, Constants(**right))
     with pytest.raises(InputError, match="epsilon"):
         dissimilarity_bound(1.0, 0.0)
+    with pytest.raises(InputError, match="variance"):
+        dissimilarity_bound(-1.0, 1.0)
 
 
 # Property 24: where rho > 0 on convex quadratics, the expected decrease is at least promised.

@@ -33,7 +33,7 @@ from fedprox import (
     simulate,
 )
 from fedprox.algorithms.base import Kept, Message, Own, Scalars, Solution, State
-from fedprox.algorithms.check import check_algorithm
+from fedprox.algorithms.check import check_algorithm, describe
 from fedprox.simulation import programs
 from fedprox.simulation.faults import judge, sound
 from fedprox.streams import Purpose
@@ -220,6 +220,28 @@ def test_without_a_sound_gradient_of_a_first_exchange_nothing_changes() -> None:
         assert (after.train_loss == before.train_loss) == (0 in drawn)
         kinds.add(tuple(map(int, drawn)))
     assert len(kinds) == 4
+
+
+def test_without_a_sound_update_what_the_server_remembers_stays() -> None:
+    """One client a round: FedDyn's h moves the model even where the mean update is 0."""
+    federation, cohort, rounds = ragged_quadratics(0, SOME_ROWS), Cohort(1), 8
+    drawn = [int(cohort.draw(0, t, federation.train.offsets).clients[0]) for t in range(rounds)]
+    # sound rounds before and after faulty ones
+    assert {k in BAD_ROWS for k in drawn[1:-1]} == {True, False}
+    solver, oracle = Solver(0.1, 3, epochs=1), methods.FedDyn(START, 10, 0.7)
+    run = one_run(
+        spoiled(federation, BAD_ROWS),
+        quadratic_model(START),
+        feddyn(alpha=0.7),
+        solver,
+        cohort=cohort,
+        rounds=rounds,
+        faults=Faults(),
+    )
+    path = methods.run(
+        oracle, federation, cohort=cohort, rounds=rounds, solver=solver, faulty=BAD_ROWS
+    )
+    np.testing.assert_allclose(run.params, path.server[-1], rtol=2e-4, atol=2e-5)
 
 
 def pulled(b: list[float], faults: Faults) -> Run:
@@ -512,6 +534,15 @@ def test_a_method_with_arrays_of_wrong_shapes_is_named(algorithm: Algorithm, mes
             ragged_quadratics(0, [1, 2]), quadratic_model(START), algorithm, Solver(0.1, 1, steps=1)
         )
     assert "\n" not in str(refused.value)
+
+
+def test_up_to_four_arrays_are_shown() -> None:
+    trees = [[jnp.zeros(n) for n in range(count)] for count in (0, 4, 6)]
+    assert list(map(describe, trees)) == [
+        "nothing",
+        "0 float32[0], 1 float32[1], 2 float32[2], 3 float32[3]",
+        "0 float32[0], 1 float32[1], 2 float32[2], 3 float32[3], 2 more",
+    ]
 
 
 def test_a_method_is_checked_with_what_its_clients_know() -> None:

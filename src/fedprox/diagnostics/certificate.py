@@ -203,8 +203,8 @@ def corollary_7(smoothness: float, dissimilarity: float) -> ConvexCase:
     Raises:
         InputError: L <= 0 or B < 1.
 
-    >>> corollary_7(0.5, 2.0).mu
-    12.0
+    >>> corollary_7(0.5, 2.0) == (12.0, 1 / 48)
+    True
     """
     constants = Constants(smoothness, dissimilarity, 1)
     scale = constants.smoothness * constants.dissimilarity * constants.dissimilarity
