@@ -173,6 +173,23 @@ def test_jobs_go_to_the_least_loaded_lane_longest_first(lengths: list[int], lane
     assert packing.ticks == max(load)
 
 
+@given(lengths=LISTS, each=st.integers(1, 4), homes=st.integers(1, 3), seed=SEEDS)
+def test_a_processs_jobs_are_packed_into_its_own_lanes(
+    lengths: list[int], each: int, homes: int, seed: int
+) -> None:
+    ticks, home = (
+        np.array(lengths, np.int64),
+        generator(seed, Purpose.DATA).integers(homes, size=12),
+    )
+    home = home[: len(ticks)]
+    packing = pack(ticks, homes * each, home, homes)
+    for p in range(homes):
+        alone = pack(ticks[home == p], each)
+        np.testing.assert_array_equal(packing.lane[home == p], p * each + alone.lane)
+        np.testing.assert_array_equal(packing.start[home == p], alone.start)
+        np.testing.assert_array_equal(packing.end[home == p], alone.end)
+
+
 @given(
     rounds=st.lists(LISTS, max_size=3),
     devices=st.integers(1, 3),
@@ -220,6 +237,16 @@ def slow_steps(
             epochs = stream.integers(1, solver.epochs)
             steps[slot] = epochs * math.ceil(sizes[slot] / solver.batch_of(sizes[slot]))
     return steps
+
+
+@pytest.mark.parametrize("partial", ["uniform", "code"])
+def test_partial_work_of_many_epochs_is_that_of_one_client_after_another(partial: Any) -> None:
+    systems, solver = Systems(1.0, partial=partial), Solver(0.1, 10, epochs=1000)
+    cohort, sizes = [7, 3, 9, 1, 4], [5, 40, 1, 333, 20]
+    for seed in range(4):
+        work = systems.work(seed, 3, np.array(cohort), np.array(sizes), solver)
+        expected = slow_steps(systems, seed, 3, cohort, sizes, solver)
+        np.testing.assert_array_equal(work.steps, expected)
 
 
 @given(
