@@ -161,6 +161,8 @@ def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(InputError, match=name):
         Constants(**(right | wrong))
+    with pytest.raises(InputError, match="dissimilarity"):
+        Constants(**(right | {"dissimilarity": math.inf}))
     with pytest.raises(InputError, match="mu"):
         rho(-1.0, Constants(**right))
     with pytest.raises(InputError, match="epsilon"):

@@ -35,7 +35,7 @@ from fedprox import (
 from fedprox.algorithms.base import Kept, Message, Own, Scalars, Solution, State
 from fedprox.algorithms.check import check_algorithm, describe
 from fedprox.simulation import programs
-from fedprox.simulation.faults import judge, sound
+from fedprox.simulation.faults import judge, screened_mean, sound
 from fedprox.streams import Purpose
 from tests import methods
 from tests.byhand import START
@@ -267,6 +267,15 @@ def scales(sizes: list[float]) -> list[float]:
     weight = jnp.full(len(sizes), 1 / len(sizes))
     size = jnp.array(sizes)[:, None]
     return np.asarray(judge(Faults(), jnp.ones_like(size), size, weight).scale[:, 0]).tolist()
+
+
+def test_vectors_side_by_side_are_compared_too() -> None:
+    # of a first exchange's gradients, the last place being nobody's
+    vectors = jnp.array([[[1.0]], [[2.0]], [[jnp.nan]], [[-300.0]], [[0.0]]])
+    weight = jnp.array([0.1, 0.3, 0.2, 0.4, 0.0])
+    mean, judged = screened_mean(Faults(norm=5), vectors, weight)
+    assert judged.faulty[:, 0].tolist() == [False, False, True, True, False]
+    np.testing.assert_allclose(mean, [[(0.1 + 0.6) / 0.4]], rtol=1e-6)
 
 
 def test_what_is_no_number_is_not_judged() -> None:

@@ -166,8 +166,7 @@ def _comparing(faults: Faults, size: Callable[[Message], jax.Array], shape: Shap
         judged = judge(faults, *total(waiting[3:]), jobs.weight)
         there = waiting.slot >= 0
         scale = jnp.where(there[:, None], judged.scale[waiting.slot], 0)
-        weight = jnp.where(there, jobs.weight[waiting.slot], 0)
-        weighted = scaled(weight[:, None] * scale, waiting.messages)
+        weighted = scaled(jobs.weight[waiting.slot][:, None] * scale, waiting.messages)
         mean = total(jax.tree.map(lambda a: a.sum(axis=0), weighted))
         kept = _moved(scale, kept, waiting.keeps)
         return Result(mean_of_others(mean, judged.share), kept, judged.share, judged.faulty)
