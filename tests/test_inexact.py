@@ -82,6 +82,20 @@ def test_every_solver_meets_its_gamma(name: str, lanes: int) -> None:
     assert runs[1].client_steps < runs[0].client_steps
 
 
+def test_a_client_that_is_done_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    # one after another nobody waits; side by side a client must not go on until the last is done
+    federation = quadratic_federation(*random_quadratics(8, 4, 3), rows=[1, 150, 3, 4])
+    solver = Solver(**SOLVERS["line search"], gamma=0.6)
+    found = []
+    for lanes in (1, 4):
+        monkeypatch.setattr(programs, "choose_lanes", lambda *_, lanes=lanes: lanes)
+        model = quadratic_model(np.ones(3))
+        run = one_run(federation, model, fedprox(mu=0.1), solver, devices=1)
+        found.append((run.client_steps, np.asarray(run.params)))
+    assert found[0][0] == found[1][0]
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5)
+
+
 def descent_steps(
     a: np.ndarray, b: np.ndarray, start: np.ndarray, mu: float, eta: float, gamma: float
 ) -> int:
