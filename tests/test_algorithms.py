@@ -218,6 +218,7 @@ def test_a_part_of_another_type_is_named(part: str, value: Any) -> None:
         (fedsplit(2.0, average="all"), "fedsplit all step_size=2"),
         (fedopt(optax.adam), "fedopt adam"),
         (fedopt(optax.adam, server_learning_rate=0.5), "fedopt adam server_learning_rate=0.5"),
+        (fedavg().with_solver(epochs=2).with_solver(clip=0.5), "fedavg epochs=2 clip=0.5"),
         (
             fedavg().with_solver(learning_rate=0.3).with_solver(epochs=2).with_solver(steps=5),
             "fedavg learning_rate=0.3 steps=5",

@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from fedprox import Solver, Systems, line_search_descent
 from fedprox.federation import offsets_of
 from fedprox.simulation import schedule
-from fedprox.simulation.schedule import Jobs, Shape, choose_lanes, job_ticks, pack, plan_rounds
+from fedprox.simulation.schedule import (
+    Jobs,
+    Shape,
+    choose_lanes,
+    job_ticks,
+    pack,
+    plan_rounds,
+    segments,
+)
 from fedprox.streams import Purpose, Streams, generator
 
 LISTS = st.lists(st.integers(1, 60), max_size=12)
@@ -171,6 +179,13 @@ def test_jobs_go_to_the_least_loaded_lane_longest_first(lengths: list[int], lane
         load[lane] += lengths[job]
         assert packing.end[job] == load[lane]
     assert packing.ticks == max(load)
+
+
+def test_a_job_without_ticks_begins_and_ends_nowhere() -> None:
+    ends = segments(pack(np.array([0, 3, 0]), lanes=1), devices=1, lanes=1, room=3)
+    assert (ends.count.tolist(), ends.stop.tolist()) == ([1], [[3, 0, 0]])
+    for jobs in (ends.begin, ends.slot):
+        assert jobs[0, :, 0].tolist() == [1, -1, -1]
 
 
 @given(lengths=LISTS, each=st.integers(1, 4), homes=st.integers(1, 3), seed=SEEDS)
