@@ -79,6 +79,15 @@ def test_whether_some_mu_is_enough_is_decided_by_b_gamma_and_k() -> None:
     assert mu_needed(Constants(1.0, 2.0, 10**9, 0.0, 0.5)) is None  # gamma B = 1
 
 
+def test_some_clients_are_enough_for_the_draft_alone() -> None:
+    # B < sqrt(K), but not B sqrt(2) < sqrt(K)
+    c = Constants(1.0, 3.0, 10)
+    assert (mu_needed(c), best_mu(c)) == (None, None)
+    needed, best = mu_needed(c, draft=True), best_mu(c, draft=True)
+    assert needed is not None
+    assert best == pytest.approx(2 * needed)  # as L_- = 0
+
+
 def test_remark_5_excludes_its_bounds() -> None:
     # gamma B = 1 and B / sqrt(K) = 1
     assert not remark_5(Constants(1.0, 2.0, 9, gamma=0.5))
