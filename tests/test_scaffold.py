@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox import Cohort, InputError, Solver, fedavg, scaffold, simulate
+from fedprox.simulation import programs
 from tests import methods
 from tests.byhand import ROWS, SOME, START, ByHand, Local, beside_the_oracle, distance
 from tests.methods import Vector
@@ -127,11 +128,15 @@ def test_it_reaches_the_minimiser_of_the_plain_mean_with_few_clients() -> None:
         assert distance(theirs, methods.minimiser(federation, by_rows=by_rows)) > 0.05
 
 
-@pytest.mark.parametrize("option", [1, 2])
-def test_runs_are_the_oracles(option: Any) -> None:
+@pytest.mark.parametrize(("option", "devices", "lanes"), [(1, 2, 1), (2, 1, 2)])
+def test_runs_are_the_oracles(
+    option: Any, devices: int, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "choose_lanes", lambda *_: lanes)
     beside_the_oracle(
         scaffold(option=option, server_learning_rate=0.8),
         lambda _, federation: methods.Scaffold(START, len(federation), option, 0.8),
+        devices=devices,
     )
 
 

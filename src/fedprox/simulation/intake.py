@@ -115,8 +115,7 @@ def _screening(faults: Faults, shape: Shape) -> Intake:
     def take(sums: tuple[Message, jax.Array], kept: Kept, new: Arrived) -> tuple[Any, Kept]:
         mean, known = sums
         ended, good = new.slot >= 0, jax.vmap(jax.vmap(sound))(new.messages, new.keeps)
-        counted = scaled(jnp.where(ended[:, None], good, 0), new.messages)
-        mean = add_weighted(mean, new.weight, counted)
+        mean = add_weighted(mean, new.weight, scaled(good, new.messages))
         known = put(known, jnp.where(ended, new.slot, shape.slots), good)
         before = jax.tree.map(lambda a: a[new.place], kept)
         keeps = choose(good > 0, new.keeps, before)
