@@ -23,6 +23,7 @@ from fedprox import (
 from fedprox.diagnostics.dissimilarity import include, nothing
 from fedprox.report.table import common_target
 from fedprox.simulation.history import Record
+from fedprox.simulation.reading import per_lane
 from tests.quadratics import (
     one_run,
     quadratic_federation,
@@ -82,6 +83,14 @@ def test_a_client_without_weight_scatters_nothing() -> None:
     for gradient, weight in zip(gradients, weights, strict=True):
         found = include(found, gradient, jnp.float32(weight))
     assert (float(found.weight), found.mean.tolist(), float(found.scatter)) == (1, [4], 3)
+
+
+def test_the_sums_of_a_lane_are_divided_by_its_own_rows() -> None:
+    # three lanes, two points of a sweep
+    sums, size = {"w": np.ones((3, 2, 4)), "b": np.ones((3, 2))}, jnp.array([1.0, 2.0, 4.0])
+    for leaf in per_lane(sums, size).values():
+        for lane, share in zip(leaf, (1, 0.5, 0.25), strict=True):
+            np.testing.assert_array_equal(lane, np.full(lane.shape, share))
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.8])
