@@ -3,10 +3,11 @@
 import itertools
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedprox import Cohort, Solver, Systems, datasets, feddane, fedprox, models, simulate
@@ -29,20 +30,26 @@ def by_hand(mu: float, losses: list[float]) -> list[float]:
     return used
 
 
-@given(
-    losses=st.lists(
-        st.one_of(st.integers(0, 9).map(float), st.sampled_from([math.nan, math.inf])),
-        min_size=2,
-        max_size=40,
-    ),
-    start=st.sampled_from([0.0, 0.05, 1.0]),
-)
+@st.composite
+def curves(draw: st.DrawFn) -> list[float]:
+    """Losses that mostly fall, so that five falls in a row are common."""
+    changes = draw(st.lists(st.sampled_from([-1] * 6 + [0, 1, 2]), min_size=20, max_size=40))
+    losses = list(map(float, itertools.accumulate(changes, initial=40)))
+    for at in draw(st.sets(st.integers(1, len(changes)), max_size=2)):
+        losses[at] = draw(st.sampled_from([math.nan, math.inf]))
+    return losses
+
+
+@given(losses=curves(), start=st.sampled_from([0.0, 0.05, 1.0]))
+@example(losses=[5.0, 4.0, 3.0, 2.0, 1.0, 1.0, 0.0], start=1.0)  # standing still is no fall
+@example(losses=[5.0, 4.0, 3.0, 2.0, 1.0, 0.0, 0.0], start=1.0)
+@example(losses=[5.0] * 8, start=1.0)
 def test_the_schedule_is_the_papers(losses: list[float], start: float) -> None:
     mu, trend = jnp.array([start]), first_trend(jnp.array([losses[0]]))
-    used = []
+    used, step = [], jax.jit(follow)
     for loss in losses[1:]:
         used.append(float(mu[0]))
-        mu, trend = follow(mu, trend, jnp.array([loss]))
+        mu, trend = step(mu, trend, jnp.array([loss]))
     np.testing.assert_allclose(used, by_hand(start, losses), atol=1e-5)
 
 

@@ -24,16 +24,28 @@ from fedprox import (
     centralised,
     datasets,
     fedavg,
+    feddane,
     feddyn,
+    fedopt,
     fedprox,
     fedsgd,
+    fedsplit,
     models,
+    scaffold,
     simulate,
 )
+from fedprox.algorithms import ALGORITHMS
 from fedprox.model import Params
 from fedprox.report.table import empty_rounds
-from fedprox.simulation.points import initial_params
-from tests.quadratics import one_run, quadratic_federation, quadratic_model, random_quadratics
+from fedprox.simulation.points import initial_params, label, sweep_points
+from tests.methods import gradient
+from tests.quadratics import (
+    one_run,
+    quadratic_federation,
+    quadratic_model,
+    ragged_quadratics,
+    random_quadratics,
+)
 
 EXACT = Solver(learning_rate=0.1, batch_size="all", steps=2000)
 
@@ -155,6 +167,14 @@ def test_a_method_of_ones_own_with_a_mistake_is_refused(
         one_run(federation, quadratic_model(np.zeros(2)), mine, Solver(0.1, "all", epochs=1))
 
 
+def test_an_adaptive_mu_follows_the_model_that_is_sent_out() -> None:
+    federation, solver = quadratic_federation(*random_quadratics(0, 3, 2)), Solver(0.1, 2, steps=1)
+    method, model = fedprox(mu=1.0, adapt=True), quadratic_model(np.zeros(2))
+    for other in ("cohort", "clients"):
+        with pytest.raises(InputError, match=r'fedprox: an adaptive mu .* must be "server"'):
+            one_run(federation, model, method, solver, evaluate_model=other)
+
+
 @pytest.mark.parametrize(
     ("part", "value"),
     [
@@ -178,6 +198,40 @@ def test_a_part_of_another_type_is_named(part: str, value: Any) -> None:
     kind = f"it must be a fedprox.{part.capitalize()}"
     with pytest.raises(InputError, match=f"{part} = {value!r}; {kind}"):
         simulate(federation, **settings | {part: value})
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        (fedsgd(), "fedsgd"),
+        (fedavg(), "fedavg"),
+        (centralised(), "centralised"),
+        (fedprox(mu=0.1), "fedprox mu=0.1"),
+        (fedprox(mu=0.1, adapt=True), "fedprox mu=0.1 adaptive"),
+        (feddane(mu=0.1), "feddane mu=0.1"),
+        (feddane(mu=0.1, adapt=True), "feddane mu=0.1 adaptive"),
+        (scaffold(), "scaffold"),
+        (scaffold(option=1), "scaffold option 1"),
+        (scaffold(server_learning_rate=0.5), "scaffold server_learning_rate=0.5"),
+        (feddyn(alpha=0.1), "feddyn alpha=0.1"),
+        (feddyn(alpha=0.1, balance=True), "feddyn balanced alpha=0.1"),
+        (fedsplit(2.0), "fedsplit active step_size=2"),
+        (fedsplit(2.0, average="all"), "fedsplit all step_size=2"),
+        (fedopt(optax.adam), "fedopt adam"),
+        (fedopt(optax.adam, server_learning_rate=0.5), "fedopt adam server_learning_rate=0.5"),
+        (fedavg().with_solver(epochs=2).with_solver(clip=0.5), "fedavg epochs=2 clip=0.5"),
+        (
+            fedavg().with_solver(learning_rate=0.3).with_solver(epochs=2).with_solver(steps=5),
+            "fedavg learning_rate=0.3 steps=5",
+        ),
+    ],
+)
+def test_a_label_is_the_name_the_variant_and_the_numbers(method: Algorithm, expected: str) -> None:
+    assert ALGORITHMS[method.name].__name__ == method.name
+    solver = method.solver(Solver(0.1, "all", epochs=1))
+    (point,) = sweep_points(method, solver)
+    assert label(method, solver, point) == expected
+    assert (method.stragglers == "drop") == (method.name in ("fedsgd", "fedavg", "fedopt"))
 
 
 def test_numbers_with_the_same_label_are_refused() -> None:
@@ -266,6 +320,18 @@ def test_one_full_batch_epoch_with_everyone_is_a_gradient_step_on_f(
     expected = jax.tree.map(lambda w, g: w - 0.3 * g, begin, jax.grad(f)(begin))
     for a, b in zip(jax.tree.leaves(run.params), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("work", [{"epochs": 5}, {"steps": 7}])
+def test_fedsgd_takes_one_full_batch_step_whatever_the_experiments_solver(
+    work: dict[str, int],
+) -> None:
+    federation, start = ragged_quadratics(0, [4, 1, 7]), np.array([2.0, -1.0, 0.5])
+    x, y = (np.asarray(a, float) for a in (federation.train.x, federation.train.y))
+    run = one_run(federation, quadratic_model(start), fedsgd(), Solver(0.3, 2, **work))  # type: ignore[arg-type]
+    expected = start - 0.3 * gradient(start, x, y)
+    np.testing.assert_allclose(run.params, expected, rtol=1e-5)
+    assert run.final.client_steps == 3
 
 
 def test_weights_are_training_examples_and_the_partial_batch_counts() -> None:
@@ -388,6 +454,15 @@ def test_centralised_takes_the_cohorts_steps_on_the_pooled_rows() -> None:
     )
     assert central.client_steps == avg.client_steps
     assert central.final.train_loss < avg.final.train_loss
+
+
+def test_centralised_is_gradient_descent_on_f_with_whole_batches() -> None:
+    federation, w = ragged_quadratics(0, [4, 1, 7]), np.array([2.0, -1.0, 0.5])
+    x, y = (np.asarray(a, float) for a in (federation.train.x, federation.train.y))
+    run = one_run(federation, quadratic_model(w), centralised(), Solver(0.1, "all", steps=2))
+    for _ in range(3 * 2):  # as many steps as the three clients would take together
+        w = w - 0.1 * gradient(w, x, y)
+    np.testing.assert_allclose(run.params, w, rtol=1e-5)
 
 
 def test_a_solver_with_several_learning_rates_and_mus_runs_every_combination() -> None:

@@ -1,5 +1,6 @@
 """Augmentation against plain NumPy, and what its draws are like."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,6 +15,9 @@ from fedprox import Cohort, Federation, Solver, fedavg, models, simulate
 from fedprox.datasets import augmentation
 from fedprox.features import Prepared
 from fedprox.federation import Rows
+from fedprox.simulation import programs
+from fedprox.streams import Purpose, generator
+from tests.quadratics import one_run, quadratic_federation, quadratic_model
 
 MEAN, DEVIATION = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
 
@@ -140,6 +144,29 @@ def test_fedavg_measures_the_middle() -> None:
     middle = images[:, 4:28, 4:28].astype(float)
     for window, one in zip(middle, seen, strict=True):
         np.testing.assert_allclose(one, (window - window.mean()) / window.std(), atol=1e-4)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_each_client_draws_from_a_stream_of_its_own(
+    lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # one step on F_k(w) = (1 + u_k) / 2 ||w - b_k||^2, with u_k from the client's key
+    monkeypatch.setattr(programs, "choose_lanes", lambda *_: lanes)
+
+    def augment(key: jax.Array, raw: jax.Array) -> jax.Array:
+        return raw * (1 + jax.random.uniform(key))
+
+    b = np.linspace(-1, 1, 6)[:, None]
+    plain = quadratic_federation([np.eye(1)] * 6, list(b))
+    federation, model = replace(plain, augment=augment), quadratic_model(np.array([3.0]))
+    run = one_run(federation, model, fedavg(), Solver(0.1, "all", steps=1), seed=5)
+    keys = [
+        generator(5, Purpose.AUGMENTATION, 0, k).integers(2**32, size=2, dtype=np.uint32)
+        for k in range(6)
+    ]
+    u = [float(jax.random.uniform(jax.random.wrap_key_data(jnp.asarray(key)))) for key in keys]
+    expected = 3 - 0.1 * np.mean((1 + np.array(u)) * (3 - b[:, 0]))
+    np.testing.assert_allclose(run.params, [expected], rtol=1e-5)
 
 
 def test_measurements_never_see_augmentation() -> None:

@@ -79,6 +79,22 @@ def test_whether_some_mu_is_enough_is_decided_by_b_gamma_and_k() -> None:
     assert mu_needed(Constants(1.0, 2.0, 10**9, 0.0, 0.5)) is None  # gamma B = 1
 
 
+def test_some_clients_are_enough_for_the_draft_alone() -> None:
+    # B < sqrt(K), but not B sqrt(2) < sqrt(K)
+    c = Constants(1.0, 3.0, 10)
+    assert (mu_needed(c), best_mu(c)) == (None, None)
+    needed, best = mu_needed(c, draft=True), best_mu(c, draft=True)
+    assert needed is not None
+    assert best == pytest.approx(2 * needed)  # as L_- = 0
+
+
+def test_remark_5_excludes_its_bounds() -> None:
+    # gamma B = 1 and B / sqrt(K) = 1
+    assert not remark_5(Constants(1.0, 2.0, 9, gamma=0.5))
+    assert not remark_5(Constants(1.0, 3.0, 9))
+    assert remark_5(Constants(1.0, 2.0, 9, gamma=0.4))
+
+
 @pytest.mark.parametrize("draft", DRAFT)
 @given(some_constants, st.floats(0.0, 1.0), st.floats(0.0, 1e6))
 def test_nothing_is_promised_where_remark_5_is_violated(
@@ -154,10 +170,14 @@ def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(InputError, match=name):
         Constants(**(right | wrong))
+    with pytest.raises(InputError, match="dissimilarity"):
+        Constants(**(right | {"dissimilarity": math.inf}))
     with pytest.raises(InputError, match="mu"):
         rho(-1.0, Constants(**right))
     with pytest.raises(InputError, match="epsilon"):
         dissimilarity_bound(1.0, 0.0)
+    with pytest.raises(InputError, match="variance"):
+        dissimilarity_bound(-1.0, 1.0)
 
 
 # Property 24: where rho > 0 on convex quadratics, the expected decrease is at least promised.

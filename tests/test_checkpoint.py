@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from fedprox.simulation import checkpoint
 from fedprox.simulation.checkpoint import stopping_on_signals
 from fedprox.simulation.clients import ClientState, open_store
 from fedprox.simulation.history import Progress
-from tests.byhand import ROWS, SLOW, START
+from tests.byhand import CLIENTS, ROWS, SLOW, START
 from tests.quadratics import quadratic_model, ragged_quadratics
 
 
@@ -256,6 +257,8 @@ def checkpointed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+DATA = ragged_quadratics(0, ROWS)
+TESTED = replace(DATA, test=DATA.train)
 PLAIN = quadratic_model(START)
 NAMED = dataclasses.replace(
     PLAIN,
@@ -280,6 +283,11 @@ NAMED = dataclasses.replace(
         ({"evaluate_every": 2}, r"evaluate_every = 3, here 2"),
         ({"methods": [fedprox(mu=0.1234567)]}, r"points"),
         ({"federation": ragged_quadratics(0, [*ROWS[:-1], ROWS[-1] + 1])}, r"training rows = "),
+        (
+            {"federation": ragged_quadratics(0, [*ROWS, 1]), "systems": Systems()},
+            rf"clients = {CLIENTS}, here {CLIENTS + 1}",
+        ),
+        ({"federation": TESTED}, r"test rows = 0, here "),
         ({"model": NAMED}, r"parameters = float32\[3\], here w float32\[3\]"),
     ],
 )

@@ -3,14 +3,17 @@
 import itertools
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from typing import Any, get_args
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedprox import Cohort, InputError, Solver, Systems, fedavg, fedprox
+from fedprox.simulation.points import initial_params
 from fedprox.simulation.sampling import Sampling, weights
 from fedprox.streams import Purpose, Streams, generator
 from tests.quadratics import one_run, quadratic_federation, quadratic_model
@@ -155,6 +158,14 @@ def test_an_unknown_sampling_is_refused() -> None:
         Cohort(2, sampling="round-robin")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("clients", [0, 2.5, True])
+def test_a_cohort_is_a_whole_number_of_clients(clients: Any) -> None:
+    with pytest.raises(
+        InputError, match=f"cohort.clients_per_round = {clients}; it must be a whol"
+    ):
+        Cohort(clients)
+
+
 def test_a_cohort_larger_than_the_federation_is_refused() -> None:
     federation = quadratic_federation([np.eye(1)], [np.zeros(1)])
     with pytest.raises(InputError, match="clients_per_round = 2; the federation has 1 clients"):
@@ -294,6 +305,14 @@ def test_a_deadline_that_makes_no_sense_is_refused(options: dict[str, Any], mess
         Systems(**options)
 
 
+def test_some_clients_keep_their_speeds_in_their_order() -> None:
+    some = np.array([2, 0])
+    own = Systems(deadline=1.0, step_seconds=[0.1, 0.2, 0.3]).of_clients(some)
+    assert own.speeds == (0.3, 0.1)
+    for systems in (Systems(0.5), Systems(deadline=1.0, step_seconds=0.1, spread=2.0)):
+        assert systems.of_clients(some) == systems
+
+
 def test_speeds_of_other_clients_than_the_federations_are_refused() -> None:
     federation = quadratic_federation([np.eye(1)] * 3, [np.zeros(1)] * 3)
     systems = Systems(deadline=1.0, step_seconds=[1.0, 1.0])
@@ -336,6 +355,59 @@ def test_every_permutation_is_equally_likely() -> None:
     )
     assert len(drawn) == 6
     assert sum((n - 1000) ** 2 / 1000 for n in drawn.values()) < 25.7
+
+
+def test_the_numbers_of_purposes_never_change() -> None:
+    # they are part of every result; a new purpose takes a number that none has had
+    assert {purpose.name: purpose.value for purpose in Purpose} == {
+        "MODEL": 0,
+        "COHORT": 1,
+        "STRAGGLERS": 2,
+        "WORK": 3,
+        "BATCHES": 4,
+        "DATA": 5,
+        "PARTITION": 6,
+        "SPLIT": 7,
+        "GRADIENT_COHORT": 8,
+        "SPEED": 9,
+        "CURVATURE": 10,
+        "AUGMENTATION": 11,
+        "SAMPLE": 12,
+        "EVALUATED": 14,
+    }
+
+
+def test_every_seed_begins_with_a_model_of_its_own() -> None:
+    model = replace(quadratic_model(np.zeros(1)), init=lambda key: jax.random.uniform(key, (3,)))
+    assert len({tuple(initial_params(model, seed).tolist()) for seed in range(100)}) == 100
+    # part of every result: the key is the first number of the seed's stream
+    key = jax.random.key(int(np.random.Generator(np.random.Philox(key=7)).integers(2**31)))
+    assert initial_params(model, 7).tolist() == jax.random.uniform(key, (3,)).tolist()
+
+
+@given(seed=st.integers(0, 2**63 - 1), round_=st.integers(0, 2**40), client=st.integers(0, 2**40))
+def test_a_stream_is_philoxs_of_its_names(seed: int, round_: int, client: int) -> None:
+    # 256 bits of counter, of which a stream counts in the lower half
+    counter, key = (round_ << 192) + (client << 128), seed + (Purpose.SPLIT << 64)
+    expected = np.random.Philox(counter=counter, key=key).random_raw(5)
+    found = generator(seed, Purpose.SPLIT, round_, client).bit_generator.random_raw(5)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("seed", "allowed"),
+    [
+        (-1, "a whole number of at least 0"),
+        (0.5, "a whole number of at least 0"),
+        (True, "a whole number of at least 0"),
+        (2**63, r"below 2\^63"),
+    ],
+)
+def test_a_seed_out_of_range_is_refused(seed: Any, allowed: str) -> None:
+    for make in (lambda: generator(seed, Purpose.WORK), lambda: Streams(seed, Purpose.WORK)):
+        with pytest.raises(InputError, match=f"seed = {seed}; it must be {allowed}"):
+            make()
+    assert generator(2**63 - 1, Purpose.WORK).random() != generator(0, Purpose.WORK).random()
 
 
 def test_streams_differ_in_each_of_their_names() -> None:

@@ -122,6 +122,14 @@ def test_a_layer_with_its_own_backward_pass() -> None:
     assert found.smallest[0] == pytest.approx(2 / 3, rel=1e-4)
 
 
+def test_objectives_of_any_scale_are_measured_alike() -> None:
+    a = [1e-9 * np.diag(np.arange(1.0, 7.0)), 1e9 * np.diag(np.arange(1.0, 7.0))]
+    federation = quadratic_federation(a, [np.zeros(6)] * 2)
+    found = curvature(federation, quadratic_model(np.ones(6)), jnp.ones(6))
+    np.testing.assert_allclose(found.largest, [6e-9, 6e9], rtol=1e-4)
+    np.testing.assert_allclose(found.smallest, [1e-9, 1e9], rtol=1e-3)
+
+
 def test_a_point_where_nothing_is_finite_is_refused() -> None:
     federation = quadratic_federation([np.eye(2)], [np.zeros(2)])
     model = fp.Model(

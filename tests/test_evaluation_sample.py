@@ -62,6 +62,15 @@ def test_of_equal_weights_it_is_the_error_of_a_mean() -> None:
     np.testing.assert_allclose(mean_error(values, np.full(20, 7), 50), finite, rtol=1e-12)
 
 
+def test_weights_may_differ_from_point_to_point() -> None:
+    # as where a client's loss is not finite at some of them
+    stream = np.random.default_rng(2)
+    values, weights = stream.normal(size=(9, 3)), stream.integers(0, 5, size=(9, 3))
+    found = mean_error(values, weights, 20)
+    alone = [mean_error(values[:, [p]], weights[:, p], 20)[0] for p in range(3)]
+    np.testing.assert_allclose(found, alone, rtol=1e-12)
+
+
 def test_the_error_is_that_of_many_samples_and_covers_the_truth() -> None:
     stream = np.random.default_rng(1)
     clients, drawn, repeats = 500, 80, 4000

@@ -33,9 +33,11 @@ from fedprox import (
     simulate,
 )
 from fedprox.algorithms.base import Kept, Message, Own, Scalars, Solution, State
+from fedprox.algorithms.check import check_algorithm
 from fedprox.simulation import programs
-from fedprox.simulation.faults import judge
+from fedprox.simulation.faults import judge, screened_mean, sound
 from fedprox.streams import Purpose
+from fedprox.user_code import describe
 from tests import methods
 from tests.byhand import START
 from tests.quadratics import one_run, quadratic_federation, quadratic_model, ragged_quadratics
@@ -104,11 +106,17 @@ CASES: list[tuple[Algorithm, Callable[[], methods.Method], Any, float]] = [
     ids=[f"{algorithm.name} {algorithm.variant} {norm}" for algorithm, _, _, norm in CASES],
 )
 def test_it_is_as_if_faulty_clients_had_not_been_in_the_cohort(
-    algorithm: Algorithm, oracle: Callable[[], methods.Method], evaluated: Any, norm: float
+    algorithm: Algorithm,
+    oracle: Callable[[], methods.Method],
+    evaluated: Any,
+    norm: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At 1, 10, 50 and 100 % of all clients, each a point of one sweep, in rounds of ten."""
+    # some end while others, faulty or not, are at work beside them
+    monkeypatch.setattr(programs, "choose_lanes", lambda *_: 3)
     setting: dict[str, Any] = {
-        "solver": Solver(0.2, 3, steps=3),
+        "solver": Solver(0.2, 20, epochs=2),
         "cohort": Cohort(10),
         "rounds": 5,
     }
@@ -221,6 +229,28 @@ def test_without_a_sound_gradient_of_a_first_exchange_nothing_changes() -> None:
     assert len(kinds) == 4
 
 
+def test_without_a_sound_update_what_the_server_remembers_stays() -> None:
+    """One client a round: FedDyn's h moves the model even where the mean update is 0."""
+    federation, cohort, rounds = ragged_quadratics(0, SOME_ROWS), Cohort(1), 8
+    drawn = [int(cohort.draw(0, t, federation.train.offsets).clients[0]) for t in range(rounds)]
+    # sound rounds before and after faulty ones
+    assert {k in BAD_ROWS for k in drawn[1:-1]} == {True, False}
+    solver, oracle = Solver(0.1, 3, epochs=1), methods.FedDyn(START, 10, 0.7)
+    run = one_run(
+        spoiled(federation, BAD_ROWS),
+        quadratic_model(START),
+        feddyn(alpha=0.7),
+        solver,
+        cohort=cohort,
+        rounds=rounds,
+        faults=Faults(),
+    )
+    path = methods.run(
+        oracle, federation, cohort=cohort, rounds=rounds, solver=solver, faulty=BAD_ROWS
+    )
+    np.testing.assert_allclose(run.params, path.server[-1], rtol=2e-4, atol=2e-5)
+
+
 def pulled(b: list[float], faults: Faults) -> Run:
     """Clients who come to b_k in one step from 0."""
     federation = quadratic_federation([np.eye(1)] * len(b), [np.zeros(1)] * len(b))
@@ -246,12 +276,63 @@ def scales(sizes: list[float]) -> list[float]:
     return np.asarray(judge(Faults(), jnp.ones_like(size), size, weight).scale[:, 0]).tolist()
 
 
+def test_vectors_side_by_side_are_compared_too() -> None:
+    # of a first exchange's gradients, the last place being nobody's
+    vectors = jnp.array([[[1.0]], [[2.0]], [[jnp.nan]], [[-300.0]], [[0.0]]])
+    weight = jnp.array([0.1, 0.3, 0.2, 0.4, 0.0])
+    mean, judged = screened_mean(Faults(norm=5), vectors, weight)
+    assert judged.faulty[:, 0].tolist() == [False, False, True, True, False]
+    np.testing.assert_allclose(mean, [[(0.1 + 0.6) / 0.4]], rtol=1e-6)
+
+
+def test_what_is_no_number_is_not_judged() -> None:
+    counted = jnp.arange(3), jnp.array([True]), jax.random.key(0)
+    assert float(sound(jnp.ones(2), counted)) == 1
+    assert float(sound(jnp.array([1.0, jnp.inf]), counted)) == 0
+
+
 def test_the_measure_of_few() -> None:
     assert scales([500.0]) == [1]  # a single one is never beyond
     assert scales([1.0, 500.0]) == [1, 0]  # of two the smaller is the measure
     assert scales([1.0, 10.0]) == [1, 1]
     assert scales([0.0, 0.0, 3.0]) == [1, 1, 1]  # where most stay there is nothing to compare with
     assert scales([math.inf, 1.0]) == [0, 1]
+
+
+def test_a_client_that_comes_late_is_not_faulty_where_last_models_are_evaluated() -> None:
+    # one step brings client k from the model, which is soon near 0, to b_k; only the last model of
+    # one that has not taken part yet is still at the start, 10,000 times as far away
+    b = [np.array([(-1.0) ** k]) for k in range(12)]
+    run = one_run(
+        quadratic_federation([np.eye(1)] * 12, b),
+        quadratic_model(np.array([1e4])),
+        fedavg(),
+        Solver(0.9, "all", steps=2),
+        cohort=Cohort(4),
+        rounds=8,
+        faults=Faults(norm=50),
+        evaluate_model="clients",
+    )
+    assert run.faulty == 0
+
+
+def counting(algorithm: Algorithm) -> Algorithm:
+    """The same method, whose clients also keep how often they took part: a whole number."""
+    assert algorithm.kept is not None
+    kept = algorithm.kept
+
+    def message(state: State, numbers: Scalars, own: Own, solution: Solution) -> tuple[Any, Any]:
+        before, times = own.kept
+        sent, keeps = algorithm.message(state, numbers, own._replace(kept=before), solution)
+        return sent, (keeps, times + 1)
+
+    return algorithm._replace(
+        subproblem=lambda state, numbers, own: algorithm.subproblem(
+            state, numbers, own._replace(kept=own.kept[0])
+        ),
+        kept=lambda params: (kept(params), jnp.int32(0)),
+        message=message,
+    )
 
 
 def test_what_a_client_keeps_is_clipped_with_its_message() -> None:
@@ -281,7 +362,7 @@ def test_what_a_client_keeps_is_clipped_with_its_message() -> None:
     run = one_run(
         federation,
         quadratic_model(START),
-        feddyn(alpha=0.7),
+        counting(feddyn(alpha=0.7)),
         solver,
         rounds=3,
         faults=Faults("clip", 2),
@@ -383,6 +464,10 @@ def whole_numbers(*given: Any) -> Any:
     return given[3].params.astype(int), given[2].kept
 
 
+def elsewhere(state: Any, *_: Any) -> Subproblem:
+    return Subproblem({"a": state, "b": state, "c": state, "d": state, "e": state, "f": state})
+
+
 def other_problem(**knobs: Any) -> Any:
     def subproblem(state: Any, *_: Any) -> Subproblem:
         return Subproblem(state, **knobs)
@@ -406,6 +491,19 @@ WRONG = [
     (
         fedavg()._replace(size=lambda message: message),
         r"fedavg: the size of its message is float32\[3\]; it must be like a number, float32\[\]",
+    ),
+    (
+        fedavg()._replace(subproblem=elsewhere),
+        r"fedavg: its local problem starts from a float32\[3\], b float32\[3\], c float32\[3\], "
+        r"d float32\[3\], 2 more; it must be like the model, float32\[3\]",
+    ),
+    (
+        fedavg()._replace(params=lambda state: state.astype(jnp.bfloat16)),
+        r"fedavg: its params give bfloat16\[3\]; it must be like the model, float32\[3\]",
+    ),
+    (
+        fedavg()._replace(message=lambda *_: (None, None), update=lambda *_: jnp.zeros(4)),
+        r"fedavg: its update gives float32\[4\]; it must be like the state before, float32\[3\]",
     ),
     (
         other_problem(linear=jnp.zeros(1)),
@@ -452,6 +550,23 @@ def test_a_method_with_arrays_of_wrong_shapes_is_named(algorithm: Algorithm, mes
             ragged_quadratics(0, [1, 2]), quadratic_model(START), algorithm, Solver(0.1, 1, steps=1)
         )
     assert "\n" not in str(refused.value)
+
+
+def test_up_to_four_arrays_are_shown() -> None:
+    trees = [[jnp.zeros(n) for n in range(count)] for count in (0, 4, 6)]
+    assert list(map(describe, trees)) == [
+        "nothing",
+        "0 float32[0], 1 float32[1], 2 float32[2], 3 float32[3]",
+        "0 float32[0], 1 float32[1], 2 float32[2], 3 float32[3], 2 more",
+    ]
+
+
+def test_a_method_is_checked_with_what_its_clients_know() -> None:
+    def subproblem(state: Any, _: Any, own: Own) -> Subproblem:
+        assert (own.gradient, own.kept) == (None, None)
+        return Subproblem(state)
+
+    check_algorithm(fedavg()._replace(subproblem=subproblem), jnp.zeros(3))
 
 
 @pytest.mark.parametrize(

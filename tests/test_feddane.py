@@ -103,6 +103,30 @@ def test_the_mean_gradient_is_of_a_cohort_of_its_own(sampling: Any) -> None:
     assert differ > 0
 
 
+@pytest.mark.parametrize("evaluated", ["cohort", "clients"])
+def test_the_mean_gradient_is_kept_whichever_model_is_evaluated(evaluated: Any) -> None:
+    # one step from w^t: grad h_k(w^t) = g^t, so every w_k is w^t - eta g^t
+    a, b = random_quadratics(2, 5, 3)
+    federation, start, cohort = quadratic_federation(a, b, rows=ROWS), np.ones(3), Cohort(2)
+    run = one_run(
+        federation,
+        quadratic_model(start),
+        feddane(mu=0.5),
+        Solver(0.1, batch_size="all", steps=1),
+        cohort=cohort,
+        rounds=3,
+        evaluate_model=evaluated,
+    )
+    offsets, w, last = federation.train.offsets, start, np.tile(start, (5, 1))
+    for t in range(3):
+        first = cohort.draw(0, t, offsets, Purpose.GRADIENT_COHORT)
+        gradients = [a[k] @ (w - b[k]) for k in first.clients]
+        w = w - 0.1 * np.average(gradients, axis=0, weights=first.mass)
+        last[cohort.draw(0, t, offsets).clients] = w
+    expected = w if evaluated == "cohort" else np.average(last, axis=0, weights=ROWS)
+    np.testing.assert_allclose(run.params, expected, rtol=1e-5)
+
+
 def test_a_round_counts_two_exchanges() -> None:
     federation = quadratic_federation(*random_quadratics(3, 3, 2))
     setting: dict[str, Any] = {"solver": Solver(0.1, batch_size="all", steps=2), "rounds": 4}

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox import InputError, Solver, fedsplit, simulate
+from fedprox.algorithms.base import Solution
 from tests import methods
 from tests.byhand import CLIENTS, ROWS, SOME, START, ByHand, beside_the_oracle, distance
 from tests.quadratics import quadratic_model, ragged_quadratics
@@ -61,6 +62,20 @@ def test_active_averages_those_who_took_part_and_all_everyone() -> None:
                 z[name][k] += 2 * (w - x)
         np.testing.assert_allclose(active.params, z["active"][cohort].mean(axis=0), atol=1e-4)
         np.testing.assert_allclose(everyone.params, z["all"].mean(axis=0), atol=1e-4)
+
+
+def test_a_client_is_judged_by_how_far_it_moved_and_not_by_how_long_it_was_away() -> None:
+    # z_4 is still w^0, far from x; z_0 is not
+    ours = ByHand(fedsplit(1.0), ragged_quadratics(4, ROWS[:5]), start=100 * START)
+    for _ in range(3):
+        ours.round([0, 1])
+    way = np.array([0.3, 0.0, -0.4])
+    for k in (0, 4):
+        own, numbers = ours.own(k), ours.numbers()
+        problem = ours.algorithm.subproblem(ours.state, numbers, own)
+        solution = Solution(problem, problem.start + way, jnp.int32(1))
+        message, _ = ours.algorithm.message(ours.state, numbers, own, solution)
+        assert float(ours.algorithm.size(message)) == pytest.approx(2 * 0.5, rel=1e-4)
 
 
 def test_averaging_all_reaches_the_minimiser_with_few_clients() -> None:

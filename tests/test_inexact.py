@@ -1,9 +1,11 @@
 """Property 23: gamma-inexact local solves, by any local solver."""
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -29,7 +31,14 @@ from fedprox import (
 from fedprox.simulation import programs
 from fedprox.simulation.points import initial_params
 from tests import oracle
-from tests.quadratics import one_run, quadratic_federation, quadratic_model, random_quadratics
+from tests.methods import objective
+from tests.quadratics import (
+    one_run,
+    quadratic_federation,
+    quadratic_model,
+    ragged_quadratics,
+    random_quadratics,
+)
 from tests.test_engine import as_oracle, ragged_federation
 
 ROWS = [1, 9, 10, 11, 150, 300]
@@ -71,6 +80,20 @@ def test_every_solver_meets_its_gamma(name: str, lanes: int) -> None:
         assert run.client_steps == taken[-1]
     # a stronger proximal term makes the local problem easier
     assert runs[1].client_steps < runs[0].client_steps
+
+
+def test_a_client_that_is_done_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    # one after another nobody waits; side by side a client must not go on until the last is done
+    federation = quadratic_federation(*random_quadratics(8, 4, 3), rows=[1, 150, 3, 4])
+    solver = Solver(**SOLVERS["line search"], gamma=0.6)
+    found = []
+    for lanes in (1, 4):
+        monkeypatch.setattr(programs, "choose_lanes", lambda *_, lanes=lanes: lanes)
+        model = quadratic_model(np.ones(3))
+        run = one_run(federation, model, fedprox(mu=0.1), solver, devices=1)
+        found.append((run.client_steps, np.asarray(run.params)))
+    assert found[0][0] == found[1][0]
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5)
 
 
 def descent_steps(
@@ -143,6 +166,17 @@ def test_a_gamma_function_must_give_numbers_from_0_to_1(values: list[float]) -> 
         one_run(federation, quadratic_model(np.ones(4)), fedprox(mu=0.1), solver)
 
 
+def test_a_gamma_function_may_give_whole_numbers_and_both_bounds() -> None:
+    clients = np.arange(3)
+    solver = Solver(0.1, "all", steps=5, gamma=lambda _, k: np.array([0, 1, 1])[k])
+    assert solver.gammas(0, clients).tolist() == [0.0, 1.0, 1.0]
+    assert replace(solver, gamma=0.25).gammas(0, clients).tolist() == [0.25] * 3
+    assert replace(solver, gamma=None).gammas(0, clients).tolist() == [0.0] * 3
+    for wrong in ([True, True, True], ["a", "b", "c"], [[0.1], [0.2], [0.3]], 0.5):
+        with pytest.raises(InputError, match="3 numbers from 0 to 1"):
+            replace(solver, gamma=lambda *_, wrong=wrong: wrong).gammas(0, clients)
+
+
 def test_the_limit_is_reported_where_it_comes_first() -> None:
     federation = quadratic_federation(*random_quadratics(6, 4, 3))
     solver = Solver(0.01, batch_size="all", steps=3, gamma=0.1)
@@ -157,7 +191,7 @@ def test_gamma_one_asks_for_no_work() -> None:
     run = one_run(
         federation,
         models.logistic(federation),
-        fedprox(mu=0.1),
+        fedavg(),  # with a deadline it would be refused
         Solver(0.1, batch_size=10, epochs=3, gamma=1.0),
     )
     assert run.client_steps == 0
@@ -214,6 +248,24 @@ def test_a_line_search_step_equals_the_oracles() -> None:
     assert eta < 8
     for got, expected in zip(as_oracle(run.params), end, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_line_search_is_given_the_value_of_h() -> None:
+    def to_the_value(learning_rate: float) -> optax.GradientTransformationExtraArgs:
+        del learning_rate
+
+        def update(gradient: Any, state: Any, params: Any, *, value: Any, **_: Any) -> Any:
+            del gradient
+            return jnp.full_like(params, value) - params, state
+
+        return optax.GradientTransformationExtraArgs(lambda _: (), update)
+
+    federation, start, mu = ragged_quadratics(0, [130]), np.array([2.0, -1.0, 0.5]), 0.3
+    solver = Solver(1.0, "all", steps=2, optimizer=to_the_value)
+    run = one_run(federation, quadratic_model(start), fedprox(mu=mu), solver)
+    first = objective(federation, start) * np.ones(3)
+    second = objective(federation, first) + mu / 2 * float(np.sum((first - start) ** 2))
+    np.testing.assert_allclose(run.params, second * np.ones(3), rtol=1e-4)
 
 
 def test_a_line_search_needs_whole_clients() -> None:

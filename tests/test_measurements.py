@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,8 +20,10 @@ from fedprox import (
     models,
     simulate,
 )
+from fedprox.diagnostics.dissimilarity import include, nothing
 from fedprox.report.table import common_target
 from fedprox.simulation.history import Record
+from fedprox.simulation.reading import per_lane
 from tests.quadratics import (
     one_run,
     quadratic_federation,
@@ -71,6 +74,23 @@ def test_b_and_variance_equal_their_definitions(seed: int, rows: list[int]) -> N
     assert run.final.gradient_variance == pytest.approx(variance, rel=1e-4)
     assert run.final.dissimilarity == pytest.approx(np.sqrt(b_squared), rel=1e-4)
     assert run.final.dissimilarity >= 1
+
+
+def test_a_client_without_weight_scatters_nothing() -> None:
+    # whether it comes first, between others, or last
+    gradients, weights = jnp.array([[7.0], [1.0], [8.0], [5.0], [9.0]]), [0.0, 0.25, 0.0, 0.75, 0.0]
+    found = nothing(jnp.zeros(1))
+    for gradient, weight in zip(gradients, weights, strict=True):
+        found = include(found, gradient, jnp.float32(weight))
+    assert (float(found.weight), found.mean.tolist(), float(found.scatter)) == (1, [4], 3)
+
+
+def test_the_sums_of_a_lane_are_divided_by_its_own_rows() -> None:
+    # three lanes, two points of a sweep
+    sums, size = {"w": np.ones((3, 2, 4)), "b": np.ones((3, 2))}, jnp.array([1.0, 2.0, 4.0])
+    for leaf in per_lane(sums, size).values():
+        for lane, share in zip(leaf, (1, 0.5, 0.25), strict=True):
+            np.testing.assert_array_equal(lane, np.full(lane.shape, share))
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.8])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox import Cohort, InputError, Solver, fedavg, scaffold, simulate
+from fedprox.simulation import programs
 from tests import methods
 from tests.byhand import ROWS, SOME, START, ByHand, Local, beside_the_oracle, distance
 from tests.methods import Vector
@@ -73,6 +74,20 @@ def test_control_variates_are_gradients_and_c_moves_by_the_share_that_took_part(
         np.testing.assert_allclose(ours.params, np.mean(list(found.values()), axis=0), rtol=1e-4)
 
 
+def test_a_client_that_took_no_step_keeps_its_control_variate() -> None:
+    # its stop rule was met where it began
+    ours = ByHand(scaffold(), ragged_quadratics(3, ROWS[:3]))
+    first = {k: sgd(ours, k, 3, 0.1)[0] for k in range(3)}
+    ours.round(first, first.__getitem__)
+    before, c = controls(ours), control(ours)
+    assert np.linalg.norm(c) > 0.1
+    walked, gradient = sgd(ours, 1, 3, 0.1)
+    ours.round([0, 1], {0: Local(ours.params, steps=0), 1: walked}.__getitem__)
+    expected = np.array([before[0], gradient, before[2]])
+    np.testing.assert_allclose(controls(ours), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(control(ours), expected.mean(axis=0), rtol=1e-4, atol=1e-4)
+
+
 def test_the_servers_step_scales_the_mean_movement() -> None:
     ours = ByHand(scaffold(server_learning_rate=0.25), ragged_quadratics(3, ROWS[:4]))
     ours.round([0, 2], lambda k: Local(np.full(3, float(k))))
@@ -113,12 +128,38 @@ def test_it_reaches_the_minimiser_of_the_plain_mean_with_few_clients() -> None:
         assert distance(theirs, methods.minimiser(federation, by_rows=by_rows)) > 0.05
 
 
-@pytest.mark.parametrize("option", [1, 2])
-def test_runs_are_the_oracles(option: Any) -> None:
+@pytest.mark.parametrize(("option", "devices", "lanes"), [(1, 2, 1), (2, 1, 2)])
+def test_runs_are_the_oracles(
+    option: Any, devices: int, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "choose_lanes", lambda *_: lanes)
     beside_the_oracle(
         scaffold(option=option, server_learning_rate=0.8),
         lambda _, federation: methods.Scaffold(START, len(federation), option, 0.8),
+        devices=devices,
     )
+
+
+def test_option_2_divides_by_the_steps_that_a_stop_rule_left() -> None:
+    federation, eta, gamma = ragged_quadratics(1, [3, 1, 2]), 0.2, 0.5
+    rows = [methods.rows_of(federation, k) for k in range(3)]
+    solver, model = Solver(eta, "all", steps=50, gamma=gamma), quadratic_model(START)
+    run = one_run(federation, model, scaffold(), solver, rounds=3)
+    oracle, taken = methods.Scaffold(START, 3), list[int]()
+    for _ in range(3):
+        answers = {}
+        for k in range(3):
+            linear, path = oracle.problem(k).linear, [oracle.params]
+            norms = [np.linalg.norm(methods.gradient(path[0], *rows[k]) + linear)]
+            while norms[-1] > gamma * norms[0]:
+                path.append(path[-1] - eta * (methods.gradient(path[-1], *rows[k]) + linear))
+                norms.append(np.linalg.norm(methods.gradient(path[-1], *rows[k]) + linear))
+            answers[k] = methods.Answer(path[-1], len(path) - 1)
+        taken += [answer.steps for answer in answers.values()]
+        oracle.finish(answers, np.ones(3), eta, lambda w: w)
+    assert run.client_steps == sum(taken)
+    assert 0 < min(taken) < max(taken) < 50
+    np.testing.assert_allclose(run.params, oracle.params, rtol=1e-4)
 
 
 def test_it_sends_twice_as_much_as_fedavg() -> None:
@@ -143,3 +184,4 @@ def test_option_2_counts_steps_of_plain_sgd(optimizer: Any) -> None:
     federation, model = ragged_quadratics(0, [1, 2]), quadratic_model(START)
     with pytest.raises(InputError, match=r"scaffold: option 2 needs .*sgd"):
         one_run(federation, model, scaffold(option=2), solver)
+    assert scaffold(option=1).solver(solver) == solver

@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from fedprox import Solver, Systems, line_search_descent
 from fedprox.federation import offsets_of
 from fedprox.simulation import schedule
-from fedprox.simulation.schedule import Jobs, Shape, choose_lanes, job_ticks, pack, plan_rounds
+from fedprox.simulation.schedule import (
+    Jobs,
+    Shape,
+    choose_lanes,
+    job_ticks,
+    pack,
+    plan_rounds,
+    segments,
+)
 from fedprox.streams import Purpose, Streams, generator
 
 LISTS = st.lists(st.integers(1, 60), max_size=12)
@@ -152,6 +160,15 @@ def test_a_processs_plan_is_that_of_its_jobs_one_after_another(
     assert not plan.last[idle].any()
 
 
+def test_the_memory_of_a_plan_is_what_its_arrays_take() -> None:
+    shape = Shape(rounds=2, devices=3, lanes=4, ticks=7, slots=5, width=6)
+    plan = plan_rounds(shape, Solver(0.1, 6, epochs=1, gamma=0.1), 0, [], augmented=True)
+    assert plan.check is not None
+    assert plan.noise is not None
+    arrays = plan.rows, plan.size, plan.last, plan.check, plan.noise
+    assert shape.plan_bytes == sum(array.nbytes for array in arrays)
+
+
 @given(lengths=LISTS, lanes=st.integers(1, 5))
 def test_jobs_go_to_the_least_loaded_lane_longest_first(lengths: list[int], lanes: int) -> None:
     packing = pack(np.array(lengths, np.int64), lanes)
@@ -162,6 +179,30 @@ def test_jobs_go_to_the_least_loaded_lane_longest_first(lengths: list[int], lane
         load[lane] += lengths[job]
         assert packing.end[job] == load[lane]
     assert packing.ticks == max(load)
+
+
+def test_a_job_without_ticks_begins_and_ends_nowhere() -> None:
+    ends = segments(pack(np.array([0, 3, 0]), lanes=1), devices=1, lanes=1, room=3)
+    assert (ends.count.tolist(), ends.stop.tolist()) == ([1], [[3, 0, 0]])
+    for jobs in (ends.begin, ends.slot):
+        assert jobs[0, :, 0].tolist() == [1, -1, -1]
+
+
+@given(lengths=LISTS, each=st.integers(1, 4), homes=st.integers(1, 3), seed=SEEDS)
+def test_a_processs_jobs_are_packed_into_its_own_lanes(
+    lengths: list[int], each: int, homes: int, seed: int
+) -> None:
+    ticks, home = (
+        np.array(lengths, np.int64),
+        generator(seed, Purpose.DATA).integers(homes, size=12),
+    )
+    home = home[: len(ticks)]
+    packing = pack(ticks, homes * each, home, homes)
+    for p in range(homes):
+        alone = pack(ticks[home == p], each)
+        np.testing.assert_array_equal(packing.lane[home == p], p * each + alone.lane)
+        np.testing.assert_array_equal(packing.start[home == p], alone.start)
+        np.testing.assert_array_equal(packing.end[home == p], alone.end)
 
 
 @given(
@@ -211,6 +252,16 @@ def slow_steps(
             epochs = stream.integers(1, solver.epochs)
             steps[slot] = epochs * math.ceil(sizes[slot] / solver.batch_of(sizes[slot]))
     return steps
+
+
+@pytest.mark.parametrize("partial", ["uniform", "code"])
+def test_partial_work_of_many_epochs_is_that_of_one_client_after_another(partial: Any) -> None:
+    systems, solver = Systems(1.0, partial=partial), Solver(0.1, 10, epochs=1000)
+    cohort, sizes = [7, 3, 9, 1, 4], [5, 40, 1, 333, 20]
+    for seed in range(4):
+        work = systems.work(seed, 3, np.array(cohort), np.array(sizes), solver)
+        expected = slow_steps(systems, seed, 3, cohort, sizes, solver)
+        np.testing.assert_array_equal(work.steps, expected)
 
 
 @given(

@@ -249,6 +249,15 @@ def test_a_setting_out_of_range_is_refused_by_name(name: str, value: Any, allowe
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.parametrize(
+    "setting", [{"learning_rate": 1e-40}, {"clip": 1e-40}, {"weight_decay": 1e39}]
+)
+def test_a_setting_beyond_single_precision_is_refused(setting: dict[str, Any]) -> None:
+    (name,) = setting
+    with pytest.raises(InputError, match=rf"solver\.{name} = .*; it is beyond single precision"):
+        Solver(**{"learning_rate": 0.1, "batch_size": 10, "epochs": 2} | setting)
+
+
 def test_gamma_is_of_a_problem_without_weight_decay() -> None:
     with pytest.raises(InputError, match=r"solver\.weight_decay.*gamma"):
         Solver(0.1, 10, epochs=2, gamma=0.1, weight_decay=1e-3)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox import Solver, Subproblem
+from fedprox.subproblem import inexactness
 from tests.quadratics import Vector, random_quadratics
 
 Prox = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
@@ -62,6 +63,13 @@ def test_value_and_gradient_of_h_agree() -> None:
     problem = Subproblem(start, jnp.float32(0.7), anchor, linear)
     by_autodiff = jax.grad(lambda w: problem.value(w, 0.5 * (w - b) @ a @ (w - b)))(w)
     np.testing.assert_allclose(problem.gradient(w, a @ (w - b)), by_autodiff, rtol=1e-4)
+
+
+def test_gamma_where_a_gradient_vanishes() -> None:
+    # solved where it began, solved, left where it was solved, and nothing done
+    nothing, something = jnp.zeros(2), jnp.array([3.0, -4.0])
+    pairs = [(nothing, nothing), (nothing, something), (something, nothing), (something, something)]
+    assert [float(inexactness(*pair)) for pair in pairs] == [0, 0, np.inf, 1]
 
 
 def splitting(a: list[Vector], b: list[Vector], s: float, rounds: int) -> Vector:

@@ -166,7 +166,8 @@ def best_mu(constants: Constants, *, draft: bool = False) -> float | None:
             2 * p.bend * below**2,
         ]
     )
-    return below + float(max(root.real for root in roots if abs(root.imag) <= 1e-9 * abs(root)))
+    # the sum of the roots' products in pairs is at most 0, so the real parts of the other two are
+    return below + float(roots.real.max())
 
 
 def remark_5(constants: Constants) -> bool:
@@ -202,8 +203,8 @@ def corollary_7(smoothness: float, dissimilarity: float) -> ConvexCase:
     Raises:
         InputError: L <= 0 or B < 1.
 
-    >>> corollary_7(0.5, 2.0).mu
-    12.0
+    >>> corollary_7(0.5, 2.0) == (12.0, 1 / 48)
+    True
     """
     constants = Constants(smoothness, dissimilarity, 1)
     scale = constants.smoothness * constants.dissimilarity * constants.dissimilarity

@@ -115,8 +115,7 @@ def _screening(faults: Faults, shape: Shape) -> Intake:
     def take(sums: tuple[Message, jax.Array], kept: Kept, new: Arrived) -> tuple[Any, Kept]:
         mean, known = sums
         ended, good = new.slot >= 0, jax.vmap(jax.vmap(sound))(new.messages, new.keeps)
-        counted = scaled(jnp.where(ended[:, None], good, 0), new.messages)
-        mean = add_weighted(mean, new.weight, counted)
+        mean = add_weighted(mean, new.weight, scaled(good, new.messages))
         known = put(known, jnp.where(ended, new.slot, shape.slots), good)
         before = jax.tree.map(lambda a: a[new.place], kept)
         keeps = choose(good > 0, new.keeps, before)
@@ -166,8 +165,7 @@ def _comparing(faults: Faults, size: Callable[[Message], jax.Array], shape: Shap
         judged = judge(faults, *total(waiting[3:]), jobs.weight)
         there = waiting.slot >= 0
         scale = jnp.where(there[:, None], judged.scale[waiting.slot], 0)
-        weight = jnp.where(there, jobs.weight[waiting.slot], 0)
-        weighted = scaled(weight[:, None] * scale, waiting.messages)
+        weighted = scaled(jobs.weight[waiting.slot][:, None] * scale, waiting.messages)
         mean = total(jax.tree.map(lambda a: a.sum(axis=0), weighted))
         kept = _moved(scale, kept, waiting.keeps)
         return Result(mean_of_others(mean, judged.share), kept, judged.share, judged.faulty)
