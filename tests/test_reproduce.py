@@ -273,7 +273,7 @@ def test_the_codes_stragglers_never_do_all_and_follow_the_client_before_them() -
     assert len({min(numbers) for numbers in after.values()}) > 1
     with pytest.raises(InputError, match=r"systems\.partial = 'x'; it must be"):
         Systems(partial="x")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="a deadline says how far"):
+    with pytest.raises(InputError, match="the deadline says how far"):
         Systems(deadline=1.0, step_seconds=0.1, partial="code")
 
 
@@ -529,7 +529,7 @@ def test_a_folder_with_another_scale_is_refused(ran: Ran) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"method": []}, "method = .*: List should have at least 1 item"),
+        ({"method": []}, r"method = \[\]; it must be one section or several"),
         ({"method": [{"name": "fedporx"}]}, r"method\.0\.name = 'fedporx'; did you mean"),
         ({"data": {"name": "synthetic", "cliens": 3}}, "data: unknown key 'cliens'"),
         ({"cohort": {"clients_per_round": 2, "sampling": "no"}}, r"cohort\.sampling = 'no'"),

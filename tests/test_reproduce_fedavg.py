@@ -183,6 +183,7 @@ def pair(learning_rate: float, *, shared: bool) -> Between:
     return Between(experiment, shared)
 
 
+@pytest.mark.filterwarnings("ignore:all training labels that evaluations read are of class")
 def test_the_ends_of_the_line_are_the_clients_own_models() -> None:
     line, parent = between(pair(0.05, shared=True), seed=3)
     federation, _ = load_data({"name": "synthetic", "clients": 3, "seed": 3})

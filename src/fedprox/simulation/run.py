@@ -154,6 +154,7 @@ def simulate(
         checkpoints is None or isinstance(checkpoints, Checkpoints),
         f"checkpoints = {shown(checkpoints)}; it must be a fedprox.Checkpoints or None",
     )
+    require(isinstance(progress, bool), f"progress = {shown(progress)}; it must be True or False")
     protocol = Protocol(
         federation=federation,
         model=model,
