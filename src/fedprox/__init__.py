@@ -19,6 +19,7 @@ from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Federation, Rows
 from fedprox.model import Model
 from fedprox.report.figure import figure
+from fedprox.report.records import records
 from fedprox.report.saved import load_model, save_model
 from fedprox.report.table import table
 from fedprox.simulation.checkpoint import Checkpoints, Stopped
@@ -70,6 +71,7 @@ __all__ = [
     "line_search_descent",
     "load_model",
     "models",
+    "records",
     "save_model",
     "scaffold",
     "simulate",

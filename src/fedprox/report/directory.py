@@ -29,6 +29,7 @@ from fedprox.report.figure import figure
 from fedprox.report.lock import NAME as LOCK
 from fedprox.report.lock import locked
 from fedprox.report.parameters import encode
+from fedprox.report.records import ERRORS, OPTIONAL, flat
 from fedprox.report.table import common_target
 from fedprox.simulation.checkpoint import FIRST
 from fedprox.simulation.history import Record, Run
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "checkpoint"
 """The folder for checkpoints in a run directory."""
-
-ERRORS = ("train_loss_se", "test_accuracy_se")
-"""What only records of evaluations on a sample of clients have."""
 
 LONGEST = 150
 """Bytes of a label in a file's name, which file systems give 255."""
@@ -241,24 +239,27 @@ def write_clients(
     runs: Sequence[Run],
     most: int | None = None,
 ) -> None:
-    """Write `clients.json`: test accuracy of each run's final model on every client.
+    """Write `clients.json`: each client's name and rows, and each run's final accuracy on it.
 
     Args:
         path: The run directory.
         federation: The clients and their data.
         model: The model.
         runs: The runs.
-        most: Clients that evaluations read at most, who are then named; None for all.
+        most: Clients that evaluations read at most; None for all.
     """
-    named: dict[str, Any] = {}
     if most is not None:
         federation = federation.sample_clients(most)
-        named = {"clients": list(federation.names)}
+    described = {
+        "clients": list(federation.names),
+        "training_rows": federation.train.sizes.tolist(),
+        "test_rows": federation.test.sizes.tolist(),
+    }
     table = [
         {
             "label": run.label,
             "seed": run.seed,
-            **named,
+            **described,
             "test_accuracy": [
                 _json_number(value)
                 for value in client_accuracy(federation, model, run.params).tolist()
@@ -279,11 +280,8 @@ def metrics_line(record: Record) -> dict[str, Any]:
     >>> line["mu"], line["gamma_mean"]
     (1.0, None)
     """
-    line = record._asdict()
-    numbers = line.pop("numbers")
-    named = {"label": line.pop("label"), "method": line.pop("method")}
-    line = {**named, "mu": None, **numbers, **line}
-    for key in ("faulty", "faulty_clients", "unmeasured", *ERRORS):
+    line = flat(record)
+    for key in OPTIONAL:
         if line[key] is None:  # nothing was screened, or no sample taken
             del line[key]
     return {key: _json_number(value) for key, value in line.items()}
