@@ -22,6 +22,7 @@ from fedprox.model import Model
 from fedprox.models import MODELS
 from fedprox.simulation.checkpoint import Checkpoints
 from fedprox.simulation.clients import ClientState
+from fedprox.simulation.described import IN_PYTHON
 from fedprox.simulation.faults import Faults, Policy
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.protocol import clients_to_draw
@@ -197,6 +198,12 @@ def parse(where: str, table: Table) -> Experiment:
     Raises:
         InputError: It is not one; the line begins with `where`.
     """
+    data = table.get("data")
+    require(
+        not isinstance(data, dict) or data.get("name") != IN_PYTHON,
+        f"{where}: describes a comparison made in Python, whose data, model and methods are not in "
+        "the file; it can only be run again there",
+    )
     try:
         return Experiment.model_validate(table)
     except ValidationError as error:
@@ -256,7 +263,7 @@ def train(
     progress: bool = True,
 ) -> list[Run]:
     """Run a resolved experiment; see `fedprox.simulate`."""
-    return simulate(
+    runs = simulate(
         resolved.federation,
         resolved.model,
         resolved.methods,
@@ -279,6 +286,9 @@ def train(
         on_record=on_record,
         progress=progress,
     )
+    for run in runs:
+        run.experiment = resolved.table
+    return runs
 
 
 def _method(

@@ -77,22 +77,20 @@ class RunDirectory:
     def _check(self) -> None:
         if not self.path.exists():
             return
-        require(self.path.is_dir(), f"--out: {self.path} is not a folder")
+        require(self.path.is_dir(), f"{self.path} is not a folder")
         refuse_link(self.path / "metrics.jsonl")
         known = self.path / "experiment.toml"
         if all(_is_leftover(path) for path in self.path.iterdir()):
             return
-        require(
-            known.is_file(), f"--out: {self.path} holds other files; name a new or empty folder"
-        )
+        require(known.is_file(), f"{self.path} holds other files; name a new or empty folder")
         try:
             before = parse_toml(known.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise InputError(f"--out: {known} cannot be read: {error}") from None
+            raise InputError(f"{known} cannot be read: {error}") from None
         before.pop("versions", None)
         require(
             before == tomllib.loads(tomli_w.dumps(self.experiment)),
-            f"--out: {self.path} holds another experiment's results; name another folder",
+            f"{self.path} holds another experiment's results; name another folder",
         )
 
     @property

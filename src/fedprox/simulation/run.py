@@ -20,6 +20,7 @@ from fedprox.federation import Federation
 from fedprox.model import Model, Params, check_model
 from fedprox.simulation.checkpoint import Checkpoints, Comparison, Snapshot, arrays_of
 from fedprox.simulation.clients import ClientState, open_store
+from fedprox.simulation.described import describe_comparison
 from fedprox.simulation.faults import Faults
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.lanes import lane_mesh, replicate, zeros_on
@@ -228,6 +229,9 @@ def simulate(
             if left:
                 _run_method(session, method, left, runs, begin)
                 begin = Snapshot(tuple(runs))
+    experiment = describe_comparison(protocol, methods)
+    for run in runs:
+        run.experiment = experiment
     return runs
 
 
