@@ -127,6 +127,9 @@ With --checkpoint-every a run that is killed goes on with --resume DIR, and give
 and models, bit for bit. Ctrl-C, SIGTERM or SIGHUP ends the rounds under way and leaves a
 checkpoint; a second one ends at once, as the first does while no round is under way.
 
+The name of a model, a method or data may be a function of your own, "package.module:function". The
+module is imported, which runs its code: run only files that you trust.
+
 \b
 An experiment file, with every key:
 
