@@ -17,6 +17,7 @@ FLOORS = [
     {"simulation"},
     {"diagnose"},
     {"report", "experiment"},
+    {"runner"},
     {"reproduce"},
     {"cli"},
     {"__main__"},

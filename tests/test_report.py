@@ -234,7 +234,48 @@ def test_clients_json_holds_null_where_there_are_no_test_rows(tmp_path: Path) ->
     run.params = jnp.ones(())
     write_clients(tmp_path, federation, model, [run])
     found = json.loads((tmp_path / "clients.json").read_text())
-    assert found == [{"label": "fedavg", "seed": 0, "test_accuracy": [None, 0.5]}]
+    assert found == [
+        {
+            "label": "fedavg",
+            "seed": 0,
+            "clients": ["0", "1"],
+            "training_rows": [2, 2],
+            "test_rows": [0, 2],
+            "test_accuracy": [None, 0.5],
+        }
+    ]
+
+
+def test_an_older_clients_json_without_names_is_read(folder: Path) -> None:
+    written = json.loads((folder / "clients.json").read_text())
+    older = [{key: run[key] for key in ("label", "seed", "test_accuracy")} for run in written]
+    (folder / "clients.json").write_text(json.dumps(older))
+    first, *_ = read_archive(folder).clients
+    assert (first.clients, first.training_rows, first.test_rows) == (None, None, None)
+
+
+# Records as flat rows
+
+
+def test_records_are_rectangular_with_the_keys_of_metrics() -> None:
+    plain, swept = make_run(), make_run()
+    swept.history = [
+        record(numbers={"mu": 1.0, "other": 2.0}, test_accuracy=math.nan, faulty=3) for _ in "ab"
+    ]
+    rows = fp.records([plain, swept])
+    assert len(rows) == len(plain.history) + 2
+    assert {tuple(row) for row in rows} == {tuple(rows[0])}
+    assert list(rows[0])[:4] == ["label", "method", "mu", "other"]
+    assert set(metrics_line(swept.history[0])) | set(metrics_line(plain.history[0])) == set(rows[0])
+    for row in rows[: len(plain.history)]:
+        assert all(math.isnan(row[key]) for key in ("mu", "other", "faulty"))
+    last = rows[-1]
+    assert (last["mu"], last["other"], last["faulty"]) == (1.0, 2.0, 3)
+    assert math.isnan(last["test_accuracy"])  # and not None, which would make a column of objects
+    for row in rows:
+        assert all(value is not None for value in row.values())
+    assert not {"train_loss_se", "faulty_clients"} & row.keys()
+    assert fp.records([]) == []
 
 
 # Reading a run directory back

@@ -14,13 +14,17 @@ from fedprox.algorithms import (
     scaffold,
 )
 from fedprox.diagnose import Diagnosis, diagnose
+from fedprox.diagnostics.clients import Evaluation, evaluate
 from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Federation, Rows
 from fedprox.model import Model
 from fedprox.report.figure import figure
+from fedprox.report.records import records
+from fedprox.report.results import save
 from fedprox.report.saved import load_model, save_model
 from fedprox.report.table import table
+from fedprox.runner import run
 from fedprox.simulation.checkpoint import Checkpoints, Stopped
 from fedprox.simulation.faults import Faults
 from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
@@ -39,6 +43,7 @@ __all__ = [
     "Checkpoints",
     "Cohort",
     "Diagnosis",
+    "Evaluation",
     "Faults",
     "Federation",
     "InputError",
@@ -59,6 +64,7 @@ __all__ = [
     "datasets",
     "diagnose",
     "diagnostics",
+    "evaluate",
     "fedavg",
     "feddane",
     "feddyn",
@@ -70,6 +76,9 @@ __all__ = [
     "line_search_descent",
     "load_model",
     "models",
+    "records",
+    "run",
+    "save",
     "save_model",
     "scaffold",
     "simulate",

@@ -43,8 +43,9 @@ from fedprox.models import MODELS
 from fedprox.output import lasting_streams
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
-from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_clients, write_figure
+from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_figure
 from fedprox.report.page import write_report
+from fedprox.report.results import write_results
 from fedprox.report.table import (
     empty_rounds,
     faulty,
@@ -125,6 +126,9 @@ a run directory with the metrics, the final models, a figure and an HTML report.
 With --checkpoint-every a run that is killed goes on with --resume DIR, and gives the same metrics
 and models, bit for bit. Ctrl-C, SIGTERM or SIGHUP ends the rounds under way and leaves a
 checkpoint; a second one ends at once, as the first does while no round is under way.
+
+The name of a model, a method or data may be a function of your own, "package.module:function". The
+module is imported, which runs its code: run only files that you trust.
 
 \b
 An experiment file, with every key:
@@ -307,11 +311,9 @@ def run(
     with directory, answering(partial(_interrupted, directory, checkpoints)):
         with stopping_on_signals(checkpoints):
             runs = go(directory.record)
-        if jax.process_count() == 1:  # others have the rows of their clients
-            most = resolved.table.get("evaluate_clients")
-            write_clients(directory.path, resolved.federation, resolved.model, runs, most)
-        directory.finish(runs, experiment.target)
-        write_report([directory.path], directory.path / "report.html")
+        # the rows of others' clients are not at hand, so there is no clients.json of several
+        measured = (resolved.federation, resolved.model) if jax.process_count() == 1 else ()
+        write_results(directory, runs, experiment.target, *measured)
         checkpoints.remove()
     console.print(table(runs, experiment.target))
     for lines in (other_models, sampled, uneven, empty_rounds, unsolved, faulty):

@@ -188,6 +188,7 @@ class Model:
         def apply(params: Params, x: jax.Array) -> jax.Array:
             return nnx.merge(graph, nnx.State(params))(x)
 
+        apply.__name__ = type(module).__name__  # what run directories call the model
         return cls(init, apply, loss, correct)
 
 

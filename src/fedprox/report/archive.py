@@ -58,13 +58,17 @@ class RunClients(_File):
         label: The run's label.
         seed: The run's seed.
         test_accuracy: One number for each client, None for those without test rows.
-        clients: Their names, where evaluations read a sample of the clients.
+        clients: Their names. Older files have them only of a sample of the clients.
+        training_rows: Training rows of each; older files have none.
+        test_rows: Test rows of each; likewise.
     """
 
     label: str
     seed: Whole
     test_accuracy: list[float | None]
     clients: list[str] | None = None
+    training_rows: list[Whole] | None = None
+    test_rows: list[Whole] | None = None
 
 
 class Fact(_File):

@@ -29,6 +29,7 @@ from fedprox.report.figure import figure
 from fedprox.report.lock import NAME as LOCK
 from fedprox.report.lock import locked
 from fedprox.report.parameters import encode
+from fedprox.report.records import ERRORS, OPTIONAL, flat
 from fedprox.report.table import common_target
 from fedprox.simulation.checkpoint import FIRST
 from fedprox.simulation.history import Record, Run
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "checkpoint"
 """The folder for checkpoints in a run directory."""
-
-ERRORS = ("train_loss_se", "test_accuracy_se")
-"""What only records of evaluations on a sample of clients have."""
 
 LONGEST = 150
 """Bytes of a label in a file's name, which file systems give 255."""
@@ -79,22 +77,20 @@ class RunDirectory:
     def _check(self) -> None:
         if not self.path.exists():
             return
-        require(self.path.is_dir(), f"--out: {self.path} is not a folder")
+        require(self.path.is_dir(), f"{self.path} is not a folder")
         refuse_link(self.path / "metrics.jsonl")
         known = self.path / "experiment.toml"
         if all(_is_leftover(path) for path in self.path.iterdir()):
             return
-        require(
-            known.is_file(), f"--out: {self.path} holds other files; name a new or empty folder"
-        )
+        require(known.is_file(), f"{self.path} holds other files; name a new or empty folder")
         try:
             before = parse_toml(known.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise InputError(f"--out: {known} cannot be read: {error}") from None
+            raise InputError(f"{known} cannot be read: {error}") from None
         before.pop("versions", None)
         require(
             before == tomllib.loads(tomli_w.dumps(self.experiment)),
-            f"--out: {self.path} holds another experiment's results; name another folder",
+            f"{self.path} holds another experiment's results; name another folder",
         )
 
     @property
@@ -241,24 +237,27 @@ def write_clients(
     runs: Sequence[Run],
     most: int | None = None,
 ) -> None:
-    """Write `clients.json`: test accuracy of each run's final model on every client.
+    """Write `clients.json`: each client's name and rows, and each run's final accuracy on it.
 
     Args:
         path: The run directory.
         federation: The clients and their data.
         model: The model.
         runs: The runs.
-        most: Clients that evaluations read at most, who are then named; None for all.
+        most: Clients that evaluations read at most; None for all.
     """
-    named: dict[str, Any] = {}
     if most is not None:
         federation = federation.sample_clients(most)
-        named = {"clients": list(federation.names)}
+    described = {
+        "clients": list(federation.names),
+        "training_rows": federation.train.sizes.tolist(),
+        "test_rows": federation.test.sizes.tolist(),
+    }
     table = [
         {
             "label": run.label,
             "seed": run.seed,
-            **named,
+            **described,
             "test_accuracy": [
                 _json_number(value)
                 for value in client_accuracy(federation, model, run.params).tolist()
@@ -279,11 +278,8 @@ def metrics_line(record: Record) -> dict[str, Any]:
     >>> line["mu"], line["gamma_mean"]
     (1.0, None)
     """
-    line = record._asdict()
-    numbers = line.pop("numbers")
-    named = {"label": line.pop("label"), "method": line.pop("method")}
-    line = {**named, "mu": None, **numbers, **line}
-    for key in ("faulty", "faulty_clients", "unmeasured", *ERRORS):
+    line = flat(record)
+    for key in OPTIONAL:
         if line[key] is None:  # nothing was screened, or no sample taken
             del line[key]
     return {key: _json_number(value) for key, value in line.items()}

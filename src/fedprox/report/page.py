@@ -367,7 +367,9 @@ def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
     ]
     caption = "Test accuracy by client, every client counting alike"
     notes = [
-        "These are the clients that evaluations read." if archive.clients[0].clients else "",
+        "These are the clients that evaluations read."
+        if "evaluate_clients" in archive.experiment
+        else "",
         f"{without:,} clients have no test rows and are left out." if without else "",
     ]
     note = " ".join(filter(None, notes))

@@ -1,14 +1,30 @@
 """The table of a comparison."""
 
+import io
 import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.target import Target
+
+WIDEST = 10_000
+"""Characters of a line of a table as text, so that no cell is folded."""
+
+
+class TextTable(Table):
+    """A table that is also its text: `print` shows it, as a console and a notebook do."""
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=WIDEST, color_system=None, force_jupyter=False).print(self)
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+    __repr__ = __str__
 
 
 def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -31,7 +47,7 @@ def common_target(runs: Sequence[Run]) -> Target | None:
     return Target("test_accuracy", per_cent / 100) if per_cent else None
 
 
-def table(runs: Sequence[Run], target: Target | None = None) -> Table:
+def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
     """One row for each method and its numbers: mean over seeds, +- their standard deviation.
 
     Of a single seed, +- is the standard error where evaluations read a sample of clients.
@@ -44,9 +60,12 @@ def table(runs: Sequence[Run], target: Target | None = None) -> Table:
             how many.
         target: What to count rounds to; the highest whole per cent of test accuracy that every run
             reaches where left out.
+
+    Returns:
+        A `rich.table.Table` whose `str` is the table as text.
     """
     target = target or common_target(runs)
-    shown = Table(box=None, pad_edge=False, header_style="bold")
+    shown = TextTable(box=None, pad_edge=False, header_style="bold")
     shown.add_column("method", overflow="fold")
     headers = ["train loss", "test accuracy", "best accuracy"]
     for header in [*headers, f"rounds to {target or 'target'}", "models sent", "seconds"]:

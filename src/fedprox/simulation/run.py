@@ -20,7 +20,9 @@ from fedprox.federation import Federation
 from fedprox.model import Model, Params, check_model
 from fedprox.simulation.checkpoint import Checkpoints, Comparison, Snapshot, arrays_of
 from fedprox.simulation.clients import ClientState, open_store
+from fedprox.simulation.described import describe_comparison
 from fedprox.simulation.faults import Faults
+from fedprox.simulation.hardware import use_default_compilation_cache
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.lanes import lane_mesh, replicate, zeros_on
 from fedprox.simulation.points import (
@@ -93,6 +95,11 @@ def simulate(
 ) -> list[Run]:
     """Train a method on a federation, or several on the same clients, stragglers and mini-batches.
 
+    Compiled programs are kept on disk, so that the same call compiles nothing again, in this
+    process or another one. JAX's own settings are left as they are:
+    `jax_enable_compilation_cache = False` turns this off, and `jax_compilation_cache_dir` names
+    another folder.
+
     Args:
         federation: The clients and their data.
         model: The model to train.
@@ -149,6 +156,7 @@ def simulate(
             or test labels are of a class that no client trains on. The last is not looked for
             among labels in files that evaluations do not read.
     """
+    use_default_compilation_cache()
     methods = _several(methods)
     require(
         checkpoints is None or isinstance(checkpoints, Checkpoints),
@@ -228,6 +236,9 @@ def simulate(
             if left:
                 _run_method(session, method, left, runs, begin)
                 begin = Snapshot(tuple(runs))
+    experiment = describe_comparison(protocol, methods)
+    for run in runs:
+        run.experiment = experiment
     return runs
 
 
