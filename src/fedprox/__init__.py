@@ -1,6 +1,6 @@
 """fedprox: federated optimization in heterogeneous networks, on JAX."""
 
-from fedprox import datasets, diagnostics, models
+from fedprox import datasets, diagnostics, metrics, models
 from fedprox.algorithms import (
     Algorithm,
     centralised,
@@ -17,6 +17,7 @@ from fedprox.diagnose import Diagnosis, diagnose
 from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Federation, Rows
+from fedprox.metrics import Metric
 from fedprox.model import Model
 from fedprox.report.figure import figure
 from fedprox.report.saved import load_model, save_model
@@ -42,6 +43,7 @@ __all__ = [
     "Faults",
     "Federation",
     "InputError",
+    "Metric",
     "Model",
     "Prepared",
     "Progress",
@@ -69,6 +71,7 @@ __all__ = [
     "figure",
     "line_search_descent",
     "load_model",
+    "metrics",
     "models",
     "save_model",
     "scaffold",

@@ -1,20 +1,24 @@
 """How a model serves each client: who is left behind by a mean over all of them."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.features import Features, index_of, look_up, with_index
-from fedprox.federation import Federation, offsets_of
-from fedprox.model import Model, Params, labels_met
+from fedprox.federation import Federation, Rows
+from fedprox.metrics import Terms, terms_of, value_of
+from fedprox.model import Model, Params, labels_met, losses_of
 
 ROWS = 512
-"""Test rows that are on the device at once, so that its memory does not limit the federation."""
+"""Rows that are on the device at once, so that its memory does not limit the federation."""
+
+Values = NDArray[np.float64]
 
 
-def client_accuracy(federation: Federation, model: Model, params: Params) -> NDArray[np.float64]:
+def client_accuracy(federation: Federation, model: Model, params: Params) -> Values:
     """Test accuracy of a model on each client's own test rows.
 
     Args:
@@ -33,22 +37,94 @@ def client_accuracy(federation: Federation, model: Model, params: Params) -> NDA
     >>> client_accuracy(federation, model, jnp.ones(())).tolist()
     [0.5, nan, 1.0]
     """
-    rows, labels = federation.test, federation.test.labels
-    if model.correct is None or not len(rows):
-        return np.full(len(federation), np.nan)
-    right = np.zeros(len(rows), np.int64)
-    index = index_of(rows.x)
+    return client_measures(federation, model, params)["test_accuracy"]
+
+
+def client_measures(federation: Federation, model: Model, params: Params) -> dict[str, Values]:
+    """Test accuracy, test loss and the metrics of a model on each client's own rows.
+
+    Training rows are read only for a model with metrics.
+
+    Args:
+        federation: The clients and their data.
+        model: The model; the same one over several calls is compiled once.
+        params: Its parameters.
+
+    Returns:
+        "test_accuracy", see `client_accuracy`, "test_loss", and of each metric "test_NAME" and
+        "train_NAME", each of shape (clients,) and NaN for clients without such rows.
+
+    >>> import jax.numpy as jnp
+    >>> from fedprox.metrics import mean_squared_error
+    >>> federation = Federation.from_arrays([([[1.0], [2.0]], [0.5, 1.0]), ([[1.0]], [3.0])])
+    >>> model = Model(
+    ...     lambda key: jnp.ones(1),
+    ...     lambda w, x: x @ w,
+    ...     lambda outputs, y: jnp.abs(outputs - y),
+    ...     metrics={"mse": mean_squared_error()},
+    ... )
+    >>> client_measures(federation, model, jnp.ones(1))["train_mse"].tolist()
+    [0.625, 4.0]
+    """
+    test, train = federation.test, federation.train
+    kinds, unknown = ("test", "train"), np.full(len(federation), np.nan)
+    found = {"test_accuracy": unknown, "test_loss": unknown}
+    found |= {f"{kind}_{name}": unknown for kind in kinds for name in model.metrics}
+    if len(test):
+        sums = _sums(model, params, test)
+        found["test_loss"] = _ratio(sums["loss"], test.sizes)
+        if model.correct is not None:
+            found["test_accuracy"] = _ratio(sums["correct"], test.labels)
+        found |= _values(model, "test", test, sums["metrics"])
+    if model.metrics:
+        found |= _values(model, "train", train, _sums(model, params, train)["metrics"])
+    return found
+
+
+def _ratio(sums: Values, counts: NDArray[np.int64]) -> Values:
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def _values(
+    model: Model, kind: str, rows: Rows, sums: dict[str, Terms]
+) -> dict[str, NDArray[np.float64]]:
+    """The model's metrics by kind and name, given their sums, leaves (clients, ...)."""
+    found = {}
+    for name, metric in model.metrics.items():
+        single = jax.tree.map(lambda a: a.astype(np.float32), sums[name])
+        values = jax.jit(jax.vmap(partial(value_of, name, metric)))(single)
+        found[f"{kind}_{name}"] = np.where(rows.sizes > 0, np.asarray(values, float), np.nan)
+    return found
+
+
+def _sums(model: Model, params: Params, rows: Rows) -> dict[str, Any]:
+    """What `_summed` sums, over each client's rows: float64, leaves (clients, ...)."""
+    clients, index = len(rows.sizes), index_of(rows.x)
+    owner = np.repeat(np.arange(clients), rows.sizes)
     shared = jax.device_put(with_index(rows.x, index[:0]))  # such as a text; the rows follow
-    width = min(ROWS, len(rows))
+    width, sums = min(ROWS, len(rows)), None
     for start in range(0, len(rows), width):
         # the last slice begins early enough to be as wide as the others: one shape, one program
-        at = slice(min(start, len(rows) - width), min(start + width, len(rows)))
-        right[at] = _correct(model, params, with_index(shared, index[at]), rows.y[at])
-    up_to = offsets_of(right)[rows.offsets]
-    return np.where(labels > 0, np.diff(up_to) / np.maximum(labels, 1), np.nan)
+        begin = min(start, len(rows) - width)
+        at = slice(begin, begin + width)
+        here, place = np.unique(owner[at], return_inverse=True)
+        place[: start - begin] = width  # read before: nobody's
+        part = _summed(model, params, with_index(shared, index[at]), rows.y[at], place)
+        if sums is None:
+            sums = jax.tree.map(lambda a: np.zeros((clients, *a.shape[1:])), part)
+        for total, found in zip(*map(jax.tree.leaves, (sums, part)), strict=True):
+            total[here] += np.asarray(found)[: len(here)]
+    assert sums is not None
+    return sums
 
 
 @partial(jax.jit, static_argnums=0)
-def _correct(model: Model, params: Params, x: Features, y: jax.Array) -> jax.Array:
-    right = labels_met(model, model.apply(params, look_up(x, index_of(x))), y)
-    return right.reshape(len(right), -1).sum(axis=1)
+def _summed(
+    model: Model, params: Params, x: Features, y: jax.Array, place: jax.Array
+) -> dict[str, Any]:
+    """Losses, labels met and metrics' terms of rows (B, ...), summed by place, leaves (B, ...)."""
+    outputs = model.apply(params, look_up(x, index_of(x)))
+    by_row = {"loss": losses_of(model, outputs, y), "metrics": terms_of(model.metrics, outputs, y)}
+    if model.correct is not None:
+        by_row["correct"] = labels_met(model, outputs, y).reshape(len(y), -1).sum(axis=1)
+    return jax.tree.map(lambda a: jax.ops.segment_sum(a, place, len(y)), by_row)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import jax
 import tomli_w
 
-from fedprox.diagnostics.clients import client_accuracy
+from fedprox.diagnostics.clients import client_measures
 from fedprox.errors import InputError, require
 from fedprox.federation import Federation
 from fedprox.files import flush_folder, naming, open_no_link, refuse_link, write_whole
@@ -241,7 +241,7 @@ def write_clients(
     runs: Sequence[Run],
     most: int | None = None,
 ) -> None:
-    """Write `clients.json`: test accuracy of each run's final model on every client.
+    """Write `clients.json`: what each run's final model comes to on every client.
 
     Args:
         path: The run directory.
@@ -259,10 +259,10 @@ def write_clients(
             "label": run.label,
             "seed": run.seed,
             **named,
-            "test_accuracy": [
-                _json_number(value)
-                for value in client_accuracy(federation, model, run.params).tolist()
-            ],
+            **{
+                name: [_json_number(value) for value in values.tolist()]
+                for name, values in client_measures(federation, model, run.params).items()
+            },
         }
         for run in runs
     ]
@@ -272,7 +272,8 @@ def write_clients(
 def metrics_line(record: Record) -> dict[str, Any]:
     """A record as a JSON object; numbers that are not finite become null.
 
-    Standard errors are there where evaluations read a sample of clients.
+    Standard errors are there where evaluations read a sample of clients. Metrics stand beside the
+    others by their names.
 
     >>> known = ("fedprox mu=1", "fedprox", {"mu": 1.0}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0)
     >>> line = metrics_line(Record(*known, math.nan, math.nan, 0, 0, 10, 9, 0, 70, 350, 5))
@@ -282,7 +283,8 @@ def metrics_line(record: Record) -> dict[str, Any]:
     line = record._asdict()
     numbers = line.pop("numbers")
     named = {"label": line.pop("label"), "method": line.pop("method")}
-    line = {**named, "mu": None, **numbers, **line}
+    metrics = line.pop("metrics")
+    line = {**named, "mu": None, **numbers, **line, **metrics}
     for key in ("faulty", "faulty_clients", "unmeasured", *ERRORS):
         if line[key] is None:  # nothing was screened, or no sample taken
             del line[key]
@@ -305,6 +307,8 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
             for key in (
                 "train_loss",
                 "test_accuracy",
+                "test_loss",
+                *run.final.metrics,
                 "gradient_variance",
                 "dissimilarity",
                 "gamma_mean",
