@@ -182,7 +182,7 @@ def test_client_accuracy_is_that_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch
     model = fp.models.logistic(federation)
     assert model.correct is not None
     assert len(federation.test) % 64  # the last slice overlaps the one before
-    programs = cast("Any", clients._correct)._cache_size
+    programs = cast("Any", clients._summed)._cache_size
     before = programs()
     for seed in range(3):
         params = model.init(jax.random.key(seed))
