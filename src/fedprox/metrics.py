@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedprox.errors import require, require_whole
+from fedprox.errors import require, require_number, require_whole
 from fedprox.user_code import call, describe
 
 Terms = Any
@@ -105,7 +105,7 @@ def f1(threshold: float = 0.0) -> Metric:
 
     def terms(outputs: jax.Array, y: jax.Array) -> Terms:
         _same_shape("f1", outputs, y)
-        predicted, actual = ((a.reshape(len(y), -1)) for a in (outputs > threshold, y > 0))
+        predicted, actual = (a.reshape(len(y), -1) for a in (outputs > threshold, y > 0))
         return {
             "both": (predicted & actual).sum(axis=1),
             "either": predicted.sum(axis=1) + actual.sum(axis=1),
@@ -114,11 +114,11 @@ def f1(threshold: float = 0.0) -> Metric:
     return Metric(terms, lambda sums: 2 * sums["both"] / sums["either"])
 
 
-def auc(bins: int = 1000) -> Metric:
+def auc(bins: int = 200, limit: float = 10.0) -> Metric:
     r"""Area under the ROC curve: the probability that a positive row ranks above a negative one.
 
-    Scores :math:`s = 1 / (1 + e^{-o})` are counted in bins of equal width, positive rows in
-    :math:`p_b` and negative rows in :math:`q_b`:
+    Outputs are counted in bins of equal width from -limit to limit, positive rows in :math:`p_b`
+    and negative rows in :math:`q_b`:
 
     .. math:: \mathrm{AUC} = \frac{\sum_b q_b \big(\frac{1}{2} p_b + \sum_{c > b} p_c\big)}
         {\sum_b p_b \sum_b q_b}.
@@ -128,12 +128,13 @@ def auc(bins: int = 1000) -> Metric:
     with an output that is NaN.
 
     Args:
-        bins: Number of bins.
+        bins: Number of bins. Each row costs a few operations for each bin.
+        limit: Outputs beyond count as -limit or limit. The default suits logits.
 
-    Outputs are logits of shape (B,); labels are 0 or 1, of the same shape.
+    Outputs have shape (B,); labels are 0 or 1, of the same shape.
 
     Raises:
-        InputError: `bins` is not a whole number of at least 2.
+        InputError: `bins` is not a whole number of at least 2, or `limit` not a number above 0.
 
     Example:
         Of four pairs of a positive and a negative row, three are in the right order:
@@ -143,16 +144,16 @@ def auc(bins: int = 1000) -> Metric:
         0.75
     """
     require_whole("bins", bins, least=2)
+    require_number("limit", limit, positive=True)
 
     def terms(outputs: jax.Array, y: jax.Array) -> Terms:
         _same_shape("auc", outputs, y)
         require(y.ndim == 1, f"auc: labels of shape {y.shape}; they must have shape (B,)")
-        scores = jax.nn.sigmoid(outputs.astype(jnp.float32))
-        bin_of = jnp.clip(jnp.floor(scores * bins), 0, bins - 1)
-        here = (bin_of[:, None] == jnp.arange(bins)).astype(jnp.float32)
-        here = jnp.where(jnp.isnan(scores)[:, None], jnp.nan, here)
+        place = jnp.floor((outputs.astype(jnp.float32) / limit + 1) * (bins / 2))
+        here = jnp.clip(place, 0, bins - 1)[:, None] == jnp.arange(bins)
+        counts = jnp.where(jnp.isnan(outputs)[:, None], jnp.nan, here.astype(jnp.float32))
         positive = (y > 0)[:, None]
-        return {"positive": here * positive, "negative": here * ~positive}
+        return {"positive": counts * positive, "negative": counts * ~positive}
 
     def value(sums: Terms) -> jax.Array:
         # shares first: products of two large counts would lose digits

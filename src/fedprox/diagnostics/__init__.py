@@ -10,12 +10,14 @@ from fedprox.diagnostics.certificate import (
     rho,
     rho_bounded_variance,
 )
+from fedprox.diagnostics.clients import client_measures
 from fedprox.diagnostics.curvature import Curvature, curvature
 
 __all__ = [
     "Constants",
     "Curvature",
     "best_mu",
+    "client_measures",
     "corollary_7",
     "curvature",
     "dissimilarity_bound",

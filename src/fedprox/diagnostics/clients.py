@@ -67,9 +67,8 @@ def client_measures(federation: Federation, model: Model, params: Params) -> dic
     [0.625, 4.0]
     """
     test, train = federation.test, federation.train
-    kinds, unknown = ("test", "train"), np.full(len(federation), np.nan)
-    found = {"test_accuracy": unknown, "test_loss": unknown}
-    found |= {f"{kind}_{name}": unknown for kind in kinds for name in model.metrics}
+    names = ("accuracy", "loss", *model.metrics)
+    found = {f"test_{name}": np.full(len(federation), np.nan) for name in names}
     if len(test):
         sums = _sums(model, params, test)
         found["test_loss"] = _ratio(sums["loss"], test.sizes)
@@ -85,9 +84,7 @@ def _ratio(sums: Values, counts: NDArray[np.int64]) -> Values:
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
-def _values(
-    model: Model, kind: str, rows: Rows, sums: dict[str, Terms]
-) -> dict[str, NDArray[np.float64]]:
+def _values(model: Model, kind: str, rows: Rows, sums: dict[str, Terms]) -> dict[str, Values]:
     """The model's metrics by kind and name, given their sums, leaves (clients, ...)."""
     found = {}
     for name, metric in model.metrics.items():

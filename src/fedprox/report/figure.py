@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedprox.report.table import by_label, held, test_metrics
+from fedprox.report.table import by_label, held, metrics_on_test_rows
 from fedprox.simulation.history import Record, Run
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def figure(runs: Sequence[Run]) -> "Figure":
         (name, title)
         for name, title in (
             *PANELS,
-            *((name, name.replace("_", " ")) for name in test_metrics(runs)),
+            *((name, name.replace("_", " ")) for name in metrics_on_test_rows(runs)),
         )
         if any(math.isfinite(_measure(r, name)) for run in runs for r in run.history)
     ] or PANELS[:1]

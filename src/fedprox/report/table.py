@@ -31,7 +31,7 @@ def common_target(runs: Sequence[Run]) -> Target | None:
     return Target("test_accuracy", per_cent / 100) if per_cent else None
 
 
-def test_metrics(runs: Sequence[Run]) -> list[str]:
+def metrics_on_test_rows(runs: Sequence[Run]) -> list[str]:
     """The names of all metrics on test rows."""
     names = dict.fromkeys(name for run in runs for name in run.final.metrics)
     return [name for name in names if name.startswith("test_")]
@@ -56,7 +56,7 @@ def table(runs: Sequence[Run], target: Target | None = None) -> Table:
     target = target or common_target(runs)
     shown = Table(box=None, pad_edge=False, header_style="bold")
     shown.add_column("method", overflow="fold")
-    metrics = test_metrics(runs)
+    metrics = metrics_on_test_rows(runs)
     names = [name.replace("_", " ") for name in metrics]
     headers = ["train loss", "test accuracy", "best accuracy", *names]
     for header in [*headers, f"rounds to {target or 'target'}", "models sent", "seconds"]:

@@ -95,7 +95,7 @@ class Tested(NamedTuple):
     sums: dict[str, Terms]
 
 
-def tests_by_client(*, by_client: bool, screened: bool) -> bool:
+def counts_tests_by_client(*, by_client: bool, screened: bool) -> bool:
     """Whether the jobs of the test reading are the clients."""
     return by_client or screened
 
@@ -130,10 +130,10 @@ def evaluation_program(
         (params, x, y, test x, test y, reading, sizes, shares, stand for, test reading) -> Measures,
         where params have a leading axis of sweep points, sizes (clients,) are the rows read of each
         client, and shares (clients,) the p_k: of a sample of clients, n_k by the sample's rows. See
-        `tests_by_client` for the jobs of the test reading.
+        `counts_tests_by_client` for the jobs of the test reading.
     """
     read_train = reader(width)
-    jobs_are_clients = tests_by_client(by_client=by_client, screened=screened)
+    jobs_are_clients = counts_tests_by_client(by_client=by_client, screened=screened)
     test = _tester(model, test_width, jobs_are_clients=jobs_are_clients)
 
     def summed(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> Any:

@@ -26,9 +26,9 @@ from fedprox.simulation.engine import After, rounds_program
 from fedprox.simulation.evaluate import (
     Measures,
     StandFor,
+    counts_tests_by_client,
     evaluation_program,
     inexactness_program,
-    tests_by_client,
 )
 from fedprox.simulation.exchange import Exchange, plan_exchanges
 from fedprox.simulation.faults import Faults
@@ -245,7 +245,7 @@ def lay_out(
     width = slice_width(measured.train.sizes)
     clients = slices(measured.train.sizes, width)
     tests = np.array([max(len(measured.test), 1)])
-    if tests_by_client(by_client=by_client, screened=faults is not None):
+    if counts_tests_by_client(by_client=by_client, screened=faults is not None):
         tests = measured.test.sizes
     has_places = algorithm.kept is not None or (faults is not None and faults.compares)
     layout = Layout(
@@ -507,7 +507,7 @@ def _trace_evaluation(
         )
 
     reading = client_by_client(train, layout.width)
-    if tests_by_client(by_client=by_client, screened=screened):
+    if counts_tests_by_client(by_client=by_client, screened=screened):
         test_reading = client_by_client(test, layout.test_width)
     else:
         test_reading = read_everything(
