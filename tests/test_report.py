@@ -233,8 +233,11 @@ def test_clients_json_holds_null_where_there_are_no_test_rows(tmp_path: Path) ->
     run = make_run()
     run.params = jnp.ones(())
     write_clients(tmp_path, federation, model, [run])
-    found = json.loads((tmp_path / "clients.json").read_text())
-    assert found == [{"label": "fedavg", "seed": 0, "test_accuracy": [None, 0.5]}]
+    (found,) = json.loads((tmp_path / "clients.json").read_text())
+    nothing, loss = found.pop("test_loss")
+    assert found == {"label": "fedavg", "seed": 0, "test_accuracy": [None, 0.5]}
+    assert nothing is None
+    assert loss == pytest.approx((math.log1p(math.exp(-1)) + math.log1p(math.exp(1))) / 2)
 
 
 # Reading a run directory back
