@@ -182,7 +182,7 @@ def test_client_accuracy_is_that_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch
     model = fp.models.logistic(federation)
     assert model.correct is not None
     assert len(federation.test) % 64  # the last slice overlaps the one before
-    programs = cast("Any", clients._correct)._cache_size
+    programs = cast("Any", clients._summed)._cache_size
     before = programs()
     for seed in range(3):
         params = model.init(jax.random.key(seed))
@@ -233,17 +233,18 @@ def test_clients_json_holds_null_where_there_are_no_test_rows(tmp_path: Path) ->
     run = make_run()
     run.params = jnp.ones(())
     write_clients(tmp_path, federation, model, [run])
-    found = json.loads((tmp_path / "clients.json").read_text())
-    assert found == [
-        {
-            "label": "fedavg",
-            "seed": 0,
-            "clients": ["0", "1"],
-            "training_rows": [2, 2],
-            "test_rows": [0, 2],
-            "test_accuracy": [None, 0.5],
-        }
-    ]
+    (found,) = json.loads((tmp_path / "clients.json").read_text())
+    nothing, loss = found.pop("test_loss")
+    assert found == {
+        "label": "fedavg",
+        "seed": 0,
+        "clients": ["0", "1"],
+        "training_rows": [2, 2],
+        "test_rows": [0, 2],
+        "test_accuracy": [None, 0.5],
+    }
+    assert nothing is None
+    assert loss == pytest.approx((math.log1p(math.exp(-1)) + math.log1p(math.exp(1))) / 2)
 
 
 def test_an_older_clients_json_without_names_is_read(folder: Path) -> None:

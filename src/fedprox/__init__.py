@@ -1,6 +1,6 @@
 """fedprox: federated optimization in heterogeneous networks, on JAX."""
 
-from fedprox import datasets, diagnostics, models
+from fedprox import datasets, diagnostics, metrics, models
 from fedprox.algorithms import (
     Algorithm,
     centralised,
@@ -18,6 +18,7 @@ from fedprox.diagnostics.clients import Evaluation, evaluate
 from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Federation, Rows
+from fedprox.metrics import Metric
 from fedprox.model import Model
 from fedprox.report.figure import figure
 from fedprox.report.records import records
@@ -47,6 +48,7 @@ __all__ = [
     "Faults",
     "Federation",
     "InputError",
+    "Metric",
     "Model",
     "Prepared",
     "Progress",
@@ -75,6 +77,7 @@ __all__ = [
     "figure",
     "line_search_descent",
     "load_model",
+    "metrics",
     "models",
     "records",
     "run",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import jax
 import tomli_w
 
-from fedprox.diagnostics.clients import client_accuracy
+from fedprox.diagnostics.clients import client_measures
 from fedprox.errors import InputError, require
 from fedprox.federation import Federation
 from fedprox.files import flush_folder, naming, open_no_link, refuse_link, write_whole
@@ -237,7 +237,7 @@ def write_clients(
     runs: Sequence[Run],
     most: int | None = None,
 ) -> None:
-    """Write `clients.json`: each client's name and rows, and each run's final accuracy on it.
+    """Write `clients.json`: each client's name and rows, and what each run's model comes to on it.
 
     Args:
         path: The run directory.
@@ -258,10 +258,10 @@ def write_clients(
             "label": run.label,
             "seed": run.seed,
             **described,
-            "test_accuracy": [
-                _json_number(value)
-                for value in client_accuracy(federation, model, run.params).tolist()
-            ],
+            **{
+                name: [_json_number(value) for value in values.tolist()]
+                for name, values in client_measures(federation, model, run.params).items()
+            },
         }
         for run in runs
     ]
@@ -271,7 +271,8 @@ def write_clients(
 def metrics_line(record: Record) -> dict[str, Any]:
     """A record as a JSON object; numbers that are not finite become null.
 
-    Standard errors are there where evaluations read a sample of clients.
+    Standard errors are there where evaluations read a sample of clients. Metrics stand beside the
+    others by their names.
 
     >>> known = ("fedprox mu=1", "fedprox", {"mu": 1.0}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0)
     >>> line = metrics_line(Record(*known, math.nan, math.nan, 0, 0, 10, 9, 0, 70, 350, 5))
@@ -301,6 +302,8 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
             for key in (
                 "train_loss",
                 "test_accuracy",
+                "test_loss",
+                *run.final.metrics,
                 "gradient_variance",
                 "dissimilarity",
                 "gamma_mean",

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedprox.report.table import by_label, held
-from fedprox.simulation.history import Run
+from fedprox.report.table import by_label, held, metrics_on_test_rows
+from fedprox.simulation.history import Record, Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,17 +37,26 @@ def is_logarithmic(low: float, high: float) -> bool:
     return 0 < low * LOGARITHMIC_FROM < high
 
 
+def _measure(record: Record, name: str) -> float:
+    """A field of a record, or one of its metrics; NaN where the record has none of this name."""
+    return float(record.metrics.get(name, getattr(record, name, math.nan)))
+
+
 def figure(runs: Sequence[Run]) -> "Figure":
     """A panel for each measure, a line for each method; bands span the extremes of its seeds.
 
-    Only what was measured is drawn: without gradients there is no panel of their variance.
+    Only what was measured is drawn: without gradients there is no panel of their variance. A
+    model's metrics on test rows have panels of their own.
     """
     from matplotlib.figure import Figure  # here, since it is slow to import
 
     panels = [
         (name, title)
-        for name, title in PANELS
-        if any(math.isfinite(getattr(r, name)) for run in runs for r in run.history)
+        for name, title in (
+            *PANELS,
+            *((name, name.replace("_", " ")) for name in metrics_on_test_rows(runs)),
+        )
+        if any(math.isfinite(_measure(r, name)) for run in runs for r in run.history)
     ] or PANELS[:1]
     drawn = Figure(figsize=(4 * len(panels), 3.8), layout="constrained")
     axes = drawn.subplots(1, len(panels), squeeze=False)[0]
@@ -57,7 +66,7 @@ def figure(runs: Sequence[Run]) -> "Figure":
         for group in by_label(runs).values():
             longest, histories = held(group)
             rounds = [record.round for record in longest.history]
-            values = np.array([[getattr(r, name) for r in one] for one in histories], float)
+            values = np.array([[_measure(r, name) for r in one] for one in histories], float)
             values[~np.isfinite(values)] = np.nan
             mean = values.mean(axis=0)
             (line,) = axis.plot(rounds, mean, linewidth=1.5, **next(looks))

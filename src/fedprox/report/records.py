@@ -16,9 +16,9 @@ OPTIONAL = ("faulty", "faulty_clients", "unmeasured", *ERRORS)
 def flat(record: Record) -> dict[str, Any]:
     """A record by the keys of `metrics.jsonl`; None where it has no value."""
     line = record._asdict()
-    numbers = line.pop("numbers")
+    numbers, metrics = line.pop("numbers"), line.pop("metrics")
     named = {"label": line.pop("label"), "method": line.pop("method")}
-    return {**named, "mu": None, **numbers, **line}
+    return {**named, "mu": None, **numbers, **line, **metrics}
 
 
 def records(runs: Sequence[Run]) -> list[dict[str, Any]]:

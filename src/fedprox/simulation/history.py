@@ -47,6 +47,10 @@ class Record(NamedTuple):
         train_loss_se: Standard error of `train_loss` as an estimate from a sample of clients; None
             where evaluations read all.
         test_accuracy_se: That of `test_accuracy`.
+        test_loss: Mean loss over all clients' test rows, likewise; NaN without any. With screening,
+            the clients that the training loss leaves out are left out here, too.
+        metrics: The model's metrics, `train_NAME` over the training rows and `test_NAME` over the
+            test rows of the same clients, each of whom counts by all the rows it has.
     """
 
     label: str
@@ -75,6 +79,8 @@ class Record(NamedTuple):
     unmeasured: int | None = None
     train_loss_se: float | None = None
     test_accuracy_se: float | None = None
+    test_loss: float = math.nan
+    metrics: dict[str, float] = {}  # noqa: RUF012 (of a named tuple)
 
     def __repr__(self) -> str:
         return f"Record({self.label!r}, seed {self.seed}, round {self.round}: {_figures(self)})"
