@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,7 +16,8 @@ import fedprox as fp
 @pytest.fixture
 def unset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """JAX without a folder for compiled programs; the folder that fedprox would use."""
-    before = jax.config.jax_compilation_cache_dir
+    config: Any = jax.config
+    before = config.jax_compilation_cache_dir
     monkeypatch.setenv("FEDPROX_CACHE", str(tmp_path))
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
@@ -57,5 +59,6 @@ def test_jax_settings_are_left_as_they_are(unset: Path, tmp_path: Path) -> None:
     jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
     train()
-    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
+    config: Any = jax.config
+    assert config.jax_compilation_cache_dir == str(tmp_path / "own")
     assert not unset.exists()

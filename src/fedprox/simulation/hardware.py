@@ -119,7 +119,8 @@ def use_default_compilation_cache() -> None:
     false. Both can be given as environment variables, `JAX_COMPILATION_CACHE_DIR` and
     `JAX_ENABLE_COMPILATION_CACHE`.
     """
-    if jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir is None:
+    config: Any = jax.config
+    if config.jax_enable_compilation_cache and config.jax_compilation_cache_dir is None:
         use_compilation_cache(cache_folder() / "xla")
 
 
