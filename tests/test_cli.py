@@ -105,7 +105,7 @@ def test_the_run_directory_is_complete(finished: Path) -> None:
         for label in ("fedavg", "fedprox-mu=0", "fedprox-mu=1")
         for seed in (0, 1)
     }
-    others = {"experiment.toml", "metrics.jsonl", "summary.json", "clients.json"}
+    others = {"experiment.toml", "metrics.jsonl", "summary.json", "clients.json", "state"}
     assert names == models | others | {"figure.png", "figure.svg", "report.html"}
 
 
