@@ -392,7 +392,8 @@ def _say_where(console: Console, directory: RunDirectory) -> None:
 
 REPORT_HELP = """Write the HTML report of run directories.
 
-One page, a section for each directory: settings, table, figures to hover, zoom and switch, who is
+One page: figures with the runs of all directories, and a section for each directory with its
+settings, table, figures to hover, zoom and switch, who is
 left behind, and the diagnosis where there is one. It opens offline and needs nothing beside it. A
 run that was interrupted is shown as far as it came.
 """
