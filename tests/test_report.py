@@ -846,7 +846,7 @@ def test_every_label_of_a_logarithmic_axis_is_a_number(opened: Browser, page: Pa
     opened.open(page)
     opened.wait("'ready' in document.documentElement.dataset")
     assert kind == "log"
-    assert [float(label) for label in labels] == [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10]
+    assert [float(label) for label in labels] == [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20]
 
 
 SCROLLED = """
