@@ -54,6 +54,19 @@ def scalar(curvature: float, minimum: float) -> tuple[list[np.ndarray], list[np.
     return [np.array([[curvature]])], [np.array([minimum])]
 
 
+def test_fedavg_counts_clients_by_rows_or_each_once() -> None:
+    """Exact solutions 0 of one row and 4 of three rows: their means are 3 and 2."""
+    clients = [([[1.0]], [0.0]), ([[1.0]] * 3, [4.0] * 3)]
+    model = Model(lambda _: jnp.ones(()), lambda w, x: w * x[:, 0], lambda z, y: (z - y) ** 2)
+    methods = [fedavg(), fedavg(average="clients")]
+    federation, cohort = Federation.from_arrays(clients), Cohort(2)
+    runs = simulate(federation, model, methods, solver=EXACT, cohort=cohort, rounds=1)
+    assert [run.label for run in runs] == ["fedavg", "fedavg plain mean"]
+    assert [float(run.params) for run in runs] == pytest.approx([3.0, 2.0])
+    with pytest.raises(InputError, match=r"^fedavg: average = 'row'; it must be one of rows, cli"):
+        fedavg(average="row")  # type: ignore[arg-type]
+
+
 def test_fedprox_without_the_quadratic_only_pulls_along_the_model() -> None:
     """w = (L b + mu w^t) / L: the exact solution with -mu w^t w alone, in one dimension."""
     start, curvature, minimum, mu = 2.0, 3.0, -1.0, 0.6

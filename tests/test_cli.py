@@ -105,7 +105,7 @@ def test_the_run_directory_is_complete(finished: Path) -> None:
         for label in ("fedavg", "fedprox-mu=0", "fedprox-mu=1")
         for seed in (0, 1)
     }
-    others = {"experiment.toml", "metrics.jsonl", "summary.json", "clients.json"}
+    others = {"experiment.toml", "metrics.jsonl", "summary.json", "clients.json", "state"}
     assert names == models | others | {"figure.png", "figure.svg", "report.html"}
 
 
@@ -656,7 +656,8 @@ def test_a_second_run_leaves_nothing_of_the_first(finished: Path, tmp_path: Path
     table.pop("versions")
     with RunDirectory(out, table) as directory:
         directory.record(record(0))
-    assert {path.name for path in out.iterdir()} == {"experiment.toml", "metrics.jsonl"}
+    # the last state stays, since this may be a run that goes on from it
+    assert {path.name for path in out.iterdir()} == {"experiment.toml", "metrics.jsonl", "state"}
 
 
 @pytest.mark.parametrize("name", ["a[b]", "q[/b]"])

@@ -221,10 +221,10 @@ def test_files_that_cannot_grow_are_one_line(tmp_path: Path) -> None:
         env=os.environ | {"FEDPROX_CACHE": str(tmp_path / "cache")},
     )
     # a busy machine may show progress before
-    *_, line = done.stderr.splitlines()
+    *_, message = done.stderr.splitlines()
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert line.startswith(f"fedprox: {out}/metrics.jsonl: ")
+    assert message.startswith(f"fedprox: {out}/metrics.jsonl: ")
     left = contents(out)
     assert set(left) == {"experiment.toml", "metrics.jsonl"}
     assert left["metrics.jsonl"].endswith(b"}\n")

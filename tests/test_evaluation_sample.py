@@ -23,7 +23,8 @@ from fedprox.experiment import parse, resolve
 from fedprox.federation import offsets_of
 from fedprox.model import cross_entropy, top_1
 from fedprox.report.archive import read_record
-from fedprox.report.directory import ERRORS, metrics_line
+from fedprox.report.directory import metrics_line
+from fedprox.report.records import ERRORS
 from fedprox.report.table import sampled, table
 from fedprox.simulation import rows as where
 from fedprox.simulation.points import initial_params

@@ -14,7 +14,7 @@ import safetensors.numpy
 from jax._src.clusters import SlurmCluster
 
 from fedprox import InputError
-from fedprox.report.directory import ERRORS
+from fedprox.report.records import ERRORS
 from fedprox.simulation.homes import find_homes
 from fedprox.simulation.processes import join_processes, slurm_coordinator
 from fedprox.simulation.schedule import pack

@@ -8,6 +8,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "fedprox"
 FLOORS = [
     {"errors", "output", "signals", "toml"},
     {"user_code"},
+    {"metrics"},
     {"features", "files", "mapping", "streams"},
     {"federation"},
     {"model"},
@@ -17,6 +18,7 @@ FLOORS = [
     {"simulation"},
     {"diagnose"},
     {"report", "experiment"},
+    {"runner"},
     {"reproduce"},
     {"cli"},
     {"__main__"},

@@ -93,7 +93,9 @@ def test_any_option_of_a_name_is_taken_or_refused_in_one_line(
     key = data.draw(st.sampled_from(list(keys)))
     needed = {k: v.default for k, v in keys.items() if v.default is not v.empty}
     try:
-        _named({"name": name, **needed, key: value}, catalogue, where, besides=("optimizer",))
+        _named(
+            {"name": name, **needed, key: value}, catalogue, where, object, besides=("optimizer",)
+        )
     except InputError as error:
         said(error, "'optimizer'" if key == "optimizer" else where)
 

@@ -35,7 +35,8 @@ from fedprox.report.directory import (
     summarise,
     write_clients,
 )
-from fedprox.report.page import section, worst_mean, write_report
+from fedprox.report.figure import figure
+from fedprox.report.page import overlay, section, worst_mean, write_report
 from fedprox.simulation.history import Record, Run
 from tests import browser as driving
 from tests.browser import Browser, browser
@@ -182,7 +183,7 @@ def test_client_accuracy_is_that_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch
     model = fp.models.logistic(federation)
     assert model.correct is not None
     assert len(federation.test) % 64  # the last slice overlaps the one before
-    programs = cast("Any", clients._correct)._cache_size
+    programs = cast("Any", clients._summed)._cache_size
     before = programs()
     for seed in range(3):
         params = model.init(jax.random.key(seed))
@@ -233,8 +234,50 @@ def test_clients_json_holds_null_where_there_are_no_test_rows(tmp_path: Path) ->
     run = make_run()
     run.params = jnp.ones(())
     write_clients(tmp_path, federation, model, [run])
-    found = json.loads((tmp_path / "clients.json").read_text())
-    assert found == [{"label": "fedavg", "seed": 0, "test_accuracy": [None, 0.5]}]
+    (found,) = json.loads((tmp_path / "clients.json").read_text())
+    nothing, loss = found.pop("test_loss")
+    assert found == {
+        "label": "fedavg",
+        "seed": 0,
+        "clients": ["0", "1"],
+        "training_rows": [2, 2],
+        "test_rows": [0, 2],
+        "test_accuracy": [None, 0.5],
+    }
+    assert nothing is None
+    assert loss == pytest.approx((math.log1p(math.exp(-1)) + math.log1p(math.exp(1))) / 2)
+
+
+def test_an_older_clients_json_without_names_is_read(folder: Path) -> None:
+    written = json.loads((folder / "clients.json").read_text())
+    older = [{key: run[key] for key in ("label", "seed", "test_accuracy")} for run in written]
+    (folder / "clients.json").write_text(json.dumps(older))
+    first, *_ = read_archive(folder).clients
+    assert (first.clients, first.training_rows, first.test_rows) == (None, None, None)
+
+
+# Records as flat rows
+
+
+def test_records_are_rectangular_with_the_keys_of_metrics() -> None:
+    plain, swept = make_run(), make_run()
+    swept.history = [
+        record(numbers={"mu": 1.0, "other": 2.0}, test_accuracy=math.nan, faulty=3) for _ in "ab"
+    ]
+    rows = fp.records([plain, swept])
+    assert len(rows) == len(plain.history) + 2
+    assert {tuple(row) for row in rows} == {tuple(rows[0])}
+    assert list(rows[0])[:4] == ["label", "method", "mu", "other"]
+    assert set(metrics_line(swept.history[0])) | set(metrics_line(plain.history[0])) == set(rows[0])
+    for row in rows[: len(plain.history)]:
+        assert all(math.isnan(row[key]) for key in ("mu", "other", "faulty"))
+    last = rows[-1]
+    assert (last["mu"], last["other"], last["faulty"]) == (1.0, 2.0, 3)
+    assert math.isnan(last["test_accuracy"])  # and not None, which would make a column of objects
+    for row in rows:
+        assert all(value is not None for value in row.values())
+    assert not {"train_loss_se", "faulty_clients"} & row.keys()
+    assert fp.records([]) == []
 
 
 # Reading a run directory back
@@ -407,12 +450,43 @@ def drawn(lines: Sequence[Line], y: Axis = Axis("y")) -> charts.Chart:  # noqa: 
     return chart("t", "n", lines, styles(line.label for line in lines), Axis("round"), y)
 
 
-def test_a_line_is_the_mean_and_its_band_the_least_and_greatest() -> None:
+def test_a_line_is_the_mean_and_its_band_one_deviation() -> None:
     x = np.arange(3.0)
-    band, line = drawn([Line("a", x, np.array([[1.0, 2.0, 6.0], [3.0, 2.0, 2.0]]))]).traces
+    values = np.array([[1.0, 2.0, 6.0], [3.0, 2.0, 2.0], [2.0, 2.0, 4.0]])
+    band, line = drawn([Line("a", x, values)]).traces
     assert line["y"] == [2.0, 2.0, 4.0]
     assert (band["x"], band["y"]) == ([0, 1, 2, 2, 1, 0], [1, 2, 2, 6, 2, 3])
     assert band["legendgroup"] == line["legendgroup"] == "a"
+
+
+def test_bands_are_those_of_the_table(folder: Path) -> None:
+    archive = read_archive(folder)
+    shown = section(archive, styles(run.label for run in archive.runs))
+    assert shown.results is not None
+    assert "mean ± standard deviation over 2 seeds" in shown.results.caption
+    (accuracy,) = (c for c in shown.groups[0].charts if c.title == "Test accuracy")
+    band, line = accuracy.traces[:2]
+    last = len(line["x"]) - 1
+    low, high = band["y"][last], band["y"][last + 1]
+    mean, deviation = line["y"][last], (high - low) / 2
+    assert deviation > 0
+    assert shown.results.rows[0][2] == f"{100 * mean:.2f} ± {100 * deviation:.2f} %"
+    told = "Lines are means over 2 seeds, bands ± one standard deviation, as in the table."
+    assert [group.note for group in shown.groups[:2]] == [told, told]
+    assert told in shown.groups[2].note
+
+
+def test_one_seed_has_no_bands_to_explain(tmp_path: Path) -> None:
+    archive = read_archive(write_run(tmp_path / "run", [make_run()]))
+    assert section(archive, styles(["fedavg"])).groups[0].note == ""
+
+
+def test_a_band_on_a_logarithmic_axis_is_cut_off_at_the_least_value() -> None:
+    shown = drawn([Line("a", np.arange(2.0), np.array([[100.0, 1.0], [100.0, 30.0]]))])
+    band, line = shown.traces
+    assert shown.layout["yaxis"]["type"] == "log"
+    assert line["y"] == [100.0, 15.5]
+    assert band["y"] == [100, 1, 36.006, 100]
 
 
 def test_what_is_not_finite_is_a_gap() -> None:
@@ -420,7 +494,7 @@ def test_what_is_not_finite_is_a_gap() -> None:
     band, line = drawn([Line("a", np.arange(4.0), values)]).traces
     assert line["y"] == [1.0, None, 2.0, 4.0]
     assert band["x"] == [0, 0, None, 2, 3, 3, 2]
-    assert band["y"] == [1, 1, None, 2, 3, 5, 2]
+    assert band["y"] == [1, 1, None, 2, 2.5858, 5.4142, 2]
     (line,) = drawn([Line("a", np.arange(4.0), values[:1])]).traces
     assert line["y"] == [1.0, None, 2.0, 3.0]
 
@@ -440,7 +514,46 @@ def test_an_axis_is_logarithmic_beyond_twentyfold(
     values: list[float], percent: bool, kind: str | None
 ) -> None:
     line = Line("a", np.arange(2.0), np.array([values]))
-    assert drawn([line], Axis("y", percent)).layout["yaxis"].get("type") == kind
+    axis = drawn([line], Axis("y", percent)).layout["yaxis"]
+    assert axis.get("type") == kind
+    assert axis["title"]["text"] == ("y (log scale)" if kind else "y")
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.3, 7.0), (3e-4, 0.2), (0.02, 4000.0), (0.5, 1e9)])
+def test_logarithmic_axes_of_the_figure_have_numbers_and_say_so(low: float, high: float) -> None:
+    shown = figure([make_run(losses=[high, low])])
+    shown.draw_without_rendering()
+    axis = shown.axes[0]
+    assert axis.get_ylabel() == "log scale"
+    lowest, highest = axis.get_ylim()
+    ticks = [t for t in axis.yaxis.get_major_ticks() if lowest <= t.get_loc() <= highest]
+    labels = [tick.label1.get_text() for tick in ticks]
+    assert [float(label) for label in labels] == [tick.get_loc() for tick in ticks]
+    assert len(labels) >= 3
+    assert {label.get_text() for label in axis.yaxis.get_minorticklabels()} <= {""}
+    linear = figure([make_run(losses=[2.0, 1.0])]).axes[0]
+    assert (linear.get_yscale(), linear.get_ylabel()) == ("linear", "")
+
+
+def test_bands_of_the_figure_are_those_of_the_report() -> None:
+    seeds = [make_run(seed=seed, losses=losses) for seed, losses in enumerate([[3, 1], [5, 3]])]
+    shown = figure(seeds)
+    assert shown.get_suptitle() == (
+        "Lines are means over 2 seeds, bands ± one standard deviation, as in the table."
+    )
+    (path,) = shown.axes[0].collections[0].get_paths()
+    vertices = np.asarray(path.vertices)
+    edges = vertices[vertices[:, 0] == 1, 1]
+    assert [edges.min(), edges.max()] == pytest.approx([2 - math.sqrt(2), 2 + math.sqrt(2)])
+
+
+def test_a_long_label_leaves_the_panels_their_width() -> None:
+    short, long = (figure([make_run(label)]) for label in ("a", "a very long label " * 8))
+    widths = []
+    for shown in (short, long):
+        shown.draw_without_rendering()
+        widths.append(shown.axes[0].get_position().width)
+    assert widths[1] > 0.9 * widths[0]
 
 
 def test_clients_are_ranked_and_the_worst_tenth_averaged() -> None:
@@ -459,6 +572,25 @@ def test_a_histogram_counts_every_client() -> None:
         assert sum(shown["y"]) == len(sizes)
     # bins of equal ratio: equally many of a geometric sequence
     assert max(shown["y"]) - min(shown["y"]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(7.0, "7"), (123456.0, "123,456"), (2.0 + 1e-12, "2"), (2.5, "2.5")]
+)
+def test_equal_sizes_are_one_bar_and_said(value: float, said: str) -> None:
+    shown = histogram("t", "n", [value] * 12 + [value * (1 + 1e-15)], "training rows")
+    assert shown.note == f"All 13 clients have {said} training rows."
+    (bars,) = shown.traces
+    assert (bars["x"], bars["y"]) == ([pytest.approx(value)], [13])
+    assert shown.layout["xaxis"]["ticktext"] == [said]
+    assert histogram("t", "n", [100000.0, 100001.0], "rows").note == "n"
+
+
+def test_a_histogram_over_decades_says_so() -> None:
+    axis = histogram("t", "n", [3.0, 30.0, 300.0], "rows").layout["xaxis"]
+    assert axis["title"]["text"] == "rows (log scale)"
+    labels = [float(text) for text in axis["ticktext"]]
+    assert 10 ** np.array(axis["tickvals"]) == pytest.approx(labels, rel=1e-3)
 
 
 def test_numbers_are_short_and_json() -> None:
@@ -498,6 +630,36 @@ def test_local_solves_that_missed_their_gamma_are_named(tmp_path: Path) -> None:
     made = write_run(tmp_path / "run", [Run("fedavg", {}, 0.01, 0, "fedavg", history)])
     (warning,) = section(read_archive(made), styles(["fedavg"])).warnings
     assert warning.startswith("fedavg: 1 of 2 local solves")
+
+
+def test_runs_of_several_directories_are_overlaid(tmp_path: Path) -> None:
+    """Those that share a measure, each by its own name and colour."""
+    names = ("a", "b", "c")
+    made = [write_run(tmp_path / name, [make_run("fedavg"), make_run("x")]) for name in names]
+    archives = [read_archive(path) for path in made]
+    for run in archives[0].runs:  # measured in one directory alone
+        run.history = [r._replace(dissimilarity=math.nan) for r in run.history]
+    for run in archives[1].runs:
+        run.history = [r._replace(dissimilarity=math.nan) for r in run.history]
+    shown = overlay(archives)
+    assert shown is not None
+    lines = [f"{name}: {label}" for name in names for label in ("fedavg", "x")]
+    assert list(shown.keys) == lines
+    assert len(set(shown.keys.values())) == len(lines)
+    titles = [c.title for c in shown.charts]
+    assert titles == ["Training loss", "Test accuracy", "Gradient variance", "Inexactness gamma"]
+    for each in shown.charts:
+        assert [trace["legendgroup"] for trace in each.traces] == lines
+    assert overlay(archives[:1]) is None
+
+
+def test_directories_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write_run(tmp_path / name / "run", [make_run("fedavg")])
+    shown = overlay([read_archive(tmp_path / name / "run") for name in ("a", "b")])
+    assert shown is not None
+    assert list(shown.keys) == [f"{tmp_path / name / 'run'}: fedavg" for name in ("a", "b")]
 
 
 def test_the_lead_says_who_trains_and_how_long(folder: Path) -> None:
@@ -642,7 +804,7 @@ def test_hovering_shows_values(opened: Browser) -> None:
 
 def button(opened: Browser, label: str) -> tuple[int, int]:
     """Where a name of the first section's legend is, in the window."""
-    find = f"//section[1]//button[@data-label='{label}']"
+    find = f"//section[@id='run-1']//button[@data-label='{label}']"
     element = opened.post("/element", using="xpath", value=find)
     x, y = opened.run(
         "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'});"
@@ -706,7 +868,37 @@ def test_dragging_zooms_and_a_double_click_zooms_out(opened: Browser) -> None:
     double_click(opened, x, span, whole)
 
 
-@pytest.mark.parametrize("width", [400, 1400])
+TICKS = """
+return [...document.querySelectorAll('#all-runs .plot')].map(plot =>
+  [plot.layout.yaxis.type,
+   [...plot.querySelectorAll('.ytick')].map(t => t.textContent).filter(Boolean)])
+"""
+
+
+def test_every_label_of_a_logarithmic_axis_is_a_number(opened: Browser, page: Path) -> None:
+    values = np.geomspace(0.03, 8, 9).tolist()
+    paths = [page.parent / name for name in ("steep", "steeper")]
+    for factor, path in enumerate(paths, start=1):
+        write_run(path, [make_run(losses=[factor * v for v in values])])
+    write_report(paths, page.parent / "steep.html")
+    opened.open(page.parent / "steep.html")
+    opened.wait("'ready' in document.documentElement.dataset")
+    kind, labels = opened.run(TICKS)[0]
+    opened.requests()
+    opened.open(page)
+    opened.wait("'ready' in document.documentElement.dataset")
+    assert kind == "log"
+    assert [float(label) for label in labels] == [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20]
+
+
+SCROLLED = """
+return [...document.querySelectorAll('.scroll, figure, dl, .keys')]
+  .filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)
+"""
+"""What can be scrolled sideways."""
+
+
+@pytest.mark.parametrize("width", [390, 1400])
 def test_the_page_fits_the_window(opened: Browser, page: Path, width: int) -> None:
     opened.resize(width)
     opened.wait(f"innerWidth === {width}")
@@ -715,6 +907,8 @@ def test_the_page_fits_the_window(opened: Browser, page: Path, width: int) -> No
         " - document.querySelector('.plot').getBoundingClientRect().width) < 2"
     )
     assert opened.run("return document.documentElement.scrollWidth") <= width
+    assert opened.run("return document.querySelectorAll('.scroll td').length") > 20
+    assert opened.run(SCROLLED) == []
     # nor was there anything in all tests before
     assert opened.console() == []
     assert set(opened.requests()) <= {page.as_uri()}

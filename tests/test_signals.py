@@ -64,7 +64,7 @@ def hang_in(where: str, marker: Path) -> None:
         "planning": "fedprox.simulation.protocol.Protocol.round_work",
         "compiling": "jax.stages.Lowered.compile",
         "a checkpoint": "fedprox.simulation.checkpoint.Checkpoints._save",
-        "writing": "fedprox.cli.write_clients",
+        "writing": "fedprox.report.results.write_clients",
     }
     if where == "the second method":
         patch.setattr("fedprox.simulation.run.compile_programs", compile_one)

@@ -43,6 +43,7 @@ def run_with(
         "label": label,
         "method": "m",
         "numbers": {},
+        "metrics": {},
     }
     run.history = [
         Record(

@@ -1,6 +1,6 @@
 """fedprox: federated optimization in heterogeneous networks, on JAX."""
 
-from fedprox import datasets, diagnostics, models
+from fedprox import datasets, diagnostics, metrics, models
 from fedprox.algorithms import (
     Algorithm,
     centralised,
@@ -14,13 +14,18 @@ from fedprox.algorithms import (
     scaffold,
 )
 from fedprox.diagnose import Diagnosis, diagnose
+from fedprox.diagnostics.clients import Evaluation, evaluate
 from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Federation, Rows
+from fedprox.metrics import Metric
 from fedprox.model import Model
 from fedprox.report.figure import figure
+from fedprox.report.records import records
+from fedprox.report.results import save
 from fedprox.report.saved import load_model, save_model
 from fedprox.report.table import table
+from fedprox.runner import run
 from fedprox.simulation.checkpoint import Checkpoints, Stopped
 from fedprox.simulation.faults import Faults
 from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
@@ -39,9 +44,11 @@ __all__ = [
     "Checkpoints",
     "Cohort",
     "Diagnosis",
+    "Evaluation",
     "Faults",
     "Federation",
     "InputError",
+    "Metric",
     "Model",
     "Prepared",
     "Progress",
@@ -59,6 +66,7 @@ __all__ = [
     "datasets",
     "diagnose",
     "diagnostics",
+    "evaluate",
     "fedavg",
     "feddane",
     "feddyn",
@@ -69,7 +77,11 @@ __all__ = [
     "figure",
     "line_search_descent",
     "load_model",
+    "metrics",
     "models",
+    "records",
+    "run",
+    "save",
     "save_model",
     "scaffold",
     "simulate",

@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -43,8 +43,9 @@ from fedprox.models import MODELS
 from fedprox.output import lasting_streams
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
-from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_clients, write_figure
+from fedprox.report.directory import CHECKPOINTS, ENDS, RunDirectory, write_figure
 from fedprox.report.page import write_report
+from fedprox.report.results import write_results
 from fedprox.report.table import (
     empty_rounds,
     faulty,
@@ -125,6 +126,12 @@ a run directory with the metrics, the final models, a figure and an HTML report.
 With --checkpoint-every a run that is killed goes on with --resume DIR, and gives the same metrics
 and models, bit for bit. Ctrl-C, SIGTERM or SIGHUP ends the rounds under way and leaves a
 checkpoint; a second one ends at once, as the first does while no round is under way.
+
+--resume DIR --set rounds=400 extends a finished run: it goes on from its last state, and ends with
+the metrics and models of a run that had 400 rounds from the start.
+
+The name of a model, a method or data may be a function of your own, "package.module:function". The
+module is imported, which runs its code: run only files that you trust.
 
 \b
 An experiment file, with every key:
@@ -249,6 +256,10 @@ def run(
         Path | None,
         typer.Option(metavar="DIR", help="Go on with the run in DIR; in place of FILE.toml."),
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace another experiment's results in the run directory."),
+    ] = False,
     coordinator: Annotated[
         str | None,
         typer.Option(
@@ -268,13 +279,16 @@ def run(
 ) -> None:
     """Run an experiment file, or go on with one."""
     if resume is not None:
-        others = file is None and not settings and out is None
-        require(others, f"--resume {resume}: the experiment is there; leave out FILE, --set, --out")
+        others = file is None and out is None and not force
+        require(
+            others, f"--resume {resume}: the experiment is there; leave out FILE, --out, --force"
+        )
         require(
             (resume / "experiment.toml").is_file(),
             f"--resume {resume}: no experiment.toml; name a run directory",
         )
         file, out = resume / "experiment.toml", resume
+        _require_only_rounds(file, settings or ())
     if file is None:
         raise InputError("FILE.toml is missing; or give --resume DIR")
     require(
@@ -291,27 +305,29 @@ def run(
         every=checkpoint_every,
         interval=TOGETHER if coordinator is not None and checkpoint_every is None else None,
         resume=resume is not None,
+        ends=path / ENDS,
     )
     go = partial(train, experiment, resolved, devices=devices, checkpoints=checkpoints)
     if jax.process_index():
         _help(go, checkpoints)
         return
-    directory = RunDirectory(path, resolved.table)
-    done = resume is not None and directory.complete
+    directory = RunDirectory(path, resolved.table, replace=force, extend=resume is not None)
+    done = resume is not None and directory.complete and directory.extended is None
     everyone(done)
     if done:
         console.print(f"{printable(resume)} is complete; nothing to do")
         return
     if resume is not None:
         _say_where(console, directory)
+    if directory.replaced:
+        line = f"{path}: --force replaces the results {directory.replaced}"
+        console.print(printable(line), soft_wrap=True)
     with directory, answering(partial(_interrupted, directory, checkpoints)):
         with stopping_on_signals(checkpoints):
             runs = go(directory.record)
-        if jax.process_count() == 1:  # others have the rows of their clients
-            most = resolved.table.get("evaluate_clients")
-            write_clients(directory.path, resolved.federation, resolved.model, runs, most)
-        directory.finish(runs, experiment.target)
-        write_report([directory.path], directory.path / "report.html")
+        # the rows of others' clients are not at hand, so there is no clients.json of several
+        measured = (resolved.federation, resolved.model) if jax.process_count() == 1 else ()
+        write_results(directory, runs, experiment.target, *measured)
         checkpoints.remove()
     console.print(table(runs, experiment.target))
     for lines in (other_models, sampled, uneven, empty_rounds, unsolved, faulty):
@@ -345,10 +361,23 @@ def _interrupted(
     end_now(number, printable(ended_by(number) + left))
 
 
+def _require_only_rounds(file: Path, settings: Sequence[str]) -> None:
+    """Raise `InputError` if settings change more of a run's experiment than its rounds."""
+    before, now = read_experiment(file), read_experiment(file, settings)
+    for key, value in before.model_dump().items():
+        require(
+            key == "rounds" or value == now.model_dump()[key],
+            f"--set {key}: with --resume only rounds can change",
+        )
+
+
 def _say_where(console: Console, directory: RunDirectory) -> None:
     """What a user should know before a run goes on."""
     path = printable(directory.path)
-    if not directory.checkpoints.is_dir():
+    if directory.extended is not None:
+        rounds = directory.experiment["rounds"]
+        console.print(f"{path}: goes on from round {directory.extended} to {rounds}")
+    elif not directory.checkpoints.is_dir() and not directory.ends.is_dir():
         console.print(f"{path}: no checkpoint; the run begins anew")
     if changed := directory.changed_versions():
         console.print(
@@ -359,7 +388,8 @@ def _say_where(console: Console, directory: RunDirectory) -> None:
 
 REPORT_HELP = """Write the HTML report of run directories.
 
-One page, a section for each directory: settings, table, figures to hover, zoom and switch, who is
+One page: figures with the runs of all directories, and a section for each directory with its
+settings, table, figures to hover, zoom and switch, who is
 left behind, and the diagnosis where there is one. It opens offline and needs nothing beside it. A
 run that was interrupted is shown as far as it came.
 """

@@ -16,12 +16,13 @@ from fedprox.algorithms import ALGORITHMS, Algorithm
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.datasets import DATASETS
 from fedprox.datasets.sources import data_folder
-from fedprox.errors import SINGLE, InputError, require, require_whole
+from fedprox.errors import SINGLE, InputError, reason, require, require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.models import MODELS
 from fedprox.simulation.checkpoint import Checkpoints
 from fedprox.simulation.clients import ClientState
+from fedprox.simulation.described import IN_PYTHON
 from fedprox.simulation.faults import Faults, Policy
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.protocol import clients_to_draw
@@ -32,6 +33,7 @@ from fedprox.simulation.target import StopAtTarget, Target, target_of
 from fedprox.solver import Solver, line_search_descent, searches_line
 from fedprox.streams import check_seed
 from fedprox.toml import parse_toml
+from fedprox.user_code import import_function
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
     name: getattr(optax, name)
@@ -197,6 +199,12 @@ def parse(where: str, table: Table) -> Experiment:
     Raises:
         InputError: It is not one; the line begins with `where`.
     """
+    data = table.get("data")
+    require(
+        not isinstance(data, dict) or data.get("name") != IN_PYTHON,
+        f"{where}: describes a comparison made in Python, whose data, model and methods are not in "
+        "the file; it can only be run again there",
+    )
     try:
         return Experiment.model_validate(table)
     except ValidationError as error:
@@ -218,7 +226,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     methods = [
         _method(table, section, solver, f"method.{i}") for i, table in enumerate(experiment.method)
     ]
-    make_model, model_table = _named(experiment.model, MODELS, "model")
+    make_model, model_table = _named(experiment.model, MODELS, "model", Model)
     federation, data_table = load_data(experiment.data, data_dir)
     if experiment.client_rows is not None:
         require_whole("client_rows", experiment.client_rows)
@@ -239,7 +247,7 @@ def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Ta
     Raises:
         InputError: An unknown name, key or value; or the data cannot be had.
     """
-    load, table = _named(data, DATASETS, "data")
+    load, table = _named(data, DATASETS, "data", Federation)
     if "seed" in table:
         check_seed(table["seed"], "data.seed")  # the file has a seed of runs too
     data_folder(data_dir)  # it must be there, also for data that need no files
@@ -256,7 +264,7 @@ def train(
     progress: bool = True,
 ) -> list[Run]:
     """Run a resolved experiment; see `fedprox.simulate`."""
-    return simulate(
+    runs = simulate(
         resolved.federation,
         resolved.model,
         resolved.methods,
@@ -279,6 +287,9 @@ def train(
         on_record=on_record,
         progress=progress,
     )
+    for run in runs:
+        run.experiment = resolved.table
+    return runs
 
 
 def _method(
@@ -299,10 +310,10 @@ def _method(
         _require_key("optimizer", given, OPTIMIZERS, where)
         name, options = given.pop("optimizer"), given.pop("optimizer_options", {})
         bound["optimizer"] = _optimizer(name, options, where)
-        build, shown = _named(given, ALGORITHMS, where, besides=("optimizer",))
+        build, shown = _named(given, ALGORITHMS, where, Algorithm, besides=("optimizer",))
         shown |= {"optimizer": name, "optimizer_options": options}
     else:
-        build, shown = _named(given, ALGORITHMS, where)
+        build, shown = _named(given, ALGORITHMS, where, Algorithm)
     algorithm = build(**bound)
     require(isinstance(own, dict), f"{where}.solver = {own!r}; it must be a table")
     if own:
@@ -394,28 +405,59 @@ def keys_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {key: parameters[key] for key in parameters if key not in ("federation", "data_dir")}
 
 
+def _can_be_key(annotation: Any) -> bool:
+    """Whether TOML has values of a type.
+
+    >>> _can_be_key(float | Sequence[float] | None), _can_be_key(Callable[[int], int])
+    (True, False)
+    """
+    arguments, origin = get_args(annotation), get_origin(annotation)
+    if origin in (Union, UnionType):
+        return all(map(_can_be_key, arguments))
+    if origin in (list, Sequence):
+        return all(map(_can_be_key, arguments))
+    known = (*KINDS, Any, inspect.Parameter.empty, type(None), dict)
+    return origin in (Literal, dict) or annotation in known
+
+
 def _named(
     table: Mapping[str, Any],
     catalogue: Mapping[str, Callable[..., Any]],
     where: str,
+    kind: type,
     *,
     besides: Sequence[str] = (),
 ) -> tuple[Callable[..., Any], Table]:
-    """The catalogue's function that a section names, with the section's options bound.
+    """The function that a section names, with the section's options bound.
 
-    Its allowed keys and their types are the function's, `besides` some.
+    It is the catalogue's, or one of the user's own as "package.module:function". Its allowed keys
+    and their types are the function's, `besides` some.
+
+    Args:
+        table: The section.
+        catalogue: The library's functions.
+        where: What the section is called.
+        kind: What the function returns.
+        besides: Keys that are checked elsewhere.
     """
     _require_key("name", table, catalogue, where)
     name = table["name"]
-    if not isinstance(name, str) or name not in catalogue:
-        raise InputError(f"{where}.name = {name!r}; {choices(str(name), catalogue)}")
-    function = catalogue[name]
+    if isinstance(name, str) and ":" in name:
+        function = import_function(f"{where}.name", name, kind)
+        keys = _own_keys(function, f"{where}.name = {name!r}", given=int(kind is Model))
+    elif isinstance(name, str) and name in catalogue:
+        function = catalogue[name]
+        keys = keys_of(function)
+    else:
+        allowed = choices(str(name), catalogue)
+        own = ', or one of your own as "package.module:function"'
+        raise InputError(f"{where}.name = {name!r}; {allowed}{own}")
     fields: dict[str, Any] = {
         key: (
-            parameter.annotation,
+            Any if parameter.annotation is parameter.empty else parameter.annotation,
             ... if parameter.default is parameter.empty else parameter.default,
         )
-        for key, parameter in keys_of(function).items()
+        for key, parameter in keys.items()
         if key not in besides
     }
     schema = create_model(f"{name} options", __base__=_Section, **fields)
@@ -426,6 +468,37 @@ def _named(
     options = checked.model_dump()
     shown = {key: value for key, value in options.items() if value is not None}
     return functools.partial(function, **options), {"name": name, **shown}
+
+
+def _own_keys(
+    function: Callable[..., Any], what: str, *, given: int
+) -> dict[str, inspect.Parameter]:
+    """As `keys_of`, of a user's function, which is given so many arguments by position.
+
+    A parameter of a type that TOML does not have, such as a function, is no key if it has a
+    default.
+
+    Raises:
+        InputError: Its signature cannot be read, or needs what TOML cannot hold.
+    """
+    try:
+        parameters = inspect.signature(function, eval_str=True).parameters
+    except (NameError, TypeError, ValueError) as error:
+        raise InputError(f"{what}: its signature cannot be read: {reason(error)}") from None
+    require(len(parameters) >= given, f"{what}: its first parameter must be the federation")
+    found = {}
+    for key, parameter in list(parameters.items())[given:]:
+        several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if several or key == "data_dir":
+            continue
+        if _can_be_key(parameter.annotation):
+            found[key] = parameter
+        elif parameter.default is parameter.empty:
+            raise InputError(
+                f"{what}: its parameter {key!r} has a type that no key has; use bool, int, float, "
+                "str, Literal or a list of them, or give it a default"
+            )
+    return found
 
 
 def apply_setting(table: Table, setting: str) -> None:

@@ -177,6 +177,17 @@ class Federation:
     def __len__(self) -> int:
         return len(self.names)
 
+    def __repr__(self) -> str:
+        least, most = int(self.train.sizes.min()), int(self.train.sizes.max())
+        each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        shape = ",".join(map(str, self.features.shape))
+        return (
+            f"Federation: {len(self):,} clients, {len(self.train):,} training rows ({each} a "
+            f"client), {len(self.test):,} test rows, "
+            + (f"{self.classes:,} classes, " if self.classes else "")
+            + f"features {self.features.dtype}[{shape}]"
+        )
+
     @property
     def shares(self) -> NDArray[np.float64]:
         """p_k = n_k / n, shape (clients,)."""

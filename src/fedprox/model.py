@@ -1,8 +1,9 @@
 """A model: how parameters begin, what they predict, and how a prediction is judged."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from flax import linen, nnx
 from fedprox.errors import require
 from fedprox.features import Features, index_of, look_up
 from fedprox.federation import Federation
+from fedprox.metrics import Metric, Terms, check_metrics, terms_of, value_of, weighted_sums
 from fedprox.user_code import SHOWN, call, describe, shapes_of
 
 Params = Any  # a pytree of arrays
@@ -105,18 +107,24 @@ class Model:
             all labels. None for a model without accuracy. Where it is left out, a label is met by
             the largest output (`top_1`) if `loss` is cross-entropy; with any other loss, as in
             regression, the model has no accuracy.
+        metrics: Further measures by name, see `fedprox.Metric`. Evaluations report each of them as
+            `test_NAME` over all test rows and as `train_NAME` over all training rows.
 
     Raises:
-        InputError: An attribute is not a function; or, from `apply`, parameters of another
-            structure or shape, or features that the model cannot take.
+        InputError: An attribute is not a function, or `metrics` not a dict of metrics; or, from
+            `apply`, parameters of another structure or shape, or features that the model cannot
+            take.
     """
 
     init: Callable[[jax.Array], Params]
     apply: Apply
     loss: Loss = cross_entropy
     correct: Correct | None = AUTO
+    metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        check_metrics(self.metrics)
+        object.__setattr__(self, "metrics", dict(self.metrics))
         if self.correct is AUTO:
             object.__setattr__(self, "correct", top_1 if self.loss is cross_entropy else None)
         for name in ("init", "apply", "loss", "correct"):
@@ -144,6 +152,7 @@ class Model:
         build: Callable[[nnx.Rngs], nnx.Module],
         loss: Loss = cross_entropy,
         correct: Correct | None = AUTO,
+        metrics: Mapping[str, Metric] = MappingProxyType({}),
     ) -> "Model":
         """A model from a flax.nnx module.
 
@@ -152,6 +161,7 @@ class Model:
                 federated averaging has no meaning for running statistics or dropout counters.
             loss: As in `Model`.
             correct: As in `Model`.
+            metrics: As in `Model`.
 
         Raises:
             InputError: `build` is not such a function, or the module has other variables.
@@ -188,7 +198,8 @@ class Model:
         def apply(params: Params, x: jax.Array) -> jax.Array:
             return nnx.merge(graph, nnx.State(params))(x)
 
-        return cls(init, apply, loss, correct)
+        apply.__name__ = type(module).__name__  # what run directories call the model
+        return cls(init, apply, loss, correct, metrics)
 
 
 _NEEDED = (
@@ -334,6 +345,10 @@ def check_model(model: Model, federation: Federation) -> None:
         )
     if model.correct is not None and len(federation.test):
         jax.eval_shape(partial(labels_met, model), outputs, y)
+    terms = jax.eval_shape(partial(terms_of, model.metrics), outputs, y)
+    for name, metric in model.metrics.items():
+        sums = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), terms[name])
+        jax.eval_shape(partial(value_of, name, metric), sums)
 
 
 def losses_of(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
@@ -360,8 +375,20 @@ def weighted_loss(
     Raises:
         InputError: The model's loss is not one number for each example.
     """
-    losses = losses_of(model, model.apply(params, x), y)
+    return _weighted(losses_of(model, model.apply(params, x), y), weights)
+
+
+def _weighted(losses: jax.Array, weights: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(weights > 0, losses * weights, 0.0))
+
+
+def loss_and_sums(
+    model: Model, params: Params, x: jax.Array, y: jax.Array, weights: jax.Array
+) -> tuple[jax.Array, dict[str, Terms]]:
+    """`weighted_loss`, and the weighted sums of each metric's terms."""
+    outputs = model.apply(params, x)
+    terms = terms_of(model.metrics, outputs, y)
+    return _weighted(losses_of(model, outputs, y), weights), weighted_sums(terms, weights)
 
 
 def labels_met(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:

@@ -4,12 +4,16 @@ JAX traces these functions, so a mistake in one of them would otherwise end in t
 engine, far from the function and with many lines about XLA.
 """
 
+import functools
+import importlib
+import os
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 
-from fedprox.errors import InputError
+from fedprox.errors import InputError, require
 
 T = TypeVar("T")
 
@@ -66,6 +70,53 @@ def call(what: str, function: Callable[..., T], *args: Any, given: Any = None) -
 def shapes_of(what: str, function: Callable[..., Any], *args: Any, given: Any = None) -> Any:
     """Shapes and types of what a user's function returns, as `jax.eval_shape`; see `call`."""
     return call(what, jax.eval_shape, function, *args, given=given)
+
+
+def import_function(where: str, name: str, kind: type) -> Callable[..., Any]:
+    """Import a user's function by "package.module:function", from Python's path or from here.
+
+    The current folder is appended to `sys.path`, so that the module can import its neighbours.
+
+    Args:
+        where: The key that names it, for the message.
+        name: Its name.
+        kind: The class of the library that the function must return an instance of.
+
+    Returns:
+        The function, whose mistakes become one line. Importing the module runs its code.
+
+    Raises:
+        InputError: There is no such module or function, or importing the module fails.
+    """
+    module, _, attribute = name.partition(":")
+    what = f"{where} = {name!r}"
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    require(module and attribute, f'{what}; it must be "package.module:function"')
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        absent = error.name is not None and f"{module}.".startswith(f"{error.name}.")
+        of = "" if absent else f", which {module!r} imports"
+        raise InputError(
+            f"{what}: no module {error.name!r}{of} in {os.getcwd()} or on Python's path"
+        ) from None
+    except Exception as error:
+        raise InputError(f"{what}: importing {module!r} {_mistake(error)}") from error
+    function: Any = getattr(found, attribute, None)
+    require(callable(function), f"{what}: {module!r} has no function {attribute!r}")
+
+    @functools.wraps(function)
+    def checked(*args: Any, **options: Any) -> Any:
+        made = call(name, functools.partial(function, **options), *args)
+        require(
+            isinstance(made, kind),
+            f"{what}: it returns a value of type {type(made).__name__}; it must return a "
+            f"fedprox.{kind.__name__}",
+        )
+        return made
+
+    return checked
 
 
 def _mistake(error: Exception) -> str:

@@ -165,12 +165,13 @@ def write_mapped(
     """Write a folder that `mapped` reads, client by client, so in the memory that one takes.
 
     >>> from tempfile import TemporaryDirectory
-    >>> clients = (([[float(k)]] * 3, [k % 2] * 3) for k in range(1000))
+    >>> train = (([[float(k)]] * 3, [k % 2] * 3) for k in range(1000))
+    >>> test = (([[float(k)]], [k % 2]) for k in range(1000))
     >>> with TemporaryDirectory() as folder:
-    ...     write_mapped(f"{folder}/thousand", clients)
+    ...     write_mapped(f"{folder}/thousand", train, test)
     ...     federation = mapped(f"{folder}/thousand")
-    >>> len(federation), len(federation.train), federation.classes
-    (1000, 3000, 2)
+    >>> len(federation), len(federation.train), len(federation.test), federation.classes
+    (1000, 3000, 1000, 2)
 
     Numbers of 64 bits are written as 32 bits; what the first client's are, the others' must be.
 

@@ -1,20 +1,109 @@
 """How a model serves each client: who is left behind by a mean over all of them."""
 
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.features import Features, index_of, look_up, with_index
-from fedprox.federation import Federation, offsets_of
-from fedprox.model import Model, Params, labels_met
+from fedprox.federation import Federation, Rows
+from fedprox.metrics import terms_of, value_of
+from fedprox.model import Model, Params, check_model, check_params, labels_met, losses_of
 
 ROWS = 512
-"""Test rows that are on the device at once, so that its memory does not limit the federation."""
+"""Rows that are on the device at once, so that its memory does not limit the federation."""
+
+Values = NDArray[np.float64]
 
 
-def client_accuracy(federation: Federation, model: Model, params: Params) -> NDArray[np.float64]:
+class Evaluation(NamedTuple):
+    """A model on a federation, over all rows and on each client; see `evaluate`.
+
+    Attributes:
+        train_loss: f(w), the mean loss of all training rows.
+        test_loss: The mean loss of all test rows; NaN where there are none.
+        test_accuracy: Share of all test labels that are met; NaN where there are none.
+        metrics: The model's metrics by name, "test_NAME" over all test rows and "train_NAME" over
+            all training rows.
+        clients: The clients' names, in the order of the arrays below.
+        training_rows: n_k, shape (clients,).
+        test_rows: Test rows of each client, shape (clients,).
+        by_client: "train_loss", which is F_k(w), "test_loss", "test_accuracy" and the metrics on
+            each client's own rows, each of shape (clients,); NaN for a client without such rows.
+    """
+
+    train_loss: float
+    test_loss: float
+    test_accuracy: float
+    metrics: dict[str, float]
+    clients: tuple[str, ...]
+    training_rows: NDArray[np.int64]
+    test_rows: NDArray[np.int64]
+    by_client: dict[str, Values]
+
+    def __repr__(self) -> str:
+        return (
+            f"Evaluation: {len(self.clients):,} clients, train loss {self.train_loss:.4f}, "
+            f"test accuracy {100 * self.test_accuracy:.2f} %"
+        )
+
+
+def evaluate(model: Model, params: Params, federation: Federation) -> Evaluation:
+    r"""Evaluate a model on all rows of a federation, and client by client.
+
+    The training loss is
+
+    .. math:: f(w) = \sum_k p_k F_k(w), \qquad p_k = n_k / n,
+
+    where :math:`F_k` is the mean loss of client :math:`k`'s :math:`n_k` training rows. The test
+    accuracy is the share of all clients' test labels that are met, so a client counts by its test
+    rows. Rows are read in slices, so the federation may be larger than the device's memory.
+
+    Args:
+        model: The model.
+        params: Its parameters, such as `Run.params` or what `load_model` returns.
+        federation: The clients and their data.
+
+    Raises:
+        InputError: The model does not fit the federation, or the parameters the model.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> def squared(outputs, y):
+        ...     return (outputs - y) ** 2
+        >>> model = Model(lambda key: jnp.ones(()), lambda w, x: w * x[:, 0], squared)
+        >>> clients = [([[1.0], [1.0], [1.0]], [1.0, 1.0, 1.0]), ([[3.0]], [1.0])]
+        >>> federation = Federation.from_arrays(clients)
+        >>> found = evaluate(model, jnp.ones(()), federation)
+        >>> found.train_loss, found.by_client["train_loss"].tolist()  # 3/4 * 0 + 1/4 * 4
+        (1.0, [0.0, 4.0])
+    """
+    check_model(model, federation)
+    check_params("params", params, model.shapes)
+    by_client: dict[str, Values] = {}
+    overall: dict[str, float] = {}
+    for kind, rows in (("train", federation.train), ("test", federation.test)):
+        sums = _sums(model, params, rows)
+        by_client |= _measures(model, kind, sums, rows.sizes, rows.labels)
+        total = jax.tree.map(lambda a: a.sum(axis=0, keepdims=True), sums)
+        counts = (np.array([count.sum()]) for count in (rows.sizes, rows.labels))
+        found = _measures(model, kind, total, *counts)
+        overall |= {name: float(value) for name, (value,) in found.items()}
+    return Evaluation(
+        train_loss=overall.pop("train_loss"),
+        test_loss=overall.pop("test_loss"),
+        test_accuracy=overall.pop("test_accuracy"),
+        metrics=overall,
+        clients=tuple(federation.names),
+        training_rows=federation.train.sizes,
+        test_rows=federation.test.sizes,
+        by_client=by_client,
+    )
+
+
+def client_accuracy(federation: Federation, model: Model, params: Params) -> Values:
     """Test accuracy of a model on each client's own test rows.
 
     Args:
@@ -33,22 +122,109 @@ def client_accuracy(federation: Federation, model: Model, params: Params) -> NDA
     >>> client_accuracy(federation, model, jnp.ones(())).tolist()
     [0.5, nan, 1.0]
     """
-    rows, labels = federation.test, federation.test.labels
-    if model.correct is None or not len(rows):
-        return np.full(len(federation), np.nan)
-    right = np.zeros(len(rows), np.int64)
-    index = index_of(rows.x)
+    return client_measures(federation, model, params)["test_accuracy"]
+
+
+def client_measures(federation: Federation, model: Model, params: Params) -> dict[str, Values]:
+    """Test accuracy, test loss and the metrics of a model on each client's own rows.
+
+    Training rows are read only for a model with metrics.
+
+    Args:
+        federation: The clients and their data.
+        model: The model; the same one over several calls is compiled once.
+        params: Its parameters.
+
+    Returns:
+        "test_accuracy", see `client_accuracy`, "test_loss", and of each metric "test_NAME" and
+        "train_NAME", each of shape (clients,) and NaN for clients without such rows.
+
+    >>> import jax.numpy as jnp
+    >>> from fedprox.metrics import mean_squared_error
+    >>> federation = Federation.from_arrays([([[1.0], [2.0]], [0.5, 1.0]), ([[1.0]], [3.0])])
+    >>> model = Model(
+    ...     lambda key: jnp.ones(1),
+    ...     lambda w, x: x @ w,
+    ...     lambda outputs, y: jnp.abs(outputs - y),
+    ...     metrics={"mse": mean_squared_error()},
+    ... )
+    >>> client_measures(federation, model, jnp.ones(1))["train_mse"].tolist()
+    [0.625, 4.0]
+    """
+    test, train = federation.test, federation.train
+    found = _measures(model, "test", _sums(model, params, test), test.sizes, test.labels)
+    if model.metrics:
+        sums = _sums(model, params, train)
+        found |= _measures(model, "train", sums, train.sizes, train.labels)
+        del found["train_loss"]
+    return found
+
+
+def _measures(
+    model: Model,
+    kind: str,
+    sums: dict[str, Any],
+    rows: NDArray[np.int64],
+    labels: NDArray[np.int64],
+) -> dict[str, Values]:
+    """Loss, accuracy of test rows, and metrics, given sums over some groups of rows.
+
+    Args:
+        model: The model.
+        kind: "train" or "test".
+        sums: What `_summed` sums, leaves (groups, ...).
+        rows: Rows of each group, shape (groups,).
+        labels: Labels of each group, shape (groups,).
+    """
+    found = {f"{kind}_loss": _ratio(sums["loss"], rows)}
+    if kind == "test":
+        met = sums.get("correct")
+        unknown = np.full(len(rows), np.nan)
+        found["test_accuracy"] = unknown if met is None else _ratio(met, labels)
+    for name, metric in model.metrics.items():
+        single = jax.tree.map(lambda a: a.astype(np.float32), sums["metrics"][name])
+        values = jax.jit(jax.vmap(partial(value_of, name, metric)))(single)
+        found[f"{kind}_{name}"] = np.where(rows > 0, np.asarray(values, float), np.nan)
+    return found
+
+
+def _ratio(sums: Values, counts: NDArray[np.int64]) -> Values:
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def _sums(model: Model, params: Params, rows: Rows) -> dict[str, Any]:
+    """What `_summed` sums, over each client's rows: float64, leaves (clients, ...)."""
+    clients, index = len(rows.sizes), index_of(rows.x)
+    owner = np.repeat(np.arange(clients), rows.sizes)
     shared = jax.device_put(with_index(rows.x, index[:0]))  # such as a text; the rows follow
-    width = min(ROWS, len(rows))
+    width = max(1, min(ROWS, len(rows)))
+    like = jax.eval_shape(
+        partial(_summed, model),
+        params,
+        with_index(shared, jax.ShapeDtypeStruct((width, *index.shape[1:]), index.dtype)),
+        jax.ShapeDtypeStruct((width, *rows.y.shape[1:]), rows.y.dtype),
+        jax.ShapeDtypeStruct((width,), np.int32),
+    )
+    sums = jax.tree.map(lambda a: np.zeros((clients, *a.shape[1:])), like)
     for start in range(0, len(rows), width):
         # the last slice begins early enough to be as wide as the others: one shape, one program
-        at = slice(min(start, len(rows) - width), min(start + width, len(rows)))
-        right[at] = _correct(model, params, with_index(shared, index[at]), rows.y[at])
-    up_to = offsets_of(right)[rows.offsets]
-    return np.where(labels > 0, np.diff(up_to) / np.maximum(labels, 1), np.nan)
+        begin = min(start, len(rows) - width)
+        at = slice(begin, begin + width)
+        here, place = np.unique(owner[at], return_inverse=True)
+        place[: start - begin] = width  # read before: nobody's
+        part = _summed(model, params, with_index(shared, index[at]), rows.y[at], place)
+        for total, found in zip(*map(jax.tree.leaves, (sums, part)), strict=True):
+            total[here] += np.asarray(found)[: len(here)]
+    return sums
 
 
 @partial(jax.jit, static_argnums=0)
-def _correct(model: Model, params: Params, x: Features, y: jax.Array) -> jax.Array:
-    right = labels_met(model, model.apply(params, look_up(x, index_of(x))), y)
-    return right.reshape(len(right), -1).sum(axis=1)
+def _summed(
+    model: Model, params: Params, x: Features, y: jax.Array, place: jax.Array
+) -> dict[str, Any]:
+    """Losses, labels met and metrics' terms of rows (B, ...), summed by place, leaves (B, ...)."""
+    outputs = model.apply(params, look_up(x, index_of(x)))
+    by_row = {"loss": losses_of(model, outputs, y), "metrics": terms_of(model.metrics, outputs, y)}
+    if model.correct is not None:
+        by_row["correct"] = labels_met(model, outputs, y).reshape(len(y), -1).sum(axis=1)
+    return jax.tree.map(lambda a: jax.ops.segment_sum(a, place, len(y)), by_row)

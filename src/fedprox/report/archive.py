@@ -52,19 +52,23 @@ class RunTimes(_File):
 
 
 class RunClients(_File):
-    """An object of `clients.json`: test accuracy of a run's final model on each client.
+    """What the report needs of an object of `clients.json`: accuracies of a run's final model.
 
     Attributes:
         label: The run's label.
         seed: The run's seed.
         test_accuracy: One number for each client, None for those without test rows.
-        clients: Their names, where evaluations read a sample of the clients.
+        clients: Their names. Older files have them only of a sample of the clients.
+        training_rows: Training rows of each; older files have none.
+        test_rows: Test rows of each; likewise.
     """
 
     label: str
     seed: Whole
     test_accuracy: list[float | None]
     clients: list[str] | None = None
+    training_rows: list[Whole] | None = None
+    test_rows: list[Whole] | None = None
 
 
 class Fact(_File):
@@ -223,9 +227,17 @@ def read_record(line: bytes) -> Record:
         for key, value in known.items()
         if value is None and hints[key] in (float, float | None)
     }
-    numbers = {k: v for k, v in table.items() if k not in hints and v is not None}
+    others = {key: value for key, value in table.items() if key not in hints}
+    metrics = {
+        key: math.nan if value is None else value
+        for key, value in others.items()
+        if key.startswith(("train_", "test_"))
+    }
+    numbers = {k: v for k, v in others.items() if k not in metrics and v is not None}
     try:
-        return _RECORD.validate_python(known | {"numbers": numbers}, strict=True)
+        return _RECORD.validate_python(
+            known | {"numbers": numbers, "metrics": metrics}, strict=True
+        )
     except ValidationError as error:
         raise ValueError(_explain(error)) from None
 

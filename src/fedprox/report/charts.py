@@ -1,7 +1,7 @@
 """The report's figures as plotly data: dicts of plain lists, which the page draws.
 
-One line for each label, the mean over its seeds, with a band from the least to the greatest of
-them. A number that is not finite is None, a gap in its line.
+One line for each label, the mean over its seeds, with a band of one sample standard deviation on
+either side, as in the table. A number that is not finite is None, a gap in its line.
 """
 
 import html
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedprox.report.figure import is_logarithmic
+from fedprox.report.figure import FEW_DECADES, band, is_logarithmic
 from fedprox.report.table import held
 from fedprox.simulation.history import Record, Run
 
@@ -120,29 +120,40 @@ def chart(
         y: The vertical axis; logarithmic where its numbers span more than a factor of 20.
         compare_at_x: Whether lines have points at the same x, so that hovering shows them all.
     """
+    values = np.concatenate([line.values.ravel() for line in lines])
+    axis = _axis(y, values)
+    known = values[np.isfinite(values)]
+    floor = known.min() if axis.get("type") == "log" else -math.inf
     together = compare_at_x and len(lines) <= len(COLOURS)
     shown = "%{y:.2%}" if y.percent else "%{y:.4g}"
     if not together:
         shown += f"<br>{x.title} %{{x}}"
     traces: list[Trace] = []
     for line in lines:
-        traces += _traces(line, looks[line.label], shown)
+        traces += _traces(line, looks[line.label], shown, floor)
     layout: dict[str, Any] = {
         "xaxis": {
             "title": {"text": x.title},
             "tickformat": ".0%" if x.percent else "",
             "unifiedhovertitle": {"text": f"{x.title} %{{x}}"},
         },
-        "yaxis": _axis(y, np.concatenate([line.values.ravel() for line in lines])),
+        "yaxis": axis,
         "hovermode": "x unified" if together else "closest",
     }
     return Chart(title, note, traces, layout)
 
 
-def _traces(line: Line, style: Style, shown: str) -> list[Trace]:
-    """The band, if there are several seeds, and the line over it; `shown` is what hovering says."""
-    values = np.where(np.isfinite(line.values), line.values, np.nan)
-    mean, low, high = values.mean(axis=0), values.min(axis=0), values.max(axis=0)
+def _traces(line: Line, style: Style, shown: str, floor: float) -> list[Trace]:
+    """The band, if there are several seeds, and the line over it.
+
+    Args:
+        line: The line.
+        style: How it looks.
+        shown: What hovering says.
+        floor: Where the band is cut off below: a logarithmic axis has no place for 0.
+    """
+    mean, low, high = band(line.values)
+    low = np.maximum(low, floor)
     trace: Trace = {
         "name": html.escape(line.label, quote=False),  # plotly reads tags in names
         "legendgroup": line.label,
@@ -152,18 +163,18 @@ def _traces(line: Line, style: Style, shown: str) -> list[Trace]:
         "line": {"color": style.colour, "dash": style.dash, "width": 2},
         "hovertemplate": shown,
     }
-    if len(values) == 1:
+    if len(line.values) == 1:
         return [trace]
     known = np.isfinite(mean)
     # a band is one closed outline for each stretch without a gap
     outline_x: list[float | None] = []
     outline_y: list[float | None] = []
     for stretch in _stretches(known):
-        around = np.concatenate([line.x[stretch], line.x[stretch][::-1]])
+        there = np.concatenate([line.x[stretch], line.x[stretch][::-1]])
         edge = np.concatenate([low[stretch], high[stretch][::-1]])
-        outline_x += [*([None] if outline_x else []), *numbers(around)]
+        outline_x += [*([None] if outline_x else []), *numbers(there)]
         outline_y += [*([None] if outline_y else []), *numbers(edge)]
-    band = {
+    around = {
         "legendgroup": line.label,
         "x": outline_x,
         "y": outline_y,
@@ -173,7 +184,7 @@ def _traces(line: Line, style: Style, shown: str) -> list[Trace]:
         "fillcolor": f"{style.colour}2e",
         "hoverinfo": "skip",
     }
-    return [band, trace]
+    return [around, trace]
 
 
 def _stretches(known: NDArray[np.bool_]) -> list[slice]:
@@ -193,9 +204,11 @@ def _axis(axis: Axis, values: NDArray[np.float64]) -> dict[str, Any]:
     if axis.percent:
         found["tickformat"] = ".0%"
     elif len(known) and is_logarithmic(known.min(), known.max()):
-        # labels at 1, 2 and 5, or at powers of ten alone where there are many
-        few = known.max() < 1000 * known.min()
-        found |= {"type": "log", "dtick": "D2" if few else 1}
+        # at 1, 2 and 5, or at powers of ten alone where there are many; without a format plotly
+        # writes 0.2 and 20 as a small "2"
+        few = known.max() < FEW_DECADES * known.min()
+        found |= {"type": "log", "dtick": "D2" if few else 1, "tickformat": "~g"}
+        found["title"]["text"] += " (log scale)"
     return found
 
 
@@ -224,6 +237,8 @@ def ranked(label: str, accuracies: Sequence[NDArray[np.float64]]) -> Line:
 def histogram(title: str, note: str, values: Sequence[float], what: str) -> Chart:
     """How many clients have how much of something; bins of equal ratio where it spans decades.
 
+    Where all have the same, this is one bar, and the note says so.
+
     Args:
         title: Heading.
         note: What it shows.
@@ -233,6 +248,8 @@ def histogram(title: str, note: str, values: Sequence[float], what: str) -> Char
     found = np.asarray(values, float)
     if not len(found):
         return Chart(title, note, [], {})
+    if np.allclose(found, found[0], rtol=1e-9, atol=0):
+        return _all_the_same(title, float(found[0]), len(found), what)
     logarithmic = is_logarithmic(found.min(), found.max())
     scaled = np.log10(found) if logarithmic else found
     bins = min(MOST_BINS, math.ceil(2 * len(found) ** (1 / 3)))
@@ -251,7 +268,32 @@ def histogram(title: str, note: str, values: Sequence[float], what: str) -> Char
     if logarithmic:
         # a linear axis over the logarithms, so that bars have the width of their bins
         low, high = math.floor(edges[0]), math.ceil(edges[-1])
-        ticks = [m * 10.0**e for e in range(low, high + 1) for m in (1, 2, 5)]
+        labelled = (1, 2, 5) if ends[-1] < FEW_DECADES * ends[0] else (1,)
+        ticks = [m * 10.0**e for e in range(low, high + 1) for m in labelled]
         axis |= {"tickvals": numbers(np.log10(ticks)), "ticktext": [f"{t:g}" for t in ticks]}
+        axis["title"]["text"] += " (log scale)"
     layout = {"xaxis": axis, "yaxis": {"title": {"text": "clients"}}, "hovermode": "closest"}
     return Chart(title, note, [trace], layout)
+
+
+def _all_the_same(title: str, value: float, count: int, what: str) -> Chart:
+    """The histogram of clients that all have the same."""
+    shown = (
+        f"{round(value):,}" if math.isclose(value, round(value), rel_tol=1e-9) else f"{value:.4g}"
+    )
+    trace = {
+        "type": "bar",
+        "x": [value],
+        "y": [count],
+        "width": [0.2],
+        "marker": {"color": COLOURS[0]},
+        "hovertemplate": f"{shown} {what}: %{{y}} clients<extra></extra>",
+    }
+    axis = {
+        "title": {"text": what},
+        "range": [value - 1, value + 1],
+        "tickvals": [value],
+        "ticktext": [shown],
+    }
+    layout = {"xaxis": axis, "yaxis": {"title": {"text": "clients"}}, "hovermode": "closest"}
+    return Chart(title, f"All {count:,} clients have {shown} {what}.", [trace], layout)

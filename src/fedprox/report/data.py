@@ -224,6 +224,7 @@ def data_figure(federation: Federation, title: str) -> "Figure":
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter("{x:,.0f}")
         axis.yaxis.set_minor_formatter(LogFormatter())
+        axis.set_ylabel("log scale", fontsize=8)
     else:
         axis.set_ylim(0, 1.15 * n.max())
     axis.set_title("rows of a client", fontsize=10)

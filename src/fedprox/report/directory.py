@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import jax
 import tomli_w
 
-from fedprox.diagnostics.clients import client_accuracy
+from fedprox.diagnostics.clients import client_measures
 from fedprox.errors import InputError, require
 from fedprox.federation import Federation
 from fedprox.files import flush_folder, naming, open_no_link, refuse_link, write_whole
@@ -29,6 +29,7 @@ from fedprox.report.figure import figure
 from fedprox.report.lock import NAME as LOCK
 from fedprox.report.lock import locked
 from fedprox.report.parameters import encode
+from fedprox.report.records import ERRORS, OPTIONAL, flat
 from fedprox.report.table import common_target
 from fedprox.simulation.checkpoint import FIRST
 from fedprox.simulation.history import Record, Run
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 CHECKPOINTS = "checkpoint"
 """The folder for checkpoints in a run directory."""
 
-ERRORS = ("train_loss_se", "test_accuracy_se")
-"""What only records of evaluations on a sample of clients have."""
+ENDS = "state"
+"""The folder for the last states of a run directory's legs, see `Checkpoints.ends`."""
 
 LONGEST = 150
 """Bytes of a label in a file's name, which file systems give 255."""
@@ -63,14 +64,31 @@ class RunDirectory:
     Args:
         path: The folder.
         experiment: The resolved experiment.
+        replace: Whether another experiment's results may be replaced.
+        extend: Whether the folder's experiment may have other rounds: fewer, if its last states
+            are there.
+
+    Attributes:
+        replaced: What is replaced, for people; empty for nothing.
+        extended: Rounds of the folder's results where the experiment has more; None otherwise.
 
     Raises:
         InputError: The folder holds another experiment's results, or something else, or its
             `metrics.jsonl` is a symbolic link; or, at `with`, another process writes it.
     """
 
-    def __init__(self, path: Path, experiment: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        experiment: dict[str, Any],
+        *,
+        replace: bool = False,
+        extend: bool = False,
+    ) -> None:
         self.path, self.experiment = path, experiment
+        self.replaced = ""
+        self.extended: int | None = None
+        self._replace, self._extend = replace, extend
         self._metrics: BinaryIO | None = None
         self._flushed = time.monotonic()
         self._held = ExitStack()
@@ -79,23 +97,55 @@ class RunDirectory:
     def _check(self) -> None:
         if not self.path.exists():
             return
-        require(self.path.is_dir(), f"--out: {self.path} is not a folder")
+        require(self.path.is_dir(), f"{self.path} is not a folder")
         refuse_link(self.path / "metrics.jsonl")
         known = self.path / "experiment.toml"
         if all(_is_leftover(path) for path in self.path.iterdir()):
             return
-        require(
-            known.is_file(), f"--out: {self.path} holds other files; name a new or empty folder"
-        )
+        require(known.is_file(), f"{self.path} holds other files; name a new or empty folder")
         try:
             before = parse_toml(known.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise InputError(f"--out: {known} cannot be read: {error}") from None
-        before.pop("versions", None)
+            raise InputError(f"{known} cannot be read: {error}") from None
+        ours = isinstance(before.pop("versions", None), dict)
+        now = tomllib.loads(tomli_w.dumps(self.experiment))
+        different = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
+        if different == ["rounds"] and self._extend:
+            self.extended = self._rounds_to_extend(before["rounds"], now["rounds"])
+        elif different and self._replace:
+            require(ours, f"--force: {known} was not written by fedprox; name another folder")
+            for found in self.path.iterdir():
+                require(
+                    _is_ours(found),
+                    f"--force: {self.path} also holds {found.name}, which is no result of fedprox; "
+                    "name another folder",
+                )
+            self.replaced = f"of an experiment that differs in {', '.join(different)}"
+        else:
+            require(
+                not different,
+                f"{self.path} holds another experiment's results; name another folder, or "
+                "replace them with fedprox run --force",
+            )
+
+    def _rounds_to_extend(self, done: int, rounds: int) -> int:
+        """The rounds done, if there can be more."""
         require(
-            before == tomllib.loads(tomli_w.dumps(self.experiment)),
-            f"--out: {self.path} holds another experiment's results; name another folder",
+            rounds > done,
+            f"--set rounds={rounds}: {self.path} is a run of {done} rounds; with --resume there "
+            "can only be more",
         )
+        require(
+            self.complete,
+            f"--set rounds={rounds}: {self.path} is not finished; finish it first, with "
+            f"fedprox run --resume {self.path}",
+        )
+        require(
+            self.ends.is_dir(),
+            f"--set rounds={rounds}: {self.path} has no folder {ENDS} with its last state to go on "
+            "from; run it anew",
+        )
+        return done
 
     @property
     def checkpoints(self) -> Path:
@@ -103,8 +153,13 @@ class RunDirectory:
         return self.path / CHECKPOINTS
 
     @property
+    def ends(self) -> Path:
+        """The folder for the last states of its legs."""
+        return self.path / ENDS
+
+    @property
     def complete(self) -> bool:
-        """Whether the experiment ran to its end and everything is written."""
+        """Whether the folder's experiment ran to its end and everything is written."""
         return (self.path / "summary.json").is_file() and not self.checkpoints.exists()
 
     @property
@@ -173,17 +228,12 @@ class RunDirectory:
         write_whole(self.path / "experiment.toml", tomli_w.dumps(table).encode())
 
     def _begin(self) -> BinaryIO:
-        self._write_experiment()
-        # an earlier run's results must not stand beside this one's
-        for pattern in (
-            "summary.json",
-            "model-*.safetensors",
-            "figure.*",
-            "clients.json",
-            "report.html",
-        ):
+        # an earlier run's results must not stand beside this one's; the summary, which makes them
+        # complete, goes first
+        for pattern in (*RESULTS, *(["diagnosis.json"] if self.replaced else [])):
             for path in self.path.glob(pattern):
                 path.unlink()
+        self._write_experiment()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         opened = open_no_link(self.path / "metrics.jsonl", flags)
         flush_folder(self.path)
@@ -204,9 +254,31 @@ def _is_leftover(path: Path) -> bool:
     """Whether an ended process of ours may have left a file or folder before its first record."""
     if path.name == CHECKPOINTS and path.is_dir():
         return all(_is_leftover(inside) or inside.name == FIRST for inside in path.iterdir())
-    return path.name in (LOCK, f".{CHECKPOINTS}.removed") or bool(
+    return path.name in (LOCK, f".{CHECKPOINTS}.removed", f".{ENDS}.removed") or bool(
         re.fullmatch(r"\..+\.partial", path.name)
     )
+
+
+RESULTS = (
+    "summary.json",
+    "model-*.safetensors",
+    "figure.png",
+    "figure.svg",
+    "clients.json",
+    "report.html",
+)
+"""What a finished run writes beside its metrics."""
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file or folder of a run directory is one that we write."""
+    if path.name in (CHECKPOINTS, ENDS):
+        names = re.compile(r"\d+(-\d+)?\.(state|clients-\d+)")
+        return path.is_dir() and all(
+            _is_leftover(inside) or names.fullmatch(inside.name) for inside in path.iterdir()
+        )
+    others = ("experiment.toml", "metrics.jsonl", "diagnosis.json")
+    return _is_leftover(path) or any(map(path.match, (*RESULTS, *others)))
 
 
 def model_file(label: str, seed: int) -> str:
@@ -241,28 +313,31 @@ def write_clients(
     runs: Sequence[Run],
     most: int | None = None,
 ) -> None:
-    """Write `clients.json`: test accuracy of each run's final model on every client.
+    """Write `clients.json`: each client's name and rows, and what each run's model comes to on it.
 
     Args:
         path: The run directory.
         federation: The clients and their data.
         model: The model.
         runs: The runs.
-        most: Clients that evaluations read at most, who are then named; None for all.
+        most: Clients that evaluations read at most; None for all.
     """
-    named: dict[str, Any] = {}
     if most is not None:
         federation = federation.sample_clients(most)
-        named = {"clients": list(federation.names)}
+    described = {
+        "clients": list(federation.names),
+        "training_rows": federation.train.sizes.tolist(),
+        "test_rows": federation.test.sizes.tolist(),
+    }
     table = [
         {
             "label": run.label,
             "seed": run.seed,
-            **named,
-            "test_accuracy": [
-                _json_number(value)
-                for value in client_accuracy(federation, model, run.params).tolist()
-            ],
+            **described,
+            **{
+                name: [_json_number(value) for value in values.tolist()]
+                for name, values in client_measures(federation, model, run.params).items()
+            },
         }
         for run in runs
     ]
@@ -272,18 +347,16 @@ def write_clients(
 def metrics_line(record: Record) -> dict[str, Any]:
     """A record as a JSON object; numbers that are not finite become null.
 
-    Standard errors are there where evaluations read a sample of clients.
+    Standard errors are there where evaluations read a sample of clients. Metrics stand beside the
+    others by their names.
 
     >>> known = ("fedprox mu=1", "fedprox", {"mu": 1.0}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0)
     >>> line = metrics_line(Record(*known, math.nan, math.nan, 0, 0, 10, 9, 0, 70, 350, 5))
     >>> line["mu"], line["gamma_mean"]
     (1.0, None)
     """
-    line = record._asdict()
-    numbers = line.pop("numbers")
-    named = {"label": line.pop("label"), "method": line.pop("method")}
-    line = {**named, "mu": None, **numbers, **line}
-    for key in ("faulty", "faulty_clients", "unmeasured", *ERRORS):
+    line = flat(record)
+    for key in OPTIONAL:
         if line[key] is None:  # nothing was screened, or no sample taken
             del line[key]
     return {key: _json_number(value) for key, value in line.items()}
@@ -305,6 +378,8 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
             for key in (
                 "train_loss",
                 "test_accuracy",
+                "test_loss",
+                *run.final.metrics,
                 "gradient_variance",
                 "dissimilarity",
                 "gamma_mean",

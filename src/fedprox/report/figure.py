@@ -1,20 +1,26 @@
 """The figure of a comparison: loss, accuracy and gradient variance against rounds."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Sized
 from itertools import count
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedprox.report.table import by_label, held
-from fedprox.simulation.history import Run
+from fedprox.report.table import by_label, held, metrics_on_test_rows
+from fedprox.simulation.history import Record, Run
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LOGARITHMIC_FROM = 20
 """Ratio of greatest to least from which an axis is logarithmic."""
+
+FEW_DECADES = 1000
+"""The same from which a logarithmic axis has labels at powers of ten alone, not at 2 and 5."""
 
 PANELS = (
     ("train_loss", "training loss f(w)"),
@@ -27,6 +33,9 @@ DASHES = ("solid", "dashed", "dotted")
 FEW = 7
 """Lines whose legend has room in a panel."""
 
+SHORT, WRAPPED = 32, 56
+"""Characters of a label that has room in a panel, and of a line of a longer one below."""
+
 
 def is_logarithmic(low: float, high: float) -> bool:
     """Whether an axis from the least to the greatest value is.
@@ -37,17 +46,60 @@ def is_logarithmic(low: float, high: float) -> bool:
     return 0 < low * LOGARITHMIC_FROM < high
 
 
-def figure(runs: Sequence[Run]) -> "Figure":
-    """A panel for each measure, a line for each method; bands span the extremes of its seeds.
+def _measure(record: Record, name: str) -> float:
+    """A field of a record, or one of its metrics; NaN where the record has none of this name."""
+    return float(record.metrics.get(name, getattr(record, name, math.nan)))
 
-    Only what was measured is drawn: without gradients there is no panel of their variance.
+
+def band(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+    """Mean over seeds, and one sample standard deviation below and above it, as in the table.
+
+    Args:
+        values: Shape (seeds, points).
+
+    Returns:
+        Three arrays of shape (points,); NaN where a seed's value is not finite.
+
+    >>> [edge.tolist() for edge in band(np.array([[1.0, 2.0], [3.0, 2.0], [2.0, np.inf]]))]
+    [[2.0, nan], [1.0, nan], [3.0, nan]]
+    """
+    known = np.where(np.isfinite(values), values, np.nan)
+    mean = known.mean(axis=0)
+    deviation = known.std(axis=0, ddof=1) if len(known) > 1 else np.zeros_like(mean)
+    return mean, mean - deviation, mean + deviation
+
+
+def explained(groups: Iterable[Sized]) -> str:
+    """A sentence on what lines and bands are; empty where all have one seed.
+
+    Args:
+        groups: The seeds of each line.
+
+    >>> explained([range(5), range(5)])
+    'Lines are means over 5 seeds, bands ± one standard deviation, as in the table.'
+    """
+    seeds = {len(group) for group in groups}
+    if seeds <= {1}:
+        return ""
+    of = " to ".join(map(str, sorted({min(seeds), max(seeds)})))
+    return f"Lines are means over {of} seeds, bands ± one standard deviation, as in the table."
+
+
+def figure(runs: Sequence[Run]) -> "Figure":
+    """A panel for each measure, a line for each method; bands are ± one standard deviation.
+
+    Only what was measured is drawn: without gradients there is no panel of their variance. A
+    model's metrics on test rows have panels of their own.
     """
     from matplotlib.figure import Figure  # here, since it is slow to import
 
     panels = [
         (name, title)
-        for name, title in PANELS
-        if any(math.isfinite(getattr(r, name)) for run in runs for r in run.history)
+        for name, title in (
+            *PANELS,
+            *((name, name.replace("_", " ")) for name in metrics_on_test_rows(runs)),
+        )
+        if any(math.isfinite(_measure(r, name)) for run in runs for r in run.history)
     ] or PANELS[:1]
     drawn = Figure(figsize=(4 * len(panels), 3.8), layout="constrained")
     axes = drawn.subplots(1, len(panels), squeeze=False)[0]
@@ -57,27 +109,28 @@ def figure(runs: Sequence[Run]) -> "Figure":
         for group in by_label(runs).values():
             longest, histories = held(group)
             rounds = [record.round for record in longest.history]
-            values = np.array([[getattr(r, name) for r in one] for one in histories], float)
-            values[~np.isfinite(values)] = np.nan
-            mean = values.mean(axis=0)
+            values = np.array([[_measure(r, name) for r in one] for one in histories], float)
+            mean, low, high = band(values)
             (line,) = axis.plot(rounds, mean, linewidth=1.5, **next(looks))
             if len(group) > 1:
-                low, high = values.min(axis=0), values.max(axis=0)
                 axis.fill_between(rounds, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
             known = values[np.isfinite(values)]
             if len(known):
                 lowest, highest = min(lowest, known.min()), max(highest, known.max())
         if name != "test_accuracy" and is_logarithmic(lowest, highest):
-            axis.set_yscale("log")
+            _make_logarithmic(axis, lowest, highest)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("round")
         axis.grid(alpha=0.3)
+    if caption := explained(by_label(runs).values()):
+        drawn.suptitle(caption, fontsize=9)
     handles, labels = list(axes[0].lines), list(by_label(runs))
-    if len(labels) <= FEW:
+    if len(labels) <= FEW and max(map(len, labels)) <= SHORT:
         legend = axes[0].legend(handles, labels, frameon=False)
     else:  # below the panels, which keep their size
-        rows = -(-len(labels) // len(panels))
-        drawn.set_figheight(drawn.get_figheight() + 0.19 * rows)
+        labels = [fill(label, WRAPPED, subsequent_indent="  ") for label in labels]
+        lines = sum(label.count("\n") + 1 for label in labels)
+        drawn.set_figheight(drawn.get_figheight() + 0.19 * -(-lines // len(panels)) + 0.2)
         legend = drawn.legend(
             handles,
             labels,
@@ -89,3 +142,19 @@ def figure(runs: Sequence[Run]) -> "Figure":
     for text in legend.get_texts():
         text.set_parse_math(False)  # a label of one's own may hold dollars
     return drawn
+
+
+def _make_logarithmic(axis: "Axes", lowest: float, highest: float) -> None:
+    """Give an axis a logarithmic scale that says so, with numbers at its ticks.
+
+    A band is cut off below the lowest value: there is no place for 0.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_yscale("log")
+    axis.set_ylim(bottom=lowest / 1.2)
+    few = highest < FEW_DECADES * lowest
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.set_ylabel("log scale", fontsize=8)

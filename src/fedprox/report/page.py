@@ -1,5 +1,6 @@
 """The HTML report: one page that opens offline, with figures to hover, zoom and switch."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from operator import attrgetter
@@ -24,6 +25,7 @@ from fedprox.report.charts import (
     styles,
 )
 from fedprox.report.diagnosis import sweep_cells
+from fedprox.report.figure import explained
 from fedprox.report.table import (
     by_label,
     empty_rounds,
@@ -121,12 +123,13 @@ class Section(NamedTuple):
     groups: list[Group]
 
 
-def write_report(directories: Sequence[Path], out: Path) -> None:
+def write_report(directories: Sequence[Path], out: Path, *, together: bool = True) -> None:
     """Write the report of some run directories as one self-contained HTML page.
 
     Args:
         directories: The run directories, a section each.
         out: The page; an earlier one is replaced.
+        together: Whether runs of several directories are also drawn in one figure for each measure.
 
     Raises:
         InputError: A folder is no run directory, has no evaluated rounds or is damaged, or `out`
@@ -138,7 +141,44 @@ def write_report(directories: Sequence[Path], out: Path) -> None:
     require(out.suffix in (".html", ".htm"), f"--out: {out} is not the name of an HTML file")
     archives = [read_archive(path) for path in directories]
     looks = styles(run.label for archive in archives for run in archive.runs)
-    write_whole(out, render([section(a, looks) for a in archives]).encode(errors="replace"))
+    shared = overlay(archives) if together else None
+    page = render([section(a, looks) for a in archives], shared)
+    write_whole(out, page.encode(errors="replace"))
+
+
+def overlay(archives: Sequence[Archive]) -> Group | None:
+    """Figures with the runs of all directories, one for each measure that several of them have.
+
+    None where there is no such measure.
+    """
+    directories = [
+        {f"{name}: {label}": runs for label, runs in by_label(archive.shown).items()}
+        for name, archive in zip(_names(archives), archives, strict=True)
+    ]
+    lines = {key: runs for directory in directories for key, runs in directory.items()}
+    looks = styles(lines)
+    charts = []
+    for measure, title, note, axis in AGAINST_ROUNDS:
+        known = {
+            key
+            for key, runs in lines.items()
+            if any(math.isfinite(getattr(r, measure)) for run in runs for r in run.history)
+        }
+        if sum(not known.isdisjoint(directory) for directory in directories) > 1:
+            drawn = {key: runs for key, runs in lines.items() if key in known}
+            along = curves(drawn, _rounds, attrgetter(measure))
+            charts.append(chart(title, note.format(""), along, looks, ROUND, axis))
+    words = ["Each line is named by its directory and its label.", explained(lines.values())]
+    return Group("All runs", looks, charts, [], " ".join(words)) if charts else None
+
+
+def _names(archives: Sequence[Archive]) -> list[str]:
+    """The directories by name; by path where names are the same."""
+    names = [archive.path.resolve().name for archive in archives]
+    return [
+        name if names.count(name) == 1 else str(archive.path)
+        for name, archive in zip(names, archives, strict=True)
+    ]
 
 
 def section(archive: Archive, looks: dict[str, Style]) -> Section:
@@ -164,8 +204,13 @@ def section(archive: Archive, looks: dict[str, Style]) -> Section:
     )
 
 
-def render(sections: Sequence[Section]) -> str:
-    """The page as HTML."""
+def render(sections: Sequence[Section], shared: Group | None = None) -> str:
+    """The page as HTML.
+
+    Args:
+        sections: A section for each run directory.
+        shared: Figures of all of them together, above the sections.
+    """
     import jinja2  # both here, since only a report needs them
     from plotly.offline import get_plotlyjs
 
@@ -176,7 +221,7 @@ def render(sections: Sequence[Section]) -> str:
     source = resources.files(__package__).joinpath("page.html.jinja").read_text(encoding="utf-8")
     title = sections[0].title if len(sections) == 1 else f"{len(sections)} experiments"
     template = environment.from_string(source)
-    return template.render(title=title, sections=sections, plotly=get_plotlyjs())
+    return template.render(title=title, sections=sections, shared=shared, plotly=get_plotlyjs())
 
 
 def _lead(archive: Archive) -> str:
@@ -301,7 +346,8 @@ def _against_rounds(archive: Archive, looks: dict[str, Style]) -> Group:
             )
         )
     charts = [c for c in charts if _any_known(c)]
-    return Group("Against rounds", {k: looks[k] for k in groups}, charts, [])
+    keys = {k: looks[k] for k in groups}
+    return Group("Against rounds", keys, charts, [], explained(groups.values()))
 
 
 def _any_known(drawn: Chart) -> bool:
@@ -330,7 +376,8 @@ def _against_cost(runs: Sequence[Run], looks: dict[str, Style]) -> Group:
         ),
     ]
     charts = [c for c in charts if _any_known(c)]
-    return Group("Against cost", {k: looks[k] for k in groups}, charts, [])
+    keys = {k: looks[k] for k in groups}
+    return Group("Against cost", keys, charts, [], explained(groups.values()))
 
 
 def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
@@ -367,8 +414,11 @@ def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
     ]
     caption = "Test accuracy by client, every client counting alike"
     notes = [
-        "These are the clients that evaluations read." if archive.clients[0].clients else "",
+        "These are the clients that evaluations read."
+        if "evaluate_clients" in archive.experiment
+        else "",
         f"{without:,} clients have no test rows and are left out." if without else "",
+        explained(found.values()),
     ]
     note = " ".join(filter(None, notes))
     keys = {label: looks[label] for label in found}

@@ -1,14 +1,30 @@
 """The table of a comparison."""
 
+import io
 import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.target import Target
+
+WIDEST = 10_000
+"""Characters of a line of a table as text, so that no cell is folded."""
+
+
+class TextTable(Table):
+    """A table that is also its text: `print` shows it, as a console and a notebook do."""
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=WIDEST, color_system=None, force_jupyter=False).print(self)
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+    __repr__ = __str__
 
 
 def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -31,10 +47,18 @@ def common_target(runs: Sequence[Run]) -> Target | None:
     return Target("test_accuracy", per_cent / 100) if per_cent else None
 
 
-def table(runs: Sequence[Run], target: Target | None = None) -> Table:
+def metrics_on_test_rows(runs: Sequence[Run]) -> list[str]:
+    """The names of all metrics on test rows."""
+    names = dict.fromkeys(name for run in runs for name in run.final.metrics)
+    return [name for name in names if name.startswith("test_")]
+
+
+def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
     """One row for each method and its numbers: mean over seeds, +- their standard deviation.
 
     Of a single seed, +- is the standard error where evaluations read a sample of clients.
+
+    A model's metrics on test rows have columns of their own.
 
     Models sent until the target are relative to one round of FedAvg. Where a seed has not reached
     it, rounds and models are those of all its rounds, with a "+".
@@ -44,15 +68,20 @@ def table(runs: Sequence[Run], target: Target | None = None) -> Table:
             how many.
         target: What to count rounds to; the highest whole per cent of test accuracy that every run
             reaches where left out.
+
+    Returns:
+        A `rich.table.Table` whose `str` is the table as text.
     """
     target = target or common_target(runs)
-    shown = Table(box=None, pad_edge=False, header_style="bold")
+    shown = TextTable(box=None, pad_edge=False, header_style="bold")
     shown.add_column("method", overflow="fold")
-    headers = ["train loss", "test accuracy", "best accuracy"]
+    metrics = metrics_on_test_rows(runs)
+    names = [name.replace("_", " ") for name in metrics]
+    headers = ["train loss", "test accuracy", "best accuracy", *names]
     for header in [*headers, f"rounds to {target or 'target'}", "models sent", "seconds"]:
         shown.add_column(header, justify="right", overflow="fold")
     for label, group in by_label(runs).items():
-        shown.add_row(Text(label), *_row(group, target))
+        shown.add_row(Text(label), *_row(group, target, metrics))
     return shown
 
 
@@ -159,7 +188,7 @@ def faulty(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def _row(group: Sequence[Run], target: Target | None) -> list[str]:
+def _row(group: Sequence[Run], target: Target | None, metrics: Sequence[str]) -> list[str]:
     seconds = f"{sum(run.run_seconds for run in group):.1f}"
     if group[0].sweep_points > 1:
         seconds += f" for {group[0].sweep_points}"
@@ -167,7 +196,15 @@ def _row(group: Sequence[Run], target: Target | None) -> list[str]:
     if diverged:
         at = ", ".join(str(run.diverged_at) for run in diverged)
         who = "" if len(group) == 1 else f" ({len(diverged)} of {len(group)} seeds)"
-        return [f"diverged at round {at}{who}", "", _best(group), "", "", seconds]
+        return [
+            f"diverged at round {at}{who}",
+            "",
+            _best(group),
+            *[""] * len(metrics),
+            "",
+            "",
+            seconds,
+        ]
     small = all(run.final.train_loss < 1e4 for run in group)
     finals = [run.final for run in group]
     return [
@@ -183,6 +220,7 @@ def _row(group: Sequence[Run], target: Target | None) -> list[str]:
             " %",
         ),
         _best(group),
+        *(spread([r.metrics.get(name, math.nan) for r in finals], "{:.4f}") for name in metrics),
         *_cost(group, target),
         seconds,
     ]

@@ -131,7 +131,9 @@ def _reproduce(
     text = table(name, item, scale, measured, statistics, took)
     write_whole(folder / "table.md", text.encode())
     if parsed:
-        write_report([out / "runs" / run for run in parsed], folder / "report.html")
+        # without its runs in one figure: an item has a figure of its own, and may have many runs
+        runs = [out / "runs" / run for run in parsed]
+        write_report(runs, folder / "report.html", together=False)
     return text
 
 

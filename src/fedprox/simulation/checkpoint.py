@@ -6,7 +6,9 @@ the round and the client. The last two are kept, so that there is one whenever t
 
 The checkpoint after step N is a file `N.state` and, where clients keep something, `N.clients-P` of
 each process P, written before it. What clients keep may be more than the memory holds: it is
-written and read block by block. A file appears whole or not at all. It consists of
+written and read block by block. A file appears whole or not at all. The last state of each leg,
+from which a longer comparison goes on, is kept in a folder of its own as files `LEG-ROUNDS.state`
+and `LEG-ROUNDS.clients-P` of the same format. A file consists of
 
 * a line `fedprox checkpoint FORMAT`,
 * arrays, each a line of JSON, [keys, dtype, shape], and its bytes; the position is one of JSON,
@@ -145,6 +147,10 @@ class Snapshot(NamedTuple):
             for together in zip(*(run.history for run in runs), strict=True):
                 yield from together
 
+    def state(self, structure: Any) -> Any:
+        """The server's state of the leg under way, as a tree of the given structure."""
+        return _unnumbered(structure, self.arrays.get("state", {}))
+
     @property
     def capacity(self) -> Capacity | None:
         """How much the last call's arrays held; None where no leg is under way."""
@@ -154,7 +160,7 @@ class Snapshot(NamedTuple):
 
     def standing(self, first: Standing, mesh: Mesh) -> Standing:
         """Where the leg under way stands, given where it began."""
-        state = _unnumbered(jax.tree.structure(first.state), self.arrays.get("state", {}))
+        state = self.state(jax.tree.structure(first.state))
         trend = self.arrays.get("trend")
         faulty = self.arrays.get("faulty", no_updates())
         return Standing(
@@ -167,6 +173,18 @@ class Snapshot(NamedTuple):
             int(self.arrays["empty"]),
             self.capacity,
         )
+
+
+class End(NamedTuple):
+    """The last state of a leg.
+
+    Attributes:
+        rounds: Rounds T of its comparison; fewer were done where it stopped early.
+        snapshot: The leg as one under way.
+    """
+
+    rounds: int
+    snapshot: Snapshot
 
 
 def legs_of(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
@@ -186,8 +204,9 @@ def arrays_of(standing: Standing, points: int) -> Arrays:
         "numbers": jax.tree.map(np.asarray, dict(standing.numbers)),
         "taken": taken,
         "empty": np.int64(standing.empty),
-        "capacity": np.array(standing.capacity, np.int64),
     }
+    if standing.capacity is not None:
+        found["capacity"] = np.array(standing.capacity, np.int64)
     if standing.trend is not None:
         found["trend"] = jax.tree.map(np.asarray, standing.trend._asdict())
     faulty = all_faulty(standing.faulty)
@@ -216,6 +235,8 @@ class Checkpoints:
         interval: Seconds after which another one is made, at the end of the call under way. Where
             it is left out, likewise.
         resume: Go on from the last checkpoint, or begin where there is none.
+        ends: A folder for the last state of each leg, from which a longer comparison goes on when
+            it resumes. It takes the room of one checkpoint for each leg. None to keep none.
         made: Checkpoints made so far.
         seconds: Time that this took.
         size: Bytes of the last one.
@@ -232,6 +253,7 @@ class Checkpoints:
     every: int | None = None
     interval: float | None = None
     resume: bool = False
+    ends: Path | None = None
     made: int = field(default=0, init=False)
     seconds: float = field(default=0.0, init=False)
     size: int = field(default=0, init=False)
@@ -253,6 +275,8 @@ class Checkpoints:
                 read, or the folder is a symbolic link.
         """
         refuse_link(self.folder)
+        if self.ends is not None:
+            refuse_link(self.ends)
         self._comparison, self._last = comparison, time.perf_counter()
         self._replaces, self._between, self.under_way = not self.resume, None, False
         if not self.resume:
@@ -283,14 +307,14 @@ class Checkpoints:
                 logging.getLogger(__name__).warning("%s; %s", line, then)
                 if jax.process_index() == 0:
                     self._state(later).unlink(missing_ok=True)
-            if not step and not damaged and jax.process_index() == 0:
+            if not (step or damaged or self._has_ends) and jax.process_index() == 0:
                 line = "%s: no checkpoint was made yet; %s"
                 logging.getLogger(__name__).warning(line, self.folder, then)
             assert snapshot is not None
             return snapshot
         if damaged:
             raise InputError(f"{damaged[0][1]}; no other is whole: begin anew, without resuming")
-        if self.folder.is_dir() and jax.process_index() == 0:
+        if self.folder.is_dir() and not self._has_ends and jax.process_index() == 0:
             line = "%s: no whole checkpoint is there; the comparison begins anew"
             logging.getLogger(__name__).warning(line, self.folder)
         return Snapshot(())
@@ -301,20 +325,25 @@ class Checkpoints:
         """A function for records that, before the first, writes down what was asked for.
 
         So a comparison that ends before its first checkpoint makes checkpoints when it goes on.
+        What an earlier comparison has left is removed, unless this one resumes.
 
         Args:
             on_record: What it calls with each record.
-            begin: Where the comparison begins.
+            begin: The checkpoint from which the comparison begins.
         """
-        left = [] if self.every is None and self.interval is None else [begin]
+        left = [begin]
 
         def recorded(record: Record) -> None:
             if left:
                 first = left.pop()
                 if jax.process_index() == 0:
                     if self._replaces:
-                        self._remove()
-                    self._write_state(first)
+                        _remove(self.folder)
+                        if self.ends is not None:
+                            _remove(self.ends)
+                    if self.every is not None or self.interval is not None:
+                        _write(self._state(self._step(first)), self._contents(first))
+                everyone(0)  # nobody writes before that
                 self._replaces = False
             on_record(record)
 
@@ -325,24 +354,31 @@ class Checkpoints:
         return [int(name[1]) for name in found if name]
 
     def _read(self, step: int) -> Snapshot:
-        state, clients = self._state(step), self._clients(step)
-        _check(state)
-        arrays = _nested(_read(state))
-        position = json.loads(arrays.pop("position").tobytes())
-        for key, value in self._comparison.known.items():
-            found = position["comparison"].get(key)
-            require(
-                found == value,
-                f"{self.folder}: checkpoints of another comparison: {key} = {found}, here {value}",
-            )
-        kept = None
-        if position["kept"]:
-            _check(clients)
-            kept = ((name, block) for (name,), block in _read(clients))
+        position, arrays = self._open(self._state(step))
+        _require_same(self.folder, position, "rounds", self._comparison.rounds)
         if self.every is None:
             self.every = position["every"]
         if self.interval is None:
             self.interval = position["interval"]
+        return self._snapshot(position, arrays, self._clients(step))
+
+    def _open(self, state: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The position and the arrays of a file, which fits this comparison but for its rounds."""
+        _check(state)
+        arrays = _nested(_read(state))
+        position = json.loads(arrays.pop("position").tobytes())
+        for key, value in self._comparison.known.items():
+            if key != "rounds":
+                _require_same(state.parent, position, key, value)
+        return position, arrays
+
+    def _snapshot(
+        self, position: Mapping[str, Any], arrays: dict[str, Any], clients: Path
+    ) -> Snapshot:
+        kept = None
+        if position["kept"]:
+            _check(clients)
+            kept = ((name, block) for (name,), block in _read(clients))
         structure = jax.tree.structure(self._comparison.model.shapes)
         finished, under_way = (
             [_run(entry) for entry in position[part]] for part in ("finished", "under_way")
@@ -350,6 +386,94 @@ class Checkpoints:
         for i, run in enumerate(finished):
             run.params = _unnumbered(structure, arrays["params"][str(i)])
         return Snapshot(finished, under_way, position["round"], arrays, kept)
+
+    def end(self, leg: int) -> End | None:
+        """The last state of a leg that this comparison, or a shorter one, has left.
+
+        Args:
+            leg: Its number.
+
+        Returns:
+            The state; None where there is none, it is damaged, or this comparison does not resume.
+
+        Raises:
+            InputError: It is of another comparison, or of one with more rounds.
+        """
+        if self.ends is None or not self.resume:
+            return None
+        known = [int(name[1]) for name in self._names(leg) if name[2] == "state"]
+        theirs = everyone(max(known, default=0))
+        if not theirs.all():
+            return None
+        rounds = int(theirs[0])
+        require(
+            rounds <= self._comparison.rounds,
+            f"{self.ends}: {rounds} rounds are done; rounds = {self._comparison.rounds} must not "
+            "be fewer",
+        )
+        problem, found = "", None
+        try:
+            position, arrays = self._open(self.ends / f"{leg}-{rounds}.state")
+            found = self._snapshot(position, arrays, self._end_of_clients(leg, rounds))
+        except Damaged as error:
+            problem = str(error)
+        if everyone(bool(problem)).any():
+            line = "%s; the rounds of its seed are computed again"
+            logging.getLogger(__name__).warning(line, problem or f"{self.ends}: damaged elsewhere")
+            return None
+        assert found is not None
+        return End(rounds, found)
+
+    def keep_end(self, leg: int, ended: Callable[[], Snapshot]) -> None:
+        """Write the last state of a leg; where it cannot be written, say so and go on.
+
+        Args:
+            leg: Its number.
+            ended: Gives the leg as one under way.
+        """
+        if self.ends is None:
+            return
+        snapshot = ended()._replace(finished=())
+        rounds, problem = self._comparison.rounds, ""
+        state = self.ends / f"{leg}-{rounds}.state"
+        clients = self._end_of_clients(leg, rounds)
+        try:
+            # its state makes an end count, so that of before goes first where it has this name
+            if jax.process_index() == 0:
+                state.unlink(missing_ok=True)
+            everyone(0)
+            if snapshot.kept is not None:
+                _write(clients, (((name,), block) for name, block in snapshot.kept))
+        except OSError as error:
+            problem = f"{clients}: {error.strerror}"
+        failed = everyone(bool(problem)).any()
+        if jax.process_index() == 0 and not failed:
+            try:
+                _write(state, self._contents(snapshot))
+            except OSError as error:
+                problem = f"{state}: {error.strerror}"
+        if everyone(bool(problem)).any():
+            clients.unlink(missing_ok=True)
+            line = "%s: the last state is not kept, so this run cannot be extended"
+            if problem:
+                logging.getLogger(__name__).warning(line, problem)
+        elif jax.process_index() == 0:
+            for name in self._names(leg):
+                if int(name[1]) != rounds:
+                    (self.ends / name[0]).unlink()
+
+    def _names(self, leg: int) -> list[re.Match[str]]:
+        """The files of a leg's last states: their names, with rounds and kind."""
+        assert self.ends is not None
+        pattern = re.compile(rf"{leg}-(\d+)\.(state|clients-\d+)")
+        found = (pattern.fullmatch(path.name) for path in _files(self.ends))
+        # without its state an end does not count, so that comes first
+        return sorted(filter(None, found), key=lambda name: name[2] != "state")
+
+    def _end_of_clients(self, leg: int, rounds: int) -> Path:
+        """The file of what this process's clients keep at the end of a leg."""
+        assert self.ends is not None
+        return self.ends / f"{leg}-{rounds}.clients-{jax.process_index()}"
 
     def offer(self, snapshot: Callable[[], Snapshot], leg: str, done: int | None = None) -> None:
         """Make a checkpoint if it is time for one.
@@ -396,20 +520,21 @@ class Checkpoints:
 
     @property
     def exist(self) -> bool:
-        """Whether the comparison can go on from a checkpoint that is in the folder."""
-        return not self._replaces and any(self._steps())
+        """Whether the comparison can go on from a checkpoint, or from the end of a leg."""
+        return not self._replaces and (any(self._steps()) or self._has_ends)
+
+    @property
+    def _has_ends(self) -> bool:
+        return self.ends is not None and bool(_files(self.ends))
 
     def _save(self, snapshot: Snapshot) -> None:
         begin = time.perf_counter()
-        if self._replaces:
-            self.remove()  # those of an earlier comparison
-        self._replaces = False
         if snapshot.kept is not None:
             blocks = (((name,), block) for name, block in snapshot.kept)
             _write(self._clients(self._step(snapshot)), blocks)
         everyone(0)  # all processes have written theirs
         if jax.process_index() == 0:
-            self._write_state(snapshot)
+            _write(self._state(self._step(snapshot)), self._contents(snapshot))
             self._prune()
         everyone(0)  # the step counts from here on
         self.size = sum(p.stat().st_size for p in self.folder.glob(f"{self._step(snapshot)}.*"))
@@ -421,7 +546,8 @@ class Checkpoints:
         """The number of a checkpoint: later ones have higher numbers."""
         return snapshot.legs * (self._comparison.rounds + 1) + snapshot.round
 
-    def _write_state(self, snapshot: Snapshot) -> None:
+    def _contents(self, snapshot: Snapshot) -> Iterator[tuple[list[str], NDArray[Any]]]:
+        """The arrays of a state's file."""
         arrays = dict(snapshot.arrays)
         if snapshot.finished:
             arrays["params"] = {
@@ -437,7 +563,7 @@ class Checkpoints:
             "kept": snapshot.kept is not None,
         }
         arrays["position"] = np.frombuffer(json.dumps(position).encode(), np.uint8)
-        _write(self._state(self._step(snapshot)), _flat(arrays))
+        return _flat(arrays)
 
     def _prune(self) -> None:
         """Remove all but the last checkpoints, and what a process that was killed has left."""
@@ -467,19 +593,8 @@ class Checkpoints:
         """Remove the folder, as once the results are written: all of it at once."""
         everyone(0)  # nobody needs it any more
         if jax.process_index() == 0:
-            self._remove()
+            _remove(self.folder)
         everyone(0)
-
-    def _remove(self) -> None:
-        if not self.folder.is_dir():
-            return
-        gone = self.folder.with_name(f".{self.folder.name}.removed")
-        if gone.is_symlink():
-            gone.unlink()
-        shutil.rmtree(gone, ignore_errors=True)
-        self.folder.rename(gone)
-        flush_folder(self.folder.parent)
-        shutil.rmtree(gone, ignore_errors=True)
 
 
 @contextmanager
@@ -505,6 +620,27 @@ def stopping_on_signals(checkpoints: Checkpoints) -> Iterator[None]:
     if checkpoints.stopping:
         line = "%s: all rounds were done already; the results are written"
         logging.getLogger(__name__).warning(line, checkpoints.stopping.name)
+
+
+def _require_same(folder: Path, position: Mapping[str, Any], key: str, value: Any) -> None:
+    found = position["comparison"].get(key)
+    require(
+        found == value,
+        f"{folder}: checkpoints of another comparison: {key} = {found}, here {value}",
+    )
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder: all of it at once."""
+    if not folder.is_dir():
+        return
+    gone = folder.with_name(f".{folder.name}.removed")
+    if gone.is_symlink():
+        gone.unlink()
+    shutil.rmtree(gone, ignore_errors=True)
+    folder.rename(gone)
+    flush_folder(folder.parent)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _common(steps: Sequence[int]) -> Sequence[int]:

@@ -5,7 +5,8 @@ their gradients, and where the job ends the client's gradient is complete.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,8 @@ from jax.stages import Wrapped
 from fedprox.algorithms.base import Algorithm, Kept, Own, Scalars, State
 from fedprox.diagnostics.dissimilarity import Scatter, dissimilarity, include, nothing
 from fedprox.features import Features
-from fedprox.model import Model, Params, labels_met, weighted_loss
+from fedprox.metrics import Terms, terms_of, value_of, weighted_sums
+from fedprox.model import Model, Params, labels_met, loss_and_sums, losses_of
 from fedprox.simulation.faults import scaled, sound
 from fedprox.simulation.lanes import (
     PER_DEVICE,
@@ -29,8 +31,11 @@ from fedprox.simulation.lanes import (
     where_lanes,
 )
 from fedprox.simulation.reading import Reading, my_part, per_lane, reader, summed_gradients
+from fedprox.simulation.schedule import Array
 from fedprox.simulation.worker import of_the_round
 from fedprox.subproblem import inexactness
+
+T = TypeVar("T")
 
 
 class ByClient(NamedTuple):
@@ -53,6 +58,9 @@ class Measures(NamedTuple):
         test_correct: How many of all clients' test labels are met, int32.
         gradient_variance: E_k ||grad F_k - grad f||^2; NaN where gradients are not measured.
         dissimilarity: B(w); likewise.
+        test_loss: Mean loss over the test rows that are read, where a client counts by all it has;
+            NaN without any.
+        metrics: The model's metrics, `train_NAME` and `test_NAME`, likewise.
         unmeasured: Clients that the other measures but test_correct leave out, int32; None where
             none is.
         by_client: The same client by client; None where nobody asks.
@@ -62,8 +70,34 @@ class Measures(NamedTuple):
     test_correct: jax.Array
     gradient_variance: jax.Array
     dissimilarity: jax.Array
+    test_loss: jax.Array
+    metrics: dict[str, jax.Array]
     unmeasured: jax.Array | None
     by_client: ByClient | None
+
+
+class StandFor(NamedTuple):
+    """How many of a client's rows each that is read stands for, float32 arrays (clients,)."""
+
+    train: Array
+    test: Array
+
+
+class Tested(NamedTuple):
+    """What is summed over test rows; leaves have leading axes of lanes and points.
+
+    Attributes:
+        correct: Labels that are met, int32.
+        sums: Of the loss, and of each metric's terms.
+    """
+
+    correct: jax.Array
+    sums: dict[str, Terms]
+
+
+def counts_tests_by_client(*, by_client: bool, screened: bool) -> bool:
+    """Whether the jobs of the test reading are the clients."""
+    return by_client or screened
 
 
 def evaluation_program(
@@ -86,31 +120,31 @@ def evaluation_program(
         gradients: Whether to measure gradients too.
         screened: Whether clients whose own loss or gradient is not finite are left out: what is
             measured is then of the others, and NaN where there are none.
-        by_client: Whether to say what is found client by client too. The jobs of the test reading
-            are then the clients.
+        by_client: Whether to say what is found client by client too.
         lanes: Lanes per device.
         width: Rows of a slice of training rows.
         test_width: Rows of a slice of test rows.
         rows: How x, y, test x and test y are spread over the devices.
 
     Returns:
-        (params, x, y, test x, test y, reading, sizes, shares, test reading) -> Measures, where
-        params have a leading axis of sweep points, sizes (clients,) are the rows read of each
-        client, and shares (clients,) the p_k: of a sample of clients, n_k by the sample's rows.
+        (params, x, y, test x, test y, reading, sizes, shares, stand for, test reading) -> Measures,
+        where params have a leading axis of sweep points, sizes (clients,) are the rows read of each
+        client, and shares (clients,) the p_k: of a sample of clients, n_k by the sample's rows. See
+        `counts_tests_by_client` for the jobs of the test reading.
     """
-    read_train, read_test = reader(width), reader(test_width)
+    read_train = reader(width)
+    jobs_are_clients = counts_tests_by_client(by_client=by_client, screened=screened)
+    test = _tester(model, test_width, jobs_are_clients=jobs_are_clients)
 
     def summed(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> Any:
         if gradients:
-            return jax.value_and_grad(weighted_loss, argnums=1)(model, params, x, y, mask)
-        return weighted_loss(model, params, x, y, mask), None
-
-    def right(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
-        met = labels_met(model, model.apply(params, x), y)
-        return jnp.sum(met & (mask > 0).reshape((-1,) + (1,) * (met.ndim - 1)))
+            found = jax.value_and_grad(loss_and_sums, argnums=1, has_aux=True)
+            (loss, sums), gradient = found(model, params, x, y, mask)
+            return (loss, gradient), sums
+        loss, sums = loss_and_sums(model, params, x, y, mask)
+        return (loss, None), sums
 
     summed_all = over(over(summed, (0, None, None, None)), (None, 0, 0, 0))
-    right_all = over(over(right, (0, None, None, None)), (None, 0, 0, 0))
     each = 0 if screened else None
     include_all = over(over(include, (0, 0, each)), (0, 0, 0))
 
@@ -123,14 +157,12 @@ def evaluation_program(
         reading: Reading,
         sizes: jax.Array,
         shares: jax.Array,
+        stand_for: StandFor,
         test_reading: Reading,
     ) -> Measures:
         reading, test_reading = my_part(reading), my_part(test_reading)
         points = jax.tree.leaves(params)[0].shape[0]
-        zero = jax.tree.map(
-            lambda a: jnp.zeros((lanes, *a.shape), a.dtype),
-            (jnp.zeros(points), params if gradients else None),
-        )
+        zero = _zeros(lambda: summed_all(params, *read_train(x, y, reading, 0)))
         clients = len(sizes)
         scatter = jax.tree.map(
             lambda a: jnp.broadcast_to(a, (lanes, *a.shape)),
@@ -143,45 +175,48 @@ def evaluation_program(
             return jax.tree.map(jnp.add, current, found), *rest
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
-            current, loss, scatter, counts, losses = carry
+            (current, terms), loss, scatter, sums, screening, losses = carry
             ended, share = slot >= 0, shares[slot]
             mean_loss, gradient = per_lane(current, sizes[slot])
             own_loss = mean_loss
+            weight = jnp.broadcast_to(stand_for.train[slot][:, None], mean_loss.shape)
             if screened:
                 found = mean_loss, gradient
                 good = jax.vmap(jax.vmap(sound))(found)
                 share = good * share[:, None]
                 mean_loss, gradient = scaled(good, found)
                 new = jnp.stack([share, 1 - good], axis=-1)
+                counts, measured = screening
                 counts = counts + choose(ended, new, jnp.zeros_like(new))
+                screening = counts, _noted(measured, slot, good)
+                weight = good * weight
                 own_loss = jnp.where(good > 0, mean_loss, jnp.nan)
-            losses = _noted(losses, slot, own_loss)
+            if by_client:
+                losses = _noted(losses, slot, own_loss)
             if gradients:
                 included = include_all(scatter, gradient, share)
                 scatter = where_lanes(ended, included, scatter)
-            none = jax.tree.map(jnp.zeros_like, current)
+            none = jax.tree.map(jnp.zeros_like, (current, terms))
             return (
-                where_lanes(ended, none, current),
+                where_lanes(ended, none, (current, terms)),
                 loss + choose(ended, share, jnp.zeros_like(share)).reshape(lanes, -1) * mean_loss,
                 scatter,
-                counts,
+                _with_ended(sums, slot, weight, terms),
+                screening,
                 losses,
             )
 
-        counts = jnp.zeros((*zero[0].shape, 2)) if screened else None
+        screening = measured = None
+        if screened:
+            screening = jnp.zeros((lanes, points, 2)), jnp.zeros((clients, points))
         losses = jnp.zeros((clients, points)) if by_client else None
-        carry = (zero, zero[0], scatter, counts, losses)
-        _, loss, scatter, counts, losses = run_segments(reading.ends, tick, end_jobs, carry)
-
-        def test_tick(i: jax.Array, correct: jax.Array) -> jax.Array:
-            return correct + right_all(params, *read_test(test_x, test_y, test_reading, i))
-
-        correct = jnp.zeros((clients if by_client else lanes, points), jnp.int32)
-        if len(test_x) and model.correct is not None:
-            count = _by_job if by_client else _by_lane
-            correct = count(test_tick, test_reading, correct, lanes)
+        carry = (zero, jnp.zeros((lanes, points)), scatter, zero[1], screening, losses)
+        _, loss, scatter, sums, screening, losses = run_segments(
+            reading.ends, tick, end_jobs, carry
+        )
         unmeasured = weight = None
-        if counts is not None:
+        if screening is not None:
+            counts, measured = screening[0], total(screening[1])
             weight, left = jnp.moveaxis(total(counts.sum(axis=0)), -1, 0)
             weight, unmeasured = jnp.where(left > 0, weight, 1.0), left.astype(jnp.int32)
 
@@ -194,47 +229,107 @@ def evaluation_program(
             variance = of_measured(merged.scatter)
             norm_squared = jax.vmap(optax.tree.norm)(merged.mean) ** 2
             between = dissimilarity(variance, norm_squared)
+
+        correct = jnp.zeros((clients, points), jnp.int32)
+        test_loss, metrics = jnp.full(points, jnp.nan), _values(model, "train", _of_all(sums))
+        metrics |= {f"test_{name}": test_loss for name in model.metrics}
+        if len(test_x):
+            weights = jnp.broadcast_to(stand_for.test[:, None], correct.shape)
+            weights = weights if measured is None else weights * measured
+            correct, sums = test(params, test_x, test_y, test_reading, weights)
+            sums = _of_all(sums)
+            test_loss = sums["loss"]["sum"] / sums["loss"]["rows"]
+            metrics |= _values(model, "test", sums)
         return Measures(
             train_loss=of_measured(total(loss.sum(axis=0))),
             test_correct=total(correct.sum(axis=0)),
             gradient_variance=variance,
             dissimilarity=between,
+            test_loss=test_loss,
+            metrics=metrics,
             unmeasured=unmeasured,
             by_client=None if losses is None else ByClient(total(losses), total(correct)),
         )
 
-    specs = (REPLICATED, *rows, PER_DEVICE, REPLICATED, REPLICATED, PER_DEVICE)
+    specs = (REPLICATED, *rows, PER_DEVICE, *[REPLICATED] * 3, PER_DEVICE)
     return spread(mesh, program, specs)
 
 
-def _noted(found: jax.Array | None, slot: jax.Array, values: jax.Array) -> jax.Array | None:
-    """Values (lanes, points) noted for the jobs that end, if anything is."""
-    if found is None:
-        return None
+def _noted(found: jax.Array, slot: jax.Array, values: jax.Array) -> jax.Array:
+    """Values (lanes, points) noted for the jobs that end."""
     return found.at[jnp.where(slot >= 0, slot, len(found))].set(values, mode="drop")
 
 
-Tick = Callable[[jax.Array, jax.Array], jax.Array]
+def _tester(model: Model, width: int, *, jobs_are_clients: bool) -> Callable[..., Tested]:
+    """(params, x, y, reading, weights) -> what is found on test rows, the weights by client.
+
+    Where jobs are clients, labels met are (clients, points), and sums have these weights (clients,
+    points); else both are those of each lane, (lanes, points, ...), and rows have weight 1.
+    """
+    read = reader(width)
+
+    def tested(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> Tested:
+        outputs = model.apply(params, x)
+        correct = jnp.int32(0)
+        if model.correct is not None:
+            met = labels_met(model, outputs, y)
+            correct = jnp.sum(met & (mask > 0).reshape((-1,) + (1,) * (met.ndim - 1)))
+        loss = {"sum": losses_of(model, outputs, y), "rows": jnp.ones(len(y))}
+        terms = {"loss": loss, **terms_of(model.metrics, outputs, y)}
+        return Tested(correct, weighted_sums(terms, mask))
+
+    tested_all = over(over(tested, (0, None, None, None)), (None, 0, 0, 0))
+
+    def all_rows(
+        params: Params, x: Features, y: jax.Array, reading: Reading, weights: jax.Array
+    ) -> Tested:
+        def found(i: jax.Array | int) -> Tested:
+            return tested_all(params, *read(x, y, reading, i))
+
+        def tick(i: jax.Array, current: Tested) -> Tested:
+            return jax.tree.map(jnp.add, current, found(i))
+
+        def tick_on(i: jax.Array, carry: Any) -> Any:
+            return tick(i, carry[0]), carry[1]
+
+        def end_jobs(slot: jax.Array, carry: Any) -> Any:
+            current, (correct, sums) = carry
+            correct = _noted(correct, slot, current.correct)
+            sums = _with_ended(sums, slot, weights[slot], current.sums)
+            return where_lanes(slot >= 0, zero, current), Tested(correct, sums)
+
+        zero = _zeros(lambda: found(0))
+        if not jobs_are_clients:
+            return jax.lax.fori_loop(0, jnp.max(reading.ends.stop), tick, zero)
+        nothing = Tested(jnp.zeros(weights.shape, zero.correct.dtype), zero.sums)
+        return run_segments(reading.ends, tick_on, end_jobs, (zero, nothing))[1]
+
+    return all_rows
 
 
-def _by_lane(tick: Tick, reading: Reading, counts: jax.Array, lanes: int) -> jax.Array:
-    """Counts (lanes, points) over all ticks, whichever job they belong to."""
-    del lanes
-    return jax.lax.fori_loop(0, jnp.max(reading.ends.stop), tick, counts)
+def _values(model: Model, kind: str, sums: dict[str, Terms]) -> dict[str, jax.Array]:
+    """The model's metrics (points,) by kind and name, given their sums, leaves (points, ...)."""
+    return {
+        f"{kind}_{name}": jax.vmap(partial(value_of, name, metric))(sums[name])
+        for name, metric in model.metrics.items()
+    }
 
 
-def _by_job(tick: Tick, reading: Reading, counts: jax.Array, lanes: int) -> jax.Array:
-    """Counts (jobs, points) of each job."""
-    nothing = jnp.zeros((lanes, counts.shape[1]), counts.dtype)
+def _zeros(found: Callable[[], T]) -> T:
+    """Zeros of the shapes and types that a function returns."""
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(found))
 
-    def tick_on(i: jax.Array, carry: Any) -> Any:
-        return tick(i, carry[0]), carry[1]
 
-    def end(slot: jax.Array, carry: Any) -> Any:
-        current, counts = carry
-        return where_lanes(slot >= 0, nothing, current), _noted(counts, slot, current)
+def _with_ended(sums: T, slot: jax.Array, weight: jax.Array, found: T) -> T:
+    """Sums plus weight (lanes, points) times what is found, in the lanes whose job ends."""
+    parts = scaled(weight, found)
+    ended = choose(slot >= 0, parts, jax.tree.map(jnp.zeros_like, parts))
+    return jax.tree.map(jnp.add, sums, ended)
 
-    return run_segments(reading.ends, tick_on, end, (nothing, counts))[1]
+
+def _of_all(sums: T) -> T:
+    """Sums over all lanes on all devices; leaves are (lanes, points, ...)."""
+    return total(jax.tree.map(lambda a: a.sum(axis=0), sums))
 
 
 def _merge(parts: Scatter) -> Scatter:

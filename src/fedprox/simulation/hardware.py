@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
+from fedprox.datasets.sources import cache_folder
 from fedprox.errors import require_whole
 
 PATIENCE = 10**6
@@ -105,8 +107,21 @@ def use_compilation_cache(folder: str | Path) -> None:
 
     warnings.showwarning = remove_unreadable
     jax.config.update("jax_compilation_cache_dir", str(folder))
+    compilation_cache.reset_cache()  # JAX looks for a folder once, at its first compilation
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def use_default_compilation_cache() -> None:
+    """Keep compiled programs in the user's cache, unless JAX's own settings say otherwise.
+
+    They do where `jax_compilation_cache_dir` names a folder, or `jax_enable_compilation_cache` is
+    false. Both can be given as environment variables, `JAX_COMPILATION_CACHE_DIR` and
+    `JAX_ENABLE_COMPILATION_CACHE`.
+    """
+    config: Any = jax.config
+    if config.jax_enable_compilation_cache and config.jax_compilation_cache_dir is None:
+        use_compilation_cache(cache_folder() / "xla")
 
 
 def _danger(folder: Path) -> str:

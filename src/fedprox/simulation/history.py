@@ -1,8 +1,9 @@
 """What is known of a run: a record for each evaluated round, and the run as a whole."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fedprox.model import Params
 from fedprox.simulation.target import Target
@@ -46,6 +47,10 @@ class Record(NamedTuple):
         train_loss_se: Standard error of `train_loss` as an estimate from a sample of clients; None
             where evaluations read all.
         test_accuracy_se: That of `test_accuracy`.
+        test_loss: Mean loss over all clients' test rows, likewise; NaN without any. With screening,
+            the clients that the training loss leaves out are left out here, too.
+        metrics: The model's metrics, `train_NAME` over the training rows and `test_NAME` over the
+            test rows of the same clients, each of whom counts by all the rows it has.
     """
 
     label: str
@@ -74,6 +79,11 @@ class Record(NamedTuple):
     unmeasured: int | None = None
     train_loss_se: float | None = None
     test_accuracy_se: float | None = None
+    test_loss: float = math.nan
+    metrics: dict[str, float] = {}  # noqa: RUF012 (of a named tuple)
+
+    def __repr__(self) -> str:
+        return f"Record({self.label!r}, seed {self.seed}, round {self.round}: {_figures(self)})"
 
 
 class Progress(NamedTuple):
@@ -118,6 +128,8 @@ class Run:
         evaluated: Which model its records and `params` are of: "server", "cohort" or "clients"; see
             `fedprox.simulate`.
         client_steps: Mini-batch steps over all rounds.
+        experiment: What its comparison was made of, as `experiment.toml` of a run directory holds
+            it; all runs of the comparison share it. Empty before `simulate` returns.
     """
 
     method: str
@@ -134,6 +146,14 @@ class Run:
     memory: int = 0
     evaluated: str = "server"
     client_steps: int = 0
+    experiment: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        name = f"Run({self.label!r}, seed {self.seed}"
+        if not self.history:
+            return f"{name}: no records)"
+        best = f", best {_percent(self.best_accuracy)}" if self.best_accuracy >= 0 else ""
+        return f"{name}: {self.final.round} rounds, {_figures(self.final)}{best})"
 
     @property
     def diverged_at(self) -> int | None:
@@ -180,3 +200,15 @@ class Run:
         """
         rounds = self.rounds_to(target)
         return None if rounds is None else rounds * self.models_a_round
+
+
+def _figures(record: Record) -> str:
+    """Loss and accuracy for a summary; without accuracy where there is none."""
+    loss = f"train loss {record.train_loss:.4g}"
+    if math.isnan(record.test_accuracy):
+        return loss
+    return f"{loss}, test accuracy {_percent(record.test_accuracy)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"

@@ -23,7 +23,13 @@ from fedprox.algorithms.base import Algorithm, Kept, State
 from fedprox.federation import Federation, Rows
 from fedprox.model import Model, Params
 from fedprox.simulation.engine import After, rounds_program
-from fedprox.simulation.evaluate import Measures, evaluation_program, inexactness_program
+from fedprox.simulation.evaluate import (
+    Measures,
+    StandFor,
+    counts_tests_by_client,
+    evaluation_program,
+    inexactness_program,
+)
 from fedprox.simulation.exchange import Exchange, plan_exchanges
 from fedprox.simulation.faults import Faults
 from fedprox.simulation.homes import Homes
@@ -238,7 +244,9 @@ def lay_out(
     typical = lengths[:: math.ceil(len(lengths) / TYPICAL_ROUNDS)]
     width = slice_width(measured.train.sizes)
     clients = slices(measured.train.sizes, width)
-    tests = measured.test.sizes if by_client else np.array([max(len(measured.test), 1)])
+    tests = np.array([max(len(measured.test), 1)])
+    if counts_tests_by_client(by_client=by_client, screened=faults is not None):
+        tests = measured.test.sizes
     has_places = algorithm.kept is not None or (faults is not None and faults.compares)
     layout = Layout(
         rounds=Shape(
@@ -499,17 +507,21 @@ def _trace_evaluation(
         )
 
     reading = client_by_client(train, layout.width)
-    if by_client:
+    if counts_tests_by_client(by_client=by_client, screened=screened):
         test_reading = client_by_client(test, layout.test_width)
     else:
         test_reading = read_everything(
             homes.first_rows(test.offsets), width=layout.test_width, devices=devices, lanes=lanes
         )
     reading, test_reading = shard(mesh, (reading, test_reading))
-    sizes, shares = replicate(
-        mesh, (train.sizes.astype(np.float32), federation.shares.astype(np.float32))
+    stand_for = StandFor(
+        train=(federation.train.sizes / train.sizes).astype(np.float32),
+        test=(federation.test.sizes / np.maximum(test.sizes, 1)).astype(np.float32),
     )
-    read = *data[2:], reading, sizes, shares, test_reading
+    sizes, shares, stand_for = replicate(
+        mesh, (train.sizes.astype(np.float32), federation.shares.astype(np.float32), stand_for)
+    )
+    read = *data[2:], reading, sizes, shares, stand_for, test_reading
     program = evaluation_program(
         model,
         mesh,

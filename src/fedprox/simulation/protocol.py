@@ -201,6 +201,8 @@ class Protocol:
             "training rows": len(self.federation.train),
             "test rows": len(self.federation.test),
         }
+        if self.model.metrics:
+            found["model.metrics"] = ", ".join(self.model.metrics)
         for each in fields(self):
             if each.name not in others:
                 found |= _by_name(each.name, getattr(self, each.name))

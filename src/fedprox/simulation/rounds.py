@@ -227,7 +227,7 @@ def run_rounds(
     on_record: Callable[[Record], None],
     on_progress: Callable[[int, float], None],
     after_call: Callable[[int, Callable[[], Standing]], None],
-) -> State:
+) -> Standing:
     """Run the rounds of one seed; records go into the runs' histories as they become known.
 
     A run that stops at its target waits for each evaluation before it goes on, so that neither its
@@ -246,25 +246,26 @@ def run_rounds(
             waits until all of them are written down and says where they stand.
 
     Returns:
-        The server's last state.
+        Where the rounds stand at the end. Steps, faulty updates and empty rounds are those since
+        the evaluation before that a run of more rounds would have had.
     """
     algorithm = ready.algorithm
     behind = RECORDS_BEHIND if protocol.stop_at_target == "never" else 0
     ends = Ends(protocol, len(runs))
     counts = Counts.of(protocol)
     pending, calls = deque[Evaluation](), deque[tuple[int, jax.Array]]()
-    _, state, numbers, trend, taken, faulty, empty, _ = standing
+    done, state, numbers, trend, taken, faulty, empty, capacity = standing
 
     def settle() -> None:
         """Wait for the oldest evaluation and write it down."""
-        done = pending.popleft()
+        oldest = pending.popleft()
         for run, record in zip(
-            runs, records_of(done, algorithm, runs, counts, protocol), strict=True
+            runs, records_of(oldest, algorithm, runs, counts, protocol), strict=True
         ):
             run.client_steps = record.total_steps
             run.history.append(record)
             on_record(record)
-        on_progress(done.round, best_loss(runs))
+        on_progress(oldest.round, best_loss(runs))
 
     def settled(now: T) -> T:
         """What is given, once all evaluations are written down."""
@@ -272,7 +273,7 @@ def run_rounds(
             settle()
         return now
 
-    if not standing.round:
+    if not done:
         measures = ready.evaluate(state)
         trend = first_trend(measures.train_loss) if algorithm.adapt else None
         nobody = RoundWork(0, 0, 0, no_jobs(), no_jobs())
@@ -304,13 +305,14 @@ def run_rounds(
         if chunk.recorded or trend is not None:
             measures = ready.evaluate(state)
         if chunk.recorded:
-            done = call.work[-1]
+            work = call.work[-1]
             gamma = _gamma(ready, programs, call, after, numbers, kept)
             steps = after.local.steps
             pending.append(
-                Evaluation(chunk.last, done, numbers, measures, gamma, steps, taken, faulty, empty)
+                Evaluation(chunk.last, work, numbers, measures, gamma, steps, taken, faulty, empty)
             )
-            taken, faulty, empty = (), (), 0
+            regular = chunk.last % protocol.evaluate_every == 0
+            taken, faulty, empty = ((), (), 0) if regular else (taken, faulty, empty)
             calls.append((chunk.last, measures.train_loss))
         else:  # a copy, since the next call is given the state
             some = jax.tree.leaves(state)[0].addressable_data(0)
@@ -320,10 +322,11 @@ def run_rounds(
             mu, trend = _follow(numbers["mu"], trend, measures.train_loss)
             numbers = {**numbers, "mu": mu}
 
-        now = Standing(chunk.last, state, numbers, trend, taken, faulty, empty, layout.capacity)
-        after_call(chunk.last, partial(settled, now))
+        done, capacity = chunk.last, layout.capacity
+        now = Standing(done, state, numbers, trend, taken, faulty, empty, capacity)
+        after_call(done, partial(settled, now))
         del now  # so that the state can be given up to the next call
-    return settled(state)
+    return settled(Standing(done, state, numbers, trend, taken, faulty, empty, capacity))
 
 
 def _computed(calls: deque[tuple[int, jax.Array]]) -> int:

@@ -12,15 +12,17 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from fedprox.algorithms.base import Algorithm
+from fedprox.algorithms.base import Algorithm, State
 from fedprox.algorithms.check import check_algorithm
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.errors import require, shown
 from fedprox.federation import Federation
 from fedprox.model import Model, Params, check_model
-from fedprox.simulation.checkpoint import Checkpoints, Comparison, Snapshot, arrays_of
+from fedprox.simulation.checkpoint import Checkpoints, Comparison, End, Snapshot, arrays_of
 from fedprox.simulation.clients import ClientState, open_store
+from fedprox.simulation.described import describe_comparison
 from fedprox.simulation.faults import Faults
+from fedprox.simulation.hardware import use_default_compilation_cache
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.lanes import lane_mesh, replicate, zeros_on
 from fedprox.simulation.points import (
@@ -93,6 +95,11 @@ def simulate(
 ) -> list[Run]:
     """Train a method on a federation, or several on the same clients, stragglers and mini-batches.
 
+    Compiled programs are kept on disk, so that the same call compiles nothing again, in this
+    process or another one. JAX's own settings are left as they are:
+    `jax_enable_compilation_cache = False` turns this off, and `jax_compilation_cache_dir` names
+    another folder.
+
     Args:
         federation: The clients and their data.
         model: The model to train.
@@ -127,7 +134,8 @@ def simulate(
         devices: How many of the devices that JAX sees share a round's clients; all where left out.
             The result differs in the last bits, by the order of sums.
         checkpoints: Where and how often checkpoints are made; none where left out. A run that goes
-            on from one is the same as one that was never interrupted, bit for bit.
+            on from one is the same as one that was never interrupted, bit for bit; and so is a
+            finished run that goes on with more rounds, see `Checkpoints.ends`.
         on_record: Called with each record as soon as it is known, and first with those of a
             checkpoint.
         on_progress: Called with each phase and as rounds end.
@@ -149,6 +157,7 @@ def simulate(
             or test labels are of a class that no client trains on. The last is not looked for
             among labels in files that evaluations do not read.
     """
+    use_default_compilation_cache()
     methods = _several(methods)
     require(
         checkpoints is None or isinstance(checkpoints, Checkpoints),
@@ -192,23 +201,26 @@ def simulate(
             f"methods: {name!r} is given {count} times; once is enough, and numbers must differ in "
             "their first six digits",
         )
-    begin = Snapshot(())
+    last = begin = Snapshot(())
     if checkpoints:
         known = {
             "parameters": describe(params),
             "points": [list(point.values()) for _, point in points],  # labels have six digits
         }
-        begin = checkpoints.begin(
+        last = begin = checkpoints.begin(
             Comparison(
                 tuple(labels), protocol.seeds, protocol.rounds, protocol.settings | known, model
             )
         )
     mesh = lane_mesh(devices)
+    if checkpoints:
+        legs = [method for method in methods for _ in protocol.seeds]
+        begin = _with_ended(checkpoints, begin, legs, protocol, params, mesh)
     if evaluate_clients is None:
         check_measured(mesh, federation, protocol.measured)
     on_record = on_record or _ignore
     if checkpoints:
-        on_record = checkpoints.before_first(on_record, begin)
+        on_record = checkpoints.before_first(on_record, last)
     if jax.process_index() == 0:
         warn_of(protocol, stacklevel=2)
     with showing(progress, on_progress) as report:
@@ -227,9 +239,61 @@ def simulate(
         for number, method in enumerate(methods):
             left = protocol.seeds[max(0, begin.legs - number * len(protocol.seeds)) :]
             if left:
-                _run_method(session, method, left, runs, begin)
-                begin = Snapshot(tuple(runs))
+                begin = _run_method(session, method, left, runs, begin)
+    experiment = describe_comparison(protocol, methods)
+    for run in runs:
+        run.experiment = experiment
     return runs
+
+
+def _with_ended(
+    checkpoints: Checkpoints,
+    begin: Snapshot,
+    legs: Sequence[Algorithm],
+    protocol: Protocol,
+    params: Params,
+    mesh: Mesh,
+) -> Snapshot:
+    """Where a comparison begins, given a checkpoint and the ends of the legs after it.
+
+    Args:
+        checkpoints: The checkpoints.
+        begin: The last one.
+        legs: The method of each leg.
+        protocol: What compared methods share.
+        params: Shapes of the parameters.
+        mesh: The devices.
+    """
+    for algorithm in legs[begin.legs :]:
+        end = checkpoints.end(begin.legs)
+        if end is None or end.rounds < protocol.rounds:
+            return _further(begin, end, protocol)
+        state = end.snapshot.state(jax.tree.structure(jax.eval_shape(algorithm.init, params)))
+        _give_models(end.snapshot.under_way, algorithm, replicate(mesh, state))
+        begin = Snapshot((*begin.finished, *end.snapshot.under_way))
+    return begin
+
+
+def _further(begin: Snapshot, end: End | None, protocol: Protocol) -> Snapshot:
+    """The same, with the next leg as far as its end says, if there is one and it is further.
+
+    A shorter comparison has evaluated its last model in any case. Where this one does not, that
+    record goes.
+    """
+    if end is None or end.snapshot.round <= begin.round:
+        return begin
+    for run in end.snapshot.under_way if end.rounds < protocol.rounds else ():
+        if run.final.round % protocol.evaluate_every:
+            run.history.pop()
+            run.client_steps = run.final.total_steps
+    return end.snapshot._replace(finished=begin.finished)
+
+
+def _give_models(runs: Sequence[Run], algorithm: Algorithm, state: State) -> None:
+    """Set the parameters of a leg's runs, given the server's state at its end."""
+    found = jax.tree.map(np.asarray, evaluated(algorithm, state))
+    for i, run in enumerate(runs):
+        run.params = jax.tree.map(lambda a, i=i: a[i], found)
 
 
 def _several(methods: Algorithm | Sequence[Algorithm]) -> list[Algorithm]:
@@ -276,7 +340,7 @@ def _run_method(
     seeds: Sequence[int],
     runs: list[Run],
     begin: Snapshot,
-) -> None:
+) -> Snapshot:
     """Some seeds and all sweep points of one method, through programs compiled once.
 
     Args:
@@ -285,6 +349,9 @@ def _run_method(
         seeds: Its seeds that are left to do.
         runs: Finished runs of the comparison, to which these are added.
         begin: Where the first of the seeds stands.
+
+    Returns:
+        Where the leg after these stands.
     """
     protocol = session.protocol
     solver = algorithm.solver(protocol.solver)
@@ -310,7 +377,8 @@ def _run_method(
         homes=protocol.homes.processes,
         parameters=sum(a.size for a in jax.tree.leaves(params)),
         points=len(points),
-        together=min(1 if algorithm.adapt else protocol.evaluate_every, protocol.rounds),
+        # not fewer where the run is shorter: it may be extended
+        together=1 if algorithm.adapt else protocol.evaluate_every,
         faults=protocol.screening(algorithm),
         gradients=protocol.measure_gradients,
         by_client=protocol.by_client,
@@ -340,7 +408,7 @@ def _run_method(
         for seed in seeds:
             if seed != seeds[0]:
                 params = initial_params(protocol.model, seed)
-                planned = plan(seed, 0, None)
+                planned = plan(seed, begin.round, begin.capacity)
             batch = begin.under_way or [
                 Run(
                     algorithm.name,
@@ -363,6 +431,10 @@ def _run_method(
             begin = Snapshot(tuple(runs))
             if session.checkpoints and len(runs) < session.runs:
                 session.checkpoints.offer(partial(Snapshot, begin.finished), str(leg))
+                begin = _further(begin, session.checkpoints.end(begin.legs), protocol)
+                for record in begin._replace(finished=()).records:
+                    session.on_record(record)
+    return begin
 
 
 class _Compiler:
@@ -500,7 +572,7 @@ def _run_leg(
             standing = begin.standing(standing, session.mesh)
             if store is not None:
                 store.put_back(begin.kept or ())
-        state = run_rounds(
+        standing = run_rounds(
             session.protocol,
             ready,
             planned if checkpoints is None else _noting(planned, checkpoints),
@@ -511,14 +583,15 @@ def _run_leg(
             report,
             after_call,
         )
+        if checkpoints is not None:
+            leg_number = Snapshot(finished).legs
+            checkpoints.keep_end(leg_number, lambda: snapshot(lambda: standing))
     finally:
         if store is not None:
             store.close()
     done = batch[0].final.round
     session.on_progress(Progress(leg.name, leg.seed, done, done, best_loss(batch)))
-    found = jax.tree.map(np.asarray, evaluated(algorithm, state))
-    for i, run in enumerate(batch):
-        run.params = jax.tree.map(lambda a, i=i: a[i], found)
+    _give_models(batch, algorithm, standing.state)
     count_seconds()
 
 

@@ -173,6 +173,8 @@ def records_of(
             communication=algorithm.communication * done.round,
             empty_rounds=done.empty,
             **({} if screening is None else _faults(done, faulty, i, protocol.federation.names)),
+            test_loss=float(found.test_loss[i]),
+            metrics={name: float(values[i]) for name, values in found.metrics.items()},
             train_loss_se=None if loss_error is None else float(loss_error[i]),
             test_accuracy_se=None if accuracy_error is None else float(accuracy_error[i]),
         )

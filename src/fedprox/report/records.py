@@ -1,0 +1,60 @@
+"""Records as flat tables: one row for each, with the keys of `metrics.jsonl`."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fedprox.simulation.history import Record, Run
+
+ERRORS = ("train_loss_se", "test_accuracy_se")
+"""What only records of evaluations on a sample of clients have."""
+
+OPTIONAL = ("faulty", "faulty_clients", "unmeasured", *ERRORS)
+"""What records have only with screening, or where evaluations read a sample of clients."""
+
+
+def flat(record: Record) -> dict[str, Any]:
+    """A record by the keys of `metrics.jsonl`; None where it has no value."""
+    line = record._asdict()
+    numbers, metrics = line.pop("numbers"), line.pop("metrics")
+    named = {"label": line.pop("label"), "method": line.pop("method")}
+    return {**named, "mu": None, **numbers, **line, **metrics}
+
+
+def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """All records of some runs as flat rows, for a data frame.
+
+    Keys and their order are those of `metrics.jsonl`. All rows have the same keys: a number that a
+    method does not have, such as mu, is NaN. The keys that exist only with screening (`faulty`,
+    `faulty_clients`, `unmeasured`) or only where evaluations read a sample of clients
+    (`train_loss_se`, `test_accuracy_se`) are left out where no record has them.
+
+    Args:
+        runs: The runs, such as `simulate` returns.
+
+    Returns:
+        One dict for each record, run after run.
+
+    Example:
+        >>> import fedprox as fp
+        >>> costs = dict(clients=2, stragglers=0, dropped=0, client_steps=7, total_steps=7)
+        >>> costs |= dict(solves=2, unsolved=0, communication=1)
+        >>> known = dict(gradient_variance=0.5, dissimilarity=1.2, gamma_mean=0.3, gamma_max=0.4)
+        >>> record = fp.Record("fedavg", "fedavg", {}, 0.1, 0, 1, 2.3, 0.9, **known, **costs)
+        >>> row, = fp.records([fp.Run("fedavg", {}, 0.1, 0, "fedavg", [record])])
+        >>> row["label"], row["mu"], row["train_loss"]
+        ('fedavg', nan, 2.3)
+
+        `pandas.DataFrame(fp.records(runs))` is a data frame of them.
+    """
+    lines = [flat(record) for run in runs for record in run.history]
+    known = {key for line in lines for key, value in line.items() if value is not None}
+    numbers = dict.fromkeys(key for run in runs for record in run.history for key in record.numbers)
+    order = dict.fromkeys(["label", "method", "mu", *numbers])
+    order |= dict.fromkeys(key for line in lines for key in line)
+    columns = [key for key in order if key in known or key not in OPTIONAL]
+    return [{key: _value(key, line.get(key)) for key in columns} for line in lines]
+
+
+def _value(key: str, value: Any) -> Any:
+    return math.nan if value is None and key != "faulty_clients" else value

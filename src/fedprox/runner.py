@@ -1,0 +1,62 @@
+"""Running an experiment file from Python."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedprox.experiment import read_experiment, resolve, train
+from fedprox.report.directory import RunDirectory
+from fedprox.report.results import write_results
+from fedprox.simulation.history import Run
+
+
+def run(
+    file: str | Path,
+    settings: Sequence[str] = (),
+    *,
+    out: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    progress: bool = True,
+) -> list[Run]:
+    """Run an experiment file, as the command `fedprox run` does.
+
+    The file may name functions of your own (`name = "package.module:function"`), which are
+    imported: run only files that you trust.
+
+    Args:
+        file: The experiment file; `fedprox run --help` lists every key.
+        settings: Changes to it, such as "solver.epochs=1" or "method.0.mu=[0, 1]".
+        out: The run directory, which gets all that the command writes. Nothing is written where it
+            is left out.
+        data_dir: Folder with data files, in place of `FEDPROX_DATA` or a download.
+        progress: Whether progress is shown on stderr; see `simulate`.
+
+    Returns:
+        One run for each method, seed and point, as `simulate` returns them.
+
+    Raises:
+        InputError: The file is missing or not an experiment, a setting or the data cannot be used,
+            or `out` holds something else.
+
+    Example:
+        >>> import tempfile
+        >>> text = '''
+        ... rounds = 1
+        ... data = {name = "synthetic", clients = 4}
+        ... cohort = {clients_per_round = 2}
+        ... solver = {learning_rate = 0.1, batch_size = 10, epochs = 1}
+        ... method = [{name = "fedprox", mu = [0.0, 1.0]}]
+        ... '''
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "a.toml").write_text(text)
+        ...     runs = run(f"{folder}/a.toml", ["method.0.mu=1.0"])
+        >>> [each.label for each in runs]
+        ['fedprox mu=1']
+    """
+    experiment = read_experiment(Path(file), settings)
+    resolved = resolve(experiment, None if data_dir is None else Path(data_dir))
+    if out is None:
+        return train(experiment, resolved, progress=progress)
+    with RunDirectory(Path(out), resolved.table) as directory:
+        runs = train(experiment, resolved, directory.record, progress=progress)
+        write_results(directory, runs, experiment.target, resolved.federation, resolved.model)
+    return runs
