@@ -6,6 +6,7 @@ from pathlib import Path
 from fedprox.experiment import read_experiment, resolve, train
 from fedprox.report.directory import RunDirectory
 from fedprox.report.results import write_results
+from fedprox.simulation.checkpoint import Checkpoints
 from fedprox.simulation.history import Run
 
 
@@ -57,6 +58,10 @@ def run(
     if out is None:
         return train(experiment, resolved, progress=progress)
     with RunDirectory(Path(out), resolved.table) as directory:
-        runs = train(experiment, resolved, directory.record, progress=progress)
+        checkpoints = Checkpoints(directory.checkpoints, ends=directory.ends)
+        runs = train(
+            experiment, resolved, directory.record, checkpoints=checkpoints, progress=progress
+        )
         write_results(directory, runs, experiment.target, resolved.federation, resolved.model)
+        checkpoints.remove()
     return runs
