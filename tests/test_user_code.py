@@ -174,6 +174,16 @@ def test_a_wrong_input_width_is_one_line_with_the_shapes() -> None:
     assert isinstance(refused.value.__cause__, TypeError)
 
 
+@pytest.mark.parametrize("features", [1, 59, 61])
+@pytest.mark.parametrize("rows", [2, 100])
+def test_models_of_the_library_take_rows_of_their_width_only(features: int, rows: int) -> None:
+    federation = fp.datasets.synthetic(clients=2)
+    model = fp.models.logistic(federation)
+    params = model.init(jax.random.key(0))
+    message = f"model: rows of {features} features where 60 are needed"
+    assert message_of(lambda: model.apply(params, jnp.ones((rows, features)))) == message
+
+
 def test_a_mistake_in_what_prepares_rows_is_named() -> None:
     raw = fp.Rows(fp.Prepared(np.ones((3, 4)), missing), np.arange(3), np.array([0, 3]))
     prepared = "Prepared.prepare(raw) raised KeyError: 'kernal'; it was given raw float32[1,4]"

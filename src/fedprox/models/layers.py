@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from fedprox.errors import require
+
 
 class Dense(nnx.Module):
     """x -> x W' + b with W kept as (outputs, inputs).
@@ -45,6 +47,11 @@ class Dense(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """(B, d) -> (B, C)."""
         kernel = self.kernel[...]
+        # einsum would repeat a single feature
+        require(
+            x.shape[-1] == kernel.shape[1],
+            f"model: rows of {x.shape[-1]} features where {kernel.shape[1]} are needed",
+        )
         if len(x) * len(kernel) > FEW:
             return x @ kernel.T + self.bias[...]
         # with the barrier XLA writes dL/dy transposed before the product for W's gradient
