@@ -19,6 +19,10 @@ SIZES = [1, 2, 3, 4, 5, 60, 7, 90, 2, 1]
 START = np.array([1.0, -2.0, 3.0])
 
 
+class Enough(Exception):
+    """A run has come far enough for a test."""
+
+
 def runs(method: fp.Algorithm, **options: Any) -> list[fp.Run]:
     setting: dict[str, Any] = {
         "solver": fp.Solver(0.02, 3, epochs=2),
@@ -85,9 +89,6 @@ def test_a_run_that_grew_goes_on_bit_for_bit(
 ) -> None:
     """Neither where calls end nor the seeds that came before change how much room a round has."""
 
-    class Enough(Exception):
-        pass
-
     def until(record: fp.Record) -> None:
         if record.seed == 1 and record.round == 8:
             raise Enough
@@ -107,9 +108,6 @@ def test_a_run_that_grew_goes_on_bit_for_bit(
 def test_what_is_done_before_the_first_rounds_does_not_depend_on_their_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Enough(Exception):
-        pass
-
     def first(record: fp.Record) -> None:
         if record.round == 5:
             raise Enough
