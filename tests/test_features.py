@@ -20,7 +20,7 @@ from fedprox import (
     fedprox,
     simulate,
 )
-from fedprox.diagnostics.clients import client_accuracy
+from fedprox.diagnostics.clients import client_measures
 from fedprox.features import Features, Prepared, Vectors, Windows
 from fedprox.models import logistic
 from fedprox.simulation.homes import find_homes
@@ -93,7 +93,8 @@ def test_kept_features_train_like_the_array_they_stand_for(kind: str) -> None:
     for record, other in zip(a.history, b.history, strict=True):
         assert str(record) == str(other)
     np.testing.assert_array_equal(
-        client_accuracy(ours, model, a.params), client_accuracy(plain, model, a.params)
+        client_measures(ours, model, a.params)["test_accuracy"],
+        client_measures(plain, model, a.params)["test_accuracy"],
     )
 
 
@@ -246,7 +247,9 @@ def test_sequences_count_positions_that_have_a_label() -> None:
     np.testing.assert_allclose(start.train_loss, np.log(3), rtol=1e-6)
     assert start.test_accuracy == pytest.approx(1 / 6)  # argmax of equal outputs is class 0
     weights = jnp.zeros((3, 3)).at[2, 1].set(9.0)
-    assert client_accuracy(federation, model, weights).tolist() == pytest.approx([1 / 3, 1.0])
+    assert client_measures(federation, model, weights)["test_accuracy"].tolist() == pytest.approx(
+        [1 / 3, 1.0]
+    )
     padded = replace(federation, train=Rows(x, np.where(labels < 0, -1, labels), rows.offsets))
     assert padded.train.labels.sum() == 6
     pairs = [(x[:2], labels[:2]), (x[2:], labels[2:])]

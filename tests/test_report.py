@@ -22,7 +22,7 @@ from rich.console import Console
 
 import fedprox as fp
 from fedprox.diagnostics import clients
-from fedprox.diagnostics.clients import client_accuracy
+from fedprox.diagnostics.clients import client_measures
 from fedprox.errors import InputError
 from fedprox.files import write_whole
 from fedprox.model import cross_entropy, top_1
@@ -187,7 +187,7 @@ def test_client_accuracy_is_that_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch
     before = programs()
     for seed in range(3):
         params = model.init(jax.random.key(seed))
-        found = client_accuracy(federation, model, params)
+        found = client_measures(federation, model, params)["test_accuracy"]
         for k in range(len(federation)):
             x, y = federation.test.client(k)
             guesses = [int(np.argmax(model.apply(params, row[None]))) for row in x]
@@ -209,7 +209,7 @@ def test_client_accuracy_keeps_the_rows_on_the_host(monkeypatch: pytest.MonkeyPa
         rows = fp.Rows(features, labels, np.array([0, 4, 9]))
         federation = fp.Federation(rows, rows, 3, ("a", "b"))
         model = fp.Model(lambda _: jnp.ones(3), lambda w, x: w + 0 * x[:, :1], cross_entropy, top_1)
-        client_accuracy(federation, model, jnp.ones(3))
+        client_measures(federation, model, jnp.ones(3))["test_accuracy"]
     plain, windows = moved
     assert [a.shape for a in plain] == [(0, 2)]
     assert [a.shape for a in windows] == [(30,), (0,)]  # the text alone
@@ -219,12 +219,16 @@ def test_clients_without_test_rows_have_no_accuracy() -> None:
     train = [(np.ones((2, 1)), [0, 1])] * 3
     model = fp.Model(lambda _: jnp.zeros(()), lambda w, x: jnp.hstack([x + w, x]))
     test = [([], []), ([[1.0], [2.0]], [0, 0]), ([], [])]
-    found = client_accuracy(fp.Federation.from_arrays(train, test), model, jnp.ones(()))
+    found = client_measures(fp.Federation.from_arrays(train, test), model, jnp.ones(()))[
+        "test_accuracy"
+    ]
     np.testing.assert_array_equal(found, [np.nan, 1.0, np.nan])
-    assert np.isnan(client_accuracy(fp.Federation.from_arrays(train), model, jnp.ones(()))).all()
+    assert np.isnan(
+        client_measures(fp.Federation.from_arrays(train), model, jnp.ones(()))["test_accuracy"]
+    ).all()
     blind = dataclasses.replace(model, correct=None)
     federation = fp.Federation.from_arrays(train, train)
-    assert np.isnan(client_accuracy(federation, blind, jnp.ones(()))).all()
+    assert np.isnan(client_measures(federation, blind, jnp.ones(()))["test_accuracy"]).all()
 
 
 def test_clients_json_holds_null_where_there_are_no_test_rows(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from flax import linen, nnx
 
 import fedprox as fp
-from fedprox.diagnostics.clients import client_accuracy
+from fedprox.diagnostics.clients import client_measures
 from fedprox.model import top_1
 from fedprox.report.directory import RunDirectory, write_clients
 from tests.quadratics import one_run
@@ -101,7 +101,7 @@ def test_models_of_the_same_functions_are_equal_and_compiled_once() -> None:
 
     for _ in range(2):
         model = fp.Model(init, noted)
-        client_accuracy(FEDERATION, model, init(X))
+        client_measures(FEDERATION, model, init(X))["test_accuracy"]
     assert len(traced) == 1
 
 

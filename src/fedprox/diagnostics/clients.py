@@ -103,28 +103,6 @@ def evaluate(model: Model, params: Params, federation: Federation) -> Evaluation
     )
 
 
-def client_accuracy(federation: Federation, model: Model, params: Params) -> Values:
-    """Test accuracy of a model on each client's own test rows.
-
-    Args:
-        federation: The clients and their data.
-        model: The model; the same one over several calls is compiled once.
-        params: Its parameters.
-
-    Returns:
-        Shape (clients,), from 0 to 1; NaN for clients without test rows, and for all where the
-        model does not say what is correct.
-
-    >>> import jax.numpy as jnp
-    >>> test = [([[1.0], [-1.0]], [1, 1]), ([], []), ([[2.0]], [1])]
-    >>> federation = Federation.from_arrays([([[0.0]], [0])] * 3, test)
-    >>> model = Model(lambda key: jnp.ones(()), lambda w, x: jnp.hstack([-w * x, w * x]))
-    >>> client_accuracy(federation, model, jnp.ones(())).tolist()
-    [0.5, nan, 1.0]
-    """
-    return client_measures(federation, model, params)["test_accuracy"]
-
-
 def client_measures(federation: Federation, model: Model, params: Params) -> dict[str, Values]:
     """Test accuracy, test loss and the metrics of a model on each client's own rows.
 
@@ -136,10 +114,16 @@ def client_measures(federation: Federation, model: Model, params: Params) -> dic
         params: Its parameters.
 
     Returns:
-        "test_accuracy", see `client_accuracy`, "test_loss", and of each metric "test_NAME" and
-        "train_NAME", each of shape (clients,) and NaN for clients without such rows.
+        "test_accuracy", NaN for a model without accuracy, "test_loss", and of each metric
+        "test_NAME" and "train_NAME", each of shape (clients,) and NaN for clients without such
+        rows.
 
     >>> import jax.numpy as jnp
+    >>> test = [([[1.0], [-1.0]], [1, 1]), ([], []), ([[2.0]], [1])]
+    >>> federation = Federation.from_arrays([([[0.0]], [0])] * 3, test)
+    >>> model = Model(lambda key: jnp.ones(()), lambda w, x: jnp.hstack([-w * x, w * x]))
+    >>> client_measures(federation, model, jnp.ones(()))["test_accuracy"].tolist()
+    [0.5, nan, 1.0]
     >>> from fedprox.metrics import mean_squared_error
     >>> federation = Federation.from_arrays([([[1.0], [2.0]], [0.5, 1.0]), ([[1.0]], [3.0])])
     >>> model = Model(
