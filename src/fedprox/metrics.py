@@ -39,8 +39,10 @@ class Metric:
             row.
         value: The sums, float32 arrays of shape (...) -> the metric, a scalar.
 
+        lower_is_better: Whether a smaller value is better, as of an error.
+
     Raises:
-        InputError: An attribute is not a function.
+        InputError: `terms` or `value` is not a function, or `lower_is_better` not True or False.
 
     Example:
         The largest error cannot be summed, but the share of errors above 1 can:
@@ -54,8 +56,13 @@ class Metric:
 
     terms: Callable[[Any, jax.Array], Terms]
     value: Callable[[Terms], Any]
+    lower_is_better: bool = False
 
     def __post_init__(self) -> None:
+        require(
+            isinstance(self.lower_is_better, bool),
+            f"Metric.lower_is_better = {self.lower_is_better!r}; it must be True or False",
+        )
         for name in ("terms", "value"):
             function = getattr(self, name)
             require(callable(function), f"Metric.{name} = {function!r}; it must be a function")
@@ -82,7 +89,7 @@ def mean_squared_error() -> Metric:
         squares = ((outputs - y) ** 2).reshape(len(y), -1)
         return {"error": squares.mean(axis=1), "rows": jnp.ones(len(y))}
 
-    return Metric(terms, lambda sums: sums["error"] / sums["rows"])
+    return Metric(terms, lambda sums: sums["error"] / sums["rows"], lower_is_better=True)
 
 
 def f1(threshold: float = 0.0) -> Metric:

@@ -82,6 +82,14 @@ class Record(NamedTuple):
     test_loss: float = math.nan
     metrics: dict[str, float] = {}  # noqa: RUF012 (of a named tuple)
 
+    def value(self, measure: str) -> float:
+        """A measure by its name in `metrics.jsonl`, such as "test_accuracy" or "test_NAME".
+
+        Raises:
+            KeyError: The record has no such measure.
+        """
+        return self.metrics[measure] if measure in self.metrics else self._asdict()[measure]
+
     def __repr__(self) -> str:
         return f"Record({self.label!r}, seed {self.seed}, round {self.round}: {_figures(self)})"
 

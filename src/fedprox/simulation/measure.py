@@ -1,0 +1,40 @@
+"""The measures that a model is chosen by: their names in records, and which values are better."""
+
+from collections.abc import Mapping
+
+from fedprox.metrics import Metric
+
+
+def lower_is_better(measure: str, metrics: Mapping[str, Metric]) -> bool:
+    """Whether smaller values of a measure are better.
+
+    Args:
+        measure: Its name in records: `train_loss`, `test_accuracy`, `test_NAME`, ...
+        metrics: The model's metrics.
+
+    >>> lower_is_better("train_loss", {}), lower_is_better("test_accuracy", {})
+    (True, False)
+    """
+    name = measure.partition("_")[2]
+    return metrics[name].lower_is_better if name in metrics else name == "loss"
+
+
+def measures(metrics: Mapping[str, Metric], *, accuracy: bool, test: bool) -> tuple[str, ...]:
+    """The names of all measures that records have.
+
+    Args:
+        metrics: The model's metrics.
+        accuracy: Whether the model has an accuracy.
+        test: Whether there are test rows.
+
+    >>> measures({}, accuracy=True, test=True)
+    ('train_loss', 'test_loss', 'test_accuracy')
+    """
+    held_out = ("test",) if test else ()
+    return (
+        "train_loss",
+        *(f"train_{name}" for name in metrics),
+        *(f"{kind}_loss" for kind in held_out),
+        *(f"{kind}_accuracy" for kind in held_out if accuracy),
+        *(f"{kind}_{name}" for kind in held_out for name in metrics),
+    )
