@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox import Cohort, Federation, Solver
-from fedprox.solver import as_numbers
 from fedprox.streams import Purpose, Streams
 
 Matrix = NDArray[np.float32]
@@ -95,7 +94,7 @@ def numpy_loop(setting: Setting) -> Timing:
     clients = [slice(*pair) for pair in itertools.pairwise(bounds)]
     client_x, client_y = [x[rows] for rows in clients], [one_hot[rows] for rows in clients]
     shares = federation.shares.astype(np.float32)
-    (learning_rate,) = as_numbers("learning_rate", setting.solver.learning_rate)
+    (learning_rate,) = setting.solver.rates
     rate = np.float32(learning_rate)
     pull = np.float32(rate * setting.mu)
     weight = np.zeros((x.shape[1], federation.classes), np.float32)

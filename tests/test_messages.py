@@ -19,6 +19,7 @@ from fedprox.algorithms import ALGORITHMS
 from fedprox.datasets import DATASETS
 from fedprox.experiment import (
     OPTIMIZERS,
+    SCHEDULES,
     Experiment,
     _named,
     apply_setting,
@@ -115,6 +116,23 @@ def test_any_option_of_an_optimizer_is_taken_or_refused_in_one_line(
         resolve(parse("a.toml", table))
     except InputError as error:
         said(error, key)
+
+
+@given(data=st.data(), value=TOML)
+@settings(max_examples=200)
+def test_any_option_of_a_schedule_is_taken_or_refused_in_one_line(
+    data: st.DataObject, value: Any
+) -> None:
+    name = data.draw(st.sampled_from(sorted(SCHEDULES)))
+    parameters = inspect.signature(SCHEDULES[name]).parameters
+    key = data.draw(st.sampled_from([*parameters, "schedule", "other"]))
+    table = tomllib.loads(SMALL)
+    rate = {"schedule": name, **dict.fromkeys(parameters, 1), key: value}
+    table["solver"]["learning_rate"] = rate
+    try:
+        resolve(parse("a.toml", table))
+    except InputError as error:
+        said(error, "")
 
 
 class Junk:

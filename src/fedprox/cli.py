@@ -179,7 +179,10 @@ An experiment file, with every key:
 
 \b
   [solver]
-  learning_rate = 0.01          # or several
+  learning_rate = 0.01          # or several; or a function of the round, which is one of optax's
+                                # schedules with its arguments, or "package.module:function":
+                                # {{schedule = "cosine_decay_schedule", init_value = 0.1,
+                                # decay_steps = 200}}
   batch_size = 10               # or "all"
   epochs = 20                   # or steps = 100
   # gamma = 0.1                 # stop at a gamma-inexact solution; epochs or steps are the limit,

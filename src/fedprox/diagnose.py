@@ -27,7 +27,7 @@ from fedprox.simulation.protocol import check_parts
 from fedprox.simulation.run import simulate
 from fedprox.simulation.sampling import Cohort
 from fedprox.simulation.systems import Systems
-from fedprox.solver import Solver, as_numbers
+from fedprox.solver import Solver
 
 MUS = (0.0, 0.001, 0.01, 0.1, 1.0)
 """What is tried: no proximal term, and the grid of Li et al. 2020, section 5.3.2."""
@@ -323,10 +323,9 @@ def diagnose(
     """
     check_parts(federation=federation, model=model, solver=solver, cohort=cohort, systems=systems)
     require_whole("seed", seed, least=0, most=2**63 - SWEEP_SEEDS)
-    rates = as_numbers("solver.learning_rate", solver.learning_rate)
     require(
-        len(rates) == 1,
-        f"solver.learning_rate = {list(rates)}; a diagnosis is for one learning rate",
+        len(solver.rates) == 1,
+        f"solver.learning_rate = {list(solver.rates)}; a diagnosis is for one learning rate",
     )
     require_whole("rounds", rounds)
     of_clients = len(federation)

@@ -33,7 +33,7 @@ from fedprox.simulation.target import StopAtTarget, Target, target_of
 from fedprox.solver import Solver, line_search_descent, searches_line
 from fedprox.streams import check_seed
 from fedprox.toml import parse_toml
-from fedprox.user_code import import_function
+from fedprox.user_code import call, import_function
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
     name: getattr(optax, name)
@@ -42,6 +42,24 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
 """The optimizers that an experiment file can name: optax's, and gradient descent that searches."""
 
 Table = dict[str, Any]
+
+
+def _of_numbers(build: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that makes an optax schedule, with types that TOML has in place of arrays."""
+    signature = inspect.signature(build)
+    kinds = _option_kinds(build)
+
+    @functools.wraps(build)
+    def made(**options: Any) -> Any:
+        return call(build.__name__, functools.partial(build, **options))
+
+    made.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[
+            parameter.replace(annotation=kind | None if parameter.default is None else kind)
+            for parameter, kind in zip(signature.parameters.values(), kinds.values(), strict=True)
+        ]
+    )
+    return made
 
 
 class _Section(BaseModel):
@@ -73,9 +91,12 @@ class FaultsSection(_Section):
 
 
 class SolverSection(_Section):
-    """`[solver]`: see `fedprox.Solver`; its optimizer is one of `OPTIMIZERS`."""
+    """`[solver]`: see `fedprox.Solver`; its optimizer is one of `OPTIMIZERS`.
 
-    learning_rate: float | list[float]
+    Its learning rate may be a table, `schedule` being one of `SCHEDULES` or the user's own.
+    """
+
+    learning_rate: float | list[float] | Table
     batch_size: int | Literal["all"]
     epochs: int | None = None
     steps: int | None = None
@@ -219,7 +240,8 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     """
     _ = experiment.target  # refused before data are loaded
     section = experiment.solver.model_dump(exclude_none=True)
-    solver = Solver(**_solver(section, "solver"))
+    settings, section_table = _solver(section, "solver")
+    solver = Solver(**settings)
     cohort = Cohort(**experiment.cohort.model_dump())
     systems = Systems(**experiment.systems.model_dump())
     faults = Faults(**experiment.faults.model_dump()) if experiment.faults else None
@@ -236,6 +258,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     if clients_to_draw(experiment.evaluate_clients, federation) is None:
         table.pop("evaluate_clients", None)
     table |= {"data": data_table, "model": model_table, "method": [t for _, t in methods]}
+    table["solver"] |= section_table
     algorithms = [algorithm for algorithm, _ in methods]
     model = make_model(federation)
     return Resolved(federation, model, algorithms, solver, cohort, systems, faults, table)
@@ -322,18 +345,23 @@ def _method(
             checked = SolverSection.model_validate(section | own).model_dump(include=set(own))
         except ValidationError as error:
             raise InputError(_explain(error, SolverSection, own, where)) from None
-        algorithm = algorithm.with_solver(**_solver(checked, where))
+        settings, own_table = _solver(checked, where)
+        algorithm = algorithm.with_solver(**settings)
         try:
             algorithm.solver(solver)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
-        shown["solver"] = own
+        shown["solver"] = own | own_table
     return algorithm, shown
 
 
-def _solver(section: Table, where: str) -> Table:
-    """The settings of a `Solver` that a section names."""
+def _solver(section: Table, where: str) -> tuple[Table, Table]:
+    """The settings of a `Solver` that a section names, and its schedule with every default."""
     settings = {k: v for k, v in section.items() if k not in ("optimizer", "optimizer_options")}
+    shown: Table = {}
+    if isinstance(section.get("learning_rate"), dict):
+        schedule, table = _schedule(section["learning_rate"], f"{where}.learning_rate")
+        settings["learning_rate"], shown = schedule, {"learning_rate": table}
     if "optimizer" in section:
         options = section.get("optimizer_options", {})
         settings["optimizer"] = _optimizer(section["optimizer"], options, where)
@@ -342,7 +370,21 @@ def _solver(section: Table, where: str) -> Table:
             "optimizer_options" not in section,
             f"{where}.optimizer_options: give optimizer beside it",
         )
-    return settings
+    return settings, shown
+
+
+def _schedule(table: Table, where: str) -> tuple[Callable[[int], Any], Table]:
+    """The schedule that a table names, called by its name and options, and the whole table."""
+    build, shown = _named(table, SCHEDULES, where, None, key="schedule")
+    made = build()
+
+    @functools.wraps(made, assigned=())  # which says that it is one of optax's
+    def schedule(round_: int) -> Any:
+        return made(round_)
+
+    options = {key: value for key, value in table.items() if key != "schedule"}
+    schedule.__name__ = " ".join([table["schedule"], *(f"{k}={v}" for k, v in options.items())])
+    return schedule, shown
 
 
 def _optimizer(name: Any, options: Any, where: str) -> Callable[..., Any]:
@@ -380,7 +422,7 @@ def _optimizer(name: Any, options: Any, where: str) -> Callable[..., Any]:
 
 
 def _option_kinds(function: Callable[..., Any]) -> dict[str, type]:
-    """The options of an optimizer that TOML can give, and the type of each.
+    """The options of an optimizer or a schedule that TOML can give, and the type of each.
 
     >>> _option_kinds(optax.adam)["nesterov"], _option_kinds(optax.adam)["b1"]
     (<class 'bool'>, <class 'float'>)
@@ -393,6 +435,24 @@ def _option_kinds(function: Callable[..., Any]) -> dict[str, type]:
             exact = parameter.annotation in (bool, int)
             kinds[key] = parameter.annotation if exact else float
     return kinds
+
+
+SCHEDULES: dict[str, Callable[..., Any]] = {
+    name: _of_numbers(getattr(optax, name))
+    for name in (
+        "constant_schedule",
+        "cosine_decay_schedule",
+        "cosine_onecycle_schedule",
+        "exponential_decay",
+        "linear_onecycle_schedule",
+        "linear_schedule",
+        "polynomial_schedule",
+        "warmup_constant_schedule",
+        "warmup_cosine_decay_schedule",
+        "warmup_exponential_decay_schedule",
+    )
+}
+"""The schedules of learning rates that an experiment file can name: optax's."""
 
 
 def keys_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -424,9 +484,10 @@ def _named(
     table: Mapping[str, Any],
     catalogue: Mapping[str, Callable[..., Any]],
     where: str,
-    kind: type,
+    kind: type | None,
     *,
     besides: Sequence[str] = (),
+    key: str = "name",
 ) -> tuple[Callable[..., Any], Table]:
     """The function that a section names, with the section's options bound.
 
@@ -437,37 +498,38 @@ def _named(
         table: The section.
         catalogue: The library's functions.
         where: What the section is called.
-        kind: What the function returns.
+        kind: What the function returns; None for another function.
         besides: Keys that are checked elsewhere.
+        key: The key of the name.
     """
-    _require_key("name", table, catalogue, where)
-    name = table["name"]
+    _require_key(key, table, catalogue, where)
+    name = table[key]
     if isinstance(name, str) and ":" in name:
-        function = import_function(f"{where}.name", name, kind)
-        keys = _own_keys(function, f"{where}.name = {name!r}", given=int(kind is Model))
+        function = import_function(f"{where}.{key}", name, kind)
+        keys = _own_keys(function, f"{where}.{key} = {name!r}", given=int(kind is Model))
     elif isinstance(name, str) and name in catalogue:
         function = catalogue[name]
         keys = keys_of(function)
     else:
         allowed = choices(str(name), catalogue)
         own = ', or one of your own as "package.module:function"'
-        raise InputError(f"{where}.name = {name!r}; {allowed}{own}")
+        raise InputError(f"{where}.{key} = {name!r}; {allowed}{own}")
     fields: dict[str, Any] = {
-        key: (
+        option: (
             Any if parameter.annotation is parameter.empty else parameter.annotation,
             ... if parameter.default is parameter.empty else parameter.default,
         )
-        for key, parameter in keys.items()
-        if key not in besides
+        for option, parameter in keys.items()
+        if option not in besides
     }
     schema = create_model(f"{name} options", __base__=_Section, **fields)
     try:
-        checked = schema.model_validate({k: v for k, v in table.items() if k != "name"})
+        checked = schema.model_validate({k: v for k, v in table.items() if k != key})
     except ValidationError as error:
         raise InputError(_explain(error, schema, table, where)) from None
     options = checked.model_dump()
-    shown = {key: value for key, value in options.items() if value is not None}
-    return functools.partial(function, **options), {"name": name, **shown}
+    shown = {option: value for option, value in options.items() if value is not None}
+    return functools.partial(function, **options), {key: name, **shown}
 
 
 def _own_keys(

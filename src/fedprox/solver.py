@@ -12,7 +12,7 @@ Neither belongs to h_k: gamma and all losses are measured without. What a contro
 dynamic regulariser learns from the steps includes both: where SCAFFOLD or FedDyn stand still, it is
 the gradient with its weight decay that vanishes.
 
-In round t, the first being 0, the learning rate is eta decay^t.
+In round t, the first being 0, the learning rate is eta decay^t, or eta(t) of a schedule.
 
 The stop rule gamma (Li et al. 2020, Definitions 1 and 2) ends a client's work once
 
@@ -23,9 +23,10 @@ gradient. With mini-batches it is computed before every epoch, one more pass ove
 """
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, Literal, TypeVar
@@ -37,6 +38,7 @@ import optax
 from numpy.typing import NDArray
 
 from fedprox.errors import (
+    SINGLE,
     InputError,
     require,
     require_number,
@@ -45,6 +47,10 @@ from fedprox.errors import (
     shown,
 )
 from fedprox.model import Params
+from fedprox.user_code import call
+
+Schedule = Callable[[int], Any]
+"""Round t -> its learning rate, a number, such as `optax.cosine_decay_schedule(0.1, 200)`."""
 
 Numbers = float | Sequence[float]
 """A number, or several to sweep over."""
@@ -62,7 +68,8 @@ class Solver:
     60
 
     Attributes:
-        learning_rate: Step size eta, or several to sweep over.
+        learning_rate: Step size eta, or several to sweep over; or a function of the round t = 0, 1,
+            ..., such as an optax schedule, that gives the rate of all of the round's steps.
         batch_size: Examples B of a mini-batch, or "all" for a client's whole data. An epoch's last
             batch holds what is left over and counts as a step.
         epochs: Passes E over the client's data, each in a fresh order; or else
@@ -72,7 +79,7 @@ class Solver:
             it. From 0 to 1, or a function of the round t and some clients
             (m,) that gives each one's gamma (m,).
         learning_rate_decay: What the learning rate is multiplied by after every round, above 0 and
-            at most 1.
+            at most 1; 1 with a function of the round.
         weight_decay: Times w, added to the clipped gradient, at least 0.
         clip: The largest norm c of the gradient of h_k, above 0; None for any.
         optimizer: `learning_rate=` -> gradient transformation, such as `optax.sgd`,
@@ -86,7 +93,7 @@ class Solver:
             `gamma`.
     """
 
-    learning_rate: Numbers
+    learning_rate: Numbers | Schedule
     batch_size: int | Literal["all"]
     epochs: int | None = None
     steps: int | None = None
@@ -111,12 +118,19 @@ class Solver:
                 require_whole(f"solver.{name}", getattr(self, name))
         if not (isinstance(self.batch_size, str) and self.batch_size == "all"):
             require_whole("solver.batch_size", self.batch_size, otherwise='"all"')
-        for rate in as_numbers("solver.learning_rate", self.learning_rate):
+        for rate in self.rates:
             require_number("solver.learning_rate", rate, positive=True, single=True)
         if self.gamma is not None and not callable(self.gamma):
             require_number("solver.gamma", self.gamma, most=1)
         decay = self.learning_rate_decay
         require_number("solver.learning_rate_decay", decay, most=1, positive=True)
+        if self.schedule is not None:
+            require(
+                decay == 1,
+                f"solver.learning_rate_decay = {decay}; with a function of the round as "
+                "solver.learning_rate it must be 1: let the function decay",
+            )
+            self.factor(0)
         require_number("solver.weight_decay", self.weight_decay, single=True)
         if self.clip is not None:
             require_number("solver.clip", self.clip, positive=True, single=True)
@@ -153,6 +167,30 @@ class Solver:
         if "epochs" in settings or "steps" in settings:
             settings = {"epochs": None, "steps": None, **settings}
         return replace(self, **settings)
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The learning rate as a function of the round; None where it is a number or several."""
+        given = self.learning_rate
+        return given if callable(given) and not inspect.isclass(given) else None
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rate of each point of a sweep, to be multiplied by the round's factor."""
+        return (1.0,) if self.schedule is not None else as_rates(self.learning_rate)
+
+    def factor(self, round_: int) -> float:
+        """What a round's learning rate is a multiple of: decay^t, or the schedule's rate itself.
+
+        Raises:
+            InputError: The schedule does not give one finite number above 0.
+
+        >>> Solver(optax.linear_schedule(0.1, 0.05, 2), 10, epochs=1).factor(1)
+        0.075
+        """
+        if self.schedule is None:
+            return self.learning_rate_decay**round_
+        return scheduled_rate(self.schedule, round_)
 
     @functools.cached_property
     def searches_line(self) -> bool:
@@ -226,13 +264,83 @@ class Solver:
         return optax.apply_updates(params, updates), state
 
 
+TOGETHER = 256
+"""Rounds for which an optax schedule is evaluated at once: one by one takes 100 times as long."""
+
+
+def as_rates(given: Any) -> tuple[float, ...]:
+    """One learning rate or several, as a tuple; `InputError` if functions are among them."""
+    several = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    require(
+        not several or not any(map(callable, given)),
+        "solver.learning_rate: a list with functions, which are not swept; give each to a method "
+        "of its own, such as fedavg().with_solver(learning_rate=schedule)",
+    )
+    return as_numbers("solver.learning_rate", given)
+
+
+def scheduled_rate(schedule: Schedule, round_: int) -> float:
+    """A schedule's learning rate in a round: the shortest number that is it in single precision.
+
+    It depends on the round alone, and not on the rounds that are planned together.
+
+    Raises:
+        InputError: It is not one finite number above 0.
+    """
+    together = None
+    if _is_optax(inspect.unwrap(schedule)):
+        together = _rates_together(schedule, round_ // TOGETHER)
+    if together is None:
+        with _on_host():
+            what = f"solver.learning_rate({round_})"
+            value = call(what, lambda: np.asarray(schedule(round_)))
+    else:
+        value = together[round_ % TOGETHER]
+    rate = float(value) if value.ndim == 0 and value.dtype.kind in "fiu" else 0.0
+    require(
+        SINGLE[0] <= rate <= SINGLE[1],
+        f"solver.learning_rate: in round {round_} its function gives {shown(value.tolist())}; it "
+        "must give one finite number above 0: begin a warm-up, and end a decay, above 0",
+    )
+    return float(str(np.float32(rate)))
+
+
+@functools.lru_cache(maxsize=32)
+def _rates_together(schedule: Schedule, block: int) -> NDArray[Any] | None:
+    """An optax schedule's rates in a block of rounds; None if it cannot give them all at once."""
+    try:
+        with _on_host():
+            found = np.asarray(schedule(np.arange(TOGETHER) + block * TOGETHER))  # type: ignore[arg-type]
+        return np.broadcast_to(found, TOGETHER)
+    except Exception:  # one that joins the user's own functions, which take one round
+        return None
+
+
+def _is_optax(function: Callable[..., Any]) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("optax.")
+
+
+def _on_host() -> AbstractContextManager[Any]:
+    """Small numbers are computed on the CPU: an accelerator would first end what it is doing."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX was told to use the accelerator alone
+        return nullcontext()
+
+
 def name_of(function: Callable[..., Any]) -> str:
     """What a function such as an optimizer is called, with its options: in every process the same.
 
+    An optax schedule, which is a function within another, is called by the one that made it.
+
+    >>> name_of(optax.cosine_decay_schedule(0.1, 200))
+    'cosine_decay_schedule'
     >>> import functools
     >>> name_of(functools.partial(optax.sgd, momentum=0.9))
     'sgd momentum=0.9'
     """
+    if _is_optax(function) and "." in (name := getattr(function, "__qualname__", "")):
+        return str(name.partition(".")[0])
     if not isinstance(function, functools.partial):
         return getattr(function, "__name__", type(function).__name__)
     options = {k: name_of(v) if callable(v) else v for k, v in function.keywords.items()}

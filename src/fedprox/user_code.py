@@ -72,7 +72,7 @@ def shapes_of(what: str, function: Callable[..., Any], *args: Any, given: Any = 
     return call(what, jax.eval_shape, function, *args, given=given)
 
 
-def import_function(where: str, name: str, kind: type) -> Callable[..., Any]:
+def import_function(where: str, name: str, kind: type | None) -> Callable[..., Any]:
     """Import a user's function by "package.module:function", from Python's path or from here.
 
     The current folder is appended to `sys.path`, so that the module can import its neighbours.
@@ -80,7 +80,8 @@ def import_function(where: str, name: str, kind: type) -> Callable[..., Any]:
     Args:
         where: The key that names it, for the message.
         name: Its name.
-        kind: The class of the library that the function must return an instance of.
+        kind: The class of the library that the function must return an instance of; None where
+            it must return a function.
 
     Returns:
         The function, whose mistakes become one line. Importing the module runs its code.
@@ -90,6 +91,7 @@ def import_function(where: str, name: str, kind: type) -> Callable[..., Any]:
     """
     module, _, attribute = name.partition(":")
     what = f"{where} = {name!r}"
+    needed = "a function" if kind is None else f"a fedprox.{kind.__name__}"
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     require(module and attribute, f'{what}; it must be "package.module:function"')
@@ -110,9 +112,8 @@ def import_function(where: str, name: str, kind: type) -> Callable[..., Any]:
     def checked(*args: Any, **options: Any) -> Any:
         made = call(name, functools.partial(function, **options), *args)
         require(
-            isinstance(made, kind),
-            f"{what}: it returns a value of type {type(made).__name__}; it must return a "
-            f"fedprox.{kind.__name__}",
+            callable(made) if kind is None else isinstance(made, kind),
+            f"{what}: it returns a value of type {type(made).__name__}; it must return {needed}",
         )
         return made
 

@@ -17,7 +17,8 @@ class Record(NamedTuple):
         method: Name of the algorithm.
         numbers: The algorithm's own numbers, such as mu, that led to this model: an adaptive mu is
             that of the last round.
-        learning_rate: The local solver's.
+        learning_rate: The local solver's; of a schedule that of the last round, and of round 0 for
+            the initial model.
         seed: Seed of the run.
         round: Rounds done; 0 is the initial model.
         train_loss: f(w) over the rows that evaluations read; NaN or infinity once diverged.
@@ -122,7 +123,7 @@ class Run:
     Attributes:
         method: Name of the algorithm.
         numbers: The algorithm's own numbers, such as mu; where mu adapts, the first.
-        learning_rate: The local solver's.
+        learning_rate: The local solver's; of a schedule that of round 0.
         seed: Seed of the run.
         label: Method and those numbers that tell it from the others of its comparison.
         history: One record for each evaluated round, the initial model's first.

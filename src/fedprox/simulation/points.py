@@ -15,9 +15,9 @@ from fedprox.streams import Purpose, generator
 
 
 def sweep_points(algorithm: Algorithm, solver: Solver) -> list[dict[str, float]]:
-    """Every combination of the algorithm's own numbers and the learning rates."""
+    """Every combination of the algorithm's own numbers and the learning rates (1 of a schedule)."""
     axes = {name: as_numbers(name, value) for name, value in algorithm.numbers.items()}
-    axes["learning_rate"] = as_numbers("learning_rate", solver.learning_rate)
+    axes["learning_rate"] = solver.rates
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
@@ -30,11 +30,16 @@ def label(algorithm: Algorithm, solver: Solver, point: dict[str, float]) -> str:
 
     def shown(key: str) -> bool:
         if key == "learning_rate":
-            several = len(as_numbers(key, solver.learning_rate)) > 1
-            return several or key in algorithm.settings
+            return len(solver.rates) > 1 or key in algorithm.settings
         return key != "server_learning_rate" or algorithm.numbers[key] != (1.0,)
 
-    numbers = [f"{k}={v:g}" for k, v in point.items() if shown(k)]
+    def text(key: str, value: float) -> str:
+        if key != "learning_rate" or solver.schedule is None:
+            return f"{value:g}"
+        name = name_of(solver.schedule)
+        return name if " " in name else f"{name} from {solver.factor(0):g}"
+
+    numbers = [f"{k}={text(k, v)}" for k, v in point.items() if shown(k)]
     settings = [
         f"{k}={name_of(v) if callable(v) else v}"
         for k, v in algorithm.settings.items()

@@ -223,6 +223,8 @@ class Protocol:
             algorithm: The method.
             solver: The solver that its clients use.
         """
+        for t in (0, self.rounds - 1):
+            solver.factor(t)
         require(
             self.measure_gradients or solver.gamma is None,
             "measure_gradients = false; whether solver.gamma was met could then not be told",

@@ -58,6 +58,7 @@ class Ready(NamedTuple):
 
     Attributes:
         algorithm: The method.
+        solver: The local solver, already the algorithm's own.
         mesh: The devices.
         evaluate: See `Programs`.
         programs: Layout -> the programs of these shapes, compiled when they are first asked for.
@@ -65,6 +66,7 @@ class Ready(NamedTuple):
     """
 
     algorithm: Algorithm
+    solver: Solver
     mesh: Mesh
     evaluate: Callable[[State], Measures]
     programs: Callable[[Layout], Programs]
@@ -249,7 +251,7 @@ def run_rounds(
         Where the rounds stand at the end. Steps, faulty updates and empty rounds are those since
         the evaluation before that a run of more rounds would have had.
     """
-    algorithm = ready.algorithm
+    algorithm, solver = ready.algorithm, ready.solver
     behind = RECORDS_BEHIND if protocol.stop_at_target == "never" else 0
     ends = Ends(protocol, len(runs))
     counts = Counts.of(protocol)
@@ -259,9 +261,9 @@ def run_rounds(
     def settle() -> None:
         """Wait for the oldest evaluation and write it down."""
         oldest = pending.popleft()
-        for run, record in zip(
-            runs, records_of(oldest, algorithm, runs, counts, protocol), strict=True
-        ):
+        rate = None if solver.schedule is None else solver.factor(max(oldest.round - 1, 0))
+        found = records_of(oldest, algorithm, runs, counts, protocol, rate)
+        for run, record in zip(runs, found, strict=True):
             run.client_steps = record.total_steps
             run.history.append(record)
             on_record(record)

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from fedprox.algorithms.base import Algorithm, State
 from fedprox.algorithms.check import check_algorithm
 from fedprox.algorithms.reporting import Evaluated
-from fedprox.errors import require, shown
+from fedprox.errors import InputError, require, shown
 from fedprox.federation import Federation
 from fedprox.model import Model, Params, check_model
 from fedprox.simulation.checkpoint import Checkpoints, Comparison, End, Snapshot, arrays_of
@@ -64,7 +64,7 @@ from fedprox.simulation.settle import best_loss
 from fedprox.simulation.systems import Systems
 from fedprox.simulation.target import StopAtTarget, Target
 from fedprox.simulation.warn import warn_of
-from fedprox.solver import Solver
+from fedprox.solver import Solver, name_of
 from fedprox.user_code import describe
 
 
@@ -199,7 +199,7 @@ def simulate(
         require(
             count == 1,
             f"methods: {name!r} is given {count} times; once is enough, and numbers must differ in "
-            "their first six digits",
+            "their first six digits, schedules in their names or first rates",
         )
     last = begin = Snapshot(())
     if checkpoints:
@@ -207,6 +207,8 @@ def simulate(
             "parameters": describe(params),
             "points": [list(point.values()) for _, point in points],  # labels have six digits
         }
+        for method in methods:
+            known |= _scheduled(method, method.solver(solver))
         last = begin = checkpoints.begin(
             Comparison(
                 tuple(labels), protocol.seeds, protocol.rounds, protocol.settings | known, model
@@ -318,6 +320,24 @@ def _seeds(seed: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(given) if several else (given,)
 
 
+COMPARED_ROUNDS = 0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000
+"""Rounds by whose learning rates checkpoints tell schedules apart, also of an extended run."""
+
+
+def _scheduled(method: Algorithm, solver: Solver) -> dict[str, Any]:
+    """A method's schedule of learning rates as checkpoints know it; nothing without one."""
+    if solver.schedule is None:
+        return {}
+    found: list[float | None] = []
+    for t in COMPARED_ROUNDS:
+        try:
+            found.append(solver.factor(t))
+        except InputError:  # beyond the run it may have none
+            found.append(None)
+    name = label(method, solver, sweep_points(method, solver)[0])
+    return {f"{name}: learning rates": [name_of(solver.schedule), *found]}
+
+
 def _ignore(_: Any) -> None:
     pass
 
@@ -403,7 +423,7 @@ def _run_method(
         session.on_progress(now._replace(phase="compiling"))
         programs = _Compiler(session, algorithm, solver, points, params, rows.like)
         first = programs(layout)
-        ready = Ready(algorithm, session.mesh, first.evaluate, programs, programs.numbers)
+        ready = Ready(algorithm, solver, session.mesh, first.evaluate, programs, programs.numbers)
         compile_seconds += first.compile_seconds
         for seed in seeds:
             if seed != seeds[0]:
@@ -413,7 +433,7 @@ def _run_method(
                 Run(
                     algorithm.name,
                     numbers={k: v for k, v in point.items() if k != "learning_rate"},
-                    learning_rate=point["learning_rate"],
+                    learning_rate=point["learning_rate"] * solver.factor(0),
                     seed=seed,
                     label=label(algorithm, solver, point),
                     sweep_points=len(points),

@@ -364,7 +364,7 @@ def plan_rounds(
         )
         for array, values in zip(each, known, strict=True):
             array[index, : len(values)] = values
-        rate[index] = solver.learning_rate_decay**t
+        rate[index] = solver.factor(t)
         participation[index] = jobs.part.sum()
         # in an array of all ticks, those of a lane lie `lanes` apart
         device, lane = np.divmod(packing.lane, lanes)

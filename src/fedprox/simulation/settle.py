@@ -122,6 +122,7 @@ def records_of(
     runs: Sequence[Run],
     counts: Counts,
     protocol: Protocol,
+    scheduled: float | None = None,
 ) -> Iterator[Record]:
     """Wait for an evaluation: a record for each point.
 
@@ -131,6 +132,7 @@ def records_of(
         runs: The points' runs so far.
         counts: How much it reads.
         protocol: What compared methods share.
+        scheduled: The learning rate of its round where that is a function of the round.
 
     Raises:
         InputError: An update was faulty, and that is not to be.
@@ -154,7 +156,7 @@ def records_of(
             label=run.label,
             method=run.method,
             numbers=run.numbers | ({"mu": float(f"{mus[i]:.6g}")} if algorithm.adapt else {}),
-            learning_rate=run.learning_rate,
+            learning_rate=run.learning_rate if scheduled is None else scheduled,
             seed=run.seed,
             round=done.round,
             train_loss=float(loss[i]),

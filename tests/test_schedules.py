@@ -1,0 +1,243 @@
+"""Learning rates as functions of the round: closed forms, and the same as numbers where equal."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+import pytest
+
+import fedprox as fp
+from fedprox.experiment import parse, read_experiment, resolve
+from fedprox.report.directory import metrics_line
+from fedprox.solver import TOGETHER
+from tests.quadratics import one_run, quadratic_federation, quadratic_model, ragged_quadratics
+
+ROUNDS = 6
+
+
+def quadratic_run(solver: fp.Solver, method: Any = None, **options: Any) -> fp.Run:
+    federation = ragged_quadratics(0, [3, 5, 2])
+    model = quadratic_model(np.array([1.0, -1.0, 2.0]))
+    options = {"rounds": ROUNDS, **options}
+    return one_run(federation, model, method or fp.fedavg(), solver, **options)
+
+
+def lines(run: fp.Run) -> list[Any]:
+    """The records, in which NaN equals itself."""
+    return [metrics_line(record) for record in run.history]
+
+
+@pytest.mark.parametrize(
+    "schedule", [optax.linear_schedule(0.5, 0.1, 4), lambda t: 0.5 - 0.1 * min(t, 4)]
+)
+def test_each_round_takes_its_own_rate(schedule: Any) -> None:
+    """On w^2 / 2 a step with rate eta multiplies w by 1 - eta."""
+    federation = quadratic_federation([np.eye(1)] * 2, [np.zeros(1)] * 2)
+    run = one_run(
+        federation,
+        quadratic_model(np.ones(1)),
+        fp.fedavg(),
+        fp.Solver(schedule, "all", steps=1),
+        rounds=ROUNDS,
+    )
+    rates = [float(f"{float(schedule(t)):.6g}") for t in range(ROUNDS)]
+    w = np.cumprod([1.0, *(1 - np.array(rates))])
+    np.testing.assert_allclose([r.train_loss for r in run.history], w**2 / 2, rtol=1e-5)
+    assert run.learning_rate == rates[0]
+    np.testing.assert_allclose(
+        [r.learning_rate for r in run.history], [rates[0], *rates], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("method", [fp.fedavg(), fp.scaffold()])
+def test_a_constant_schedule_is_the_number_bit_for_bit(method: Any) -> None:
+    runs = [
+        quadratic_run(fp.Solver(rate, 2, epochs=1), method)
+        for rate in (0.1, optax.constant_schedule(0.1), lambda _: 0.1)
+    ]
+    for run in runs[1:]:
+        assert lines(run) == lines(runs[0])
+        np.testing.assert_array_equal(run.params, runs[0].params)
+
+
+def test_exponential_decay_is_the_solvers_own() -> None:
+    own = quadratic_run(fp.Solver(0.1, 2, epochs=1, learning_rate_decay=0.9))
+    scheduled = quadratic_run(fp.Solver(optax.exponential_decay(0.1, 1, 0.9), 2, epochs=1))
+    np.testing.assert_allclose(scheduled.params, own.params, rtol=1e-5)
+
+
+def test_a_rate_does_not_depend_on_the_rounds_planned_with_it() -> None:
+    schedule = optax.warmup_cosine_decay_schedule(0.01, 0.1, 100, 3 * TOGETHER)
+    rounds = [0, 1, TOGETHER - 1, TOGETHER, 2 * TOGETHER + 7]
+    solver = fp.Solver(schedule, 2, epochs=1)
+    rates = {t: solver.factor(t) for t in rounds}
+    again = fp.Solver(optax.warmup_cosine_decay_schedule(0.01, 0.1, 100, 3 * TOGETHER), 2, epochs=1)
+    assert rates == {t: again.factor(t) for t in reversed(rounds)}
+    np.testing.assert_allclose(list(rates.values()), [float(schedule(t)) for t in rounds], 1e-5)
+
+
+def test_optax_schedules_joined_with_own_functions_are_asked_round_by_round() -> None:
+    joined = optax.join_schedules([lambda t: 0.1 if t < 2 else 0.2, lambda _: 0.3], [4])
+    assert fp.Solver(joined, 2, epochs=1).factor(3) == 0.2
+
+
+def test_schedules_are_compared_as_methods() -> None:
+    schedules = [optax.cosine_decay_schedule(0.1, 20), optax.cosine_decay_schedule(0.2, 20)]
+    runs = fp.simulate(
+        ragged_quadratics(0, [3, 5]),
+        quadratic_model(np.zeros(3)),
+        [fp.fedavg(), *(fp.fedavg().with_solver(learning_rate=s) for s in schedules)],
+        solver=fp.Solver(0.1, 2, epochs=1),
+        cohort=fp.Cohort(2),
+        rounds=2,
+    )
+    assert [run.label for run in runs] == [
+        "fedavg",
+        "fedavg learning_rate=cosine_decay_schedule from 0.1",
+        "fedavg learning_rate=cosine_decay_schedule from 0.2",
+    ]
+    assert runs[0].experiment["method"][2]["solver"] == {"learning_rate": "cosine_decay_schedule"}
+
+
+def test_a_resumed_run_is_the_same_and_other_schedules_are_refused(tmp_path: Path) -> None:
+    def solver(steps: int) -> fp.Solver:
+        return fp.Solver(optax.cosine_decay_schedule(0.1, steps), 2, epochs=1)
+
+    def part(steps: int, rounds: int) -> fp.Run:
+        checkpoints = fp.Checkpoints(tmp_path / "c", resume=True, ends=tmp_path / "ends")
+        return quadratic_run(solver(steps), rounds=rounds, checkpoints=checkpoints)
+
+    part(20, 4)
+    whole = quadratic_run(solver(20), rounds=9)
+    longer = part(20, 9)
+    assert lines(longer) == lines(whole)
+    np.testing.assert_array_equal(longer.params, whole.params)
+    with pytest.raises(fp.InputError, match="checkpoints of another comparison: fedavg: learning"):
+        part(21, 10)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (
+            {"learning_rate": [optax.constant_schedule(0.1), 0.1]},
+            r"a list with functions.*with_solver\(learning_rate=schedule\)",
+        ),
+        (
+            {"learning_rate": optax.linear_schedule(0, 0.1, 5)},
+            "in round 0 its function gives 0.0; it must give one finite number above 0: begin",
+        ),
+        ({"learning_rate": lambda _: [0.1]}, "in round 0 its function gives .0.1.; it must"),
+        ({"learning_rate": lambda _: "a"}, "in round 0 its function gives 'a'; it must"),
+        ({"learning_rate": lambda t: {}[t]}, r"solver.learning_rate\(0\) raised KeyError"),
+        (
+            {"learning_rate": optax.constant_schedule(0.1), "learning_rate_decay": 0.9},
+            "learning_rate_decay = 0.9; with a function of the round .* must be 1",
+        ),
+    ],
+)
+def test_what_is_no_schedule_is_refused(settings: Any, line: str) -> None:
+    with pytest.raises(fp.InputError, match=line):
+        fp.Solver(**{"batch_size": 2, "epochs": 1, **settings})
+
+
+@pytest.mark.parametrize(("bad", "rounds"), [(5, 6), (3, 6)])
+def test_a_rate_of_0_in_a_later_round_is_refused(bad: int, rounds: int) -> None:
+    """Of the last round before anything is compiled, and of others when they are planned."""
+    solver = fp.Solver(lambda t: 0.1 * (t != bad), 2, epochs=1)
+    with pytest.raises(fp.InputError, match=f"in round {bad} its function gives 0.0"):
+        quadratic_run(solver, rounds=rounds)
+
+
+TABLE: dict[str, Any] = {
+    "rounds": 2,
+    "cohort": {"clients_per_round": 2},
+    "solver": {
+        "learning_rate": {
+            "schedule": "cosine_decay_schedule",
+            "init_value": 0.1,
+            "decay_steps": 20,
+        },
+        "batch_size": 10,
+        "epochs": 1,
+    },
+    "data": {"name": "synthetic", "clients": 3},
+    "method": [{"name": "fedavg"}],
+}
+
+
+def test_an_experiment_file_names_a_schedule() -> None:
+    own = {"schedule": "linear_schedule", "init_value": 1, "end_value": 0.5, "transition_steps": 2}
+    methods = [{"name": "fedavg"}, {"name": "fedavg", "solver": {"learning_rate": own}}]
+    resolved = resolve(parse("x", TABLE | {"method": methods}))
+    assert resolved.solver.factor(10) == pytest.approx(0.05)
+    assert resolved.methods[1].solver(resolved.solver).factor(1) == 0.75
+    assert resolved.table["solver"]["learning_rate"]["alpha"] == 0.0
+    assert resolve(parse("x", resolved.table)).solver.factor(7) == resolved.solver.factor(7)
+
+
+def test_the_run_directory_of_a_schedule_can_be_read_and_run_again(tmp_path: Path) -> None:
+    file, out = tmp_path / "a.toml", tmp_path / "run"
+    own = '{schedule = "linear_schedule", init_value = 0.2, end_value = 0.1, transition_steps = 2}'
+    file.write_text(
+        "rounds = 2\n[cohort]\nclients_per_round = 2\n"
+        '[data]\nname = "synthetic"\nclients = 3\n'
+        f"[solver]\nlearning_rate = {own}\nbatch_size = 10\nepochs = 1\n"
+        f'[[method]]\nname = "fedavg"\n[[method]]\nname = "fedavg"\n'
+        f"solver = {{learning_rate = {own.replace('0.2', '0.3')}}}\n"
+    )
+    runs = fp.run(file, out=out)
+    assert runs[1].label == (
+        "fedavg learning_rate=linear_schedule init_value=0.3 end_value=0.1 transition_steps=2"
+    )
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["learning_rate"] for line in lines] == [0.2, 0.2, 0.15, 0.3, 0.3, 0.2]
+    again = resolve(read_experiment(out / "experiment.toml"))
+    assert again.solver.factor(1) == 0.15
+
+
+def test_an_experiment_file_names_a_schedule_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (tmp_path / "rates.py").write_text(
+        "def steps(first: float, every: int = 2):\n"
+        "    return lambda t: first / 2 ** (t // every)\n"
+        "def number():\n    return 3\n"
+    )
+    table = {"schedule": "rates:steps", "first": 0.4}
+    solver = TABLE["solver"] | {"learning_rate": table}
+    resolved = resolve(parse("x", TABLE | {"solver": solver}))
+    assert [resolved.solver.factor(t) for t in range(4)] == [0.4, 0.4, 0.2, 0.2]
+    assert resolved.table["solver"]["learning_rate"] == {**table, "every": 2}
+    wrong = TABLE | {"solver": solver | {"learning_rate": {"schedule": "rates:number"}}}
+    with pytest.raises(fp.InputError, match="of type int; it must return a function"):
+        resolve(parse("x", wrong))
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        ({"schedule": "cosine"}, "solver.learning_rate.schedule = 'cosine'; "),
+        ({"init_value": 1}, "the key 'schedule' is missing"),
+        (
+            {"schedule": "linear_schedule", "init_value": 0, "end_value": 1, "transition_steps": 2},
+            "in round 0 its function gives 0.0",
+        ),
+        (
+            {"schedule": "cosine_decay_schedule", "init_value": 1, "decay_step": 2},
+            "unknown key 'decay_step'; did you mean 'decay_steps'",
+        ),
+        (
+            {"schedule": "cosine_decay_schedule", "init_value": 1, "decay_steps": 0},
+            "cosine_decay_schedule raised ValueError: .*positive",
+        ),
+    ],
+)
+def test_mistakes_in_a_schedules_table(table: Any, line: str) -> None:
+    with pytest.raises(fp.InputError, match=line):
+        resolve(parse("x", TABLE | {"solver": TABLE["solver"] | {"learning_rate": table}}))
