@@ -148,6 +148,8 @@ An experiment file, with every key:
   seed = 0                      # or several: [0, 1, 2]
   target_accuracy = 0.8         # the table counts rounds to it; or target_loss = 0.5
   stop_at_target = "never"      # or where "all" or "any" of a method's sweep have reached it
+  # initial = "runs/a"          # a model file or run directory whose parameters all begin with;
+                                # or {{path = "runs/a", label = "fedavg", seed = 0}}
   client_rows = 100             # rows of each client that are used at most; all if left out
 
 \b
@@ -435,6 +437,7 @@ def diagnose(
             rounds=experiment.rounds,
             evaluate_clients=experiment.evaluate_clients,
             seed=seeds[0],
+            initial=resolved.initial,
         )
         directory.diagnosis(found.document())
         write_report([directory.path], directory.path / "report.html")

@@ -20,9 +20,9 @@ from fedprox.algorithms import fedprox
 from fedprox.diagnostics import Constants, Curvature, corollary_7, curvature, mu_needed
 from fedprox.errors import require, require_whole
 from fedprox.federation import Federation, Rows
-from fedprox.model import Model
+from fedprox.model import Model, Params
 from fedprox.simulation.history import Progress, Record, Run
-from fedprox.simulation.points import initial_params
+from fedprox.simulation.points import checked_initial, initial_params
 from fedprox.simulation.protocol import check_parts
 from fedprox.simulation.run import simulate
 from fedprox.simulation.sampling import Cohort
@@ -288,6 +288,7 @@ def diagnose(
     rounds: int = 200,
     evaluate_clients: int | None = None,
     seed: int = 0,
+    initial: Params | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     progress: bool = True,
 ) -> Diagnosis:
@@ -303,6 +304,7 @@ def diagnose(
         evaluate_clients: Clients to diagnose at most, drawn at random; all where left out. The
             sweep's cohorts are drawn from them.
         seed: Seed; the sweep runs with this one and the two that follow.
+        initial: The parameters to begin with, as in `simulate`.
         on_progress: Called now and then during the sweep.
         progress: Whether the sweep's progress is shown; see `simulate`.
 
@@ -353,9 +355,11 @@ def diagnose(
         rounds=short,
         evaluate_every=-(-short // EVALUATIONS),
         seed=[seed + i for i in range(SWEEP_SEEDS)],
+        initial=initial,
         on_progress=on_progress,
         progress=progress,
     )
+    begin = initial_params(model, seed) if initial is None else checked_initial(model, initial)
     longest = max(runs, key=lambda run: len(run.history))
     evaluated = tuple(record.round for record in longest.history)
 
@@ -378,7 +382,7 @@ def diagnose(
         effective_classes=effective_classes(federation),
         classes=federation.classes,
         clients_per_round=cohort.clients_per_round,
-        curvature=curvature(federation, model, initial_params(model, seed), seed=seed),
+        curvature=curvature(federation, model, begin, seed=seed),
         rounds=evaluated,
         dissimilarity=read(shown, lambda record: record.dissimilarity),
         gradient_variance=read(shown, lambda record: record.gradient_variance).mean(axis=0),

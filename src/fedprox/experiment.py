@@ -15,11 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from fedprox.algorithms import ALGORITHMS, Algorithm
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.datasets import DATASETS
-from fedprox.datasets.sources import data_folder
+from fedprox.datasets.sources import data_folder, places
 from fedprox.errors import SINGLE, InputError, reason, require, require_whole
 from fedprox.federation import Federation
-from fedprox.model import Model
+from fedprox.model import Model, Params
 from fedprox.models import MODELS
+from fedprox.report.saved import load_model
 from fedprox.simulation.checkpoint import Checkpoints
 from fedprox.simulation.clients import ClientState
 from fedprox.simulation.described import IN_PYTHON
@@ -108,6 +109,14 @@ class SolverSection(_Section):
     optimizer_options: Table = Field(default_factory=dict)
 
 
+class InitialSection(_Section):
+    """`[initial]`: a model file or a run directory, and which of its runs; see `load_model`."""
+
+    path: str
+    label: str | None = None
+    seed: int | None = None
+
+
 class Experiment(_Section):
     """An experiment file.
 
@@ -125,6 +134,8 @@ class Experiment(_Section):
         target_loss: Or a training loss.
         stop_at_target: Whether a method's rounds end once all, or any, of its sweep points have
             reached the target.
+        initial: The parameters that every method and seed begins with: the path of a model file or
+            of a run directory with one model, or a table with its path, label and seed.
         client_rows: Training rows, and test rows, of each client that are used at most, chosen at
             random; all where left out.
         data: Name of a data set and its options.
@@ -148,6 +159,7 @@ class Experiment(_Section):
     target_accuracy: float | None = None
     target_loss: float | None = None
     stop_at_target: StopAtTarget = "never"
+    initial: str | InitialSection | None = None
     client_rows: int | None = None
     data: Table
     model: Table = Field(default_factory=lambda: {"name": "logistic"})
@@ -179,6 +191,7 @@ class Resolved(NamedTuple):
         cohort: How a round's clients are chosen.
         systems: Which of them cannot finish.
         faults: What is done about faulty updates.
+        initial: The parameters to begin with; None for those of the model.
         table: The experiment as TOML would hold it.
     """
 
@@ -189,6 +202,7 @@ class Resolved(NamedTuple):
     cohort: Cohort
     systems: Systems
     faults: Faults | None
+    initial: Params | None
     table: Table
 
 
@@ -261,7 +275,24 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     table["solver"] |= section_table
     algorithms = [algorithm for algorithm, _ in methods]
     model = make_model(federation)
-    return Resolved(federation, model, algorithms, solver, cohort, systems, faults, table)
+    initial = _initial(experiment.initial, model, data_dir)
+    return Resolved(federation, model, algorithms, solver, cohort, systems, faults, initial, table)
+
+
+def _initial(
+    given: str | InitialSection | None, model: Model, data_dir: Path | None
+) -> Params | None:
+    """The parameters that a path names, as seen from here or from the data folder; None without."""
+    if given is None:
+        return None
+    path, label, seed = (
+        (given, None, None) if isinstance(given, str) else given.model_dump().values()
+    )
+    looked = places(path, data_dir)
+    found = next((place for place in looked if place.exists()), None)
+    if found is None:
+        raise InputError(f"initial: no {' and no '.join(map(str, looked))}")
+    return load_model(found, label, seed, model=model)
 
 
 def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Table]:
@@ -305,6 +336,7 @@ def train(
         seed=experiment.seed,
         target=experiment.target,
         stop_at_target=experiment.stop_at_target,
+        initial=resolved.initial,
         devices=devices,
         checkpoints=checkpoints,
         on_record=on_record,

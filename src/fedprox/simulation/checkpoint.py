@@ -367,9 +367,10 @@ class Checkpoints:
         _check(state)
         arrays = _nested(_read(state))
         position = json.loads(arrays.pop("position").tobytes())
-        for key, value in self._comparison.known.items():
+        known = self._comparison.known
+        for key in dict.fromkeys([*known, *position["comparison"]]):
             if key != "rounds":
-                _require_same(state.parent, position, key, value)
+                _require_same(state.parent, position, key, known.get(key))
         return position, arrays
 
     def _snapshot(

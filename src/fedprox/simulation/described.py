@@ -13,7 +13,8 @@ from fedprox.simulation.protocol import Protocol
 from fedprox.solver import name_of
 
 IN_PYTHON = "in-python"
-"""`data.name` of a comparison whose data, model and methods have no names in experiment files."""
+"""`data.name` of a comparison whose data, model and methods have no names in experiment files, and
+`initial` of one whose parameters were given."""
 
 
 def describe_comparison(protocol: Protocol, methods: Sequence[Algorithm]) -> dict[str, Any]:
@@ -24,7 +25,8 @@ def describe_comparison(protocol: Protocol, methods: Sequence[Algorithm]) -> dic
         methods: The methods, with their own settings of the solver.
     """
     federation = protocol.federation
-    others = {"federation", "model", "seeds", "target", "cohort", "systems", "faults", "solver"}
+    others = {"federation", "model", "seeds", "target", "initial"}
+    others |= {"cohort", "systems", "faults", "solver"}
     found = {f.name: getattr(protocol, f.name) for f in fields(protocol) if f.name not in others}
     found["seed"] = protocol.seeds
     if protocol.target is not None:
@@ -35,6 +37,8 @@ def describe_comparison(protocol: Protocol, methods: Sequence[Algorithm]) -> dic
         "training_rows": len(federation.train),
         "test_rows": len(federation.test),
     }
+    if protocol.initial is not None:
+        found["initial"] = IN_PYTHON
     found["model"] = _model(protocol.model)
     for name in ("cohort", "systems", "faults", "solver"):
         part = getattr(protocol, name)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, get_args
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,10 +17,11 @@ from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.reporting import Evaluated, reporting
 from fedprox.errors import InputError, require, require_one_of, require_whole, shown
 from fedprox.federation import Federation
-from fedprox.model import Model
+from fedprox.model import Model, Params
 from fedprox.simulation.clients import ClientState
 from fedprox.simulation.faults import Faults
 from fedprox.simulation.homes import Homes, homes_of_processes
+from fedprox.simulation.points import checked_initial, initial_params
 from fedprox.simulation.sampling import Cohort, Drawn, weights
 from fedprox.simulation.schedule import Jobs, no_jobs
 from fedprox.simulation.systems import Systems
@@ -87,6 +89,7 @@ class Protocol:
         seeds: Seeds, each a run of its own.
         target: What rounds are counted to, for methods that stop there.
         stop_at_target: When they do.
+        initial: The parameters that all begin with; None for those of `model.init`.
 
     Whole numbers and seeds may be NumPy's; they are Python's here, since records hold them.
 
@@ -110,6 +113,7 @@ class Protocol:
     seeds: tuple[int, ...]
     target: Target | None
     stop_at_target: StopAtTarget
+    initial: Params = None
 
     def __post_init__(self) -> None:
         check_parts(**{name: getattr(self, name) for name in PARTS})
@@ -130,6 +134,8 @@ class Protocol:
             check_seed(seed)
             require(self.seeds.count(seed) == 1, f"seed: {seed} is given more than once")
         object.__setattr__(self, "seeds", tuple(map(int, self.seeds)))
+        if self.initial is not None:
+            object.__setattr__(self, "initial", checked_initial(self.model, self.initial))
         for name in ("rounds", "evaluate_every"):
             object.__setattr__(self, name, int(getattr(self, name)))
         require(
@@ -195,18 +201,24 @@ class Protocol:
 
         For the data stand their numbers of clients and rows.
         """
-        others = {"federation", "model", "seeds", "rounds", "client_state"}
+        others = {"federation", "model", "seeds", "rounds", "client_state", "initial"}
         found: dict[str, Any] = {
             "clients": len(self.federation),
             "training rows": len(self.federation.train),
             "test rows": len(self.federation.test),
         }
+        if self.initial is not None:
+            found["initial"] = digest(self.initial)
         if self.model.metrics:
             found["model.metrics"] = ", ".join(self.model.metrics)
         for each in fields(self):
             if each.name not in others:
                 found |= _by_name(each.name, getattr(self, each.name))
         return found
+
+    def first_params(self, seed: int) -> Params:
+        """w^0 of a seed."""
+        return initial_params(self.model, seed) if self.initial is None else self.initial
 
     def reported(self, algorithm: Algorithm) -> Algorithm:
         """The method with the model that is to be evaluated; central training has only one."""
@@ -367,6 +379,14 @@ def check_parts(**given: object) -> None:
                 f"{name} = {shown(part)}; it must be a fedprox.{kind.__name__}"
                 + " or None" * optional
             )
+
+
+def digest(params: Params) -> str:
+    """What tells parameters from others, as a few characters."""
+    content = hashlib.sha256()
+    for leaf in jax.tree.leaves(params):
+        content.update(np.asarray(leaf, order="C").tobytes())
+    return content.hexdigest()[:16]
 
 
 def _by_name(name: str, value: Any) -> dict[str, str]:

@@ -27,7 +27,6 @@ from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.lanes import lane_mesh, replicate, zeros_on
 from fedprox.simulation.points import (
     initial_kept,
-    initial_params,
     initial_state,
     label,
     sweep_points,
@@ -87,6 +86,7 @@ def simulate(
     seed: int | Sequence[int] = 0,
     target: Target | None = None,
     stop_at_target: StopAtTarget = "never",
+    initial: Params | None = None,
     devices: int | None = None,
     checkpoints: Checkpoints | None = None,
     on_record: Callable[[Record], None] | None = None,
@@ -131,6 +131,8 @@ def simulate(
         stop_at_target: Whether a run ends at the first evaluation where "all", or "any", of its
             points have reached the target; points that have diverged are not waited for. Until
             there it is the same run, bit for bit.
+        initial: The parameters that every method and seed begins with, a pytree like that of
+            `model.init`, such as `load_model` gives; those of `model.init` where left out.
         devices: How many of the devices that JAX sees share a round's clients; all where left out.
             The result differs in the last bits, by the order of sums.
         checkpoints: Where and how often checkpoints are made; none where left out. A run that goes
@@ -149,8 +151,8 @@ def simulate(
         InputError: A number out of range, a cohort larger than the federation, a stop without a
             target, training rows that stay with the host and are too many to be evaluated on
             unasked, a method that is not as `Algorithm` says or whose functions give arrays of
-            wrong shapes, a model with fewer outputs than classes, or a faulty update where
-            `faults.policy` is "fail".
+            wrong shapes, a model with fewer outputs than classes, initial parameters that are not
+            the model's or not finite, or a faulty update where `faults.policy` is "fail".
 
     Warns:
         UserWarning: `evaluate_every` is above `rounds`; the training labels are all of one class;
@@ -181,6 +183,7 @@ def simulate(
         seeds=_seeds(seed),
         target=target,
         stop_at_target=stop_at_target,
+        initial=initial,
     )
     params = model.shapes
     check_model(model, federation)
@@ -382,7 +385,7 @@ def _run_method(
     now = Progress(name, seeds[0], begin.round, protocol.rounds, phase="planning")
     session.on_progress(now)
     began = time.perf_counter()
-    params = initial_params(protocol.model, seeds[0])
+    params = protocol.first_params(seeds[0])
     compile_seconds = time.perf_counter() - began
     train = protocol.federation.train
     rows = training_rows(session.mesh, train, session.data, protocol.homes, ahead=PLANS_AHEAD)
@@ -427,7 +430,7 @@ def _run_method(
         compile_seconds += first.compile_seconds
         for seed in seeds:
             if seed != seeds[0]:
-                params = initial_params(protocol.model, seed)
+                params = protocol.first_params(seed)
                 planned = plan(seed, begin.round, begin.capacity)
             batch = begin.under_way or [
                 Run(
