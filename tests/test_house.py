@@ -12,7 +12,7 @@ FLOORS = [
     {"features", "files", "mapping", "streams"},
     {"federation"},
     {"model"},
-    {"subproblem", "datasets", "models"},
+    {"subproblem", "frozen", "datasets", "models"},
     {"solver", "diagnostics"},
     {"algorithms"},
     {"simulation"},

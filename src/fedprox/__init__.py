@@ -18,6 +18,7 @@ from fedprox.diagnostics.clients import Evaluation, evaluate
 from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Federation, Rows
+from fedprox.frozen import Frozen, freeze
 from fedprox.metrics import Metric
 from fedprox.model import Model
 from fedprox.report.figure import figure
@@ -47,6 +48,7 @@ __all__ = [
     "Evaluation",
     "Faults",
     "Federation",
+    "Frozen",
     "InputError",
     "Metric",
     "Model",
@@ -75,6 +77,7 @@ __all__ = [
     "fedsgd",
     "fedsplit",
     "figure",
+    "freeze",
     "line_search_descent",
     "load_model",
     "metrics",

@@ -161,6 +161,7 @@ An experiment file, with every key:
   [model]
   name = "logistic"             # or another, with its own keys:
 {_keys(MODELS)}
+  # frozen = ["dense"]          # with initial: parameters, or parts, that keep their values
 
 \b
   [cohort]

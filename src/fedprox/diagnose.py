@@ -20,9 +20,9 @@ from fedprox.algorithms import fedprox
 from fedprox.diagnostics import Constants, Curvature, corollary_7, curvature, mu_needed
 from fedprox.errors import require, require_whole
 from fedprox.federation import Federation, Rows
-from fedprox.model import Model, Params
+from fedprox.model import Model, Params, fitted_params
 from fedprox.simulation.history import Progress, Record, Run
-from fedprox.simulation.points import checked_initial, initial_params
+from fedprox.simulation.points import initial_params
 from fedprox.simulation.protocol import check_parts
 from fedprox.simulation.run import simulate
 from fedprox.simulation.sampling import Cohort
@@ -359,7 +359,9 @@ def diagnose(
         on_progress=on_progress,
         progress=progress,
     )
-    begin = initial_params(model, seed) if initial is None else checked_initial(model, initial)
+    begin = (
+        initial_params(model, seed) if initial is None else fitted_params("initial", model, initial)
+    )
     longest = max(runs, key=lambda run: len(run.history))
     evaluated = tuple(record.round for record in longest.history)
 

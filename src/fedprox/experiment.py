@@ -18,6 +18,7 @@ from fedprox.datasets import DATASETS
 from fedprox.datasets.sources import data_folder, places
 from fedprox.errors import SINGLE, InputError, reason, require, require_whole
 from fedprox.federation import Federation
+from fedprox.frozen import freeze
 from fedprox.model import Model, Params
 from fedprox.models import MODELS
 from fedprox.report.saved import load_model
@@ -139,7 +140,8 @@ class Experiment(_Section):
         client_rows: Training rows, and test rows, of each client that are used at most, chosen at
             random; all where left out.
         data: Name of a data set and its options.
-        model: Name of a model and its options.
+        model: Name of a model and its options; with `initial` also `frozen`, the names of the parts
+            that keep their values, see `fedprox.freeze`.
         cohort: How a round's clients are chosen.
         systems: Which of them cannot finish.
         faults: What is done about faulty updates; they are not looked for where it is left out.
@@ -262,7 +264,13 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     methods = [
         _method(table, section, solver, f"method.{i}") for i, table in enumerate(experiment.method)
     ]
-    make_model, model_table = _named(experiment.model, MODELS, "model", Model)
+    frozen = experiment.model.get("frozen")
+    require(
+        frozen is None or experiment.initial is not None,
+        "model.frozen: it needs initial, from which the frozen values come",
+    )
+    section = {key: value for key, value in experiment.model.items() if key != "frozen"}
+    make_model, model_table = _named(section, MODELS, "model", Model)
     federation, data_table = load_data(experiment.data, data_dir)
     if experiment.client_rows is not None:
         require_whole("client_rows", experiment.client_rows)
@@ -276,6 +284,9 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     algorithms = [algorithm for algorithm, _ in methods]
     model = make_model(federation)
     initial = _initial(experiment.initial, model, data_dir)
+    if frozen is not None:
+        part = freeze(model, initial, frozen)
+        model, initial, model_table["frozen"] = part.model, part.trained(initial), frozen
     return Resolved(federation, model, algorithms, solver, cohort, systems, faults, initial, table)
 
 

@@ -303,6 +303,38 @@ def check_params(where: str, params: Params, shapes: Params) -> None:
         )
 
 
+def fitted_params(where: str, model: Model, given: Params) -> Params:
+    """Given parameters in the structure and the types that the model's own have.
+
+    Raises:
+        InputError: They are not the model's, or one is not finite; the line begins with `where`.
+
+    >>> model = Model(lambda _: {"w": jnp.zeros(2)}, lambda params, x: x @ params["w"])
+    >>> fitted_params("initial", model, {"w": [1.0, np.nan]})
+    Traceback (most recent call last):
+    ...
+    fedprox.errors.InputError: initial: parameters have 'w.0', 'w.1' where 'w' is needed
+    """
+    call(f"{where}: its tree", jax.tree.leaves, given)
+    check_params(where, given, model.shapes)
+    found = dict(jax.tree_util.tree_leaves_with_path(given))
+    paths, structure = jax.tree_util.tree_flatten_with_path(model.shapes)
+
+    def fitted(path: Any, like: Any) -> jax.Array:
+        name, leaf = dotted(path) or "parameters", np.asarray(found[path])
+        real = (jnp.floating, jnp.integer)
+        require(
+            any(jnp.issubdtype(leaf.dtype, kind) for kind in real),
+            f"{where}: {name}: of type {leaf.dtype}; it must be numbers",
+        )
+        leaf = leaf.astype(like.dtype)
+        finite = bool(np.isfinite(leaf.astype(np.float32)).all())
+        require(finite, f"{where}: {name}: not all numbers are finite")
+        return jnp.asarray(leaf)
+
+    return jax.tree.unflatten(structure, [fitted(path, like) for path, like in paths])
+
+
 def _quoted(path: Sequence[Any]) -> str:
     return repr(dotted(path)) if path else "one array"
 

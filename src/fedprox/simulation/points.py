@@ -4,17 +4,14 @@ import itertools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from fedprox.algorithms.base import Algorithm, Kept, State
-from fedprox.errors import require
-from fedprox.model import Model, Params, check_params, dotted
+from fedprox.model import Model, Params
 from fedprox.simulation.lanes import replicate
 from fedprox.solver import Solver, as_numbers, name_of
 from fedprox.streams import Purpose, generator
-from fedprox.user_code import call
 
 
 def sweep_points(algorithm: Algorithm, solver: Solver) -> list[dict[str, float]]:
@@ -57,39 +54,6 @@ def initial_params(model: Model, seed: int) -> Params:
     key = jax.random.key(int(generator(seed, Purpose.MODEL).integers(2**31)))
     params = jax.jit(model.init)(key)  # one small program in place of many
     return jax.block_until_ready(params)  # too large, it raises; reading it would hang
-
-
-def checked_initial(model: Model, given: Params) -> Params:
-    """Given parameters in the structure and the types that the model's own have.
-
-    Raises:
-        InputError: They are not the model's, or one is not finite.
-
-    >>> model = Model(lambda _: {"w": jnp.zeros(2)}, lambda params, x: x @ params["w"])
-    >>> checked_initial(model, {"w": [1.0, np.nan]})
-    Traceback (most recent call last):
-    ...
-    fedprox.errors.InputError: initial: w: not all numbers are finite
-    """
-    call("initial: its tree", jax.tree.leaves, given)
-    check_params("initial", given, model.shapes)
-    found = dict(jax.tree_util.tree_leaves_with_path(given))
-    paths, structure = jax.tree_util.tree_flatten_with_path(model.shapes)
-
-    def checked(path: Any, like: Any) -> jax.Array:
-        name, leaf = dotted(path) or "parameters", np.asarray(found[path])
-        require(
-            jnp.issubdtype(leaf.dtype, np.floating) or jnp.issubdtype(leaf.dtype, np.integer),
-            f"initial: {name}: of type {leaf.dtype}; it must be numbers",
-        )
-        leaf = leaf.astype(like.dtype)
-        require(
-            np.isfinite(leaf.astype(np.float64)).all(),
-            f"initial: {name}: not all numbers are finite",
-        )
-        return jnp.asarray(leaf)
-
-    return jax.tree.unflatten(structure, [checked(path, like) for path, like in paths])
 
 
 def initial_state(algorithm: Algorithm, params: Params, points: int, mesh: Mesh) -> State:

@@ -17,11 +17,11 @@ from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.reporting import Evaluated, reporting
 from fedprox.errors import InputError, require, require_one_of, require_whole, shown
 from fedprox.federation import Federation
-from fedprox.model import Model, Params
+from fedprox.model import Model, Params, fitted_params
 from fedprox.simulation.clients import ClientState
 from fedprox.simulation.faults import Faults
 from fedprox.simulation.homes import Homes, homes_of_processes
-from fedprox.simulation.points import checked_initial, initial_params
+from fedprox.simulation.points import initial_params
 from fedprox.simulation.sampling import Cohort, Drawn, weights
 from fedprox.simulation.schedule import Jobs, no_jobs
 from fedprox.simulation.systems import Systems
@@ -135,7 +135,7 @@ class Protocol:
             require(self.seeds.count(seed) == 1, f"seed: {seed} is given more than once")
         object.__setattr__(self, "seeds", tuple(map(int, self.seeds)))
         if self.initial is not None:
-            object.__setattr__(self, "initial", checked_initial(self.model, self.initial))
+            object.__setattr__(self, "initial", fitted_params("initial", self.model, self.initial))
         for name in ("rounds", "evaluate_every"):
             object.__setattr__(self, name, int(getattr(self, name)))
         require(
