@@ -140,7 +140,7 @@ def test_augmentation_keys_depend_on_seed_round_client_and_step_alone() -> None:
 
     def keys(seed: int, round_: int, devices: int, lanes: int) -> dict[int, set[tuple[int, ...]]]:
         shape = Shape(1, devices, lanes, 20, 4, 4)
-        plan = plan_rounds(shape, solver, seed, [(round_, jobs)], augmented=True)
+        plan = plan_rounds(shape, solver, seed, [(round_, jobs)], noisy=True)
         found: dict[int, set[tuple[int, ...]]] = {}
         for at in np.argwhere(plan.rows[0, ..., 0] >= 0):
             row = plan.rows[(0, *at, 0)]

@@ -132,7 +132,7 @@ def test_a_processs_plan_is_that_of_its_jobs_one_after_another(
         width = schedule.tick_width(solver, max(sizes, default=1))
         packing = pack(job_ticks(solver, jobs, width), 2 * lanes, home, homes)
         shape = Shape(2, 2, lanes, packing.ticks + 1, len(n) + 1, width, homes=homes)
-        plan = plan_rounds(shape, solver, seed, [(9, jobs)], augmented=True, here=homes - 1)
+        plan = plan_rounds(shape, solver, seed, [(9, jobs)], noisy=True, here=homes - 1)
 
     idle = np.ones((2, 2, packing.ticks + 1, lanes), bool)
     assert plan.noise is not None
@@ -162,7 +162,7 @@ def test_a_processs_plan_is_that_of_its_jobs_one_after_another(
 
 def test_the_memory_of_a_plan_is_what_its_arrays_take() -> None:
     shape = Shape(rounds=2, devices=3, lanes=4, ticks=7, slots=5, width=6)
-    plan = plan_rounds(shape, Solver(0.1, 6, epochs=1, gamma=0.1), 0, [], augmented=True)
+    plan = plan_rounds(shape, Solver(0.1, 6, epochs=1, gamma=0.1), 0, [], noisy=True)
     assert plan.check is not None
     assert plan.noise is not None
     arrays = plan.rows, plan.size, plan.last, plan.check, plan.noise

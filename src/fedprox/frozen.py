@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 
 from fedprox.errors import require, shown
-from fedprox.model import Model, Params, dotted, fitted_params
+from fedprox.model import Model, Params, dotted, fitted_params, training_outputs
 from fedprox.user_code import SHOWN
 
 
@@ -97,7 +97,11 @@ def freeze(model: Model, params: Params, names: Sequence[str]) -> Frozen:
     def apply(part: Params, x: jax.Array) -> jax.Array:
         return model.apply(whole(part), x)
 
-    return Frozen(replace(model, init=init, apply=apply), trained, whole)
+    def train(part: Params, x: jax.Array, key: jax.Array) -> jax.Array:
+        return training_outputs(model, whole(part), x, key)
+
+    frozen = replace(model, init=init, apply=apply, train=train if model.train else None)
+    return Frozen(frozen, trained, whole)
 
 
 def _part(name: str, known: Sequence[str] | dict[str, jax.Array]) -> list[str]:

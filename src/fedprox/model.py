@@ -73,6 +73,7 @@ AUTO: Any = "auto"
 """`Model.correct` where it is left out."""
 
 Apply = Callable[[Params, jax.Array], jax.Array]
+Train = Callable[[Params, jax.Array, jax.Array], jax.Array]
 Loss = Callable[[jax.Array, jax.Array], jax.Array]
 Correct = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -109,6 +110,10 @@ class Model:
             regression, the model has no accuracy.
         metrics: Further measures by name, see `fedprox.Metric`. Evaluations report each of them as
             `test_NAME` over all test rows and as `train_NAME` over all training rows.
+        train: Parameters, features, random key -> outputs, in place of `apply` for the mini-batches
+            that clients train on, as with dropout. The key is a function of (seed, round, client,
+            mini-batch); of a mini-batch that is read in parts each part has its own. Evaluations,
+            predictions and gradients over a client's whole data use `apply`. None for `apply`.
 
     Raises:
         InputError: An attribute is not a function, or `metrics` not a dict of metrics; or, from
@@ -121,16 +126,17 @@ class Model:
     loss: Loss = cross_entropy
     correct: Correct | None = AUTO
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict, hash=False)
+    train: Train | None = None
 
     def __post_init__(self) -> None:
         check_metrics(self.metrics)
         object.__setattr__(self, "metrics", dict(self.metrics))
         if self.correct is AUTO:
             object.__setattr__(self, "correct", top_1 if self.loss is cross_entropy else None)
-        for name in ("init", "apply", "loss", "correct"):
+        for name in ("init", "apply", "loss", "correct", "train"):
             function = getattr(self, name)
             require(
-                callable(function) or (name == "correct" and function is None),
+                callable(function) or (name in ("correct", "train") and function is None),
                 f"model.{name} = {function!r}; it must be a function",
             )
         function = self.apply.function if isinstance(self.apply, _Apply) else self.apply
@@ -157,8 +163,9 @@ class Model:
         """A model from a flax.nnx module.
 
         Args:
-            build: `flax.nnx.Rngs` -> module. Every variable of the module must be an `nnx.Param`:
-                federated averaging has no meaning for running statistics or dropout counters.
+            build: `flax.nnx.Rngs` -> module. Its variables must be `nnx.Param`, but for the random
+                streams of layers such as `nnx.Dropout`: with these, clients train with a key of
+                each mini-batch (`Model.train`), and all else is deterministic.
             loss: As in `Model`.
             correct: As in `Model`.
             metrics: As in `Model`.
@@ -184,7 +191,7 @@ class Model:
             return module
 
         module = call("model: build(rngs)", nnx.eval_shape, built)
-        graph, _, rest = nnx.split(module, nnx.Param, ...)
+        graph, _, streams, rest = nnx.split(module, nnx.Param, nnx.RngState, ...)
         others = [".".join(map(str, path)) for path, _ in nnx.to_flat_state(rest)]
         require(
             not others,
@@ -193,13 +200,41 @@ class Model:
         )
 
         def init(key: jax.Array) -> Params:
-            return nnx.to_pure_dict(nnx.split(build(nnx.Rngs(key)), nnx.Param)[1])
+            return nnx.to_pure_dict(nnx.split(build(nnx.Rngs(key)), nnx.Param, ...)[1])
+
+        def merged(params: Params, key: jax.Array) -> nnx.Module:
+            return nnx.merge(graph, nnx.State(params), _streams_from(key, streams))
 
         def apply(params: Params, x: jax.Array) -> jax.Array:
-            return nnx.merge(graph, nnx.State(params))(x)
+            found: Any = merged(params, jax.random.key(0))
+            if streams:
+                found.set_attributes(deterministic=True, raise_if_not_found=False)
+            return found(x)
+
+        def train(params: Params, x: jax.Array, key: jax.Array) -> jax.Array:
+            found: Any = merged(params, key)
+            return found(x)
 
         apply.__name__ = type(module).__name__  # what run directories call the model
-        return cls(init, apply, loss, correct, metrics)
+        return cls(init, apply, loss, correct, metrics, train if streams else None)
+
+
+def _streams_from(key: jax.Array, like: nnx.State) -> nnx.State:
+    """The random streams of a module at their beginning, each with a key of its own.
+
+    Args:
+        key: Random key.
+        like: Shapes and types of the streams' variables.
+    """
+
+    def begin(number: int, variable: Any) -> jax.Array:
+        if not jnp.issubdtype(variable.dtype, jax.dtypes.prng_key):
+            return jnp.zeros(variable.shape, variable.dtype)
+        own = jax.random.fold_in(key, number)
+        return jax.random.split(own, variable.shape) if variable.shape else own
+
+    flat = enumerate(nnx.to_flat_state(like))
+    return nnx.from_flat_state([(path, begin(i, variable)) for i, (path, variable) in flat])
 
 
 _NEEDED = (
@@ -360,6 +395,13 @@ def check_model(model: Model, federation: Federation) -> None:
 
     x, y = rows(federation.train.x), rows(federation.train.y)
     outputs = jax.eval_shape(model.apply, model.shapes, x)
+    if model.train is not None:
+        seen = jax.eval_shape(partial(training_outputs, model), model.shapes, x, jax.random.key(0))
+        require(
+            describe(seen) == describe(outputs),
+            f"model.train(params, x, key) returns {describe(seen)}; it must return what "
+            f"model.apply does, {describe(outputs)}",
+        )
     jax.eval_shape(partial(losses_of, model), outputs, y)
     if model.loss is cross_entropy:
         have, needed = outputs.shape[-1], federation.classes
@@ -399,15 +441,30 @@ def losses_of(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
     return losses
 
 
+def training_outputs(model: Model, params: Params, x: jax.Array, key: jax.Array) -> jax.Array:
+    """What a model with `train` gives for a mini-batch."""
+    assert model.train is not None
+    return call("model.train(params, x, key)", model.train, params, x, key, given={"x": x})
+
+
 def weighted_loss(
-    model: Model, params: Params, x: jax.Array, y: jax.Array, weights: jax.Array
+    model: Model,
+    params: Params,
+    x: jax.Array,
+    y: jax.Array,
+    weights: jax.Array,
+    key: jax.Array | None = None,
 ) -> jax.Array:
-    """sum_i weights_i loss(params; x_i, y_i), a scalar.
+    """sum_i weights_i loss(params; x_i, y_i), a scalar; with a key, as in training.
 
     Raises:
         InputError: The model's loss is not one number for each example.
     """
-    return _weighted(losses_of(model, model.apply(params, x), y), weights)
+    if key is None or model.train is None:
+        outputs = model.apply(params, x)
+    else:
+        outputs = training_outputs(model, params, x, key)
+    return _weighted(losses_of(model, outputs, y), weights)
 
 
 def _weighted(losses: jax.Array, weights: jax.Array) -> jax.Array:

@@ -39,7 +39,7 @@ from fedprox.simulation.lanes import (
     where_lanes,
 )
 from fedprox.simulation.schedule import Plan, Shape
-from fedprox.simulation.worker import Client, Worker, at_rest, of_the_round, steps_taken
+from fedprox.simulation.worker import Client, Worker, at_rest, of_the_round, random_key, steps_taken
 from fedprox.solver import Solver
 
 
@@ -119,7 +119,7 @@ def rounds_program(
     """
     client = Client(model, algorithm, solver, accumulate, width)
     begin_all = over(over(client.begin, (0, 0, 0, None)), (None, None, 0, 0))
-    gradient_all = over(over(client.gradient, (0, None, None, None)), (0, 0, 0, 0))
+    gradient_all = over(over(client.gradient, (0, None, None, None, None)), (0, 0, 0, 0, 0))
     # a single lane keeps its axis here: only so does XLA step in place, without a copy of the model
     tick_all = jax.vmap(
         jax.vmap(client.tick, in_axes=(0, 0, 0, 0, None, None)), (0, None, None, 0, 0, 0)
@@ -130,17 +130,7 @@ def rounds_program(
     )
     message_all = over(over(client.message, (0, 0, 0, None)), (0, None, None, 0))
     read_all = over(read_rows, (None, 0))
-    look_up_all = over(look_up, (None, 0))
-
-    def augmented(noise: jax.Array, kept: jax.Array) -> jax.Array:
-        assert augment is not None
-        return augment(jax.random.wrap_key_data(noise, impl="threefry2x32"), kept)
-
-    augment_all = over(augmented, (0, 0))
-
-    def training_features(x: Features, rows: jax.Array, noise: jax.Array | None) -> jax.Array:
-        kept = read_all(index_of(x), rows)
-        return look_up_all(x, kept) if noise is None else augment_all(noise, kept)
+    training_features = features_reader(augment)
 
     screened = faults if algorithm.exchange else None
     gradients = exchange_gradients(model, shape.slots, reading_lanes, width, screened)
@@ -200,8 +190,9 @@ def rounds_program(
                 workers = search_all(workers, state, numbers, x, y, first, plan.size[i], active)
                 return workers, *rest
             weights = real / plan.size[i][:, None].astype(jnp.float32)
-            features = training_features(x, rows, None if plan.noise is None else plan.noise[i])
-            gradient = gradient_all(workers.params, features, read_all(y, rows), weights)
+            noise = None if plan.noise is None else plan.noise[i]
+            features, labels = training_features(x, rows, noise), read_all(y, rows)
+            gradient = gradient_all(workers.params, features, labels, weights, noise)
             check = None if plan.check is None else plan.check[i]
             workers = tick_all(workers, state, numbers, gradient, plan.last[i], check)
             return workers, *rest
@@ -273,6 +264,27 @@ def rounds_program(
     found = After(same, same, same, same, kept=PER_DEVICE, faulty=same)
     body = rounds if batched else point_by_point(rounds)
     return spread(mesh, body, specs, out_specs=found, donated=(0, 6))
+
+
+def features_reader(
+    augment: Callable[[jax.Array, jax.Array], jax.Array] | None,
+) -> Callable[[Features, jax.Array, jax.Array | None], jax.Array]:
+    """(features, rows of all lanes, their ticks' noise) -> what the model sees of these rows."""
+    read_all, look_up_all = over(read_rows, (None, 0)), over(look_up, (None, 0))
+
+    def augmented(noise: jax.Array, kept: jax.Array) -> jax.Array:
+        assert augment is not None
+        return augment(random_key(noise), kept)
+
+    augment_all = over(augmented, (0, 0))
+
+    def read(x: Features, rows: jax.Array, noise: jax.Array | None) -> jax.Array:
+        kept = read_all(index_of(x), rows)
+        if noise is None or augment is None:  # it may be there for the model
+            return look_up_all(x, kept)
+        return augment_all(noise, kept)
+
+    return read
 
 
 def point_by_point(rounds: Callable[..., After]) -> Callable[..., After]:

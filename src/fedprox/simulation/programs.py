@@ -34,7 +34,7 @@ from fedprox.simulation.exchange import Exchange, plan_exchanges
 from fedprox.simulation.faults import Faults
 from fedprox.simulation.homes import Homes
 from fedprox.simulation.lanes import REPLICATED, on_all, replicate, shard
-from fedprox.simulation.protocol import Protocol, RoundWork
+from fedprox.simulation.protocol import Protocol, RoundWork, is_noisy
 from fedprox.simulation.reading import (
     Reading,
     plan_reading,
@@ -410,7 +410,7 @@ def compile_programs(
     begin = time.perf_counter()
     shape = layout.rounds
     spec = tuple(rows_spec(a, homes) for a in held)
-    plan = plan_rounds(shape, solver, 0, [], augmented=federation.augment is not None)
+    plan = plan_rounds(shape, solver, 0, [], noisy=is_noisy(federation, model))
     traced: dict[str, Any] = {}
     traced["rounds"] = rounds_program(
         model,

@@ -241,9 +241,13 @@ class Protocol:
             self.measure_gradients or solver.gamma is None,
             "measure_gradients = false; whether solver.gamma was met could then not be told",
         )
+        where, noise = "data", "augmentation"
+        if self.federation.augment is None:
+            where, noise = "model", "dropout, or other random outputs in training,"
+        noisy = is_noisy(self.federation, self.model)
         require(
-            self.federation.augment is None or (solver.gamma is None and not solver.searches_line),
-            "data: with augmentation every mini-batch has an objective of its own, so neither "
+            not noisy or (solver.gamma is None and not solver.searches_line),
+            f"{where}: with {noise} every mini-batch has an objective of its own, so neither "
             "solver.gamma nor an optimizer that searches along a line can be used",
         )
         require(
@@ -252,9 +256,9 @@ class Protocol:
             "late is known only after its work: leave out one of the three",
         )
         require(
-            not algorithm.own_gradient or self.federation.augment is None,
-            f"{algorithm.name}: with augmentation mini-batches have other objectives than the "
-            "gradients that its clients read first; use data without",
+            not algorithm.own_gradient or not noisy,
+            f"{algorithm.name}: with {noise} mini-batches have other objectives than the "
+            f"gradients that its clients read first; use {where} without",
         )
         require(
             algorithm.kept is None or self.cohort.sampling != "proportional",
@@ -355,6 +359,11 @@ class Protocol:
             share=rows * clients / len(self.federation.train),
             home=self.homes.of(drawn.clients),
         )
+
+
+def is_noisy(federation: Federation, model: Model) -> bool:
+    """Whether mini-batches need random keys."""
+    return federation.augment is not None or model.train is not None
 
 
 def clients_to_draw(most: int | None, federation: Federation) -> int | None:

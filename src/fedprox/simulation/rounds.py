@@ -28,7 +28,7 @@ from fedprox.simulation.programs import (
     needed,
     read_cohort,
 )
-from fedprox.simulation.protocol import Protocol, RoundWork
+from fedprox.simulation.protocol import Protocol, RoundWork, is_noisy
 from fedprox.simulation.rows import Held, TrainingRows
 from fedprox.simulation.schedule import Plan, no_jobs, plan_rounds
 from fedprox.simulation.settle import (
@@ -197,7 +197,7 @@ class Planner:
             self.solver,
             self.seed,
             [(t, each.jobs) for t, each in enumerate(there, start=first)],
-            augmented=self.protocol.federation.augment is not None,
+            noisy=is_noisy(self.protocol.federation, self.protocol.model),
             here=self.protocol.homes.here,
         )
         return Call(there, held, plan, exchanges(there, layout), layout)

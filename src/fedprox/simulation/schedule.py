@@ -304,7 +304,8 @@ class Plan(NamedTuple):
         last: Whether the tick completes its mini-batch, bool (R, D, ticks, L).
         check: Whether its mini-batch is a check of the stop rule, bool (R, D, ticks, L); None for
             a solver that needs none.
-        noise: Random key of the tick's augmentation, uint32 (R, D, ticks, L, 2); None for none.
+        noise: Random key of the tick, for augmentation and dropout, uint32 (R, D, ticks, L, 2);
+            None for neither.
         ends: Where jobs begin and end, each array with a leading axis R.
         jobs: What is known of each job.
         rate: What the learning rate is multiplied by, float32 (R,).
@@ -328,7 +329,7 @@ def plan_rounds(
     seed: int,
     rounds: Sequence[tuple[int, Jobs]],
     *,
-    augmented: bool = False,
+    noisy: bool = False,
     here: int = 0,
 ) -> Plan:
     """The plan of some rounds.
@@ -341,7 +342,7 @@ def plan_rounds(
         solver: Batch size and whether there is a stop rule; steps and gammas are in the jobs.
         seed: Seed of the run.
         rounds: (t, jobs) of each round.
-        augmented: Whether mini-batches need random keys.
+        noisy: Whether mini-batches need random keys.
         here: The process whose clients' mini-batches are planned; those of others are left out.
     """
     r, d, lanes, ticks, slots, width, places, homes = shape
@@ -349,7 +350,7 @@ def plan_rounds(
     rows = np.full((*layout, width), -1, np.int32)
     size, last = np.ones(layout, np.int32), np.zeros(layout, bool)
     check = np.zeros(layout, bool) if needs_checks(solver) else None
-    noise = np.zeros((*layout, 2), np.uint32) if augmented else None
+    noise = np.zeros((*layout, 2), np.uint32) if noisy else None
     each = Slots(
         *(np.zeros((r, slots), t) for t in (np.float32, np.float32, np.int32, np.float32, np.int32))
     )

@@ -24,12 +24,21 @@ from fedprox.model import Model, Params, read_slice, weighted_loss
 from fedprox.solver import Solver
 from fedprox.user_code import call
 
+OF_MODEL = 0x6D6F6465
+"""What makes a tick's key for the model of the one that augmentation has: a number so large that
+augmentation, which may split its key, gets no key that is the same."""
+
+
+def random_key(noise: jax.Array) -> jax.Array:
+    """A tick's random key, given its two words."""
+    return jax.random.wrap_key_data(noise, impl="threefry2x32")
+
 
 def of_the_round(numbers: Scalars, rate: jax.Array, participation: jax.Array) -> Scalars:
     """The numbers of all points, arrays (points,), in a round.
 
     Args:
-        numbers: The algorithm's own numbers and the first round's learning rate.
+        numbers: The algorithm's own numbers, and of the learning rate what is multiplied.
         rate: What the learning rate is multiplied by.
         participation: The share of all clients' weight that takes part.
     """
@@ -116,7 +125,14 @@ class Client(NamedTuple):
             None if self.solver.gamma is None else _not_done(gamma),
         )
 
-    def gradient(self, params: Params, x: jax.Array, y: jax.Array, weights: jax.Array) -> Params:
+    def gradient(
+        self,
+        params: Params,
+        x: jax.Array,
+        y: jax.Array,
+        weights: jax.Array,
+        noise: jax.Array | None,
+    ) -> Params:
         """The gradient of a tick's rows.
 
         Args:
@@ -124,9 +140,13 @@ class Client(NamedTuple):
             x: Features of the rows (B, ...).
             y: Their labels.
             weights: 1 / the mini-batch's size for rows that count, else 0, shape (B,).
+            noise: The tick's random key, uint32 (2,); None where nothing is random.
         """
+        key = None
+        if noise is not None and self.model.train is not None:
+            key = jax.random.fold_in(random_key(noise), OF_MODEL)
         gradient = jax.grad(weighted_loss, argnums=1)
-        return call(DERIVED, gradient, self.model, params, x, y, weights)
+        return call(DERIVED, gradient, self.model, params, x, y, weights, key)
 
     def tick(
         self,
