@@ -380,8 +380,63 @@ def test_a_round_of_a_large_model_holds_few_copies_of_it() -> None:
 
 
 def test_a_module_with_running_statistics_is_refused_by_name() -> None:
-    with pytest.raises(fp.InputError, match=r"not nnx.Param: .*mean.*var.*; clients' models can"):
+    line = r"not nnx.Param: running statistics, mean, var; mini-batches are padded.*nnx.GroupNorm"
+    with pytest.raises(fp.InputError, match=line):
         fp.Model.from_nnx(lambda rngs: nnx.BatchNorm(3, rngs=rngs))
+
+
+class Normalised(nnx.Module):
+    """Batch norm whose statistics move, or not, before a linear layer."""
+
+    def __init__(self, rngs: nnx.Rngs, still: tuple[bool, ...] = (True,)) -> None:
+        self.norms = nnx.List(
+            [nnx.BatchNorm(60, use_running_average=each, rngs=rngs) for each in still]
+        )
+        self.head = nnx.Linear(60, 10, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for norm in self.norms:
+            x = norm(x)
+        return self.head(x)
+
+
+def test_one_layer_with_moving_statistics_is_enough_to_refuse() -> None:
+    with pytest.raises(fp.InputError, match=r"statistics, norms\.1\.mean, norms\.1\.var; mini"):
+        fp.Model.from_nnx(lambda rngs: Normalised(rngs, (True, False)))
+
+
+def test_other_variables_are_refused() -> None:
+    class Counting(nnx.Module):
+        def __init__(self) -> None:
+            self.count = nnx.Variable(jnp.zeros(()))
+
+    with pytest.raises(fp.InputError, match=r"not nnx\.Param: count; clients' models can only be"):
+        fp.Model.from_nnx(lambda _: Counting())
+
+
+def test_statistics_of_a_pretrained_module_are_constants() -> None:
+    pretrained = Normalised(nnx.Rngs(0))
+    mean, deviation = np.linspace(-1, 1, 60), np.linspace(1, 2, 60)
+    pretrained.norms[0].mean.set_value(jnp.asarray(mean, jnp.float32))
+    pretrained.norms[0].var.set_value(jnp.asarray(deviation**2 - 1e-5, jnp.float32))
+    model = fp.Model.from_nnx(lambda _: pretrained)
+    federation = fp.datasets.synthetic(clients=3)
+    run = one_run(federation, model, fp.fedavg(), fp.Solver(0.1, 10, epochs=1), rounds=2)
+    assert run.final.train_loss < run.history[0].train_loss
+    x, p = np.asarray(federation.test.x[:5]), run.params
+    scaled = (x - mean) / deviation * p["norms"][0]["scale"] + p["norms"][0]["bias"]
+    np.testing.assert_allclose(
+        model.apply(p, jnp.asarray(x)),
+        scaled @ p["head"]["kernel"] + p["head"]["bias"],
+        rtol=1e-4,
+        atol=1e-4,
+    )
+    # the module itself is as it was
+    np.testing.assert_allclose(pretrained.norms[0].mean[...], mean, rtol=1e-6)
+    np.testing.assert_array_equal(
+        jax.tree.leaves(model.init(jax.random.key(0)))[0],
+        jax.tree.leaves(model.init(jax.random.key(1)))[0],
+    )
 
 
 def outputs_of(count: int) -> fp.Model:

@@ -1,7 +1,7 @@
 """A model: how parameters begin, what they predict, and how a prediction is judged."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
@@ -163,9 +163,11 @@ class Model:
         """A model from a flax.nnx module.
 
         Args:
-            build: `flax.nnx.Rngs` -> module. Its variables must be `nnx.Param`, but for the random
-                streams of layers such as `nnx.Dropout`: with these, clients train with a key of
-                each mini-batch (`Model.train`), and all else is deterministic.
+            build: `flax.nnx.Rngs` -> module. Its variables must be `nnx.Param`, but for two kinds.
+                With the random streams of layers such as `nnx.Dropout`, clients train with a key of
+                each mini-batch (`Model.train`), and all else is deterministic. The running
+                statistics of `nnx.BatchNorm(..., use_running_average=True)` are constants of the
+                model, as `build` gives them: those of a pretrained module that it returns.
             loss: As in `Model`.
             correct: As in `Model`.
             metrics: As in `Model`.
@@ -191,19 +193,18 @@ class Model:
             return module
 
         module = call("model: build(rngs)", nnx.eval_shape, built)
-        graph, _, streams, rest = nnx.split(module, nnx.Param, nnx.RngState, ...)
-        others = [".".join(map(str, path)) for path, _ in nnx.to_flat_state(rest)]
-        require(
-            not others,
-            f"model: the module has variables that are not nnx.Param: {', '.join(others)}; "
-            "clients' models can only be averaged where all are",
+        graph, _, streams, statistics, rest = nnx.split(
+            module, nnx.Param, nnx.RngState, nnx.BatchStat, ...
         )
+        _check_variables(module, statistics, rest)
+        if statistics:  # of a module with numbers in it
+            statistics = nnx.State(nnx.to_pure_dict(nnx.state(built(), nnx.BatchStat)))
 
         def init(key: jax.Array) -> Params:
             return nnx.to_pure_dict(nnx.split(build(nnx.Rngs(key)), nnx.Param, ...)[1])
 
         def merged(params: Params, key: jax.Array) -> nnx.Module:
-            return nnx.merge(graph, nnx.State(params), _streams_from(key, streams))
+            return nnx.merge(graph, nnx.State(params), _streams_from(key, streams), statistics)
 
         def apply(params: Params, x: jax.Array) -> jax.Array:
             found: Any = merged(params, jax.random.key(0))
@@ -217,6 +218,39 @@ class Model:
 
         apply.__name__ = type(module).__name__  # what run directories call the model
         return cls(init, apply, loss, correct, metrics, train if streams else None)
+
+
+def _check_variables(module: nnx.Module, statistics: nnx.State, rest: nnx.State) -> None:
+    """Raise `InputError` unless a module's other variables than `nnx.Param` never change.
+
+    Args:
+        module: The module.
+        statistics: Its running statistics.
+        rest: Its variables that are neither these nor random streams.
+    """
+    still = {
+        path
+        for path, layer in nnx.iter_modules(module)
+        if isinstance(layer, nnx.BatchNorm) and layer.use_running_average is True
+    }
+
+    def names(state: nnx.State, known: Container[Any] = ()) -> str:
+        paths = [path for path, _ in nnx.to_flat_state(state) if path[:-1] not in known]
+        return _listed(paths, lambda path: ".".join(map(str, path)))
+
+    moving, others = names(statistics, still), names(rest)
+    require(
+        not moving,
+        f"model: the module has variables that are not nnx.Param: running statistics, {moving}; "
+        "mini-batches are padded and read in parts, and statistics of clients whose data differ "
+        "have no meaningful average: use nnx.GroupNorm or nnx.LayerNorm, or a pretrained module "
+        "with nnx.BatchNorm(..., use_running_average=True)",
+    )
+    require(
+        not others,
+        f"model: the module has variables that are not nnx.Param: {others}; clients' models can "
+        "only be averaged where all are",
+    )
 
 
 def _streams_from(key: jax.Array, like: nnx.State) -> nnx.State:
