@@ -85,7 +85,7 @@ def test_the_whole_model_is_saved_and_frozen_again(tmp_path: Path) -> None:
     [
         (["bodi"], "frozen: the model has no part 'bodi'; it has body.bias, body.kernel, head"),
         (["bod"], "no part 'bod'"),
-        ([3], "no part 3"),
+        ([["body"]], r"frozen = \[\['body'\]\]; it must be a list of names"),
         (["body", "head"], "these are all parameters of the model"),
         ([], r"frozen = \[\]; it must be a list of names"),
         ("body", "frozen = 'body'; it must be a list of names"),
@@ -97,6 +97,10 @@ def test_wrong_names_are_refused(names: Any, line: str) -> None:
 
 
 def test_other_models_parameters_are_refused() -> None:
+    part = fp.freeze(MODEL, START, ["body"])
+    for function, params in ((part.whole, START), (part.trained, part.trained(START))):
+        with pytest.raises(fp.InputError, match=r"frozen: parameters have .* where "):
+            function(params)
     with pytest.raises(fp.InputError, match="frozen: parameters have 'a' where "):
         fp.freeze(MODEL, {"a": np.zeros(2)}, ["a"])
 

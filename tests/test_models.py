@@ -417,8 +417,8 @@ def test_other_variables_are_refused() -> None:
 def test_statistics_of_a_pretrained_module_are_constants() -> None:
     pretrained = Normalised(nnx.Rngs(0))
     mean, deviation = np.linspace(-1, 1, 60), np.linspace(1, 2, 60)
-    pretrained.norms[0].mean.set_value(jnp.asarray(mean, jnp.float32))
-    pretrained.norms[0].var.set_value(jnp.asarray(deviation**2 - 1e-5, jnp.float32))
+    pretrained.norms[0].mean[...] = jnp.asarray(mean, jnp.float32)
+    pretrained.norms[0].var[...] = jnp.asarray(deviation**2 - 1e-5, jnp.float32)
     model = fp.Model.from_nnx(lambda _: pretrained)
     federation = fp.datasets.synthetic(clients=3)
     run = one_run(federation, model, fp.fedavg(), fp.Solver(0.1, 10, epochs=1), rounds=2)

@@ -269,8 +269,8 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
         frozen is None or experiment.initial is not None,
         "model.frozen: it needs initial, from which the frozen values come",
     )
-    section = {key: value for key, value in experiment.model.items() if key != "frozen"}
-    make_model, model_table = _named(section, MODELS, "model", Model)
+    model_section = {key: value for key, value in experiment.model.items() if key != "frozen"}
+    make_model, model_table = _named(model_section, MODELS, "model", Model)
     federation, data_table = load_data(experiment.data, data_dir)
     if experiment.client_rows is not None:
         require_whole("client_rows", experiment.client_rows)

@@ -10,14 +10,14 @@ without them.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 
 from fedprox.errors import require, shown
-from fedprox.model import Model, Params, dotted, fitted_params, training_outputs
+from fedprox.model import Model, Params, check_params, dotted, fitted_params, training_outputs
 from fedprox.user_code import SHOWN
 
 
@@ -67,7 +67,10 @@ def freeze(model: Model, params: Params, names: Sequence[str]) -> Frozen:
         ['embedding', 'head']
     """
     require(
-        isinstance(names, Sequence) and not isinstance(names, str) and len(names) > 0,
+        isinstance(names, Sequence)
+        and not isinstance(names, str)
+        and len(names) > 0
+        and all(isinstance(name, str) for name in names),
         f"frozen = {shown(names)}; it must be a list of names of parameters",
     )
     given = fitted_params("frozen", model, params)
@@ -84,10 +87,12 @@ def freeze(model: Model, params: Params, names: Sequence[str]) -> Frozen:
     )
 
     def trained(whole: Params) -> Params:
+        check_params("frozen", whole, given)
         found = jax.tree_util.tree_leaves_with_path(whole)
         return {dotted(path): leaf for path, leaf in found if dotted(path) not in values}
 
     def whole(part: Params) -> Params:
+        check_params("frozen", part, {n: leaf for n, leaf in leaves.items() if n not in values})
         return jax.tree.unflatten(structure, [{**values, **part}[name] for name in leaves])
 
     def init(key: jax.Array) -> Params:
@@ -104,6 +109,6 @@ def freeze(model: Model, params: Params, names: Sequence[str]) -> Frozen:
     return Frozen(frozen, trained, whole)
 
 
-def _part(name: str, known: Sequence[str] | dict[str, jax.Array]) -> list[str]:
+def _part(name: str, known: Iterable[str]) -> list[str]:
     """The parameters that a name stands for."""
     return [each for each in known if each == name or each.startswith(f"{name}.")]

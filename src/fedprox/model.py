@@ -203,11 +203,11 @@ class Model:
         def init(key: jax.Array) -> Params:
             return nnx.to_pure_dict(nnx.split(build(nnx.Rngs(key)), nnx.Param, ...)[1])
 
-        def merged(params: Params, key: jax.Array) -> nnx.Module:
+        def merged(params: Params, key: jax.Array | None) -> nnx.Module:
             return nnx.merge(graph, nnx.State(params), _streams_from(key, streams), statistics)
 
         def apply(params: Params, x: jax.Array) -> jax.Array:
-            found: Any = merged(params, jax.random.key(0))
+            found: Any = merged(params, jax.random.key(0) if streams else None)
             if streams:
                 found.set_attributes(deterministic=True, raise_if_not_found=False)
             return found(x)
@@ -253,17 +253,18 @@ def _check_variables(module: nnx.Module, statistics: nnx.State, rest: nnx.State)
     )
 
 
-def _streams_from(key: jax.Array, like: nnx.State) -> nnx.State:
+def _streams_from(key: jax.Array | None, like: nnx.State) -> nnx.State:
     """The random streams of a module at their beginning, each with a key of its own.
 
     Args:
-        key: Random key.
+        key: Random key; None for a module without streams.
         like: Shapes and types of the streams' variables.
     """
 
     def begin(number: int, variable: Any) -> jax.Array:
         if not jnp.issubdtype(variable.dtype, jax.dtypes.prng_key):
             return jnp.zeros(variable.shape, variable.dtype)
+        assert key is not None
         own = jax.random.fold_in(key, number)
         return jax.random.split(own, variable.shape) if variable.shape else own
 
