@@ -101,7 +101,8 @@ class Experiment(_Section):
     Attributes:
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations.
-        evaluate_rows: Training rows, and test rows, of each client that they read at most.
+        evaluate_rows: Training rows, test rows and validation rows of each client that they read at
+            most.
         evaluate_clients: Clients that they read at most, drawn at random, see `fedprox.simulate`.
         evaluate_model: Which model they measure, see `fedprox.simulate`.
         measure_gradients: Whether they measure gradient variance, B(w) and gamma.
@@ -114,8 +115,8 @@ class Experiment(_Section):
         target_metric: Or any other measure.
         stop_at_target: Whether a method's rounds end once all, or any, of its sweep points have
             reached the target.
-        client_rows: Training rows, and test rows, of each client that are used at most, chosen at
-            random; all where left out.
+        client_rows: Training rows, test rows and validation rows of each client that are used at
+            most, chosen at random before any are held out; all where left out.
         validation_share: Share of each client's training rows that are held out for validation,
             chosen at random: targets and the choice of the best round read them, and test rows are
             read for the report alone. None are where left out, as in the papers.

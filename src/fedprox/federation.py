@@ -315,20 +315,24 @@ class Federation:
     def with_validation(self, x: ArrayLike, y: ArrayLike) -> "Federation":
         """The same with validation rows that belong to no client.
 
+        Evaluations read all of them, whatever sample of clients and rows they read.
+
         Args:
             x: Features (rows, ...), of the shape of a client's.
             y: Labels (rows,), or (rows, length), likewise.
 
         Raises:
-            InputError: There are no rows, they have another shape or type than the clients', not
-                all numbers are finite, labels are outside `range(classes)`, or features are kept
-                as one of `fedprox.Windows`, `Vectors` and `Prepared`.
+            InputError: There are validation rows already; there are no rows, they have another
+                shape or type than the clients', not all numbers are finite, labels are outside
+                `range(classes)`, or features are kept as one of `fedprox.Windows`, `Vectors` and
+                `Prepared`.
 
         >>> federation = Federation.from_arrays([(np.zeros((3, 2)), [0, 1, 1])])
         >>> len(federation.with_validation(np.ones((5, 2)), [0, 1, 0, 1, 0]).validation)
         5
         """
         train, part = self.train, "validation"
+        require(self.validation is None, f"{part}: the federation has validation rows already")
         require(
             isinstance(train.x, np.ndarray),
             f"{part}: the clients' features are fedprox.{type(train.x).__name__}; give "

@@ -203,8 +203,8 @@ def write_mapped(
 
     Args:
         path: The folder, which must not exist yet. It appears when it is whole.
-        clients: A federation whose features are an array, without its augmentation and with its
-            validation rows; or an iterable
+        clients: A federation whose features are an array, with its validation rows and without its
+            augmentation; or an iterable
             of each client's x (n_k, ...) and y (n_k,) or (n_k, length).
         test: The same of each client's test rows, for an iterable.
 

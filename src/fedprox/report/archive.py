@@ -25,6 +25,8 @@ Whole = Annotated[int, Field(ge=0, lt=2**63)]
 class MetricTarget(BaseModel):
     """`target_metric` of `experiment.toml`."""
 
+    model_config = ConfigDict(strict=True)
+
     name: str
     value: float
     lower_is_better: bool | None = None

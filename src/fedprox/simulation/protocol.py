@@ -78,8 +78,8 @@ class Protocol:
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations; the initial and the final model are always
             evaluated.
-        evaluate_rows: Training rows, and test rows, of each client that evaluations read at most;
-            None for all.
+        evaluate_rows: Training rows, test rows and validation rows of each client that evaluations
+            read at most; None for all.
         evaluate_clients: Clients that evaluations draw and read; None for all, also where as many
             are given as there are.
         evaluate_model: Which model they measure, see `fedprox.algorithms.reporting`.

@@ -114,9 +114,8 @@ def simulate(
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations.
         evaluate_rows: Training rows, test rows and validation rows of each client that evaluations
-            read at most:
-            a random choice, the same for all methods, seeds and rounds; in losses and accuracies
-            a client still counts by all it has. All where left out.
+            read at most: a random choice, the same for all methods, seeds and rounds; in losses and
+            accuracies a client still counts by all it has. All where left out.
         evaluate_clients: Clients that evaluations read at most, drawn uniformly without
             replacement: the same for all methods, seeds and rounds. Records then are estimates of
             f(w) and of accuracy, with their standard errors; gradient variance and B(w) are those
