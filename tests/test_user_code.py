@@ -327,4 +327,6 @@ def test_an_accuracy_of_ones_own_is_measured_beside_any_loss() -> None:
 def test_a_target_accuracy_without_accuracy_is_refused() -> None:
     target = fp.Target("test_accuracy", 0.5)
     refused = message_of(lambda: one_run(HALVES, REGRESSION, fp.fedavg(), SOLVER, target=target))
-    assert refused.startswith("target: a test accuracy, which this model does not have; give model")
+    assert refused == (
+        "target: test_accuracy: records do not have it; it must be one of train_loss, test_loss"
+    )

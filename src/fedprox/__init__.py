@@ -17,7 +17,7 @@ from fedprox.diagnose import Diagnosis, diagnose
 from fedprox.diagnostics.clients import Evaluation, evaluate
 from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
-from fedprox.federation import Federation, Rows
+from fedprox.federation import Examples, Federation, Rows
 from fedprox.frozen import Frozen, freeze
 from fedprox.metrics import Metric
 from fedprox.model import Model
@@ -46,6 +46,7 @@ __all__ = [
     "Cohort",
     "Diagnosis",
     "Evaluation",
+    "Examples",
     "Faults",
     "Federation",
     "Frozen",

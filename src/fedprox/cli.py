@@ -54,6 +54,7 @@ from fedprox.report.table import (
     table,
     uneven,
     unsolved,
+    validated,
 )
 from fedprox.reproduce import ITEMS, select
 from fedprox.reproduce.item import SCALES
@@ -146,11 +147,14 @@ An experiment file, with every key:
                                 # clients, or "clients", that of every client's last model
   client_state = "auto"         # where what clients keep lies: "device", "host" or "disk"
   seed = 0                      # or several: [0, 1, 2]
-  target_accuracy = 0.8         # the table counts rounds to it; or target_loss = 0.5
+  target_accuracy = 0.8         # the table counts rounds to it; or target_loss = 0.5, or
+                                # target_metric = {{name = "test_f1", value = 0.8}}
   stop_at_target = "never"      # or where "all" or "any" of a method's sweep have reached it
   # initial = "runs/a"          # a model file or run directory whose parameters all begin with;
                                 # or {{path = "runs/a", label = "fedavg", seed = 0}}
   client_rows = 100             # rows of each client that are used at most; all if left out
+  validation_share = 0.1        # of each client's training rows, held out: targets and the best
+                                # round are read on them, test rows for the report alone
 
 \b
   [data]
@@ -333,10 +337,10 @@ def run(
             runs = go(directory.record)
         # the rows of others' clients are not at hand, so there is no clients.json of several
         measured = (resolved.federation, resolved.model) if jax.process_count() == 1 else ()
-        write_results(directory, runs, experiment.target, *measured)
+        write_results(directory, runs, resolved.target, *measured)
         checkpoints.remove()
-    console.print(table(runs, experiment.target))
-    for lines in (other_models, sampled, uneven, empty_rounds, unsolved, faulty):
+    console.print(table(runs, resolved.target))
+    for lines in (other_models, validated, sampled, uneven, empty_rounds, unsolved, faulty):
         for line in lines(runs):
             console.print(line)
     if checkpoints.made:

@@ -346,7 +346,7 @@ def diagnose(
     nothing = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
     short = min(rounds, SWEEP_ROUNDS)
     runs = simulate(
-        replace(federation, test=nothing),
+        replace(federation, test=nothing, validation=None),
         model,
         [fedprox(mu=MUS)],
         solver=solver,

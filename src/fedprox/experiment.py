@@ -17,7 +17,7 @@ from fedprox.algorithms.reporting import Evaluated
 from fedprox.datasets import DATASETS
 from fedprox.datasets.sources import data_folder, places
 from fedprox.errors import SINGLE, InputError, reason, require, require_whole
-from fedprox.federation import Federation
+from fedprox.federation import Federation, require_share
 from fedprox.frozen import freeze
 from fedprox.model import Model, Params
 from fedprox.models import MODELS
@@ -27,7 +27,7 @@ from fedprox.simulation.clients import ClientState
 from fedprox.simulation.described import IN_PYTHON
 from fedprox.simulation.faults import Faults, Policy
 from fedprox.simulation.history import Record, Run
-from fedprox.simulation.protocol import clients_to_draw
+from fedprox.simulation.protocol import clients_to_draw, measures_of
 from fedprox.simulation.run import simulate
 from fedprox.simulation.sampling import Cohort, Sampling
 from fedprox.simulation.systems import Partial, Systems
@@ -118,27 +118,41 @@ class InitialSection(_Section):
     seed: int | None = None
 
 
+class TargetSection(_Section):
+    """`target_metric`: see `fedprox.Target`, whose measure is the name."""
+
+    name: str
+    value: float
+    lower_is_better: bool | None = None
+
+
 class Experiment(_Section):
     """An experiment file.
 
     Attributes:
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations.
-        evaluate_rows: Training rows, and test rows, of each client that they read at most.
+        evaluate_rows: Training rows, test rows and validation rows of each client that they read at
+            most.
         evaluate_clients: Clients that they read at most, drawn at random, see `fedprox.simulate`.
         evaluate_model: Which model they measure, see `fedprox.simulate`.
         measure_gradients: Whether they measure gradient variance, B(w) and gamma.
         client_state: Where what clients keep lies, likewise.
         seed: Seed, or several.
-        target_accuracy: Test accuracy that the table counts rounds to; where no target is given,
-            the highest whole per cent that every method reaches.
+        target_accuracy: Test accuracy that the table counts rounds to, or validation accuracy where
+            there are validation rows; where no target is given, the highest whole per cent that
+            every method reaches.
         target_loss: Or a training loss.
+        target_metric: Or any other measure.
         stop_at_target: Whether a method's rounds end once all, or any, of its sweep points have
             reached the target.
         initial: The parameters that every method and seed begins with: the path of a model file or
             of a run directory with one model, or a table with its path, label and seed.
-        client_rows: Training rows, and test rows, of each client that are used at most, chosen at
-            random; all where left out.
+        client_rows: Training rows, test rows and validation rows of each client that are used at
+            most, chosen at random before any are held out; all where left out.
+        validation_share: Share of each client's training rows that are held out for validation,
+            chosen at random: targets and the choice of the best round read them, and test rows are
+            read for the report alone. None are where left out, as in the papers.
         data: Name of a data set and its options.
         model: Name of a model and its options; with `initial` also `frozen`, the names of the parts
             that keep their values, see `fedprox.freeze`.
@@ -160,9 +174,11 @@ class Experiment(_Section):
     seed: int | list[int] = 0
     target_accuracy: float | None = None
     target_loss: float | None = None
+    target_metric: TargetSection | None = None
     stop_at_target: StopAtTarget = "never"
     initial: str | InitialSection | None = None
     client_rows: int | None = None
+    validation_share: float | None = None
     data: Table
     model: Table = Field(default_factory=lambda: {"name": "logistic"})
     cohort: CohortSection
@@ -174,12 +190,17 @@ class Experiment(_Section):
 
     @property
     def target(self) -> Target | None:
-        """What rounds are counted to, where it is given.
+        """What rounds are counted to without validation rows, where it is given.
 
         Raises:
-            InputError: Both are given, or one is out of range.
+            InputError: Several are given, or one is out of range.
         """
-        return target_of(self.target_accuracy, self.target_loss)
+        return self.target_with(validated=False)
+
+    def target_with(self, *, validated: bool) -> Target | None:
+        """The same, where there are validation rows or none."""
+        metric = self.target_metric.model_dump() if self.target_metric else None
+        return target_of(self.target_accuracy, self.target_loss, metric, validated=validated)
 
 
 class Resolved(NamedTuple):
@@ -195,6 +216,7 @@ class Resolved(NamedTuple):
         faults: What is done about faulty updates.
         initial: The parameters to begin with; None for those of the model.
         table: The experiment as TOML would hold it.
+        target: What rounds are counted to.
     """
 
     federation: Federation
@@ -206,6 +228,7 @@ class Resolved(NamedTuple):
     faults: Faults | None
     initial: Params | None
     table: Table
+    target: Target | None
 
 
 def read_experiment(path: Path, settings: Sequence[str] = ()) -> Experiment:
@@ -255,6 +278,8 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
         InputError: An unknown name, key or value; or the data cannot be had.
     """
     _ = experiment.target  # refused before data are loaded
+    if experiment.validation_share is not None:
+        require_share("validation_share", experiment.validation_share)
     section = experiment.solver.model_dump(exclude_none=True)
     settings, section_table = _solver(section, "solver")
     solver = Solver(**settings)
@@ -276,6 +301,11 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
         require_whole("client_rows", experiment.client_rows)
         # another seed than that by which evaluations choose among these
         federation = federation.sample(experiment.client_rows, seed=1)
+    if experiment.validation_share is not None:
+        try:
+            federation = federation.hold_out(experiment.validation_share)
+        except InputError as error:
+            raise InputError(f"validation_share: {error}") from None
     table = experiment.model_dump(exclude_none=True)
     if clients_to_draw(experiment.evaluate_clients, federation) is None:
         table.pop("evaluate_clients", None)
@@ -287,7 +317,15 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     if frozen is not None:
         part = freeze(model, initial, frozen)
         model, initial, model_table["frozen"] = part.model, part.trained(initial), frozen
-    return Resolved(federation, model, algorithms, solver, cohort, systems, faults, initial, table)
+    target = experiment.target_with(validated=bool(federation.validation))
+    if target is not None:
+        target = target.among(measures_of(model, federation), model.metrics)
+        if target.key != "target_metric":  # a measure that has a key of its own
+            table.pop("target_metric", None)
+        table[target.key] = target.setting
+    return Resolved(
+        federation, model, algorithms, solver, cohort, systems, faults, initial, table, target
+    )
 
 
 def _initial(
@@ -345,7 +383,7 @@ def train(
         measure_gradients=experiment.measure_gradients,
         client_state=experiment.client_state,
         seed=experiment.seed,
-        target=experiment.target,
+        target=resolved.target,
         stop_at_target=experiment.stop_at_target,
         initial=resolved.initial,
         devices=devices,

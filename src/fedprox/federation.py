@@ -9,16 +9,17 @@ Client k owns rows `offsets[k]:offsets[k + 1]` of `x` and `y`. The objective of 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar, overload
 
 import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedprox.errors import InputError, distinct, require, require_whole
+from fedprox.errors import InputError, distinct, require, require_number, require_whole
 from fedprox.features import Features, Vectors, index_of, with_index
 from fedprox.mapping import copy_stretches, let_go
-from fedprox.streams import Purpose, generator
+from fedprox.streams import Purpose, Streams, generator
 
 Array = NDArray[Any]
 Client = tuple[ArrayLike, ArrayLike]
@@ -106,10 +107,19 @@ class Rows:
             for k, (first, last) in enumerate(zip(self.offsets, self.offsets[1:], strict=False))
         ]
         rows = np.concatenate(chosen)
-        sampled = Rows(self.x[rows], self.y[rows], offsets_of(map(len, chosen)))
+        return self._taken(rows, offsets_of(map(len, chosen)))
+
+    def where(self, chosen: NDArray[np.bool_]) -> "Rows":
+        """The chosen rows, copied, in their order; `chosen` has shape (rows,)."""
+        rows = np.flatnonzero(chosen)
+        return self._taken(rows, np.searchsorted(rows, self.offsets))
+
+    def _taken(self, rows: NDArray[np.int64], offsets: NDArray[np.int64]) -> "Rows":
+        """Some rows, copied, given where each client's begin."""
+        taken = Rows(self.x[rows], self.y[rows], offsets)
         for array in (index_of(self.x), self.y):
             let_go(array)
-        return sampled
+        return taken
 
     def of_clients(self, clients: NDArray[np.int64]) -> "Rows":
         """The rows of some clients, copied, in their order."""
@@ -120,6 +130,31 @@ class Rows:
             for array in (index_of(self.x), self.y)
         )
         return Rows(with_index(self.x, index), y, offsets)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Examples that belong to no client.
+
+    Attributes:
+        x: Features, as in `Rows`.
+        y: Labels, likewise.
+
+    Raises:
+        InputError: There are not as many labels as features.
+    """
+
+    x: Features
+    y: Array
+
+    def __post_init__(self) -> None:
+        require(
+            len(self.x) == len(self.y),
+            f"examples: {len(self.x)} features and {len(self.y)} labels; both must agree",
+        )
+
+    def __len__(self) -> int:
+        return len(self.x)
 
 
 class Names(Sequence[str]):
@@ -158,6 +193,9 @@ class Federation:
         augment: (random key, rows as they are kept (B, ...)) -> what the model sees of them in a
             training mini-batch (B, ...), in JAX. Measurements see the features themselves. The key
             is a function of (seed, round, client, mini-batch). None for no augmentation.
+        validation: What targets and the choice among rounds read, so that test rows are read for
+            the report alone: rows of the same clients, of whom any may have none; or `Examples`
+            that belong to no client. None for no validation.
     """
 
     train: Rows
@@ -165,10 +203,17 @@ class Federation:
     classes: int
     names: Sequence[str]
     augment: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    validation: Rows | Examples | None = None
 
     def __post_init__(self) -> None:
         counts = {len(self.names), len(self.train.sizes), len(self.test.sizes)}
         require(len(counts) == 1, f"federation: names, train and test disagree: {counts} clients")
+        if isinstance(self.validation, Rows):
+            count = len(self.validation.sizes)
+            require(
+                count == len(self),
+                f"federation: validation rows of {count} clients; there are {len(self)}",
+            )
         require(len(self.names) > 0, "federation: no clients; at least one is needed")
         empty = np.flatnonzero(self.train.sizes == 0)
         if len(empty):
@@ -184,6 +229,7 @@ class Federation:
         return (
             f"Federation: {len(self):,} clients, {len(self.train):,} training rows ({each} a "
             f"client), {len(self.test):,} test rows, "
+            + (f"{len(self.validation):,} validation rows, " if self.validation else "")
             + (f"{self.classes:,} classes, " if self.classes else "")
             + f"features {self.features.dtype}[{shape}]"
         )
@@ -194,12 +240,19 @@ class Federation:
         return self.train.sizes / len(self.train)
 
     @property
+    def parts(self) -> tuple[Rows | Examples, ...]:
+        """Training rows, test rows and, where there are any, validation rows."""
+        return self.train, self.test, *([self.validation] if self.validation else [])
+
+    @property
     def features(self) -> jax.ShapeDtypeStruct:
         """Shape and type of one example as a model sees it."""
         return jax.ShapeDtypeStruct(self.train.x.shape[1:], self.train.x.dtype)
 
     def sample(self, rows: int, *, seed: int = 0) -> "Federation":
         """At most `rows` training and as many test rows of each client, chosen at random.
+
+        Of validation rows by client there are at most as many, too; those of no client all stay.
 
         Args:
             rows: Rows of a client at most.
@@ -214,7 +267,91 @@ class Federation:
         """
         require_whole("rows", rows)
         train = self.train.sample(rows, seed=seed)
-        return replace(self, train=train, test=self.test.sample(rows, seed=seed, salt=1))
+        test, validation = self.test.sample(rows, seed=seed, salt=1), self.validation
+        if isinstance(validation, Rows):
+            validation = validation.sample(rows, seed=seed, salt=2)
+        return replace(self, train=train, test=test, validation=validation)
+
+    def hold_out(self, share: float, *, seed: int = 0) -> "Federation":
+        """Move a share of each client's training rows to validation.
+
+        They are chosen at random, and both parts stay in order. Their number is share * n_k,
+        rounded up or down at random so that the share is right on average, but a client keeps at
+        least one training row. Both parts are copied into memory, also of rows in mapped files.
+
+        Args:
+            share: The share, above 0 and below 1.
+            seed: Seed. Which rows of a client are chosen depends on it and on the client alone.
+
+        Raises:
+            InputError: The share is out of range, there are validation rows already, or there
+                would be none.
+
+        >>> clients = [(np.arange(10.0)[:, None], np.zeros(10, int)), (np.ones((1, 1)), [0])]
+        >>> held_out = Federation.from_arrays(clients).hold_out(0.2)
+        >>> held_out.train.sizes.tolist(), held_out.validation.sizes.tolist()
+        ([8, 1], [2, 0])
+        """
+        require_share("share", share)
+        require(
+            self.validation is None,
+            f"share = {share}: the federation has validation rows already; leave it out",
+        )
+        streams, held_out = Streams(seed, Purpose.VALIDATION), np.zeros(len(self.train), bool)
+        for k, (first, size) in enumerate(
+            zip(self.train.offsets[:-1].tolist(), self.train.sizes.tolist(), strict=True)
+        ):
+            stream = streams.at(0, k)
+            count = min(int(share * size + stream.random()), size - 1)
+            if count:
+                held_out[first + stream.choice(size, count, replace=False)] = True
+        require(
+            held_out.any(),
+            f"share = {share}: no client has a training row to spare; give a larger share",
+        )
+        train, validation = (self.train.where(chosen) for chosen in (~held_out, held_out))
+        return replace(self, train=train, validation=validation)
+
+    def with_validation(self, x: ArrayLike, y: ArrayLike) -> "Federation":
+        """The same with validation rows that belong to no client.
+
+        Evaluations read all of them, whatever sample of clients and rows they read.
+
+        Args:
+            x: Features (rows, ...), of the shape of a client's.
+            y: Labels (rows,), or (rows, length), likewise.
+
+        Raises:
+            InputError: There are validation rows already; there are no rows, they have another
+                shape or type than the clients', not all numbers are finite, labels are outside
+                `range(classes)`, or features are kept as one of `fedprox.Windows`, `Vectors` and
+                `Prepared`.
+
+        >>> federation = Federation.from_arrays([(np.zeros((3, 2)), [0, 1, 1])])
+        >>> len(federation.with_validation(np.ones((5, 2)), [0, 1, 0, 1, 0]).validation)
+        5
+        """
+        train, part = self.train, "validation"
+        require(self.validation is None, f"{part}: the federation has validation rows already")
+        require(
+            isinstance(train.x, np.ndarray),
+            f"{part}: the clients' features are fedprox.{type(train.x).__name__}; give "
+            "dataclasses.replace(federation, validation=fedprox.Examples(x, y)) of the same kind",
+        )
+        x, y = _client_arrays((x, y), part)
+        require(len(x), f"{part}: no rows; at least one is needed")
+        for array, like, what in ((x, train.x, "rows"), (y, train.y, "labels")):
+            require(
+                array.shape[1:] == like.shape[1:],
+                f"{part}: {what} of shape {array.shape[1:]}; the clients' have {like.shape[1:]}",
+            )
+        require(
+            (y.dtype.kind == "f") == (train.y.dtype.kind == "f"),
+            f"{part}: labels of type {y.dtype}; the clients' are of {train.y.dtype}",
+        )
+        if self.classes:
+            _check_labels(y, self.classes, lambda _: part)
+        return replace(self, validation=Examples(_as_trained_on(x, train.x, part), y))
 
     def drawn(self, clients: int, *, seed: int = 0) -> NDArray[np.int64]:
         """Which clients `sample_clients` keeps, in order.
@@ -241,11 +378,23 @@ class Federation:
         chosen = self.drawn(clients, seed=seed)
         if len(chosen) == len(self):
             return self
+        return self.of_clients(chosen)
+
+    def of_clients(self, clients: NDArray[np.int64]) -> "Federation":
+        """Some of the clients, in their order, with their rows and those that belong to no client.
+
+        Args:
+            clients: Their numbers, shape (clients,), ascending.
+        """
+        validation = self.validation
+        if isinstance(validation, Rows):
+            validation = validation.of_clients(clients)
         return replace(
             self,
-            train=self.train.of_clients(chosen),
-            test=self.test.of_clients(chosen),
-            names=tuple(self.names[k] for k in chosen.tolist()),
+            train=self.train.of_clients(clients),
+            test=self.test.of_clients(clients),
+            names=tuple(self.names[k] for k in clients.tolist()),
+            validation=validation,
         )
 
     @classmethod
@@ -311,7 +460,7 @@ class Federation:
         if classes is not None:
             require_whole("classes", classes)
         for rows, part in ((train_rows, "train"), (test_rows, "test")):
-            _check_labels(rows, classes, names, part)
+            _check_labels(rows.y, classes, partial(_owner, rows, names, part))
         if classes is None:
             classes = int(max(train_rows.y.max(), test_rows.y.max(initial=0))) + 1
         return cls(train_rows, test_rows, classes, names)
@@ -355,13 +504,19 @@ def _concatenate(
     if like is not None and not xs:
         return _no_rows(like)
     x, y = _joined(xs), _joined(ys)
-    if like is not None and x.dtype != like.x.dtype:
-        given, x = x, x.astype(like.x.dtype)
-        require(
-            x.dtype.kind == "f" or (x == given).all(),
-            f"{part}: features of type {given.dtype}; those to train on are of {x.dtype}",
-        )
+    if like is not None:
+        x = _as_trained_on(x, like.x, part)
     return Rows(x, y, offsets_of(sizes))
+
+
+def _as_trained_on(x: Array, like: Features, part: str) -> Array:
+    """Features as the type of those to train on, which must hold them."""
+    found = x.astype(like.dtype, copy=False)
+    require(
+        found.dtype.kind == "f" or (found == x).all(),
+        f"{part}: features of type {x.dtype}; those to train on are of {like.dtype}",
+    )
+    return found
 
 
 def _joined(parts: list[Array]) -> Array:
@@ -420,14 +575,25 @@ def _no_rows(like: Rows) -> Rows:
     return Rows(like.x[:0], like.y[:0], np.zeros_like(like.offsets))
 
 
-def _check_labels(rows: Rows, classes: int | None, names: Sequence[str], part: str) -> None:
-    least = 0 if rows.y.ndim == 1 else -1  # no label at that position
+def _owner(rows: Rows, names: Sequence[str], part: str, row: int) -> str:
+    """Whose row it is, for a message."""
+    client = int(np.searchsorted(rows.offsets, row, side="right")) - 1
+    return f"client {names[client]!r}, {part}"
+
+
+def _check_labels(y: Array, classes: int | None, owner: Callable[[int], str]) -> None:
+    """Refuse labels that are no classes; `owner` says whose row it is."""
+    least = 0 if y.ndim == 1 else -1  # no label at that position
     top, hint = (MOST_CLASSES, "; for more, give classes") if classes is None else (classes, "")
-    bad = (rows.y < least) | (rows.y >= top)
+    bad = (y < least) | (y >= top)
     if bad.any():
         row = int(np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))[0])
-        client = int(np.searchsorted(rows.offsets, row, side="right")) - 1
         raise InputError(
-            f"client {names[client]!r}, {part}: label {np.asarray(rows.y[row]).tolist()}; "
-            f"labels are 0 to {top - 1}{hint}"
+            f"{owner(row)}: label {np.asarray(y[row]).tolist()}; labels are 0 to {top - 1}{hint}"
         )
+
+
+def require_share(name: str, share: object) -> None:
+    """Raise `InputError` unless a share is above 0 and below 1."""
+    require_number(name, share, positive=True)
+    require(share < 1, f"{name} = {share}; it must be above 0 and below 1")  # type: ignore[operator]

@@ -452,7 +452,7 @@ def check_model(model: Model, federation: Federation) -> None:
             f"{what} returns {describe(seen)} for {describe(kept)}; it must return features of "
             f"shape {x.shape}",
         )
-    if model.correct is not None and len(federation.test):
+    if model.correct is not None and any(map(len, federation.parts[1:])):
         jax.eval_shape(partial(labels_met, model), outputs, y)
     terms = jax.eval_shape(partial(terms_of, model.metrics), outputs, y)
     for name, metric in model.metrics.items():

@@ -62,6 +62,6 @@ def run(
         runs = train(
             experiment, resolved, directory.record, checkpoints=checkpoints, progress=progress
         )
-        write_results(directory, runs, experiment.target, resolved.federation, resolved.model)
+        write_results(directory, runs, resolved.target, resolved.federation, resolved.model)
         checkpoints.remove()
     return runs

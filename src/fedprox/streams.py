@@ -33,6 +33,7 @@ class Purpose(IntEnum):
     AUGMENTATION = 11
     SAMPLE = 12
     EVALUATED = 14
+    VALIDATION = 15
 
 
 def check_seed(seed: int, name: str = "seed") -> None:

@@ -8,6 +8,8 @@ A folder of NumPy's `.npy` files, all in C order and of the machine's byte order
 | `y.npy` | their labels, (rows,), or (rows, length) with -1 where there is none |
 | `offsets.npy` | where each client's rows begin, and the last one's end, (clients + 1,) |
 | `test_x.npy`, `test_y.npy`, `test_offsets.npy` | the same of test rows; all three, or none |
+| `validation_x.npy`, `validation_y.npy` | validation rows; both, or none |
+| `validation_offsets.npy` | where each client's begin; if missing, they belong to no client |
 | `names.npy` | the clients' names, (clients,) strings; "0", "1", ... where it is missing |
 """
 
@@ -25,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedprox.datasets.npy import require_words
 from fedprox.datasets.sources import places
 from fedprox.errors import InputError, require, require_whole
-from fedprox.federation import MOST_CLASSES, Client, Federation, Names, Rows
+from fedprox.federation import MOST_CLASSES, Client, Examples, Federation, Names, Rows
 from fedprox.mapping import let_go, map_file
 
 Array = NDArray[Any]
@@ -61,30 +63,26 @@ def mapped(
     test = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
     if any(parts):
         test = _rows(folder, "test_", like=train)
+    validation: Rows | Examples | None = None
+    if (folder / "validation_offsets.npy").exists():
+        validation = _rows(folder, "validation_", like=train)
+    elif any((folder / f"validation_{name}.npy").exists() for name in ("x", "y")):
+        validation = Examples(*_arrays(folder, "validation_", train))
     empty = np.flatnonzero(train.sizes == 0)
     names = _names(folder, len(train.offsets) - 1)
     if len(empty):
         raise InputError(
             f"{folder / 'offsets.npy'}: client {names[empty[0]]!r} has no rows; one is needed"
         )
-    return Federation(train, test, _classes(folder, classes, train, test), names)
+    count = _classes(folder, classes, train, test, validation)
+    return Federation(train, test, count, names, validation=validation)
 
 
 def _rows(folder: Path, prefix: str, like: Rows | None = None) -> Rows:
-    x_file, y_file, offsets_file = (folder / f"{prefix}{n}.npy" for n in ("x", "y", "offsets"))
-    x, y, offsets = _open(x_file, "biuf"), _open(y_file, "iuf"), _open(offsets_file, "iu", most=8)
-    require(y.ndim in (1, 2), f"{y_file}: shape {y.shape}; it must be (rows,) or (rows, length)")
-    require(len(x) == len(y), f"{y_file}: {len(y)} labels for the {len(x)} rows of {x_file.name}")
-    if like is None:
-        require(len(x) and x[0].size, f"{x_file}: shape {x.shape}; no features")
-        require(y[0].size, f"{y_file}: shape {y.shape}; no labels")
-    else:
-        for given, other, file in ((x, like.x, x_file), (y, like.y, y_file)):
-            require(
-                given.shape[1:] == other.shape[1:] and given.dtype == other.dtype,
-                f"{file}: rows of {given.dtype} {given.shape[1:]}; those to train on are of "
-                f"{other.dtype} {other.shape[1:]}",
-            )
+    """All clients' rows of files with a prefix; their shapes and types are those of `like`."""
+    x_file, offsets_file = (folder / f"{prefix}{name}.npy" for name in ("x", "offsets"))
+    x, y = _arrays(folder, prefix, like)
+    offsets = _open(offsets_file, "iu", most=8)
     require(
         offsets.ndim == 1 and len(offsets) > 1,
         f"{offsets_file}: shape {offsets.shape}; it must be (clients + 1,)",
@@ -101,6 +99,25 @@ def _rows(folder: Path, prefix: str, like: Rows | None = None) -> Rows:
         f"{len(x)} rows of {x_file.name}",
     )
     return Rows(x, y, begins)
+
+
+def _arrays(folder: Path, prefix: str, like: Rows | None) -> tuple[Array, Array]:
+    """Features and labels of files with a prefix; their shapes and types are those of `like`."""
+    x_file, y_file = (folder / f"{prefix}{name}.npy" for name in ("x", "y"))
+    x, y = _open(x_file, "biuf"), _open(y_file, "iuf")
+    require(y.ndim in (1, 2), f"{y_file}: shape {y.shape}; it must be (rows,) or (rows, length)")
+    require(len(x) == len(y), f"{y_file}: {len(y)} labels for the {len(x)} rows of {x_file.name}")
+    if like is None:
+        require(len(x) and x[0].size, f"{x_file}: shape {x.shape}; no features")
+        require(y[0].size, f"{y_file}: shape {y.shape}; no labels")
+    else:
+        for given, other, file in ((x, like.x, x_file), (y, like.y, y_file)):
+            require(
+                given.shape[1:] == other.shape[1:] and given.dtype == other.dtype,
+                f"{file}: rows of {given.dtype} {given.shape[1:]}; those to train on are of "
+                f"{other.dtype} {other.shape[1:]}",
+            )
+    return x, y
 
 
 def _open(path: Path, kinds: str, *, most: int = 4) -> Array:
@@ -132,7 +149,9 @@ def _names(folder: Path, clients: int) -> Names:
     return Names(names)
 
 
-def _classes(folder: Path, classes: int | None, train: Rows, test: Rows) -> int:
+def _classes(
+    folder: Path, classes: int | None, train: Rows, test: Rows, validation: Rows | Examples | None
+) -> int:
     if train.y.dtype.kind == "f":
         require(classes is None, f"data.classes = {classes}; labels are not whole numbers")
         return 0
@@ -140,7 +159,14 @@ def _classes(folder: Path, classes: int | None, train: Rows, test: Rows) -> int:
         require_whole("data.classes", classes)
         return classes
     most, least = -1, 0 if train.y.ndim == 1 else -1
-    for rows, file in ((train, "y.npy"), (test, "test_y.npy")):
+    parts: dict[str, Rows | Examples | None] = {
+        "y.npy": train,
+        "test_y.npy": test,
+        "validation_y.npy": validation,
+    }
+    for file, rows in parts.items():
+        if rows is None:
+            continue
         for begin in range(0, len(rows), BLOCK):
             block = rows.y[begin : begin + BLOCK]
             require(
@@ -177,7 +203,8 @@ def write_mapped(
 
     Args:
         path: The folder, which must not exist yet. It appears when it is whole.
-        clients: A federation whose features are an array, without its augmentation; or an iterable
+        clients: A federation whose features are an array, with its validation rows and without its
+            augmentation; or an iterable
             of each client's x (n_k, ...) and y (n_k,) or (n_k, length).
         test: The same of each client's test rows, for an iterable.
 
@@ -187,7 +214,14 @@ def write_mapped(
     """
     folder = Path(path)
     names: NDArray[np.str_] | None = None
+    validation: Iterable[Client] = ()
+    by_client = False
     if isinstance(clients, Federation):
+        by_client = isinstance(clients.validation, Rows)
+        if isinstance(clients.validation, Rows) and len(clients.validation):
+            validation = map(clients.validation.client, range(len(clients)))
+        elif isinstance(clients.validation, Examples):
+            validation = [(np.asarray(clients.validation.x), clients.validation.y)]
         train_rows, test_rows, held = clients.train, clients.test, clients.names
         require(
             isinstance(train_rows.x, np.ndarray) and test is None,
@@ -211,6 +245,10 @@ def write_mapped(
         if test is not None:
             tested, _ = _write(new, "test_", test, like)
             require(tested == count, f"{folder}: {count} clients to train on, {tested} to test")
+        if validation:
+            _write(new, "validation_", validation, like)
+            if not by_client:
+                (new / "validation_offsets.npy").unlink()
         if names is not None:
             np.save(new / "names.npy", names, allow_pickle=False)
         new.rename(folder)

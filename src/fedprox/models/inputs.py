@@ -6,7 +6,7 @@ import numpy as np
 
 from fedprox.errors import require
 from fedprox.features import Windows
-from fedprox.federation import Federation, Rows
+from fedprox.federation import Examples, Federation, Rows
 
 
 def class_count(model: str, federation: Federation, *, positions: int | None = None) -> int:
@@ -23,7 +23,7 @@ def class_count(model: str, federation: Federation, *, positions: int | None = N
     require(federation.classes > 0, f"model {model}: the labels must be classes, whole numbers")
     needed = () if positions is None else (positions,)
     each = "example" if positions is None else f"of {positions} positions"
-    for rows in (federation.train, federation.test):
+    for rows in federation.parts:
         require(
             rows.y.shape[1:] == needed,
             f"model {model}: labels of shape {rows.y.shape}; it takes one label for each {each}",
@@ -74,7 +74,7 @@ def symbol_count(model: str, federation: Federation, *, every_position: bool) ->
     """
     length = sequence_length(model, federation)
     symbols = class_count(model, federation, positions=length if every_position else None)
-    for rows in (federation.train, federation.test):
+    for rows in federation.parts:
         greatest = greatest_symbol(model, rows)
         require(
             greatest < symbols,
@@ -99,7 +99,7 @@ def sequence_length(model: str, federation: Federation) -> int:
     return features.shape[0]
 
 
-def greatest_symbol(model: str, rows: Rows) -> int:
+def greatest_symbol(model: str, rows: Rows | Examples) -> int:
     """The greatest symbol among the features of some rows; 0 where there are none.
 
     Raises:

@@ -76,11 +76,10 @@ def sentiment_lstm(federation: Federation, *, hidden: int = 256, embedding: int 
     classes = class_count(name, federation)
     require_whole("model.hidden", hidden)
     require_whole("model.embedding", embedding)
-    parts = (federation.train, federation.test)
     features = federation.features
     if np.issubdtype(features.dtype, np.floating) and len(features.shape) == 2:
         words, width = 0, features.shape[1]
     else:
         sequence_length(name, federation)
-        words, width = 1 + max(greatest_symbol(name, rows) for rows in parts), embedding
+        words, width = 1 + max(greatest_symbol(name, rows) for rows in federation.parts), embedding
     return Model.from_nnx(lambda rngs: SentimentLSTM(words, width, hidden, classes, rngs=rngs))

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.errors import InputError, require
 from fedprox.simulation.history import Record, Run
-from fedprox.simulation.target import KEYS, Target, target_of
+from fedprox.simulation.target import KEYS, KINDS, Target, target_of
 from fedprox.toml import parse_toml
 
 T = TypeVar("T")
@@ -20,6 +20,16 @@ T = TypeVar("T")
 
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 """A number that can be counted with."""
+
+
+class MetricTarget(BaseModel):
+    """`target_metric` of `experiment.toml`."""
+
+    model_config = ConfigDict(strict=True)
+
+    name: str
+    value: float
+    lower_is_better: bool | None = None
 
 
 class Settings(BaseModel):
@@ -31,6 +41,7 @@ class Settings(BaseModel):
     seed: Whole | list[Whole] = 0
     target_accuracy: float | None = None
     target_loss: float | None = None
+    target_metric: MetricTarget | None = None
     evaluate_model: Evaluated = "server"
     data: dict[str, Any]
     cohort: dict[str, Any]
@@ -174,7 +185,13 @@ class Archive:
     @property
     def target(self) -> Target | None:
         """The experiment's target, where it has one."""
-        return target_of(*map(self.experiment.get, KEYS.values()))
+        return target_of_runs(self.experiment, self.runs)
+
+
+def target_of_runs(experiment: Mapping[str, Any], runs: Sequence[Run]) -> Target | None:
+    """The target of an experiment, given its runs: they know whether there are validation rows."""
+    accuracy, loss, metric = map(experiment.get, KEYS)
+    return target_of(accuracy, loss, metric, validated=any(run.validated for run in runs))
 
 
 def read_archive(path: Path) -> Archive:
@@ -231,7 +248,7 @@ def read_record(line: bytes) -> Record:
     metrics = {
         key: math.nan if value is None else value
         for key, value in others.items()
-        if key.startswith(("train_", "test_"))
+        if key.startswith(tuple(f"{kind}_" for kind in KINDS))
     }
     numbers = {k: v for k, v in others.items() if k not in metrics and v is not None}
     try:
@@ -250,7 +267,8 @@ def _experiment(path: Path) -> dict[str, Any]:
     try:
         table = parse_toml(text)
         known = Settings.model_validate(table)
-        target_of(known.target_accuracy, known.target_loss)
+        metric = known.target_metric.model_dump() if known.target_metric else None
+        target_of(known.target_accuracy, known.target_loss, metric)
     except ValidationError as error:
         raise InputError(f"{path}: damaged: {_explain(error)}") from None
     except ValueError as error:

@@ -29,11 +29,11 @@ from fedprox.report.figure import figure
 from fedprox.report.lock import NAME as LOCK
 from fedprox.report.lock import locked
 from fedprox.report.parameters import encode
-from fedprox.report.records import ERRORS, OPTIONAL, flat
+from fedprox.report.records import ERRORS, OPTIONAL, VALIDATION, flat
 from fedprox.report.table import common_target
 from fedprox.simulation.checkpoint import FIRST
 from fedprox.simulation.history import Record, Run
-from fedprox.simulation.target import KEYS, Target
+from fedprox.simulation.target import Target
 from fedprox.toml import parse_toml
 
 if TYPE_CHECKING:
@@ -347,8 +347,8 @@ def write_clients(
 def metrics_line(record: Record) -> dict[str, Any]:
     """A record as a JSON object; numbers that are not finite become null.
 
-    Standard errors are there where evaluations read a sample of clients. Metrics stand beside the
-    others by their names.
+    Standard errors are there where evaluations read a sample of clients, and validation measures
+    where there are validation rows. Metrics stand beside the others by their names.
 
     >>> known = ("fedprox mu=1", "fedprox", {"mu": 1.0}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0)
     >>> line = metrics_line(Record(*known, math.nan, math.nan, 0, 0, 10, 9, 0, 70, 350, 5))
@@ -379,6 +379,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
                 "train_loss",
                 "test_accuracy",
                 "test_loss",
+                *VALIDATION,
                 *run.final.metrics,
                 "gradient_variance",
                 "dissimilarity",
@@ -390,8 +391,9 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
         },
         "best_test_accuracy": run.best_accuracy,
         "best_train_loss": min((r.train_loss for r in run.history), default=math.nan),
-        **dict.fromkeys(KEYS.values()),
-        **({target.key: target.value} if target else {}),
+        "target_accuracy": None,
+        "target_loss": None,
+        **({target.key: target.setting} if target else {}),
         "rounds_to_target": run.rounds_to(target) if target else None,
         "models_to_target": run.models_to(target) if target else None,
         "client_steps": run.client_steps,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedprox.report.table import by_label, held, metrics_on_test_rows
 from fedprox.simulation.history import Record, Run
+from fedprox.simulation.target import ACCURACIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +25,7 @@ FEW_DECADES = 1000
 
 PANELS = (
     ("train_loss", "training loss f(w)"),
+    ("validation_accuracy", "validation accuracy"),
     ("test_accuracy", "test accuracy"),
     ("gradient_variance", r"gradient variance $E_k\|\nabla F_k - \nabla f\|^2$"),
 )
@@ -48,7 +50,8 @@ def is_logarithmic(low: float, high: float) -> bool:
 
 def _measure(record: Record, name: str) -> float:
     """A field of a record, or one of its metrics; NaN where the record has none of this name."""
-    return float(record.metrics.get(name, getattr(record, name, math.nan)))
+    found = record.metrics.get(name, getattr(record, name, None))
+    return math.nan if found is None else float(found)
 
 
 def band(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
@@ -117,7 +120,7 @@ def figure(runs: Sequence[Run]) -> "Figure":
             known = values[np.isfinite(values)]
             if len(known):
                 lowest, highest = min(lowest, known.min()), max(highest, known.max())
-        if name != "test_accuracy" and is_logarithmic(lowest, highest):
+        if name not in ACCURACIES and is_logarithmic(lowest, highest):
             _make_logarithmic(axis, lowest, highest)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("round")

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -36,8 +35,9 @@ from fedprox.report.table import (
     table,
     uneven,
     unsolved,
+    validated,
 )
-from fedprox.simulation.history import Run
+from fedprox.simulation.history import Record, Run
 
 WORST = 0.1
 """Share of the clients that count as left behind."""
@@ -52,6 +52,12 @@ DISSIMILARITY = Axis("B(w)")
 
 AGAINST_ROUNDS = (
     ("train_loss", "Training loss", "f(w) over {}training rows.", Axis("f(w)")),
+    (
+        "validation_accuracy",
+        "Validation accuracy",
+        "Over the validation rows, which targets and the best round are read on.",
+        Axis("validation accuracy", percent=True),
+    ),
     ("test_accuracy", "Test accuracy", "Over {}test rows.", ACCURACY),
     (
         "gradient_variance",
@@ -162,11 +168,11 @@ def overlay(archives: Sequence[Archive]) -> Group | None:
         known = {
             key
             for key, runs in lines.items()
-            if any(math.isfinite(getattr(r, measure)) for run in runs for r in run.history)
+            if any(math.isfinite(_known(measure)(r)) for run in runs for r in run.history)
         }
         if sum(not known.isdisjoint(directory) for directory in directories) > 1:
             drawn = {key: runs for key, runs in lines.items() if key in known}
-            along = curves(drawn, _rounds, attrgetter(measure))
+            along = curves(drawn, _rounds, _known(measure))
             charts.append(chart(title, note.format(""), along, looks, ROUND, axis))
     words = ["Each line is named by its directory and its label.", explained(lines.values())]
     return Group("All runs", looks, charts, [], " ".join(words)) if charts else None
@@ -313,9 +319,19 @@ def _results(archive: Archive) -> Table:
     seeds = len({run.seed for run in runs})
     over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
     lines = ["Models sent are relative to one round of FedAvg", *other_models(runs)]
-    lines += sampled(runs)
+    lines += [*validated(runs), *sampled(runs)]
     caption = f"Results{over}. {'; '.join(lines)}."
     return Table(caption, [str(c.header) for c in columns], rows)
+
+
+def _known(measure: str) -> Callable[[Record], float]:
+    """Record -> a measure of it; NaN where it has none."""
+
+    def read(record: Record) -> float:
+        found: float | None = getattr(record, measure)
+        return math.nan if found is None else found
+
+    return read
 
 
 def _rounds(run: Run) -> list[float]:
@@ -330,7 +346,7 @@ def _against_rounds(archive: Archive, looks: dict[str, Style]) -> Group:
         chart(
             title,
             note.format(whose),
-            curves(groups, _rounds, attrgetter(name)),
+            curves(groups, _rounds, _known(name)),
             looks,
             ROUND,
             axis,

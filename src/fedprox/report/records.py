@@ -9,8 +9,11 @@ from fedprox.simulation.history import Record, Run
 ERRORS = ("train_loss_se", "test_accuracy_se")
 """What only records of evaluations on a sample of clients have."""
 
-OPTIONAL = ("faulty", "faulty_clients", "unmeasured", *ERRORS)
-"""What records have only with screening, or where evaluations read a sample of clients."""
+VALIDATION = ("validation_loss", "validation_accuracy")
+"""What only records of a federation with validation rows have."""
+
+OPTIONAL = ("faulty", "faulty_clients", "unmeasured", *ERRORS, *VALIDATION)
+"""What records have only with screening, validation rows or evaluations on a sample of clients."""
 
 
 def flat(record: Record) -> dict[str, Any]:
@@ -26,8 +29,9 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
     Keys and their order are those of `metrics.jsonl`. All rows have the same keys: a number that a
     method does not have, such as mu, is NaN. The keys that exist only with screening (`faulty`,
-    `faulty_clients`, `unmeasured`) or only where evaluations read a sample of clients
-    (`train_loss_se`, `test_accuracy_se`) are left out where no record has them.
+    `faulty_clients`, `unmeasured`), only where evaluations read a sample of clients
+    (`train_loss_se`, `test_accuracy_se`) or only with validation rows (`validation_loss`,
+    `validation_accuracy`) are left out where no record has them.
 
     Args:
         runs: The runs, such as `simulate` returns.

@@ -7,10 +7,11 @@ from pathlib import Path
 from fedprox.errors import require, shown
 from fedprox.federation import Federation
 from fedprox.model import Model, check_model, check_params
+from fedprox.report.archive import target_of_runs
 from fedprox.report.directory import RunDirectory, write_clients
 from fedprox.report.page import write_report
 from fedprox.simulation.history import Record, Run
-from fedprox.simulation.target import KEYS, Target, target_of
+from fedprox.simulation.target import Target
 
 
 def write_results(
@@ -94,7 +95,7 @@ def save(
         check_model(model, federation)
         for run in runs:
             check_params(f"model: not that of {run.label!r}", run.params, model.shapes)
-    target = target_of(*map(experiment.get, KEYS.values()))
+    target = target_of_runs(experiment, runs)
     with RunDirectory(Path(folder), dict(experiment)) as directory:
         for record in _as_they_came(runs):
             directory.record(record)

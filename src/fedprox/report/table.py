@@ -38,13 +38,22 @@ def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def common_target(runs: Sequence[Run]) -> Target | None:
     """The highest whole per cent of test accuracy that every run reaches but those that diverged.
 
-    None where there is no such per cent.
+    Of validation accuracy where all have that. None where there is no such per cent.
     """
-    reached = [run.best_accuracy for run in runs if run.diverged_at is None]
+    compared = [run for run in runs if run.diverged_at is None]
+    measure = "test_accuracy"
+    if compared and all(run.validated for run in compared):
+        measure = "validation_accuracy"
+    reached = [_highest([r.value(measure) for r in run.history]) for run in compared]
     best = min(reached, default=math.nan)
     # the margin keeps 0.29 from becoming 28 per cent: 100 * 0.29 is just below 29
     per_cent = math.floor(100 * best + 1e-9) if best >= 0.01 else 0
-    return Target("test_accuracy", per_cent / 100) if per_cent else None
+    return Target(measure, per_cent / 100) if per_cent else None
+
+
+def _highest(values: Sequence[float | None]) -> float:
+    """The highest finite value; NaN without any."""
+    return max((v for v in values if v is not None and math.isfinite(v)), default=math.nan)
 
 
 def metrics_on_test_rows(runs: Sequence[Run]) -> list[str]:
@@ -58,7 +67,9 @@ def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
 
     Of a single seed, +- is the standard error where evaluations read a sample of clients.
 
-    A model's metrics on test rows have columns of their own.
+    A model's metrics on test rows have columns of their own. Where there are validation rows their
+    accuracy has one, and the best accuracy is the test accuracy of the record whose validation
+    accuracy is the highest.
 
     Models sent until the target are relative to one round of FedAvg. Where a seed has not reached
     it, rounds and models are those of all its rounds, with a "+".
@@ -66,8 +77,9 @@ def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
     Args:
         runs: The runs of a comparison. The points of a sweep run together; their seconds say for
             how many.
-        target: What to count rounds to; the highest whole per cent of test accuracy that every run
-            reaches where left out.
+        target: What to count rounds to; the highest whole per cent of test accuracy, or of
+            validation accuracy where there are validation rows, that every run reaches where left
+            out.
 
     Returns:
         A `rich.table.Table` whose `str` is the table as text.
@@ -77,11 +89,13 @@ def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
     shown.add_column("method", overflow="fold")
     metrics = metrics_on_test_rows(runs)
     names = [name.replace("_", " ") for name in metrics]
-    headers = ["train loss", "test accuracy", "best accuracy", *names]
+    has_validation = any(run.validated for run in runs)
+    headers = ["train loss", *["validation accuracy"] * has_validation]
+    headers += ["test accuracy", "best accuracy", *names]
     for header in [*headers, f"rounds to {target or 'target'}", "models sent", "seconds"]:
         shown.add_column(header, justify="right", overflow="fold")
     for label, group in by_label(runs).items():
-        shown.add_row(Text(label), *_row(group, target, metrics))
+        shown.add_row(Text(label), *_row(group, target, metrics, has_validation=has_validation))
     return shown
 
 
@@ -106,6 +120,16 @@ def held(group: Sequence[Run]) -> tuple[Run, list[list[Record]]]:
     longest = max(group, key=lambda run: len(run.history))
     length = len(longest.history)
     return longest, [run.history + [run.final] * (length - len(run.history)) for run in group]
+
+
+def validated(runs: Sequence[Run]) -> list[str]:
+    """A line that says what validation rows are for, where there are any."""
+    if not any(run.validated for run in runs):
+        return []
+    return [
+        "best accuracy is the test accuracy at the round of the highest validation accuracy: test "
+        "rows choose nothing"
+    ]
 
 
 def sampled(runs: Sequence[Run]) -> list[str]:
@@ -188,7 +212,9 @@ def faulty(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def _row(group: Sequence[Run], target: Target | None, metrics: Sequence[str]) -> list[str]:
+def _row(
+    group: Sequence[Run], target: Target | None, metrics: Sequence[str], *, has_validation: bool
+) -> list[str]:
     seconds = f"{sum(run.run_seconds for run in group):.1f}"
     if group[0].sweep_points > 1:
         seconds += f" for {group[0].sweep_points}"
@@ -198,6 +224,7 @@ def _row(group: Sequence[Run], target: Target | None, metrics: Sequence[str]) ->
         who = "" if len(group) == 1 else f" ({len(diverged)} of {len(group)} seeds)"
         return [
             f"diverged at round {at}{who}",
+            *[""] * has_validation,
             "",
             _best(group),
             *[""] * len(metrics),
@@ -212,6 +239,11 @@ def _row(group: Sequence[Run], target: Target | None, metrics: Sequence[str]) ->
             [r.train_loss for r in finals],
             [r.train_loss_se for r in finals],
             "{:.4f}" if small else "{:.2e}",
+        ),
+        *(
+            [spread([100 * _highest([r.validation_accuracy]) for r in finals], "{:.2f}", " %")]
+            if has_validation
+            else []
         ),
         _estimate(
             [100 * r.test_accuracy for r in finals],

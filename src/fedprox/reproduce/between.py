@@ -5,7 +5,6 @@
 where w and w' were trained by two clients, each on its own rows alone.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedprox.experiment import parse, resolve
-from fedprox.federation import Federation, Rows, offsets_of
+from fedprox.federation import Federation, Rows
 from fedprox.model import Model, Params
 from fedprox.reproduce.item import Between
 from fedprox.reproduce.summaries import Numbers, Series
@@ -69,17 +68,7 @@ def between(pair: Between, seed: int, data_dir: Path | None = None) -> list[Seri
 
 def alone(federation: Federation, client: int) -> Federation:
     """A federation of one of the clients, with its rows."""
-
-    def own(rows: Rows) -> Rows:
-        x, y = rows.client(client)
-        return Rows(x, y, offsets_of([len(y)]))
-
-    return replace(
-        federation,
-        train=own(federation.train),
-        test=own(federation.test),
-        names=(federation.names[client],),
-    )
+    return federation.of_clients(np.array([client]))
 
 
 def losses(model: Model, rows: Rows, first: Params, second: Params, thetas: Numbers) -> Numbers:

@@ -185,7 +185,7 @@ def _train(
             warnings.filterwarnings("ignore", category=UserWarning, module=train.__module__)
             runs = train(experiment, resolved, directory.record, checkpoints=checkpoints)
         write_clients(path, resolved.federation, resolved.model, runs)
-        directory.finish(runs, experiment.target)
+        directory.finish(runs, resolved.target)
         checkpoints.remove()
     return True
 

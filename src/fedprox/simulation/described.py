@@ -30,12 +30,13 @@ def describe_comparison(protocol: Protocol, methods: Sequence[Algorithm]) -> dic
     found = {f.name: getattr(protocol, f.name) for f in fields(protocol) if f.name not in others}
     found["seed"] = protocol.seeds
     if protocol.target is not None:
-        found[protocol.target.key] = protocol.target.value
+        found[protocol.target.key] = protocol.target.setting
     found["data"] = {
         "name": IN_PYTHON,
         "clients": len(federation),
         "training_rows": len(federation.train),
         "test_rows": len(federation.test),
+        "validation_rows": len(federation.validation) if federation.validation else None,
     }
     if protocol.initial is not None:
         found["initial"] = IN_PYTHON

@@ -60,10 +60,14 @@ class Measures(NamedTuple):
         dissimilarity: B(w); likewise.
         test_loss: Mean loss over the test rows that are read, where a client counts by all it has;
             NaN without any.
-        metrics: The model's metrics, `train_NAME` and `test_NAME`, likewise.
+        metrics: The model's metrics, `train_NAME`, `test_NAME` and, where there are validation
+            rows, `validation_NAME`, likewise.
         unmeasured: Clients that the other measures but test_correct leave out, int32; None where
             none is.
         by_client: The same client by client; None where nobody asks.
+        validation_loss: As `test_loss` over the validation rows; None without any.
+        validation_accuracy: The share of validation labels that are met, where a client counts by
+            all it has; NaN for a model without accuracy, None without any validation rows.
     """
 
     train_loss: jax.Array
@@ -74,6 +78,8 @@ class Measures(NamedTuple):
     metrics: dict[str, jax.Array]
     unmeasured: jax.Array | None
     by_client: ByClient | None
+    validation_loss: jax.Array | None = None
+    validation_accuracy: jax.Array | None = None
 
 
 class StandFor(NamedTuple):
@@ -83,8 +89,25 @@ class StandFor(NamedTuple):
     test: Array
 
 
+class Validation(NamedTuple):
+    """The validation rows that an evaluation reads, and how.
+
+    Attributes:
+        x: Features.
+        y: Labels.
+        reading: Which rows each lane reads; the jobs are clients where `stand_for` is given.
+        stand_for: How many of a client's rows each that is read stands for, float32 (clients,);
+            None where all rows are read alike.
+    """
+
+    x: Features
+    y: jax.Array
+    reading: Reading
+    stand_for: jax.Array | None
+
+
 class Tested(NamedTuple):
-    """What is summed over test rows; leaves have leading axes of lanes and points.
+    """What is summed over held-out rows; leaves have leading axes of lanes and points.
 
     Attributes:
         correct: Labels that are met, int32.
@@ -111,6 +134,8 @@ def evaluation_program(
     width: int,
     test_width: int,
     rows: Sequence[Any],
+    validation_width: int = 0,
+    validation: Any = None,
 ) -> Wrapped:
     """Compile-once program that measures models on all clients, or on a sample of them.
 
@@ -125,16 +150,20 @@ def evaluation_program(
         width: Rows of a slice of training rows.
         test_width: Rows of a slice of test rows.
         rows: How x, y, test x and test y are spread over the devices.
+        validation_width: Rows of a slice of validation rows.
+        validation: How each part of a `Validation` is spread; None without any.
 
     Returns:
-        (params, x, y, test x, test y, reading, sizes, shares, stand for, test reading) -> Measures,
-        where params have a leading axis of sweep points, sizes (clients,) are the rows read of each
-        client, and shares (clients,) the p_k: of a sample of clients, n_k by the sample's rows. See
-        `counts_tests_by_client` for the jobs of the test reading.
+        (params, x, y, test x, test y, reading, sizes, shares, stand for, test reading, validation)
+        -> Measures, where params have a leading axis of sweep points, sizes (clients,) are the rows
+        read of each client, and shares (clients,) the p_k: of a sample of clients, n_k by the
+        sample's rows. See `counts_tests_by_client` for the jobs of the test reading.
     """
     read_train = reader(width)
     jobs_are_clients = counts_tests_by_client(by_client=by_client, screened=screened)
     test = _tester(model, test_width, jobs_are_clients=jobs_are_clients)
+    by_its_clients = validation is not None and validation.stand_for is not None
+    validate = _validator(model, validation_width, jobs_are_clients=by_its_clients)
 
     def summed(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> Any:
         if gradients:
@@ -159,6 +188,7 @@ def evaluation_program(
         shares: jax.Array,
         stand_for: StandFor,
         test_reading: Reading,
+        validation: Validation | None,
     ) -> Measures:
         reading, test_reading = my_part(reading), my_part(test_reading)
         points = jax.tree.leaves(params)[0].shape[0]
@@ -240,18 +270,20 @@ def evaluation_program(
             sums = _of_all(sums)
             test_loss = sums["loss"]["sum"] / sums["loss"]["rows"]
             metrics |= _values(model, "test", sums)
+        validated, validation_metrics = validate(params, validation, measured)
         return Measures(
             train_loss=of_measured(total(loss.sum(axis=0))),
             test_correct=total(correct.sum(axis=0)),
             gradient_variance=variance,
             dissimilarity=between,
             test_loss=test_loss,
-            metrics=metrics,
+            metrics=metrics | validation_metrics,
             unmeasured=unmeasured,
             by_client=None if losses is None else ByClient(total(losses), total(correct)),
+            **validated,
         )
 
-    specs = (REPLICATED, *rows, PER_DEVICE, *[REPLICATED] * 3, PER_DEVICE)
+    specs = (REPLICATED, *rows, PER_DEVICE, *[REPLICATED] * 3, PER_DEVICE, validation)
     return spread(mesh, program, specs)
 
 
@@ -260,8 +292,12 @@ def _noted(found: jax.Array, slot: jax.Array, values: jax.Array) -> jax.Array:
     return found.at[jnp.where(slot >= 0, slot, len(found))].set(values, mode="drop")
 
 
-def _tester(model: Model, width: int, *, jobs_are_clients: bool) -> Callable[..., Tested]:
-    """(params, x, y, reading, weights) -> what is found on test rows, the weights by client.
+def _tester(
+    model: Model, width: int, *, jobs_are_clients: bool, accuracy: bool = False
+) -> Callable[..., Tested]:
+    """(params, x, y, reading, weights) -> what is found on held-out rows, the weights by client.
+
+    With `accuracy` the sums hold that of the labels that are met, as they hold that of the loss.
 
     Where jobs are clients, labels met are (clients, points), and sums have these weights (clients,
     points); else both are those of each lane, (lanes, points, ...), and rows have weight 1.
@@ -276,12 +312,14 @@ def _tester(model: Model, width: int, *, jobs_are_clients: bool) -> Callable[...
             correct = jnp.sum(met & (mask > 0).reshape((-1,) + (1,) * (met.ndim - 1)))
         loss = {"sum": losses_of(model, outputs, y), "rows": jnp.ones(len(y))}
         terms = {"loss": loss, **terms_of(model.metrics, outputs, y)}
+        if accuracy:
+            terms["accuracy"] = _accuracy_terms(model, outputs, y)
         return Tested(correct, weighted_sums(terms, mask))
 
     tested_all = over(over(tested, (0, None, None, None)), (None, 0, 0, 0))
 
     def all_rows(
-        params: Params, x: Features, y: jax.Array, reading: Reading, weights: jax.Array
+        params: Params, x: Features, y: jax.Array, reading: Reading, weights: jax.Array | None
     ) -> Tested:
         def found(i: jax.Array | int) -> Tested:
             return tested_all(params, *read(x, y, reading, i))
@@ -293,18 +331,67 @@ def _tester(model: Model, width: int, *, jobs_are_clients: bool) -> Callable[...
             return tick(i, carry[0]), carry[1]
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
+            assert weights is not None
             current, (correct, sums) = carry
             correct = _noted(correct, slot, current.correct)
             sums = _with_ended(sums, slot, weights[slot], current.sums)
             return where_lanes(slot >= 0, zero, current), Tested(correct, sums)
 
         zero = _zeros(lambda: found(0))
-        if not jobs_are_clients:
+        if weights is None or not jobs_are_clients:
             return jax.lax.fori_loop(0, jnp.max(reading.ends.stop), tick, zero)
         nothing = Tested(jnp.zeros(weights.shape, zero.correct.dtype), zero.sums)
         return run_segments(reading.ends, tick_on, end_jobs, (zero, nothing))[1]
 
     return all_rows
+
+
+Found = dict[str, jax.Array]
+"""Measures by name, each (points,)."""
+
+
+def _validator(
+    model: Model, width: int, *, jobs_are_clients: bool
+) -> Callable[[Params, Validation | None, jax.Array | None], tuple[Found, Found]]:
+    """(params, validation, measured) -> loss and accuracy on validation rows, and the metrics.
+
+    Where jobs are clients, those count that are `measured` (clients, points), all if it is None.
+    Without validation there are no measures.
+    """
+    test = _tester(model, width, jobs_are_clients=jobs_are_clients, accuracy=True)
+
+    def validate(
+        params: Params, validation: Validation | None, measured: jax.Array | None
+    ) -> tuple[Found, Found]:
+        if validation is None:
+            return {}, {}
+        x, y, reading, stand_for = validation
+        weights = None
+        if stand_for is not None:
+            points = jax.tree.leaves(params)[0].shape[0]
+            weights = jnp.broadcast_to(stand_for[:, None], (len(stand_for), points))
+            weights = weights if measured is None else weights * measured
+        sums = _of_all(test(params, x, y, my_part(reading), weights).sums)
+        found = {
+            f"validation_{name}": sums[name]["sum"] / sums[name]["rows"]
+            for name in ("loss", "accuracy")
+        }
+        return found, _values(model, "validation", sums)
+
+    return validate
+
+
+def _accuracy_terms(model: Model, outputs: jax.Array, y: jax.Array) -> Terms:
+    """What each row adds to the labels met and to all labels; NaN for a model without accuracy."""
+    labels = jnp.ones(len(y)) if y.ndim == 1 else _by_row(y >= 0)
+    if model.correct is None:
+        return {"sum": jnp.full(len(y), jnp.nan), "rows": labels}
+    return {"sum": _by_row(labels_met(model, outputs, y)), "rows": labels}
+
+
+def _by_row(counted: jax.Array) -> jax.Array:
+    """How many are true in each row, float32 (B,), given booleans (B, ...)."""
+    return counted.reshape(len(counted), -1).sum(axis=1).astype(jnp.float32)
 
 
 def _values(model: Model, kind: str, sums: dict[str, Terms]) -> dict[str, jax.Array]:

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
+from fedprox.errors import InputError
 from fedprox.model import Params
 from fedprox.simulation.target import Target
 
@@ -51,7 +53,11 @@ class Record(NamedTuple):
         test_loss: Mean loss over all clients' test rows, likewise; NaN without any. With screening,
             the clients that the training loss leaves out are left out here, too.
         metrics: The model's metrics, `train_NAME` over the training rows and `test_NAME` over the
-            test rows of the same clients, each of whom counts by all the rows it has.
+            test rows of the same clients, each of whom counts by all the rows it has; and
+            `validation_NAME` where there are validation rows.
+        validation_loss: Mean loss over the validation rows: of the clients, as `test_loss`, or of
+            the set that belongs to no client. None without any.
+        validation_accuracy: Likewise; NaN for a model without accuracy.
     """
 
     label: str
@@ -82,6 +88,8 @@ class Record(NamedTuple):
     test_accuracy_se: float | None = None
     test_loss: float = math.nan
     metrics: dict[str, float] = {}  # noqa: RUF012 (of a named tuple)
+    validation_loss: float | None = None
+    validation_accuracy: float | None = None
 
     def value(self, measure: str) -> float:
         """A measure by its name in `metrics.jsonl`, such as "test_accuracy" or "test_NAME".
@@ -89,7 +97,12 @@ class Record(NamedTuple):
         Raises:
             KeyError: The record has no such measure.
         """
-        return self.metrics[measure] if measure in self.metrics else self._asdict()[measure]
+        found: float | None = (
+            self.metrics[measure] if measure in self.metrics else self._asdict()[measure]
+        )
+        if found is None:
+            raise KeyError(measure)
+        return found
 
     def __repr__(self) -> str:
         return f"Record({self.label!r}, seed {self.seed}, round {self.round}: {_figures(self)})"
@@ -176,9 +189,25 @@ class Run:
 
     @property
     def best_accuracy(self) -> float:
-        """Highest test accuracy of any record; NaN without test rows."""
+        """Highest test accuracy of any record; NaN without test rows.
+
+        With validation rows it is the test accuracy of the record whose validation accuracy is the
+        highest, the first of equals, so that test rows choose nothing.
+        """
+        validated = [
+            (r.validation_accuracy, r.test_accuracy)
+            for r in self.history
+            if r.validation_accuracy is not None and math.isfinite(r.validation_accuracy)
+        ]
+        if validated:
+            return max(validated, key=itemgetter(0))[1]
         known = [r.test_accuracy for r in self.history if math.isfinite(r.test_accuracy)]
         return max(known, default=math.nan)
+
+    @property
+    def validated(self) -> bool:
+        """Whether there are validation rows."""
+        return any(record.validation_loss is not None for record in self.history)
 
     @property
     def models_a_round(self) -> float:
@@ -197,9 +226,20 @@ class Run:
         return sum(record.empty_rounds for record in self.history)
 
     def rounds_to(self, target: Target) -> float | None:
-        """Rounds until the run reaches a target, None if it never does; see `Target.rounds`."""
+        """Rounds until the run reaches a target, None if it never does; see `Target.rounds`.
+
+        Raises:
+            InputError: The run's records do not have the target's measure, or which values of it
+                are better is not known.
+        """
         rounds = [record.round for record in self.history]
-        return target.rounds(rounds, [getattr(r, target.measure) for r in self.history])
+        try:
+            values = [record.value(target.measure) for record in self.history]
+        except KeyError:
+            raise InputError(
+                f"target.measure = {target.measure!r}; records of {self.label!r} do not have it"
+            ) from None
+        return target.rounds(rounds, values)
 
     def models_to(self, target: Target) -> float | None:
         """Models sent until then, relative to one round of FedAvg (Acar et al. 2021, Table 1).

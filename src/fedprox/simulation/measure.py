@@ -19,18 +19,21 @@ def lower_is_better(measure: str, metrics: Mapping[str, Metric]) -> bool:
     return metrics[name].lower_is_better if name in metrics else name == "loss"
 
 
-def measures(metrics: Mapping[str, Metric], *, accuracy: bool, test: bool) -> tuple[str, ...]:
+def measures(
+    metrics: Mapping[str, Metric], *, accuracy: bool, test: bool, validation: bool = False
+) -> tuple[str, ...]:
     """The names of all measures that records have.
 
     Args:
         metrics: The model's metrics.
         accuracy: Whether the model has an accuracy.
         test: Whether there are test rows.
+        validation: Whether there are validation rows.
 
     >>> measures({}, accuracy=True, test=True)
     ('train_loss', 'test_loss', 'test_accuracy')
     """
-    held_out = ("test",) if test else ()
+    held_out = [kind for kind, given in (("test", test), ("validation", validation)) if given]
     return (
         "train_loss",
         *(f"train_{name}" for name in metrics),

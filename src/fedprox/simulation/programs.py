@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
+from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, Kept, State
 from fedprox.federation import Federation, Rows
@@ -26,6 +27,7 @@ from fedprox.simulation.engine import After, rounds_program
 from fedprox.simulation.evaluate import (
     Measures,
     StandFor,
+    Validation,
     counts_tests_by_client,
     evaluation_program,
     inexactness_program,
@@ -33,7 +35,7 @@ from fedprox.simulation.evaluate import (
 from fedprox.simulation.exchange import Exchange, plan_exchanges
 from fedprox.simulation.faults import Faults
 from fedprox.simulation.homes import Homes
-from fedprox.simulation.lanes import REPLICATED, on_all, replicate, shard
+from fedprox.simulation.lanes import PER_DEVICE, REPLICATED, on_all, replicate, shard
 from fedprox.simulation.protocol import Protocol, RoundWork, is_noisy
 from fedprox.simulation.reading import (
     Reading,
@@ -490,8 +492,9 @@ def _trace_evaluation(
     by_client: bool,
 ) -> tuple[Any, tuple[Any, ...]]:
     """The traced evaluation of models, and what it is given beside them; see `compile_programs`."""
-    train, test = measured.train, measured.test
+    train, test, validation = measured.train, measured.test, measured.validation
     devices, lanes = layout.rounds.devices, layout.lanes
+    each_client = counts_tests_by_client(by_client=by_client, screened=screened)
     home = homes.of(np.arange(len(measured)))
 
     def client_by_client(rows: Rows, width: int) -> Reading:
@@ -506,22 +509,41 @@ def _trace_evaluation(
             homes=homes.processes,
         )
 
+    def in_slices(bounds: NDArray[np.int64], width: int) -> Reading:
+        return read_everything(bounds, width=width, devices=devices, lanes=lanes)
+
+    def held_out(rows: Rows, width: int) -> Reading:
+        if each_client:
+            return client_by_client(rows, width)
+        return in_slices(homes.first_rows(rows.offsets), width)
+
+    def stands_for(whole: Rows, some: Rows) -> Array:
+        return (whole.sizes / np.maximum(some.sizes, 1)).astype(np.float32)
+
     reading = client_by_client(train, layout.width)
-    if counts_tests_by_client(by_client=by_client, screened=screened):
-        test_reading = client_by_client(test, layout.test_width)
-    else:
-        test_reading = read_everything(
-            homes.first_rows(test.offsets), width=layout.test_width, devices=devices, lanes=lanes
-        )
+    test_reading = held_out(test, layout.test_width)
     reading, test_reading = shard(mesh, (reading, test_reading))
     stand_for = StandFor(
-        train=(federation.train.sizes / train.sizes).astype(np.float32),
-        test=(federation.test.sizes / np.maximum(test.sizes, 1)).astype(np.float32),
+        train=stands_for(federation.train, train), test=stands_for(federation.test, test)
     )
     sizes, shares, stand_for = replicate(
         mesh, (train.sizes.astype(np.float32), federation.shares.astype(np.float32), stand_for)
     )
-    read = *data[2:], reading, sizes, shares, stand_for, test_reading
+    held, spec, width = None, None, 0
+    whole = federation.validation
+    if data.validation is not None and isinstance(validation, Rows) and isinstance(whole, Rows):
+        width = slice_width(validation.sizes if each_client else np.array([len(validation)]))
+        weights = replicate(mesh, stands_for(whole, validation)) if each_client else None
+        held = Validation(*data.validation, shard(mesh, held_out(validation, width)), weights)
+        kinds = (rows_spec(a, homes) for a in data.validation)
+        spec = (*kinds, PER_DEVICE, REPLICATED if each_client else None)
+    elif data.validation is not None:
+        rows = len(data.validation[1])
+        width = slice_width(np.array([rows]))
+        everything = shard(mesh, in_slices(np.array([0, rows]), width))
+        held = Validation(*data.validation, everything, None)
+        spec = (REPLICATED, REPLICATED, PER_DEVICE, None)
+    read = *data.measured, reading, sizes, shares, stand_for, test_reading, held
     program = evaluation_program(
         model,
         mesh,
@@ -531,7 +553,9 @@ def _trace_evaluation(
         lanes=lanes,
         width=layout.width,
         test_width=layout.test_width,
-        rows=tuple(rows_spec(a, homes) for a in data[2:]),
+        rows=tuple(rows_spec(a, homes) for a in data.measured),
+        validation_width=width,
+        validation=None if spec is None else Validation(*spec),
     )
     return program.trace(params, *read), read
 

@@ -21,6 +21,7 @@ from fedprox.model import Model, Params, fitted_params
 from fedprox.simulation.clients import ClientState
 from fedprox.simulation.faults import Faults
 from fedprox.simulation.homes import Homes, homes_of_processes
+from fedprox.simulation.measure import measures
 from fedprox.simulation.points import initial_params
 from fedprox.simulation.sampling import Cohort, Drawn, weights
 from fedprox.simulation.schedule import Jobs, no_jobs
@@ -79,8 +80,8 @@ class Protocol:
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations; the initial and the final model are always
             evaluated.
-        evaluate_rows: Training rows, and test rows, of each client that evaluations read at most;
-            None for all.
+        evaluate_rows: Training rows, test rows and validation rows of each client that evaluations
+            read at most; None for all.
         evaluate_clients: Clients that evaluations draw and read; None for all, also where as many
             are given as there are.
         evaluate_model: Which model they measure, see `fedprox.algorithms.reporting`.
@@ -150,13 +151,9 @@ class Protocol:
             f'stop_at_target = "{self.stop_at_target}"; it needs a target: give target_accuracy or '
             "target_loss",
         )
-        require(
-            self.target is None
-            or self.target.measure != "test_accuracy"
-            or self.model.correct is not None,
-            "target: a test accuracy, which this model does not have; give model.correct or a "
-            "target loss",
-        )
+        if self.target is not None:
+            known = self.target.among(self.measures, self.model.metrics)
+            object.__setattr__(self, "target", known)
         self.systems.check(len(self.federation))
 
     @cached_property
@@ -179,13 +176,19 @@ class Protocol:
         return self.sampled.sample(self.evaluate_rows)
 
     @cached_property
+    def measures(self) -> tuple[str, ...]:
+        """The names of all measures that records have."""
+        return measures_of(self.model, self.sampled)
+
+    @cached_property
     def by_client(self) -> bool:
         """Whether evaluations say what they find client by client.
 
-        Of a sample of clients, for standard errors; and where test rows are left out, since a
-        client counts by all it has.
+        Of a sample of clients, for standard errors; and where test or validation rows are left
+        out, since a client counts by all it has.
         """
-        some = len(self.measured.test) < len(self.sampled.test)
+        held_out = zip(self.measured.parts[1:], self.sampled.parts[1:], strict=True)
+        some = any(len(read) < len(whole) for read, whole in held_out)
         return some or self.evaluate_clients is not None
 
     @cached_property
@@ -209,11 +212,15 @@ class Protocol:
         }
         if self.initial is not None:
             found["initial"] = digest(self.initial)
+        if self.federation.validation:
+            found["validation rows"] = len(self.federation.validation)
         if self.model.metrics:
             found["model.metrics"] = ", ".join(self.model.metrics)
         for each in fields(self):
             if each.name not in others:
                 found |= _by_name(each.name, getattr(self, each.name))
+        if self.target is not None and self.target.lower_is_better is None:
+            del found["target.lower_is_better"]  # older checkpoints do not have it
         return found
 
     def first_params(self, seed: int) -> Params:
@@ -364,6 +371,16 @@ class Protocol:
 def is_noisy(federation: Federation, model: Model) -> bool:
     """Whether mini-batches need random keys."""
     return federation.augment is not None or model.train is not None
+
+
+def measures_of(model: Model, federation: Federation) -> tuple[str, ...]:
+    """The names of all measures that records have of a model on a federation."""
+    return measures(
+        model.metrics,
+        accuracy=model.correct is not None,
+        test=len(federation.test) > 0,
+        validation=bool(federation.validation),
+    )
 
 
 def clients_to_draw(most: int | None, federation: Federation) -> int | None:

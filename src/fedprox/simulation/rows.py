@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedprox.errors import require
 from fedprox.features import Features, index_of, with_index
-from fedprox.federation import Federation, Rows, offsets_of
+from fedprox.federation import Examples, Federation, Rows, offsets_of
 from fedprox.mapping import copy_stretches
 from fedprox.simulation.homes import Homes
 from fedprox.simulation.lanes import PER_DEVICE, REPLICATED, replicate
@@ -34,6 +34,10 @@ EVALUATED_BYTES = 2**28
 """Most memory that evaluations take unasked, for a copy of rows that stay with the host."""
 
 
+Held = tuple[Features, Array]
+"""Features and labels on every device."""
+
+
 class Data(NamedTuple):
     """A federation's rows on every device.
 
@@ -44,6 +48,8 @@ class Data(NamedTuple):
         measured_y: Their labels.
         test_x: Features of the test rows that evaluations read.
         test_y: Their labels.
+        validation: Features and labels of the validation rows that evaluations read; None without
+            any.
     """
 
     x: Features | None
@@ -52,6 +58,12 @@ class Data(NamedTuple):
     measured_y: Array
     test_x: Features
     test_y: Array
+    validation: Held | None
+
+    @property
+    def measured(self) -> tuple[Features, Array, Features, Array]:
+        """What every evaluation reads."""
+        return self.measured_x, self.measured_y, self.test_x, self.test_y
 
 
 def resident(
@@ -73,16 +85,21 @@ def resident(
         measured_homes: Which process reads which of those that evaluations read.
     """
     train, read, test = federation.train, measured.train, measured.test
+    validation = (measured.validation.x, measured.validation.y) if measured.validation else None
     x, y = (None, None) if stays_with_host(mesh, train) else (train.x, train.y)
-    data = Data(x, y, read.x, read.y, test.x, test.y)
+    data = Data(x, y, read.x, read.y, test.x, test.y, validation)
     if homes.processes > 1:
         each = [(train, homes)] * 2 + [(rows, measured_homes) for rows in (read, read, test, test)]
-        return Data(
-            *(
-                None if a is None else _at_home(mesh, a, rows.offsets, of)
-                for a, (rows, of) in zip(data, each, strict=True)
-            )
+        arrays = (
+            None if a is None else _at_home(mesh, a, rows.offsets, of)
+            for a, (rows, of) in zip(data[:-1], each, strict=True)
         )
+        if validation is not None and isinstance(measured.validation, Rows):
+            x, y = (
+                _at_home(mesh, a, measured.validation.offsets, measured_homes) for a in validation
+            )
+            return Data._make([*arrays, (x, y)])
+        return Data._make([*arrays, replicate(mesh, validation)])  # rows of no client
     leaves, structure = jax.tree.flatten(data)
     # rows that are read for both, and a text or a table that all share, are copied once
     distinct = {id(leaf): leaf for leaf in leaves}
@@ -137,7 +154,7 @@ def check_measured(mesh: Mesh, federation: Federation, measured: Federation) -> 
     Raises:
         InputError: Training rows stay with the host, and those that evaluations read are many.
     """
-    parts = measured.train, measured.test
+    parts = measured.parts
     size = sum(row_bytes(rows) * len(rows) for rows in parts)
     require(
         size <= EVALUATED_BYTES or not stays_with_host(mesh, federation.train),
@@ -147,14 +164,10 @@ def check_measured(mesh: Mesh, federation: Federation, measured: Federation) -> 
     )
 
 
-def row_bytes(rows: Rows) -> int:
+def row_bytes(rows: Rows | Examples) -> int:
     """Bytes of one row as it is kept, with its label."""
     kept = (index_of(rows.x), rows.y)
     return sum(int(np.prod(a.shape[1:])) * np.dtype(a.dtype).itemsize for a in kept)
-
-
-Held = tuple[Features, Array]
-"""Features and labels on every device."""
 
 
 class TrainingRows(NamedTuple):

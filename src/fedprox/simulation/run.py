@@ -113,9 +113,9 @@ def simulate(
             None for nothing: they count, and a run that they ruin is shown as diverged.
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations.
-        evaluate_rows: Training rows, and test rows, of each client that evaluations read at most:
-            a random choice, the same for all methods, seeds and rounds; in losses and accuracies
-            a client still counts by all it has. All where left out.
+        evaluate_rows: Training rows, test rows and validation rows of each client that evaluations
+            read at most: a random choice, the same for all methods, seeds and rounds; in losses and
+            accuracies a client still counts by all it has. All where left out.
         evaluate_clients: Clients that evaluations read at most, drawn uniformly without
             replacement: the same for all methods, seeds and rounds. Records then are estimates of
             f(w) and of accuracy, with their standard errors; gradient variance and B(w) are those
@@ -127,7 +127,8 @@ def simulate(
         client_state: Where that lies which clients keep from round to round: "device", "host", a
             file on "disk", or the first of them where it fits. Results are the same.
         seed: Seed, or several: each a run of its own through the same compiled program.
-        target: A test accuracy to reach or a training loss to come down to, for `stop_at_target`.
+        target: What `stop_at_target` waits for, such as a test accuracy to reach or a training loss
+            to come down to; see `Target`.
         stop_at_target: Whether a run ends at the first evaluation where "all", or "any", of its
             points have reached the target; points that have diverged are not waited for. Until
             there it is the same run, bit for bit.
@@ -149,10 +150,11 @@ def simulate(
 
     Raises:
         InputError: A number out of range, a cohort larger than the federation, a stop without a
-            target, training rows that stay with the host and are too many to be evaluated on
-            unasked, a method that is not as `Algorithm` says or whose functions give arrays of
-            wrong shapes, a model with fewer outputs than classes, initial parameters that are not
-            the model's or not finite, or a faulty update where `faults.policy` is "fail".
+            target, a target on a measure that records do not have, training rows that stay with
+            the host and are too many to be evaluated on unasked, a method that is not as
+            `Algorithm` says or whose functions give arrays of wrong shapes, a model with fewer
+            outputs than classes, initial parameters that are not the model's or not finite, or a
+            faulty update where `faults.policy` is "fail".
 
     Warns:
         UserWarning: `evaluate_every` is above `rounds`; the training labels are all of one class;

@@ -179,7 +179,14 @@ def records_of(
             metrics={name: float(values[i]) for name, values in found.metrics.items()},
             train_loss_se=None if loss_error is None else float(loss_error[i]),
             test_accuracy_se=None if accuracy_error is None else float(accuracy_error[i]),
+            validation_loss=_at(found.validation_loss, i),
+            validation_accuracy=_at(found.validation_accuracy, i),
         )
+
+
+def _at(values: Any, point: int) -> float | None:
+    """A measure at a point; None where there is no such measure."""
+    return None if values is None else float(values[point])
 
 
 Errors = NDArray[np.float64] | None
@@ -253,7 +260,7 @@ class Ends:
     def _see(self, point: int, record: Record) -> None:
         if not math.isfinite(record.train_loss):
             self.diverged.add(point)
-        if self.target and self.target.met(getattr(record, self.target.measure)):
+        if self.target and self.target.met(record.value(self.target.measure)):
             self.reached.add(point)
 
 
