@@ -8,13 +8,18 @@ LOWEST := .venv-lowest
 # those that touch what pyproject.toml gives a floor
 LOWEST_TESTS := $(patsubst %,tests/test_%.py,cli report data_command disk readers checkpoint models fedopt solver_settings)
 
-.PHONY: demo test test-lowest lint fuzz bench clean
+.PHONY: demo test test-slow test-all test-lowest lint fuzz bench clean
 
 demo: $(READY)  ## run the main job: FedAvg against FedProx on Synthetic(1,1), 90 % stragglers
 	$(VENV)/bin/fedprox run examples/demo.toml
 
-test: $(READY)  ## run all tests, doctests included
-	$(VENV)/bin/python -m pytest -n 2
+test: $(READY)  ## run the tests, doctests included, but for those that are slow by nature
+	$(VENV)/bin/python -m pytest -n 2 -m "not slow"
+
+test-slow: $(READY)  ## run the tests that are slow by nature: kills, full disks, browsers, installed wheels
+	$(VENV)/bin/python -m pytest -n 2 -m slow
+
+test-all: test test-slow  ## run all tests
 
 test-lowest: $(LOWEST)/.ready  ## run the tests that touch dependencies, with the lowest versions allowed
 	$(LOWEST)/bin/python -m pytest -n 2 -W ignore::DeprecationWarning $(LOWEST_TESTS)

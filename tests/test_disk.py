@@ -28,6 +28,8 @@ from tests.test_cli import SMALL, record, status
 from tests.test_lock import contents
 from tests.test_report import EXPERIMENT, make_run, write_run
 
+pytestmark = pytest.mark.slow
+
 TINY = SMALL.replace("seed = [0, 1]", "").replace("evaluate_every = 2", "measure_gradients = false")
 
 

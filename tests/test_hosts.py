@@ -87,6 +87,7 @@ def found(directory: Path) -> tuple[list[float], Any]:
     return [line[key] or 0.0 for line in lines for key in keys], safetensors.numpy.load_file(model)
 
 
+@pytest.mark.slow
 def test_two_and_three_processes_find_what_one_finds_and_outlive_a_death(tmp_path: Path) -> None:
     (tmp_path / "experiment.toml").write_text(EXPERIMENT)
     command = ["run", str(tmp_path / "experiment.toml"), "--out"]
@@ -136,6 +137,7 @@ def test_two_and_three_processes_find_what_one_finds_and_outlive_a_death(tmp_pat
             assert path.read_bytes() == (killed / path.name).read_bytes(), path.name
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_clients_that_evaluations_sample(tmp_path: Path) -> None:
     """And where each has fewer rows of them than a slice of all would have."""
     (tmp_path / "experiment.toml").write_text(

@@ -7,7 +7,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "fedprox"
 
 FLOORS = [
     {"errors", "output", "signals", "toml"},
-    {"user_code"},
+    {"bar", "user_code"},
     {"metrics"},
     {"features", "files", "mapping", "streams"},
     {"federation"},

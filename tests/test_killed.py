@@ -7,6 +7,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.commands import start, status
 
 KILLS = 20
@@ -88,6 +90,7 @@ def die(where: str, count: int, share: float) -> None:
         RunDirectory.record = timed(record, 0.05)  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_twenty_times_is_the_same(tmp_path: Path) -> None:
     once, killed, output = (tmp_path / name for name in ("once", "killed", "output"))
     (tmp_path / "experiment.toml").write_text(EXPERIMENT)

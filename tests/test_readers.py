@@ -61,6 +61,7 @@ def test_valid_files_are_read(name: str, folder: Path) -> None:
     assert reader.read(path) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 @given(seed=st.integers(0, 2**32), times=st.integers(1, 3))
 @settings(max_examples=60)

@@ -753,6 +753,7 @@ LINES = [3, 3, 3, 3, 3, 3, 3, 3, 0, 0, 1, 1, 2]
 """Five against rounds, two against cost, the clients; two histograms, the path, the sweep."""
 
 
+@pytest.mark.slow
 def test_all_figures_are_drawn_without_a_word_from_the_console(opened: Browser, page: Path) -> None:
     assert opened.console() == []
     asked = [url for url in opened.requests() if not url.startswith(("data:", "blob:"))]
@@ -771,6 +772,7 @@ def test_all_figures_are_drawn_without_a_word_from_the_console(opened: Browser, 
     assert opened.run("return document.title") == "2 experiments \N{EN DASH} fedprox"
 
 
+@pytest.mark.slow
 def test_nothing_offers_to_upload_a_figure(opened: Browser) -> None:
     titles = opened.run(
         "return [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)"
@@ -779,6 +781,7 @@ def test_nothing_offers_to_upload_a_figure(opened: Browser) -> None:
     assert not [title for title in titles if re.search("share|cloud|plotly|edit", title, re.I)]
 
 
+@pytest.mark.slow
 def test_a_label_has_the_same_colour_everywhere(opened: Browser) -> None:
     found = opened.run(
         "return [...document.querySelectorAll('.plot')].flatMap(p => p.data"
@@ -796,6 +799,7 @@ return [box.left, box.top, box.width, box.height].map(Math.round);
 """
 
 
+@pytest.mark.slow
 def test_hovering_shows_values(opened: Browser) -> None:
     left, top, width, height = opened.run(PLOT_AREA, 0)
     opened.mouse((left + 5, top + 5), (left + width // 2, top + height // 2))
@@ -836,6 +840,7 @@ def double_click(opened: Browser, at: tuple[int, int], script: str, wanted: Any)
     assert opened.run(script) == wanted
 
 
+@pytest.mark.slow
 def test_a_click_on_a_name_hides_its_line_and_band_in_all_figures(opened: Browser) -> None:
     click(opened, "fedavg")
     assert opened.run(VISIBLE) == [2] * 8 + LINES[8:]
@@ -850,6 +855,7 @@ def test_a_click_on_a_name_hides_its_line_and_band_in_all_figures(opened: Browse
     assert opened.run(pressed) == "true"
 
 
+@pytest.mark.slow
 def test_a_double_click_on_a_name_leaves_it_alone_and_brings_all_back(opened: Browser) -> None:
     at = button(opened, "fedavg")
     double_click(opened, at, VISIBLE, [1] * 8 + LINES[8:])
@@ -860,6 +866,7 @@ def test_a_double_click_on_a_name_leaves_it_alone_and_brings_all_back(opened: Br
     assert opened.run(VISIBLE) == LINES
 
 
+@pytest.mark.slow
 def test_dragging_zooms_and_a_double_click_zooms_out(opened: Browser) -> None:
     span = "return document.querySelectorAll('#run-1 .plot')[1].layout.xaxis.range"
     whole = opened.run(span)
@@ -879,6 +886,7 @@ return [...document.querySelectorAll('#all-runs .plot')].map(plot =>
 """
 
 
+@pytest.mark.slow
 def test_every_label_of_a_logarithmic_axis_is_a_number(opened: Browser, page: Path) -> None:
     values = np.geomspace(0.03, 8, 9).tolist()
     paths = [page.parent / name for name in ("steep", "steeper")]
@@ -902,6 +910,7 @@ return [...document.querySelectorAll('.scroll, figure, dl, .keys')]
 """What can be scrolled sideways."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1400])
 def test_the_page_fits_the_window(opened: Browser, page: Path, width: int) -> None:
     opened.resize(width)

@@ -18,10 +18,10 @@ from typing import Annotated, Any, NoReturn, cast
 import jax
 import typer
 from rich.console import Console
-from rich.status import Status
 from rich.table import Table
 
 from fedprox.algorithms import ALGORITHMS
+from fedprox.bar import Bar
 from fedprox.datasets import DATASETS
 from fedprox.datasets.catalogue import CATALOGUE, literals
 from fedprox.datasets.sources import cache_folder, fetch
@@ -472,7 +472,7 @@ def _prepare(
     if meet is not None:
         meet()
     console = Console(quiet=True) if jax.process_index() else _console()
-    with _loading():
+    with Bar("loading the data"):
         resolved = resolve(experiment, data_dir)
     return console, experiment, resolved
 
@@ -586,7 +586,7 @@ def describe_data(
     for setting in settings or ():
         apply_setting(table, setting)
     require("name" not in table, f"--set name={table.get('name')}: the name is {name!r} already")
-    with _loading():
+    with Bar("loading the data"):
         federation, table = load_data({"name": name, **table}, data_dir)
         options = ", ".join(f"{k} = {v}" for k, v in table.items() if k != "name")
         drawn = data_figure(federation, f"{name}: {options}")
@@ -596,10 +596,6 @@ def describe_data(
     console.print(f"{name}: {printable(options)}\n", highlight=False)
     console.print(statistics_table(federation, name, table.get("partition", "")))
     console.print(f"\n{printable(folder)}: data.png, data.svg", highlight=False, soft_wrap=True)
-
-
-def _loading() -> Status:
-    return Console(stderr=True).status("loading the data")
 
 
 @app.command("examples")

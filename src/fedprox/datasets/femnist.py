@@ -15,6 +15,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.bar import Bar
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, prepared
 from fedprox.datasets.emnist import check, lower_case
@@ -213,24 +214,17 @@ def _table(path: Path) -> dict[str, Writer]:
     examples: MessagePack packed by zlib, with arrays "pixels", float32 (n, 28, 28) from 0 to 1 and
     dark on white, and "label".
     """
-    from tqdm import tqdm
-
     found: dict[str, Writer] = {}
     try:
         # immutable: nothing is written beside the file, not even a lock
         address = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
-        with closing(sqlite3.connect(address, uri=True)) as database:
-            for client, data, count in tqdm(
-                _rows(path, database),
-                desc=path.name,
-                unit=" writers",
-                delay=1,
-                leave=False,
-                disable=None,
-            ):
+        opened = closing(sqlite3.connect(address, uri=True))
+        with opened as database, Bar(path.name, delay=1) as bar:
+            for client, data, count in _rows(path, database):
                 name = _name(client).rpartition(":")[2]
                 require(name not in found, f"{path}: writer {name!r} appears twice")
                 found[name] = _examples(f"{path}: writer {name!r}", data, count)
+                bar.update(1)
     except InputError:
         raise
     except Exception as error:  # a damaged database can fail in any way

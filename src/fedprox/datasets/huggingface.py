@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from fedprox.bar import Bar
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.labelled import Labelled, Partition, check_numbers, divide, federation
 from fedprox.datasets.mnist import unit
@@ -211,9 +211,10 @@ def _column(path: str, splits: list[Any], column: str) -> Array:
             if type(split.features[column]).__name__ == "Image":
                 split = _in_one_mode(split, column)
             batches = split.select_columns(column).with_format("numpy").iter(BATCH)
-            count = -(-len(split) // BATCH)
-            shown = tqdm(batches, f"{path}: {column}", count, delay=2, leave=False)
-            parts += [batch[column] for batch in shown]
+            with Bar(f"{path}: {column}", len(split), delay=2) as bar:
+                for batch in batches:
+                    parts.append(batch[column])
+                    bar.update(len(batch[column]))
     except Exception as error:  # of any type where an image is damaged
         raise InputError(f"{path}: column {column!r} cannot be read: {reason(error)}") from None
     kinds = {part.dtype.kind for part in parts}

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PureWindowsPath
 from typing import IO, Any, NamedTuple
 
+from fedprox.bar import Bar
 from fedprox.errors import InputError, reason, require
 
 
@@ -254,7 +255,7 @@ def _opened(path: Path, member: str | None, unpack: bool) -> Iterator["_Stream"]
         else:
             where, total = str(path), size
             raw = opened.enter_context(path.open("rb", buffering=0))
-        bar = opened.enter_context(_bar(path.name, total, delay=1))
+        bar = opened.enter_context(Bar(path.name, total, delay=1))
         file = _Stream(raw, where, most(size), bar.update)
         packing = Path(where).suffix if unpack else ""
         if packing in (".gz", ".xz"):
@@ -377,22 +378,6 @@ class _Unxz(io.RawIOBase):
         return packed
 
 
-def _bar(name: str, size: int, delay: int) -> Any:
-    """A progress bar that appears on a terminal after so many seconds."""
-    from tqdm import tqdm
-
-    return tqdm(
-        desc=name,
-        total=size,
-        unit="B",
-        unit_scale=True,
-        delay=delay,
-        ncols=79,
-        leave=False,
-        disable=None,  # where there is no terminal
-    )
-
-
 DAY = 24 * 60 * 60
 """Seconds after which nobody writes a partial download any more."""
 
@@ -434,8 +419,7 @@ def fetch(source: Source, subfolder: str) -> Path:
     reasons = []
     for folder in source.folders:
         try:
-            # pooch asks whether the bar is true, which one without a total cannot say
-            with _bar(source.name, source.size or 1, delay=0) as bar:
+            with Bar(source.name, source.size) as bar:
                 return Path(
                     pooch.retrieve(
                         folder + source.name,

@@ -1,0 +1,90 @@
+"""Bars on a terminal for what happens before training: downloads, and files that are read."""
+
+import sys
+import time
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+
+from fedprox.output import lasting
+
+REFRESH = 0.1
+"""Seconds between two changes of a bar."""
+
+_display: Progress | None = None
+"""All bars that are on the terminal at the moment; None while there are none."""
+
+
+class Bar:
+    """A bar that goes when it is closed. Without a terminal nothing is shown.
+
+    pooch can use it as a progress bar.
+
+    Attributes:
+        done: How much is done.
+        total: How much there is to do; None or 0 where that is not known.
+    """
+
+    def __init__(self, name: str, total: int | None = None, *, delay: float = 0.0) -> None:
+        """Begin.
+
+        Args:
+            name: What is being done.
+            total: See above.
+            delay: Seconds before the bar appears, so that quick work shows none.
+        """
+        self.done, self.total, self._name = 0, total, name
+        self._next = time.monotonic() + delay
+        self._task: TaskID | None = None
+        self.update(0)
+
+    def update(self, count: int) -> None:
+        """Count so much more as done."""
+        self.done += count
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + REFRESH
+        display = _displayed()
+        if self._task is None:
+            self._task = display.add_task(self._name, total=None)
+        display.update(self._task, completed=self.done, total=self.total or None)
+
+    def reset(self) -> None:
+        """Count from 0 again."""
+        self.done = 0
+
+    def close(self) -> None:
+        """Take the bar off the terminal."""
+        global _display
+        if self._task is not None and _display is not None:
+            _display.remove_task(self._task)
+            self._task = None
+            if not _display.tasks:
+                _display.stop()
+                _display = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _displayed() -> Progress:
+    """What is on the terminal; begun if there is nothing yet."""
+    global _display
+    if _display is None:
+        stream = lasting(sys.stderr)
+        console = Console(file=stream)
+        _display = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            console=console,
+            transient=True,
+            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
+            disable=not stream.isatty() or console.is_dumb_terminal or console.is_jupyter,
+        )
+        _display.start()
+    return _display
