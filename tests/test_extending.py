@@ -15,6 +15,7 @@ from fedprox import (
     Checkpoints,
     Faults,
     InputError,
+    Selection,
     Solver,
     Target,
     fedavg,
@@ -63,6 +64,25 @@ CASES: dict[str, tuple[int, list[Algorithm], dict[str, Any]]] = {
         5,
         [fedavg()],
         ONE | {"target": Target("train_loss", 9), "stop_at_target": "any"},
+    ),
+    # the best model of the shorter run is of a round that the longer one does not evaluate
+    "the best model": (
+        7,
+        [fedprox(mu=[0.0, 1.0]), scaffold()],
+        {
+            "solver": Solver(0.3, 3, epochs=2),
+            "selection": Selection(keep="best", measure="train_loss"),
+        },
+    ),
+    "the end of patience": (
+        7,
+        [fedavg()],
+        ONE
+        | {
+            "solver": Solver(0.3, 3, epochs=2),
+            "evaluate_every": 1,
+            "selection": Selection(keep="best", measure="train_loss", patience=2),
+        },
     ),
     "all diverge": (
         6,

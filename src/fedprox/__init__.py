@@ -33,6 +33,7 @@ from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
 from fedprox.simulation.history import Progress, Record, Run
 from fedprox.simulation.run import simulate
 from fedprox.simulation.sampling import Cohort
+from fedprox.simulation.selection import Selection
 from fedprox.simulation.systems import Systems
 from fedprox.simulation.target import Target
 from fedprox.solver import Solver, line_search_descent
@@ -58,6 +59,7 @@ __all__ = [
     "Record",
     "Rows",
     "Run",
+    "Selection",
     "Solver",
     "Stopped",
     "Subproblem",

@@ -49,6 +49,7 @@ from fedprox.report.results import write_results
 from fedprox.report.table import (
     empty_rounds,
     faulty,
+    kept,
     other_models,
     sampled,
     table,
@@ -178,6 +179,12 @@ An experiment file, with every key:
                                 # deadline = 60.0, step_seconds = 0.1 (or one for each client),
                                 # spread = 1.0 of their log-normal speeds
   partial = "uniform"           # stragglers' epochs; or as in the authors' "code"
+
+\b
+  [selection]
+  keep = "last"                 # the model after the last round; or "best", by a measure:
+  measure = "validation_loss"   # or another of metrics.jsonl
+  # patience = 5                # evaluations without a better value after which a run ends
 
 \b
   [faults]                      # left out: updates are not screened
@@ -340,7 +347,7 @@ def run(
         write_results(directory, runs, resolved.target, *measured)
         checkpoints.remove()
     console.print(table(runs, resolved.target))
-    for lines in (other_models, validated, sampled, uneven, empty_rounds, unsolved, faulty):
+    for lines in (other_models, validated, kept, sampled, uneven, empty_rounds, unsolved, faulty):
         for line in lines(runs):
             console.print(line)
     if checkpoints.made:

@@ -30,6 +30,7 @@ from fedprox.simulation.history import Record, Run
 from fedprox.simulation.protocol import clients_to_draw, measures_of
 from fedprox.simulation.run import simulate
 from fedprox.simulation.sampling import Cohort, Sampling
+from fedprox.simulation.selection import Keep, Selection
 from fedprox.simulation.systems import Partial, Systems
 from fedprox.simulation.target import StopAtTarget, Target, target_of
 from fedprox.solver import Solver, line_search_descent, searches_line
@@ -83,6 +84,14 @@ class SystemsSection(_Section):
     step_seconds: float | list[float] | None = None
     spread: float = 0.0
     partial: Partial = "uniform"
+
+
+class SelectionSection(_Section):
+    """`[selection]`: see `fedprox.Selection`."""
+
+    keep: Keep = "last"
+    measure: str | None = None
+    patience: int | None = None
 
 
 class FaultsSection(_Section):
@@ -159,6 +168,7 @@ class Experiment(_Section):
         cohort: How a round's clients are chosen.
         systems: Which of them cannot finish.
         faults: What is done about faulty updates; they are not looked for where it is left out.
+        selection: Whether runs keep their last or best model, and when they end without progress.
         solver: The local solver.
         method: Names of methods and their numbers, each with a `solver` of its own if it has one.
         versions: What the results were made with; written with them and not read.
@@ -184,6 +194,7 @@ class Experiment(_Section):
     cohort: CohortSection
     systems: SystemsSection = Field(default_factory=SystemsSection)
     faults: FaultsSection | None = None
+    selection: SelectionSection = Field(default_factory=SelectionSection)
     solver: SolverSection
     method: list[Table] = Field(min_length=1)
     versions: Table = Field(default_factory=dict, exclude=True)
@@ -217,6 +228,7 @@ class Resolved(NamedTuple):
         initial: The parameters to begin with; None for those of the model.
         table: The experiment as TOML would hold it.
         target: What rounds are counted to.
+        selection: Whether runs keep their last or best model, and when they end without progress.
     """
 
     federation: Federation
@@ -229,6 +241,7 @@ class Resolved(NamedTuple):
     initial: Params | None
     table: Table
     target: Target | None
+    selection: Selection
 
 
 def read_experiment(path: Path, settings: Sequence[str] = ()) -> Experiment:
@@ -317,14 +330,28 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     if frozen is not None:
         part = freeze(model, initial, frozen)
         model, initial, model_table["frozen"] = part.model, part.trained(initial), frozen
+    known = measures_of(model, federation)
+    selection = Selection(**experiment.selection.model_dump()).among(known)
+    if selection.measure is not None:
+        table["selection"]["measure"] = selection.measure
     target = experiment.target_with(validated=bool(federation.validation))
     if target is not None:
-        target = target.among(measures_of(model, federation), model.metrics)
+        target = target.among(known, model.metrics)
         if target.key != "target_metric":  # a measure that has a key of its own
             table.pop("target_metric", None)
         table[target.key] = target.setting
     return Resolved(
-        federation, model, algorithms, solver, cohort, systems, faults, initial, table, target
+        federation,
+        model,
+        algorithms,
+        solver,
+        cohort,
+        systems,
+        faults,
+        initial,
+        table,
+        target,
+        selection,
     )
 
 
@@ -385,6 +412,7 @@ def train(
         seed=experiment.seed,
         target=resolved.target,
         stop_at_target=experiment.stop_at_target,
+        selection=resolved.selection,
         initial=resolved.initial,
         devices=devices,
         checkpoints=checkpoints,

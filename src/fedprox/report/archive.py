@@ -60,6 +60,7 @@ class RunTimes(_File):
     seed: Whole
     run_seconds: float
     sweep_points: Whole
+    model_round: Whole | None = None
 
 
 class RunClients(_File):
@@ -313,6 +314,8 @@ def _runs(path: Path, times: Sequence[RunTimes]) -> list[Run]:
         except ValueError as error:
             raise InputError(f"{path}: line {number} is damaged: {error}") from None
         runs[key].history.append(record)
+    for key, run in runs.items():
+        run.model_round = known[key].model_round if key in known else None
     return list(runs.values())
 
 

@@ -372,6 +372,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
         **{key: final[key] for key in ("learning_rate", "seed")},
         "evaluated": run.evaluated,
         "rounds": run.final.round,
+        "model_round": run.model_round,
         "diverged_at": run.diverged_at,
         **{
             f"final_{key}": final[key]

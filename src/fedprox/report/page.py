@@ -29,6 +29,7 @@ from fedprox.report.table import (
     by_label,
     empty_rounds,
     faulty,
+    kept,
     other_models,
     sampled,
     spread,
@@ -319,7 +320,7 @@ def _results(archive: Archive) -> Table:
     seeds = len({run.seed for run in runs})
     over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
     lines = ["Models sent are relative to one round of FedAvg", *other_models(runs)]
-    lines += [*validated(runs), *sampled(runs)]
+    lines += [*validated(runs), *kept(runs), *sampled(runs)]
     caption = f"Results{over}. {'; '.join(lines)}."
     return Table(caption, [str(c.header) for c in columns], rows)
 

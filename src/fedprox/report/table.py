@@ -67,6 +67,9 @@ def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
 
     Of a single seed, +- is the standard error where evaluations read a sample of clients.
 
+    Losses, accuracies and metrics are those of each run's parameters: of its last round, or of its
+    best one where it keeps that.
+
     A model's metrics on test rows have columns of their own. Where there are validation rows their
     accuracy has one, and the best accuracy is the test accuracy of the record whose validation
     accuracy is the highest.
@@ -212,6 +215,16 @@ def faulty(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
+def kept(runs: Sequence[Run]) -> list[str]:
+    """A line for each method of whose runs another model than the last was kept."""
+    lines = []
+    for label, group in by_label(runs).items():
+        if any(run.kept is not run.final for run in group):
+            rounds = ", ".join(str(run.kept.round) for run in group)
+            lines.append(f"{label}: kept is the best model, of round {rounds}; figures are of it")
+    return lines
+
+
 def _row(
     group: Sequence[Run], target: Target | None, metrics: Sequence[str], *, has_validation: bool
 ) -> list[str]:
@@ -232,8 +245,8 @@ def _row(
             "",
             seconds,
         ]
-    small = all(run.final.train_loss < 1e4 for run in group)
-    finals = [run.final for run in group]
+    small = all(run.kept.train_loss < 1e4 for run in group)
+    finals = [run.kept for run in group]
     return [
         _estimate(
             [r.train_loss for r in finals],

@@ -151,6 +151,10 @@ class Snapshot(NamedTuple):
         """The server's state of the leg under way, as a tree of the given structure."""
         return _unnumbered(structure, self.arrays.get("state", {}))
 
+    def best(self, structure: Any) -> Any:
+        """The best models of the leg under way, as a tree of the given structure; None for none."""
+        return _unnumbered(structure, self.arrays["best"]) if "best" in self.arrays else None
+
     @property
     def capacity(self) -> Capacity | None:
         """How much the last call's arrays held; None where no leg is under way."""
@@ -172,6 +176,7 @@ class Snapshot(NamedTuple):
             (lambda: faulty,),
             int(self.arrays["empty"]),
             self.capacity,
+            replicate(mesh, self.best(jax.tree.structure(first.best))),
         )
 
 
@@ -207,6 +212,8 @@ def arrays_of(standing: Standing, points: int) -> Arrays:
     }
     if standing.capacity is not None:
         found["capacity"] = np.array(standing.capacity, np.int64)
+    if standing.best is not None:
+        found["best"] = _numbered(standing.best)
     if standing.trend is not None:
         found["trend"] = jax.tree.map(np.asarray, standing.trend._asdict())
     faulty = all_faulty(standing.faulty)

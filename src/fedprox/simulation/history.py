@@ -150,6 +150,8 @@ class Run:
         evaluated: Which model its records and `params` are of: "server", "cohort" or "clients"; see
             `fedprox.simulate`.
         client_steps: Mini-batch steps over all rounds.
+        model_round: The round after which `params` were the model: the last one, or with
+            `Selection(keep="best")` the best. None before the run has ended.
         experiment: What its comparison was made of, as `experiment.toml` of a run directory holds
             it; all runs of the comparison share it. Empty before `simulate` returns.
     """
@@ -168,6 +170,7 @@ class Run:
     memory: int = 0
     evaluated: str = "server"
     client_steps: int = 0
+    model_round: int | None = None
     experiment: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -186,6 +189,11 @@ class Run:
     def final(self) -> Record:
         """The last record."""
         return self.history[-1]
+
+    @property
+    def kept(self) -> Record:
+        """The record of `params`."""
+        return next((r for r in self.history if r.round == self.model_round), self.final)
 
     @property
     def best_accuracy(self) -> float:

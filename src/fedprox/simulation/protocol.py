@@ -5,6 +5,7 @@ same protocol are paired by construction.
 """
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, get_args
@@ -20,11 +21,13 @@ from fedprox.federation import Federation
 from fedprox.model import Model, Params, fitted_params
 from fedprox.simulation.clients import ClientState
 from fedprox.simulation.faults import Faults
+from fedprox.simulation.history import Record
 from fedprox.simulation.homes import Homes, homes_of_processes
-from fedprox.simulation.measure import measures
+from fedprox.simulation.measure import lower_is_better, measures
 from fedprox.simulation.points import initial_params
 from fedprox.simulation.sampling import Cohort, Drawn, weights
 from fedprox.simulation.schedule import Jobs, no_jobs
+from fedprox.simulation.selection import Best, Selection
 from fedprox.simulation.systems import Systems
 from fedprox.simulation.target import StopAtTarget, Target
 from fedprox.solver import Solver, name_of
@@ -38,8 +41,9 @@ PARTS = {
     "systems": Systems,
     "faults": Faults,
     "target": Target,
+    "selection": Selection,
 }
-"""What a protocol is made of, by type; of the last two there may be none."""
+"""What a protocol is made of, by type; faults and target may be None."""
 
 MOST_ROUNDS = 10**7
 """Rounds of a run at most."""
@@ -90,6 +94,8 @@ class Protocol:
         seeds: Seeds, each a run of its own.
         target: What rounds are counted to, for methods that stop there.
         stop_at_target: When they do.
+        selection: Which of a run's models is kept, and when a run without progress ends.
+        stop: Says of a record whether its run ends there; None for never.
         initial: The parameters that all begin with; None for those of `model.init`.
 
     Whole numbers and seeds may be NumPy's; they are Python's here, since records hold them.
@@ -115,6 +121,8 @@ class Protocol:
     target: Target | None
     stop_at_target: StopAtTarget
     initial: Params = None
+    selection: Selection = Selection()  # noqa: RUF009 (frozen)
+    stop: Callable[[Record], bool] | None = None
 
     def __post_init__(self) -> None:
         check_parts(**{name: getattr(self, name) for name in PARTS})
@@ -154,7 +162,25 @@ class Protocol:
         if self.target is not None:
             known = self.target.among(self.measures, self.model.metrics)
             object.__setattr__(self, "target", known)
+        object.__setattr__(self, "selection", self.selection.among(self.measures))
+        require(
+            self.stop is None or callable(self.stop),
+            f"stop = {shown(self.stop)}; it must be a function of a record, or None",
+        )
         self.systems.check(len(self.federation))
+
+    def best(self, history: Sequence[Record] = ()) -> Best:
+        """The best value, in the records of a run, of the measure that runs are judged by."""
+        measure = self.selection.measure
+        assert measure is not None  # `Selection.among` has seen to it
+        lower = lower_is_better(measure, self.model.metrics)
+        return Best(measure, lower_is_better=lower, history=history)
+
+    @property
+    def waits(self) -> bool:
+        """Whether runs wait for each evaluation, since it may end them."""
+        ends = self.stop_at_target != "never" or self.selection.patience is not None
+        return ends or self.stop is not None
 
     @cached_property
     def homes(self) -> Homes:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.adaptive import Trend, first_trend, follow
 from fedprox.algorithms.base import Algorithm, Kept, State
+from fedprox.model import Params
 from fedprox.simulation.clients import Store
 from fedprox.simulation.engine import After
 from fedprox.simulation.evaluate import Measures
@@ -42,8 +43,6 @@ from fedprox.simulation.settle import (
 )
 from fedprox.solver import Solver
 
-T = TypeVar("T")
-
 PLANS_AHEAD = 3
 """Calls whose batch plans are made in the background before they are needed."""
 
@@ -51,6 +50,16 @@ RECORDS_BEHIND = 1
 """Evaluations still under way while the next rounds are already being computed."""
 
 _follow = jax.jit(follow)
+
+
+@jax.jit
+def _choose(models: Params, others: Params, are_better: jax.Array) -> Params:
+    """At each point the other model where that is better; leaves are (points, ...)."""
+
+    def one(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.where(are_better.reshape((-1,) + (1,) * (a.ndim - 1)), b, a)
+
+    return jax.tree.map(one, models, others)
 
 
 class Ready(NamedTuple):
@@ -61,6 +70,8 @@ class Ready(NamedTuple):
         solver: The local solver, already the algorithm's own.
         mesh: The devices.
         evaluate: See `Programs`.
+        model: The server's state -> a copy of the model that is evaluated; None where no model but
+            the last is kept.
         programs: Layout -> the programs of these shapes, compiled when they are first asked for.
         numbers: The points' numbers, each (points,) on every device.
     """
@@ -69,6 +80,7 @@ class Ready(NamedTuple):
     solver: Solver
     mesh: Mesh
     evaluate: Callable[[State], Measures]
+    model: Callable[[State], Params | None]
     programs: Callable[[Layout], Programs]
     numbers: Mapping[str, Any]
 
@@ -85,6 +97,8 @@ class Standing(NamedTuple):
         faulty: Their faulty updates, likewise, see `Evaluation`.
         empty: How many of them no client took part in.
         capacity: How much the last call's arrays held; None before the first call.
+        best: The best models at the evaluations that a run of more rounds would have had, leaves
+            (points, ...); None where no model but the last is kept.
     """
 
     round: int
@@ -95,6 +109,7 @@ class Standing(NamedTuple):
     faulty: tuple[Faulty, ...] = ()
     empty: int = 0
     capacity: Capacity | None = None
+    best: Params | None = None
 
 
 class Chunk(NamedTuple):
@@ -252,14 +267,16 @@ def run_rounds(
         the evaluation before that a run of more rounds would have had.
     """
     algorithm, solver = ready.algorithm, ready.solver
-    behind = RECORDS_BEHIND if protocol.stop_at_target == "never" else 0
+    behind = 0 if protocol.waits else RECORDS_BEHIND
+    keep_best = _keeping_best(protocol, runs)
     ends = Ends(protocol, len(runs))
     counts = Counts.of(protocol)
     pending, calls = deque[Evaluation](), deque[tuple[int, jax.Array]]()
-    done, state, numbers, trend, taken, faulty, empty, capacity = standing
+    done, state, numbers, trend, taken, faulty, empty, capacity, best = standing
 
     def settle() -> None:
         """Wait for the oldest evaluation and write it down."""
+        nonlocal best
         oldest = pending.popleft()
         rate = None if solver.schedule is None else solver.factor(max(oldest.round - 1, 0))
         found = records_of(oldest, algorithm, runs, counts, protocol, rate)
@@ -267,19 +284,20 @@ def run_rounds(
             run.client_steps = record.total_steps
             run.history.append(record)
             on_record(record)
+        best = keep_best(best, oldest)
         on_progress(oldest.round, best_loss(runs))
 
-    def settled(now: T) -> T:
-        """What is given, once all evaluations are written down."""
+    def settled(now: Standing) -> Standing:
+        """Where the rounds stand, once all evaluations are written down."""
         while pending:
             settle()
-        return now
+        return now._replace(best=best)
 
     if not done:
         measures = ready.evaluate(state)
         trend = first_trend(measures.train_loss) if algorithm.adapt else None
         nobody = RoundWork(0, 0, 0, no_jobs(), no_jobs())
-        pending.append(Evaluation(0, nobody, numbers, measures, None, None, (), (), 0))
+        pending.append(Evaluation(0, nobody, numbers, measures, None, None, (), (), 0, best))
     for chunk, call in planned:
         computed = _computed(calls)
         while len(pending) > behind or (pending and pending[0].round < computed):
@@ -310,9 +328,11 @@ def run_rounds(
             work = call.work[-1]
             gamma = _gamma(ready, programs, call, after, numbers, kept)
             steps = after.local.steps
-            pending.append(
-                Evaluation(chunk.last, work, numbers, measures, gamma, steps, taken, faulty, empty)
+            model = ready.model(state)
+            found = Evaluation(
+                chunk.last, work, numbers, measures, gamma, steps, taken, faulty, empty, model
             )
+            pending.append(found)
             regular = chunk.last % protocol.evaluate_every == 0
             taken, faulty, empty = ((), (), 0) if regular else (taken, faulty, empty)
             calls.append((chunk.last, measures.train_loss))
@@ -329,6 +349,23 @@ def run_rounds(
         after_call(done, partial(settled, now))
         del now  # so that the state can be given up to the next call
     return settled(Standing(done, state, numbers, trend, taken, faulty, empty, capacity))
+
+
+def _keeping_best(
+    protocol: Protocol, runs: Sequence[Run]
+) -> Callable[[Params | None, Evaluation], Params | None]:
+    """(best models so far, evaluation whose records are the runs' last) -> best models."""
+    if protocol.selection.keep == "last":
+        return lambda *_: None
+    bests = [protocol.best(run.history) for run in runs]
+
+    def keep(models: Params | None, done: Evaluation) -> Params | None:
+        if done.round % protocol.evaluate_every:
+            return models  # a run of more rounds has no such evaluation
+        better = [best.see(run.final) for best, run in zip(bests, runs, strict=True)]
+        return _choose(models, done.model, np.array(better))
+
+    return keep
 
 
 def _computed(calls: deque[tuple[int, jax.Array]]) -> int:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -59,6 +60,7 @@ from fedprox.simulation.rows import (
     training_rows,
 )
 from fedprox.simulation.sampling import Cohort
+from fedprox.simulation.selection import Selection
 from fedprox.simulation.settle import best_loss
 from fedprox.simulation.systems import Systems
 from fedprox.simulation.target import StopAtTarget, Target
@@ -86,6 +88,8 @@ def simulate(
     seed: int | Sequence[int] = 0,
     target: Target | None = None,
     stop_at_target: StopAtTarget = "never",
+    selection: Selection = Selection(),  # noqa: B008 (frozen)
+    stop: Callable[[Record], bool] | None = None,
     initial: Params | None = None,
     devices: int | None = None,
     checkpoints: Checkpoints | None = None,
@@ -132,6 +136,11 @@ def simulate(
         stop_at_target: Whether a run ends at the first evaluation where "all", or "any", of its
             points have reached the target; points that have diverged are not waited for. Until
             there it is the same run, bit for bit.
+        selection: Whether a run keeps its last or its best model, and when it ends without
+            progress.
+        stop: Called with each record but those of the last round; a run ends where it returns True,
+            and keeps what it has found. Sweep points run together, until it has returned True of
+            all of them. Of several processes it must say the same in each.
         initial: The parameters that every method and seed begins with, a pytree like that of
             `model.init`, such as `load_model` gives; those of `model.init` where left out.
         devices: How many of the devices that JAX sees share a round's clients; all where left out.
@@ -185,6 +194,8 @@ def simulate(
         seeds=_seeds(seed),
         target=target,
         stop_at_target=stop_at_target,
+        selection=selection,
+        stop=stop,
         initial=initial,
     )
     params = model.shapes
@@ -276,7 +287,8 @@ def _with_ended(
         if end is None or end.rounds < protocol.rounds:
             return _further(begin, end, protocol)
         state = end.snapshot.state(jax.tree.structure(jax.eval_shape(algorithm.init, params)))
-        _give_models(end.snapshot.under_way, algorithm, replicate(mesh, state))
+        best = end.snapshot.best(jax.tree.structure(params))
+        _give_models(protocol, end.snapshot.under_way, algorithm, replicate(mesh, state), best)
         begin = Snapshot((*begin.finished, *end.snapshot.under_way))
     return begin
 
@@ -296,11 +308,23 @@ def _further(begin: Snapshot, end: End | None, protocol: Protocol) -> Snapshot:
     return end.snapshot._replace(finished=begin.finished)
 
 
-def _give_models(runs: Sequence[Run], algorithm: Algorithm, state: State) -> None:
-    """Set the parameters of a leg's runs, given the server's state at its end."""
-    found = jax.tree.map(np.asarray, evaluated(algorithm, state))
+def _give_models(
+    protocol: Protocol, runs: Sequence[Run], algorithm: Algorithm, state: State, best: Params | None
+) -> None:
+    """Set the parameters of a leg's runs.
+
+    Args:
+        protocol: What compared methods share.
+        runs: The points' runs.
+        algorithm: The method.
+        state: The server's state at the end.
+        best: See `Standing.best`.
+    """
+    last, best = (jax.tree.map(np.asarray, tree) for tree in (evaluated(algorithm, state), best))
     for i, run in enumerate(runs):
-        run.params = jax.tree.map(lambda a, i=i: a[i], found)
+        run.model_round = run.final.round if best is None else protocol.best(run.history).round
+        chosen = last if run.model_round == run.final.round else best
+        run.params = jax.tree.map(lambda a, i=i: a[i], chosen)
 
 
 def _several(methods: Algorithm | Sequence[Algorithm]) -> list[Algorithm]:
@@ -428,7 +452,15 @@ def _run_method(
         session.on_progress(now._replace(phase="compiling"))
         programs = _Compiler(session, algorithm, solver, points, params, rows.like)
         first = programs(layout)
-        ready = Ready(algorithm, solver, session.mesh, first.evaluate, programs, programs.numbers)
+        ready = Ready(
+            algorithm,
+            solver,
+            session.mesh,
+            first.evaluate,
+            _copying(algorithm) if protocol.selection.keep == "best" else _ignore,
+            programs,
+            programs.numbers,
+        )
         compile_seconds += first.compile_seconds
         for seed in seeds:
             if seed != seeds[0]:
@@ -460,6 +492,19 @@ def _run_method(
                 for record in begin._replace(finished=()).records:
                     session.on_record(record)
     return begin
+
+
+def _copying(algorithm: Algorithm) -> Callable[[State], Params]:
+    """The server's state -> a copy of the model that is evaluated.
+
+    A call of rounds takes the memory of the state that it is given.
+    """
+
+    @jax.jit
+    def copy(state: State) -> Params:
+        return jax.tree.map(jnp.copy, evaluated(algorithm, state))
+
+    return copy
 
 
 class _Compiler:
@@ -563,9 +608,8 @@ def _run_leg(
     batch, rounds = leg.runs, session.protocol.rounds
     began, spent = time.perf_counter(), batch[0].run_seconds
     algorithm, checkpoints = ready.algorithm, session.checkpoints
-    standing = Standing(
-        0, initial_state(algorithm, params, len(batch), session.mesh), ready.numbers
-    )
+    state = initial_state(algorithm, params, len(batch), session.mesh)
+    standing = Standing(0, state, ready.numbers, best=ready.model(state))
     store = None
     if algorithm.kept is not None:
         protocol = session.protocol
@@ -616,7 +660,7 @@ def _run_leg(
             store.close()
     done = batch[0].final.round
     session.on_progress(Progress(leg.name, leg.seed, done, done, best_loss(batch)))
-    _give_models(batch, algorithm, standing.state)
+    _give_models(session.protocol, batch, algorithm, standing.state, standing.best)
     count_seconds()
 
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.diagnostics.estimates import mean_error
-from fedprox.errors import InputError
+from fedprox.errors import InputError, require, shown
+from fedprox.model import Params
 from fedprox.simulation.evaluate import Measures
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.protocol import Protocol, RoundWork
@@ -65,6 +66,7 @@ class Evaluation(NamedTuple):
         since: Steps of all rounds since the evaluation before, a number or (points,) for each call.
         faulty: The faulty updates of these rounds, for each call; of none without screening.
         empty: How many of these rounds no client took part in.
+        model: The model it measures, leaves (points, ...), where the best one is kept.
     """
 
     round: int
@@ -76,6 +78,7 @@ class Evaluation(NamedTuple):
     since: Sequence[Any]
     faulty: Sequence[Faulty]
     empty: int
+    model: Params | None
 
 
 class Counts(NamedTuple):
@@ -239,11 +242,16 @@ def best_loss(runs: Sequence[Run]) -> float:
 
 
 class Ends:
-    """Which points of a sweep have come to an end: they have diverged or reached the target."""
+    """Which points of a sweep have come to an end.
+
+    They have diverged, reached the target, made no progress for long enough, or been told to stop.
+    """
 
     def __init__(self, protocol: Protocol, points: int) -> None:
         self.target, self.stop, self.points = protocol.target, protocol.stop_at_target, points
-        self.diverged, self.reached = set[int](), set[int]()
+        self.diverged, self.reached, self.stopped = set[int](), set[int](), set[int]()
+        self.patience, self.told = protocol.selection.patience, protocol.stop
+        self.best = [protocol.best() for _ in range(points)] if self.patience else []
         self.seen = 0
 
     def over(self, runs: Sequence[Run], evaluations: int) -> bool:
@@ -254,7 +262,9 @@ class Ends:
         self.seen = max(self.seen, evaluations)
         if self.stop == "any" and self.reached:
             return True
-        ended = self.diverged | self.reached if self.stop == "all" else self.diverged
+        ended = self.diverged | self.stopped
+        if self.stop == "all":
+            ended |= self.reached
         return len(ended) == self.points
 
     def _see(self, point: int, record: Record) -> None:
@@ -262,6 +272,23 @@ class Ends:
             self.diverged.add(point)
         if self.target and self.target.met(record.value(self.target.measure)):
             self.reached.add(point)
+        if self.patience:
+            best = self.best[point]
+            best.see(record)
+            if best.since >= self.patience:
+                self.stopped.add(point)
+        if self.told is not None and _told(self.told, record):
+            self.stopped.add(point)
+
+
+def _told(stop: Callable[[Record], bool], record: Record) -> bool:
+    """What the user's function says of a record."""
+    answer = stop(record)
+    require(
+        isinstance(answer, bool | np.bool_),
+        f"stop(record) returns {shown(answer)}; it must return True or False",
+    )
+    return bool(answer)
 
 
 class Solves(NamedTuple):
