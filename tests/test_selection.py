@@ -252,12 +252,11 @@ def test_the_command_keeps_the_best_model(
         history = [r for r in lines if r["label"] == run["label"]]
         best = max(history, key=lambda r: r["validation_accuracy"])
         assert run["model_round"] == best["round"]
-        rounds.append((run["label"], best["round"], history[-1]["round"]))
+        rounds.append((best["round"], history[-1]["round"]))
         assert load_model(out, run["label"], run["seed"])
-    label, best_round, last = rounds[0]
-    assert best_round < last
+    assert any(best_round < last for best_round, last in rounds)
     shown = capsys.readouterr().out
-    assert f"{label}: kept is the best model, of round {best_round}" in " ".join(shown.split())
+    assert "figures are of each run's best model" in " ".join(shown.split())
     assert 'keep = "best"' in (out / "experiment.toml").read_text()
     more[-1] = "selection.measure=test_accuracy"
     assert status("run", str(file), "--out", str(tmp_path / "b"), *more) == 2

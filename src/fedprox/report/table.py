@@ -163,7 +163,8 @@ def uneven(runs: Sequence[Run]) -> list[str]:
         ends = [run.final.round for run in group if run.diverged_at is None]
         if len(set(ends)) > 1:
             rounds = ", ".join(map(str, ends))
-            lines.append(f"{label}: its seeds stopped after {rounds} rounds; figures are of then")
+            figures = "; figures are of then" if all(r.kept is r.final for r in group) else ""
+            lines.append(f"{label}: its seeds stopped after {rounds} rounds{figures}")
     return lines
 
 
@@ -216,13 +217,10 @@ def faulty(runs: Sequence[Run]) -> list[str]:
 
 
 def kept(runs: Sequence[Run]) -> list[str]:
-    """A line for each method of whose runs another model than the last was kept."""
-    lines = []
-    for label, group in by_label(runs).items():
-        if any(run.kept is not run.final for run in group):
-            rounds = ", ".join(str(run.kept.round) for run in group)
-            lines.append(f"{label}: kept is the best model, of round {rounds}; figures are of it")
-    return lines
+    """A line that says of which models the figures are, if not of the last ones."""
+    if all(run.kept is run.final for run in runs):
+        return []
+    return ["figures are of each run's best model; summary.json names its round"]
 
 
 def _row(
