@@ -32,7 +32,7 @@ from rich.table import Table
 
 import fedprox as fp
 from fedprox.federation import offsets_of
-from fedprox.mapping import copy_stretches, map_file
+from fedprox.files.mapping import copy_stretches, map_file
 from fedprox.simulation.homes import find_homes
 from fedprox.simulation.programs import lane_cost
 from fedprox.simulation.sampling import weights

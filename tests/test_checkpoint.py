@@ -36,6 +36,7 @@ from fedprox import (
     scaffold,
     simulate,
 )
+from fedprox.files.arrays import read_arrays
 from fedprox.report.directory import metrics_line
 from fedprox.simulation import checkpoint
 from fedprox.simulation.checkpoint import stopping_on_signals
@@ -216,7 +217,7 @@ def test_arrays_of_all_types_and_shapes_come_back(
     checkpoint._write(tmp_path / "1.state", given)
     checkpoint._check(tmp_path / "1.state")
     for (keys, written), (found_keys, found) in zip(
-        given, checkpoint._read(tmp_path / "1.state"), strict=True
+        given, read_arrays(tmp_path / "1.state"), strict=True
     ):
         assert (found_keys, found.dtype, found.shape) == (keys, written.dtype, written.shape)
         np.testing.assert_array_equal(found, written)

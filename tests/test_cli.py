@@ -29,7 +29,7 @@ from fedprox.experiment import (
     read_experiment,
     resolve,
 )
-from fedprox.files import write_whole
+from fedprox.files.whole import write_whole
 from fedprox.models import MODELS
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import RunDirectory

@@ -6,10 +6,11 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "fedprox"
 
 FLOORS = [
-    {"errors", "output", "signals", "toml"},
+    {"errors", "output", "signals"},
     {"bar", "user_code"},
     {"metrics"},
-    {"features", "files", "mapping", "streams"},
+    {"files"},
+    {"features", "streams"},
     {"federation"},
     {"model"},
     {"subproblem", "frozen", "datasets", "models"},
@@ -21,6 +22,7 @@ FLOORS = [
     {"experiment"},
     {"runner"},
     {"reproduce"},
+    {"papers"},
     {"cli"},
     {"__main__"},
 ]

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from fedprox import InputError
-from fedprox.report import lock
+from fedprox.files import lock
+from fedprox.files.lock import locked
+from fedprox.papers import ITEMS
 from fedprox.report.directory import RunDirectory
-from fedprox.report.lock import locked
-from fedprox.reproduce import ITEMS
 from fedprox.reproduce.item import SCALES
 from fedprox.reproduce.run import reproduce
 from tests.test_cli import SMALL, record, status
@@ -25,7 +25,7 @@ HERE = f"process {os.getpid()} on {socket.gethostname()}"
 HOLD = """
 import sys, time
 from pathlib import Path
-from fedprox.report.lock import locked
+from fedprox.files.lock import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

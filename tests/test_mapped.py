@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedprox import Federation, InputError, Rows, Windows
 from fedprox.datasets import mapped, synthetic, write_mapped
 from fedprox.federation import offsets_of
-from fedprox.mapping import MappedFile, copy_stretches, map_file
+from fedprox.files.mapping import MappedFile, copy_stretches, map_file
 
 Array = NDArray[Any]
 FEW = [([[0.0, 1.0]] * 3, [0, 1, 2]), ([[2.0, 3.0]], [0])]

@@ -30,7 +30,7 @@ from fedprox.datasets.posts import read_posts
 from fedprox.datasets.sent140 import CSV, read_csv
 from fedprox.datasets.words import read_vectors
 from fedprox.experiment import read_experiment
-from fedprox.toml import parse_toml
+from fedprox.files.toml import parse_toml
 from tests.fuzz import mutated, verdict
 from tests.readers import READERS, archived, saved, tarred
 from tests.test_cifar import batch, old

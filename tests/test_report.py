@@ -24,7 +24,7 @@ import fedprox as fp
 from fedprox.diagnostics import clients
 from fedprox.diagnostics.clients import client_measures
 from fedprox.errors import InputError
-from fedprox.files import write_whole
+from fedprox.files.whole import write_whole
 from fedprox.model import cross_entropy, top_1
 from fedprox.report import charts
 from fedprox.report.archive import read_archive, read_record

@@ -19,9 +19,9 @@ from fedprox import Cohort, Solver, Systems, Target, cli
 from fedprox.datasets import DATASETS
 from fedprox.errors import InputError
 from fedprox.experiment import parse, resolve
-from fedprox.reproduce import ITEMS, select
+from fedprox.papers import ITEMS, select
+from fedprox.papers.common import GPU
 from fedprox.reproduce.between import LINE, PARENT
-from fedprox.reproduce.common import GPU
 from fedprox.reproduce.figure import COLOURS, figure
 from fedprox.reproduce.item import (
     AXES,

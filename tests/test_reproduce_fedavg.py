@@ -11,9 +11,9 @@ from fedprox import Cohort, Federation, Model, Solver, fedavg, simulate
 from fedprox.datasets import synthetic
 from fedprox.experiment import load_data
 from fedprox.models import mlp
-from fedprox.reproduce import ITEMS
+from fedprox.papers import ITEMS
+from fedprox.papers.fedavg import CNN, FIGURE_1, GRID, LSTM, PERCEPTRON
 from fedprox.reproduce.between import LINE, PARENT, THETAS, alone, between, losses
-from fedprox.reproduce.fedavg import CNN, FIGURE_1, GRID, LSTM, PERCEPTRON
 from fedprox.reproduce.item import (
     MOST_SEEDS,
     SCALES,

@@ -9,8 +9,8 @@ import pytest
 from fedprox.algorithms.base import Algorithm
 from fedprox.datasets.synthetic import synthetic_feddyn
 from fedprox.experiment import parse, resolve
-from fedprox.reproduce import ITEMS
-from fedprox.reproduce.feddyn import DRAW, SYNTHETIC
+from fedprox.papers import ITEMS
+from fedprox.papers.feddyn import DRAW, SYNTHETIC
 from fedprox.reproduce.item import MOST_SEEDS, SCALES, SHORT, Table, expand
 from fedprox.solver import Solver
 

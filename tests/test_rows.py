@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import fedprox as fp
 from fedprox import Federation, InputError, Prepared, Rows, Run, Vectors, Windows
 from fedprox.federation import offsets_of
-from fedprox.mapping import copy_stretches
+from fedprox.files.mapping import copy_stretches
 from fedprox.simulation import rows as where
 from fedprox.simulation.homes import find_homes
 from fedprox.simulation.lanes import lane_mesh

@@ -14,7 +14,7 @@ import fedprox as fp
 from fedprox import Federation
 from fedprox.datasets import mapped, write_mapped
 from fedprox.experiment import parse, resolve, train
-from fedprox.reproduce import ITEMS
+from fedprox.papers import ITEMS
 from fedprox.reproduce import run as reproduction
 from fedprox.reproduce.item import SCALES, expand
 from tests.test_cli import SMALL, status

@@ -38,9 +38,10 @@ from fedprox.experiment import (
     resolve,
     train,
 )
-from fedprox.files import write_whole
+from fedprox.files.whole import write_whole
 from fedprox.models import MODELS
 from fedprox.output import lasting_streams
+from fedprox.papers import ITEMS, select
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import CHECKPOINTS, ENDS, RunDirectory, write_figure
@@ -57,7 +58,6 @@ from fedprox.report.table import (
     unsolved,
     validated,
 )
-from fedprox.reproduce import ITEMS, select
 from fedprox.reproduce.item import SCALES
 from fedprox.reproduce.run import Step, reproduce
 from fedprox.reproduce.table import duration

@@ -18,6 +18,7 @@ from fedprox.datasets import DATASETS
 from fedprox.datasets.sources import data_folder, places
 from fedprox.errors import SINGLE, InputError, reason, require, require_whole
 from fedprox.federation import Federation, require_share
+from fedprox.files.toml import parse_toml
 from fedprox.frozen import freeze
 from fedprox.model import Model, Params
 from fedprox.models import MODELS
@@ -35,7 +36,6 @@ from fedprox.simulation.systems import Partial, Systems
 from fedprox.simulation.target import StopAtTarget, Target, target_of
 from fedprox.solver import Solver, line_search_descent, searches_line
 from fedprox.streams import check_seed
-from fedprox.toml import parse_toml
 from fedprox.user_code import call, import_function
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {

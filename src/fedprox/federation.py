@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedprox.errors import InputError, distinct, require, require_number, require_whole
 from fedprox.features import Features, Vectors, index_of, with_index
-from fedprox.mapping import copy_stretches, let_go
+from fedprox.files.mapping import copy_stretches, let_go
 from fedprox.streams import Purpose, Streams, generator
 
 Array = NDArray[Any]

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets.sources import cache_folder, reading
-from fedprox.mapping import map_file
+from fedprox.files.mapping import map_file
 
 Arrays = dict[str, NDArray[Any]]
 

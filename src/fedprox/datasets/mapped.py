@@ -28,7 +28,7 @@ from fedprox.datasets.npy import require_words
 from fedprox.datasets.sources import places
 from fedprox.errors import InputError, require, require_whole
 from fedprox.federation import MOST_CLASSES, Client, Examples, Federation, Names, Rows
-from fedprox.mapping import let_go, map_file
+from fedprox.files.mapping import let_go, map_file
 
 Array = NDArray[Any]
 

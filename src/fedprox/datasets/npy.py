@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedprox.datasets.sources import most, reading, take
 from fedprox.errors import InputError, reason, require
-from fedprox.mapping import read_header
+from fedprox.files.mapping import read_header
 
 
 def npz(path: Path, *names: str) -> list[NDArray[np.generic]]:

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.errors import InputError, require
+from fedprox.files.toml import parse_toml
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.target import KEYS, KINDS, Target, target_of
-from fedprox.toml import parse_toml
 
 T = TypeVar("T")
 

@@ -23,18 +23,18 @@ import tomli_w
 from fedprox.diagnostics.clients import client_measures
 from fedprox.errors import InputError, require
 from fedprox.federation import Federation
-from fedprox.files import flush_folder, naming, open_no_link, refuse_link, write_whole
+from fedprox.files.lock import NAME as LOCK
+from fedprox.files.lock import locked
+from fedprox.files.toml import parse_toml
+from fedprox.files.whole import flush_folder, naming, open_no_link, refuse_link, write_whole
 from fedprox.model import Model
 from fedprox.report.figure import figure
-from fedprox.report.lock import NAME as LOCK
-from fedprox.report.lock import locked
 from fedprox.report.parameters import encode
 from fedprox.report.records import ERRORS, OPTIONAL, VALIDATION, flat
 from fedprox.report.table import common_target
 from fedprox.simulation.checkpoint import FIRST
 from fedprox.simulation.history import Record, Run
 from fedprox.simulation.target import Target
-from fedprox.toml import parse_toml
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import require
-from fedprox.files import write_whole
+from fedprox.files.whole import write_whole
 from fedprox.report.archive import Archive, Diagnosis, SweepPoint, read_archive
 from fedprox.report.charts import (
     Axis,

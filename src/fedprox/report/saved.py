@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 
 from fedprox.errors import InputError, require
-from fedprox.files import write_whole
+from fedprox.files.whole import write_whole
 from fedprox.model import Model, Params, check_params
 from fedprox.report.archive import RunTimes, read_summary
 from fedprox.report.directory import model_file

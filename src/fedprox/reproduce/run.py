@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from fedprox.errors import InputError
 from fedprox.experiment import Experiment, Resolved, load_data, parse, resolve, train
-from fedprox.files import write_whole
+from fedprox.files.lock import locked
+from fedprox.files.whole import write_whole
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import RunDirectory, write_clients, write_figure
-from fedprox.report.lock import locked
 from fedprox.report.page import write_report
 from fedprox.reproduce.between import between
 from fedprox.reproduce.figure import figure

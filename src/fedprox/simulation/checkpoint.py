@@ -8,25 +8,20 @@ The checkpoint after step N is a file `N.state` and, where clients keep somethin
 each process P, written before it. What clients keep may be more than the memory holds: it is
 written and read block by block. A file appears whole or not at all. The last state of each leg,
 from which a longer comparison goes on, is kept in a folder of its own as files `LEG-ROUNDS.state`
-and `LEG-ROUNDS.clients-P` of the same format. A file consists of
-
-* a line `fedprox checkpoint FORMAT`,
-* arrays, each a line of JSON, [keys, dtype, shape], and its bytes; the position is one of JSON,
-* the SHA-256 of all before it, which is checked before anything is used.
+and `LEG-ROUNDS.clients-P` of the same format: that of `fedprox.files.arrays`, after a line `fedprox
+checkpoint FORMAT`. The position is an array of JSON.
 
 The first line and the last 32 bytes are the same in every format.
 """
 
-import hashlib
 import json
 import logging
-import os
 import re
 import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -39,7 +34,8 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.adaptive import Trend
 from fedprox.errors import InputError, require, require_whole
-from fedprox.files import flush_folder, refuse_link, writing_whole
+from fedprox.files.arrays import Damaged, check_arrays, read_arrays, write_arrays
+from fedprox.files.whole import flush_folder, refuse_link
 from fedprox.model import Model
 from fedprox.signals import answering
 from fedprox.simulation.history import Record, Run
@@ -63,9 +59,6 @@ HEAD = "fedprox checkpoint "
 
 OTHER_FORMAT = "go on with the version that wrote it, or begin anew"
 
-CHUNK = 2**20
-"""Bytes that are read at a time to check a file."""
-
 Arrays = Mapping[str, Any]
 
 
@@ -81,10 +74,6 @@ class Stopped(Exception):  # noqa: N818 (it is no error)
     def __init__(self, where: str, folder: Path, signal: signal.Signals) -> None:
         super().__init__(f"stopped {where}")
         self.where, self.folder, self.signal = where, folder, signal
-
-
-class Damaged(Exception):  # noqa: N818 (nobody sees it: the checkpoint before is used)
-    """A checkpoint cannot be used. The text is one line that names the file."""
 
 
 class Comparison(NamedTuple):
@@ -372,7 +361,7 @@ class Checkpoints:
     def _open(self, state: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         """The position and the arrays of a file, which fits this comparison but for its rounds."""
         _check(state)
-        arrays = _nested(_read(state))
+        arrays = _nested(read_arrays(state))
         position = json.loads(arrays.pop("position").tobytes())
         known = self._comparison.known
         for key in dict.fromkeys([*known, *position["comparison"]]):
@@ -386,7 +375,7 @@ class Checkpoints:
         kept = None
         if position["kept"]:
             _check(clients)
-            kept = ((name, block) for (name,), block in _read(clients))
+            kept = ((name, block) for (name,), block in read_arrays(clients))
         structure = jax.tree.structure(self._comparison.model.shapes)
         finished, under_way = (
             [_run(entry) for entry in position[part]] for part in ("finished", "under_way")
@@ -681,27 +670,8 @@ def _nested(flat: Iterable[tuple[list[str], NDArray[Any]]]) -> dict[str, Any]:
 
 
 def _write(path: Path, arrays: Iterable[tuple[Sequence[str], NDArray[Any]]]) -> None:
-    """Write a file of a checkpoint, one array after another."""
-    if not path.parent.is_dir():
-        path.parent.mkdir(parents=True, exist_ok=True)  # another process may make it, too
-        flush_folder(path.parent.parent)
-    digest = hashlib.sha256()
-    try:
-        with writing_whole(path) as file:
-
-            def put(content: bytes | memoryview) -> None:
-                digest.update(content)
-                file.write(content)
-
-            put(f"{HEAD}{FORMAT}\n".encode())
-            for keys, array in arrays:
-                put(json.dumps([keys, array.dtype.name, array.shape]).encode() + b"\n")
-                put(_bytes_of(np.ascontiguousarray(array)))
-            file.write(digest.digest())
-    except BaseException:
-        with suppress(OSError):
-            path.parent.rmdir()  # if there is nothing in it
-        raise
+    """Write a file of a checkpoint."""
+    write_arrays(path, f"{HEAD}{FORMAT}", arrays)
 
 
 def _check(path: Path) -> None:
@@ -711,42 +681,11 @@ def _check(path: Path) -> None:
         Damaged: It is not, or cannot be read.
         InputError: It is of another format.
     """
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            left = max(0, os.fstat(file.fileno()).st_size - digest.digest_size)
-            head = file.read(min(left, CHUNK))
-            chunk = head
-            while chunk:
-                digest.update(chunk)
-                left -= len(chunk)
-                chunk = file.read(min(left, CHUNK))
-            whole = file.read() == digest.digest()
-    except OSError as error:
-        raise Damaged(f"{path}: cannot be read: {error.strerror}") from None
-    if not whole:
-        raise Damaged(f"{path}: damaged, for its checksum does not fit")
-    found = head.partition(b"\n")[0].decode().removeprefix(HEAD)
+    found = check_arrays(path).removeprefix(HEAD)
     require(
         found == str(FORMAT),
         f"{path}: a checkpoint of format {found}; this version reads {FORMAT}: {OTHER_FORMAT}",
     )
-
-
-def _read(path: Path) -> Iterator[tuple[list[str], NDArray[Any]]]:
-    """The arrays of a file that is as it was written, one after another."""
-    with path.open("rb") as file:
-        end = os.fstat(file.fileno()).st_size - hashlib.sha256().digest_size
-        file.readline()
-        while file.tell() < end:
-            keys, dtype, shape = json.loads(file.readline())
-            array = np.empty(shape, dtype)
-            file.readinto(_bytes_of(array))
-            yield keys, array
-
-
-def _bytes_of(array: NDArray[Any]) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
 
 
 def _entry(run: Run) -> dict[str, Any]:

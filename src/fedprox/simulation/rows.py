@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedprox.errors import require
 from fedprox.features import Features, index_of, with_index
 from fedprox.federation import Examples, Federation, Rows, offsets_of
-from fedprox.mapping import copy_stretches
+from fedprox.files.mapping import copy_stretches
 from fedprox.simulation.homes import Homes
 from fedprox.simulation.lanes import PER_DEVICE, REPLICATED, replicate
 from fedprox.simulation.memory import FITS, free_on_devices, free_on_host

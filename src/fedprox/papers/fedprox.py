@@ -5,7 +5,7 @@ best mu for Figure 1's five data sets is 1, 1, 1, 0.001 and 0.01 (section 5.3.2)
 200, 100, 200, 40 and 800 rounds of them.
 """
 
-from fedprox.reproduce.common import (
+from fedprox.papers.common import (
     FEDAVG,
     FEWER_LETTERS,
     FEWER_TWEETS,

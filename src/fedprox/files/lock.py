@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedprox.errors import InputError
-from fedprox.files import flush_folder, open_no_link
+from fedprox.files.whole import flush_folder, open_no_link
 from fedprox.signals import tidied
 
 try:

@@ -13,8 +13,8 @@ the runs of Tables 2 and 4, the last two for longer, and are left out.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from fedprox.papers.common import FEDAVG, GPU
 from fedprox.reproduce.between import LINE, PARENT
-from fedprox.reproduce.common import FEDAVG, GPU
 from fedprox.reproduce.item import (
     MOST_SEEDS,
     SHORT,

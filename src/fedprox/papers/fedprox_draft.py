@@ -10,7 +10,7 @@ ours are the final paper's where it has the data set, nor the best mu, for which
 from functools import partial
 
 from fedprox.datasets import statistics
-from fedprox.reproduce.common import (
+from fedprox.papers.common import (
     TOO_LONG,
     fedprox,
     in_turn,

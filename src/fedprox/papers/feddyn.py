@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from fedprox.reproduce.common import GPU
+from fedprox.papers.common import GPU
 from fedprox.reproduce.item import (
     MOST_SEEDS,
     SHORT,

@@ -6,7 +6,7 @@ longer than two cores can: a round here is an epoch.
 
 from typing import Any
 
-from fedprox.reproduce.common import FEWER_TWEETS, SMALLER_MODEL
+from fedprox.papers.common import FEWER_TWEETS, SMALLER_MODEL
 from fedprox.reproduce.item import MOST_SEEDS, Item, Score, Side, Table
 
 FEDAVG = "McMahan et al. 2017"

@@ -1,0 +1,1 @@
+"""Files of any kind: written whole, locked, mapped, read with bounds."""
