@@ -1,4 +1,4 @@
-"""Properties 1 to 7 and 10: the methods against closed forms on quadratics."""
+"""The methods against closed forms on quadratics."""
 
 import functools
 import itertools

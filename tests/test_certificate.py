@@ -1,4 +1,4 @@
-"""Theorem 4: its number, the mu it asks for, and that its promise is kept (property 24)."""
+"""Theorem 4: its number, the mu it asks for, and that its promise is kept."""
 
 import math
 from dataclasses import replace
@@ -180,7 +180,7 @@ def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
         dissimilarity_bound(-1.0, 1.0)
 
 
-# Property 24: where rho > 0 on convex quadratics, the expected decrease is at least promised.
+# Where rho > 0 on convex quadratics, the expected decrease is at least promised.
 
 
 class Quadratics:

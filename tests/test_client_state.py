@@ -1,4 +1,4 @@
-"""What clients keep between rounds: the same bits wherever it lives, and property 16's models."""
+"""What clients keep between rounds: the same bits wherever it lives, and the mean of all clients' last models."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Properties 8 to 10: cohorts, weights, stragglers and deadlines."""
+"""Cohorts, weights, stragglers and deadlines."""
 
 import itertools
 import tracemalloc

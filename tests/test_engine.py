@@ -1,4 +1,4 @@
-"""Properties 19 to 21: the engine against the oracle, in any arrangement."""
+"""The engine against the oracle, in any arrangement."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Property 17: FedDANE against DANE, against FedProx, and with its two cohorts."""
+"""FedDANE against DANE, against FedProx, and with its two cohorts."""
 
 from typing import Any
 

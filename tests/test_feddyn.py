@@ -1,4 +1,4 @@
-"""Properties 14 and 15: FedDyn against closed forms and the oracle."""
+"""FedDyn against closed forms and the oracle."""
 
 import numpy as np
 import pytest

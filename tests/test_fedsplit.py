@@ -1,4 +1,4 @@
-"""Property 18: FedSplit against closed forms, Peaceman-Rachford splitting and the oracle."""
+"""FedSplit against closed forms, Peaceman-Rachford splitting and the oracle."""
 
 from typing import Any
 

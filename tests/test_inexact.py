@@ -1,4 +1,4 @@
-"""Property 23: gamma-inexact local solves, by any local solver."""
+"""Gamma-inexact local solves, by any local solver."""
 
 import functools
 from dataclasses import replace

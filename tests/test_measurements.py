@@ -1,4 +1,4 @@
-"""Properties 22 and 23: gradient variance, B(w) and gamma."""
+"""Gradient variance, B(w) and gamma."""
 
 from typing import Any
 

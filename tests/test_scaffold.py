@@ -1,4 +1,4 @@
-"""Properties 11 to 13: SCAFFOLD against closed forms and the oracle."""
+"""SCAFFOLD against closed forms and the oracle."""
 
 import functools
 from typing import Any

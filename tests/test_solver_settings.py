@@ -1,4 +1,4 @@
-"""Property 5, what the docstring says of clip, weight decay and decay: steps by hand and runs."""
+"""Clip, weight decay and learning rate decay: steps by hand and runs."""
 
 import functools
 from dataclasses import replace

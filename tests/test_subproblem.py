@@ -1,4 +1,4 @@
-"""Property 18, the proximal parts: any anchor, any start, and splitting with exact answers."""
+"""Proximal parts of the local problem: any anchor, any start, and splitting with exact answers."""
 
 import functools
 from collections.abc import Callable
