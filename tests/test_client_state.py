@@ -1,4 +1,4 @@
-"""What clients keep between rounds: the same bits wherever it lives, and the mean of all clients' last models."""
+"""What clients keep between rounds has the same bits wherever it lives; the mean of last models."""
 
 import tempfile
 from pathlib import Path
