@@ -1,6 +1,7 @@
 """Every test runs with two CPU devices, so that lanes are really spread over a mesh."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from hypothesis import settings
 
 from fedprox import use_compilation_cache
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a shell's background job, whose children would ignore the interrupts that tests send
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update("jax_num_cpu_devices", 2)
 settings.register_profile("fedprox", deadline=None, derandomize=True)
 settings.load_profile("fedprox")
