@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 from flax.serialization import msgpack_serialize
 
-from fedprox import Federation, datasets, experiment
+from fedprox import Federation, datasets, experiment, models
 from fedprox.datasets import DATASETS, cache, cifar, emnist
 from fedprox.datasets.femnist import _from_npz, _table
 from fedprox.datasets.mnist import read_idx
@@ -254,7 +254,7 @@ def stub(catalogue: Mapping[str, Callable[..., Any]], result: object) -> dict[st
 def an_experiment(path: Path) -> object:
     with (
         mock.patch.object(experiment, "DATASETS", stub(DATASETS, CLIENTS)),
-        mock.patch.object(experiment, "MODELS", stub(MODELS, None)),
+        mock.patch.object(experiment, "MODELS", stub(MODELS, models.logistic(CLIENTS))),
     ):
         return experiment.resolve(experiment.read_experiment(path))
 

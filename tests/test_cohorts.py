@@ -374,6 +374,7 @@ def test_the_numbers_of_purposes_never_change() -> None:
         "AUGMENTATION": 11,
         "SAMPLE": 12,
         "EVALUATED": 14,
+        "VALIDATION": 15,
     }
 
 
