@@ -13,7 +13,8 @@ from fedprox.algorithms.reporting import Evaluated
 from fedprox.errors import InputError, require
 from fedprox.files.toml import parse_toml
 from fedprox.simulation.history import Record, Run
-from fedprox.simulation.target import KEYS, KINDS, Target, target_of
+from fedprox.simulation.measure import KINDS
+from fedprox.simulation.target import KEYS, Target, target_of
 
 T = TypeVar("T")
 

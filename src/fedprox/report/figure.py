@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedprox.report.table import by_label, held, metrics_on_test_rows
 from fedprox.simulation.history import Record, Run
-from fedprox.simulation.target import ACCURACIES
+from fedprox.simulation.measure import ACCURACIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,8 +1,15 @@
 """The measures that a model is chosen by: their names in records, and which values are better."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from fedprox.metrics import Metric
+
+LOSSES = ("train_loss", "test_loss", "validation_loss")
+
+ACCURACIES = ("test_accuracy", "validation_accuracy")
+
+KINDS = ("train", "test", "validation")
+"""What measures of rows begin with."""
 
 
 def lower_is_better(measure: str, metrics: Mapping[str, Metric]) -> bool:
@@ -41,3 +48,17 @@ def measures(
         *(f"{kind}_accuracy" for kind in held_out if accuracy),
         *(f"{kind}_{name}" for kind in held_out for name in metrics),
     )
+
+
+def choosable(known: Collection[str]) -> list[str]:
+    """The measures by which rounds and models may be chosen, of those that records have.
+
+    Where there are validation rows, those of test rows are read for the report alone.
+
+    >>> choosable(["train_loss", "test_loss"])
+    ['train_loss', 'test_loss']
+    >>> choosable(["train_loss", "test_loss", "validation_loss"])
+    ['train_loss', 'validation_loss']
+    """
+    validated = any(name.startswith("validation_") for name in known)
+    return [name for name in known if not (validated and name.startswith("test_"))]

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from fedprox.errors import require, require_one_of, require_whole
 from fedprox.simulation.history import Record
+from fedprox.simulation.measure import choosable
 
 Keep = Literal["last", "best"]
 
@@ -66,18 +67,18 @@ class Selection:
         """
         if not self.selects:
             return self
-        measure = self.measure or VALIDATION_LOSS
+        measure, allowed = self.measure or VALIDATION_LOSS, choosable(known)
         require(
             self.measure is not None or measure in known,
             f"selection.measure: none given, and there are no validation rows; hold some out "
             f"(validation_share), or give one of {', '.join(known)}",
         )
         require(
-            not measure.startswith("test_") or VALIDATION_LOSS not in known,
+            measure in allowed or measure not in known,
             f'selection.measure = "{measure}"; there are validation rows, so test rows are read '
             "for the report alone: choose a validation measure",
         )
-        require_one_of("selection.measure", measure, known)
+        require_one_of("selection.measure", measure, allowed)
         return replace(self, measure=measure)
 
 

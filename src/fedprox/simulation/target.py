@@ -8,20 +8,13 @@ from typing import Any, Literal
 
 from fedprox.errors import as_float, require, require_number, shown
 from fedprox.metrics import Metric
-from fedprox.simulation.measure import lower_is_better
+from fedprox.simulation.measure import ACCURACIES, KINDS, LOSSES, choosable, lower_is_better
 
 StopAtTarget = Literal["never", "all", "any"]
 """When the rounds of a method end early: once all, or any, of its sweep points are there."""
 
 KEYS = ("target_accuracy", "target_loss", "target_metric")
 """The keys of targets in experiment files."""
-
-LOSSES = ("train_loss", "test_loss", "validation_loss")
-
-ACCURACIES = ("test_accuracy", "validation_accuracy")
-
-KINDS = ("train", "test", "validation")
-"""What measures of rows begin with."""
 
 
 @dataclass(frozen=True)
@@ -131,14 +124,12 @@ class Target:
             InputError: Records do not have the measure, or it is one of test rows where there are
                 validation rows.
         """
-        why = "records do not have it"
-        if any(name.startswith("validation_") for name in known):
-            known = [name for name in known if not name.startswith("test_")]
-            if self.measure.startswith("test_"):
-                why = "with validation rows, test rows are read for the report alone"
+        allowed, why = choosable(known), "records do not have it"
+        if self.measure in known:
+            why = "with validation rows, test rows are read for the report alone"
         require(
-            self.measure in known,
-            f"target: {self.measure}: {why}; it must be one of {', '.join(known)}",
+            self.measure in allowed,
+            f"target: {self.measure}: {why}; it must be one of {', '.join(allowed)}",
         )
         if _is_known(self.measure) or self.lower_is_better is not None:
             return self
