@@ -6,7 +6,8 @@ READY := $(VENV)/.ready
 
 LOWEST := .venv-lowest
 # those that touch what pyproject.toml gives a floor
-LOWEST_TESTS := $(patsubst %,tests/test_%.py,cli report data_command disk readers checkpoint models fedopt solver_settings)
+LOWEST_TESTS := $(patsubst %,tests/%.py,test_cli test_data_command report/test_report report/test_disk files/test_readers \
+	simulation/loop/test_checkpoint models/test_models algorithms/test_fedopt test_solver_settings)
 
 .PHONY: demo test test-slow test-all test-lowest lint fuzz bench clean
 

@@ -33,19 +33,11 @@ from rich.table import Table
 import fedprox as fp
 from fedprox.federation import offsets_of
 from fedprox.files.mapping import copy_stretches, map_file
-from fedprox.simulation.homes import find_homes
-from fedprox.simulation.programs import lane_cost
-from fedprox.simulation.sampling import weights
-from fedprox.simulation.schedule import (
-    Jobs,
-    Shape,
-    choose_lanes,
-    job_ticks,
-    pack,
-    plan_rounds,
-    segments,
-    tick_width,
-)
+from fedprox.simulation.compiled.layout import lane_cost
+from fedprox.simulation.config.cohort import weights
+from fedprox.simulation.devices.ownership import find_homes
+from fedprox.simulation.planning.batch_plan import Jobs, Shape, job_ticks, plan_rounds, tick_width
+from fedprox.simulation.planning.packing import choose_lanes, pack, segments
 
 CLIENTS, COHORTS, DEVICES = 1_000_000, (100, 1000, 10_000, 100_000), (1, 8, 64)
 MEAN, SPREAD, LEAST, MOST = 100, 0.8, 10, 2000

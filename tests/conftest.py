@@ -31,7 +31,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDPROX_CACHE", str(folder / "cache"))
         # what a test reads from stderr must not depend on how busy the machine is
-        patch.setattr("fedprox.simulation.progress.FIRST_LINE", 3600.0)
+        patch.setattr("fedprox.simulation.loop.progress.FIRST_LINE", 3600.0)
         use_compilation_cache(folder / "cache" / "xla")
         yield
 

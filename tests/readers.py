@@ -33,9 +33,11 @@ from fedprox.report.charts import styles
 from fedprox.report.page import section
 from fedprox.report.parameters import encode
 from fedprox.report.saved import load_model
-from tests import test_cifar, test_cli, test_femnist, test_report
-from tests.test_datasets import GOOD, idx_of, leaf_file
-from tests.test_text import PLAY, ROWS, csv_of, leaf_of
+from tests import test_cli
+from tests.datasets import test_cifar, test_femnist
+from tests.datasets.test_datasets import GOOD, idx_of, leaf_file
+from tests.datasets.test_text import PLAY, ROWS, csv_of, leaf_of
+from tests.report import test_report
 
 TOML_FACTOR = 200
 """Bytes of memory for each byte of TOML: tomllib makes four tables of `[a]`."""

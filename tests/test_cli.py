@@ -33,8 +33,8 @@ from fedprox.files.whole import write_whole
 from fedprox.models import MODELS
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import RunDirectory
-from fedprox.simulation.history import Record
-from fedprox.simulation.points import initial_params
+from fedprox.simulation.config.protocol import initial_params
+from fedprox.simulation.results.record import Record
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.toml"))
 

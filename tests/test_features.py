@@ -23,10 +23,10 @@ from fedprox import (
 from fedprox.diagnostics.clients import client_measures
 from fedprox.features import Features, Prepared, Vectors, Windows
 from fedprox.models import logistic
-from fedprox.simulation.homes import find_homes
-from fedprox.simulation.lanes import lane_mesh
-from fedprox.simulation.rows import resident
-from fedprox.simulation.schedule import Jobs, Shape, plan_rounds
+from fedprox.simulation.devices.mesh import lane_mesh
+from fedprox.simulation.devices.ownership import find_homes
+from fedprox.simulation.planning.batch_plan import Jobs, Shape, plan_rounds
+from fedprox.simulation.storage.training_data import resident
 
 SIZES = [7, 1, 12, 5]
 OFFSETS = np.concatenate([[0], np.cumsum(SIZES)]).astype(np.int64)

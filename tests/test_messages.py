@@ -29,7 +29,7 @@ from fedprox.experiment import (
     resolve,
 )
 from fedprox.models import MODELS
-from fedprox.simulation import run as running
+from fedprox.simulation import simulate as simulating
 from tests.test_cli import SECTIONS, SMALL
 
 KEYS: list[tuple[str, ...]] = [(key,) for key in Experiment.model_fields] + [
@@ -191,7 +191,7 @@ SIMULATE: dict[str, Any] = {
 def test_any_argument_is_taken_or_refused_in_one_line(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "resident", begun)
+    monkeypatch.setattr(simulating, "resident", begun)
     federation = fp.datasets.synthetic(clients=3)
     arguments = {"federation": federation, "model": fp.models.logistic(federation), **SIMULATE}
     for value in JUNK:

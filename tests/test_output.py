@@ -17,10 +17,9 @@ from rich.console import Console
 from fedprox.errors import printable
 from fedprox.output import lasting
 from fedprox.report.table import table
-from fedprox.simulation import progress
-from fedprox.simulation.history import Progress
-from fedprox.simulation.progress import showing
-from tests.test_report import make_run
+from fedprox.simulation.loop import progress
+from fedprox.simulation.loop.progress import Progress, showing
+from tests.report.test_report import make_run
 
 ENTRY = [sys.executable, "-c", "from _fedprox import main; main()"]
 

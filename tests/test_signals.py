@@ -43,10 +43,10 @@ def hang(marker: Path) -> None:
 def hang_in(where: str, marker: Path) -> None:
     """Have this process hang at some place."""
     from fedprox.report.directory import RunDirectory
-    from fedprox.simulation import programs
+    from fedprox.simulation.compiled import compile as compiling
 
     patch = pytest.MonkeyPatch()  # for good
-    record, compile_any = RunDirectory.record, programs.compile_programs
+    record, compile_any = RunDirectory.record, compiling.compile_programs
 
     def hanging(*_: object, **__: object) -> None:
         hang(marker)
@@ -63,11 +63,11 @@ def hang_in(where: str, marker: Path) -> None:
         "loading": "fedprox.cli.resolve",
         "planning": "fedprox.simulation.protocol.Protocol.round_work",
         "compiling": "jax.stages.Lowered.compile",
-        "a checkpoint": "fedprox.simulation.checkpoint.Checkpoints._save",
+        "a checkpoint": "fedprox.simulation.loop.checkpoint.Checkpoints._save",
         "writing": "fedprox.report.results.write_clients",
     }
     if where == "the second method":
-        patch.setattr("fedprox.simulation.run.compile_programs", compile_one)
+        patch.setattr("fedprox.simulation.loop.method_run.compile_programs", compile_one)
     else:
         patch.setattr(places[where], hanging)
     if where == "a checkpoint":  # that a signal asks for

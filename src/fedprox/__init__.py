@@ -27,15 +27,18 @@ from fedprox.report.results import save
 from fedprox.report.saved import load_model, save_model
 from fedprox.report.table import table
 from fedprox.runner import run
-from fedprox.simulation.checkpoint import Checkpoints, Stopped
-from fedprox.simulation.faults import Faults
-from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
-from fedprox.simulation.history import Progress, Record, Run
-from fedprox.simulation.run import simulate
-from fedprox.simulation.sampling import Cohort
-from fedprox.simulation.selection import Selection
-from fedprox.simulation.systems import Systems
-from fedprox.simulation.target import Target
+from fedprox.simulation.config.cohort import Cohort
+from fedprox.simulation.config.faults import Faults
+from fedprox.simulation.config.systems import Systems
+from fedprox.simulation.devices.compilation_cache import use_compilation_cache
+from fedprox.simulation.devices.cpu import use_cpu_devices
+from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped
+from fedprox.simulation.loop.progress import Progress
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
+from fedprox.simulation.results.selection import Selection
+from fedprox.simulation.results.target import Target
+from fedprox.simulation.simulate import simulate
 from fedprox.solver import Solver, line_search_descent
 from fedprox.subproblem import Subproblem
 

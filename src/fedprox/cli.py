@@ -62,9 +62,10 @@ from fedprox.reproduce.item import SCALES
 from fedprox.reproduce.run import Step, reproduce
 from fedprox.reproduce.table import duration
 from fedprox.signals import answering, end_now, ended_by
-from fedprox.simulation.checkpoint import Checkpoints, Stopped, stopping_on_signals
-from fedprox.simulation.hardware import use_compilation_cache, use_cpu_devices
-from fedprox.simulation.processes import everyone, join_processes
+from fedprox.simulation.devices.compilation_cache import use_compilation_cache
+from fedprox.simulation.devices.cpu import use_cpu_devices
+from fedprox.simulation.devices.processes import everyone, join_processes
+from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped, stopping_on_signals
 
 COMMAND_LINE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 """ClickException, which has no public name that all versions of typer share: older ones import it

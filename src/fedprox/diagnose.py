@@ -21,12 +21,13 @@ from fedprox.diagnostics import Constants, Curvature, corollary_7, curvature, mu
 from fedprox.errors import require, require_whole
 from fedprox.federation import Federation, Rows
 from fedprox.model import Model, Params, fitted_params
-from fedprox.simulation.history import Progress, Record, Run
-from fedprox.simulation.points import initial_params
-from fedprox.simulation.protocol import check_parts
-from fedprox.simulation.run import simulate
-from fedprox.simulation.sampling import Cohort
-from fedprox.simulation.systems import Systems
+from fedprox.simulation.config.cohort import Cohort
+from fedprox.simulation.config.protocol import check_parts, initial_params
+from fedprox.simulation.config.systems import Systems
+from fedprox.simulation.loop.progress import Progress
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
+from fedprox.simulation.simulate import simulate
 from fedprox.solver import Solver
 
 MUS = (0.0, 0.001, 0.01, 0.1, 1.0)

@@ -23,17 +23,17 @@ from fedprox.frozen import freeze
 from fedprox.model import Model, Params
 from fedprox.models import MODELS
 from fedprox.report.saved import load_model
-from fedprox.simulation.checkpoint import Checkpoints
-from fedprox.simulation.clients import ClientState
-from fedprox.simulation.described import IN_PYTHON
-from fedprox.simulation.faults import Faults, Policy
-from fedprox.simulation.history import Record, Run
-from fedprox.simulation.protocol import clients_to_draw, measures_of
-from fedprox.simulation.run import simulate
-from fedprox.simulation.sampling import Cohort, Sampling
-from fedprox.simulation.selection import Keep, Selection
-from fedprox.simulation.systems import Partial, Systems
-from fedprox.simulation.target import StopAtTarget, Target, target_of
+from fedprox.simulation.config.cohort import Cohort, Sampling
+from fedprox.simulation.config.faults import Faults, Policy
+from fedprox.simulation.config.protocol import ClientState, clients_to_draw, measures_of
+from fedprox.simulation.config.systems import Partial, Systems
+from fedprox.simulation.loop.checkpoint import Checkpoints
+from fedprox.simulation.loop.described import IN_PYTHON
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
+from fedprox.simulation.results.selection import Keep, Selection
+from fedprox.simulation.results.target import StopAtTarget, Target, target_of
+from fedprox.simulation.simulate import simulate
 from fedprox.solver import Solver, line_search_descent, searches_line
 from fedprox.streams import check_seed
 from fedprox.user_code import call, import_function

@@ -6,8 +6,8 @@ from pathlib import Path
 from fedprox.experiment import read_experiment, resolve, train
 from fedprox.report.directory import RunDirectory
 from fedprox.report.results import write_results
-from fedprox.simulation.checkpoint import Checkpoints
-from fedprox.simulation.history import Run
+from fedprox.simulation.loop.checkpoint import Checkpoints
+from fedprox.simulation.results.run import Run
 
 
 def run(

@@ -32,7 +32,7 @@ from fedprox.reproduce.item import (
     Table,
 )
 from fedprox.reproduce.summaries import FINAL, HALFWAY, MEAN, RISE, at
-from fedprox.simulation.target import Target
+from fedprox.simulation.results.target import Target
 
 PAPER = "McMahan et al. 2017"
 FEDSGD: Table = {"name": "fedsgd"}

@@ -32,7 +32,7 @@ from fedprox.reproduce.item import (
     Table,
 )
 from fedprox.reproduce.summaries import HIGHEST, MEAN
-from fedprox.simulation.target import Target
+from fedprox.simulation.results.target import Target
 
 PAPER = "Acar et al. 2021"
 COLUMNS = ("FedDyn", "SCAFFOLD", "FedAvg", "FedProx")

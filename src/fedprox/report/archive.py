@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.errors import InputError, require
 from fedprox.files.toml import parse_toml
-from fedprox.simulation.history import Record, Run
-from fedprox.simulation.measure import KINDS
-from fedprox.simulation.target import KEYS, Target, target_of
+from fedprox.simulation.results.measure import KINDS
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
+from fedprox.simulation.results.target import KEYS, Target, target_of
 
 T = TypeVar("T")
 

@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedprox.report.figure import FEW_DECADES, band, is_logarithmic
 from fedprox.report.table import held
-from fedprox.simulation.history import Record, Run
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
 
 Trace = dict[str, Any]
 

@@ -32,9 +32,10 @@ from fedprox.report.figure import figure
 from fedprox.report.parameters import encode
 from fedprox.report.records import ERRORS, OPTIONAL, VALIDATION, flat
 from fedprox.report.table import common_target
-from fedprox.simulation.checkpoint import FIRST
-from fedprox.simulation.history import Record, Run
-from fedprox.simulation.target import Target
+from fedprox.simulation.loop.checkpoint import FIRST
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
+from fedprox.simulation.results.target import Target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.report.table import by_label, held, metrics_on_test_rows
-from fedprox.simulation.history import Record, Run
-from fedprox.simulation.measure import ACCURACIES
+from fedprox.simulation.results.measure import ACCURACIES
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -38,7 +38,8 @@ from fedprox.report.table import (
     unsolved,
     validated,
 )
-from fedprox.simulation.history import Record, Run
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
 
 WORST = 0.1
 """Share of the clients that count as left behind."""

@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedprox.simulation.history import Record, Run
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
 
 ERRORS = ("train_loss_se", "test_accuracy_se")
 """What only records of evaluations on a sample of clients have."""

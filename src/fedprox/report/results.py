@@ -10,8 +10,9 @@ from fedprox.model import Model, check_model, check_params
 from fedprox.report.archive import target_of_runs
 from fedprox.report.directory import RunDirectory, write_clients
 from fedprox.report.page import write_report
-from fedprox.simulation.history import Record, Run
-from fedprox.simulation.target import Target
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
+from fedprox.simulation.results.target import Target
 
 
 def write_results(

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedprox.simulation.history import Record, Run
-from fedprox.simulation.target import Target
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
+from fedprox.simulation.results.target import Target
 
 WIDEST = 10_000
 """Characters of a line of a table as text, so that no cell is folded."""

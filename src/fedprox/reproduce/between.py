@@ -16,7 +16,7 @@ from fedprox.federation import Federation, Rows
 from fedprox.model import Model, Params
 from fedprox.reproduce.item import Between
 from fedprox.reproduce.summaries import Numbers, Series
-from fedprox.simulation.run import simulate
+from fedprox.simulation.simulate import simulate
 
 THETAS = np.linspace(-0.2, 1.2, 50)
 LINE, PARENT = "theta w + (1 - theta) w'", "the better of w and w'"

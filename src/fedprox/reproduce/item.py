@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from fedprox.reproduce.summaries import Summary
-from fedprox.simulation.target import Target
+from fedprox.simulation.results.target import Target
 
 Table = dict[str, Any]
 

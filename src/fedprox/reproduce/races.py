@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fedprox.reproduce.item import Entry, Race
 from fedprox.reproduce.summaries import Series
 from fedprox.reproduce.verdicts import Measured
-from fedprox.simulation.target import Target
+from fedprox.simulation.results.target import Target
 
 FACTOR = 1.5
 """Where ours and the paper's number differ by more, the table points it out."""

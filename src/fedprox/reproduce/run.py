@@ -25,8 +25,8 @@ from fedprox.reproduce.figure import figure
 from fedprox.reproduce.item import MEASURES, Item, Scale, Table, expand
 from fedprox.reproduce.summaries import Series
 from fedprox.reproduce.table import duration, table
-from fedprox.simulation.checkpoint import Checkpoints, stopping_on_signals
-from fedprox.simulation.history import Record
+from fedprox.simulation.loop.checkpoint import Checkpoints, stopping_on_signals
+from fedprox.simulation.results.record import Record
 
 INTERVAL = 300.0
 """Seconds between an experiment's checkpoints."""

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.simulation.target import Target
+from fedprox.simulation.results.target import Target
 
 Numbers = NDArray[np.float64]
 

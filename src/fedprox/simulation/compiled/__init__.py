@@ -1,0 +1,1 @@
+"""The compiled programs: a round, an evaluation and their parts."""

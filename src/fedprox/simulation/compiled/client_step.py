@@ -1,0 +1,297 @@
+"""A client's local solver in a lane: its start, one step, its stop rule, and its message."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedprox.algorithms.base import Algorithm, Kept, Message, Own, Scalars, Solution, State
+from fedprox.features import Features
+from fedprox.model import Model, Params, read_slice, weighted_loss
+from fedprox.solver import Solver
+from fedprox.user_code import call
+
+OF_MODEL = 0x6D6F6465
+"""What makes a tick's key for the model of the one that augmentation has: a number so large that
+augmentation, which may split its key, gets no key that is the same."""
+
+
+def random_key(noise: jax.Array) -> jax.Array:
+    """A tick's random key, given its two words."""
+    return jax.random.wrap_key_data(noise, impl="threefry2x32")
+
+
+def of_the_round(numbers: Scalars, rate: jax.Array, participation: jax.Array) -> Scalars:
+    """The numbers of all points, arrays (points,), in a round.
+
+    Args:
+        numbers: The algorithm's own numbers, and of the learning rate what is multiplied.
+        rate: What the learning rate is multiplied by.
+        participation: The share of all clients' weight that takes part.
+    """
+    base = numbers["learning_rate"]
+    return {
+        **numbers,
+        "learning_rate": base * rate,
+        "participation": jnp.broadcast_to(participation, base.shape),
+    }
+
+
+class Stop(NamedTuple):
+    """A client's stop rule: ||grad h_k(w)|| <= gamma ||grad h_k(s_k)||.
+
+    Attributes:
+        gamma: The client's gamma.
+        reference: ||grad h_k(s_k)||, negative until it is known.
+        done: Whether the rule is met.
+        steps: Steps taken, int32.
+    """
+
+    gamma: jax.Array
+    reference: jax.Array
+    done: jax.Array
+    steps: jax.Array
+
+
+class Worker(NamedTuple):
+    """A client at work.
+
+    Attributes:
+        params: Where it stands.
+        optimizer: Its optimizer's state.
+        gradient: Its gradient so far, where a mini-batch can take several ticks.
+        own: What it knows by itself.
+        stop: Its stop rule, if the solver has one.
+    """
+
+    params: Params
+    optimizer: Any
+    gradient: Params | None
+    own: Own
+    stop: Stop | None
+
+
+def steps_taken(workers: Worker) -> jax.Array | None:
+    """Steps of each lane's client so far; None where the plan says it."""
+    return None if workers.stop is None else workers.stop.steps
+
+
+def at_rest(workers: Worker, lanes: jax.Array) -> Worker:
+    """Let some lanes (lanes,) wait for their next client, where there is a stop rule to say so."""
+    if workers.stop is None:
+        return workers
+    done = workers.stop.done | lanes[:, None]
+    return workers._replace(stop=workers.stop._replace(done=done))
+
+
+class Client(NamedTuple):
+    """What all clients of a program share.
+
+    Attributes:
+        model: The model.
+        algorithm: The method.
+        solver: The local solver, already the algorithm's own.
+        accumulate: Whether a mini-batch can take several ticks.
+        width: Rows of a slice when reading a whole client.
+    """
+
+    model: Model
+    algorithm: Algorithm
+    solver: Solver
+    accumulate: bool
+    width: int
+
+    def begin(self, state: State, numbers: Scalars, own: Own, gamma: jax.Array) -> Worker:
+        """A client before its first tick."""
+        params = self.algorithm.subproblem(state, numbers, own).start
+        return Worker(
+            params,
+            self.solver.init(params, numbers["learning_rate"]),
+            jax.tree.map(jnp.zeros_like, params) if self.accumulate else None,
+            own,
+            None if self.solver.gamma is None else _not_done(gamma),
+        )
+
+    def gradient(
+        self,
+        params: Params,
+        x: jax.Array,
+        y: jax.Array,
+        weights: jax.Array,
+        noise: jax.Array | None,
+    ) -> Params:
+        """The gradient of a tick's rows.
+
+        Args:
+            params: Where the client stands.
+            x: Features of the rows (B, ...).
+            y: Their labels.
+            weights: 1 / the mini-batch's size for rows that count, else 0, shape (B,).
+            noise: The tick's random key, uint32 (2,); None where nothing is random.
+        """
+        key = None
+        if noise is not None and self.model.train is not None:
+            key = jax.random.fold_in(random_key(noise), OF_MODEL)
+        gradient = jax.grad(weighted_loss, argnums=1)
+        return call(DERIVED, gradient, self.model, params, x, y, weights, key)
+
+    def tick(
+        self,
+        worker: Worker,
+        state: State,
+        numbers: Scalars,
+        gradient: Params,
+        last: jax.Array,
+        check: jax.Array | None,
+    ) -> Worker:
+        """A mini-batch step, a part of one, or a part of a check.
+
+        Args:
+            worker: The client.
+            state: The server's state.
+            numbers: The algorithm's own numbers and the learning rate.
+            gradient: The gradient of the tick's rows.
+            last: Whether the tick completes its mini-batch.
+            check: Whether that is a check of the stop rule; None for a solver without checks.
+        """
+        if self.accumulate:
+            gradient = jax.tree.map(jnp.add, worker.gradient, gradient)
+        problem = self.algorithm.subproblem(state, numbers, worker.own)
+        of_h = problem.gradient(worker.params, gradient)
+        params, optimizer = self.solver.step(
+            worker.params, worker.optimizer, of_h, numbers["learning_rate"]
+        )
+        stepped = worker._replace(params=params, optimizer=optimizer)
+        if not self.accumulate and worker.stop is None:
+            return stepped
+        stop, step = _apply_stop_rule(worker.stop, of_h, last, check)
+        moved = jax.tree.map(lambda a, b: jnp.where(step, a, b), stepped, worker)
+        if self.accumulate:
+            gradient = jax.tree.map(lambda g: jnp.where(last, 0.0, g), gradient)
+        return moved._replace(gradient=gradient if self.accumulate else None, stop=stop)
+
+    def search(
+        self,
+        worker: Worker,
+        state: State,
+        numbers: Scalars,
+        x: Features,
+        y: jax.Array,
+        first: jax.Array,
+        size: jax.Array,
+        active: jax.Array,
+    ) -> Worker:
+        """One step of an optimizer that searches along a line, on all of the client's rows.
+
+        Args:
+            worker: The client.
+            state: The server's state.
+            numbers: The algorithm's own numbers and the learning rate.
+            x: All clients' features.
+            y: All clients' labels.
+            first: The client's first row.
+            size: Its number of rows.
+            active: Whether the lane has a client.
+        """
+        problem = self.algorithm.subproblem(state, numbers, worker.own)
+        whole = _whole_client(self.model, self.width)
+
+        def h(params: Params) -> jax.Array:
+            return problem.value(params, whole(params, x, y, first, size))
+
+        value, gradient = jax.value_and_grad(h)(worker.params)
+        params, optimizer = self.solver.step(
+            worker.params,
+            worker.optimizer,
+            gradient,
+            numbers["learning_rate"],
+            value=value,
+            grad=gradient,
+            value_fn=h,
+        )
+        stop, step = _apply_stop_rule(worker.stop, gradient, active, None)
+        stepped = worker._replace(params=params, optimizer=optimizer)
+        moved = jax.tree.map(lambda a, b: jnp.where(step, a, b), stepped, worker)
+        return moved._replace(stop=stop)
+
+    def message(
+        self, worker: Worker, state: State, numbers: Scalars, steps: jax.Array
+    ) -> tuple[Message, Kept]:
+        """What a client sends once its job has ended, and what it keeps.
+
+        Args:
+            worker: The client.
+            state: The server's state.
+            numbers: The algorithm's own numbers and the learning rate.
+            steps: Mini-batch steps that were planned for it.
+        """
+        problem = self.algorithm.subproblem(state, numbers, worker.own)
+        taken = steps if worker.stop is None else worker.stop.steps
+        solution = Solution(problem, worker.params, taken)
+        return self.algorithm.message(state, numbers, worker.own, solution)
+
+
+def _not_done(gamma: jax.Array) -> Stop:
+    return Stop(gamma, jnp.float32(-1), jnp.bool_(False), jnp.int32(0))
+
+
+def _apply_stop_rule(
+    stop: Stop | None, gradient: Params, last: jax.Array, check: jax.Array | None
+) -> tuple[Stop | None, jax.Array]:
+    """The stop rule after a tick, and whether the client takes a step.
+
+    Args:
+        stop: The rule so far; None for none.
+        gradient: grad h_k where the client stands.
+        last: Whether the gradient is complete.
+        check: Whether it is for the rule alone; None where every gradient is of all rows.
+    """
+    if stop is None:
+        return None, last
+    known = last if check is None else last & check
+    norm = optax.tree.norm(gradient)
+    reference = jnp.where(known & (stop.reference < 0), norm, stop.reference)
+    done = stop.done | (known & (norm <= stop.gamma * reference))
+    step = last & ~done if check is None else last & ~done & ~check
+    return Stop(stop.gamma, reference, done, stop.steps + step), step
+
+
+DERIVED = "model: jax.grad of its loss"
+"""What fails where a model's functions work and cannot be differentiated."""
+
+
+def _whole_client(model: Model, width: int) -> Callable[..., jax.Array]:
+    """(params, x, y, first row, rows) -> F_k(params), differentiable in params.
+
+    A client's rows are read slice by slice, so memory does not grow with them; values and gradient
+    come from the same pass.
+    """
+
+    def both(
+        params: Params, x: Features, y: jax.Array, first: jax.Array, size: jax.Array
+    ) -> tuple[jax.Array, Params]:
+        def add(j: jax.Array, sums: Any) -> Any:
+            begin = first + j * width
+            batch = read_slice(x, y, begin, first + size, width)
+            found = call(
+                DERIVED, jax.value_and_grad(weighted_loss, argnums=1), model, params, *batch
+            )
+            return jax.tree.map(jnp.add, sums, found)
+
+        nothing = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+        sums = jax.lax.fori_loop(0, -(-size // width), add, nothing)
+        return jax.tree.map(lambda a: a / size, sums)
+
+    @jax.custom_vjp
+    def value(
+        params: Params, x: Features, y: jax.Array, first: jax.Array, size: jax.Array
+    ) -> jax.Array:
+        return both(params, x, y, first, size)[0]
+
+    def backward(gradient: Params, scale: jax.Array) -> tuple[Params, None, None, None, None]:
+        return jax.tree.map(lambda g: scale * g, gradient), None, None, None, None
+
+    value.defvjp(both, backward)
+    return value

@@ -1,0 +1,120 @@
+"""Reading rows and gradients of whole clients inside compiled programs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedprox.features import Features
+from fedprox.model import Model, Params, read_slice, weighted_loss
+from fedprox.simulation.compiled.lanes import (
+    add_weighted,
+    over,
+    put,
+    run_segments,
+    total,
+    where_lanes,
+)
+from fedprox.simulation.compiled.screening import Judged, screened_mean
+from fedprox.simulation.config.faults import Faults
+from fedprox.simulation.planning.reads import Exchange, Reading
+
+
+def my_part(reading: Reading) -> Reading:
+    """One device's part of a reading, inside `spread`."""
+    return jax.tree.map(lambda a: a[0], reading)
+
+
+def reader(width: int) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
+    """(x, y, reading, tick) -> each lane's slice, see `read_slice`."""
+
+    def read(
+        x: Features, y: jax.Array, begin: jax.Array, end: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return read_slice(x, y, begin, end, width)
+
+    every = over(read, (None, None, 0, 0))
+    return lambda x, y, reading, i: every(x, y, reading.begin[i], reading.end[i])
+
+
+def summed_gradients(model: Model, *, shared: bool) -> Callable[..., Params]:
+    """Gradients summed over each lane's slice, at all points of a sweep.
+
+    Args:
+        model: The model.
+        shared: Whether all lanes stand at the same parameters, leaves (points, ...), or each at its
+            own, leaves (lanes, points, ...).
+
+    Returns:
+        (params, x, y, inside) -> sums (lanes, points, ...), given what `reader` gives.
+    """
+
+    def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Params:
+        return jax.grad(weighted_loss, argnums=1)(model, params, x, y, inside)
+
+    points = over(summed, (0, None, None, None))
+    return over(points, (None if shared else 0, 0, 0, 0))
+
+
+def per_lane(sums: Params, size: jax.Array) -> Params:
+    """Each lane's sums, leaves (lanes, ...), divided by its number of rows, shape (lanes,)."""
+    return jax.tree.map(lambda g: g / size.reshape((-1,) + (1,) * (g.ndim - 1)), sums)
+
+
+def exchange_gradients(
+    model: Model, slots: int, lanes: int, width: int, faults: Faults | None
+) -> Callable[[Params, Features, jax.Array, Exchange], tuple[Params, Params, Judged | None]]:
+    """The first exchange of one round, inside the rounds' program.
+
+    Args:
+        model: The model.
+        slots: Room for clients about to work.
+        lanes: Lanes per device.
+        width: Rows of a slice.
+        faults: What is done about faulty gradients of the first cohort; None for no screening.
+            With it all of them are kept until the last is known.
+
+    Returns:
+        (w^t, x, y, exchange) -> grad F_k(w^t) of the clients about to work (slots, points, ...),
+        the first cohort's weighted mean g^t, and what its gradients are worth.
+    """
+    read, summed = reader(width), summed_gradients(model, shared=True)
+
+    def gradients(
+        params: Params, x: Features, y: jax.Array, exchange: Exchange
+    ) -> tuple[Params, Params, Judged | None]:
+        room = slots if faults is None else len(exchange.weight)
+
+        def zeros(*shape: int) -> Params:
+            return jax.tree.map(lambda a: jnp.zeros((*shape, *a.shape), a.dtype), params)
+
+        def tick(i: jax.Array, carry: Any) -> Any:
+            sums, own, mean = carry
+            found = summed(params, *read(x, y, exchange.reading, i))
+            return jax.tree.map(jnp.add, sums, found), own, mean
+
+        def end_jobs(slot: jax.Array, carry: Any) -> Any:
+            sums, own, mean = carry
+            ended = slot >= 0
+            found = per_lane(sums, exchange.size[slot])
+            none = jax.tree.map(jnp.zeros_like, sums)
+            if faults is None:
+                weight = jnp.where(ended, exchange.weight[slot], 0.0)
+                counted = where_lanes(ended, found, none)
+                mean = add_weighted(mean, weight, counted)
+            # slots beyond are those of the first cohort
+            target = jnp.where(ended, slot, room)
+            own = put(own, target, found)
+            return where_lanes(ended, none, sums), own, mean
+
+        carry = (zeros(lanes), zeros(room), zeros() if faults is None else None)
+        _, own, mean = run_segments(exchange.reading.ends, tick, end_jobs, carry)
+        own, mean = total((own, mean))
+        if faults is None:
+            return own, mean, None
+        first = jax.tree.map(lambda a: a[slots:], own)
+        mean, judged = screened_mean(faults, first, exchange.weight[slots:])
+        return jax.tree.map(lambda a: a[:slots], own), mean, judged
+
+    return gradients

@@ -1,0 +1,1 @@
+"""What compared methods share: cohort, systems, faults, evaluation and protocol."""

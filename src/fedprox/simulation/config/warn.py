@@ -1,0 +1,89 @@
+"""Warnings about settings and data that make results say less than they seem to."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.simulation.config.protocol import Protocol
+
+BLOCK = 2**16
+"""Labels that are looked at in one go: most data sets show all of their classes in the first."""
+
+
+NAMED = 5
+"""Classes that a warning names at most."""
+
+
+Array = NDArray[Any]
+
+
+def warn_of(protocol: Protocol, stacklevel: int) -> None:
+    """Issue a `UserWarning` for each setting or property of the data that spoils a comparison.
+
+    Args:
+        protocol: What compared methods share.
+        stacklevel: As in `warnings.warn`, from the caller's point of view.
+    """
+    lines = [*_seldom_evaluated(protocol), *_one_class(protocol), *_unseen_classes(protocol)]
+    for line in lines:
+        warnings.warn(line, stacklevel=stacklevel + 1)
+
+
+def _seldom_evaluated(protocol: Protocol) -> Iterator[str]:
+    if protocol.evaluate_every > protocol.rounds:
+        yield (
+            f"evaluate_every = {protocol.evaluate_every} is more than rounds = {protocol.rounds}: "
+            "only the initial and the final model are evaluated"
+        )
+
+
+def _one_class(protocol: Protocol) -> Iterator[str]:
+    # only labels that evaluations read: they are copied to the devices anyway
+    seen = np.zeros(protocol.federation.classes, bool)
+    for block in _blocks(protocol, protocol.measured.train.y):
+        seen[block] = True
+        if seen.sum() > 1:
+            return
+    for only in np.flatnonzero(seen):
+        yield (
+            f"all training labels that evaluations read are of class {only}: a model that always "
+            f"answers {only} fits them, so losses and accuracies do not tell methods apart"
+        )
+
+
+def _unseen_classes(protocol: Protocol) -> Iterator[str]:
+    read, train = protocol.measured, protocol.federation.train
+    if isinstance(train.y, np.memmap) and read.train is not train:
+        return  # labels in files may be many more than evaluations read
+    unseen = np.zeros(protocol.federation.classes, bool)
+    for block in _blocks(protocol, read.test.y):
+        unseen[block] = True
+    for block in _blocks(protocol, train.y):
+        if not unseen.any():
+            return
+        unseen[block] = False
+    classes = np.flatnonzero(unseen)
+    if len(classes):
+        count = sum(int(unseen[block].sum()) for block in _blocks(protocol, read.test.y))
+        named = ", ".join(map(str, classes[:NAMED])) + (", ..." if len(classes) > NAMED else "")
+        yield (
+            f"{count:,} of the {int(read.test.labels.sum()):,} test labels that evaluations read "
+            f"are of classes that no client has in training ({named}): a model does not learn to "
+            "predict them, and test accuracy counts them as errors"
+        )
+
+
+def _blocks(protocol: Protocol, y: Array) -> Iterator[Array]:
+    """The labels block by block, without positions that have none; nothing if they are no classes.
+
+    A model without accuracy does not treat labels as classes, even where they are whole numbers.
+    """
+    classes = protocol.federation.classes
+    if not classes or protocol.model.correct is None:
+        return
+    for begin in range(0, len(y), BLOCK):
+        block = np.asarray(y[begin : begin + BLOCK])
+        yield block[(block >= 0) & (block < classes)]

@@ -1,0 +1,121 @@
+"""The mesh of devices, and arrays spread over it."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.stages import Compiled, Wrapped
+
+from fedprox.errors import require, require_whole
+
+T = TypeVar("T")
+
+AXIS = "lanes"
+
+
+REPLICATED = PartitionSpec()
+
+
+PER_DEVICE = PartitionSpec(AXIS)
+
+
+PER_ROUND_AND_DEVICE = PartitionSpec(None, AXIS)
+
+
+def lane_mesh(count: int | None = None) -> Mesh:
+    """Some or all devices in a row, for lanes to be spread over.
+
+    Of several processes those of the first come first, and each has the same number.
+
+    Args:
+        count: How many devices of this process; all where left out.
+
+    Raises:
+        InputError: There are not so many.
+    """
+    devices = jax.local_devices()
+    if count is not None:
+        require_whole("devices", count)
+        require(count <= len(devices), f"devices = {count}; JAX sees {len(devices)} here")
+        devices = devices[:count]
+    if jax.process_count() > 1:
+        each = {p: jax.local_devices(p)[: len(devices)] for p in range(jax.process_count())}
+        counts = {len(theirs) for theirs in each.values()}
+        require(len(counts) == 1, f"devices: processes have {sorted(counts)}; give --devices")
+        devices = [device for p in sorted(each) for device in each[p]]
+    return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+
+
+def replicate(mesh: Mesh, tree: T) -> T:
+    """A copy of every array of `tree` on every device of `mesh`."""
+    return put_on(NamedSharding(mesh, REPLICATED), tree)
+
+
+def shard(mesh: Mesh, tree: T) -> T:
+    """Each device's part of every array of `tree`, whose first axis is the devices."""
+    return put_on(NamedSharding(mesh, PER_DEVICE), tree)
+
+
+def put_on(sharding: NamedSharding, tree: T) -> T:
+    """Every array of `tree` on the devices.
+
+    Of several processes each puts its own part of a host array there.
+    """
+    if sharding.is_fully_addressable:
+        return jax.device_put(tree, sharding)
+
+    def one(array: Any) -> jax.Array:
+        if isinstance(array, jax.Array) and not array.is_fully_addressable:
+            return jax.jit(lambda a: a, out_shardings=sharding)(array)
+        host = np.asarray(array)
+        return jax.make_array_from_callback(host.shape, sharding, lambda part: host[part])
+
+    return jax.tree.map(one, tree)
+
+
+def on_all(compiled: Compiled) -> Callable[..., Any]:
+    """A compiled program that takes host arrays, also where its devices are several processes'."""
+
+    def none(part: Any) -> bool:
+        return part is None
+
+    # None also stands for what the program does not use
+    shardings = jax.tree.leaves(compiled.input_shardings[0], is_leaf=none)
+    if all(s is None or s.is_fully_addressable for s in shardings):
+        return compiled
+
+    def call(*arguments: Any) -> Any:
+        leaves, structure = jax.tree.flatten(arguments, is_leaf=none)
+        put = [
+            put_on(sharding, leaf)
+            if isinstance(leaf, np.ndarray | np.generic) and sharding
+            else leaf
+            for leaf, sharding in zip(leaves, shardings, strict=True)
+        ]
+        return compiled(*jax.tree.unflatten(structure, put))
+
+    return call
+
+
+def zeros_on(mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Zeros whose first axis is spread over the devices."""
+    return jnp.zeros(shape, dtype, device=NamedSharding(mesh, PER_DEVICE))
+
+
+def spread(
+    mesh: Mesh,
+    body: Callable[..., Any],
+    in_specs: tuple[Any, ...],
+    *,
+    out_specs: Any = REPLICATED,
+    donated: tuple[int, ...] = (),
+) -> Wrapped:
+    """`body` on every device with its part of the lanes; replicated results must be equal on all.
+
+    Memory of the `donated` arguments is used for the results: the caller gives them up.
+    """
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    return jax.jit(mapped, donate_argnums=donated)

@@ -1,0 +1,1 @@
+"""The loop over rounds: planning ahead, calls of compiled programs, records, checkpoints."""

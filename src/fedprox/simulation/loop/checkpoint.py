@@ -1,0 +1,704 @@
+"""Checkpoints: where a comparison stands, so that another process can go on from there.
+
+The comparison that goes on is the same, bit for bit: a checkpoint holds the server's state, what
+clients keep, the numbers that adapt and all records, and everything else is a function of the seed,
+the round and the client. The last two are kept, so that there is one whenever the process ends.
+
+The checkpoint after step N is a file `N.state` and, where clients keep something, `N.clients-P` of
+each process P, written before it. What clients keep may be more than the memory holds: it is
+written and read block by block. A file appears whole or not at all. The last state of each leg,
+from which a longer comparison goes on, is kept in a folder of its own as files `LEG-ROUNDS.state`
+and `LEG-ROUNDS.clients-P` of the same format: that of `fedprox.files.arrays`, after a line `fedprox
+checkpoint FORMAT`. The position is an array of JSON.
+
+The first line and the last 32 bytes are the same in every format.
+"""
+
+import json
+import logging
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from numpy.typing import NDArray
+
+from fedprox.algorithms.adaptive import Trend
+from fedprox.errors import InputError, require, require_whole
+from fedprox.files.arrays import Damaged, check_arrays, read_arrays, write_arrays
+from fedprox.files.whole import flush_folder, refuse_link
+from fedprox.model import Model
+from fedprox.signals import answering
+from fedprox.simulation.compiled.layout import Capacity
+from fedprox.simulation.devices.mesh import replicate
+from fedprox.simulation.devices.processes import everyone
+from fedprox.simulation.loop.records import all_faulty, no_updates
+from fedprox.simulation.loop.rounds import Standing
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
+
+FORMAT = 2
+"""The format of checkpoints. Format 1 was written by orbax, in fedprox 0.1."""
+
+
+FIRST = "0.state"
+"""The file that says what was asked for before the first checkpoint is made."""
+
+
+KEPT = 2
+"""Checkpoints of a comparison that are kept."""
+
+
+HEAD = "fedprox checkpoint "
+"""How the first line of a file begins; the format follows."""
+
+
+OTHER_FORMAT = "go on with the version that wrote it, or begin anew"
+
+
+Arrays = Mapping[str, Any]
+
+
+class Stopped(Exception):  # noqa: N818 (it is no error)
+    """A comparison was asked to stop and has left a checkpoint.
+
+    Attributes:
+        where: Where it stands.
+        folder: Where the checkpoint is.
+        signal: What asked for it.
+    """
+
+    def __init__(self, where: str, folder: Path, signal: signal.Signals) -> None:
+        super().__init__(f"stopped {where}")
+        self.where, self.folder, self.signal = where, folder, signal
+
+
+class Comparison(NamedTuple):
+    """What tells a comparison from one that its checkpoints do not fit.
+
+    Attributes:
+        labels: The labels of its runs.
+        seeds: Their seeds.
+        rounds: Rounds T.
+        settings: What else its result depends on, by name, see `Protocol.settings`.
+        model: The model, of which the parameters are.
+    """
+
+    labels: tuple[str, ...]
+    seeds: tuple[int, ...]
+    rounds: int
+    settings: Mapping[str, Any]
+    model: Model
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """What a checkpoint says of it."""
+        return {
+            "labels": list(self.labels),
+            "seeds": list(self.seeds),
+            "rounds": self.rounds,
+            "processes": jax.process_count(),
+            **self.settings,
+        }
+
+
+class Snapshot(NamedTuple):
+    """What a checkpoint holds.
+
+    A leg is all points of a method with one seed.
+
+    Attributes:
+        finished: The runs of all finished legs.
+        under_way: The runs of the leg under way; none between two legs.
+        round: Its rounds done.
+        arrays: Its standing, see `arrays_of`.
+        kept: What its clients keep, see `Store.held`, one array after another; None for nothing.
+    """
+
+    finished: Sequence[Run]
+    under_way: Sequence[Run] = ()
+    round: int = 0
+    arrays: Arrays = MappingProxyType({})
+    kept: Iterable[tuple[str, NDArray[Any]]] | None = None
+
+    @property
+    def legs(self) -> int:
+        """Finished legs."""
+        return sum(1 for _ in legs_of(self.finished))
+
+    @property
+    def records(self) -> Iterator[Record]:
+        """All records so far, in the order in which they became known."""
+        for runs in (*legs_of(self.finished), self.under_way):
+            for together in zip(*(run.history for run in runs), strict=True):
+                yield from together
+
+    def state(self, structure: Any) -> Any:
+        """The server's state of the leg under way, as a tree of the given structure."""
+        return _unnumbered(structure, self.arrays.get("state", {}))
+
+    def best(self, structure: Any) -> Any:
+        """The best models of the leg under way, as a tree of the given structure; None for none."""
+        return _unnumbered(structure, self.arrays["best"]) if "best" in self.arrays else None
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """How much the last call's arrays held; None where no leg is under way."""
+        if "capacity" not in self.arrays:
+            return None
+        return Capacity(*map(int, self.arrays["capacity"]))
+
+    def standing(self, first: Standing, mesh: Mesh) -> Standing:
+        """Where the leg under way stands, given where it began."""
+        state = self.state(jax.tree.structure(first.state))
+        trend = self.arrays.get("trend")
+        faulty = self.arrays.get("faulty", no_updates())
+        return Standing(
+            self.round,
+            replicate(mesh, state),
+            replicate(mesh, dict(self.arrays["numbers"])),
+            None if trend is None else Trend(**replicate(mesh, trend)),
+            (self.arrays["taken"],),
+            (lambda: faulty,),
+            int(self.arrays["empty"]),
+            self.capacity,
+            replicate(mesh, self.best(jax.tree.structure(first.best))),
+        )
+
+
+class End(NamedTuple):
+    """The last state of a leg.
+
+    Attributes:
+        rounds: Rounds T of its comparison; fewer were done where it stopped early.
+        snapshot: The leg as one under way.
+    """
+
+    rounds: int
+    snapshot: Snapshot
+
+
+def legs_of(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
+    """The runs of whole legs, leg by leg."""
+    begin = 0
+    while begin < len(runs):
+        end = begin + runs[begin].sweep_points
+        yield runs[begin:end]
+        begin = end
+
+
+def arrays_of(standing: Standing, points: int) -> Arrays:
+    """A standing as arrays by name."""
+    taken = sum((np.broadcast_to(n, points) for n in standing.taken), np.zeros(points, np.int64))
+    found: dict[str, Any] = {
+        "state": _numbered(standing.state),
+        "numbers": jax.tree.map(np.asarray, dict(standing.numbers)),
+        "taken": taken,
+        "empty": np.int64(standing.empty),
+    }
+    if standing.capacity is not None:
+        found["capacity"] = np.array(standing.capacity, np.int64)
+    if standing.best is not None:
+        found["best"] = _numbered(standing.best)
+    if standing.trend is not None:
+        found["trend"] = jax.tree.map(np.asarray, standing.trend._asdict())
+    faulty = all_faulty(standing.faulty)
+    if len(faulty):
+        found["faulty"] = faulty
+    return found
+
+
+def _numbered(tree: Any) -> dict[str, Any]:
+    return {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
+
+
+def _unnumbered(structure: Any, numbered: Arrays) -> Any:
+    return jax.tree.unflatten(structure, [numbered[str(i)] for i in range(len(numbered))])
+
+
+@dataclass
+class Checkpoints:
+    """A folder for the checkpoints of a comparison, and when they are made.
+
+    Attributes:
+        folder: A folder for nothing else. It is made with the first record if `every` or
+            `interval` is given, or else with the first checkpoint.
+        every: Rounds between checkpoints. Where it is left out and the comparison goes on from
+            another process's checkpoint, it is that one's.
+        interval: Seconds after which another one is made, at the end of the call under way. Where
+            it is left out, likewise.
+        resume: Go on from the last checkpoint, or begin where there is none.
+        ends: A folder for the last state of each leg, from which a longer comparison goes on when
+            it resumes. It takes the room of one checkpoint for each leg. None to keep none.
+        made: Checkpoints made so far.
+        seconds: Time that this took.
+        size: Bytes of the last one.
+        stopping: The signal by which the comparison is to stop: at the end of the call of rounds
+            under way, with a checkpoint and `Stopped`.
+        under_way: Whether rounds are under way, or were done since the last checkpoint in the leg
+            under way.
+
+    Raises:
+        InputError: `every` is not a whole number of at least 1.
+    """
+
+    folder: Path
+    every: int | None = None
+    interval: float | None = None
+    resume: bool = False
+    ends: Path | None = None
+    made: int = field(default=0, init=False)
+    seconds: float = field(default=0.0, init=False)
+    size: int = field(default=0, init=False)
+    stopping: signal.Signals | None = field(default=None, init=False)
+    under_way: bool = field(default=False, init=False)
+    _between: Callable[[], Snapshot] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.folder, self._replaces = Path(self.folder), not self.resume
+        if self.every is not None:
+            require_whole("checkpoint_every", self.every)
+            self.every = int(self.every)  # written as JSON
+
+    def begin(self, comparison: Comparison) -> Snapshot:
+        """Where to begin: at the last checkpoint that can be read, or at the beginning.
+
+        Raises:
+            InputError: The checkpoints are another comparison's or of another format, none can be
+                read, or the folder is a symbolic link.
+        """
+        refuse_link(self.folder)
+        if self.ends is not None:
+            refuse_link(self.ends)
+        self._comparison, self._last = comparison, time.perf_counter()
+        self._replaces, self._between, self.under_way = not self.resume, None, False
+        if not self.resume:
+            return Snapshot(())
+        old = self.folder / "state"
+        require(
+            not old.is_dir(),
+            f"{old}: a checkpoint of format 1; this version reads {FORMAT}: {OTHER_FORMAT}",
+        )
+        steps = self._steps()
+        common = _common(steps)
+        require(
+            common or not everyone(len(steps)).any(),
+            f"{self.folder}: not all processes see the same checkpoints; the folder must be shared",
+        )
+        damaged = []
+        for step in common:
+            problem, snapshot = "", None
+            try:
+                snapshot = self._read(step)
+            except Damaged as error:
+                problem = str(error)
+            if everyone(bool(problem)).any():
+                damaged.append((step, problem or f"{self.folder}: another process's is damaged"))
+                continue
+            then = "the one before is used" if step else "the comparison begins anew"
+            for later, line in damaged:
+                logging.getLogger(__name__).warning("%s; %s", line, then)
+                if jax.process_index() == 0:
+                    self._state(later).unlink(missing_ok=True)
+            if not (step or damaged or self._has_ends) and jax.process_index() == 0:
+                line = "%s: no checkpoint was made yet; %s"
+                logging.getLogger(__name__).warning(line, self.folder, then)
+            assert snapshot is not None
+            return snapshot
+        if damaged:
+            raise InputError(f"{damaged[0][1]}; no other is whole: begin anew, without resuming")
+        if self.folder.is_dir() and not self._has_ends and jax.process_index() == 0:
+            line = "%s: no whole checkpoint is there; the comparison begins anew"
+            logging.getLogger(__name__).warning(line, self.folder)
+        return Snapshot(())
+
+    def before_first(
+        self, on_record: Callable[[Record], None], begin: Snapshot
+    ) -> Callable[[Record], None]:
+        """A function for records that, before the first, writes down what was asked for.
+
+        So a comparison that ends before its first checkpoint makes checkpoints when it goes on.
+        What an earlier comparison has left is removed, unless this one resumes.
+
+        Args:
+            on_record: What it calls with each record.
+            begin: The checkpoint from which the comparison begins.
+        """
+        left = [begin]
+
+        def recorded(record: Record) -> None:
+            if left:
+                first = left.pop()
+                if jax.process_index() == 0:
+                    if self._replaces:
+                        _remove(self.folder)
+                        if self.ends is not None:
+                            _remove(self.ends)
+                    if self.every is not None or self.interval is not None:
+                        _write(self._state(self._step(first)), self._contents(first))
+                everyone(0)  # nobody writes before that
+                self._replaces = False
+            on_record(record)
+
+        return recorded
+
+    def _steps(self) -> list[int]:
+        found = (re.fullmatch(r"(\d+)\.state", path.name) for path in _files(self.folder))
+        return [int(name[1]) for name in found if name]
+
+    def _read(self, step: int) -> Snapshot:
+        position, arrays = self._open(self._state(step))
+        _require_same(self.folder, position, "rounds", self._comparison.rounds)
+        if self.every is None:
+            self.every = position["every"]
+        if self.interval is None:
+            self.interval = position["interval"]
+        return self._snapshot(position, arrays, self._clients(step))
+
+    def _open(self, state: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The position and the arrays of a file, which fits this comparison but for its rounds."""
+        _check(state)
+        arrays = _nested(read_arrays(state))
+        position = json.loads(arrays.pop("position").tobytes())
+        known = self._comparison.known
+        for key in dict.fromkeys([*known, *position["comparison"]]):
+            if key != "rounds":
+                _require_same(state.parent, position, key, known.get(key))
+        return position, arrays
+
+    def _snapshot(
+        self, position: Mapping[str, Any], arrays: dict[str, Any], clients: Path
+    ) -> Snapshot:
+        kept = None
+        if position["kept"]:
+            _check(clients)
+            kept = ((name, block) for (name,), block in read_arrays(clients))
+        structure = jax.tree.structure(self._comparison.model.shapes)
+        finished, under_way = (
+            [_run(entry) for entry in position[part]] for part in ("finished", "under_way")
+        )
+        for i, run in enumerate(finished):
+            run.params = _unnumbered(structure, arrays["params"][str(i)])
+        return Snapshot(finished, under_way, position["round"], arrays, kept)
+
+    def end(self, leg: int) -> End | None:
+        """The last state of a leg that this comparison, or a shorter one, has left.
+
+        Args:
+            leg: Its number.
+
+        Returns:
+            The state; None where there is none, it is damaged, or this comparison does not resume.
+
+        Raises:
+            InputError: It is of another comparison, or of one with more rounds.
+        """
+        if self.ends is None or not self.resume:
+            return None
+        known = [int(name[1]) for name in self._names(leg) if name[2] == "state"]
+        theirs = everyone(max(known, default=0))
+        if not theirs.all():
+            return None
+        rounds = int(theirs[0])
+        require(
+            rounds <= self._comparison.rounds,
+            f"{self.ends}: {rounds} rounds are done; rounds = {self._comparison.rounds} must not "
+            "be fewer",
+        )
+        problem, found = "", None
+        try:
+            position, arrays = self._open(self.ends / f"{leg}-{rounds}.state")
+            found = self._snapshot(position, arrays, self._end_of_clients(leg, rounds))
+        except Damaged as error:
+            problem = str(error)
+        if everyone(bool(problem)).any():
+            line = "%s; the rounds of its seed are computed again"
+            logging.getLogger(__name__).warning(line, problem or f"{self.ends}: damaged elsewhere")
+            return None
+        assert found is not None
+        return End(rounds, found)
+
+    def keep_end(self, leg: int, ended: Callable[[], Snapshot]) -> None:
+        """Write the last state of a leg; where it cannot be written, say so and go on.
+
+        Args:
+            leg: Its number.
+            ended: Gives the leg as one under way.
+        """
+        if self.ends is None:
+            return
+        snapshot = ended()._replace(finished=())
+        rounds, problem = self._comparison.rounds, ""
+        state = self.ends / f"{leg}-{rounds}.state"
+        clients = self._end_of_clients(leg, rounds)
+        try:
+            # its state makes an end count, so that of before goes first where it has this name
+            if jax.process_index() == 0:
+                state.unlink(missing_ok=True)
+            everyone(0)
+            if snapshot.kept is not None:
+                _write(clients, (((name,), block) for name, block in snapshot.kept))
+        except OSError as error:
+            problem = f"{clients}: {error.strerror}"
+        failed = everyone(bool(problem)).any()
+        if jax.process_index() == 0 and not failed:
+            try:
+                _write(state, self._contents(snapshot))
+            except OSError as error:
+                problem = f"{state}: {error.strerror}"
+        if everyone(bool(problem)).any():
+            clients.unlink(missing_ok=True)
+            line = "%s: the last state is not kept, so this run cannot be extended"
+            if problem:
+                logging.getLogger(__name__).warning(line, problem)
+        elif jax.process_index() == 0:
+            for name in self._names(leg):
+                if int(name[1]) != rounds:
+                    (self.ends / name[0]).unlink()
+
+    def _names(self, leg: int) -> list[re.Match[str]]:
+        """The files of a leg's last states: their names, with rounds and kind."""
+        assert self.ends is not None
+        pattern = re.compile(rf"{leg}-(\d+)\.(state|clients-\d+)")
+        found = (pattern.fullmatch(path.name) for path in _files(self.ends))
+        # without its state an end does not count, so that comes first
+        return sorted(filter(None, found), key=lambda name: name[2] != "state")
+
+    def _end_of_clients(self, leg: int, rounds: int) -> Path:
+        """The file of what this process's clients keep at the end of a leg."""
+        assert self.ends is not None
+        return self.ends / f"{leg}-{rounds}.clients-{jax.process_index()}"
+
+    def offer(self, snapshot: Callable[[], Snapshot], leg: str, done: int | None = None) -> None:
+        """Make a checkpoint if it is time for one.
+
+        Args:
+            snapshot: Waits until all is written down, and says where the comparison stands.
+            leg: The leg under way, for people.
+            done: Its rounds done; None at its end.
+
+        Raises:
+            Stopped: The comparison is to stop.
+        """
+        if done is None:
+            self._between, self.under_way = snapshot, False
+        # a signal may come to one process alone, or to each in another round, and clocks differ
+        asked = everyone(self.stopping or 0).max()
+        due = self.every is not None and (done is None or done % self.every == 0)
+        if self.interval is not None:
+            due = due or bool(everyone(time.perf_counter() - self._last >= self.interval)[0])
+        if done == self._comparison.rounds:
+            due = False  # the end of the leg is next
+        if due or asked:
+            self._save(snapshot())
+            self._last = time.perf_counter()
+            self.under_way = False
+            if jax.process_count() == 1:
+                asked = self.stopping or 0  # it may have come meanwhile
+        if asked:
+            everyone(0)  # all have theirs before any ends
+            where = f"after {leg}" if done is None else f"after round {done} of {leg}"
+            raise Stopped(where, self.folder, signal.Signals(int(asked)))
+
+    def save_between(self) -> None:
+        """Make a checkpoint of the finished legs, if the last one has none and none is under way.
+
+        Several processes make it together at the next offer only.
+        """
+        if self._between is not None and jax.process_count() == 1:
+            self._save(self._between())
+
+    def begin_call(self) -> None:
+        """Note that a call of rounds begins."""
+        self._between, self.under_way = None, True
+
+    @property
+    def exist(self) -> bool:
+        """Whether the comparison can go on from a checkpoint, or from the end of a leg."""
+        return not self._replaces and (any(self._steps()) or self._has_ends)
+
+    @property
+    def _has_ends(self) -> bool:
+        return self.ends is not None and bool(_files(self.ends))
+
+    def _save(self, snapshot: Snapshot) -> None:
+        begin = time.perf_counter()
+        if snapshot.kept is not None:
+            blocks = (((name,), block) for name, block in snapshot.kept)
+            _write(self._clients(self._step(snapshot)), blocks)
+        everyone(0)  # all processes have written theirs
+        if jax.process_index() == 0:
+            _write(self._state(self._step(snapshot)), self._contents(snapshot))
+            self._prune()
+        everyone(0)  # the step counts from here on
+        self.size = sum(p.stat().st_size for p in self.folder.glob(f"{self._step(snapshot)}.*"))
+        self.made += 1
+        self._between = None
+        self.seconds += time.perf_counter() - begin
+
+    def _step(self, snapshot: Snapshot) -> int:
+        """The number of a checkpoint: later ones have higher numbers."""
+        return snapshot.legs * (self._comparison.rounds + 1) + snapshot.round
+
+    def _contents(self, snapshot: Snapshot) -> Iterator[tuple[list[str], NDArray[Any]]]:
+        """The arrays of a state's file."""
+        arrays = dict(snapshot.arrays)
+        if snapshot.finished:
+            arrays["params"] = {
+                str(i): _numbered(run.params) for i, run in enumerate(snapshot.finished)
+            }
+        position = {
+            "comparison": self._comparison.known,
+            "every": self.every,
+            "interval": self.interval,
+            "round": snapshot.round,
+            "finished": [_entry(run) for run in snapshot.finished],
+            "under_way": [_entry(run) for run in snapshot.under_way],
+            "kept": snapshot.kept is not None,
+        }
+        arrays["position"] = np.frombuffer(json.dumps(position).encode(), np.uint8)
+        return _flat(arrays)
+
+    def _prune(self) -> None:
+        """Remove all but the last checkpoints, and what a process that was killed has left."""
+        kept = {str(step) for step in sorted(self._steps())[-KEPT:]}
+        # without its state a checkpoint does not count, so that goes first
+        for path in sorted(_files(self.folder), key=lambda path: path.suffix != ".state"):
+            name = re.fullmatch(r"(\d+)\.(state|clients-\d+)|\..+\.partial", path.name)
+            if name and name[1] not in kept:
+                path.unlink()
+
+    def _state(self, step: int) -> Path:
+        """The file of the server's state, the finished runs and all records."""
+        return self.folder / f"{step}.state"
+
+    def _clients(self, step: int) -> Path:
+        """The file of what this process's clients keep."""
+        return self.folder / f"{step}.clients-{jax.process_index()}"
+
+    def __str__(self) -> str:
+        """What was made, as a line for people."""
+        return (
+            f"{self.made} checkpoint{'s' * (self.made != 1)}, {self.seconds:.1f} s in all, "
+            f"the last of {self.size / 1e6:.1f} MB"
+        )
+
+    def remove(self) -> None:
+        """Remove the folder, as once the results are written: all of it at once."""
+        everyone(0)  # nobody needs it any more
+        if jax.process_index() == 0:
+            _remove(self.folder)
+        everyone(0)
+
+
+@contextmanager
+def stopping_on_signals(checkpoints: Checkpoints) -> Iterator[None]:
+    """Let an interrupt, or another request to end, stop a comparison without losing rounds.
+
+    While rounds are under way, the comparison stops at the end of their call, with a checkpoint.
+    Everywhere else, and on the second signal, the process ends at once.
+    """
+
+    def stop(number: signal.Signals) -> str | None:
+        if checkpoints.stopping:
+            return None
+        if not checkpoints.under_way:
+            checkpoints.save_between()
+            return None
+        checkpoints.stopping = number
+        what = "finishing the rounds under way for a checkpoint; once more to end at once"
+        return f"{number.name}: {what}"
+
+    with answering(stop):
+        yield
+    if checkpoints.stopping:
+        line = "%s: all rounds were done already; the results are written"
+        logging.getLogger(__name__).warning(line, checkpoints.stopping.name)
+
+
+def _require_same(folder: Path, position: Mapping[str, Any], key: str, value: Any) -> None:
+    found = position["comparison"].get(key)
+    require(
+        found == value,
+        f"{folder}: checkpoints of another comparison: {key} = {found}, here {value}",
+    )
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder: all of it at once."""
+    if not folder.is_dir():
+        return
+    gone = folder.with_name(f".{folder.name}.removed")
+    if gone.is_symlink():
+        gone.unlink()
+    shutil.rmtree(gone, ignore_errors=True)
+    folder.rename(gone)
+    flush_folder(folder.parent)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _common(steps: Sequence[int]) -> Sequence[int]:
+    """The steps that all processes have, the last first."""
+    last = sorted(steps, reverse=True)[:KEPT]
+    if jax.process_count() == 1:
+        return last
+    theirs = np.stack([everyone(step) for step in (*last, *[-1] * (KEPT - len(last)))])
+    common = set.intersection(*(set(each.tolist()) for each in theirs.T))
+    return sorted(common - {-1}, reverse=True)
+
+
+def _files(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _flat(arrays: Arrays) -> Iterator[tuple[list[str], NDArray[Any]]]:
+    for path, array in jax.tree_util.tree_leaves_with_path(dict(arrays)):
+        yield [part.key for part in path], np.asarray(array)
+
+
+def _nested(flat: Iterable[tuple[list[str], NDArray[Any]]]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for (*parents, last), array in flat:
+        inner = nested
+        for key in parents:
+            inner = inner.setdefault(key, {})
+        inner[last] = array
+    return nested
+
+
+def _write(path: Path, arrays: Iterable[tuple[Sequence[str], NDArray[Any]]]) -> None:
+    """Write a file of a checkpoint."""
+    write_arrays(path, f"{HEAD}{FORMAT}", arrays)
+
+
+def _check(path: Path) -> None:
+    """Make sure that a file is as it was written.
+
+    Raises:
+        Damaged: It is not, or cannot be read.
+        InputError: It is of another format.
+    """
+    found = check_arrays(path).removeprefix(HEAD)
+    require(
+        found == str(FORMAT),
+        f"{path}: a checkpoint of format {found}; this version reads {FORMAT}: {OTHER_FORMAT}",
+    )
+
+
+def _entry(run: Run) -> dict[str, Any]:
+    """A run but for its parameters, as JSON would hold it."""
+    entry = {f.name: getattr(run, f.name) for f in fields(run) if f.name != "params"}
+    return entry | {"history": [record._asdict() for record in run.history]}
+
+
+def _run(entry: dict[str, Any]) -> Run:
+    return Run(**entry | {"history": [Record(**record) for record in entry["history"]]})

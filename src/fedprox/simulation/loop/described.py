@@ -1,0 +1,77 @@
+"""A comparison that `simulate` ran, as the `experiment.toml` of a run directory holds it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedprox.algorithms.base import Algorithm
+from fedprox.model import Model
+from fedprox.simulation.config.protocol import Protocol
+from fedprox.solver import name_of
+
+IN_PYTHON = "in-python"
+"""`data.name` of a comparison whose data, model and methods have no names in experiment files, and
+`initial` of one whose parameters were given."""
+
+
+def describe_comparison(protocol: Protocol, methods: Sequence[Algorithm]) -> dict[str, Any]:
+    """What was compared, as TOML would hold it: for the data stand their numbers of rows.
+
+    Args:
+        protocol: What the methods share.
+        methods: The methods, with their own settings of the solver.
+    """
+    federation = protocol.federation
+    others = {"federation", "model", "seeds", "target", "initial"}
+    others |= {"cohort", "systems", "faults", "solver", "selection"}
+    found = {f.name: getattr(protocol, f.name) for f in fields(protocol) if f.name not in others}
+    found["seed"] = protocol.seeds
+    if protocol.target is not None:
+        found[protocol.target.key] = protocol.target.setting
+    found["data"] = {
+        "name": IN_PYTHON,
+        "clients": len(federation),
+        "training_rows": len(federation.train),
+        "test_rows": len(federation.test),
+        "validation_rows": len(federation.validation) if federation.validation else None,
+    }
+    if protocol.initial is not None:
+        found["initial"] = IN_PYTHON
+    found["model"] = _model(protocol.model)
+    for name in ("cohort", "systems", "faults", "selection", "solver"):
+        part = getattr(protocol, name)
+        if part is not None:
+            found[name] = {f.name: getattr(part, f.name) for f in fields(part)}
+    found["method"] = [_method(method) for method in methods]
+    plain: dict[str, Any] = _plain(found)
+    return plain
+
+
+def _model(model: Model) -> dict[str, Any]:
+    function = getattr(model.apply, "function", model.apply)
+    sizes = (leaf.size for leaf in jax.tree.leaves(model.shapes))
+    return {"name": name_of(function), "parameters": sum(sizes)}
+
+
+def _method(method: Algorithm) -> dict[str, Any]:
+    numbers = {k: v[0] if np.size(v) == 1 and np.ndim(v) else v for k, v in method.numbers.items()}  # type: ignore[index]
+    own = {"solver": method.settings} if method.settings else {}
+    variant = {"variant": method.variant} if method.variant else {}
+    adapt = {"adapt": True} if method.adapt else {}
+    return {"name": method.name, **variant, **numbers, **adapt, **own}
+
+
+def _plain(value: Any) -> Any:
+    """A value as TOML can hold it; functions by their names, and without what is None."""
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items() if each is not None}
+    if isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Sequence):
+        return [_plain(each) for each in value]
+    return name_of(value) if callable(value) else str(value)

@@ -1,0 +1,142 @@
+"""Planning calls of the round program ahead of time, in a background thread."""
+
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+from fedprox.algorithms.base import Algorithm
+from fedprox.simulation.compiled.compile import exchanges
+from fedprox.simulation.compiled.layout import Layout, needed
+from fedprox.simulation.config.protocol import Protocol, is_noisy
+from fedprox.simulation.planning.batch_plan import Plan, plan_rounds
+from fedprox.simulation.planning.reads import Exchange
+from fedprox.simulation.planning.round_work import RoundWork, round_work
+from fedprox.simulation.storage.training_data import Held, TrainingRows
+from fedprox.solver import Solver
+
+PLANS_AHEAD = 3
+"""Calls whose batch plans are made in the background before they are needed."""
+
+
+class Chunk(NamedTuple):
+    """Rounds first, ..., last - 1, which run in one call, and whether the last is recorded."""
+
+    first: int
+    last: int
+    recorded: bool
+
+
+def chunks(begin: int, rounds: int, evaluate_every: int, most: int, pause: int) -> Iterator[Chunk]:
+    """The calls from a round on: they end where a round is recorded, and at each pause.
+
+    Args:
+        begin: The first round.
+        rounds: All rounds.
+        evaluate_every: Rounds between evaluations.
+        most: Most rounds of a call.
+        pause: Rounds between pauses.
+
+    >>> [tuple(chunk) for chunk in chunks(1, 7, evaluate_every=5, most=3, pause=2)]
+    [(1, 2, False), (2, 4, False), (4, 5, True), (5, 6, False), (6, 7, True)]
+    """
+    while begin < rounds:
+        following = (begin // each * each + each for each in (evaluate_every, pause))
+        last = min(begin + most, rounds, *following)
+        yield Chunk(begin, last, last == rounds or last % evaluate_every == 0)
+        begin = last
+
+
+class Call(NamedTuple):
+    """What a call of the rounds' program is given.
+
+    Attributes:
+        work: The work of its rounds, in numbers of the rows it is given.
+        rows: Those rows.
+        plan: Which of them are read when.
+        exchange: How gradients are read first; None where nobody does.
+        layout: The shapes of all of these.
+    """
+
+    work: Sequence[RoundWork]
+    rows: Held
+    plan: Plan
+    exchange: Exchange | None
+    layout: Layout
+
+
+Planned = Iterator[tuple[Chunk, Call]]
+
+
+class Planner:
+    """Plans the calls of one seed, and enlarges their shapes where a round needs more room.
+
+    The programs of other shapes may differ in the last bits. So how much room a round has depends
+    on the seed and on the rounds up to it, and not on how rounds are put together in calls.
+
+    Args:
+        protocol: What compared methods share.
+        algorithm: The method.
+        solver: The local solver, already the algorithm's own.
+        rows: The training rows.
+        seed: The seed.
+        layout: The shapes of the first call.
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        algorithm: Algorithm,
+        solver: Solver,
+        rows: TrainingRows,
+        seed: int,
+        layout: Layout,
+    ) -> None:
+        self.protocol, self.algorithm, self.solver = protocol, algorithm, solver
+        self.rows, self.seed, self.layout = rows, seed, layout
+
+    def plan(self, chunk: Chunk) -> list[tuple[Chunk, Call]]:
+        """The calls of a chunk: one, or several where the shapes grow within it."""
+        found, first, work = [], chunk.first, list[RoundWork]()
+        for t in range(chunk.first, chunk.last):
+            now = round_work(self.protocol, self.algorithm, self.solver, self.seed, t)
+            layout = self.layout.fitting(needed(self.layout, self.solver, now))
+            if layout is not self.layout and work:
+                found.append((Chunk(first, t, recorded=False), self._call(first, work)))
+                first, work = t, []
+            self.layout = layout
+            work.append(now)
+        found.append((Chunk(first, chunk.last, chunk.recorded), self._call(first, work)))
+        return found
+
+    def _call(self, first: int, work: Sequence[RoundWork]) -> Call:
+        """The call of the rounds from `first` on, given their work."""
+        room = self.rows.needed(work, self.layout.width)
+        layout = self.layout = self.layout.fitting(self.layout.capacity._replace(rows=room))
+        held, there = self.rows.of(work, layout.width, layout.rows)
+        plan = plan_rounds(
+            layout.rounds,
+            self.solver,
+            self.seed,
+            [(t, each.jobs) for t, each in enumerate(there, start=first)],
+            noisy=is_noisy(self.protocol.federation, self.protocol.model),
+            here=self.protocol.homes.here,
+        )
+        return Call(there, held, plan, exchanges(there, layout), layout)
+
+    def ahead(self, pool: ThreadPoolExecutor, waiting: Iterator[Chunk]) -> Planned:
+        """Calls with their rounds, planned in the background before they are asked for."""
+
+        def submit(count: int) -> list[Future[list[tuple[Chunk, Call]]]]:
+            return [pool.submit(self.plan, c) for c in itertools.islice(waiting, count)]
+
+        under_way = deque(submit(PLANS_AHEAD))
+
+        def planned() -> Planned:
+            while under_way:
+                calls = under_way.popleft()
+                under_way.extend(submit(1))
+                yield from calls.result()
+
+        return planned()

@@ -1,0 +1,222 @@
+"""Progress on stderr: bars in a terminal and in a notebook, lines in a log."""
+
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Literal, NamedTuple, TextIO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bars
+from rich.text import Text
+
+from fedprox.errors import printable
+from fedprox.output import lasting
+
+
+class Progress(NamedTuple):
+    """Where a running method stands.
+
+    Attributes:
+        label: The method; of a sweep, its name and the number of points that run together.
+        seed: The seed.
+        round: Rounds done.
+        rounds: All rounds.
+        loss: The lowest training loss of its points at the last evaluation. None before the first
+            evaluation; NaN if all points have diverged.
+        phase: What is being done.
+    """
+
+    label: str
+    seed: int
+    round: int
+    rounds: int
+    loss: float | None = None
+    phase: Literal["planning", "compiling", "training"] = "training"
+
+
+FIRST_LINE, NEXT_LINE = 10.0, 60.0
+"""Seconds until the first line of a log, so that short runs have none, and until each next one."""
+
+
+NARROW = 80
+"""Columns of a terminal below which a line has no bar and no times."""
+
+
+REFRESH = 0.25
+"""Seconds between two pictures of the bars in a notebook."""
+
+
+Report = Callable[[Progress], None]
+
+
+@contextmanager
+def showing(progress: bool, on_progress: Report | None = None) -> Iterator[Report]:
+    """Show what the returned function is called with.
+
+    Whatever becomes of stderr, the caller goes on.
+
+    Args:
+        progress: Whether anything is shown.
+        on_progress: Also called.
+    """
+    with ExitStack() as shown:
+        reports = [] if on_progress is None else [on_progress]
+        if progress:
+            stream = lasting(sys.stderr)
+            console = Console(file=stream)
+            if console.is_jupyter:
+                kind: Any = _bars_in_notebook(console)
+            elif stream.isatty() and not console.is_dumb_terminal:
+                kind = _bars_in_terminal(console)
+            else:
+                kind = _lines(stream)
+            reports.append(shown.enter_context(kind))
+
+        def report(now: Progress) -> None:
+            for each in reports:
+                each(now)
+
+        yield report
+
+
+@contextmanager
+def _bars_in_terminal(console: Console) -> Iterator[Report]:
+    bars = _bars(console, redirect_stdout=sys.stdout is not None and sys.stdout.isatty())
+    with bars:
+        yield _report_to(bars)
+
+
+@contextmanager
+def _bars_in_notebook(console: Console) -> Iterator[Report]:
+    """Bars as one output that is replaced; rich's own live display would need ipywidgets."""
+    from IPython.display import display  # there wherever a notebook is
+
+    bars = _bars(console)
+    report, drawn = _report_to(bars), -math.inf
+    output = display(bars.make_tasks_table(bars.tasks), display_id=True)
+
+    def report_and_draw(now: Progress) -> None:
+        nonlocal drawn
+        report(now)
+        if time.monotonic() - drawn >= REFRESH or now.round == now.rounds:
+            output.update(bars.make_tasks_table(bars.tasks))
+            drawn = time.monotonic()
+
+    yield report_and_draw
+
+
+class _RoundsPerSecond(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:.1f} rounds/s" if task.speed else "", style="cyan")
+
+
+def _bars(console: Console, **options: Any) -> Bars:
+    """Bars that fit the console; one line for each method and seed."""
+    name = TextColumn("{task.description}", markup=False)
+    standing = TextColumn("{task.fields[standing]}", markup=False)
+    if console.width < NARROW:
+        return Bars(name, MofNCompleteColumn(), standing, console=console, **options)
+    columns = MofNCompleteColumn(), _RoundsPerSecond(), TimeRemainingColumn(), standing
+    return Bars(name, BarColumn(bar_width=24), *columns, console=console, **options)
+
+
+def _report_to(bars: Bars) -> Report:
+    tasks: dict[tuple[str, int], TaskID] = {}
+
+    def report(now: Progress) -> None:
+        key = (now.label, now.seed)
+        if key not in tasks:
+            tasks[key] = bars.add_task(_name(now), total=now.rounds, standing="")
+        bars.update(tasks[key], completed=now.round, total=now.rounds, standing=standing(now))
+
+    return report
+
+
+@contextmanager
+def _lines(stream: TextIO) -> Iterator[Report]:
+    """Lines by a thread of their own, as a compilation or a call of rounds may take minutes."""
+    told: list[tuple[float, Progress]] = []
+    over = threading.Event()
+
+    def report(now: Progress) -> None:
+        at = time.monotonic(), now
+        if told and told[0][1]._replace(round=0, loss=None) == now._replace(round=0, loss=None):
+            told[1:] = [at]
+        else:
+            told[:] = [at]
+
+    def write() -> None:
+        wait = FIRST_LINE
+        while not over.wait(wait):
+            wait = NEXT_LINE
+            with suppress(OSError, ValueError):  # ValueError: the stream was closed
+                if told:
+                    print(line(list(told), time.monotonic()), file=stream, flush=True)
+
+    writing = threading.Thread(target=write, name="progress", daemon=True)
+    writing.start()
+    try:
+        yield report
+    finally:
+        over.set()
+        writing.join()
+
+
+def line(told: list[tuple[float, Progress]], at: float) -> str:
+    """A line of a log.
+
+    Args:
+        told: When a phase began and when its last progress was made, in seconds, with both.
+        at: The time now.
+
+    >>> now = Progress("fedprox mu=1", 0, 1000, 10_000)
+    >>> line([(0.0, now), (60.0, now._replace(round=1200, loss=0.37311))], 60.0)
+    'fedprox mu=1, seed 0: round 1200 of 10000, loss 0.3731, 44 min left'
+    >>> line([(0.0, now._replace(round=0, phase="compiling"))], 60.0)
+    'fedprox mu=1, seed 0: compiling'
+    """
+    (began, first), (since, now) = told[0], told[-1]
+    parts = [f"round {now.round} of {now.rounds}"] if now.phase == "training" else []
+    if text := standing(now):
+        parts.append(text)
+    done = now.round - first.round
+    if done:
+        left = (since - began) / done * (now.rounds - now.round) - (at - since)
+        parts.append(f"{_duration(max(left, 0.0))} left")
+    return f"{_name(now)}: {', '.join(parts)}"
+
+
+def standing(now: Progress) -> str:
+    """The phase before the first round; then the loss, once one is known.
+
+    >>> now = Progress("fedavg", 0, 5, 10)
+    >>> standing(now), standing(now._replace(loss=0.5)), standing(now._replace(loss=math.nan))
+    ('', 'loss 0.5000', 'diverged')
+    """
+    if now.phase != "training":
+        return now.phase
+    if now.loss is None:
+        return ""
+    return f"loss {now.loss:.4f}" if math.isfinite(now.loss) else "diverged"
+
+
+def _name(now: Progress) -> str:
+    return f"{printable(now.label)}, seed {now.seed}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,110 @@
+"""Selection: which of a run's models is kept, and when a run without progress ends."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from fedprox.errors import require, require_one_of, require_whole
+from fedprox.simulation.results.measure import choosable
+from fedprox.simulation.results.record import Record
+
+Keep = Literal["last", "best"]
+
+
+VALIDATION_LOSS = "validation_loss"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which of a run's models is kept, and when a run without progress ends.
+
+    A run is judged by one measure at its evaluations. Where there are validation rows, no measure
+    on test rows is allowed: the test rows of a model that they chose would flatter it.
+
+    >>> Selection(keep="best", patience=5)
+    Selection(keep='best', measure=None, patience=5)
+
+    Attributes:
+        keep: "last" for the model after the last round, or "best" for the evaluated model with the
+            best value of the measure, the first of equals.
+        measure: A measure by its name in `metrics.jsonl`, such as "validation_accuracy" or
+            "test_f1". The validation loss where left out.
+        patience: Evaluations in a row without a better value after which a run ends; None for a run
+            of all rounds. Sweep points run together, until this has happened to all of them.
+
+    Raises:
+        InputError: Another `keep`, a measure that is not text, or a patience that is not a whole
+            number of at least 1.
+    """
+
+    keep: Keep = "last"
+    measure: str | None = None
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        require_one_of("selection.keep", self.keep, get_args(Keep))
+        require(
+            self.measure is None or isinstance(self.measure, str),
+            f"selection.measure = {self.measure!r}; it must be the name of a measure",
+        )
+        if self.patience is not None:
+            require_whole("selection.patience", self.patience)
+
+    @property
+    def selects(self) -> bool:
+        """Whether anything depends on the measure."""
+        return self.keep == "best" or self.patience is not None
+
+    def among(self, known: Sequence[str]) -> "Selection":
+        """The same with its measure, which must be one of those that records have.
+
+        Args:
+            known: The measures that records have.
+
+        Raises:
+            InputError: There are no validation rows and no other measure is given, the measure is
+                unknown, or it reads test rows although there are validation rows.
+        """
+        if not self.selects:
+            return self
+        measure, allowed = self.measure or VALIDATION_LOSS, choosable(known)
+        require(
+            self.measure is not None or measure in known,
+            f"selection.measure: none given, and there are no validation rows; hold some out "
+            f"(validation_share), or give one of {', '.join(known)}",
+        )
+        require(
+            measure in allowed or measure not in known,
+            f'selection.measure = "{measure}"; there are validation rows, so test rows are read '
+            "for the report alone: choose a validation measure",
+        )
+        require_one_of("selection.measure", measure, allowed)
+        return replace(self, measure=measure)
+
+
+class Best:
+    """The best value of a measure in a run so far.
+
+    Attributes:
+        round: The round of the first record that has it.
+        since: Records after that one.
+    """
+
+    def __init__(
+        self, measure: str, *, lower_is_better: bool, history: Sequence[Record] = ()
+    ) -> None:
+        self._measure, self._sign = measure, -1 if lower_is_better else 1
+        self._value = -math.inf
+        self.round = self.since = 0
+        for record in history:
+            self.see(record)
+
+    def see(self, record: Record) -> bool:
+        """Take in the next record, and say whether it is the best so far; NaN never is."""
+        value = self._sign * record.value(self._measure)
+        if value > self._value:
+            self._value, self.round, self.since = value, record.round, 0
+            return True
+        self.since += 1
+        return False

@@ -1,0 +1,208 @@
+"""Targets: how many rounds a run takes to bring a measure to a value."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any, Literal
+
+from fedprox.errors import as_float, require, require_number, shown
+from fedprox.metrics import Metric
+from fedprox.simulation.results.measure import ACCURACIES, KINDS, LOSSES, choosable, lower_is_better
+
+StopAtTarget = Literal["never", "all", "any"]
+"""When the rounds of a method end early: once all, or any, of its sweep points are there."""
+
+
+KEYS = ("target_accuracy", "target_loss", "target_metric")
+"""The keys of targets in experiment files."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A value that a measure is to reach, such as a test accuracy, or to come down to, as a loss.
+
+    >>> print(Target("test_accuracy", 0.97), "and", Target("train_loss", 0.0603))
+    97 % and loss 0.0603
+    >>> print(Target("validation_f1", 0.8), "and", Target("validation_accuracy", 0.97))
+    validation f1 0.8 and validation accuracy 97 %
+
+    Attributes:
+        measure: What must be good enough, by its name in `metrics.jsonl`: `train_loss`, `test_loss`
+            or `test_accuracy`, `validation_loss` or `validation_accuracy` where there are
+            validation rows, or `train_NAME`, `test_NAME` or `validation_NAME` of a metric NAME of
+            the model. Where there are validation rows it is none of the test rows, which are read
+            for the report alone.
+        value: An accuracy above 0 and at most 1, a loss above 0, or any finite value of a metric.
+        lower_is_better: Whether smaller values of a metric are better. `simulate` takes it from the
+            model's metric where it is left out. Losses and accuracies need none.
+
+    Raises:
+        InputError: No such measure, a value out of range, or `lower_is_better` is not True or False
+            or contradicts the measure.
+    """
+
+    measure: str
+    value: float
+    lower_is_better: bool | None = None
+
+    def __post_init__(self) -> None:
+        named = isinstance(self.measure, str)
+        require(
+            named and (_is_known(self.measure) or _is_of_metric(self.measure)),
+            f"target.measure = {shown(self.measure)}; it must be one of "
+            f"{', '.join((*ACCURACIES, *LOSSES))}, or of "
+            "train_NAME, test_NAME and validation_NAME for a metric NAME of the model",
+        )
+        lower = self.lower_is_better
+        require(
+            lower is None or isinstance(lower, bool),
+            f"target.lower_is_better = {shown(lower)}; it must be True, False or None",
+        )
+        if _is_known(self.measure):
+            require(
+                lower in (None, self.measure in LOSSES),
+                f"target.lower_is_better = {lower}; it is known of {self.measure}: leave it out",
+            )
+            most = 1 if self.measure in ACCURACIES else math.inf
+            require_number(self.key, self.value, most=most, positive=True)
+        else:
+            number = isinstance(self.value, Real) and not isinstance(self.value, bool)
+            require(
+                number and math.isfinite(as_float(self.value)),
+                f"{self.key}.value = {shown(self.value)}; it must be a finite number",
+            )
+
+    def __str__(self) -> str:
+        what = {"test_accuracy": "", "train_loss": "loss"}.get(self.measure)
+        what = self.measure.replace("_", " ", 1) if what is None else what
+        value = f"{100 * self.value:g} %" if self.measure in ACCURACIES else f"{self.value:g}"
+        return f"{what} {value}".strip()
+
+    @property
+    def key(self) -> str:
+        """Its key in experiment files and in `summary.json`."""
+        if self.measure in ACCURACIES:
+            return "target_accuracy"
+        return "target_loss" if self.measure == "train_loss" else "target_metric"
+
+    @property
+    def setting(self) -> float | dict[str, Any]:
+        """What that key holds there."""
+        if self.key != "target_metric":
+            return self.value
+        found: dict[str, Any] = {"name": self.measure, "value": self.value}
+        if self.lower_is_better is not None:
+            found["lower_is_better"] = self.lower_is_better
+        return found
+
+    def good(self, value: float) -> float:
+        """The measure turned so that more is better.
+
+        Raises:
+            InputError: Which values of a metric are better is not known.
+        """
+        lower = self.measure in LOSSES if _is_known(self.measure) else self.lower_is_better
+        require(
+            lower is not None,
+            f"target: whether smaller values of {self.measure} are better is not known here; give "
+            "lower_is_better",
+        )
+        return -value if lower else value
+
+    def met(self, value: float) -> bool:
+        """Whether a value of the measure is good enough; NaN is not."""
+        return self.good(value) >= self.good(self.value)
+
+    def among(self, known: Collection[str], metrics: Mapping[str, Metric]) -> "Target":
+        """The same where records have some measures, knowing which values are better.
+
+        Args:
+            known: The measures of records.
+            metrics: The model's metrics.
+
+        Raises:
+            InputError: Records do not have the measure, or it is one of test rows where there are
+                validation rows.
+        """
+        allowed, why = choosable(known), "records do not have it"
+        if self.measure in known:
+            why = "with validation rows, test rows are read for the report alone"
+        require(
+            self.measure in allowed,
+            f"target: {self.measure}: {why}; it must be one of {', '.join(allowed)}",
+        )
+        if _is_known(self.measure) or self.lower_is_better is not None:
+            return self
+        return replace(self, lower_is_better=lower_is_better(self.measure, metrics))
+
+    def rounds(self, evaluated: Sequence[int], values: Sequence[float]) -> float | None:
+        """Rounds until a curve meets the target; None if it never does.
+
+        McMahan et al. 2017, section 3: on the curve of the best value so far, with linear
+        interpolation between evaluated rounds. Of losses the least is the best.
+
+        Args:
+            evaluated: Evaluated rounds, rising, shape (n,).
+            values: The measure after each of them, shape (n,); NaN where it is not known.
+
+        >>> Target("test_accuracy", 0.7).rounds([0, 10, 20, 30], [0.1, 0.5, 0.2, 0.9])
+        25.0
+        """
+        before, best = 0.0, -math.inf
+        for round_, value in zip(evaluated, values, strict=True):
+            if self.met(value):
+                if best == -math.inf:
+                    return float(round_)
+                share = (self.good(self.value) - best) / (self.good(value) - best)
+                return float(before + share * (round_ - before))
+            before = float(round_)
+            if self.good(value) > best:
+                best = self.good(value)
+        return None
+
+
+def _is_known(measure: str) -> bool:
+    """Whether it is a loss or an accuracy."""
+    return measure in (*ACCURACIES, *LOSSES)
+
+
+def _is_of_metric(measure: str) -> bool:
+    """Whether a measure may be a metric's; training rows have no accuracy."""
+    kind, _, name = measure.partition("_")
+    return kind in KINDS and name.isidentifier() and name not in ("loss", "accuracy")
+
+
+def target_of(
+    accuracy: float | None,
+    loss: float | None,
+    metric: Mapping[str, Any] | None = None,
+    *,
+    validated: bool = False,
+) -> Target | None:
+    """The target that the keys of an experiment give, if one does.
+
+    Args:
+        accuracy: `target_accuracy`, of validation rows where there are any.
+        loss: `target_loss`, of training rows.
+        metric: `target_metric`: a measure's name, its value and which values are better.
+        validated: Whether there are validation rows.
+
+    Raises:
+        InputError: Several are given, or one is out of range.
+    """
+    given = {
+        key: value
+        for key, value in zip(KEYS, (accuracy, loss, metric), strict=True)
+        if value is not None
+    }
+    require(
+        len(given) < 2,
+        f"{' and '.join(f'{key} = {value}' for key, value in given.items())}; give one of them, "
+        "and not both",
+    )
+    if metric is not None:
+        return Target(metric["name"], metric["value"], metric.get("lower_is_better"))
+    if accuracy is not None:
+        return Target("validation_accuracy" if validated else "test_accuracy", accuracy)
+    return None if loss is None else Target("train_loss", loss)

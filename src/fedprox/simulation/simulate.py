@@ -1,0 +1,273 @@
+"""Training methods on a federation: the public entry point and the checks of its arguments."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedprox.algorithms.base import Algorithm
+from fedprox.algorithms.check import check_algorithm
+from fedprox.algorithms.reporting import Evaluated
+from fedprox.errors import InputError, require, shown
+from fedprox.federation import Federation
+from fedprox.model import Model, Params, check_model
+from fedprox.simulation.config.cohort import Cohort
+from fedprox.simulation.config.faults import Faults
+from fedprox.simulation.config.protocol import ClientState, Protocol
+from fedprox.simulation.config.systems import Systems
+from fedprox.simulation.config.warn import warn_of
+from fedprox.simulation.devices.compilation_cache import use_default_compilation_cache
+from fedprox.simulation.devices.mesh import lane_mesh
+from fedprox.simulation.loop.checkpoint import Checkpoints, Comparison, Snapshot
+from fedprox.simulation.loop.described import describe_comparison
+from fedprox.simulation.loop.method_run import Session, run_method, with_ended
+from fedprox.simulation.loop.progress import Progress, showing
+from fedprox.simulation.loop.sweep import label, sweep_points
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
+from fedprox.simulation.results.selection import Selection
+from fedprox.simulation.results.target import StopAtTarget, Target
+from fedprox.simulation.storage.training_data import check_measured, resident
+from fedprox.solver import Solver, name_of
+from fedprox.user_code import describe
+
+
+def simulate(
+    federation: Federation,
+    model: Model,
+    methods: Algorithm | Sequence[Algorithm],
+    *,
+    solver: Solver,
+    cohort: Cohort,
+    systems: Systems = Systems(),  # noqa: B008 (frozen)
+    faults: Faults | None = None,
+    rounds: int,
+    evaluate_every: int = 1,
+    evaluate_rows: int | None = None,
+    evaluate_clients: int | None = None,
+    evaluate_model: Evaluated = "server",
+    measure_gradients: bool = True,
+    client_state: ClientState = "auto",
+    seed: int | Sequence[int] = 0,
+    target: Target | None = None,
+    stop_at_target: StopAtTarget = "never",
+    selection: Selection = Selection(),  # noqa: B008 (frozen)
+    stop: Callable[[Record], bool] | None = None,
+    initial: Params | None = None,
+    devices: int | None = None,
+    checkpoints: Checkpoints | None = None,
+    on_record: Callable[[Record], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    progress: bool = True,
+) -> list[Run]:
+    """Train a method on a federation, or several on the same clients, stragglers and mini-batches.
+
+    Compiled programs are kept on disk, so that the same call compiles nothing again, in this
+    process or another one. JAX's own settings are left as they are:
+    `jax_enable_compilation_cache = False` turns this off, and `jax_compilation_cache_dir` names
+    another folder.
+
+    Args:
+        federation: The clients and their data.
+        model: The model to train.
+        methods: The algorithm, such as `fedprox(mu=1.0)`, or several. A method's numbers and the
+            solver's learning rate may each be several: every combination is a point, and all
+            points run as one batched axis of the same program over the same plan.
+        solver: The local solver.
+        cohort: How a round's clients are chosen.
+        systems: Which of them cannot finish.
+        faults: What is done about updates that are not finite, or far larger than the others'.
+            None for nothing: they count, and a run that they ruin is shown as diverged.
+        rounds: Rounds T.
+        evaluate_every: Rounds between evaluations.
+        evaluate_rows: Training rows, test rows and validation rows of each client that evaluations
+            read at most: a random choice, the same for all methods, seeds and rounds; in losses and
+            accuracies a client still counts by all it has. All where left out.
+        evaluate_clients: Clients that evaluations read at most, drawn uniformly without
+            replacement: the same for all methods, seeds and rounds. Records then are estimates of
+            f(w) and of accuracy, with their standard errors; gradient variance and B(w) are those
+            of these clients. All where left out, or where there are no more.
+        evaluate_model: Which model they measure: "server", the one sent out; "cohort", the mean of
+            the last round's clients; or "clients", the mean of every client's last model.
+        measure_gradients: Whether evaluations measure gradient variance, B(w) and gamma. Without,
+            they take a third of the time and no client's model is kept after its round.
+        client_state: Where that lies which clients keep from round to round: "device", "host", a
+            file on "disk", or the first of them where it fits. Results are the same.
+        seed: Seed, or several: each a run of its own through the same compiled program.
+        target: What `stop_at_target` waits for, such as a test accuracy to reach or a training loss
+            to come down to; see `Target`.
+        stop_at_target: Whether a run ends at the first evaluation where "all", or "any", of its
+            points have reached the target; points that have diverged are not waited for. Until
+            there it is the same run, bit for bit.
+        selection: Whether a run keeps its last or its best model, and when it ends without
+            progress.
+        stop: Called with each record but those of the last round; a run ends where it returns True,
+            and keeps what it has found. Sweep points run together, until it has returned True of
+            all of them. Of several processes it must say the same in each.
+        initial: The parameters that every method and seed begins with, a pytree like that of
+            `model.init`, such as `load_model` gives; those of `model.init` where left out.
+        devices: How many of the devices that JAX sees share a round's clients; all where left out.
+            The result differs in the last bits, by the order of sums.
+        checkpoints: Where and how often checkpoints are made; none where left out. A run that goes
+            on from one is the same as one that was never interrupted, bit for bit; and so is a
+            finished run that goes on with more rounds, see `Checkpoints.ends`.
+        on_record: Called with each record as soon as it is known, and first with those of a
+            checkpoint.
+        on_progress: Called with each phase and as rounds end.
+        progress: Whether progress is shown on stderr: as bars in a terminal and in a notebook, else
+            by a line after ten seconds and another one every minute.
+
+    Returns:
+        One run for each method, seed and point, methods outermost and points innermost.
+
+    Raises:
+        InputError: A number out of range, a cohort larger than the federation, a stop without a
+            target, a target on a measure that records do not have, training rows that stay with
+            the host and are too many to be evaluated on unasked, a method that is not as
+            `Algorithm` says or whose functions give arrays of wrong shapes, a model with fewer
+            outputs than classes, initial parameters that are not the model's or not finite, or a
+            faulty update where `faults.policy` is "fail".
+
+    Warns:
+        UserWarning: `evaluate_every` is above `rounds`; the training labels are all of one class;
+            or test labels are of a class that no client trains on. The last is not looked for
+            among labels in files that evaluations do not read.
+    """
+    use_default_compilation_cache()
+    methods = _several(methods)
+    require(
+        checkpoints is None or isinstance(checkpoints, Checkpoints),
+        f"checkpoints = {shown(checkpoints)}; it must be a fedprox.Checkpoints or None",
+    )
+    require(isinstance(progress, bool), f"progress = {shown(progress)}; it must be True or False")
+    protocol = Protocol(
+        federation=federation,
+        model=model,
+        solver=solver,
+        cohort=cohort,
+        systems=systems,
+        faults=faults,
+        rounds=rounds,
+        evaluate_every=evaluate_every,
+        evaluate_rows=evaluate_rows,
+        evaluate_clients=evaluate_clients,
+        evaluate_model=evaluate_model,
+        measure_gradients=measure_gradients,
+        client_state=client_state,
+        seeds=_seeds(seed),
+        target=target,
+        stop_at_target=stop_at_target,
+        selection=selection,
+        stop=stop,
+        initial=initial,
+    )
+    params = model.shapes
+    check_model(model, federation)
+    for method in methods:
+        check_algorithm(method, params)
+    methods = [protocol.reported(method) for method in methods]
+    for method in methods:
+        protocol.check(method, method.solver(solver))
+    points = [
+        (method, point)
+        for method in methods
+        for point in sweep_points(method, method.solver(solver))
+    ]
+    labels = [label(method, method.solver(solver), point) for method, point in points]
+    for name, count in Counter(labels).items():
+        require(
+            count == 1,
+            f"methods: {name!r} is given {count} times; once is enough, and numbers must differ in "
+            "their first six digits, schedules in their names or first rates",
+        )
+    last = begin = Snapshot(())
+    if checkpoints:
+        known = {
+            "parameters": describe(params),
+            "points": [list(point.values()) for _, point in points],  # labels have six digits
+        }
+        for method in methods:
+            known |= _scheduled(method, method.solver(solver))
+        last = begin = checkpoints.begin(
+            Comparison(
+                tuple(labels), protocol.seeds, protocol.rounds, protocol.settings | known, model
+            )
+        )
+    mesh = lane_mesh(devices)
+    if checkpoints:
+        legs = [method for method in methods for _ in protocol.seeds]
+        begin = with_ended(checkpoints, begin, legs, protocol, params, mesh)
+    if evaluate_clients is None:
+        check_measured(mesh, federation, protocol.measured)
+    on_record = on_record or _ignore
+    if checkpoints:
+        on_record = checkpoints.before_first(on_record, last)
+    if jax.process_index() == 0:
+        warn_of(protocol, stacklevel=2)
+    with showing(progress, on_progress) as report:
+        session = Session(
+            protocol,
+            mesh,
+            resident(mesh, federation, protocol.measured, protocol.homes, protocol.measured_homes),
+            len(labels) * len(protocol.seeds),
+            checkpoints,
+            on_record,
+            report,
+        )
+        for record in begin.records:
+            session.on_record(record)
+        runs = list(begin.finished)
+        for number, method in enumerate(methods):
+            left = protocol.seeds[max(0, begin.legs - number * len(protocol.seeds)) :]
+            if left:
+                begin = run_method(session, method, left, runs, begin)
+    experiment = describe_comparison(protocol, methods)
+    for run in runs:
+        run.experiment = experiment
+    return runs
+
+
+def _several(methods: Algorithm | Sequence[Algorithm]) -> list[Algorithm]:
+    """The methods of a comparison, of which there may be one."""
+    needed = "it must be an algorithm, such as fedprox.fedavg(), or a list of them"
+    if isinstance(methods, Algorithm):
+        return [methods]
+    require(
+        isinstance(methods, Sequence) and not isinstance(methods, str | bytes),
+        f"methods = {shown(methods)}; {needed}",
+    )
+    require(len(methods) > 0, f"methods: none given; {needed}")
+    for i, method in enumerate(methods):
+        require(isinstance(method, Algorithm), f"methods[{i}] = {shown(method)}; {needed}")
+    return list(methods)
+
+
+def _seeds(seed: int | Sequence[int]) -> tuple[int, ...]:
+    """The seeds of a comparison, of which there may be one."""
+    given: Any = seed.tolist() if isinstance(seed, np.ndarray) else seed
+    several = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    return tuple(given) if several else (given,)
+
+
+COMPARED_ROUNDS = 0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000
+"""Rounds by whose learning rates checkpoints tell schedules apart, also of an extended run."""
+
+
+def _scheduled(method: Algorithm, solver: Solver) -> dict[str, Any]:
+    """A method's schedule of learning rates as checkpoints know it; nothing without one."""
+    if solver.schedule is None:
+        return {}
+    found: list[float | None] = []
+    for t in COMPARED_ROUNDS:
+        try:
+            found.append(solver.factor(t))
+        except InputError:  # beyond the run it may have none
+            found.append(None)
+    name = label(method, solver, sweep_points(method, solver)[0])
+    return {f"{name}: learning rates": [name_of(solver.schedule), *found]}
+
+
+def _ignore(_: Any) -> None:
+    pass

@@ -1,0 +1,1 @@
+"""Where training rows and client state are stored."""

@@ -1,0 +1,46 @@
+"""The files around the package agree with it."""
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedprox import __version__
+from tests import methods
+from tests.byhand import CLIENTS, START, beside_the_oracle
+
+ROOT = Path(__file__).parents[2]
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+
+NEW = {"src/fedprox/algorithms/momentum.py", "tests/algorithms/test_momentum.py"}
+"""Files that the contributor of its example would write."""
+
+
+def test_the_citation_names_the_version() -> None:
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_lock_has_versions_and_nothing_else() -> None:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
+
+
+def test_the_paths_in_contributing_exist() -> None:
+    named = set(re.findall(r"`((?:src|tests|docs|examples|benchmarks)/[\w./-]*)`", CONTRIBUTING))
+    assert named > NEW
+    assert not [path for path in named - NEW if not (ROOT / path).exists()]
+
+
+def test_the_method_in_contributing_is_the_oracles(monkeypatch: pytest.MonkeyPatch) -> None:
+    (source,) = re.findall(r"```python\n(.*?)```", CONTRIBUTING, re.DOTALL)
+    module = ModuleType("momentum")
+    monkeypatch.setitem(sys.modules, "momentum", module)
+    exec(source, module.__dict__)
+    beside_the_oracle(
+        module.momentum(beta=[0.5, 0.9]),
+        lambda numbers, _: methods.ServerMomentum(START, CLIENTS, 1.0, numbers["beta"], drop=True),
+    )

@@ -1,0 +1,51 @@
+"""The package as a user installs it: built, checked, and run from a fresh environment."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedprox import __version__
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+def python(environment: Path, *arguments: str | Path, cwd: Path) -> str:
+    """What a command of an environment's Python prints, without anything of this process's."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command = [environment / "bin" / "python", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=clean, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def installed(folder: Path, *packages: str | Path) -> Path:
+    """A new environment with some packages."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python(folder, "-m", "pip", "install", "--quiet", "--retries", "1", *packages, cwd=folder)
+    return folder
+
+
+def test_the_wheel_runs_the_demo_without_the_lock(tmp_path: Path) -> None:
+    try:
+        tools = installed(tmp_path / "tools", "build", "twine")
+    except AssertionError as error:
+        if "No matching distribution" not in str(error):
+            raise
+        pytest.skip("pip finds no build and twine: is there a package registry?")
+    python(tools, "-m", "build", "--outdir", tmp_path / "dist", ROOT, cwd=tmp_path)
+    (wheel,), (sdist,) = (list((tmp_path / "dist").glob(ends)) for ends in ("*.whl", "*.tar.gz"))
+    assert wheel.name == f"fedprox-{__version__}-py3-none-any.whl"
+    python(tools, "-m", "twine", "check", "--strict", wheel, sdist, cwd=tmp_path)
+
+    user = installed(tmp_path / "user", wheel)
+    python(user, "-m", "pip", "check", cwd=tmp_path)
+    demo = python(user, "-m", "fedprox", "examples", "demo", cwd=tmp_path)
+    (tmp_path / "demo.toml").write_text(demo)
+    printed = python(user, "-m", "fedprox", "run", "demo.toml", "--set", "rounds=5", cwd=tmp_path)
+    assert "fedprox mu=1" in printed
+    assert (tmp_path / "runs" / "demo" / "report.html").is_file()

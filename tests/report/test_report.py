@@ -1,0 +1,928 @@
+"""The HTML report: what it reads, what it draws, and that a real browser shows it."""
+
+import dataclasses
+import html
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tomli_w
+from plotly.offline import get_plotlyjs
+from rich.console import Console
+
+import fedprox as fp
+from fedprox.diagnostics import clients
+from fedprox.diagnostics.clients import client_measures
+from fedprox.errors import InputError
+from fedprox.files.whole import write_whole
+from fedprox.model import cross_entropy, top_1
+from fedprox.report import charts
+from fedprox.report.archive import read_archive, read_record
+from fedprox.report.charts import Axis, Line, chart, histogram, numbers, ranked, styles
+from fedprox.report.directory import (
+    metrics_line,
+    model_file,
+    summarise,
+    write_clients,
+)
+from fedprox.report.figure import figure
+from fedprox.report.page import overlay, section, worst_mean, write_report
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
+from tests import browser as driving
+from tests.browser import Browser, browser
+from tests.test_cli import status
+
+NASTY = "</script><script>document.title='taken'</script><b>&"
+
+GOAL = fp.Target("test_accuracy", 0.3)
+
+EXPERIMENT = {
+    "rounds": 4,
+    "seed": [0, 1],
+    "data": {"name": "synthetic", "clients": 4},
+    "cohort": {"clients_per_round": 2},
+    "systems": {"stragglers": 0.5},
+    "solver": {"learning_rate": 0.01, "optimizer_options": {}},
+    "method": [{"name": "fedavg"}, {"name": NASTY, "mu": [0.0, 1.0]}],
+}
+
+
+def record(**changes: Any) -> Record:
+    usual: dict[str, Any] = {
+        "label": "fedavg",
+        "method": "fedavg",
+        "numbers": {},
+        "learning_rate": 0.01,
+        "seed": 0,
+        "round": 0,
+        "train_loss": 1.0,
+        "test_accuracy": 0.5,
+        "gradient_variance": 2.0,
+        "dissimilarity": 1.5,
+        "gamma_mean": math.nan,
+        "gamma_max": math.nan,
+        "solves": 2,
+        "unsolved": 0,
+        "clients": 2,
+        "stragglers": 1,
+        "dropped": 0,
+        "client_steps": 7,
+        "total_steps": 0,
+        "communication": 0,
+    }
+    return Record(**usual | changes)
+
+
+def make_run(label: str = "fedavg", seed: int = 0, losses: Sequence[float] = (2.0, 1.0)) -> Run:
+    """A run whose accuracy falls as its loss grows."""
+    history = [
+        record(
+            label=label,
+            method=label,
+            seed=seed,
+            round=t,
+            train_loss=loss,
+            test_accuracy=1 / (1 + loss) if math.isfinite(loss) else math.nan,
+            gamma_mean=0.25 if t else math.nan,
+            client_steps=10 * (seed + 1) if t else 0,
+            total_steps=10 * (seed + 1) * t,
+            communication=t,
+        )
+        for t, loss in enumerate(losses)
+    ]
+    return Run(label, {}, 0.01, seed, label, history, run_seconds=1.5)
+
+
+def write_run(folder: Path, runs: Sequence[Run], *, finished: bool = True) -> Path:
+    """A run directory as `fedprox run` leaves it, without models and figures."""
+    folder.mkdir()
+    (folder / "experiment.toml").write_text(tomli_w.dumps(EXPERIMENT))
+    lines = [json.dumps(metrics_line(r)) + "\n" for run in runs for r in run.history]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    if finished:
+        (folder / "summary.json").write_text(json.dumps([summarise(run, GOAL) for run in runs]))
+    return folder
+
+
+def write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content))
+
+
+DIAGNOSIS = {
+    "facts": [{"what": "clients", "value": "4", "note": "<i>few</i>"}],
+    "sizes": [10, 100, 1000, 30],
+    "classes": [1.0, 2.5, 3.0, 1.5],
+    "path": {"round": [0, 2], "dissimilarity": [3.0, 4.0], "gradient_variance": [9.0, None]},
+    "sweep": [
+        {"mu": 0.0, "round": [0, 2], "train_loss": [2.0, None]}
+        | dict.fromkeys(("late_loss", "spread", "expected_gap")),
+        {"mu": 0.1, "round": [0, 2], "train_loss": [2.0, 1.0]}
+        | {"late_loss": 1.0, "spread": 0.25, "expected_gap": 0.125},
+    ],
+    "suggested_mu": 0.1,
+    "theory_mu": None,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory with two seeds, a label that must be escaped, clients and a diagnosis."""
+    labels, seeds = ("fedavg", "fedprox mu=1", NASTY), (0, 1)
+    runs = [
+        make_run(label, seed, np.linspace(3, 1 + i + seed / 2, 5).tolist())
+        for i, label in enumerate(labels)
+        for seed in seeds
+    ]
+    made = write_run(tmp_path_factory.mktemp("report") / "a <run>", runs)
+    accuracies = [0.0, 0.5, None, 1.0]
+    found = [{"label": r.label, "seed": r.seed, "test_accuracy": accuracies} for r in runs]
+    write_json(made / "clients.json", found)
+    write_json(made / "diagnosis.json", DIAGNOSIS)
+    return made
+
+
+# What the clients get
+
+
+DRAW = """
+import sys
+from pathlib import Path
+from fedprox.report.directory import write_figure
+from fedprox.report.figure import figure
+from tests.report.test_report import make_run
+write_figure(Path(sys.argv[1]), figure([make_run("a"), make_run("b", losses=(3.0, 0.5))]))
+"""
+
+
+def test_a_figure_of_the_same_run_has_the_same_bytes(tmp_path: Path) -> None:
+    """Also in another process and at another time, which matplotlib would write into it."""
+    drawn = []
+    for name, date in (("first", "1000000000"), ("second", "1700000000")):
+        (tmp_path / name).mkdir()
+        environment = {**os.environ, "SOURCE_DATE_EPOCH": date}
+        command = [sys.executable, "-c", DRAW, str(tmp_path / name)]
+        subprocess.run(command, check=True, env=environment)
+        drawn.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
+    assert drawn[0].keys() == {"figure.png", "figure.svg"}
+    assert drawn[0] == drawn[1]
+
+
+def test_client_accuracy_is_that_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "ROWS", 64)
+    federation = fp.datasets.synthetic(alpha=1.0, beta=1.0)
+    model = fp.models.logistic(federation)
+    assert model.correct is not None
+    assert len(federation.test) % 64  # the last slice overlaps the one before
+    programs = cast("Any", clients._summed)._cache_size
+    before = programs()
+    for seed in range(3):
+        params = model.init(jax.random.key(seed))
+        found = client_measures(federation, model, params)["test_accuracy"]
+        for k in range(len(federation)):
+            x, y = federation.test.client(k)
+            guesses = [int(np.argmax(model.apply(params, row[None]))) for row in x]
+            assert found[k] == pytest.approx(np.mean(guesses == y))
+    assert programs() == before + 1  # one program for all runs
+
+
+def test_client_accuracy_keeps_the_rows_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[list[Any]] = []
+
+    def device_put(x: Any) -> Any:
+        moved.append(jax.tree.leaves(x))
+        return x
+
+    monkeypatch.setattr(jax, "device_put", device_put)
+    x, text = np.zeros((9, 2), np.float32), np.arange(30, dtype=np.int32) % 3
+    labels = np.zeros(9, np.int64)
+    for features in (x, fp.Windows(text, np.arange(9, dtype=np.int32), 2)):
+        rows = fp.Rows(features, labels, np.array([0, 4, 9]))
+        federation = fp.Federation(rows, rows, 3, ("a", "b"))
+        model = fp.Model(lambda _: jnp.ones(3), lambda w, x: w + 0 * x[:, :1], cross_entropy, top_1)
+        client_measures(federation, model, jnp.ones(3))["test_accuracy"]
+    plain, windows = moved
+    assert [a.shape for a in plain] == [(0, 2)]
+    assert [a.shape for a in windows] == [(30,), (0,)]  # the text alone
+
+
+def test_clients_without_test_rows_have_no_accuracy() -> None:
+    train = [(np.ones((2, 1)), [0, 1])] * 3
+    model = fp.Model(lambda _: jnp.zeros(()), lambda w, x: jnp.hstack([x + w, x]))
+    test = [([], []), ([[1.0], [2.0]], [0, 0]), ([], [])]
+    found = client_measures(fp.Federation.from_arrays(train, test), model, jnp.ones(()))[
+        "test_accuracy"
+    ]
+    np.testing.assert_array_equal(found, [np.nan, 1.0, np.nan])
+    assert np.isnan(
+        client_measures(fp.Federation.from_arrays(train), model, jnp.ones(()))["test_accuracy"]
+    ).all()
+    blind = dataclasses.replace(model, correct=None)
+    federation = fp.Federation.from_arrays(train, train)
+    assert np.isnan(client_measures(federation, blind, jnp.ones(()))["test_accuracy"]).all()
+
+
+def test_clients_json_holds_null_where_there_are_no_test_rows(tmp_path: Path) -> None:
+    train = [(np.ones((2, 1)), [0, 1])] * 2
+    federation = fp.Federation.from_arrays(train, [([], []), ([[1.0], [2.0]], [0, 1])])
+    model = fp.Model(lambda _: jnp.zeros(()), lambda w, x: jnp.hstack([x + w, x]))
+    run = make_run()
+    run.params = jnp.ones(())
+    write_clients(tmp_path, federation, model, [run])
+    (found,) = json.loads((tmp_path / "clients.json").read_text())
+    nothing, loss = found.pop("test_loss")
+    assert found == {
+        "label": "fedavg",
+        "seed": 0,
+        "clients": ["0", "1"],
+        "training_rows": [2, 2],
+        "test_rows": [0, 2],
+        "test_accuracy": [None, 0.5],
+    }
+    assert nothing is None
+    assert loss == pytest.approx((math.log1p(math.exp(-1)) + math.log1p(math.exp(1))) / 2)
+
+
+def test_an_older_clients_json_without_names_is_read(folder: Path) -> None:
+    written = json.loads((folder / "clients.json").read_text())
+    older = [{key: run[key] for key in ("label", "seed", "test_accuracy")} for run in written]
+    (folder / "clients.json").write_text(json.dumps(older))
+    first, *_ = read_archive(folder).clients
+    assert (first.clients, first.training_rows, first.test_rows) == (None, None, None)
+
+
+# Records as flat rows
+
+
+def test_records_are_rectangular_with_the_keys_of_metrics() -> None:
+    plain, swept = make_run(), make_run()
+    swept.history = [
+        record(numbers={"mu": 1.0, "other": 2.0}, test_accuracy=math.nan, faulty=3) for _ in "ab"
+    ]
+    rows = fp.records([plain, swept])
+    assert len(rows) == len(plain.history) + 2
+    assert {tuple(row) for row in rows} == {tuple(rows[0])}
+    assert list(rows[0])[:4] == ["label", "method", "mu", "other"]
+    assert set(metrics_line(swept.history[0])) | set(metrics_line(plain.history[0])) == set(rows[0])
+    for row in rows[: len(plain.history)]:
+        assert all(math.isnan(row[key]) for key in ("mu", "other", "faulty"))
+    last = rows[-1]
+    assert (last["mu"], last["other"], last["faulty"]) == (1.0, 2.0, 3)
+    assert math.isnan(last["test_accuracy"])  # and not None, which would make a column of objects
+    for row in rows:
+        assert all(value is not None for value in row.values())
+    assert not {"train_loss_se", "faulty_clients"} & row.keys()
+    assert fp.records([]) == []
+
+
+# Reading a run directory back
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    written = record(numbers={"mu": 0.1, "other": 2.0}, gamma_mean=0.1 + 0.2, train_loss=1e-300)
+    line = metrics_line(written)
+    again = read_record(json.dumps(line).encode())
+    assert metrics_line(again) == line
+    assert (again.numbers, again.gamma_mean) == (written.numbers, 0.1 + 0.2)
+    for bad in (math.nan, math.inf):
+        diverged = json.dumps(metrics_line(record(train_loss=bad))).encode()
+        assert math.isnan(read_record(diverged).train_loss)
+
+
+def test_runs_come_back_with_their_seconds(folder: Path) -> None:
+    archive = read_archive(folder)
+    assert [(r.label, r.seed) for r in archive.runs[:3]] == [
+        ("fedavg", 0),
+        ("fedavg", 1),
+        ("fedprox mu=1", 0),
+    ]
+    assert {len(r.history) for r in archive.runs} == {5}
+    assert {r.run_seconds for r in archive.runs} == {1.5}
+    assert archive.finished
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("metrics.jsonl", '{"round": 0', "line 3 is damaged"),
+        ("metrics.jsonl", '{"round": 0}', "line 3 is damaged: label: "),
+        ("metrics.jsonl", "[1]", "line 3 is damaged: not a JSON object"),
+        ("metrics.jsonl", "", "line 3 is damaged"),
+        ("metrics.jsonl", "\udcff", "line 3 is damaged"),
+        (
+            "metrics.jsonl",
+            json.dumps(metrics_line(record())).replace('"round": 0', '"round": "x"'),
+            "line 3 is damaged: round: Input should be a valid integer",
+        ),
+        (
+            "metrics.jsonl",
+            json.dumps(metrics_line(record())).replace('"train_loss": 1.0', '"train_loss": NaN'),
+            "line 3 is damaged: NaN is not JSON",
+        ),
+        (
+            "metrics.jsonl",
+            json.dumps(metrics_line(record())),
+            "line 3 is damaged: 'fedavg', seed 0, has round 0 after round 1",
+        ),
+        (
+            "metrics.jsonl",
+            json.dumps(metrics_line(record())).replace('"round": 0', f'"round": 1{"0" * 400}'),
+            "a whole number beyond 64 bits",
+        ),
+        ("metrics.jsonl", "[" * 100_000, "line 3 is damaged: arrays or objects within others"),
+        (
+            "summary.json",
+            '[{"label": "a", "seed": 99999999999999999999, "run_seconds": 1, "sweep_points": 1}]',
+            "damaged: 0.seed: Input should be less than 9223372036854775808",
+        ),
+        ("summary.json", "{}", "damaged: Input should be a valid array"),
+        ("summary.json", '[{"label": 3}]', "damaged: 0.label: Input should be a valid string"),
+        ("clients.json", "nonsense", "damaged: Invalid JSON"),
+        ("clients.json", '[{"label": "a", "seed": 0, "test_accuracy": [NaN]}]', "finite number"),
+        ("diagnosis.json", "{}", "damaged: facts: Field required"),
+        ("experiment.toml", "rounds =", "damaged: Invalid value"),
+        ("experiment.toml", "rounds = 3", "damaged: data: Field required"),
+    ],
+)
+def test_damage_is_one_line_that_names_the_place(
+    file: str, content: str, message: str, tmp_path: Path, capsys: Any
+) -> None:
+    made = write_run(tmp_path / "run", [make_run()])
+    before = (made / file).read_bytes() if file == "metrics.jsonl" else b""
+    (made / file).write_bytes(before + content.encode(errors="surrogateescape") + b"\n")
+    assert status("report", made, "--out", tmp_path / "page.html") == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert str(made / file) in error
+    assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_models_with_long_labels_have_files_of_their_own(tmp_path: Path) -> None:
+    label = "fedopt " + "\u03b5=1e-8 " * 60
+    files = {model_file(label + end, 2**63 - 1) for end in "ab"}
+    assert len(files) == 2
+    for file in files:
+        write_whole(tmp_path / file, b"")  # by way of another name, which is longer
+
+
+def test_what_is_no_run_directory_is_refused(tmp_path: Path, capsys: Any) -> None:
+    def refused(*arguments: object) -> str:
+        assert status("report", *arguments) == 2
+        error = str(capsys.readouterr().err)
+        assert error.count("\n") == 1
+        return error
+
+    page = tmp_path / "page.html"
+    assert "none: no such folder" in refused(tmp_path / "none", "--out", page)
+    assert "no experiment.toml; not a run directory" in refused(tmp_path, "--out", page)
+    made = write_run(tmp_path / "run", [])
+    assert "run: no evaluated rounds yet" in refused(made, "--out", page)
+    (made / "metrics.jsonl").unlink()
+    assert "run: no evaluated rounds yet" in refused(made, "--out", page)
+    good = write_run(tmp_path / "good", [make_run()])
+    assert "no evaluated rounds yet" in refused(good, made, "--out", page)
+    assert "good is not a file" in refused(good, "--out", good)
+    assert "no is not a folder" in refused(good, "--out", tmp_path / "no" / "page.html")
+    assert "not the name of an HTML file" in refused(good, "--out", good / "metrics.jsonl")
+    assert "RUN_DIR" in refused("--out", page)
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "good"}
+    with pytest.raises(InputError, match="no run directories"):
+        write_report([], page)
+
+
+def test_an_interrupted_run_gives_a_page_that_says_so(tmp_path: Path) -> None:
+    made = write_run(tmp_path / "run", [make_run(), make_run(seed=1)], finished=False)
+    write_report([made], tmp_path / "page.html")
+    page = html.unescape((tmp_path / "page.html").read_text())
+    assert "did not finish" in page
+    assert "Rounds done, of 4: fedavg, seed 0: 1; fedavg, seed 1: 1." in page
+    assert '<th scope="col">seconds</th>' not in page
+
+
+def test_the_seed_that_was_running_is_left_out_of_the_lines(tmp_path: Path) -> None:
+    whole, diverged = (5.0, 4.0, 3.0, 2.0, 1.0), (5.0, math.inf)
+    done = [make_run(losses=whole), make_run(seed=1, losses=diverged), make_run(seed=2)]
+    archive = read_archive(write_run(tmp_path / "run", done, finished=False))
+    assert [run.seed for run in archive.shown] == [0, 1]
+    shown = section(archive, styles(["fedavg"]))
+    assert any("seed that was running is left out" in line for line in shown.warnings)
+    whole_table = read_archive(write_run(tmp_path / "whole", done))
+    assert [run.seed for run in whole_table.shown] == [0, 1, 2]
+    # of a method of which it is the only one it is all that there is
+    first = [*done[:2], make_run("fedprox mu=1")]
+    archive = read_archive(write_run(tmp_path / "first", first, finished=False))
+    assert len(archive.shown) == 3
+
+
+def test_notes_say_whether_evaluations_read_a_sample(tmp_path: Path) -> None:
+    made = write_run(tmp_path / "run", [make_run()])
+    for extra, whose in (("", "all clients' "), ("evaluate_rows = 5\n", "a sample of the ")):
+        (made / "experiment.toml").write_text(extra + tomli_w.dumps(EXPERIMENT))
+        notes = [c.note for c in section(read_archive(made), styles(["fedavg"])).groups[0].charts]
+        assert f"over {whose}" in notes[0]
+        assert f"Over {whose}" in notes[1]
+
+
+@pytest.mark.parametrize("label", ["_mine", "a$x^$b $y_{$", "a [b] c", "q[/b]"])
+def test_labels_of_ones_own_are_shown_as_they_are(label: str, tmp_path: Path) -> None:
+    runs = [make_run(label), make_run("fedavg")]
+    drawn = fp.figure(runs)
+    drawn.savefig(tmp_path / "a.png")
+    legend = drawn.axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == [label, "fedavg"]
+    console = Console(width=200)
+    with console.capture() as printed:
+        console.print(fp.table(runs))
+    assert label in printed.get()
+
+
+# What is drawn
+
+
+def drawn(lines: Sequence[Line], y: Axis = Axis("y")) -> charts.Chart:  # noqa: B008
+    return chart("t", "n", lines, styles(line.label for line in lines), Axis("round"), y)
+
+
+def test_a_line_is_the_mean_and_its_band_one_deviation() -> None:
+    x = np.arange(3.0)
+    values = np.array([[1.0, 2.0, 6.0], [3.0, 2.0, 2.0], [2.0, 2.0, 4.0]])
+    band, line = drawn([Line("a", x, values)]).traces
+    assert line["y"] == [2.0, 2.0, 4.0]
+    assert (band["x"], band["y"]) == ([0, 1, 2, 2, 1, 0], [1, 2, 2, 6, 2, 3])
+    assert band["legendgroup"] == line["legendgroup"] == "a"
+
+
+def test_bands_are_those_of_the_table(folder: Path) -> None:
+    archive = read_archive(folder)
+    shown = section(archive, styles(run.label for run in archive.runs))
+    assert shown.results is not None
+    assert "mean ± standard deviation over 2 seeds" in shown.results.caption
+    (accuracy,) = (c for c in shown.groups[0].charts if c.title == "Test accuracy")
+    band, line = accuracy.traces[:2]
+    last = len(line["x"]) - 1
+    low, high = band["y"][last], band["y"][last + 1]
+    mean, deviation = line["y"][last], (high - low) / 2
+    assert deviation > 0
+    assert shown.results.rows[0][2] == f"{100 * mean:.2f} ± {100 * deviation:.2f} %"
+    told = "Lines are means over 2 seeds, bands ± one standard deviation, as in the table."
+    assert [group.note for group in shown.groups[:2]] == [told, told]
+    assert told in shown.groups[2].note
+
+
+def test_one_seed_has_no_bands_to_explain(tmp_path: Path) -> None:
+    archive = read_archive(write_run(tmp_path / "run", [make_run()]))
+    assert section(archive, styles(["fedavg"])).groups[0].note == ""
+
+
+def test_a_band_on_a_logarithmic_axis_is_cut_off_at_the_least_value() -> None:
+    shown = drawn([Line("a", np.arange(2.0), np.array([[100.0, 1.0], [100.0, 30.0]]))])
+    band, line = shown.traces
+    assert shown.layout["yaxis"]["type"] == "log"
+    assert line["y"] == [100.0, 15.5]
+    assert band["y"] == [100, 1, 36.006, 100]
+
+
+def test_what_is_not_finite_is_a_gap() -> None:
+    values = np.array([[1.0, np.inf, 2.0, 3.0], [1.0, 1.0, 2.0, 5.0]])
+    band, line = drawn([Line("a", np.arange(4.0), values)]).traces
+    assert line["y"] == [1.0, None, 2.0, 4.0]
+    assert band["x"] == [0, 0, None, 2, 3, 3, 2]
+    assert band["y"] == [1, 1, None, 2, 2.5858, 5.4142, 2]
+    (line,) = drawn([Line("a", np.arange(4.0), values[:1])]).traces
+    assert line["y"] == [1.0, None, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "kind"),
+    [
+        ([1.0, 19.0], False, None),
+        ([1.0, 21.0], False, "log"),
+        ([0.0, 21.0], False, None),
+        ([-1.0, 21.0], False, None),
+        ([0.01, 1.0], True, None),
+        ([np.nan, np.nan], False, None),
+    ],
+)
+def test_an_axis_is_logarithmic_beyond_twentyfold(
+    values: list[float], percent: bool, kind: str | None
+) -> None:
+    line = Line("a", np.arange(2.0), np.array([values]))
+    axis = drawn([line], Axis("y", percent)).layout["yaxis"]
+    assert axis.get("type") == kind
+    assert axis["title"]["text"] == ("y (log scale)" if kind else "y")
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.3, 7.0), (3e-4, 0.2), (0.02, 4000.0), (0.5, 1e9)])
+def test_logarithmic_axes_of_the_figure_have_numbers_and_say_so(low: float, high: float) -> None:
+    shown = figure([make_run(losses=[high, low])])
+    shown.draw_without_rendering()
+    axis = shown.axes[0]
+    assert axis.get_ylabel() == "log scale"
+    lowest, highest = axis.get_ylim()
+    ticks = [t for t in axis.yaxis.get_major_ticks() if lowest <= t.get_loc() <= highest]
+    labels = [tick.label1.get_text() for tick in ticks]
+    assert [float(label) for label in labels] == [tick.get_loc() for tick in ticks]
+    assert len(labels) >= 3
+    assert {label.get_text() for label in axis.yaxis.get_minorticklabels()} <= {""}
+    linear = figure([make_run(losses=[2.0, 1.0])]).axes[0]
+    assert (linear.get_yscale(), linear.get_ylabel()) == ("linear", "")
+
+
+def test_bands_of_the_figure_are_those_of_the_report() -> None:
+    seeds = [make_run(seed=seed, losses=losses) for seed, losses in enumerate([[3, 1], [5, 3]])]
+    shown = figure(seeds)
+    assert shown.get_suptitle() == (
+        "Lines are means over 2 seeds, bands ± one standard deviation, as in the table."
+    )
+    (path,) = shown.axes[0].collections[0].get_paths()
+    vertices = np.asarray(path.vertices)
+    edges = vertices[vertices[:, 0] == 1, 1]
+    assert [edges.min(), edges.max()] == pytest.approx([2 - math.sqrt(2), 2 + math.sqrt(2)])
+
+
+def test_a_long_label_leaves_the_panels_their_width() -> None:
+    short, long = (figure([make_run(label)]) for label in ("a", "a very long label " * 8))
+    widths = []
+    for shown in (short, long):
+        shown.draw_without_rendering()
+        widths.append(shown.axes[0].get_position().width)
+    assert widths[1] > 0.9 * widths[0]
+
+
+def test_clients_are_ranked_and_the_worst_tenth_averaged() -> None:
+    line = ranked("a", [np.array([0.3, 0.1, 0.2]), np.array([0.5, 0.7, 0.6])])
+    np.testing.assert_allclose(line.values, [[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]])
+    many = ranked("a", [np.linspace(0, 1, 5001)[::-1]])
+    np.testing.assert_allclose(many.values[0], np.linspace(0, 1, 201))
+    assert worst_mean(np.arange(10.0)) == 0
+    assert worst_mean(np.arange(11.0)) == 0.5
+    assert worst_mean(np.array([0.7])) == 0.7
+
+
+def test_a_histogram_counts_every_client() -> None:
+    for sizes in ([10.0] * 5, [1.0, 5.0, 9.0], np.geomspace(3, 3000, 100).tolist()):
+        shown = histogram("t", "n", sizes, "rows").traces[0]
+        assert sum(shown["y"]) == len(sizes)
+    # bins of equal ratio: equally many of a geometric sequence
+    assert max(shown["y"]) - min(shown["y"]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(7.0, "7"), (123456.0, "123,456"), (2.0 + 1e-12, "2"), (2.5, "2.5")]
+)
+def test_equal_sizes_are_one_bar_and_said(value: float, said: str) -> None:
+    shown = histogram("t", "n", [value] * 12 + [value * (1 + 1e-15)], "training rows")
+    assert shown.note == f"All 13 clients have {said} training rows."
+    (bars,) = shown.traces
+    assert (bars["x"], bars["y"]) == ([pytest.approx(value)], [13])
+    assert shown.layout["xaxis"]["ticktext"] == [said]
+    assert histogram("t", "n", [100000.0, 100001.0], "rows").note == "n"
+
+
+def test_a_histogram_over_decades_says_so() -> None:
+    axis = histogram("t", "n", [3.0, 30.0, 300.0], "rows").layout["xaxis"]
+    assert axis["title"]["text"] == "rows (log scale)"
+    labels = [float(text) for text in axis["ticktext"]]
+    assert 10 ** np.array(axis["tickvals"]) == pytest.approx(labels, rel=1e-3)
+
+
+def test_numbers_are_short_and_json() -> None:
+    assert numbers([1 / 3, math.nan, -math.inf, 1e-9]) == [0.33333, None, None, 1e-9]
+
+
+def test_more_labels_than_colours_still_look_different() -> None:
+    looks = styles(str(i) for i in range(32))
+    assert len(set(looks.values())) == 32
+
+
+def test_a_diverged_run_is_named_and_left_out_of_the_clients(tmp_path: Path) -> None:
+    runs = [make_run(), make_run("bad", losses=[1.0, math.inf])]
+    made = write_run(tmp_path / "run", runs)
+    found = [{"label": r.label, "seed": 0, "test_accuracy": [0.25, 0.75]} for r in runs]
+    write_json(made / "clients.json", found)
+    archive = read_archive(made)
+    shown = section(archive, styles(r.label for r in archive.runs))
+    assert any("bad, seed 0, diverged" in warning for warning in shown.warnings)
+    (behind,) = (group for group in shown.groups if group.title == "Who is left behind")
+    assert behind.tables[0].rows == [
+        ["fedavg", "50.00 %", "50.00 %", "25.00 %", "25.00 %", "25.00 %"]
+    ]
+
+
+def test_adaptive_mu_has_a_figure_of_its_own(tmp_path: Path) -> None:
+    history = [record(round=t, numbers={"mu": mu}) for t, mu in enumerate((0.0, 0.1, 0.0))]
+    made = write_run(tmp_path / "run", [Run("fedavg", {}, 0.01, 0, "fedavg", history)])
+    archive = read_archive(made)
+    shown = section(archive, styles(r.label for r in archive.runs))
+    (mu,) = (c for c in shown.groups[0].charts if c.title == "Adaptive mu")
+    assert mu.traces[0]["y"] == [0.0, 0.1, 0.0]
+
+
+def test_local_solves_that_missed_their_gamma_are_named(tmp_path: Path) -> None:
+    history = [record(), record(round=1, unsolved=1)]
+    made = write_run(tmp_path / "run", [Run("fedavg", {}, 0.01, 0, "fedavg", history)])
+    (warning,) = section(read_archive(made), styles(["fedavg"])).warnings
+    assert warning.startswith("fedavg: 1 of 2 local solves")
+
+
+def test_runs_of_several_directories_are_overlaid(tmp_path: Path) -> None:
+    """Those that share a measure, each by its own name and colour."""
+    names = ("a", "b", "c")
+    made = [write_run(tmp_path / name, [make_run("fedavg"), make_run("x")]) for name in names]
+    archives = [read_archive(path) for path in made]
+    for run in archives[0].runs:  # measured in one directory alone
+        run.history = [r._replace(dissimilarity=math.nan) for r in run.history]
+    for run in archives[1].runs:
+        run.history = [r._replace(dissimilarity=math.nan) for r in run.history]
+    shown = overlay(archives)
+    assert shown is not None
+    lines = [f"{name}: {label}" for name in names for label in ("fedavg", "x")]
+    assert list(shown.keys) == lines
+    assert len(set(shown.keys.values())) == len(lines)
+    titles = [c.title for c in shown.charts]
+    assert titles == ["Training loss", "Test accuracy", "Gradient variance", "Inexactness gamma"]
+    for each in shown.charts:
+        assert [trace["legendgroup"] for trace in each.traces] == lines
+    assert overlay(archives[:1]) is None
+
+
+def test_directories_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write_run(tmp_path / name / "run", [make_run("fedavg")])
+    shown = overlay([read_archive(tmp_path / name / "run") for name in ("a", "b")])
+    assert shown is not None
+    assert list(shown.keys) == [f"{tmp_path / name / 'run'}: fedavg" for name in ("a", "b")]
+
+
+def test_the_lead_says_who_trains_and_how_long(folder: Path) -> None:
+    lead = section(read_archive(folder), styles(["fedavg", "fedprox mu=1", NASTY])).lead
+    assert lead == "synthetic · 4 clients · 2 a round · 4 rounds · 50 % stragglers · 2 seeds"
+
+
+def test_a_diagnosis_alone_makes_a_page(tmp_path: Path) -> None:
+    made = write_run(tmp_path / "run", [], finished=False)
+    write_json(made / "diagnosis.json", DIAGNOSIS)
+    shown = section(read_archive(made), {})
+    assert [group.title for group in shown.groups] == [
+        "Diagnosis: the federation",
+        "Diagnosis: which mu",
+    ]
+    assert shown.groups[1].tables[0].rows == [
+        ["mu = 0", "diverged", ""],
+        ["mu = 0.1 (suggested)", "1.0000 ± 0.2500", "0.1250"],
+    ]
+    assert shown.groups[1].note == "Suggested: mu = 0.1."
+    assert not shown.warnings
+
+
+# The page
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> Path:
+    """A page of two run directories, the second an interrupted one."""
+    other = write_run(folder.parent / "other", [make_run("fedprox mu=1")], finished=False)
+    out = folder.parent / "page.html"
+    assert status("report", folder, other, "--out", out) == 0
+    return out
+
+
+def test_the_page_asks_for_nothing_and_everything_is_escaped(page: Path) -> None:
+    text = page.read_text()
+    library = get_plotlyjs()
+    assert text.count(library) == 1
+    own = text.replace(library, "")
+    assert not re.search(r"https?:|//\w+\.", own)
+    assert not re.search(r"\b(src|@import|url)\b\s*[=(]", own)
+    assert "document.title" in own  # the label is there, but never as markup
+    assert "<script>document" not in own
+    assert "<b>&" not in own
+    assert "<i>few" not in own
+    assert own.count("</script>") == own.count("<script")
+    assert '<html lang="en">' in own
+
+
+def test_the_page_is_the_same_for_the_same_runs(page: Path, folder: Path, tmp_path: Path) -> None:
+    write_report([folder, folder.parent / "other"], tmp_path / "again.html")
+    assert (tmp_path / "again.html").read_bytes() == page.read_bytes()
+
+
+def test_reading_the_command_line_does_not_import_plotly() -> None:
+    script = "import sys, fedprox.cli; print('plotly' in sys.modules, 'jinja2' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "False"]
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def opened(page: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if driving.CHROMIUM is None or driving.DRIVER is None:
+        pytest.skip("no chromium and chromedriver on the PATH: apt-get install chromium-driver")
+    with browser(tmp_path_factory.mktemp("profile")) as session:
+        session.post("/url", url="about:blank")
+        session.requests()  # those of the browser's first tab
+        session.open(page)
+        session.wait("'ready' in document.documentElement.dataset")
+        yield session
+
+
+VISIBLE = """
+return [...document.querySelectorAll('#run-1 .plot')].map(plot =>
+  [...plot.querySelectorAll('.scatterlayer path.js-line')]
+    .filter(line => parseFloat(line.style.strokeWidth) > 0).length)
+"""
+"""Lines drawn in each figure of the first section; a band's outline has no width."""
+
+LINES = [3, 3, 3, 3, 3, 3, 3, 3, 0, 0, 1, 1, 2]
+"""Five against rounds, two against cost, the clients; two histograms, the path, the sweep."""
+
+
+@pytest.mark.slow
+def test_all_figures_are_drawn_without_a_word_from_the_console(opened: Browser, page: Path) -> None:
+    assert opened.console() == []
+    asked = [url for url in opened.requests() if not url.startswith(("data:", "blob:"))]
+    assert asked == [page.resolve().as_uri()]
+    assert opened.run(VISIBLE) == LINES
+    bands = opened.run(
+        "return [...document.querySelectorAll('#run-1 .plot')]"
+        ".map(p => p.querySelectorAll('.scatterlayer .fills path.js-fill').length)"
+    )
+    assert bands == [3] * 8 + [0] * 5
+    bars = opened.run(
+        "return [...document.querySelectorAll('#run-1 .plot')]"
+        ".map(p => p.querySelectorAll('.bars .point').length)"
+    )
+    assert [bool(count) for count in bars] == [False] * 8 + [True] * 2 + [False] * 3
+    assert opened.run("return document.title") == "2 experiments \N{EN DASH} fedprox"
+
+
+@pytest.mark.slow
+def test_nothing_offers_to_upload_a_figure(opened: Browser) -> None:
+    titles = opened.run(
+        "return [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)"
+    )
+    assert "Zoom in" in titles
+    assert not [title for title in titles if re.search("share|cloud|plotly|edit", title, re.I)]
+
+
+@pytest.mark.slow
+def test_a_label_has_the_same_colour_everywhere(opened: Browser) -> None:
+    found = opened.run(
+        "return [...document.querySelectorAll('.plot')].flatMap(p => p.data"
+        ".filter(t => t.legendgroup === 'fedprox mu=1').map(t => t.line.color))"
+    )
+    assert len(found) == 8 * 2 + 7
+    assert len(set(found)) == 1
+
+
+PLOT_AREA = """
+const plot = document.querySelectorAll('#run-1 .plot')[arguments[0]];
+plot.scrollIntoView({block: 'center', behavior: 'instant'});
+const box = plot.querySelector('.nsewdrag').getBoundingClientRect();
+return [box.left, box.top, box.width, box.height].map(Math.round);
+"""
+
+
+@pytest.mark.slow
+def test_hovering_shows_values(opened: Browser) -> None:
+    left, top, width, height = opened.run(PLOT_AREA, 0)
+    opened.mouse((left + 5, top + 5), (left + width // 2, top + height // 2))
+    opened.wait("document.querySelector('#run-1 .plot .hoverlayer .legend')")
+    shown = opened.run("return document.querySelector('#run-1 .plot .hoverlayer').textContent")
+    # half-way, at round 2: seed 0 falls from 3 to 1, seed 1 from 3 to 1.5
+    assert "round 2fedavg : 2.125" in shown
+    assert f"{NASTY} : " in shown
+
+
+def button(opened: Browser, label: str) -> tuple[int, int]:
+    """Where a name of the first section's legend is, in the window."""
+    find = f"//section[@id='run-1']//button[@data-label='{label}']"
+    element = opened.post("/element", using="xpath", value=find)
+    x, y = opened.run(
+        "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'});"
+        "const b = arguments[0].getBoundingClientRect();"
+        "return [b.left + b.width / 2, b.top + b.height / 2].map(Math.round)",
+        element,
+    )
+    return x, y
+
+
+def click(opened: Browser, label: str) -> None:
+    opened.mouse(button(opened, label), "down", "up")
+
+
+def double_click(opened: Browser, at: tuple[int, int], script: str, wanted: Any) -> None:
+    """Double-click until a script finds what is wanted.
+
+    On a busy machine the two clicks may come too far apart to count as one double click; they
+    then leave things as they were.
+    """
+    for _ in range(20):
+        opened.mouse(at, "down", "up", "down", "up")
+        if opened.run(script) == wanted:
+            break
+    assert opened.run(script) == wanted
+
+
+@pytest.mark.slow
+def test_a_click_on_a_name_hides_its_line_and_band_in_all_figures(opened: Browser) -> None:
+    click(opened, "fedavg")
+    assert opened.run(VISIBLE) == [2] * 8 + LINES[8:]
+    pressed = "return document.querySelector('#run-1 [data-label=fedavg]').ariaPressed"
+    assert opened.run(pressed) == "false"
+    fills = (
+        "return document.querySelectorAll('#run-1 .plot')[0].querySelectorAll('.js-fill').length"
+    )
+    assert opened.run(fills) == 2
+    click(opened, "fedavg")
+    assert opened.run(VISIBLE) == LINES
+    assert opened.run(pressed) == "true"
+
+
+@pytest.mark.slow
+def test_a_double_click_on_a_name_leaves_it_alone_and_brings_all_back(opened: Browser) -> None:
+    at = button(opened, "fedavg")
+    double_click(opened, at, VISIBLE, [1] * 8 + LINES[8:])
+    double_click(opened, at, VISIBLE, LINES)
+    click(opened, "mu = 0.1 (suggested)")
+    assert opened.run(VISIBLE) == [*LINES[:-1], 1]
+    click(opened, "mu = 0.1 (suggested)")
+    assert opened.run(VISIBLE) == LINES
+
+
+@pytest.mark.slow
+def test_dragging_zooms_and_a_double_click_zooms_out(opened: Browser) -> None:
+    span = "return document.querySelectorAll('#run-1 .plot')[1].layout.xaxis.range"
+    whole = opened.run(span)
+    left, top, width, height = opened.run(PLOT_AREA, 1)
+    x, y = (left + width // 4, top + height // 4), (left + width // 2, top + height * 3 // 4)
+    opened.mouse(x, "down", y, "up")
+    opened.wait(f"({span.removeprefix('return ')})[0] > 0.5")
+    low, high = opened.run(span)
+    assert (low, high) == pytest.approx((1, 2), abs=0.1)  # of rounds 0 to 4
+    double_click(opened, x, span, whole)
+
+
+TICKS = """
+return [...document.querySelectorAll('#all-runs .plot')].map(plot =>
+  [plot.layout.yaxis.type,
+   [...plot.querySelectorAll('.ytick')].map(t => t.textContent).filter(Boolean)])
+"""
+
+
+@pytest.mark.slow
+def test_every_label_of_a_logarithmic_axis_is_a_number(opened: Browser, page: Path) -> None:
+    values = np.geomspace(0.03, 8, 9).tolist()
+    paths = [page.parent / name for name in ("steep", "steeper")]
+    for factor, path in enumerate(paths, start=1):
+        write_run(path, [make_run(losses=[factor * v for v in values])])
+    write_report(paths, page.parent / "steep.html")
+    opened.open(page.parent / "steep.html")
+    opened.wait("'ready' in document.documentElement.dataset")
+    kind, labels = opened.run(TICKS)[0]
+    opened.requests()
+    opened.open(page)
+    opened.wait("'ready' in document.documentElement.dataset")
+    assert kind == "log"
+    assert [float(label) for label in labels] == [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20]
+
+
+SCROLLED = """
+return [...document.querySelectorAll('.scroll, figure, dl, .keys')]
+  .filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)
+"""
+"""What can be scrolled sideways."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1400])
+def test_the_page_fits_the_window(opened: Browser, page: Path, width: int) -> None:
+    opened.resize(width)
+    opened.wait(f"innerWidth === {width}")
+    opened.wait(
+        "Math.abs(document.querySelector('.main-svg').getBoundingClientRect().width"
+        " - document.querySelector('.plot').getBoundingClientRect().width) < 2"
+    )
+    assert opened.run("return document.documentElement.scrollWidth") <= width
+    assert opened.run("return document.querySelectorAll('.scroll td').length") > 20
+    assert opened.run(SCROLLED) == []
+    # nor was there anything in all tests before
+    assert opened.console() == []
+    assert set(opened.requests()) <= {page.as_uri()}

@@ -1,0 +1,56 @@
+"""How tables, federations, runs and records show themselves."""
+
+import io
+import math
+
+import numpy as np
+from rich.console import Console
+
+import fedprox as fp
+from tests.report.test_report import make_run, record
+
+
+def test_a_table_prints_as_its_text() -> None:
+    long = "a method with a name longer than most terminals are wide " * 3
+    table = fp.table([make_run("fedavg"), make_run(long.strip())])
+    text = str(table)
+    header, first, second = text.splitlines()
+    assert header.split()[:3] == ["method", "train", "loss"]
+    assert first.split()[:2] == ["fedavg", "1.0000"]
+    assert second.startswith(long.strip())
+    assert repr(table) == text  # what a Python prompt shows
+    assert "\x1b" not in text
+
+
+def test_a_console_shows_a_table_as_before() -> None:
+    shown = io.StringIO()
+    Console(file=shown, width=60).print(fp.table([make_run("word " * 12)]))
+    assert max(map(len, shown.getvalue().splitlines())) <= 60  # folded to its width
+
+
+def test_a_federation_is_a_line() -> None:
+    clients = [(np.zeros((n, 28, 28), np.float32), [0] * n) for n in (1500, 3)]
+    federation = fp.Federation.from_arrays(clients, classes=10)
+    assert repr(federation) == (
+        "Federation: 2 clients, 1,503 training rows (3 to 1,500 a client), 0 test rows, "
+        "10 classes, features float32[28,28]"
+    )
+    regression = fp.Federation.from_arrays([([[1.0]], [0.5])] * 2)
+    assert repr(regression) == (
+        "Federation: 2 clients, 2 training rows (1 a client), 0 test rows, features float32[1]"
+    )
+
+
+def test_a_run_and_a_record_are_a_line() -> None:
+    run = make_run("fedprox mu=1", losses=(2.0, 0.25, 1.0))
+    accuracy = "test accuracy 50.00 %"
+    assert repr(run) == (
+        f"Run('fedprox mu=1', seed 0: 2 rounds, train loss 1, {accuracy}, best 80.00 %)"
+    )
+    assert repr(run.final) == f"Record('fedprox mu=1', seed 0, round 2: train loss 1, {accuracy})"
+    blind = record(test_accuracy=math.nan, train_loss=math.inf)
+    assert repr(blind) == "Record('fedavg', seed 0, round 0: train loss inf)"
+    run.history = [blind]
+    assert repr(run) == "Run('fedprox mu=1', seed 0: 0 rounds, train loss inf)"
+    run.history = []
+    assert repr(run) == "Run('fedprox mu=1', seed 0: no records)"

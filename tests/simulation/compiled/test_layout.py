@@ -1,0 +1,151 @@
+"""How much room a round's arrays have: it is found in bounded time, and changes no result."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedprox as fp
+from fedprox.simulation.compiled import compile as compiling
+from fedprox.simulation.compiled import layout as laying_out
+from fedprox.simulation.compiled import round as round_program
+from fedprox.simulation.compiled.layout import Capacity, Layout
+from fedprox.simulation.loop import planner
+from fedprox.simulation.planning.batch_plan import Shape
+from fedprox.simulation.planning.round_work import round_work
+from fedprox.simulation.storage import training_data
+from tests.quadratics import quadratic_model, ragged_quadratics
+
+SIZES = [1, 2, 3, 4, 5, 60, 7, 90, 2, 1]
+START = np.array([1.0, -2.0, 3.0])
+
+
+class Enough(Exception):
+    """A run has come far enough for a test."""
+
+
+def runs(method: fp.Algorithm, **options: Any) -> list[fp.Run]:
+    setting: dict[str, Any] = {
+        "solver": fp.Solver(0.02, 3, epochs=2),
+        "cohort": fp.Cohort(3),
+        "systems": fp.Systems(stragglers=0.4),
+        "rounds": 12,
+        "evaluate_every": 4,
+        "measure_gradients": False,
+        "seed": [0, 1],
+    }
+    return fp.simulate(
+        ragged_quadratics(0, SIZES), quadratic_model(START), method, **setting | options
+    )
+
+
+@contextmanager
+def sampling(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[list[Shape]]:
+    """Shapes from the first `count` rounds; the shapes that programs are compiled for."""
+    compiled: list[Shape] = []
+    original = round_program.rounds_program
+
+    def noted(*args: Any, **options: Any) -> Any:
+        compiled.append(args[4])
+        return original(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(laying_out, "SAMPLE_ROUNDS", (count, count))
+        # the lanes are chosen by the sample and change the order of sums
+        patch.setattr(laying_out, "choose_lanes", lambda *_: 2)
+        patch.setattr(compiling, "rounds_program", noted)
+        yield compiled
+
+
+@pytest.mark.parametrize(
+    ("method", "stays", "options"),
+    [
+        (fp.fedprox(mu=0.3), False, {"measure_gradients": True}),
+        (fp.fedprox(mu=0.3), True, {"faults": fp.Faults(), "cohort": fp.Cohort(3, "bernoulli")}),
+        (fp.feddane(mu=0.3), True, {"cohort": fp.Cohort(3, "bernoulli")}),
+        (fp.scaffold(), False, {"client_state": "device"}),
+    ],
+    ids=["fedprox", "faults", "feddane", "scaffold"],
+)
+def test_a_round_that_needs_more_room_gets_it(
+    method: fp.Algorithm, stays: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_data, "stays_with_host", lambda *_: stays)
+    with sampling(monkeypatch, 1) as grown:
+        some = runs(method, seed=0, **options)
+    with sampling(monkeypatch, 24) as enough:
+        others = runs(method, seed=0, **options)
+    assert len(grown) > len(enough) == 1
+    assert grown[-1].ticks > grown[0].ticks
+    for a, b in zip(some, others, strict=True):
+        np.testing.assert_allclose(a.params, b.params, rtol=1e-5)
+        np.testing.assert_allclose(
+            [r.train_loss for r in a.history], [r.train_loss for r in b.history], rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("method", [fp.scaffold(), fp.fedprox(mu=0.3)], ids=lambda m: m.name)
+def test_a_run_that_grew_goes_on_bit_for_bit(
+    method: fp.Algorithm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither where calls end nor the seeds that came before change how much room a round has."""
+
+    def until(record: fp.Record) -> None:
+        if record.seed == 1 and record.round == 8:
+            raise Enough
+
+    with sampling(monkeypatch, 1):
+        whole = runs(method)
+        with pytest.raises(Enough):
+            runs(method, checkpoints=fp.Checkpoints(tmp_path, every=3), on_record=until)
+        resumed = runs(method, checkpoints=fp.Checkpoints(tmp_path, resume=True))
+        second = runs(method, seed=1)
+    np.testing.assert_equal(second[0].history, whole[1].history)
+    for a, b in zip(whole, resumed, strict=True):
+        np.testing.assert_equal(a.history, b.history)
+        np.testing.assert_array_equal(a.params, b.params)
+
+
+def test_what_is_done_before_the_first_rounds_does_not_depend_on_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def first(record: fp.Record) -> None:
+        if record.round == 5:
+            raise Enough
+
+    draws: list[int] = []
+    draw = round_work
+
+    def counted(*args: Any) -> Any:
+        draws[-1] += 1
+        return draw(*args)
+
+    for module in (laying_out, planner):
+        monkeypatch.setattr(module, "round_work", counted)
+    for number in (10**3, 10**7):
+        for method in (fp.fedprox(mu=0.3), fp.scaffold()):
+            draws.append(0)
+            with pytest.raises(Enough):
+                runs(method, rounds=number, evaluate_every=5, on_record=first)
+    assert max(draws) < 300
+    assert np.ptp(draws[::2]) < 50 > np.ptp(draws[1::2])  # some are drawn behind the main thread
+
+
+def test_shapes_grow_by_half_of_what_is_needed_and_only_where_it_is() -> None:
+    shape = Shape(rounds=4, devices=2, lanes=3, ticks=10, slots=5, width=8, places=2)
+    layout = Layout(shape, False, True, 0.1, 2, 16, 32, 7, 0, 9, 100)
+    assert layout.fitting(layout.capacity) is layout
+    larger = layout.fitting(Capacity(20, 5, 1, 0, 0, 10, 0))
+    assert larger.capacity == Capacity(30, 5, 2, 7, 0, 15, 100)
+    assert larger._replace(rounds=shape, exchange_ticks=9) == layout
+
+
+def test_a_client_keeps_its_row_whenever_it_first_takes_part() -> None:
+    """Of rounds in one call or several, and of a store with as many rows as can be needed."""
+    few = runs(fp.scaffold(), rounds=2, cohort=fp.Cohort(3), evaluate_every=1)
+    many = runs(fp.scaffold(), rounds=12, cohort=fp.Cohort(3), evaluate_every=1)
+    for a, b in zip(few, many, strict=True):
+        np.testing.assert_equal(a.history, b.history[:3])

@@ -1,0 +1,161 @@
+"""Processes that do not meet, or meet strangers, before JAX connects them."""
+
+import socket
+import socketserver
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fedprox import InputError
+from fedprox.simulation.devices.processes import join_processes
+from fedprox.simulation.devices.rendezvous import meet
+from tests.commands import start, status
+
+EXPERIMENT = """
+rounds = 1
+data = {name = "synthetic", clients = 4}
+cohort = {clients_per_round = 2}
+solver = {learning_rate = 0.01, batch_size = 10, epochs = 1}
+method = [{name = "fedavg"}]
+"""
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def outcome(call: Callable[..., str], *arguments: object, **options: object) -> str:
+    """What `meet` returns, or says."""
+    try:
+        return call(*arguments, **options)
+    except InputError as error:
+        return str(error)
+
+
+def listening(port: int, seconds: float = 10) -> None:
+    """Wait until a program listens, without a connection to it."""
+    line = f":{port:04X} 00000000:0000 0A"
+    end = time.monotonic() + seconds
+    while line not in Path("/proc/net/tcp").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def short_patience(seconds: int) -> None:
+    from fedprox.simulation.devices import processes
+
+    processes.PATIENCE = seconds
+
+
+@pytest.mark.parametrize(
+    ("process", "line"),
+    [
+        (0, "process 1 of 2 did not come to 127.0.0.1:{}, which only this machine reaches,"),
+        (1, "process 1 does not reach process 0"),
+    ],
+)
+def test_a_process_that_stays_alone_ends_in_one_line(
+    process: int, line: str, port: int, tmp_path: Path
+) -> None:
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    command = ["run", str(tmp_path / "experiment.toml"), "--out", str(tmp_path / "out")]
+    command += ["--coordinator", f"127.0.0.1:{port}", "--processes", "2", "--process", str(process)]
+    assert status(start(tmp_path / "output", command, short_patience, 1)) == 2
+    (said,) = (tmp_path / "output").read_text().splitlines()
+    meant = f"fedprox: --coordinator 127.0.0.1:{port}: the processes do not meet: "
+    assert said.startswith(meant + line.format(port))
+    assert "within 1 s" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_processes_meet_in_spite_of_strangers_and_of_one_that_was_restarted(port: int) -> None:
+    where = ("127.0.0.1", port)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(meet, where, 3, 0, seconds=30)
+        listening(port)
+        with socket.create_connection(where) as silent, socket.create_connection(where) as loud:
+            loud.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            assert loud.recv(1) == b""
+            with socket.create_connection(where) as killed:
+                killed.sendall(b"fedprox 3 1\n")
+                time.sleep(0.1)
+                assert outcome(meet, where, 3, 1, seconds=5) == (
+                    "--process 1: another process with this number is there already"
+                )
+            assert outcome(meet, where, 4, 2, seconds=5) == (
+                "--processes 4: process 0 was started with --processes 3"
+            )
+            others = [threads.submit(meet, where, 3, i, seconds=30) for i in (1, 2)]
+            assert first.result() == f"127.0.0.1:{port}"
+            assert silent.recv(1) == b""
+        # the others go on where JAX's service listens from now on
+        with socket.create_server(where):
+            assert [other.result() for other in others] == [f"127.0.0.1:{port}"] * 2
+
+
+def test_all_hear_which_process_is_missing(port: int) -> None:
+    with ThreadPoolExecutor() as threads:
+        where = ("127.0.0.1", port)
+        met = [threads.submit(outcome, meet, where, 4, i, seconds=1) for i in (0, 2)]
+        said = {each.result() for each in met}
+    (text,) = said
+    assert text.startswith(f"processes 1, 3 of 4 did not come to 127.0.0.1:{port}")
+
+
+def test_process_0_listens_at_the_given_address_alone(port: int) -> None:
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(outcome, meet, ("localhost", port), 2, 0, seconds=1)
+        listening(port)
+        lines = Path("/proc/net/tcp").read_text().splitlines()
+        assert any(f"0100007F:{port:04X} " in line for line in lines)
+        assert not any(f"00000000:{port:04X} " in line for line in lines)
+        assert "did not come" in first.result()
+
+
+def test_an_address_where_process_0_cannot_listen_is_named(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = pytest.raises(InputError, match="cannot listen there: Address already in use")
+    with socket.create_server(("127.0.0.1", port)), taken:
+        join_processes(f"127.0.0.1:{port}", 2, 0)
+    elsewhere = "203.0.113.7"  # reserved for documentation, so no machine has it
+    with pytest.raises(InputError, match=f"{elsewhere}.*set JAX_COORDINATOR_BIND_ADDRESS"):
+        join_processes(f"{elsewhere}:{port}", 2, 0)
+    monkeypatch.setattr("fedprox.simulation.devices.processes.PATIENCE", 1)
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", f"127.0.0.1:{port}")
+    with pytest.raises(InputError, match=f"process 1 of 2 did not come to 127.0.0.1:{port}"):
+        join_processes(f"{elsewhere}:{port}", 2, 0)
+
+
+def test_an_unknown_host_is_named(port: int) -> None:
+    where = ("no-such-host.invalid", port)
+    assert "no-such-host.invalid is not known" in outcome(meet, where, 2, 0, seconds=0)
+    assert "process 1 does not reach process 0" in outcome(meet, where, 2, 1, seconds=0)
+
+
+@pytest.mark.parametrize("sent", [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"\0" * 5000, b"fedprox: go\n"])
+def test_another_program_at_the_port_is_no_process_0(sent: bytes, port: int) -> None:
+    class Other(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(64)
+            self.request.sendall(sent)
+
+    with socketserver.TCPServer(("127.0.0.1", port), Other) as server, ThreadPoolExecutor() as pool:
+        pool.submit(server.serve_forever, 0.01)
+        said = outcome(meet, ("127.0.0.1", port), 2, 1, seconds=1)
+        server.shutdown()
+    assert said.endswith("within 1 s: what answers there is not a process 0 that waits for others")
+
+
+def test_a_process_0_that_ends_before_jax_starts_is_named(port: int) -> None:
+    with ThreadPoolExecutor() as threads:
+        where = ("127.0.0.1", port)
+        met = [threads.submit(outcome, meet, where, 2, i, seconds=1) for i in (0, 1)]
+        assert met[0].result() == f"127.0.0.1:{port}"
+        assert met[1].result() == "process 0 has ended: Connection refused"

@@ -1,0 +1,372 @@
+"""A comparison that is ended anywhere and goes on is the same as one that was not, bit for bit."""
+
+import dataclasses
+import itertools
+import json
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from fedprox import (
+    Algorithm,
+    Checkpoints,
+    Cohort,
+    Faults,
+    InputError,
+    Record,
+    Run,
+    Solver,
+    Stopped,
+    Systems,
+    Target,
+    fedavg,
+    feddane,
+    feddyn,
+    fedopt,
+    fedprox,
+    scaffold,
+    simulate,
+)
+from fedprox.files.arrays import read_arrays
+from fedprox.report.directory import metrics_line
+from fedprox.simulation.config.protocol import ClientState
+from fedprox.simulation.loop import checkpoint
+from fedprox.simulation.loop.checkpoint import stopping_on_signals
+from fedprox.simulation.loop.progress import Progress
+from fedprox.simulation.storage.client_store import open_store
+from tests.byhand import CLIENTS, ROWS, SLOW, START
+from tests.quadratics import quadratic_model, ragged_quadratics
+
+
+class Killed(Exception):
+    pass
+
+
+def kill(*_: object) -> None:
+    raise Killed
+
+
+def train(
+    methods: list[Algorithm], checkpoints: Checkpoints | None = None, **options: Any
+) -> tuple[list[Run], list[str]]:
+    """The runs and the lines of metrics.jsonl."""
+    records: list[Record] = []
+    setting: dict[str, Any] = {
+        "federation": ragged_quadratics(0, ROWS),
+        "model": quadratic_model(START),
+        "solver": Solver([0.05, 0.1], 3, epochs=2),
+        "cohort": Cohort(5),
+        "systems": SLOW,
+        "rounds": 11,
+        "evaluate_every": 3,
+        "seed": [0, 1],
+    }
+    runs = simulate(
+        methods=methods,
+        checkpoints=checkpoints,
+        on_record=records.append,
+        **setting | options,
+    )
+    return runs, [json.dumps(metrics_line(record)) for record in records]
+
+
+def same(some: tuple[list[Run], list[str]], others: tuple[list[Run], list[str]]) -> None:
+    assert some[1] == others[1]
+    for a, b in zip(some[0], others[0], strict=True):
+        assert (a.label, a.seed, a.client_steps) == (b.label, b.seed, b.client_steps)
+        assert a.models_a_round == b.models_a_round
+        jax.tree.map(np.testing.assert_array_equal, a.params, b.params)
+
+
+def in_goes(
+    folder: Path,
+    ends: Sequence[int],
+    methods: list[Algorithm],
+    monkeypatch: pytest.MonkeyPatch,
+    **options: Any,
+) -> tuple[list[Run], list[str]]:
+    """Train in some goes, of which each but the last ends right after its so many-th checkpoint."""
+    save = Checkpoints._save
+    for end in ends:
+        left = itertools.count(end - 1, -1)
+
+        def save_and_end(self: Checkpoints, snapshot: Any, left: Iterator[int] = left) -> None:
+            save(self, snapshot)
+            if not next(left):
+                raise Killed
+
+        monkeypatch.setattr(Checkpoints, "_save", save_and_end)
+        with pytest.raises(Killed):
+            train(methods, Checkpoints(folder, 4, resume=True), **options)
+    monkeypatch.setattr(Checkpoints, "_save", save)
+    return train(methods, Checkpoints(folder, resume=True), **options)
+
+
+def steps(folder: Path) -> list[str]:
+    """The numbers of a folder's checkpoints."""
+    return sorted(path.stem for path in folder.glob("*.state"))
+
+
+ONE_SEED: dict[str, Any] = {"seed": 3}
+CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
+    # within the first leg, between two, and within the last
+    "legs": ([2, 1, 2], [fedprox(mu=[0.0, 1.0])], {}),
+    "methods": ([3, 2], [fedopt(optimizer=optax.adam), fedavg()], ONE_SEED),
+    "an adaptive mu": ([2], [fedprox(mu=[0.0, 1.0], adapt=True)], ONE_SEED),
+    "a first exchange": ([1], [feddane(mu=1.0)], ONE_SEED | {"measure_gradients": False}),
+    "models of all clients": ([2], [scaffold()], ONE_SEED | {"evaluate_model": "clients"}),
+    "state on disk": (
+        [1, 3],
+        [feddyn(alpha=[1.0, 2.0]), fedavg()],
+        ONE_SEED | {"client_state": "disk"},
+    ),
+    "a stop at a target": (
+        [1],
+        [fedavg()],
+        {"target": Target("train_loss", 1.5), "stop_at_target": "any", "evaluate_every": 1},
+    ),
+    "all diverge": (
+        [1],
+        [fedavg()],
+        ONE_SEED | {"solver": Solver([1e3, 3e3], 3, epochs=1), "evaluate_every": 1},
+    ),
+    "faulty updates": ([1], [fedprox(mu=[0.0, 1.0])], ONE_SEED | {"faults": Faults(norm=1.2)}),
+    "a stop rule": (
+        [1],
+        [fedprox(mu=1.0)],
+        ONE_SEED | {"solver": Solver(0.05, 3, epochs=4, gamma=0.6), "evaluate_every": 5},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_comparison_that_goes_on_is_the_same(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends, methods, options = CASES[case]
+    same(train(methods, **options), in_goes(tmp_path, ends, methods, monkeypatch, **options))
+    assert 1 <= len(steps(tmp_path)) <= 2
+    assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == set(steps(tmp_path))
+
+
+PLACES: list[ClientState] = ["device", "host"]
+
+
+def test_state_goes_on_in_another_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    once = train([scaffold()], client_state="device", seed=0)
+    places = iter(PLACES)
+
+    def elsewhere(_: str, *others: Any) -> Any:
+        return open_store(next(places), *others)
+
+    monkeypatch.setattr("fedprox.simulation.loop.method_run.open_store", elsewhere)
+    same(once, in_goes(tmp_path, [2], [scaffold()], monkeypatch, seed=0))
+
+
+@pytest.mark.parametrize("asked", [{"every": 4}, {"interval": 0.0}])
+def test_what_was_asked_outlives_a_kill_before_the_first_checkpoint(
+    asked: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    once = train([fedavg()], seed=0)
+    folder = tmp_path / "checkpoint"
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_save", kill)
+        with pytest.raises(Killed):
+            train([fedavg()], Checkpoints(folder, **asked), seed=0)
+    again = Checkpoints(folder, resume=True)
+    same(once, train([fedavg()], again, seed=0))
+    assert asked.items() <= vars(again).items()
+    assert again.made >= 2
+    (line,) = caplog.messages
+    assert line == f"{folder}: no checkpoint was made yet; the comparison begins anew"
+
+
+def test_what_is_asked_on_going_on_outlives_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train([fedavg()], Checkpoints(tmp_path, 4), seed=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_save", kill)
+        with pytest.raises(Killed):
+            train([fedavg()], Checkpoints(tmp_path, 2, resume=True), seed=0)
+    again = Checkpoints(tmp_path, resume=True)
+    train([fedavg()], again, seed=0)
+    assert (again.every, again.made) == (2, 1)  # after round 10
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", "float8_e4m3fn", "int4", "bool", "uint32", "complex64", "float64"]
+)
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_arrays_of_all_types_and_shapes_come_back(
+    dtype: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    given = [(["a"], array), (["b", "c/d"], array.T)]
+    checkpoint._write(tmp_path / "1.state", given)
+    checkpoint._check(tmp_path / "1.state")
+    for (keys, written), (found_keys, found) in zip(
+        given, read_arrays(tmp_path / "1.state"), strict=True
+    ):
+        assert (found_keys, found.dtype, found.shape) == (keys, written.dtype, written.shape)
+        np.testing.assert_array_equal(found, written)
+
+
+def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+    left = [tmp_path / name for name in (".3.clients-0.partial", ".4.state.partial", "2.clients-1")]
+    for path in left:
+        path.touch()
+    train([scaffold()], Checkpoints(tmp_path, 4, resume=True), seed=0)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{step}.{part}" for step in (4, 8) for part in ("state", "clients-0")
+    }
+
+
+def test_checkpoints_of_another_comparison_are_refused_or_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    train([fedavg()], Checkpoints(folder, 3), seed=0, rounds=5)
+    with pytest.raises(InputError, match=r"another comparison: rounds = 5, here 6"):
+        train([fedavg()], Checkpoints(folder, resume=True), seed=0, rounds=6)
+    train([fedavg()], Checkpoints(folder, 5), seed=0, rounds=6)
+    assert steps(folder) == ["0", "5"]
+
+
+SETTING: dict[str, Any] = {
+    "methods": [fedprox(mu=0.1234568)],
+    "solver": Solver(0.1, 3, epochs=2),
+    "rounds": 5,
+    "seed": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def checkpointed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint of that."""
+    folder = tmp_path_factory.mktemp("checkpointed") / "checkpoint"
+    train(checkpoints=Checkpoints(folder, 3), **SETTING)
+    return folder
+
+
+DATA = ragged_quadratics(0, ROWS)
+TESTED = replace(DATA, test=DATA.train)
+PLAIN = quadratic_model(START)
+NAMED = dataclasses.replace(
+    PLAIN,
+    init=lambda key: {"w": PLAIN.init(key)},
+    apply=lambda params, x: PLAIN.apply(params["w"], x),
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"solver": Solver(0.2, 3, epochs=2)}, r"solver.learning_rate = 0.1, here 0.2"),
+        ({"solver": Solver(0.1, 3, epochs=4)}, r"solver.epochs = 2, here 4"),
+        (
+            {"solver": Solver(0.1, 3, epochs=2, optimizer=partial(optax.sgd, momentum=0.9))},
+            r"solver.optimizer = sgd, here sgd momentum=0.9",
+        ),
+        ({"cohort": Cohort(5, "bernoulli")}, r"cohort.sampling = 'uniform', here 'bernoulli'"),
+        ({"systems": Systems(stragglers=0.25)}, r"systems\.\w+ = .*, here "),
+        ({"faults": Faults(norm=5)}, r"faults.policy = None, here 'drop'"),
+        ({"evaluate_model": "clients"}, r"evaluate_model = 'server', here 'clients'"),
+        ({"evaluate_every": 2}, r"evaluate_every = 3, here 2"),
+        ({"methods": [fedprox(mu=0.1234567)]}, r"points"),
+        ({"federation": ragged_quadratics(0, [*ROWS[:-1], ROWS[-1] + 1])}, r"training rows = "),
+        (
+            {"federation": ragged_quadratics(0, [*ROWS, 1]), "systems": Systems()},
+            rf"clients = {CLIENTS}, here {CLIENTS + 1}",
+        ),
+        ({"federation": TESTED}, r"test rows = 0, here "),
+        ({"model": NAMED}, r"parameters = float32\[3\], here w float32\[3\]"),
+    ],
+)
+def test_a_changed_setting_is_another_comparison(
+    changed: dict[str, Any], named: str, checkpointed: Path
+) -> None:
+    with pytest.raises(InputError, match=f"another comparison: {named}"):
+        train(checkpoints=Checkpoints(checkpointed, resume=True), **SETTING | changed)
+
+
+def test_the_place_of_what_clients_keep_may_change(tmp_path: Path) -> None:
+    once = train([scaffold()], seed=0)
+    train([scaffold()], Checkpoints(tmp_path / "c", 11), seed=0)
+    again = Checkpoints(tmp_path / "c", resume=True)
+    same(once, train([scaffold()], again, seed=0, client_state="disk"))
+
+
+def test_checkpoints_may_be_used_for_one_comparison_after_another(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoint", 3)
+    for rounds in (5, 4, 4):
+        train([fedavg()], checkpoints, seed=0, rounds=rounds)
+        assert steps(checkpoints.folder) == ["0", "3"]
+
+
+def test_a_signal_ends_the_round(tmp_path: Path) -> None:
+    once = train([fedavg()], seed=0)
+    checkpoints = Checkpoints(tmp_path)
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def interrupt(progress: Progress) -> None:
+        if progress.round == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    where = r"after round [69] of fedavg \(2 points together\), seed 0"
+    with pytest.raises(Stopped, match=where) as stopped, stopping_on_signals(checkpoints):
+        train([fedavg()], checkpoints, seed=0, on_progress=interrupt)
+    assert stopped.value.signal == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is handler
+    same(once, train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0))
+
+
+def test_progress_goes_on_between_evaluations(tmp_path: Path) -> None:
+    """Each call of rounds is reported, with the last loss that is known."""
+    steps: list[Progress] = []
+    options: dict[str, Any] = {"seed": 0, "rounds": 24, "evaluate_every": 12}
+    (run, *_), _ = train(
+        [fedavg()], Checkpoints(tmp_path, 2), on_progress=steps.append, progress=False, **options
+    )
+    assert [step.phase for step in steps[:3]] == ["planning", "compiling", "training"]
+    assert [step.loss for step in steps[:3]] == [None] * 3
+    rounds = [step.round for step in steps[3:]]
+    assert rounds == sorted(rounds)
+    assert set(rounds) >= {2, 4, 6, 8, 12, 14, 16, 18, 20, 24}  # 12 is known before 10 is told
+    assert all(step.loss is not None and np.isfinite(step.loss) for step in steps[3:])
+    assert steps[3].loss <= run.history[0].train_loss  # type: ignore[operator]
+
+
+def test_a_run_that_goes_on_is_not_reported_as_diverged(tmp_path: Path) -> None:
+    train([fedavg()], Checkpoints(tmp_path, 3), seed=0)
+    steps: list[Progress] = []
+    train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0, on_progress=steps.append)
+    assert [(step.round, step.phase, step.loss) for step in steps[:2]] == [
+        (9, "planning", None),
+        (9, "compiling", None),
+    ]
+    assert all(np.isfinite(step.loss) for step in steps[2:])  # type: ignore[arg-type]
+
+
+def test_whole_numbers_may_be_numpys(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"rounds": 5, "evaluate_every": 2, "evaluate_rows": 3}
+    once = train([fedavg()], seed=[0, 1], **options)
+    again = {name: np.int64(value) for name, value in options.items()}
+    made = Checkpoints(str(tmp_path / "c"), np.int64(3))  # type: ignore[arg-type]
+    same(once, train([fedavg()], made, seed=np.arange(2), **again))
+    same(once, train([fedavg()], Checkpoints(tmp_path / "c", resume=True), seed=[0, 1], **options))
+
+
+def test_the_number_of_rounds_between_is_checked(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="checkpoint_every = 0"):
+        Checkpoints(tmp_path, 0)

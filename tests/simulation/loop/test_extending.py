@@ -1,0 +1,305 @@
+"""A finished comparison that goes on with more rounds is one that had them from the start."""
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optax
+import pytest
+
+from fedprox import (
+    Algorithm,
+    Checkpoints,
+    Faults,
+    InputError,
+    Selection,
+    Solver,
+    Target,
+    fedavg,
+    feddane,
+    feddyn,
+    fedopt,
+    fedprox,
+    scaffold,
+)
+from fedprox.simulation.loop import checkpoint
+from tests.simulation.loop.test_checkpoint import Killed, same, train
+from tests.test_cli import SMALL, status
+
+ONE: dict[str, Any] = {"seed": 3}
+CASES: dict[str, tuple[int, list[Algorithm], dict[str, Any]]] = {
+    # 11 rounds at last, evaluated every 3: the first end is at a round that is evaluated, or not
+    "evaluated": (6, [fedprox(mu=[0.0, 1.0])], {}),
+    "not evaluated": (7, [fedprox(mu=[0.0, 1.0]), fedavg()], {}),
+    "before any evaluation": (2, [fedavg()], ONE),
+    "by one round": (10, [fedavg()], ONE),
+    "an adaptive mu": (7, [fedprox(mu=[0.0, 1.0], adapt=True)], ONE),
+    "a state of the server": (7, [fedopt(optimizer=optax.adam)], ONE),
+    "a first exchange": (7, [feddane(mu=1.0)], ONE),
+    "states of clients": (7, [scaffold(), feddyn(alpha=[1.0, 2.0])], ONE),
+    "models of clients": (7, [fedavg()], ONE | {"evaluate_model": "clients"}),
+    "faulty updates": (7, [fedprox(mu=[0.0, 1.0])], ONE | {"faults": Faults(norm=1.2)}),
+    "a stop rule": (7, [fedprox(mu=1.0)], ONE | {"solver": Solver(0.05, 3, epochs=4, gamma=0.6)}),
+    "a rate that decays": (
+        7,
+        [fedavg()],
+        ONE | {"solver": Solver(0.1, 3, epochs=1, learning_rate_decay=0.9)},
+    ),
+    # the first stops at round 8, the second diverges in part and goes on
+    "a stop at a target": (
+        9,
+        [fedprox(mu=0.0), fedprox(mu=100.0)],
+        ONE | {"target": Target("train_loss", 6), "stop_at_target": "any", "evaluate_every": 2},
+    ),
+    # met at round 5, which only the shorter run evaluates, and then not before round 9
+    "a target at the end": (
+        5,
+        [fedprox(mu=0.0)],
+        ONE | {"target": Target("train_loss", 6), "stop_at_target": "any"},
+    ),
+    "a target from the start": (
+        5,
+        [fedavg()],
+        ONE | {"target": Target("train_loss", 9), "stop_at_target": "any"},
+    ),
+    # the best model of the shorter run is of a round that the longer one does not evaluate
+    "the best model": (
+        7,
+        [fedprox(mu=[0.0, 1.0]), scaffold()],
+        {
+            "solver": Solver(0.3, 3, epochs=2),
+            "selection": Selection(keep="best", measure="train_loss"),
+        },
+    ),
+    "the end of patience": (
+        7,
+        [fedavg()],
+        ONE
+        | {
+            "solver": Solver(0.3, 3, epochs=2),
+            "evaluate_every": 1,
+            "selection": Selection(keep="best", measure="train_loss", patience=2),
+        },
+    ),
+    "all diverge": (
+        6,
+        [fedavg()],
+        ONE | {"solver": Solver([1e3, 3e3], 3, epochs=1), "evaluate_every": 1},
+    ),
+}
+
+
+def ends(folder: Path, *, resume: bool) -> Checkpoints:
+    return Checkpoints(folder / "checkpoint", resume=resume, ends=folder / "state")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_more_rounds_are_the_same_as_all_from_the_start(case: str, tmp_path: Path) -> None:
+    rounds, methods, options = CASES[case]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "evaluate_every = 3 is more than rounds")
+        train(methods, ends(tmp_path, resume=False), **options | {"rounds": rounds})
+    assert not (tmp_path / "checkpoint").exists()
+    once = train(methods, **options)
+    more = train(methods, ends(tmp_path, resume=True), **options)
+    same(once, more)
+    for run, again in zip(once[0], more[0], strict=True):
+        assert (run.lane_idle, run.memory) == (again.lane_idle, again.memory)
+    legs = sum(1 for _ in checkpoint.legs_of(once[0]))
+    names = sorted(path.name for path in (tmp_path / "state").glob("*.state"))
+    assert names == [f"{leg}-11.state" for leg in range(legs)]
+
+
+def test_the_shorter_run_was_the_cheaper_part(tmp_path: Path) -> None:
+    """It goes on, and does not begin anew."""
+    train([fedavg()], ends(tmp_path, resume=False), seed=0, rounds=7)
+    seen: list[int] = []
+    options: dict[str, Any] = {"on_progress": lambda progress: seen.append(progress.round)}
+    train([fedavg()], ends(tmp_path, resume=True), seed=0, **options)
+    assert min(seen) == 7
+
+
+def test_rounds_cannot_become_fewer(tmp_path: Path) -> None:
+    train([fedavg()], ends(tmp_path, resume=False), seed=0, rounds=4)
+    with pytest.raises(InputError, match="4 rounds are done; rounds = 3 must not be fewer"):
+        train([fedavg()], ends(tmp_path, resume=True), seed=0, rounds=3)
+    solver = Solver([0.05, 0.1], 3, epochs=4)
+    with pytest.raises(InputError, match=r"state: .* another comparison: solver.epochs = 2, here"):
+        train([fedavg()], ends(tmp_path, resume=True), seed=0, rounds=5, solver=solver)
+
+
+@pytest.mark.parametrize(
+    ("every", "count"), [(None, 1), (None, 2), (None, 4), (2, 1), (2, 2), (2, 3)]
+)
+def test_an_extension_that_is_killed_goes_on(
+    every: int | None, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before or after the so many-th file is written: an end's, or a checkpoint's."""
+    once = train([scaffold()])
+    train([scaffold()], ends(tmp_path, resume=False), rounds=5)
+    write, left = checkpoint._write, iter(range(count, 0, -1))
+
+    def write_and_die(path: Path, arrays: Any) -> None:
+        last = next(left) == 1
+        if last and path.name.endswith(".state"):
+            raise Killed
+        write(path, arrays)
+        if last:
+            raise Killed
+
+    again = ends(tmp_path, resume=True)
+    again.every = every
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_write", write_and_die)
+        with pytest.raises(Killed):
+            train([scaffold()], again)
+    same(once, train([scaffold()], ends(tmp_path, resume=True)))
+
+
+def test_a_damaged_state_is_computed_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    once = train([fedavg()])
+    train([fedavg()], ends(tmp_path, resume=False), rounds=5)
+    file = tmp_path / "state" / "0-5.state"
+    file.write_bytes(file.read_bytes()[:-1])
+    same(once, train([fedavg()], ends(tmp_path, resume=True)))
+    (line,) = caplog.messages
+    assert line.startswith(f"{file}: damaged")
+
+
+def test_without_room_for_its_state_a_run_is_finished_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    once = train([scaffold()], seed=0)
+    monkeypatch.setattr(checkpoint, "_write", full)
+    same(once, train([scaffold()], ends(tmp_path, resume=False), seed=0))
+    (line,) = caplog.messages
+    assert line == (
+        f"{tmp_path / 'state' / '0-11.clients-0'}: No space left on device: the last state is not "
+        "kept, so this run cannot be extended"
+    )
+
+
+# On the command line
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory of 3 rounds, the last of which is evaluated only as the last."""
+    folder = tmp_path_factory.mktemp("short")
+    (folder / "small.toml").write_text(SMALL)
+    run = ("run", folder / "small.toml", "--set", "rounds=3")
+    assert status(*run, "--out", folder / "out") == 0
+    return folder / "out"
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """What the files of a run directory hold, but for times."""
+    found: dict[str, Any] = {
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if path.is_file() and path.suffix not in (".html", ".json")
+    }
+    summary = json.loads((folder / "summary.json").read_text())
+    for run in summary:
+        del run["compile_seconds"], run["run_seconds"]
+    clients = json.loads((folder / "clients.json").read_text())
+    return found | {"summary": summary, "clients": clients}
+
+
+def test_a_finished_run_is_extended(finished: Path, tmp_path: Path, capsys: Any) -> None:
+    out, once = tmp_path / "out", tmp_path / "once"
+    shutil.copytree(finished, out)
+    (tmp_path / "small.toml").write_text(SMALL)
+    assert status("run", tmp_path / "small.toml", "--set", "rounds=7", "--out", once) == 0
+    capsys.readouterr()
+    assert status("run", "--resume", out, "--set", "rounds=7") == 0
+    assert f"{out}: goes on from round 3 to 7" in capsys.readouterr().out.replace("\n", "")
+    assert results(once) == results(out)
+    assert status("run", "--resume", out, "--set", "rounds=7") == 0
+    assert "is complete; nothing to do" in capsys.readouterr().out
+
+
+def no_state(folder: Path) -> None:
+    shutil.rmtree(folder / "state")
+
+
+def not_finished(folder: Path) -> None:
+    (folder / "summary.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "setting", "message"),
+    [
+        (None, "rounds=2", "rounds=2: {} is a run of 3 rounds; with --resume there can only be"),
+        (None, "solver.epochs=3", "--set solver: with --resume only rounds can change"),
+        (None, "rounds=many", "rounds"),
+        (no_state, "rounds=4", "has no folder state with its last state to go on from; run it"),
+        (not_finished, "rounds=4", "is not finished; finish it first, with fedprox run --resume"),
+    ],
+)
+def test_what_cannot_be_extended_is_one_line_and_stays(
+    change: Callable[[Path], None] | None,
+    setting: str,
+    message: str,
+    finished: Path,
+    tmp_path: Path,
+    capsys: Any,
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(finished, out)
+    if change is not None:
+        change(out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert status("run", "--resume", out, "--set", setting) == 2
+    error = capsys.readouterr().err
+    assert message.format(out) in error
+    assert error.count("\n") == 1
+    assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def test_force_replaces_another_experiments_results(
+    finished: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out, once = tmp_path / "out", tmp_path / "once"
+    shutil.copytree(finished, out)
+    (out / "diagnosis.json").write_text("{}")
+    run = ("run", tmp_path / "small.toml", "--set", "method=[{name='fedavg'}]", "--out")
+    (tmp_path / "small.toml").write_text(SMALL)
+    assert status(*run, once) == 0
+    assert status(*run, out) == 2
+    assert "or replace them with fedprox run --force" in capsys.readouterr().err
+    assert status(*run, out, "--force") == 0
+    printed = capsys.readouterr().out.replace("\n", "")
+    line = "--force replaces the results of an experiment that differs in method, rounds"
+    assert f"{out}: {line}" in printed
+    assert results(once) == results(out)
+    files = [sorted(p.relative_to(f) for p in f.rglob("*")) for f in (once, out)]
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "state/thesis.tex"])
+def test_force_never_replaces_other_files(
+    name: str, finished: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(finished, out)
+    (out / name).write_text("mine")
+    (tmp_path / "small.toml").write_text(SMALL)
+    assert status("run", tmp_path / "small.toml", "--out", out, "--force") == 2
+    assert f"also holds {name.split('/')[0]}, which is no result of fedprox" in (
+        capsys.readouterr().err
+    )
+    assert (out / name).exists()
+    assert (out / "summary.json").exists()
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "experiment.toml").write_text(SMALL)
+    assert status("run", tmp_path / "small.toml", "--out", tmp_path / "own", "--force") == 2
+    assert "experiment.toml was not written by fedprox" in capsys.readouterr().err
