@@ -167,8 +167,8 @@ def test_what_is_no_algorithm_is_refused(methods: Any) -> None:
     [
         ({"stragglers": "dropped"}, "stragglers = 'dropped'; it must be one of keep, drop"),
         ({"average": "row"}, "average = 'row'; it must be one of rows, clients"),
-        ({"hparams": {"participation": 1.0}}, "numbers: 'participation'; a method is given this"),
-        ({"hparams": {"learning_rate": [0.1, 0.2]}}, "numbers: 'learning_rate'; a method is given"),
+        ({"hparams": {"participation": 1.0}}, "hparams: 'participation'; every method is given this one"),
+        ({"hparams": {"learning_rate": [0.1, 0.2]}}, "hparams: 'learning_rate'; every method is given"),
         ({"adapt": True}, 'adapt: there is no "mu" among its hparams'),
     ],
 )
