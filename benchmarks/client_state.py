@@ -46,7 +46,7 @@ def measure(method: str, where: Any, evaluated: Any, data_dir: str | None) -> No
         evaluate_rows=1,
         evaluate_model=evaluated,
         measure_gradients=False,
-        client_state=where,
+        client_store=where,
     )
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(

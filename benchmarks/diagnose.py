@@ -76,7 +76,7 @@ def final_losses(
         seed=SEEDS,
     )
     found = {
-        (run.numbers["mu"], run.seed): np.mean([r.train_loss for r in run.history[-LAST:]])
+        (run.hparams["mu"], run.seed): np.mean([r.train_loss for r in run.history[-LAST:]])
         for run in runs
     }
     losses = np.array([[found[mu, seed] for seed in SEEDS] for mu in MUS])

@@ -35,7 +35,7 @@ from fedprox.federation import offsets_of
 from fedprox.files.mapping import copy_stretches, map_file
 from fedprox.simulation.compiled.layout import lane_cost
 from fedprox.simulation.config.cohort import weights
-from fedprox.simulation.devices.ownership import find_homes
+from fedprox.simulation.devices.ownership import find_ownership
 from fedprox.simulation.planning.batch_plan import Jobs, Shape, job_ticks, plan_rounds, tick_width
 from fedprox.simulation.planning.packing import choose_lanes, pack, segments
 
@@ -107,7 +107,7 @@ def draw(
     rows = offsets[drawn.clients + 1] - first
     work, working = timed(lambda: systems.work(0, t, drawn.clients, rows, solver))
     weight, none = weights(drawn.mass), np.zeros(cohort)
-    home = find_homes(offsets, processes).of(drawn.clients)
+    home = find_ownership(offsets, processes).of(drawn.clients)
     jobs = Jobs(drawn.clients, first, rows, work.steps, weight, none, none, none, home)
     ticks, counting = timed(lambda: job_ticks(solver, jobs, tick_width(solver, MOST)))
     return Drawn(jobs, ticks, seconds, working, counting)
@@ -139,11 +139,11 @@ def plan(
     """Pack a round's clients into lanes, and write down which rows each lane of a process reads."""
     cost = lane_cost(parameters, accelerator=accelerator)
     lanes, choosing = timed(lambda: choose_lanes([drawn.ticks], devices, cost.step, cost.most))
-    home, cohort, width = drawn.jobs.home, len(drawn.ticks), tick_width(solver, MOST)
+    home, cohort, width = drawn.jobs.owner, len(drawn.ticks), tick_width(solver, MOST)
     packing, packed = timed(lambda: pack(drawn.ticks, devices * lanes, home, processes))
     room = min(cohort, packing.ticks)
     ends, ending = timed(lambda: segments(packing, devices, lanes, room))
-    shape = Shape(1, devices, lanes, packing.ticks, cohort, width, homes=processes)
+    shape = Shape(1, devices, lanes, packing.ticks, cohort, width, processes=processes)
     made, planning = timed(lambda: plan_rounds(shape, solver, 0, [(0, drawn.jobs)]))
     idle = 1 - int(drawn.ticks.sum()) / (packing.ticks * devices * lanes)
     size = shape.plan_bytes + sum(a.nbytes for a in (*made.ends, *made.jobs))
@@ -170,12 +170,16 @@ class Unequal(NamedTuple):
 def unequal(offsets: NDArray[np.int64], cohort: int, processes: int, devices: int) -> Unequal:
     """With as many lanes as the library chooses, half the clients being stragglers."""
     solver, found = fp.Solver(0.1, 10, epochs=1), []
-    cost, lanes, homes = lane_cost(PARAMETERS, accelerator=True), 0, find_homes(offsets, processes)
+    cost, lanes, ownership = (
+        lane_cost(PARAMETERS, accelerator=True),
+        0,
+        find_ownership(offsets, processes),
+    )
     for t in range(ROUNDS):
         clients = fp.Cohort(cohort).draw(0, t, offsets).clients
         rows = offsets[clients + 1] - offsets[clients]
         steps = SYSTEMS.work(0, t, clients, rows, solver).steps  # a tick each
-        home = homes.of(clients)
+        home = ownership.of(clients)
         lanes = lanes or choose_lanes([steps], devices, cost.step, cost.most)
         shared, own = (pack(steps, devices * lanes, home, p).ticks for p in (1, processes))
         each = np.bincount(home, minlength=processes), np.bincount(home, steps, processes)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedprox import Algorithm, Cohort, Federation, Run, Solver, Systems, simulate
-from fedprox.algorithms.base import Own, Solution
+from fedprox.algorithms.base import ClientContext, Solution
 from tests import methods
 from tests.methods import Vector
 from tests.quadratics import quadratic_model, ragged_quadratics
@@ -40,30 +40,30 @@ class ByHand:
         self.algorithm, self.federation = algorithm, federation
         self.rows = [methods.rows_of(federation, k) for k in range(len(federation))]
         first = jnp.asarray(start, jnp.float32)
-        assert algorithm.kept is not None
+        assert algorithm.client_state is not None
         self.state = algorithm.init(first)
-        self.nothing = algorithm.kept(first)
-        self.kept = [self.nothing] * len(federation)
+        self.nothing = algorithm.client_state(first)
+        self.client_state = [self.nothing] * len(federation)
 
     @property
     def params(self) -> Vector:
         return np.asarray(self.algorithm.params(self.state), float)
 
-    def numbers(self, participation: float = 1.0, learning_rate: float = 0.1) -> dict[str, Any]:
-        own = {name: jnp.float32(value[0]) for name, value in self.algorithm.numbers.items()}  # type: ignore[index]
+    def hparams(self, participation: float = 1.0, learning_rate: float = 0.1) -> dict[str, Any]:
+        own = {name: jnp.float32(value[0]) for name, value in self.algorithm.hparams.items()}  # type: ignore[index]
         return own | {
             "learning_rate": jnp.float32(learning_rate),
             "participation": jnp.float32(participation),
         }
 
-    def own(self, k: int) -> Own:
+    def context(self, k: int) -> ClientContext:
         sizes = self.federation.train.sizes
         gradient = jnp.asarray(methods.gradient(self.params, *self.rows[k]), jnp.float32)
-        return Own(gradient, self.kept[k], jnp.float32(sizes[k] / sizes.mean()))
+        return ClientContext(gradient, self.client_state[k], jnp.float32(sizes[k] / sizes.mean()))
 
-    def posed(self, k: int, own: Own | None = None) -> methods.Problem:
+    def posed(self, k: int, context: ClientContext | None = None) -> methods.Problem:
         """What client k is asked to minimise, from where."""
-        problem = self.algorithm.subproblem(self.state, self.numbers(), own or self.own(k))
+        problem = self.algorithm.subproblem(self.state, self.hparams(), context or self.context(k))
         np.testing.assert_array_equal(problem.start, np.float32(self.params))
         zero = np.zeros(len(START))
         linear = zero if problem.linear is None else np.asarray(problem.linear, float)
@@ -84,20 +84,22 @@ class ByHand:
         sizes = self.federation.train.sizes
         counts = sizes if self.algorithm.average == "rows" else np.ones_like(sizes)
         cohort = list(cohort)
-        numbers = self.numbers(counts[cohort].sum() / counts.sum(), learning_rate)
+        hparams = self.hparams(counts[cohort].sum() / counts.sum(), learning_rate)
         found = {k: (solve or self.exact)(k) for k in cohort}
-        messages, kept = [], {}
+        messages, client_state = [], {}
         for k, (params, steps) in found.items():
-            own = self.own(k)
-            problem = self.algorithm.subproblem(self.state, numbers, own)
+            context = self.context(k)
+            problem = self.algorithm.subproblem(self.state, hparams, context)
             solution = Solution(problem, jnp.asarray(params, jnp.float32), jnp.int32(steps))
-            message, kept[k] = self.algorithm.message(self.state, numbers, own, solution)
+            message, client_state[k] = self.algorithm.message(
+                self.state, hparams, context, solution
+            )
             weight = counts[k] / counts[cohort].sum()
             messages.append(jax.tree.map(lambda m, weight=weight: weight * m, message))
         mean = jax.tree.map(lambda *parts: sum(parts), *messages)
-        self.state = self.algorithm.update(self.state, mean, numbers)
-        for k, value in kept.items():
-            self.kept[k] = value
+        self.state = self.algorithm.update(self.state, mean, hparams)
+        for k, value in client_state.items():
+            self.client_state[k] = value
         return {k: np.asarray(local.params, float) for k, local in found.items()}
 
 
@@ -138,7 +140,7 @@ def beside_the_oracle(
         **options,
     )
     for run in runs:
-        path = methods.run(oracle(run.numbers, federation), federation, seed=run.seed, **setting)
+        path = methods.run(oracle(run.hparams, federation), federation, seed=run.seed, **setting)
         expected = getattr(path, which)[-1]
         np.testing.assert_allclose(run.params, expected, rtol=2e-4, atol=2e-5, err_msg=run.label)
         assert run.evaluated == which

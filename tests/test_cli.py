@@ -339,8 +339,8 @@ BAD = [
         'evaluate_model = \'mean\'; it must be one of "server", "cohort", "clients"',
     ),
     (
-        "client_state=ram",
-        'client_state = \'ram\'; it must be one of "auto", "device", "host", "disk"',
+        "client_store=ram",
+        'client_store = \'ram\'; it must be one of "auto", "device", "host", "disk"',
     ),
     ("solver.weight_decay=-1", "solver.weight_decay = -1.0; it must be at least 0"),
     ("solver.learning_rate_decay=1.5", "it must be above 0 and at most 1"),

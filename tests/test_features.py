@@ -24,7 +24,7 @@ from fedprox.diagnostics.clients import client_measures
 from fedprox.features import Features, Prepared, Vectors, Windows
 from fedprox.models import logistic
 from fedprox.simulation.devices.mesh import lane_mesh
-from fedprox.simulation.devices.ownership import find_homes
+from fedprox.simulation.devices.ownership import find_ownership
 from fedprox.simulation.planning.batch_plan import Jobs, Shape, plan_rounds
 from fedprox.simulation.storage.training_data import resident
 
@@ -263,7 +263,7 @@ def test_what_parts_share_is_on_a_device_once() -> None:
     rows = Rows(windows, LABELS, OFFSETS)
     few = Rows(windows[:5], LABELS[:5], np.array([0, 1, 2, 3, 5]))
     federation = Federation(rows, few, 3, tuple("abcd"))
-    alone = find_homes(OFFSETS, 1)
+    alone = find_ownership(OFFSETS, 1)
     data = resident(lane_mesh(), federation, federation.sample(5), alone, alone)
     assert data.x is not None
     assert data.x.text is data.measured_x.text is data.test_x.text

@@ -21,9 +21,9 @@ def net(fed: fp.Federation, width: int = 2, act: Callable = jnp.tanh) -> fp.Mode
     return fp.Model(init, lambda w, x: act(x) @ w)
 
 def mine(mu: float | Sequence[float]) -> fp.Algorithm:
-    def local(params, numbers, own):
-        return fp.Subproblem(params, mu=numbers["mu"], anchor=params)
-    return fp.Algorithm("mine", local, numbers={"mu": mu}, stragglers="keep")
+    def local(params, hparams, context):
+        return fp.Subproblem(params, mu=hparams["mu"], anchor=params)
+    return fp.Algorithm("mine", local, hparams={"mu": mu}, stragglers="keep")
 
 def rows(clients: int, plain=3) -> fp.Federation:
     x = np.arange(4.0)[:, None] + plain

@@ -202,24 +202,24 @@ def test_a_mistake_in_what_prepares_rows_is_named() -> None:
     )
 
 
-def posed(params: Any, numbers: Any, own: Any) -> fp.Subproblem:
-    del numbers, own
+def posed(params: Any, hparams: Any, context: Any) -> fp.Subproblem:
+    del hparams, context
     return fp.Subproblem(params)
 
 
 def method(**changes: Any) -> fp.Algorithm:
-    settings: dict[str, Any] = {"subproblem": posed, "numbers": {}, "stragglers": "keep"}
+    settings: dict[str, Any] = {"subproblem": posed, "hparams": {}, "stragglers": "keep"}
     return fp.Algorithm("mine", **settings | changes)
 
 
-def halved_if_large(state: Any, mean: Any, numbers: Any) -> Any:
-    del numbers
+def halved_if_large(state: Any, mean: Any, hparams: Any) -> Any:
+    del hparams
     return state if mean["bias"].sum() > 1 else mean
 
 
 SUBPROBLEM, MESSAGE = (
-    "mine: subproblem(state, numbers, own)",
-    "mine: message(state, numbers, own, solution)",
+    "mine: subproblem(state, hparams, context)",
+    "mine: message(state, hparams, context, solution)",
 )
 METHODS: list[tuple[dict[str, Any], str]] = [
     ({"subproblem": lambda *_: None}, f"{SUBPROBLEM} returns None; it must return a fedprox.Subpr"),
@@ -231,12 +231,12 @@ METHODS: list[tuple[dict[str, Any], str]] = [
     ({"subproblem": lambda w, n, o: posed(w, n["nu"], o)}, f"{SUBPROBLEM} raised KeyError: 'nu'"),
     ({"message": lambda *a: a[3].params}, f"{MESSAGE} returns a value of type dict; it must ret"),
     ({"message": lambda *_: None}, f"{MESSAGE} returns None; it must return two values, what the"),
-    ({"update": halved_if_large}, f"mine: update(state, mean, numbers) {BRANCH}; it was given mea"),
-    ({"update": missing}, "mine: update(state, mean, numbers) raised KeyError: 'kernal'"),
+    ({"update": halved_if_large}, f"mine: update(state, mean, hparams) {BRANCH}; it was given mea"),
+    ({"update": missing}, "mine: update(state, mean, hparams) raised KeyError: 'kernal'"),
     ({"init": missing}, "mine: init(params) raised KeyError: 'kernal'"),
     ({"params": missing}, "mine: params(state) raised KeyError: 'kernal'"),
     ({"evaluated": missing}, "mine: evaluated(state) raised KeyError: 'kernal'"),
-    ({"kept": missing}, "mine: kept(params) raised KeyError: 'kernal'"),
+    ({"client_state": missing}, "mine: client_state(params) raised KeyError: 'kernal'"),
     ({"size": missing}, "mine: size(message) raised KeyError: 'kernal'"),
 ]
 

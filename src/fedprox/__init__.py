@@ -14,7 +14,7 @@ from fedprox.algorithms import (
     scaffold,
 )
 from fedprox.diagnose import Diagnosis, diagnose
-from fedprox.diagnostics.clients import Evaluation, evaluate
+from fedprox.diagnostics.clients import EvaluationResult, evaluate
 from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Examples, Federation, Rows
@@ -49,7 +49,7 @@ __all__ = [
     "Checkpoints",
     "Cohort",
     "Diagnosis",
-    "Evaluation",
+    "EvaluationResult",
     "Examples",
     "Faults",
     "Federation",

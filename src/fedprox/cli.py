@@ -147,7 +147,7 @@ An experiment file, with every key:
   measure_gradients = true      # whether they measure gradient variance, B(w) and gamma
   evaluate_model = "server"     # the model sent out; or "cohort", the mean of the round's
                                 # clients, or "clients", that of every client's last model
-  client_state = "auto"         # where what clients keep lies: "device", "host" or "disk"
+  client_store = "auto"         # where what clients keep lies: "device", "host" or "disk"
   seed = 0                      # or several: [0, 1, 2]
   target_accuracy = 0.8         # the table counts rounds to it; or target_loss = 0.5, or
                                 # target_metric = {{name = "test_f1", value = 0.8}}

@@ -368,7 +368,7 @@ def diagnose(
 
     def read(mu: float, value: Callable[[Record], float]) -> Floats:
         """A measurement of each of a mu's runs, shape (seeds, evaluations)."""
-        chosen = [run for run in runs if run.numbers["mu"] == mu]
+        chosen = [run for run in runs if run.hparams["mu"] == mu]
         return np.array([_history(run, value, len(evaluated)) for run in chosen])
 
     losses = np.array([read(mu, lambda record: record.train_loss) for mu in MUS])

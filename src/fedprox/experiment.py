@@ -25,7 +25,7 @@ from fedprox.models import MODELS
 from fedprox.report.saved import load_model
 from fedprox.simulation.config.cohort import Cohort, Sampling
 from fedprox.simulation.config.faults import Faults, Policy
-from fedprox.simulation.config.protocol import ClientState, clients_to_draw, measures_of
+from fedprox.simulation.config.protocol import Storage, clients_to_draw, measures_of
 from fedprox.simulation.config.systems import Partial, Systems
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.described import IN_PYTHON
@@ -146,7 +146,7 @@ class Experiment(_Section):
         evaluate_clients: Clients that they read at most, drawn at random, see `fedprox.simulate`.
         evaluate_model: Which model they measure, see `fedprox.simulate`.
         measure_gradients: Whether they measure gradient variance, B(w) and gamma.
-        client_state: Where what clients keep lies, likewise.
+        client_store: Where what clients keep lies, likewise.
         seed: Seed, or several.
         target_accuracy: Test accuracy that the table counts rounds to, or validation accuracy where
             there are validation rows; where no target is given, the highest whole per cent that
@@ -180,7 +180,7 @@ class Experiment(_Section):
     evaluate_clients: int | None = None
     evaluate_model: Evaluated = "server"
     measure_gradients: bool = True
-    client_state: ClientState = "auto"
+    client_store: Storage = "auto"
     seed: int | list[int] = 0
     target_accuracy: float | None = None
     target_loss: float | None = None
@@ -408,7 +408,7 @@ def train(
         evaluate_clients=experiment.evaluate_clients,
         evaluate_model=experiment.evaluate_model,
         measure_gradients=experiment.measure_gradients,
-        client_state=experiment.client_state,
+        client_store=experiment.client_store,
         seed=experiment.seed,
         target=resolved.target,
         stop_at_target=experiment.stop_at_target,

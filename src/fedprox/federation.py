@@ -164,7 +164,7 @@ class Names(Sequence[str]):
     ('999999', ['ann'])
 
     Args:
-        of: Numbers, or an array of strings.
+        of: HParam, or an array of strings.
     """
 
     def __init__(self, of: range | NDArray[np.str_]) -> None:

@@ -52,7 +52,7 @@ from fedprox.user_code import call
 Schedule = Callable[[int], Any]
 """Round t -> its learning rate, a number, such as `optax.cosine_decay_schedule(0.1, 200)`."""
 
-Numbers = float | Sequence[float]
+HParam = float | Sequence[float]
 """A number, or several to sweep over."""
 
 Count = TypeVar("Count", int, NDArray[np.int64])
@@ -93,7 +93,7 @@ class Solver:
             `gamma`.
     """
 
-    learning_rate: Numbers | Schedule
+    learning_rate: HParam | Schedule
     batch_size: int | Literal["all"]
     epochs: int | None = None
     steps: int | None = None
@@ -276,7 +276,7 @@ def as_rates(given: Any) -> tuple[float, ...]:
         "solver.learning_rate: a list with functions, which are not swept; give each to a method "
         "of its own, such as fedavg().with_solver(learning_rate=schedule)",
     )
-    return as_numbers("solver.learning_rate", given)
+    return as_values("solver.learning_rate", given)
 
 
 def scheduled_rate(schedule: Schedule, round_: int) -> float:
@@ -413,13 +413,13 @@ def line_search_descent(learning_rate: jax.Array) -> optax.GradientTransformatio
     )
 
 
-def as_numbers(name: str, value: Numbers) -> tuple[float, ...]:
+def as_values(name: str, value: HParam) -> tuple[float, ...]:
     """One number or several, as a tuple.
 
     Raises:
         InputError: There are none, or something else; `name` says of what.
 
-    >>> as_numbers("mu", 0.1), as_numbers("mu", [0, 1])
+    >>> as_values("mu", 0.1), as_values("mu", [0, 1])
     ((0.1,), (0.0, 1.0))
     """
     if isinstance(value, np.ndarray) and value.ndim == 0:

@@ -68,9 +68,9 @@ def test_a_run_uses_the_mu_that_its_losses_ask_for(method: type) -> None:
     )
     for run in runs:
         losses = [record.train_loss for record in run.history]
-        used = [record.numbers["mu"] for record in run.history[1:]]
-        np.testing.assert_allclose(used, by_hand(run.numbers["mu"], losses), atol=1e-5)
-    assert len({record.numbers["mu"] for record in runs[0].history}) > 2
+        used = [record.hparams["mu"] for record in run.history[1:]]
+        np.testing.assert_allclose(used, by_hand(run.hparams["mu"], losses), atol=1e-5)
+    assert len({record.hparams["mu"] for record in runs[0].history}) > 2
     assert [run.label for run in runs] == [
         f"{runs[0].method} mu=0 adaptive",
         f"{runs[0].method} mu=1 adaptive",

@@ -133,9 +133,9 @@ def test_negative_mu_is_refused() -> None:
 
 
 def test_numbers_may_be_numpy_scalars() -> None:
-    numbers: list[Any] = [np.array(0.5), np.float32(0.5), np.array([0.5])]
-    for mu in numbers:
-        assert fedprox(mu=mu).numbers == {"mu": (0.5,)}
+    hparams: list[Any] = [np.array(0.5), np.float32(0.5), np.array([0.5])]
+    for mu in hparams:
+        assert fedprox(mu=mu).hparams == {"mu": (0.5,)}
 
 
 def test_numbers_beyond_single_precision_are_refused() -> None:
@@ -145,7 +145,7 @@ def test_numbers_beyond_single_precision_are_refused() -> None:
         feddyn(alpha=1e-40)
     with pytest.raises(InputError, match="mu: a number beyond double precision"):
         fedprox(mu=10**400)
-    assert fedprox(mu=[0, 1e-40, 2**127]).numbers == {"mu": (0.0, 1e-40, 2.0**127)}
+    assert fedprox(mu=[0, 1e-40, 2**127]).hparams == {"mu": (0.0, 1e-40, 2.0**127)}
 
 
 @pytest.mark.parametrize("methods", [[fedprox], fedprox, ["fedprox"], "fedprox", None])
@@ -167,9 +167,9 @@ def test_what_is_no_algorithm_is_refused(methods: Any) -> None:
     [
         ({"stragglers": "dropped"}, "stragglers = 'dropped'; it must be one of keep, drop"),
         ({"average": "row"}, "average = 'row'; it must be one of rows, clients"),
-        ({"numbers": {"participation": 1.0}}, "numbers: 'participation'; a method is given this"),
-        ({"numbers": {"learning_rate": [0.1, 0.2]}}, "numbers: 'learning_rate'; a method is given"),
-        ({"adapt": True}, 'adapt: there is no "mu" among its numbers'),
+        ({"hparams": {"participation": 1.0}}, "hparams: 'participation'; every method is given this one"),
+        ({"hparams": {"learning_rate": [0.1, 0.2]}}, "hparams: 'learning_rate'; every method is given"),
+        ({"adapt": True}, 'adapt: there is no "mu" among its hparams'),
     ],
 )
 def test_a_method_of_ones_own_with_a_mistake_is_refused(
@@ -496,7 +496,7 @@ def test_a_solver_with_several_learning_rates_and_mus_runs_every_combination() -
         alone = one_run(
             federation,
             model,
-            fedprox(mu=run.numbers["mu"]),
+            fedprox(mu=run.hparams["mu"]),
             Solver(run.learning_rate, batch_size="all", steps=4),
             rounds=2,
         )

@@ -87,7 +87,7 @@ def test_it_reaches_the_minimiser_with_few_clients_whatever_alpha() -> None:
 def test_runs_are_the_oracles() -> None:
     beside_the_oracle(
         feddyn(alpha=[0.3, 2.0]),
-        lambda numbers, _: methods.FedDyn(START, CLIENTS, numbers["alpha"]),
+        lambda hparams, _: methods.FedDyn(START, CLIENTS, hparams["alpha"]),
     )
 
 

@@ -19,8 +19,8 @@ def test_momentum_is_the_oracles() -> None:
     # stragglers are dropped: a round without anyone leaves the velocity as it was
     beside_the_oracle(
         fedopt(MOMENTUM, server_learning_rate=[0.3, 1.0]),
-        lambda numbers, _: methods.ServerMomentum(
-            START, CLIENTS, numbers["server_learning_rate"], 0.9, drop=True
+        lambda hparams, _: methods.ServerMomentum(
+            START, CLIENTS, hparams["server_learning_rate"], 0.9, drop=True
         ),
     )
 
@@ -28,16 +28,16 @@ def test_momentum_is_the_oracles() -> None:
 def test_adam_is_the_oracles() -> None:
     beside_the_oracle(
         fedopt(optax.adam, server_learning_rate=[0.03, 0.1]),
-        lambda numbers, _: methods.ServerAdam(
-            START, CLIENTS, numbers["server_learning_rate"], drop=True
+        lambda hparams, _: methods.ServerAdam(
+            START, CLIENTS, hparams["server_learning_rate"], drop=True
         ),
     )
 
 
 def test_sgd_of_rate_one_is_fedavg() -> None:
     ours, mean = fedopt(optax.sgd), jnp.array([0.3, -0.1, 2.0])
-    numbers = {name: jnp.float32(value[0]) for name, value in ours.numbers.items()}  # type: ignore[index]
-    after = ours.update(ours.init(jnp.asarray(START)), mean, numbers)
+    hparams = {name: jnp.float32(value[0]) for name, value in ours.hparams.items()}  # type: ignore[index]
+    after = ours.update(ours.init(jnp.asarray(START)), mean, hparams)
     np.testing.assert_allclose(ours.params(after), START + mean, rtol=1e-6)
 
 

@@ -44,7 +44,7 @@ def test_the_minimiser_is_a_fixed_point(seed: int, s: float, cohort: set[int]) -
     ours = ByHand(fedsplit(s, average="all"), federation, start=star)
     for k in range(5):
         away = s * methods.gradient(star, *ours.rows[k])
-        ours.kept[k] = jnp.asarray(star - away, jnp.float32)
+        ours.client_state[k] = jnp.asarray(star - away, jnp.float32)
     found = ours.round(sorted(cohort))
     for w in [*found.values(), ours.params]:
         np.testing.assert_allclose(w, star, atol=1e-4)
@@ -71,10 +71,10 @@ def test_a_client_is_judged_by_how_far_it_moved_and_not_by_how_long_it_was_away(
         ours.round([0, 1])
     way = np.array([0.3, 0.0, -0.4])
     for k in (0, 4):
-        own, numbers = ours.own(k), ours.numbers()
-        problem = ours.algorithm.subproblem(ours.state, numbers, own)
+        context, hparams = ours.context(k), ours.hparams()
+        problem = ours.algorithm.subproblem(ours.state, hparams, context)
         solution = Solution(problem, problem.start + way, jnp.int32(1))
-        message, _ = ours.algorithm.message(ours.state, numbers, own, solution)
+        message, _ = ours.algorithm.message(ours.state, hparams, context, solution)
         assert float(ours.algorithm.size(message)) == pytest.approx(2 * 0.5, rel=1e-4)
 
 
@@ -97,7 +97,7 @@ def test_averaging_all_reaches_the_minimiser_with_few_clients() -> None:
 def test_runs_are_the_oracles() -> None:
     beside_the_oracle(
         fedsplit(step_size=[0.5, 2.0], average="all"),
-        lambda numbers, _: methods.FedSplit(START, CLIENTS, numbers["step_size"], "all"),
+        lambda hparams, _: methods.FedSplit(START, CLIENTS, hparams["step_size"], "all"),
     )
 
 

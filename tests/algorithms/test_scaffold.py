@@ -21,7 +21,7 @@ FEW = Solver(0.05, "all", steps=10)
 
 def control(ours: ByHand) -> Vector:
     """c: h_k's linear term for a client that has kept nothing yet."""
-    return ours.posed(0, ours.own(0)._replace(kept=ours.nothing)).linear
+    return ours.posed(0, ours.context(0)._replace(state=ours.nothing)).linear
 
 
 def controls(ours: ByHand) -> Vector:

@@ -194,7 +194,7 @@ def test_every_row_has_what_appendix_a2_says_of_all(run: str) -> None:
     assert scaffold.steps == own.steps_for(rows_of(run))
     assert proximal == fedavg
     assert feddyn.variant == ("balanced" if "unbalanced" in run else "")
-    assert 1e-4 in np.atleast_1d(fedprox.numbers["mu"])
+    assert 1e-4 in np.atleast_1d(fedprox.hparams["mu"])
     assert table["evaluate_model"] == "clients"
     assert table["stop_at_target"] == "any"
     clients = 1000 if "1000-clients" in run else 100
@@ -235,7 +235,7 @@ def test_rows_have_the_settings_of_appendix_a2(
     (feddyn, own), (_, scaffold), (_, fedavg), _ = methods(table)
     assert table["rounds"] == rounds
     assert own.learning_rate_decay == fedavg.learning_rate_decay == decay
-    np.testing.assert_array_equal(np.ravel(feddyn.numbers["alpha"]), np.ravel(alpha))
+    np.testing.assert_array_equal(np.ravel(feddyn.hparams["alpha"]), np.ravel(alpha))
     assert (own.epochs, fedavg.epochs) == epochs
     assert scaffold.steps == steps
 
@@ -298,10 +298,10 @@ def test_table_6_searches_what_appendix_a1_lists() -> None:
             assert solver.learning_rate == [1.0, 0.1]
             assert (solver.batch_size, solver.weight_decay) == (10, 1e-5)
             if method.name == "feddyn":
-                assert method.numbers["alpha"] == (0.1, 0.01, 0.001)
+                assert method.hparams["alpha"] == (0.1, 0.01, 0.001)
                 assert method.variant == ("balanced" if run.endswith("type3") else "")
             if method.name == "fedprox":
-                assert method.numbers["mu"] == (0.01, 0.0001)
+                assert method.hparams["mu"] == (0.01, 0.0001)
         epochs = {(1, None), (10, None), (50, None)}
         steps = {(None, 20), (None, 200), (None, 1000)}
         assert grid == {"feddyn": epochs, "fedavg": epochs, "fedprox": epochs, "scaffold": steps}

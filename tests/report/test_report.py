@@ -62,7 +62,7 @@ def record(**changes: Any) -> Record:
     usual: dict[str, Any] = {
         "label": "fedavg",
         "method": "fedavg",
-        "numbers": {},
+        "hparams": {},
         "learning_rate": 0.01,
         "seed": 0,
         "round": 0,
@@ -267,7 +267,7 @@ def test_an_older_clients_json_without_names_is_read(folder: Path) -> None:
 def test_records_are_rectangular_with_the_keys_of_metrics() -> None:
     plain, swept = make_run(), make_run()
     swept.history = [
-        record(numbers={"mu": 1.0, "other": 2.0}, test_accuracy=math.nan, faulty=3) for _ in "ab"
+        record(hparams={"mu": 1.0, "other": 2.0}, test_accuracy=math.nan, faulty=3) for _ in "ab"
     ]
     rows = fp.records([plain, swept])
     assert len(rows) == len(plain.history) + 2
@@ -289,11 +289,11 @@ def test_records_are_rectangular_with_the_keys_of_metrics() -> None:
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
-    written = record(numbers={"mu": 0.1, "other": 2.0}, gamma_mean=0.1 + 0.2, train_loss=1e-300)
+    written = record(hparams={"mu": 0.1, "other": 2.0}, gamma_mean=0.1 + 0.2, train_loss=1e-300)
     line = metrics_line(written)
     again = read_record(json.dumps(line).encode())
     assert metrics_line(again) == line
-    assert (again.numbers, again.gamma_mean) == (written.numbers, 0.1 + 0.2)
+    assert (again.hparams, again.gamma_mean) == (written.hparams, 0.1 + 0.2)
     for bad in (math.nan, math.inf):
         diverged = json.dumps(metrics_line(record(train_loss=bad))).encode()
         assert math.isnan(read_record(diverged).train_loss)
@@ -622,7 +622,7 @@ def test_a_diverged_run_is_named_and_left_out_of_the_clients(tmp_path: Path) -> 
 
 
 def test_adaptive_mu_has_a_figure_of_its_own(tmp_path: Path) -> None:
-    history = [record(round=t, numbers={"mu": mu}) for t, mu in enumerate((0.0, 0.1, 0.0))]
+    history = [record(round=t, hparams={"mu": mu}) for t, mu in enumerate((0.0, 0.1, 0.0))]
     made = write_run(tmp_path / "run", [Run("fedavg", {}, 0.01, 0, "fedavg", history)])
     archive = read_archive(made)
     shown = section(archive, styles(r.label for r in archive.runs))

@@ -2,17 +2,17 @@
 
 A round with cohort S_t runs
 
-    h_k           = subproblem(state, numbers, own_k)           on client k
+    h_k           = subproblem(state, hparams, context_k)           on client k
     w_k           = the local solver's answer to h_k            on client k
-    m_k, kept_k  <- message(state, numbers, own_k, solution_k)  on client k
+    m_k, kept_k  <- message(state, hparams, context_k, solution_k)  on client k
     state        <- update(state, sum_k weight_k m_k, numbers)  on the server
 
 where the weights of those who took part sum to one. A round in which nobody did leaves the state
 as it was.
 
-What a client knows by itself, own_k, is what it kept from the last round it took part in, and for
-some methods its own gradient grad F_k(w^t). A method with a first exchange begins a round with a
-cohort of its own, drawn independently:
+context_k is what client k knows by itself: its state after the last round in which it took part,
+and for some methods its own gradient grad F_k(w^t). A method with a first exchange begins a round
+with a second cohort, drawn independently:
 
     state   <- exchange(state, sum_k weight_k grad F_k(w^t)).
 """
@@ -27,12 +27,12 @@ import optax
 
 from fedprox.errors import require, require_number
 from fedprox.model import Params
-from fedprox.solver import Numbers, Solver, as_numbers
+from fedprox.solver import HParam, Solver, as_values
 from fedprox.subproblem import Subproblem
 
 State = Any  # a pytree
 Message = Any  # a pytree
-Kept = Any  # a pytree, or None for a client that keeps nothing
+ClientState = Any  # a pytree, or None for a client that keeps nothing
 
 Stragglers = Literal["keep", "drop"]
 """What happens to the work of clients that cannot finish."""
@@ -40,23 +40,23 @@ Stragglers = Literal["keep", "drop"]
 Average = Literal["rows", "clients"]
 """What the server's mean weighs a client by: its rows, or each client once."""
 
-Scalars = Mapping[str, jax.Array]
-"""The algorithm's own numbers, "learning_rate", the round's local one, and "participation": the
+HParams = Mapping[str, jax.Array]
+"""The algorithm's hyperparameters, "learning_rate", the round's local one, and "participation": the
 share of all clients' weight in the mean that took part in the round. Each is a scalar."""
 
 
-class Own(NamedTuple):
+class ClientContext(NamedTuple):
     """What client k knows by itself.
 
     Attributes:
         gradient: grad F_k(w^t), for a method whose clients read it before they begin.
-        kept: What it kept from the last round it took part in, or first had.
-        share: n_k / the mean n of all clients.
+        state: The client's state after the last round in which it took part, or its first one.
+        relative_size: n_k / the mean n of all clients.
     """
 
     gradient: Params | None
-    kept: Kept
-    share: jax.Array
+    state: ClientState
+    relative_size: jax.Array
 
 
 class Solution(NamedTuple):
@@ -73,22 +73,22 @@ class Solution(NamedTuple):
     steps: jax.Array
 
 
-def moved(solution: Solution) -> Params:
+def local_update(solution: Solution) -> Params:
     """w_k - s_k: how far the client moved."""
     return jax.tree.map(jnp.subtract, solution.params, solution.problem.start)
 
 
 def difference(
-    state: State, numbers: Scalars, own: Own, solution: Solution
-) -> tuple[Message, Kept]:
+    state: State, hparams: HParams, context: ClientContext, solution: Solution
+) -> tuple[Message, ClientState]:
     """Send w_k - w^t; keep what there was."""
-    del state, numbers
-    return moved(solution), own.kept
+    del state, hparams
+    return local_update(solution), context.state
 
 
-def add(state: State, mean: Params, numbers: Scalars) -> Params:
+def add(state: State, mean: Params, hparams: HParams) -> Params:
     """w^{t+1} = w^t + sum_k weight_k (w_k - w^t) = sum_k weight_k w_k."""
-    del numbers
+    del hparams
     return jax.tree.map(jnp.add, state, mean)
 
 
@@ -97,19 +97,19 @@ def zeros(params: Params) -> Params:
     return jax.tree.map(jnp.zeros_like, params)
 
 
-def plus(a: Params, scale: jax.Array | float, b: Params) -> Params:
+def add_scaled(a: Params, scale: jax.Array | float, b: Params) -> Params:
     """A + scale b."""
     return jax.tree.map(lambda x, y: x + scale * y, a, b)
 
 
-def check_numbers(name: str, given: Numbers, *, positive: bool = False) -> tuple[float, ...]:
-    """One or several of a method's numbers, as a tuple.
+def check_hparam(name: str, given: HParam, *, positive: bool = False) -> tuple[float, ...]:
+    """One or several of a method's hyperparameters, as a tuple.
 
     Raises:
         InputError: One is negative or not finite, or 0 where it must be positive, in single
             precision.
     """
-    values = as_numbers(name, given)
+    values = as_values(name, given)
     for value in values:
         require_number(name, value, positive=positive, single=True)
     return values
@@ -125,8 +125,8 @@ class Algorithm(NamedTuple):
 
     Attributes:
         name: As in experiment files and tables.
-        subproblem: State, numbers, own_k -> h_k, which starts from the model that is sent out.
-        numbers: The algorithm's own numbers by name (`mu`, ...), each one or several to sweep.
+        subproblem: State, hparams, context_k -> h_k, which starts from the model that is sent out.
+        hparams: The algorithm's hyperparameters by name (`mu`, ...), each one or several to sweep.
         stragglers: What happens to clients that cannot finish: their partial work is kept, or
             they are dropped and never train.
         variant: Which form of the method it is, where there are several; labels show it.
@@ -137,14 +137,14 @@ class Algorithm(NamedTuple):
         pooled: All rows lie with one client, which takes as many steps a round as the cohort
             would together: the centralised baseline.
         init: Initial parameters -> state.
-        kept: Initial parameters -> what every client keeps at first; None for a method whose
-            clients keep nothing.
+        client_state: Initial parameters -> the state that every client starts with; None for a
+            method whose clients keep no state.
         own_gradient: Whether clients read grad F_k(w^t) before they begin.
-        message: State, numbers, own_k, solution_k -> what the client sends, and what it keeps.
+        message: State, hparams, context_k, solution_k -> what the client sends, and what it keeps.
         size: Message -> how large it is, by which one far beyond the others is known to be faulty
             (`fedprox.Faults`): what it holds that differs between sound clients for a reason, such
             as how long ago they last took part, is left out.
-        update: State, weighted mean of the messages, numbers -> state.
+        update: State, weighted mean of the messages, hparams -> state.
         params: State -> the model that is sent out.
         evaluated: State -> the model that is evaluated; None for the one that is sent out.
         exchange: State, weighted mean of grad F_k(w^t) over a first cohort -> state; None for a
@@ -156,8 +156,8 @@ class Algorithm(NamedTuple):
     """
 
     name: str
-    subproblem: Callable[[State, Scalars, Own], Subproblem]
-    numbers: Mapping[str, Numbers]
+    subproblem: Callable[[State, HParams, ClientContext], Subproblem]
+    hparams: Mapping[str, HParam]
     stragglers: Stragglers
     variant: str = ""
     average: Average = "rows"
@@ -165,11 +165,13 @@ class Algorithm(NamedTuple):
     settings: Mapping[str, Any] = {}
     pooled: bool = False
     init: Callable[[Params], State] = same_params
-    kept: Callable[[Params], Kept] | None = None
+    client_state: Callable[[Params], ClientState] | None = None
     own_gradient: bool = False
-    message: Callable[[State, Scalars, Own, Solution], tuple[Message, Kept]] = difference
+    message: Callable[[State, HParams, ClientContext, Solution], tuple[Message, ClientState]] = (
+        difference
+    )
     size: Callable[[Message], jax.Array] = optax.tree.norm
-    update: Callable[[State, Message, Scalars], State] = add
+    update: Callable[[State, Message, HParams], State] = add
     params: Callable[[State], Params] = same_params
     evaluated: Callable[[State], Params] | None = None
     exchange: Callable[[State, Params], State] | None = None

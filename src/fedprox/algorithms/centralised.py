@@ -10,4 +10,4 @@ from fedprox.algorithms.fedavg import local_loss
 
 def centralised() -> Algorithm:
     """SGD on all clients' rows together, with the cohort's number of steps a round."""
-    return Algorithm("centralised", local_loss, numbers={}, stragglers="keep", pooled=True)
+    return Algorithm("centralised", local_loss, hparams={}, stragglers="keep", pooled=True)

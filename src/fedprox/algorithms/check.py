@@ -9,14 +9,14 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 
-from fedprox.algorithms.base import Algorithm, Average, Own, Solution, Stragglers, add
+from fedprox.algorithms.base import Algorithm, Average, ClientContext, Solution, Stragglers, add
 from fedprox.errors import InputError, require, require_one_of
 from fedprox.model import Params
 from fedprox.subproblem import Subproblem
 from fedprox.user_code import describe, shapes_of
 
 GIVEN = ("learning_rate", "participation")
-"""Numbers that every method's functions are given beside its own."""
+"""Hyperparameters that every method's functions are given beside its own."""
 
 
 def check_algorithm(algorithm: Algorithm, params: Params) -> None:
@@ -36,13 +36,12 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
     require_one_of(f"{name}: average", algorithm.average, get_args(Average))
     for taken in GIVEN:
         require(
-            taken not in algorithm.numbers,
-            f"{name}: numbers: {taken!r}; a method is given this number, and has none of its own "
-            "of that name",
+            taken not in algorithm.hparams,
+            f"{name}: hparams: {taken!r}; every method is given this one; choose another name",
         )
     require(
-        not algorithm.adapt or "mu" in algorithm.numbers,
-        f'{name}: adapt: there is no "mu" among its numbers',
+        not algorithm.adapt or "mu" in algorithm.hparams,
+        f'{name}: adapt: there is no "mu" among its hparams',
     )
     require(
         algorithm.exchange is None or algorithm.own_gradient,
@@ -50,7 +49,7 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
         "in one pass",
     )
     number: Any = jax.ShapeDtypeStruct((), jnp.float32)
-    numbers = dict.fromkeys((*algorithm.numbers, *GIVEN), number)
+    hparams = dict.fromkeys((*algorithm.hparams, *GIVEN), number)
     state = shapes_of(f"{name}: init(params)", algorithm.init, params)
     sent = shapes_of(f"{name}: params(state)", algorithm.params, state)
     _same(f"{name}: its params give", sent, "the model", params)
@@ -60,12 +59,12 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
     if algorithm.exchange is not None:
         found = shapes_of(f"{name}: exchange(state, mean)", algorithm.exchange, state, params)
         _same(f"{name}: its exchange gives", found, "the state before", state)
-    kept = None
-    if algorithm.kept is not None:
-        kept = shapes_of(f"{name}: kept(params)", algorithm.kept, params)
-    own = Own(params if algorithm.own_gradient else None, kept, number)
-    subproblem = f"{name}: subproblem(state, numbers, own)"
-    problem = shapes_of(subproblem, algorithm.subproblem, state, numbers, own)
+    client_state = None
+    if algorithm.client_state is not None:
+        client_state = shapes_of(f"{name}: client_state(params)", algorithm.client_state, params)
+    context = ClientContext(params if algorithm.own_gradient else None, client_state, number)
+    subproblem = f"{name}: subproblem(state, hparams, context)"
+    problem = shapes_of(subproblem, algorithm.subproblem, state, hparams, context)
     require(
         isinstance(problem, Subproblem),
         f"{subproblem} returns {_kind(problem)}; it must return a fedprox.Subproblem",
@@ -82,15 +81,15 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
         _same(f"{name}: linear of its local problem is", problem.linear, "the model", params)
     steps: Any = jax.ShapeDtypeStruct((), jnp.int32)
     solution = Solution(problem, params, steps)
-    send = f"{name}: message(state, numbers, own, solution)"
-    pair = shapes_of(send, algorithm.message, state, numbers, own, solution)
+    send = f"{name}: message(state, hparams, context, solution)"
+    pair = shapes_of(send, algorithm.message, state, hparams, context, solution)
     require(
         type(pair) is tuple and len(pair) == 2,
-        f"{send} returns {_kind(pair)}; it must return two values, what the client sends and what "
-        "it keeps",
+        f"{send} returns {_kind(pair)}; it must return two values, what the client sends and its "
+        "new state",
     )
-    message, keeps = pair
-    _same(f"{name}: after its work a client keeps", keeps, "what it kept before", kept)
+    message, new_state = pair
+    _same(f"{name}: the new state of a client is", new_state, "its state before", client_state)
     for leaf in jax.tree.leaves(message):
         if jnp.result_type(leaf.dtype, jnp.float32) != leaf.dtype:
             raise InputError(
@@ -102,8 +101,8 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
     if algorithm.update is add:
         _same(f"{name}: its message is", message, "the model", params)
     after = shapes_of(
-        f"{name}: update(state, mean, numbers)",
-        *(algorithm.update, state, message, numbers),
+        f"{name}: update(state, mean, hparams)",
+        *(algorithm.update, state, message, hparams),
         given={"state": state, "mean": message},
     )
     _same(f"{name}: its update gives", after, "the state before", state)

@@ -15,15 +15,15 @@ section 5.2 run it.
 
 from typing import get_args
 
-from fedprox.algorithms.base import Algorithm, Average, Own, Scalars
+from fedprox.algorithms.base import Algorithm, Average, ClientContext, HParams
 from fedprox.errors import require_one_of
 from fedprox.model import Params
 from fedprox.subproblem import Subproblem
 
 
-def local_loss(params: Params, numbers: Scalars, own: Own) -> Subproblem:
+def local_loss(params: Params, hparams: HParams, context: ClientContext) -> Subproblem:
     """h_k(w) = F_k(w), from w^t."""
-    del numbers, own
+    del hparams, context
     return Subproblem(start=params)
 
 
@@ -44,5 +44,5 @@ def fedavg(*, average: Average = "rows") -> Algorithm:
     require_one_of("fedavg: average", average, get_args(Average))
     variant = "" if average == "rows" else "plain mean"
     return Algorithm(
-        "fedavg", local_loss, numbers={}, stragglers="drop", variant=variant, average=average
+        "fedavg", local_loss, hparams={}, stragglers="drop", variant=variant, average=average
     )

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedprox.algorithms.base import Algorithm, Own, Scalars, add, check_numbers, zeros
+from fedprox.algorithms.base import Algorithm, ClientContext, HParams, add, check_hparam, zeros
 from fedprox.model import Params
-from fedprox.solver import Numbers
+from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
 
 
@@ -40,18 +40,18 @@ def exchange(state: State, gradient: Params) -> State:
     return state._replace(gradient=gradient)
 
 
-def corrected(state: State, numbers: Scalars, own: Own) -> Subproblem:
+def corrected(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
     """h_k(w) = F_k(w) + <g^t - grad F_k(w^t), w> + (mu / 2) ||w - w^t||^2, from w^t."""
-    linear = jax.tree.map(jnp.subtract, state.gradient, own.gradient)
-    return Subproblem(state.params, mu=numbers["mu"], anchor=state.params, linear=linear)
+    linear = jax.tree.map(jnp.subtract, state.gradient, context.gradient)
+    return Subproblem(state.params, mu=hparams["mu"], anchor=state.params, linear=linear)
 
 
-def update(state: State, mean: Params, numbers: Scalars) -> State:
+def update(state: State, mean: Params, hparams: HParams) -> State:
     """w^{t+1} = w^t + sum_k weight_k (w_k - w^t)."""
-    return state._replace(params=add(state.params, mean, numbers))
+    return state._replace(params=add(state.params, mean, hparams))
 
 
-def feddane(mu: Numbers, *, adapt: bool = False) -> Algorithm:
+def feddane(mu: HParam, *, adapt: bool = False) -> Algorithm:
     """FedDANE (Li et al. 2020, appendix B), keeping stragglers' partial work.
 
     Args:
@@ -68,7 +68,7 @@ def feddane(mu: Numbers, *, adapt: bool = False) -> Algorithm:
     return Algorithm(
         "feddane",
         corrected,
-        numbers={"mu": check_numbers("feddane: mu", mu)},
+        hparams={"mu": check_hparam("feddane: mu", mu)},
         stragglers="keep",
         init=init,
         own_gradient=True,

@@ -23,17 +23,17 @@ import jax
 
 from fedprox.algorithms.base import (
     Algorithm,
-    Own,
-    Scalars,
+    ClientContext,
+    HParams,
     Solution,
     add,
-    check_numbers,
-    moved,
-    plus,
+    add_scaled,
+    check_hparam,
+    local_update,
     zeros,
 )
 from fedprox.model import Params
-from fedprox.solver import Numbers
+from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
 
 
@@ -49,15 +49,15 @@ def init(params: Params) -> State:
     return State(params, zeros(params))
 
 
-def update(state: State, mean: Params, numbers: Scalars) -> State:
+def update(state: State, mean: Params, hparams: HParams) -> State:
     """W^{t+1} = mean_k w_k - h / alpha, with mean = mean_k (w_k - w^t)."""
-    alpha = numbers["alpha"]
-    h = plus(state.h, -alpha * numbers["participation"], mean)
-    together = add(state.params, mean, numbers)
-    return State(plus(together, -1 / alpha, h), h)
+    alpha = hparams["alpha"]
+    h = add_scaled(state.h, -alpha * hparams["participation"], mean)
+    together = add(state.params, mean, hparams)
+    return State(add_scaled(together, -1 / alpha, h), h)
 
 
-def feddyn(alpha: Numbers, *, balance: bool = False) -> Algorithm:
+def feddyn(alpha: HParam, *, balance: bool = False) -> Algorithm:
     """FedDyn (Acar et al. 2021, Algorithm 1), keeping stragglers' partial work.
 
     Args:
@@ -67,35 +67,35 @@ def feddyn(alpha: Numbers, *, balance: bool = False) -> Algorithm:
     Raises:
         InputError: alpha <= 0.
 
-    >>> feddyn(alpha=[0.01, 0.1]).numbers["alpha"]
+    >>> feddyn(alpha=[0.01, 0.1]).hparams["alpha"]
     (0.01, 0.1)
     """
 
-    def alpha_of(numbers: Scalars, own: Own) -> jax.Array:
-        return numbers["alpha"] / own.share if balance else numbers["alpha"]
+    def alpha_of(hparams: HParams, context: ClientContext) -> jax.Array:
+        return hparams["alpha"] / context.relative_size if balance else hparams["alpha"]
 
-    def regularised(state: State, numbers: Scalars, own: Own) -> Subproblem:
+    def regularised(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
         """h_k(w) = F_k(w) - <g_k, w> + (alpha / 2) ||w - w^t||^2, from w^t (equation 1)."""
-        linear = jax.tree.map(lambda g: -g, own.kept)
-        return Subproblem(state.params, alpha_of(numbers, own), state.params, linear)
+        linear = jax.tree.map(lambda g: -g, context.state)
+        return Subproblem(state.params, alpha_of(hparams, context), state.params, linear)
 
     def message(
-        state: State, numbers: Scalars, own: Own, solution: Solution
+        state: State, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Params, Params]:
         """Send w_k - w^t; keep g_k - alpha (w_k - w^t) (equation 2)."""
         del state
-        step = moved(solution)
-        return step, plus(own.kept, -alpha_of(numbers, own), step)
+        step = local_update(solution)
+        return step, add_scaled(context.state, -alpha_of(hparams, context), step)
 
     return Algorithm(
         "feddyn",
         regularised,
-        numbers={"alpha": check_numbers("feddyn: alpha", alpha, positive=True)},
+        hparams={"alpha": check_hparam("feddyn: alpha", alpha, positive=True)},
         stragglers="keep",
         variant="balanced" if balance else "",
         average="clients",
         init=init,
-        kept=zeros,
+        client_state=zeros,
         message=message,
         update=update,
         params=lambda state: state.params,

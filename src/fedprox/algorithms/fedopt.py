@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedprox.algorithms.base import Algorithm, Scalars, check_numbers
+from fedprox.algorithms.base import Algorithm, HParams, check_hparam
 from fedprox.algorithms.fedavg import local_loss
 from fedprox.errors import require
 from fedprox.model import Params
-from fedprox.solver import BY_NAME, Numbers, name_of, searches_line
+from fedprox.solver import BY_NAME, HParam, name_of, searches_line
 from fedprox.subproblem import Subproblem
 
 
@@ -34,9 +34,9 @@ class State(NamedTuple):
     optimizer: Any
 
 
-def posed(state: State, numbers: Scalars, own: Any) -> Subproblem:
+def posed(state: State, hparams: HParams, context: Any) -> Subproblem:
     """h_k(w) = F_k(w), from w^t."""
-    return local_loss(state.params, numbers, own)
+    return local_loss(state.params, hparams, context)
 
 
 def _keeps_rate(optimizer: Callable[..., optax.GradientTransformation]) -> bool:
@@ -51,7 +51,7 @@ def _keeps_rate(optimizer: Callable[..., optax.GradientTransformation]) -> bool:
 
 
 def fedopt(
-    optimizer: Callable[..., optax.GradientTransformation], *, server_learning_rate: Numbers = 1.0
+    optimizer: Callable[..., optax.GradientTransformation], *, server_learning_rate: HParam = 1.0
 ) -> Algorithm:
     """FedAvg with an optimizer on the server (Reddi et al. 2020), dropping stragglers.
 
@@ -68,7 +68,7 @@ def fedopt(
     'adam'
     """
     where = "fedopt: server_learning_rate"
-    rates = check_numbers(where, server_learning_rate, positive=True)
+    rates = check_hparam(where, server_learning_rate, positive=True)
     require(
         not searches_line(optimizer, "fedopt: optimizer"),
         "fedopt: this optimizer searches along a line, for which the server has no objective",
@@ -82,9 +82,9 @@ def fedopt(
     def init(params: Params) -> State:
         return State(params, optimizer(learning_rate=1.0).init(params))
 
-    def update(state: State, mean: Params, numbers: Scalars) -> State:
+    def update(state: State, mean: Params, hparams: HParams) -> State:
         """One step of the server's optimizer."""
-        server = optimizer(learning_rate=numbers["server_learning_rate"])
+        server = optimizer(learning_rate=hparams["server_learning_rate"])
         gradient = jax.tree.map(lambda d: -d, mean)
         step, after = server.update(gradient, state.optimizer, state.params)
         return State(optax.apply_updates(state.params, step), after)
@@ -92,7 +92,7 @@ def fedopt(
     return Algorithm(
         "fedopt",
         posed,
-        numbers={"server_learning_rate": rates},
+        hparams={"server_learning_rate": rates},
         stragglers="drop",
         variant=name_of(optimizer),
         init=init,

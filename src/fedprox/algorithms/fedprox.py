@@ -11,25 +11,25 @@ under proportional sampling (Algorithm 2 as written).
 
 import jax
 
-from fedprox.algorithms.base import Algorithm, Own, Scalars, check_numbers
+from fedprox.algorithms.base import Algorithm, ClientContext, HParams, check_hparam
 from fedprox.model import Params
-from fedprox.solver import Numbers
+from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
 
 
-def proximal(params: Params, numbers: Scalars, own: Own) -> Subproblem:
+def proximal(params: Params, hparams: HParams, context: ClientContext) -> Subproblem:
     """h_k(w) = F_k(w) + (mu / 2) ||w - w^t||^2, from w^t."""
-    del own
-    return Subproblem(start=params, mu=numbers["mu"], anchor=params)
+    del context
+    return Subproblem(start=params, mu=hparams["mu"], anchor=params)
 
 
-def linear_half(params: Params, numbers: Scalars, own: Own) -> Subproblem:
+def linear_half(params: Params, hparams: HParams, context: ClientContext) -> Subproblem:
     """h_k(w) = F_k(w) - mu <w^t, w>, from w^t: the proximal term without (mu / 2) ||w||^2."""
-    del own
-    return Subproblem(params, linear=jax.tree.map(lambda w: -numbers["mu"] * w, params))
+    del context
+    return Subproblem(params, linear=jax.tree.map(lambda w: -hparams["mu"] * w, params))
 
 
-def fedprox(mu: Numbers, *, quadratic: bool = True, adapt: bool = False) -> Algorithm:
+def fedprox(mu: HParam, *, quadratic: bool = True, adapt: bool = False) -> Algorithm:
     """FedProx (Li et al. 2020, Algorithm 2), keeping stragglers' partial work.
 
     Args:
@@ -44,14 +44,14 @@ def fedprox(mu: Numbers, *, quadratic: bool = True, adapt: bool = False) -> Algo
     Raises:
         InputError: mu < 0.
 
-    >>> fedprox(mu=[0.0, 1.0]).numbers["mu"]
+    >>> fedprox(mu=[0.0, 1.0]).hparams["mu"]
     (0.0, 1.0)
     """
-    values = check_numbers("fedprox: mu", mu)
+    values = check_hparam("fedprox: mu", mu)
     return Algorithm(
         "fedprox",
         proximal if quadratic else linear_half,
-        numbers={"mu": values},
+        hparams={"mu": values},
         stragglers="keep",
         variant="" if quadratic else "without the quadratic",
         adapt=adapt,

@@ -21,4 +21,4 @@ def one_full_batch(solver: Solver) -> Solver:
 
 def fedsgd() -> Algorithm:
     """Federated SGD (McMahan et al. 2017, section 2), dropping stragglers."""
-    return Algorithm("fedsgd", local_loss, numbers={}, stragglers="drop", local=one_full_batch)
+    return Algorithm("fedsgd", local_loss, hparams={}, stragglers="drop", local=one_full_batch)

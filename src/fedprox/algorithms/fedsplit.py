@@ -19,18 +19,18 @@ import optax
 
 from fedprox.algorithms.base import (
     Algorithm,
-    Own,
-    Scalars,
+    ClientContext,
+    HParams,
     Solution,
     add,
-    check_numbers,
-    moved,
-    plus,
+    add_scaled,
+    check_hparam,
+    local_update,
     same_params,
 )
 from fedprox.errors import require_one_of
 from fedprox.model import Params
-from fedprox.solver import Numbers
+from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
 
 
@@ -46,23 +46,23 @@ class Message(NamedTuple):
     step: Params
 
 
-def reflected(params: Params, numbers: Scalars, own: Own) -> Subproblem:
+def reflected(params: Params, hparams: HParams, context: ClientContext) -> Subproblem:
     """h_k(w) = F_k(w) + (1 / 2s) ||w - (2 x^t - z_k)||^2, from x^t."""
-    anchor = jax.tree.map(lambda x, z: 2 * x - z, params, own.kept)
-    return Subproblem(params, mu=1 / numbers["step_size"], anchor=anchor)
+    anchor = jax.tree.map(lambda x, z: 2 * x - z, params, context.state)
+    return Subproblem(params, mu=1 / hparams["step_size"], anchor=anchor)
 
 
 def message(
-    params: Params, numbers: Scalars, own: Own, solution: Solution
+    params: Params, hparams: HParams, context: ClientContext, solution: Solution
 ) -> tuple[Message, Params]:
     """Send and keep z_k' = z_k + 2 (w_k - x^t)."""
-    del numbers
-    step = jax.tree.map(lambda a: 2 * a, moved(solution))
-    z = jax.tree.map(jnp.add, own.kept, step)
+    del hparams
+    step = jax.tree.map(lambda a: 2 * a, local_update(solution))
+    z = jax.tree.map(jnp.add, context.state, step)
     return Message(jax.tree.map(jnp.subtract, z, params), step), z
 
 
-def fedsplit(step_size: Numbers, *, average: Literal["all", "active"] = "active") -> Algorithm:
+def fedsplit(step_size: HParam, *, average: Literal["all", "active"] = "active") -> Algorithm:
     """FedSplit (Acar et al. 2021, appendix A.4), keeping stragglers' partial work.
 
     Args:
@@ -77,20 +77,20 @@ def fedsplit(step_size: Numbers, *, average: Literal["all", "active"] = "active"
     """
     require_one_of("fedsplit: average", average, ("all", "active"))
 
-    def update(params: Params, mean: Message, numbers: Scalars) -> Params:
+    def update(params: Params, mean: Message, hparams: HParams) -> Params:
         """x^{t+1}, given the means over the round's clients."""
         if average == "active":
-            return add(params, mean.ahead, numbers)
-        return plus(params, numbers["participation"], mean.step)
+            return add(params, mean.ahead, hparams)
+        return add_scaled(params, hparams["participation"], mean.step)
 
     return Algorithm(
         "fedsplit",
         reflected,
-        numbers={"step_size": check_numbers("fedsplit: step_size", step_size, positive=True)},
+        hparams={"step_size": check_hparam("fedsplit: step_size", step_size, positive=True)},
         stragglers="keep",
         variant=average,
         average="clients",
-        kept=same_params,
+        client_state=same_params,
         message=message,
         size=lambda message: optax.tree.norm(message.step),  # z_k is w^0 until k has taken part
         update=update,

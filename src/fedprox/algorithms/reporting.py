@@ -15,7 +15,16 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedprox.algorithms.base import Algorithm, Kept, Own, Scalars, Solution, State, moved, plus
+from fedprox.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    ClientState,
+    HParams,
+    Solution,
+    State,
+    add_scaled,
+    local_update,
+)
 from fedprox.model import Params
 from fedprox.subproblem import Subproblem
 
@@ -33,7 +42,7 @@ class Reported(NamedTuple):
 class Remembered(NamedTuple):
     """What a client keeps for its method, and its last model."""
 
-    kept: Kept
+    state: ClientState
     last: Params
 
 
@@ -48,31 +57,37 @@ def reporting(algorithm: Algorithm, evaluated: Evaluated) -> Algorithm:
         return algorithm
     all_clients = evaluated == "clients"
 
-    def inner(own: Own) -> Own:
-        return own._replace(kept=own.kept.kept) if all_clients else own
+    def inner(context: ClientContext) -> ClientContext:
+        return context._replace(state=context.state.state) if all_clients else context
 
     def init(params: Params) -> Reported:
         return Reported(algorithm.init(params), params)
 
-    def kept(params: Params) -> Remembered:
-        return Remembered(None if algorithm.kept is None else algorithm.kept(params), params)
+    def client_state(params: Params) -> Remembered:
+        return Remembered(
+            None if algorithm.client_state is None else algorithm.client_state(params), params
+        )
 
-    def subproblem(state: Reported, numbers: Scalars, own: Own) -> Subproblem:
-        return algorithm.subproblem(state.state, numbers, inner(own))
+    def subproblem(state: Reported, hparams: HParams, context: ClientContext) -> Subproblem:
+        return algorithm.subproblem(state.state, hparams, inner(context))
 
-    def message(state: Reported, numbers: Scalars, own: Own, solution: Solution) -> tuple[Any, Any]:
-        sent, keeps = algorithm.message(state.state, numbers, inner(own), solution)
+    def message(
+        state: Reported, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Any, Any]:
+        sent, keeps = algorithm.message(state.state, hparams, inner(context), solution)
         if not all_clients:
-            return (sent, moved(solution)), keeps
-        ahead = jax.tree.map(jnp.subtract, solution.params, own.kept.last)
+            return (sent, local_update(solution)), keeps
+        ahead = jax.tree.map(jnp.subtract, solution.params, context.state.last)
         return (sent, ahead), Remembered(keeps, solution.params)
 
-    def update(state: Reported, mean: tuple[Any, Params], numbers: Scalars) -> Reported:
+    def update(state: Reported, mean: tuple[Any, Params], hparams: HParams) -> Reported:
         sent, ahead = mean
-        base, share = state.mean, numbers["participation"]
+        base, share = state.mean, hparams["participation"]
         if not all_clients:
             base, share = algorithm.params(state.state), jnp.ones_like(share)
-        return Reported(algorithm.update(state.state, sent, numbers), plus(base, share, ahead))
+        return Reported(
+            algorithm.update(state.state, sent, hparams), add_scaled(base, share, ahead)
+        )
 
     def exchange(state: Reported, gradient: Params) -> Reported:
         assert algorithm.exchange is not None
@@ -81,7 +96,7 @@ def reporting(algorithm: Algorithm, evaluated: Evaluated) -> Algorithm:
     return algorithm._replace(
         subproblem=subproblem,
         init=init,
-        kept=kept if all_clients else algorithm.kept,
+        client_state=client_state if all_clients else algorithm.client_state,
         message=message,
         size=lambda message: algorithm.size(message[0]),
         update=update,

@@ -26,17 +26,17 @@ import optax
 
 from fedprox.algorithms.base import (
     Algorithm,
-    Own,
-    Scalars,
+    ClientContext,
+    HParams,
     Solution,
-    check_numbers,
-    moved,
-    plus,
+    add_scaled,
+    check_hparam,
+    local_update,
     zeros,
 )
 from fedprox.errors import require, require_one_of
 from fedprox.model import Params
-from fedprox.solver import Numbers, Solver
+from fedprox.solver import HParam, Solver
 from fedprox.subproblem import Subproblem
 
 
@@ -52,18 +52,18 @@ def init(params: Params) -> State:
     return State(params, zeros(params))
 
 
-def corrected(state: State, numbers: Scalars, own: Own) -> Subproblem:
+def corrected(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
     """h_k(w) = F_k(w) + <c - c_k, w>, from w^t."""
-    del numbers
-    return Subproblem(state.params, linear=jax.tree.map(jnp.subtract, state.control, own.kept))
+    del hparams
+    return Subproblem(state.params, linear=jax.tree.map(jnp.subtract, state.control, context.state))
 
 
-def update(state: State, mean: tuple[Params, Params], numbers: Scalars) -> State:
+def update(state: State, mean: tuple[Params, Params], hparams: HParams) -> State:
     """Move the model by the mean step, and c by the share of clients that took part."""
     step, change = mean
     return State(
-        plus(state.params, numbers["server_learning_rate"], step),
-        plus(state.control, numbers["participation"], change),
+        add_scaled(state.params, hparams["server_learning_rate"], step),
+        add_scaled(state.control, hparams["participation"], change),
     )
 
 
@@ -77,7 +77,7 @@ def plain_sgd(solver: Solver) -> Solver:
     return solver
 
 
-def scaffold(*, option: int = 2, server_learning_rate: Numbers = 1.0) -> Algorithm:
+def scaffold(*, option: int = 2, server_learning_rate: HParam = 1.0) -> Algorithm:
     """SCAFFOLD (Karimireddy et al. 2020, Algorithm 1), keeping stragglers' partial work.
 
     Args:
@@ -92,34 +92,37 @@ def scaffold(*, option: int = 2, server_learning_rate: Numbers = 1.0) -> Algorit
     2
     """
     require_one_of("scaffold: option", option, (1, 2))
-    rates = check_numbers("scaffold: server_learning_rate", server_learning_rate, positive=True)
+    rates = check_hparam("scaffold: server_learning_rate", server_learning_rate, positive=True)
 
     def message(
-        state: State, numbers: Scalars, own: Own, solution: Solution
+        state: State, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[tuple[Params, Params], Params]:
         """Send w_k - w^t and c_k' - c_k; keep c_k'."""
-        step = moved(solution)
+        step = local_update(solution)
         if option == 1:
-            return (step, jax.tree.map(jnp.subtract, own.gradient, own.kept)), own.gradient
-        length = solution.steps * numbers["learning_rate"]
+            return (
+                step,
+                jax.tree.map(jnp.subtract, context.gradient, context.state),
+            ), context.gradient
+        length = solution.steps * hparams["learning_rate"]
         change = jax.tree.map(
             # a client that stops before its first step has met no gradient
             lambda c, s: jnp.where(length > 0, -c - s / jnp.where(length > 0, length, 1), 0),
             state.control,
             step,
         )
-        return (step, change), plus(own.kept, 1, change)
+        return (step, change), add_scaled(context.state, 1, change)
 
     return Algorithm(
         "scaffold",
         corrected,
-        numbers={"server_learning_rate": rates},
+        hparams={"server_learning_rate": rates},
         stragglers="keep",
         variant="" if option == 2 else "option 1",
         average="clients",
         local=plain_sgd if option == 2 else lambda solver: solver,
         init=init,
-        kept=zeros,
+        client_state=zeros,
         own_gradient=option == 1,
         message=message,
         update=update,

@@ -18,7 +18,7 @@ ROWS = 512
 Values = NDArray[np.float64]
 
 
-class Evaluation(NamedTuple):
+class EvaluationResult(NamedTuple):
     """A model on a federation, over all rows and on each client; see `evaluate`.
 
     Attributes:
@@ -50,7 +50,7 @@ class Evaluation(NamedTuple):
         )
 
 
-def evaluate(model: Model, params: Params, federation: Federation) -> Evaluation:
+def evaluate(model: Model, params: Params, federation: Federation) -> EvaluationResult:
     r"""Evaluate a model on all rows of a federation, and client by client.
 
     The training loss is
@@ -91,7 +91,7 @@ def evaluate(model: Model, params: Params, federation: Federation) -> Evaluation
         counts = (np.array([count.sum()]) for count in (rows.sizes, rows.labels))
         found = _measures(model, kind, total, *counts)
         overall |= {name: float(value) for name, (value,) in found.items()}
-    return Evaluation(
+    return EvaluationResult(
         train_loss=overall.pop("train_loss"),
         test_loss=overall.pop("test_loss"),
         test_accuracy=overall.pop("test_accuracy"),

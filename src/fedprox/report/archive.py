@@ -121,7 +121,7 @@ class SweepPoint(_File):
     expected_gap: float | None
 
 
-class Diagnosis(_File):
+class DiagnosisFile(_File):
     """What `diagnosis.json` holds.
 
     Attributes:
@@ -162,7 +162,7 @@ class Archive:
     runs: list[Run]
     finished: bool
     clients: list[RunClients]
-    diagnosis: Diagnosis | None
+    diagnosis: DiagnosisFile | None
 
     @property
     def shown(self) -> list[Run]:
@@ -208,7 +208,7 @@ def read_archive(path: Path) -> Archive:
         (path / "experiment.toml").is_file(), f"{path}: no experiment.toml; not a run directory"
     )
     experiment = _experiment(path / "experiment.toml")
-    diagnosis = _json(path / "diagnosis.json", Diagnosis)
+    diagnosis = _json(path / "diagnosis.json", DiagnosisFile)
     times = read_summary(path)
     runs = _runs(path / "metrics.jsonl", times or [])
     require(runs or diagnosis, f"{path}: no evaluated rounds yet")
@@ -253,10 +253,10 @@ def read_record(line: bytes) -> Record:
         for key, value in others.items()
         if key.startswith(tuple(f"{kind}_" for kind in KINDS))
     }
-    numbers = {k: v for k, v in others.items() if k not in metrics and v is not None}
+    hparams = {k: v for k, v in others.items() if k not in metrics and v is not None}
     try:
         return _RECORD.validate_python(
-            known | {"numbers": numbers, "metrics": metrics}, strict=True
+            known | {"hparams": hparams, "metrics": metrics}, strict=True
         )
     except ValidationError as error:
         raise ValueError(_explain(error)) from None
@@ -303,8 +303,8 @@ def _runs(path: Path, times: Sequence[RunTimes]) -> list[Run]:
             record = read_record(line)
             key = label, seed = (record.label, record.seed)
             if key not in runs:
-                numbers, rate = record.numbers, record.learning_rate
-                runs[key] = Run(record.method, numbers, rate, seed, label)
+                hparams, rate = record.hparams, record.learning_rate
+                runs[key] = Run(record.method, hparams, rate, seed, label)
                 if key in known:
                     runs[key].run_seconds = known[key].run_seconds
                     runs[key].sweep_points = known[key].sweep_points

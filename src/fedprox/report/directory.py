@@ -369,7 +369,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
     shown = {
         "label": run.label,
         "method": run.method,
-        **run.numbers,
+        **run.hparams,
         **{key: final[key] for key in ("learning_rate", "seed")},
         "evaluated": run.evaluated,
         "rounds": run.final.round,

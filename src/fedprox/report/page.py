@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedprox.errors import require
 from fedprox.files.whole import write_whole
-from fedprox.report.archive import Archive, Diagnosis, SweepPoint, read_archive
+from fedprox.report.archive import Archive, DiagnosisFile, SweepPoint, read_archive
 from fedprox.report.charts import (
     Axis,
     Chart,
@@ -355,7 +355,7 @@ def _against_rounds(archive: Archive, looks: dict[str, Style]) -> Group:
         )
         for name, title, note, axis in AGAINST_ROUNDS
     ]
-    mus = curves(groups, _rounds, lambda record: record.numbers.get("mu", np.nan))
+    mus = curves(groups, _rounds, lambda record: record.hparams.get("mu", np.nan))
     adaptive = [line for line in mus if np.ptp(line.values) > 0]
     if adaptive:
         charts.append(
@@ -464,7 +464,7 @@ SPREAD: dict[str, Callable[[NDArray[np.float64]], float]] = {
 """Columns of the table of clients."""
 
 
-def _diagnosis(found: Diagnosis) -> list[Group]:
+def _diagnosis(found: DiagnosisFile) -> list[Group]:
     """What `fedprox diagnose` found out about the federation."""
     rows = [[fact.what, fact.value, fact.note] for fact in found.facts]
     facts = Table("The federation", ["what", "value", "note"], rows, "words")
@@ -500,7 +500,7 @@ def _diagnosis(found: Diagnosis) -> list[Group]:
     return [federation, *([_sweep(found)] if found.sweep else [])]
 
 
-def _sweep(found: Diagnosis) -> Group:
+def _sweep(found: DiagnosisFile) -> Group:
     """The values of mu that were tried, and which to begin with."""
 
     def label(point: SweepPoint) -> str:

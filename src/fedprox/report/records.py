@@ -20,9 +20,9 @@ OPTIONAL = ("faulty", "faulty_clients", "unmeasured", *ERRORS, *VALIDATION)
 def flat(record: Record) -> dict[str, Any]:
     """A record by the keys of `metrics.jsonl`; None where it has no value."""
     line = record._asdict()
-    numbers, metrics = line.pop("numbers"), line.pop("metrics")
+    hparams, metrics = line.pop("hparams"), line.pop("metrics")
     named = {"label": line.pop("label"), "method": line.pop("method")}
-    return {**named, "mu": None, **numbers, **line, **metrics}
+    return {**named, "mu": None, **hparams, **line, **metrics}
 
 
 def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -54,8 +54,8 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """
     lines = [flat(record) for run in runs for record in run.history]
     known = {key for line in lines for key, value in line.items() if value is not None}
-    numbers = dict.fromkeys(key for run in runs for record in run.history for key in record.numbers)
-    order = dict.fromkeys(["label", "method", "mu", *numbers])
+    hparams = dict.fromkeys(key for run in runs for record in run.history for key in record.hparams)
+    order = dict.fromkeys(["label", "method", "mu", *hparams])
     order |= dict.fromkeys(key for line in lines for key in line)
     columns = [key for key in order if key in known or key not in OPTIONAL]
     return [{key: _value(key, line.get(key)) for key in columns} for line in lines]

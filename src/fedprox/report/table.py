@@ -164,7 +164,9 @@ def uneven(runs: Sequence[Run]) -> list[str]:
         ends = [run.final.round for run in group if run.diverged_at is None]
         if len(set(ends)) > 1:
             rounds = ", ".join(map(str, ends))
-            figures = "; figures are of then" if all(r.kept is r.final for r in group) else ""
+            figures = (
+                "; figures are of then" if all(r.model_record is r.final for r in group) else ""
+            )
             lines.append(f"{label}: its seeds stopped after {rounds} rounds{figures}")
     return lines
 
@@ -219,7 +221,7 @@ def faulty(runs: Sequence[Run]) -> list[str]:
 
 def kept(runs: Sequence[Run]) -> list[str]:
     """A line that says of which models the figures are, if not of the last ones."""
-    if all(run.kept is run.final for run in runs):
+    if all(run.model_record is run.final for run in runs):
         return []
     return ["figures are of each run's best model; summary.json names its round"]
 
@@ -244,8 +246,8 @@ def _row(
             "",
             seconds,
         ]
-    small = all(run.kept.train_loss < 1e4 for run in group)
-    finals = [run.kept for run in group]
+    small = all(run.model_record.train_loss < 1e4 for run in group)
+    finals = [run.model_record for run in group]
     return [
         _estimate(
             [r.train_loss for r in finals],

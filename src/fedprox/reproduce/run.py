@@ -213,7 +213,7 @@ def read_series(directory: Path, data_seed: int | None = None) -> list[Series]:
 
 
 def _measure(record: Record, name: str) -> float:
-    return record.numbers.get("mu", np.nan) if name == "mu" else getattr(record, name)
+    return record.hparams.get("mu", np.nan) if name == "mu" else getattr(record, name)
 
 
 def _sizes(where: str, data: Table, seed: int, data_dir: Path | None) -> NDArray[np.float64]:

@@ -15,12 +15,12 @@ from fedprox.federation import Federation
 from fedprox.model import Model, Params, check_model
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.faults import Faults
-from fedprox.simulation.config.protocol import ClientState, Protocol
+from fedprox.simulation.config.protocol import Protocol, Storage
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.config.warn import warn_of
 from fedprox.simulation.devices.compilation_cache import use_default_compilation_cache
 from fedprox.simulation.devices.mesh import lane_mesh
-from fedprox.simulation.loop.checkpoint import Checkpoints, Comparison, Snapshot
+from fedprox.simulation.loop.checkpoint import Checkpoints, Fingerprint, Snapshot
 from fedprox.simulation.loop.described import describe_comparison
 from fedprox.simulation.loop.method_run import Session, run_method, with_ended
 from fedprox.simulation.loop.progress import Progress, showing
@@ -49,7 +49,7 @@ def simulate(
     evaluate_clients: int | None = None,
     evaluate_model: Evaluated = "server",
     measure_gradients: bool = True,
-    client_state: ClientState = "auto",
+    client_store: Storage = "auto",
     seed: int | Sequence[int] = 0,
     target: Target | None = None,
     stop_at_target: StopAtTarget = "never",
@@ -93,7 +93,7 @@ def simulate(
             the last round's clients; or "clients", the mean of every client's last model.
         measure_gradients: Whether evaluations measure gradient variance, B(w) and gamma. Without,
             they take a third of the time and no client's model is kept after its round.
-        client_state: Where that lies which clients keep from round to round: "device", "host", a
+        client_store: Where that lies which clients keep from round to round: "device", "host", a
             file on "disk", or the first of them where it fits. Results are the same.
         seed: Seed, or several: each a run of its own through the same compiled program.
         target: What `stop_at_target` waits for, such as a test accuracy to reach or a training loss
@@ -155,7 +155,7 @@ def simulate(
         evaluate_clients=evaluate_clients,
         evaluate_model=evaluate_model,
         measure_gradients=measure_gradients,
-        client_state=client_state,
+        client_store=client_store,
         seeds=_seeds(seed),
         target=target,
         stop_at_target=stop_at_target,
@@ -191,7 +191,7 @@ def simulate(
         for method in methods:
             known |= _scheduled(method, method.solver(solver))
         last = begin = checkpoints.begin(
-            Comparison(
+            Fingerprint(
                 tuple(labels), protocol.seeds, protocol.rounds, protocol.settings | known, model
             )
         )
@@ -210,7 +210,9 @@ def simulate(
         session = Session(
             protocol,
             mesh,
-            resident(mesh, federation, protocol.measured, protocol.homes, protocol.measured_homes),
+            resident(
+                mesh, federation, protocol.measured, protocol.ownership, protocol.measured_ownership
+            ),
             len(labels) * len(protocol.seeds),
             checkpoints,
             on_record,

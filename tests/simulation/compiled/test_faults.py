@@ -32,7 +32,7 @@ from fedprox import (
     scaffold,
     simulate,
 )
-from fedprox.algorithms.base import Kept, Message, Own, Scalars, Solution, State
+from fedprox.algorithms.base import ClientContext, ClientState, HParams, Message, Solution, State
 from fedprox.algorithms.check import check_algorithm
 from fedprox.simulation.compiled import layout
 from fedprox.simulation.compiled.screening import judge, screened_mean, sound
@@ -63,12 +63,12 @@ def corrupting(algorithm: Algorithm, far: float) -> Algorithm:
     mean = FEDERATION.train.sizes.mean()
 
     def message(
-        state: State, numbers: Scalars, own: Own, solution: Solution
-    ) -> tuple[Message, Kept]:
-        sent, keeps = algorithm.message(state, numbers, own, solution)
-        rows = jnp.round(own.share * mean).astype(int)
-        times = jnp.where(numbers["bad"] < 1, far, jnp.nan)
-        kind = jnp.where(rows <= numbers["bad"] * CLIENTS, rows % 5, -1)
+        state: State, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Message, ClientState]:
+        sent, keeps = algorithm.message(state, hparams, context, solution)
+        rows = jnp.round(context.relative_size * mean).astype(int)
+        times = jnp.where(hparams["bad"] < 1, far, jnp.nan)
+        kind = jnp.where(rows <= hparams["bad"] * CLIENTS, rows % 5, -1)
 
         def spoiled(a: jax.Array) -> jax.Array:
             return jnp.select(
@@ -78,11 +78,11 @@ def corrupting(algorithm: Algorithm, far: float) -> Algorithm:
             )
 
         spoiled_keeps = jax.tree.map(lambda a: jnp.where(kind == 4, jnp.nan, a), keeps)
-        if algorithm.kept is None:
+        if algorithm.client_state is None:
             sent = jax.tree.map(lambda a: jnp.where(kind == 4, jnp.nan, a), sent)
         return jax.tree.map(spoiled, sent), spoiled_keeps
 
-    return algorithm._replace(numbers={**algorithm.numbers, "bad": SHARES}, message=message)
+    return algorithm._replace(hparams={**algorithm.hparams, "bad": SHARES}, message=message)
 
 
 CASES: list[tuple[Algorithm, Callable[[], methods.Method], Any, float]] = [
@@ -318,19 +318,21 @@ def test_a_client_that_comes_late_is_not_faulty_where_last_models_are_evaluated(
 
 def counting(algorithm: Algorithm) -> Algorithm:
     """The same method, whose clients also keep how often they took part: a whole number."""
-    assert algorithm.kept is not None
-    kept = algorithm.kept
+    assert algorithm.client_state is not None
+    client_state = algorithm.client_state
 
-    def message(state: State, numbers: Scalars, own: Own, solution: Solution) -> tuple[Any, Any]:
-        before, times = own.kept
-        sent, keeps = algorithm.message(state, numbers, own._replace(kept=before), solution)
+    def message(
+        state: State, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Any, Any]:
+        before, times = context.state
+        sent, keeps = algorithm.message(state, hparams, context._replace(state=before), solution)
         return sent, (keeps, times + 1)
 
     return algorithm._replace(
-        subproblem=lambda state, numbers, own: algorithm.subproblem(
-            state, numbers, own._replace(kept=own.kept[0])
+        subproblem=lambda state, hparams, context: algorithm.subproblem(
+            state, hparams, context._replace(state=context.state[0])
         ),
-        kept=lambda params: (kept(params), jnp.int32(0)),
+        client_state=lambda params: (client_state(params), jnp.int32(0)),
         message=message,
     )
 
@@ -349,9 +351,9 @@ def test_what_a_client_keeps_is_clipped_with_its_message() -> None:
     )
     for _ in range(3):
         ways = {}
-        for k, own in enumerate(rows):
-            batches = [np.arange(len(own[1]), dtype=np.int32)] * 3
-            found = methods.descend(oracle.params, oracle.problem(k), own, batches, solver, 0.1)
+        for k, context in enumerate(rows):
+            batches = [np.arange(len(context[1]), dtype=np.int32)] * 3
+            found = methods.descend(oracle.params, oracle.problem(k), context, batches, solver, 0.1)
             ways[k] = found - oracle.params
         norms = {k: float(np.linalg.norm(way)) for k, way in ways.items()}
         bound = 2 * sorted(norms.values())[1]
@@ -453,15 +455,15 @@ def test_a_run_that_is_to_fail_names_the_round_and_the_clients() -> None:
 
 
 def wrong_message(*given: Any) -> Any:
-    return jnp.zeros(4), given[2].kept
+    return jnp.zeros(4), given[2].state
 
 
-def wrong_kept(*given: Any) -> Any:
+def wrong_state(*given: Any) -> Any:
     return given[3].params, jnp.zeros((3, 1))
 
 
 def whole_numbers(*given: Any) -> Any:
-    return given[3].params.astype(int), given[2].kept
+    return given[3].params.astype(int), given[2].state
 
 
 def elsewhere(state: Any, *_: Any) -> Subproblem:
@@ -527,12 +529,12 @@ WRONG = [
     ),
     (
         feddyn(alpha=1.0)._replace(message=wrong_message),
-        r"feddyn: update\(state, mean, numbers\) raised TypeError: add got incompatible shapes .*"
+        r"feddyn: update\(state, mean, hparams\) raised TypeError: add got incompatible shapes .*"
         r"; it was given mean float32\[4\], state.params float32\[3\], state.h float32\[3\]",
     ),
     (
-        feddyn(alpha=1.0)._replace(message=wrong_kept),
-        r"feddyn: after its work a client keeps float32\[3,1\]; it must be like what it kept "
+        feddyn(alpha=1.0)._replace(message=wrong_state),
+        r"feddyn: the new state of a client is float32\[3,1\]; it must be like its state "
         r"before, float32\[3\]",
     ),
     (fedavg()._replace(message=whole_numbers), r"fedavg: its message is int32\[3\], of which"),
@@ -562,8 +564,8 @@ def test_up_to_four_arrays_are_shown() -> None:
 
 
 def test_a_method_is_checked_with_what_its_clients_know() -> None:
-    def subproblem(state: Any, _: Any, own: Own) -> Subproblem:
-        assert (own.gradient, own.kept) == (None, None)
+    def subproblem(state: Any, _: Any, context: ClientContext) -> Subproblem:
+        assert (context.gradient, context.state) == (None, None)
         return Subproblem(state)
 
     check_algorithm(fedavg()._replace(subproblem=subproblem), jnp.zeros(3))

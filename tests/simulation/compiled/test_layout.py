@@ -66,7 +66,7 @@ def sampling(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[list[Shape
         (fp.fedprox(mu=0.3), False, {"measure_gradients": True}),
         (fp.fedprox(mu=0.3), True, {"faults": fp.Faults(), "cohort": fp.Cohort(3, "bernoulli")}),
         (fp.feddane(mu=0.3), True, {"cohort": fp.Cohort(3, "bernoulli")}),
-        (fp.scaffold(), False, {"client_state": "device"}),
+        (fp.scaffold(), False, {"client_store": "device"}),
     ],
     ids=["fedprox", "faults", "feddane", "scaffold"],
 )

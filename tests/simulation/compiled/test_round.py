@@ -285,7 +285,7 @@ def test_a_plan_reads_every_row_once_an_epoch(
         gamma=np.zeros(len(sizes)),
         part=np.full(len(sizes), 1 / len(sizes)),
         share=np.ones(len(sizes)),
-        home=np.zeros(len(sizes), np.int64),
+        owner=np.zeros(len(sizes), np.int64),
     )
     width = batch_plan.tick_width(solver, max(sizes))
     packing = pack(batch_plan.job_ticks(solver, jobs, width), 2 * lanes)

@@ -15,7 +15,7 @@ from jax._src.clusters import SlurmCluster
 
 from fedprox import InputError
 from fedprox.report.records import ERRORS
-from fedprox.simulation.devices.ownership import find_homes
+from fedprox.simulation.devices.ownership import find_ownership
 from fedprox.simulation.devices.processes import join_processes, slurm_coordinator
 from fedprox.simulation.planning.packing import pack
 from tests.commands import start, status
@@ -163,19 +163,19 @@ def test_two_processes_share_the_clients_that_evaluations_sample(tmp_path: Path)
 def test_homes_are_blocks_with_a_fair_share_of_the_rows() -> None:
     sizes = np.random.default_rng(0).integers(1, 50, size=200)
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    homes = find_homes(offsets, processes=7)
-    rows = np.diff(homes.first_rows(offsets))
+    ownership = find_ownership(offsets, processes=7)
+    rows = np.diff(ownership.first_rows(offsets))
     assert rows.sum() == sizes.sum()
     assert np.abs(rows - sizes.sum() / 7).max() < 2 * 50
     clients = np.arange(200)
-    assert (np.diff(homes.of(clients)) >= 0).all()
-    assert (np.bincount(homes.of(clients), minlength=7) == np.diff(homes.bounds)).all()
+    assert (np.diff(ownership.of(clients)) >= 0).all()
+    assert (np.bincount(ownership.of(clients), minlength=7) == np.diff(ownership.bounds)).all()
 
 
 def test_jobs_go_to_the_lanes_of_their_home() -> None:
     chance = np.random.default_rng(1)
     lengths, home = chance.integers(1, 30, size=40), chance.integers(3, size=40)
-    packing = pack(lengths, 6, home, homes=3)
+    packing = pack(lengths, 6, home, processes=3)
     assert (packing.lane // 2 == home).all()
     for p in range(3):
         alone = pack(lengths[home == p], 2)

@@ -38,7 +38,7 @@ from fedprox import (
 )
 from fedprox.files.arrays import read_arrays
 from fedprox.report.directory import metrics_line
-from fedprox.simulation.config.protocol import ClientState
+from fedprox.simulation.config.protocol import Storage
 from fedprox.simulation.loop import checkpoint
 from fedprox.simulation.loop.checkpoint import stopping_on_signals
 from fedprox.simulation.loop.progress import Progress
@@ -127,7 +127,7 @@ CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
     "state on disk": (
         [1, 3],
         [feddyn(alpha=[1.0, 2.0]), fedavg()],
-        ONE_SEED | {"client_state": "disk"},
+        ONE_SEED | {"client_store": "disk"},
     ),
     "a stop at a target": (
         [1],
@@ -158,11 +158,11 @@ def test_a_comparison_that_goes_on_is_the_same(
     assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == set(steps(tmp_path))
 
 
-PLACES: list[ClientState] = ["device", "host"]
+PLACES: list[Storage] = ["device", "host"]
 
 
 def test_state_goes_on_in_another_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    once = train([scaffold()], client_state="device", seed=0)
+    once = train([scaffold()], client_store="device", seed=0)
     places = iter(PLACES)
 
     def elsewhere(_: str, *others: Any) -> Any:
@@ -304,7 +304,7 @@ def test_the_place_of_what_clients_keep_may_change(tmp_path: Path) -> None:
     once = train([scaffold()], seed=0)
     train([scaffold()], Checkpoints(tmp_path / "c", 11), seed=0)
     again = Checkpoints(tmp_path / "c", resume=True)
-    same(once, train([scaffold()], again, seed=0, client_state="disk"))
+    same(once, train([scaffold()], again, seed=0, client_store="disk"))
 
 
 def test_checkpoints_may_be_used_for_one_comparison_after_another(tmp_path: Path) -> None:

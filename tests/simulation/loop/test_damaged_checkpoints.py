@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedprox import Checkpoints, InputError, fedavg, scaffold
 from fedprox.simulation.loop import checkpoint
-from fedprox.simulation.loop.checkpoint import Comparison, Snapshot
+from fedprox.simulation.loop.checkpoint import Fingerprint, Snapshot
 from tests.files.test_lock import contents
 from tests.report.test_disk import TINY
 from tests.simulation.loop.test_checkpoint import same, train
@@ -28,7 +28,7 @@ class Made:
         self.folder = folder
         begin = Checkpoints.begin
 
-        def noting(made: Checkpoints, comparison: Comparison) -> Snapshot:
+        def noting(made: Checkpoints, comparison: Fingerprint) -> Snapshot:
             self.comparison = comparison
             return begin(made, comparison)
 
@@ -120,16 +120,16 @@ def test_a_checkpoint_of_another_format_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "FORMAT", 3)
+        patch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
         train([fedavg()], Checkpoints(tmp_path, 4), seed=0)
     advice = "go on with the version that wrote it, or begin anew"
     with pytest.raises(InputError) as error:
         train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0)
     assert str(error.value) == (
-        f"{tmp_path / '8.state'}: a checkpoint of format 3; this version reads 2: {advice}"
+        f"{tmp_path / '8.state'}: a checkpoint of format 4; this version reads 3: {advice}"
     )
     (tmp_path / "state").mkdir()  # as version 0.1 had it
-    with pytest.raises(InputError, match="a checkpoint of format 1; this version reads 2: "):
+    with pytest.raises(InputError, match="a checkpoint of format 1; this version reads 3: "):
         train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0)
 
 

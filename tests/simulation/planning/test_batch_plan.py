@@ -99,7 +99,7 @@ def solvers(draw: st.DrawFn) -> Solver:
     chance=st.randoms(use_true_random=False),
     seed=SEEDS,
     lanes=st.integers(1, 3),
-    homes=st.integers(1, 2),
+    processes=st.integers(1, 2),
     widest=st.sampled_from([4, 128]),
     together=st.sampled_from([1, 64, 2**15]),
 )
@@ -109,28 +109,30 @@ def test_a_processs_plan_is_that_of_its_jobs_one_after_another(
     chance: Any,
     seed: int,
     lanes: int,
-    homes: int,
+    processes: int,
     widest: int,
     together: int,
 ) -> None:
     n = np.array(sizes, np.int64)
     steps = np.array([chance.randint(1, solver.steps_for(size)) for size in sizes], np.int64)
     client = np.array(chance.sample(range(100), len(sizes)), np.int64)
-    home = np.array([chance.randint(0, homes - 1) for _ in sizes], np.int64)
+    owner = np.array([chance.randint(0, processes - 1) for _ in sizes], np.int64)
     ones = np.ones(len(n))
-    jobs = Jobs(client, offsets_of(n)[:-1], n, steps, ones, ones, ones, ones, home)
+    jobs = Jobs(client, offsets_of(n)[:-1], n, steps, ones, ones, ones, ones, owner)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_plan, "WIDEST_TICK", widest)
         patch.setattr(batch_plan, "ROWS_TOGETHER", together)
         width = batch_plan.tick_width(solver, max(sizes, default=1))
-        packing = pack(job_ticks(solver, jobs, width), 2 * lanes, home, homes)
-        shape = Shape(2, 2, lanes, packing.ticks + 1, len(n) + 1, width, homes=homes)
-        plan = plan_rounds(shape, solver, seed, [(9, jobs)], noisy=True, here=homes - 1)
+        packing = pack(job_ticks(solver, jobs, width), 2 * lanes, owner, processes)
+        shape = Shape(2, 2, lanes, packing.ticks + 1, len(n) + 1, width, processes=processes)
+        plan = plan_rounds(
+            shape, solver, seed, [(9, jobs)], noisy=True, process_index=processes - 1
+        )
 
     idle = np.ones((2, 2, packing.ticks + 1, lanes), bool)
     assert plan.noise is not None
     for i, job in enumerate(zip(*(a.tolist() for a in jobs[:4]), strict=True)):
-        if home[i] != homes - 1:
+        if owner[i] != processes - 1:
             continue
         ticks = ticks_of(solver, seed, 9, job, width)
         assert len(ticks) == packing.end[i] - packing.start[i]
@@ -181,21 +183,21 @@ def test_a_job_without_ticks_begins_and_ends_nowhere() -> None:
         assert jobs[0, :, 0].tolist() == [1, -1, -1]
 
 
-@given(lengths=LISTS, each=st.integers(1, 4), homes=st.integers(1, 3), seed=SEEDS)
+@given(lengths=LISTS, each=st.integers(1, 4), processes=st.integers(1, 3), seed=SEEDS)
 def test_a_processs_jobs_are_packed_into_its_own_lanes(
-    lengths: list[int], each: int, homes: int, seed: int
+    lengths: list[int], each: int, processes: int, seed: int
 ) -> None:
-    ticks, home = (
+    ticks, owner = (
         np.array(lengths, np.int64),
-        generator(seed, Purpose.DATA).integers(homes, size=12),
+        generator(seed, Purpose.DATA).integers(processes, size=12),
     )
-    home = home[: len(ticks)]
-    packing = pack(ticks, homes * each, home, homes)
-    for p in range(homes):
-        alone = pack(ticks[home == p], each)
-        np.testing.assert_array_equal(packing.lane[home == p], p * each + alone.lane)
-        np.testing.assert_array_equal(packing.start[home == p], alone.start)
-        np.testing.assert_array_equal(packing.end[home == p], alone.end)
+    owner = owner[: len(ticks)]
+    packing = pack(ticks, processes * each, owner, processes)
+    for p in range(processes):
+        alone = pack(ticks[owner == p], each)
+        np.testing.assert_array_equal(packing.lane[owner == p], p * each + alone.lane)
+        np.testing.assert_array_equal(packing.start[owner == p], alone.start)
+        np.testing.assert_array_equal(packing.end[owner == p], alone.end)
 
 
 @given(

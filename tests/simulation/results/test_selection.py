@@ -57,7 +57,7 @@ def test_the_best_model_is_that_of_a_run_that_ended_there(evaluate_model: Any) -
     rounds = []
     for i, (run, other) in enumerate(zip(runs, plain, strict=True)):
         best = run.history[int(np.argmin(losses(run)))]
-        assert run.kept == best
+        assert run.model_record == best
         assert other.model_round == 11
         ended, _ = train([fedprox(mu=[0.0, 1.0])], **options | {"rounds": best.round or 1})
         if best.round:
@@ -84,7 +84,7 @@ def test_higher_is_better_of_a_metric_that_says_so() -> None:
             **BUMPY | {"model": replace(model, metrics={"sum": metric}), "selection": selection},
         )
         values = [record.value("train_sum") for record in run.history]
-        assert run.kept.value("train_sum") == (min(values) if lower else max(values))
+        assert run.model_record.value("train_sum") == (min(values) if lower else max(values))
 
 
 @given(st.lists(st.sampled_from([math.nan, 0.0, 1.0, 2.0, 3.0]), min_size=1), st.booleans())
@@ -266,6 +266,6 @@ def test_the_command_keeps_the_best_model(
 def test_the_table_is_of_the_models_that_are_kept() -> None:
     (run, *_), _ = train([fedavg()], **BUMPY, selection=BEST, seed=0)
     (last, *_), _ = train([fedavg()], **BUMPY, seed=0)
-    assert run.kept.round < run.final.round
-    assert f"{run.kept.train_loss:.4f}" in str(table([run]))
+    assert run.model_record.round < run.final.round
+    assert f"{run.model_record.train_loss:.4f}" in str(table([run]))
     assert f"{last.final.train_loss:.4f}" in str(table([last]))

@@ -42,7 +42,7 @@ def run_with(
     zeros: dict[str, Any] = dict.fromkeys(Record._fields, 0) | {
         "label": label,
         "method": "m",
-        "numbers": {},
+        "hparams": {},
         "metrics": {},
         "validation_loss": None,
         "validation_accuracy": None,

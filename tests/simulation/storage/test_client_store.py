@@ -54,7 +54,7 @@ def same_bits(some: list[Run], others: list[Run]) -> None:
 def test_where_state_lives_and_how_often_it_is_evaluated_changes_no_bit() -> None:
     # the mean of all clients' models is one more thing that clients keep
     first, *others = [
-        runs(scaffold(), client_state=place, evaluate_every=every, evaluate_model="clients")
+        runs(scaffold(), client_store=place, evaluate_every=every, evaluate_model="clients")
         for place, every in (("device", 3), ("host", 1), ("disk", 7))
     ]
     for other in others:
@@ -67,7 +67,7 @@ def test_feddyn_is_evaluated_at_two_more_models(balance: bool) -> None:
     scales = np.mean(ROWS) / np.array(ROWS) if balance else np.ones(CLIENTS)
     beside_the_oracle(
         feddyn(alpha=[0.3, 2.0], balance=balance),
-        lambda numbers, _: methods.FedDyn(START, CLIENTS, numbers["alpha"], scales),
+        lambda hparams, _: methods.FedDyn(START, CLIENTS, hparams["alpha"], scales),
         evaluate_model="cohort" if balance else "clients",
     )
 
@@ -75,7 +75,7 @@ def test_feddyn_is_evaluated_at_two_more_models(balance: bool) -> None:
 def test_the_mean_of_fedproxs_clients_is_weighted_by_rows() -> None:
     beside_the_oracle(
         fedprox(mu=[0.0, 2.0]),
-        lambda numbers, _: methods.FedProx(START, CLIENTS, numbers["mu"]),
+        lambda hparams, _: methods.FedProx(START, CLIENTS, hparams["mu"]),
         evaluate_model="clients",
     )
 
@@ -93,7 +93,7 @@ def test_the_mean_of_all_clients_needs_to_know_each_once() -> None:
         runs(fedprox(mu=1.0), cohort=Cohort(2, sampling="proportional"), evaluate_model="clients")
 
 
-@pytest.mark.parametrize(("key", "value"), [("evaluate_model", "all"), ("client_state", "ram")])
+@pytest.mark.parametrize(("key", "value"), [("evaluate_model", "all"), ("client_store", "ram")])
 def test_other_names_are_refused(key: str, value: str) -> None:
     with pytest.raises(InputError, match=rf"{key} = '{value}'; it must be one of"):
         runs(feddyn(alpha=1.0), **{key: value})
@@ -129,9 +129,9 @@ def test_gamma_is_of_the_problem_that_was_posed_with_the_state_before_the_round(
 def test_gamma_is_of_the_problem_of_its_round() -> None:
     """The round's own numbers pose it: here mu follows the decaying rate and who took part."""
 
-    def posed(params: Any, numbers: Any, own: Any) -> Subproblem:
-        del own
-        mu = 0.1 * numbers["participation"] / numbers["learning_rate"]
+    def posed(params: Any, hparams: Any, context: Any) -> Subproblem:
+        del context
+        mu = 0.1 * hparams["participation"] / hparams["learning_rate"]
         return Subproblem(params, mu, params)
 
     method = fedavg()._replace(subproblem=posed)
@@ -166,9 +166,9 @@ def test_a_disk_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("os.posix_fallocate", full)
     with pytest.raises(
         InputError,
-        match=rf"client_state: no room on disk in {tempfile.gettempdir()} .*No space left",
+        match=rf"client_store: no room on disk in {tempfile.gettempdir()} .*No space left",
     ):
-        runs(feddyn(alpha=1.0), client_state="disk")
+        runs(feddyn(alpha=1.0), client_store="disk")
 
 
 def test_a_store_on_disk_leaves_nothing_behind(

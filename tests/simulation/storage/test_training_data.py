@@ -16,7 +16,7 @@ from fedprox import Federation, InputError, Prepared, Rows, Run, Vectors, Window
 from fedprox.federation import offsets_of
 from fedprox.files.mapping import copy_stretches
 from fedprox.simulation.devices.mesh import lane_mesh
-from fedprox.simulation.devices.ownership import find_homes
+from fedprox.simulation.devices.ownership import find_ownership
 from fedprox.simulation.storage import training_data
 
 SIZES = [40, 3, 150, 1, 9, 70, 26, 2, 5, 12]
@@ -118,7 +118,7 @@ def test_rows_in_mapped_files_change_no_bit(
     map_: Map, kind: str, method: fp.Algorithm, options: dict[str, Any]
 ) -> None:
     here, there = federation(kind), federation(kind, put=map_)
-    alone = find_homes(there.train.offsets, 1)
+    alone = find_ownership(there.train.offsets, 1)
     assert training_data.resident(lane_mesh(), there, there, alone, alone).x is None
     same_bits(runs(here, method, **options), runs(there, method, **options))
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedprox.algorithms.base import Kept, Message
+from fedprox.algorithms.base import ClientState, Message
 from fedprox.simulation.compiled.lanes import add_weighted, choose, put, total, where_lanes
 from fedprox.simulation.compiled.screening import judge, mean_of_others, scaled, sound
 from fedprox.simulation.config.faults import Faults
@@ -33,7 +33,7 @@ class Arrived(NamedTuple):
     place: jax.Array
     weight: jax.Array
     messages: Message
-    keeps: Kept
+    keeps: ClientState
 
 
 class Result(NamedTuple):
@@ -41,18 +41,18 @@ class Result(NamedTuple):
 
     Attributes:
         mean: The weighted mean of the messages, leaves (points, ...).
-        kept: What clients keep from now on, leaves (places, points, ...).
+        client_state: What clients keep from now on, leaves (places, points, ...).
         share: The weight of the updates that counted, (points,); None without screening.
         faulty: Which were faulty, bool (slots, points); likewise.
     """
 
     mean: Message
-    kept: Kept
+    client_state: ClientState
     share: jax.Array | None
     faulty: jax.Array | None
 
 
-class Intake(NamedTuple):
+class Aggregation(NamedTuple):
     """What becomes of updates.
 
     Attributes:
@@ -61,12 +61,14 @@ class Intake(NamedTuple):
         end: What has come in, what clients keep, the jobs of the round -> the result.
     """
 
-    begin: Callable[[Message, Kept], Any]
-    take: Callable[[Any, Kept, Arrived], tuple[Any, Kept]]
-    end: Callable[[Any, Kept, Slots], Result]
+    begin: Callable[[Message, ClientState], Any]
+    take: Callable[[Any, ClientState, Arrived], tuple[Any, ClientState]]
+    end: Callable[[Any, ClientState, Slots], Result]
 
 
-def intake(faults: Faults | None, size: Callable[[Message], jax.Array], shape: Shape) -> Intake:
+def aggregation(
+    faults: Faults | None, size: Callable[[Message], jax.Array], shape: Shape
+) -> Aggregation:
     """How updates come together under a policy.
 
     Args:
@@ -90,44 +92,46 @@ def _of_jobs(messages: Message, shape: Shape) -> jax.Array:
     return jnp.zeros((shape.slots, jax.tree.leaves(messages)[0].shape[1]))
 
 
-def _trusting(shape: Shape) -> Intake:
-    def begin(messages: Message, kept: Kept) -> Message:
-        del kept
+def _trusting(shape: Shape) -> Aggregation:
+    def begin(messages: Message, client_state: ClientState) -> Message:
+        del client_state
         return _no_mean(messages)
 
-    def take(mean: Message, kept: Kept, new: Arrived) -> tuple[Message, Kept]:
+    def take(mean: Message, client_state: ClientState, new: Arrived) -> tuple[Message, ClientState]:
         ended = new.slot >= 0
         messages = where_lanes(ended, new.messages, jax.tree.map(jnp.zeros_like, new.messages))
         mean = add_weighted(mean, new.weight, messages)
-        return mean, put(kept, jnp.where(ended, new.place, shape.places), new.keeps)
+        return mean, put(client_state, jnp.where(ended, new.place, shape.places), new.keeps)
 
-    def end(mean: Message, kept: Kept, jobs: Slots) -> Result:
+    def end(mean: Message, client_state: ClientState, jobs: Slots) -> Result:
         del jobs
-        return Result(total(mean), kept, None, None)
+        return Result(total(mean), client_state, None, None)
 
-    return Intake(begin, take, end)
+    return Aggregation(begin, take, end)
 
 
-def _screening(faults: Faults, shape: Shape) -> Intake:
-    def begin(messages: Message, kept: Kept) -> tuple[Message, jax.Array]:
-        del kept
+def _screening(faults: Faults, shape: Shape) -> Aggregation:
+    def begin(messages: Message, client_state: ClientState) -> tuple[Message, jax.Array]:
+        del client_state
         return _no_mean(messages), _of_jobs(messages, shape)
 
-    def take(sums: tuple[Message, jax.Array], kept: Kept, new: Arrived) -> tuple[Any, Kept]:
+    def take(
+        sums: tuple[Message, jax.Array], client_state: ClientState, new: Arrived
+    ) -> tuple[Any, ClientState]:
         mean, known = sums
         ended, good = new.slot >= 0, jax.vmap(jax.vmap(sound))(new.messages, new.keeps)
         mean = add_weighted(mean, new.weight, scaled(good, new.messages))
         known = put(known, jnp.where(ended, new.slot, shape.slots), good)
-        before = jax.tree.map(lambda a: a[new.place], kept)
+        before = jax.tree.map(lambda a: a[new.place], client_state)
         keeps = choose(good > 0, new.keeps, before)
-        return (mean, known), put(kept, jnp.where(ended, new.place, shape.places), keeps)
+        return (mean, known), put(client_state, jnp.where(ended, new.place, shape.places), keeps)
 
-    def end(sums: tuple[Message, jax.Array], kept: Kept, jobs: Slots) -> Result:
+    def end(sums: tuple[Message, jax.Array], client_state: ClientState, jobs: Slots) -> Result:
         mean, known = total(sums)
         judged = judge(faults, known, None, jobs.weight)
-        return Result(mean_of_others(mean, judged.share), kept, judged.share, judged.faulty)
+        return Result(mean_of_others(mean, judged.share), client_state, judged.share, judged.faulty)
 
-    return Intake(begin, take, end)
+    return Aggregation(begin, take, end)
 
 
 class _Waiting(NamedTuple):
@@ -143,38 +147,40 @@ class _Waiting(NamedTuple):
 
     slot: jax.Array
     messages: Message
-    keeps: Kept
+    keeps: ClientState
     sound: jax.Array
     size: jax.Array
 
 
-def _comparing(faults: Faults, size: Callable[[Message], jax.Array], shape: Shape) -> Intake:
-    def begin(messages: Message, kept: Kept) -> _Waiting:
+def _comparing(faults: Faults, size: Callable[[Message], jax.Array], shape: Shape) -> Aggregation:
+    def begin(messages: Message, client_state: ClientState) -> _Waiting:
         room = jax.tree.map(lambda a: jnp.zeros((shape.places, *a.shape[1:]), a.dtype), messages)
-        keeps, nothing = jax.tree.map(jnp.zeros_like, kept), _of_jobs(messages, shape)
+        keeps, nothing = jax.tree.map(jnp.zeros_like, client_state), _of_jobs(messages, shape)
         return _Waiting(jnp.full(shape.places, -1, jnp.int32), room, keeps, nothing, nothing)
 
-    def take(waiting: _Waiting, kept: Kept, new: Arrived) -> tuple[_Waiting, Kept]:
+    def take(
+        waiting: _Waiting, client_state: ClientState, new: Arrived
+    ) -> tuple[_Waiting, ClientState]:
         ended, good = new.slot >= 0, jax.vmap(jax.vmap(sound))(new.messages, new.keeps)
         sizes = jnp.where(good > 0, jax.vmap(jax.vmap(size))(new.messages), 0)
         slot = jnp.where(ended, new.slot, shape.slots)
         place = jnp.where(ended, new.place, shape.places)
         here = put(waiting[:3], place, (new.slot, new.messages, new.keeps))
-        return _Waiting(*here, *put(waiting[3:], slot, (good, sizes))), kept
+        return _Waiting(*here, *put(waiting[3:], slot, (good, sizes))), client_state
 
-    def end(waiting: _Waiting, kept: Kept, jobs: Slots) -> Result:
+    def end(waiting: _Waiting, client_state: ClientState, jobs: Slots) -> Result:
         judged = judge(faults, *total(waiting[3:]), jobs.weight)
         there = waiting.slot >= 0
         scale = jnp.where(there[:, None], judged.scale[waiting.slot], 0)
         weighted = scaled(jobs.weight[waiting.slot][:, None] * scale, waiting.messages)
         mean = total(jax.tree.map(lambda a: a.sum(axis=0), weighted))
-        kept = _moved(scale, kept, waiting.keeps)
-        return Result(mean_of_others(mean, judged.share), kept, judged.share, judged.faulty)
+        client_state = _moved(scale, client_state, waiting.keeps)
+        return Result(mean_of_others(mean, judged.share), client_state, judged.share, judged.faulty)
 
-    return Intake(begin, take, end)
+    return Aggregation(begin, take, end)
 
 
-def _moved(scale: jax.Array, before: Kept, after: Kept) -> Kept:
+def _moved(scale: jax.Array, before: ClientState, after: ClientState) -> ClientState:
     """From one state to another by a share of the way (places, points); leaves alike."""
 
     def part(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -7,7 +7,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedprox.algorithms.base import Algorithm, Kept, Message, Own, Scalars, Solution, State
+from fedprox.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    ClientState,
+    HParams,
+    Message,
+    Solution,
+    State,
+)
 from fedprox.features import Features
 from fedprox.model import Model, Params, read_slice, weighted_loss
 from fedprox.solver import Solver
@@ -23,17 +31,17 @@ def random_key(noise: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(noise, impl="threefry2x32")
 
 
-def of_the_round(numbers: Scalars, rate: jax.Array, participation: jax.Array) -> Scalars:
-    """The numbers of all points, arrays (points,), in a round.
+def of_the_round(hparams: HParams, rate: jax.Array, participation: jax.Array) -> HParams:
+    """The hyperparameters of all point, arrays (points,), in a round.
 
     Args:
-        numbers: The algorithm's own numbers, and of the learning rate what is multiplied.
+        hparams: The algorithm's hyperparameters, and of the learning rate what is multiplied.
         rate: What the learning rate is multiplied by.
         participation: The share of all clients' weight that takes part.
     """
-    base = numbers["learning_rate"]
+    base = hparams["learning_rate"]
     return {
-        **numbers,
+        **hparams,
         "learning_rate": base * rate,
         "participation": jnp.broadcast_to(participation, base.shape),
     }
@@ -55,30 +63,30 @@ class Stop(NamedTuple):
     steps: jax.Array
 
 
-class Worker(NamedTuple):
+class LaneState(NamedTuple):
     """A client at work.
 
     Attributes:
         params: Where it stands.
         optimizer: Its optimizer's state.
         gradient: Its gradient so far, where a mini-batch can take several ticks.
-        own: What it knows by itself.
+        context: What it knows by itself.
         stop: Its stop rule, if the solver has one.
     """
 
     params: Params
     optimizer: Any
     gradient: Params | None
-    own: Own
+    context: ClientContext
     stop: Stop | None
 
 
-def steps_taken(workers: Worker) -> jax.Array | None:
+def steps_taken(workers: LaneState) -> jax.Array | None:
     """Steps of each lane's client so far; None where the plan says it."""
     return None if workers.stop is None else workers.stop.steps
 
 
-def at_rest(workers: Worker, lanes: jax.Array) -> Worker:
+def at_rest(workers: LaneState, lanes: jax.Array) -> LaneState:
     """Let some lanes (lanes,) wait for their next client, where there is a stop rule to say so."""
     if workers.stop is None:
         return workers
@@ -86,7 +94,7 @@ def at_rest(workers: Worker, lanes: jax.Array) -> Worker:
     return workers._replace(stop=workers.stop._replace(done=done))
 
 
-class Client(NamedTuple):
+class ClientStep(NamedTuple):
     """What all clients of a program share.
 
     Attributes:
@@ -103,14 +111,16 @@ class Client(NamedTuple):
     accumulate: bool
     width: int
 
-    def begin(self, state: State, numbers: Scalars, own: Own, gamma: jax.Array) -> Worker:
+    def begin(
+        self, state: State, hparams: HParams, context: ClientContext, gamma: jax.Array
+    ) -> LaneState:
         """A client before its first tick."""
-        params = self.algorithm.subproblem(state, numbers, own).start
-        return Worker(
+        params = self.algorithm.subproblem(state, hparams, context).start
+        return LaneState(
             params,
-            self.solver.init(params, numbers["learning_rate"]),
+            self.solver.init(params, hparams["learning_rate"]),
             jax.tree.map(jnp.zeros_like, params) if self.accumulate else None,
-            own,
+            context,
             None if self.solver.gamma is None else _not_done(gamma),
         )
 
@@ -139,29 +149,29 @@ class Client(NamedTuple):
 
     def tick(
         self,
-        worker: Worker,
+        worker: LaneState,
         state: State,
-        numbers: Scalars,
+        hparams: HParams,
         gradient: Params,
         last: jax.Array,
         check: jax.Array | None,
-    ) -> Worker:
+    ) -> LaneState:
         """A mini-batch step, a part of one, or a part of a check.
 
         Args:
             worker: The client.
             state: The server's state.
-            numbers: The algorithm's own numbers and the learning rate.
+            hparams: The algorithm's hyperparameters and the learning rate.
             gradient: The gradient of the tick's rows.
             last: Whether the tick completes its mini-batch.
             check: Whether that is a check of the stop rule; None for a solver without checks.
         """
         if self.accumulate:
             gradient = jax.tree.map(jnp.add, worker.gradient, gradient)
-        problem = self.algorithm.subproblem(state, numbers, worker.own)
+        problem = self.algorithm.subproblem(state, hparams, worker.context)
         of_h = problem.gradient(worker.params, gradient)
         params, optimizer = self.solver.step(
-            worker.params, worker.optimizer, of_h, numbers["learning_rate"]
+            worker.params, worker.optimizer, of_h, hparams["learning_rate"]
         )
         stepped = worker._replace(params=params, optimizer=optimizer)
         if not self.accumulate and worker.stop is None:
@@ -174,28 +184,28 @@ class Client(NamedTuple):
 
     def search(
         self,
-        worker: Worker,
+        worker: LaneState,
         state: State,
-        numbers: Scalars,
+        hparams: HParams,
         x: Features,
         y: jax.Array,
         first: jax.Array,
         size: jax.Array,
         active: jax.Array,
-    ) -> Worker:
+    ) -> LaneState:
         """One step of an optimizer that searches along a line, on all of the client's rows.
 
         Args:
             worker: The client.
             state: The server's state.
-            numbers: The algorithm's own numbers and the learning rate.
+            hparams: The algorithm's hyperparameters and the learning rate.
             x: All clients' features.
             y: All clients' labels.
             first: The client's first row.
             size: Its number of rows.
             active: Whether the lane has a client.
         """
-        problem = self.algorithm.subproblem(state, numbers, worker.own)
+        problem = self.algorithm.subproblem(state, hparams, worker.context)
         whole = _whole_client(self.model, self.width)
 
         def h(params: Params) -> jax.Array:
@@ -206,7 +216,7 @@ class Client(NamedTuple):
             worker.params,
             worker.optimizer,
             gradient,
-            numbers["learning_rate"],
+            hparams["learning_rate"],
             value=value,
             grad=gradient,
             value_fn=h,
@@ -217,20 +227,20 @@ class Client(NamedTuple):
         return moved._replace(stop=stop)
 
     def message(
-        self, worker: Worker, state: State, numbers: Scalars, steps: jax.Array
-    ) -> tuple[Message, Kept]:
+        self, worker: LaneState, state: State, hparams: HParams, steps: jax.Array
+    ) -> tuple[Message, ClientState]:
         """What a client sends once its job has ended, and what it keeps.
 
         Args:
             worker: The client.
             state: The server's state.
-            numbers: The algorithm's own numbers and the learning rate.
+            hparams: The algorithm's hyperparameters and the learning rate.
             steps: Mini-batch steps that were planned for it.
         """
-        problem = self.algorithm.subproblem(state, numbers, worker.own)
+        problem = self.algorithm.subproblem(state, hparams, worker.context)
         taken = steps if worker.stop is None else worker.stop.steps
         solution = Solution(problem, worker.params, taken)
-        return self.algorithm.message(state, numbers, worker.own, solution)
+        return self.algorithm.message(state, hparams, worker.context, solution)
 
 
 def _not_done(gamma: jax.Array) -> Stop:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
-from fedprox.algorithms.base import Algorithm, Kept, State
+from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.federation import Federation, Rows
 from fedprox.model import Model, Params
 from fedprox.simulation.compiled.evaluation import (
@@ -26,8 +26,8 @@ from fedprox.simulation.compiled.round import After, rounds_program
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.protocol import is_noisy
 from fedprox.simulation.devices.mesh import PER_DEVICE, REPLICATED, on_all, replicate, shard
-from fedprox.simulation.devices.ownership import Homes
-from fedprox.simulation.planning.batch_plan import Jobs, Plan, no_jobs, plan_rounds
+from fedprox.simulation.devices.ownership import Ownership
+from fedprox.simulation.planning.batch_plan import BatchPlan, Jobs, no_jobs, plan_rounds
 from fedprox.simulation.planning.packing import Array
 from fedprox.simulation.planning.reads import (
     Exchange,
@@ -38,7 +38,7 @@ from fedprox.simulation.planning.reads import (
     slice_width,
 )
 from fedprox.simulation.planning.round_work import RoundWork
-from fedprox.simulation.storage.training_data import Data, Held, rows_spec
+from fedprox.simulation.storage.training_data import Data, DeviceRows, rows_spec
 from fedprox.solver import Solver
 
 
@@ -46,10 +46,10 @@ class Programs(NamedTuple):
     """One method's compiled programs; see `rounds_program` and `evaluate`.
 
     Attributes:
-        rounds: state, numbers, x, y, plan, exchange, what the cohort keeps, number of rounds ->
+        rounds: state, hparams, x, y, plan, exchange, what the cohort keeps, number of rounds ->
             After.
         evaluate: state -> Measures.
-        inexactness: state, numbers, local models, x, y, how to read the cohort, see `read_cohort`
+        inexactness: state, hparams, local models, x, y, how to read the cohort, see `read_cohort`
             -> gamma; None where gradients are not measured.
         compile_seconds: How long they took to compile.
         memory: Bytes that the rounds' program has on a device at most, data included.
@@ -69,12 +69,12 @@ def compile_programs(
     federation: Federation,
     measured: Federation,
     data: Data,
-    held: Held,
+    held: DeviceRows,
     state: State,
-    numbers: Mapping[str, Array],
-    kept: Kept,
+    hparams: Mapping[str, Array],
+    client_state: ClientState,
     layout: Layout,
-    homes: Homes,
+    ownership: Ownership,
     mesh: Mesh,
     *,
     gradients: bool,
@@ -93,10 +93,10 @@ def compile_programs(
         data: What evaluations read.
         held: The training rows of a call, or their shapes.
         state: The server's state.
-        numbers: The numbers of all points.
-        kept: What a cohort's clients keep.
+        hparams: The hyperparameters of all point.
+        client_state: What a cohort's clients keep.
         layout: The shapes of the method's programs.
-        homes: Which process reads which of these clients.
+        ownership: Which process reads which of these clients.
         mesh: The devices.
         gradients: Whether to measure gradients.
         faults: What is done about faulty updates; None for no screening.
@@ -105,7 +105,7 @@ def compile_programs(
     """
     begin = time.perf_counter()
     shape = layout.rounds
-    spec = tuple(rows_spec(a, homes) for a in held)
+    spec = tuple(rows_spec(a, ownership) for a in held)
     plan = plan_rounds(shape, solver, 0, [], noisy=is_noisy(federation, model))
     traced: dict[str, Any] = {}
     traced["rounds"] = rounds_program(
@@ -122,7 +122,7 @@ def compile_programs(
         batched=layout.batched,
         faults=faults,
         rows=spec,
-    ).trace(state, numbers, *held, plan, exchanges([], layout), kept, np.int32(0))
+    ).trace(state, hparams, *held, plan, exchanges([], layout), client_state, np.int32(0))
     # measurements are made in full precision, also where an accelerator trains in less
     with jax.default_matmul_precision("highest"):
         if before is None:
@@ -133,7 +133,7 @@ def compile_programs(
                 measured,
                 data,
                 layout,
-                homes,
+                ownership,
                 mesh,
                 gradients=gradients,
                 screened=faults is not None,
@@ -148,8 +148,8 @@ def compile_programs(
             program = inexactness_program(
                 model, algorithm, mesh, lanes=layout.lanes, width=layout.width, rows=spec
             )
-            cohort = read_cohort(no_jobs(), plan, 0, kept, layout, mesh)
-            traced["inexactness"] = program.trace(state, numbers, local, *held, *cohort)
+            cohort = read_cohort(no_jobs(), plan, 0, client_state, layout, mesh)
+            traced["inexactness"] = program.trace(state, hparams, local, *held, *cohort)
     with ThreadPoolExecutor() as pool:
         compiled = pool.map(lambda each: each.lower().compile(), traced.values())
         programs = dict(zip(traced, compiled, strict=True))
@@ -178,7 +178,7 @@ def _trace_evaluation(
     measured: Federation,
     data: Data,
     layout: Layout,
-    homes: Homes,
+    ownership: Ownership,
     mesh: Mesh,
     *,
     gradients: bool,
@@ -189,18 +189,18 @@ def _trace_evaluation(
     train, test, validation = measured.train, measured.test, measured.validation
     devices, lanes = layout.rounds.devices, layout.lanes
     each_client = counts_tests_by_client(by_client=by_client, screened=screened)
-    home = homes.of(np.arange(len(measured)))
+    owner = ownership.of(np.arange(len(measured)))
 
     def client_by_client(rows: Rows, width: int) -> Reading:
-        base = homes.first_rows(rows.offsets)[home]
+        base = ownership.first_rows(rows.offsets)[owner]
         return plan_reading(
             rows.offsets[:-1] - base,
             rows.offsets[1:] - base,
             width=width,
             devices=devices,
             lanes=lanes,
-            home=home,
-            homes=homes.processes,
+            owner=owner,
+            processes=ownership.processes,
         )
 
     def in_slices(bounds: NDArray[np.int64], width: int) -> Reading:
@@ -209,7 +209,7 @@ def _trace_evaluation(
     def held_out(rows: Rows, width: int) -> Reading:
         if each_client:
             return client_by_client(rows, width)
-        return in_slices(homes.first_rows(rows.offsets), width)
+        return in_slices(ownership.first_rows(rows.offsets), width)
 
     def stands_for(whole: Rows, some: Rows) -> Array:
         return (whole.sizes / np.maximum(some.sizes, 1)).astype(np.float32)
@@ -229,7 +229,7 @@ def _trace_evaluation(
         width = slice_width(validation.sizes if each_client else np.array([len(validation)]))
         weights = replicate(mesh, stands_for(whole, validation)) if each_client else None
         held = Validation(*data.validation, shard(mesh, held_out(validation, width)), weights)
-        kinds = (rows_spec(a, homes) for a in data.validation)
+        kinds = (rows_spec(a, ownership) for a in data.validation)
         spec = (*kinds, PER_DEVICE, REPLICATED if each_client else None)
     elif data.validation is not None:
         rows = len(data.validation[1])
@@ -247,7 +247,7 @@ def _trace_evaluation(
         lanes=lanes,
         width=layout.width,
         test_width=layout.test_width,
-        rows=tuple(rows_spec(a, homes) for a in data.measured),
+        rows=tuple(rows_spec(a, ownership) for a in data.measured),
         validation_width=width,
         validation=None if spec is None else Validation(*spec),
     )
@@ -266,7 +266,7 @@ class ReadCohort(NamedTuple):
         reading: Which rows each lane reads.
         sizes: Rows of each client, float32 (slots,).
         shares: n_k / the mean n, float32 (slots,).
-        kept: What clients keep, leaves (places, points, ...) on every device, or None.
+        client_state: What clients keep, leaves (places, points, ...) on every device, or None.
         places: Each client's place, int32 (slots,).
         rate: What the round's learning rate is multiplied by.
         participation: The share of all clients' weight that takes part.
@@ -275,14 +275,14 @@ class ReadCohort(NamedTuple):
     reading: Reading
     sizes: Array
     shares: Array
-    kept: Kept
+    client_state: ClientState
     places: Array
     rate: Array
     participation: Array
 
 
 def read_cohort(
-    jobs: Jobs, plan: Plan, index: int, kept: Kept, layout: Layout, mesh: Mesh
+    jobs: Jobs, plan: BatchPlan, index: int, client_state: ClientState, layout: Layout, mesh: Mesh
 ) -> ReadCohort:
     """How to read the clients of some jobs, the round `index` of a plan, given what they kept."""
     reading = plan_reading(
@@ -291,15 +291,15 @@ def read_cohort(
         width=layout.width,
         devices=layout.rounds.devices,
         lanes=layout.lanes,
-        home=jobs.home,
-        homes=layout.rounds.homes,
+        owner=jobs.owner,
+        processes=layout.rounds.processes,
         ticks=layout.cohort_ticks,
         slots=layout.rounds.slots,
     )
     sizes, shares = np.ones((2, layout.rounds.slots), np.float32)
     sizes[: len(jobs.size)], shares[: len(jobs.size)] = jobs.size, jobs.share
     known = plan.jobs.place[index], plan.rate[index], plan.participation[index]
-    return ReadCohort(reading, sizes, shares, replicate(mesh, kept), *known)
+    return ReadCohort(reading, sizes, shares, replicate(mesh, client_state), *known)
 
 
 def exchanges(work: Sequence[RoundWork], layout: Layout) -> Exchange | None:
@@ -315,5 +315,5 @@ def exchanges(work: Sequence[RoundWork], layout: Layout) -> Exchange | None:
         width=layout.width,
         devices=layout.rounds.devices,
         lanes=layout.lanes,
-        homes=layout.rounds.homes,
+        processes=layout.rounds.processes,
     )

@@ -16,7 +16,7 @@ from fedprox.simulation.compiled.lanes import (
     total,
     where_lanes,
 )
-from fedprox.simulation.compiled.screening import Judged, screened_mean
+from fedprox.simulation.compiled.screening import Screened, screened_mean
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.planning.reads import Exchange, Reading
 
@@ -64,7 +64,7 @@ def per_lane(sums: Params, size: jax.Array) -> Params:
 
 def exchange_gradients(
     model: Model, slots: int, lanes: int, width: int, faults: Faults | None
-) -> Callable[[Params, Features, jax.Array, Exchange], tuple[Params, Params, Judged | None]]:
+) -> Callable[[Params, Features, jax.Array, Exchange], tuple[Params, Params, Screened | None]]:
     """The first exchange of one round, inside the rounds' program.
 
     Args:
@@ -83,7 +83,7 @@ def exchange_gradients(
 
     def gradients(
         params: Params, x: Features, y: jax.Array, exchange: Exchange
-    ) -> tuple[Params, Params, Judged | None]:
+    ) -> tuple[Params, Params, Screened | None]:
         room = slots if faults is None else len(exchange.weight)
 
         def zeros(*shape: int) -> Params:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Wrapped
 
-from fedprox.algorithms.base import Algorithm, Kept, Own, Scalars, State
+from fedprox.algorithms.base import Algorithm, ClientContext, ClientState, HParams, State
 from fedprox.features import Features
 from fedprox.model import Model, Params
 from fedprox.simulation.compiled.client_step import of_the_round
@@ -41,7 +41,7 @@ def inexactness_program(
         rows: How x and y are spread over the devices.
 
     Returns:
-        (state, numbers, local models, x, y, reading, sizes, shares, kept, places, rate,
+        (state, hparams, local models, x, y, reading, sizes, shares, client_state, places, rate,
         participation) -> gamma (slots, points): state before the round, local models (slots,
         points, ...), sizes and shares (slots,) of the cohort's clients, what they kept before it,
         with its places (slots,), and the round's rate and participation.
@@ -52,34 +52,34 @@ def inexactness_program(
 
     def program(
         state: State,
-        numbers: Scalars,
+        hparams: HParams,
         local: Params,
         x: Features,
         y: jax.Array,
         reading: Reading,
         sizes: jax.Array,
         shares: jax.Array,
-        kept: Kept,
+        client_state: ClientState,
         places: jax.Array,
         rate: jax.Array,
         participation: jax.Array,
     ) -> jax.Array:
-        reading, numbers = my_part(reading), of_the_round(numbers, rate, participation)
+        reading, hparams = my_part(reading), of_the_round(hparams, rate, participation)
         start = jax.vmap(algorithm.params)(state)
         zero = jax.tree.map(lambda a: jnp.zeros((lanes, *a.shape), a.dtype), (start, start))
         slots, points = jax.tree.leaves(local)[0].shape[:2]
 
         def gamma(
             state: State,
-            numbers: Scalars,
+            hparams: HParams,
             params: Params,
             end: Params,
             begin: Params,
-            kept: Kept,
+            client_state: ClientState,
             share: jax.Array,
         ) -> jax.Array:
-            own = Own(begin if algorithm.own_gradient else None, kept, share)
-            problem = algorithm.subproblem(state, numbers, own)
+            context = ClientContext(begin if algorithm.own_gradient else None, client_state, share)
+            problem = algorithm.subproblem(state, hparams, context)
             return inexactness(
                 problem.gradient(params, end), problem.gradient(problem.start, begin)
             )
@@ -99,8 +99,8 @@ def inexactness_program(
             ended, size = slot >= 0, sizes[slot]
             end, begin = per_lane(sums, size)
             params = jax.tree.map(lambda a: a[slot], local)
-            own = jax.tree.map(lambda a: a[places[slot]], kept)
-            found = gamma_all(state, numbers, params, end, begin, own, shares[slot])
+            context = jax.tree.map(lambda a: a[places[slot]], client_state)
+            found = gamma_all(state, hparams, params, end, begin, context, shares[slot])
             gammas = gammas.at[jnp.where(ended, slot, slots)].set(found, mode="drop")
             return where_lanes(ended, jax.tree.map(jnp.zeros_like, sums), sums), gammas
 

@@ -43,7 +43,7 @@ LANE_BYTES = 2**31
 """Most memory of the lanes' parameters on an accelerator."""
 
 
-SIZE, HOME = map(Jobs._fields.index, ("size", "home"))
+SIZE, OWNER = map(Jobs._fields.index, ("size", "owner"))
 
 
 SAMPLE_ROUNDS = 8, 256
@@ -160,13 +160,13 @@ def needed(layout: Layout, solver: Solver, work: RoundWork) -> Capacity:
         work: The round's work.
     """
     shape = layout.rounds
-    homes, lanes = shape.homes, shape.devices * shape.lanes
-    packing = pack(job_ticks(solver, work.jobs, shape.width), lanes, work.jobs.home, homes)
+    processes, lanes = shape.processes, shape.devices * shape.lanes
+    packing = pack(job_ticks(solver, work.jobs, shape.width), lanes, work.jobs.owner, processes)
 
     def reading(*parts: Jobs) -> int:
-        sizes, home = (np.concatenate([part[i] for part in parts]) for i in (SIZE, HOME))
+        sizes, owner = (np.concatenate([part[i] for part in parts]) for i in (SIZE, OWNER))
         lengths = slices(sizes, layout.width)
-        return max(1, pack(lengths, shape.devices * layout.lanes, home, homes).ticks)
+        return max(1, pack(lengths, shape.devices * layout.lanes, owner, processes).ticks)
 
     on_device = np.bincount(packing.lane // shape.lanes, minlength=1)
     return Capacity(
@@ -189,7 +189,7 @@ def lay_out(
     *,
     largest: int,
     devices: int,
-    homes: int,
+    processes: int,
     parameters: int,
     points: int,
     together: int,
@@ -207,7 +207,7 @@ def lay_out(
         rows: The training rows.
         largest: Rows of the largest job.
         devices: Devices the lanes are spread over.
-        homes: Processes that share them.
+        processes: Processes that share them.
         parameters: Parameters of the model.
         points: Points of the sweep.
         together: Most rounds that can run without a look at the model.
@@ -224,7 +224,7 @@ def lay_out(
     tests = np.array([max(len(measured.test), 1)])
     if counts_tests_by_client(by_client=by_client, screened=faults is not None):
         tests = measured.test.sizes
-    has_places = algorithm.kept is not None or (faults is not None and faults.compares)
+    has_places = algorithm.client_state is not None or (faults is not None and faults.compares)
     layout = Layout(
         rounds=Shape(
             rounds=1,
@@ -234,7 +234,7 @@ def lay_out(
             slots=1,
             width=tick,
             places=int(has_places),
-            homes=homes,
+            processes=processes,
         ),
         accumulate=not solver.searches_line
         and (solver.batch_of(largest) > tick or needs_checks(solver)),
@@ -252,7 +252,7 @@ def lay_out(
     layout = layout.holding(spare(each))
     shape = layout.rounds
     # what clients keep is fetched for one round
-    if parameters <= SMALL_MODEL and algorithm.kept is None:
+    if parameters <= SMALL_MODEL and algorithm.client_state is None:
         most = min(together, MOST_TOGETHER, PLAN_BYTES // shape.plan_bytes)
         shape = shape._replace(rounds=max(1, min(most, rows.together(sample))))
     calls = [sample[i : i + shape.rounds] for i in range(0, len(sample), shape.rounds)]

@@ -15,11 +15,11 @@ def sound(*trees: Any) -> jax.Array:
     >>> float(sound(jnp.ones(3), None)), float(sound(jnp.array([0.0, jnp.nan])))
     (1.0, 0.0)
     """
-    numbers = [a for a in jax.tree.leaves(trees) if jnp.issubdtype(a.dtype, jnp.inexact)]
-    return jnp.isfinite(optax.tree.norm(numbers, squared=True)).astype(jnp.float32)
+    hparams = [a for a in jax.tree.leaves(trees) if jnp.issubdtype(a.dtype, jnp.inexact)]
+    return jnp.isfinite(optax.tree.norm(hparams, squared=True)).astype(jnp.float32)
 
 
-class Judged(NamedTuple):
+class Screened(NamedTuple):
     """What a round's updates are worth.
 
     Attributes:
@@ -33,7 +33,7 @@ class Judged(NamedTuple):
     share: jax.Array
 
 
-def judge(faults: Faults, sound: jax.Array, size: jax.Array | None, weight: jax.Array) -> Judged:
+def judge(faults: Faults, sound: jax.Array, size: jax.Array | None, weight: jax.Array) -> Screened:
     """Tell the faulty updates of a round from the others.
 
     Args:
@@ -59,7 +59,7 @@ def judge(faults: Faults, sound: jax.Array, size: jax.Array | None, weight: jax.
     counted = scale > 0
     share = jnp.sum(weight[:, None] * counted, axis=0)
     everybody = (counted | ~there).all(axis=0)
-    return Judged(scale, there & (~finite | beyond), jnp.where(everybody, 1.0, share))
+    return Screened(scale, there & (~finite | beyond), jnp.where(everybody, 1.0, share))
 
 
 def scaled(scale: jax.Array, tree: Any) -> Any:
@@ -83,7 +83,7 @@ def mean_of_others(sums: Any, share: jax.Array) -> Any:
     return jax.tree.map(lambda a: a / divisor.reshape((-1,) + (1,) * (a.ndim - 1)), sums)
 
 
-def screened_mean(faults: Faults, vectors: Any, weight: jax.Array) -> tuple[Any, Judged]:
+def screened_mean(faults: Faults, vectors: Any, weight: jax.Array) -> tuple[Any, Screened]:
     """The weighted mean of vectors that lie side by side, and what each is worth.
 
     Args:

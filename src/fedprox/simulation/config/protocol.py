@@ -21,7 +21,7 @@ from fedprox.model import Model, Params, fitted_params
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.systems import Systems
-from fedprox.simulation.devices.ownership import Homes, homes_of_processes
+from fedprox.simulation.devices.ownership import Ownership, ownership_of_processes
 from fedprox.simulation.results.measure import lower_is_better, measures
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.selection import Best, Selection
@@ -29,7 +29,7 @@ from fedprox.simulation.results.target import StopAtTarget, Target
 from fedprox.solver import Solver, name_of
 from fedprox.streams import Purpose, check_seed, generator
 
-ClientState = Literal["auto", "device", "host", "disk"]
+Storage = Literal["auto", "device", "host", "disk"]
 """Where the store lies."""
 
 
@@ -74,7 +74,7 @@ class Protocol:
             are given as there are.
         evaluate_model: Which model they measure, see `fedprox.algorithms.reporting`.
         measure_gradients: Whether evaluations measure gradient variance, B(w) and gamma.
-        client_state: Where what clients keep lies.
+        client_store: Where what clients keep lies.
         seeds: Seeds, each a run of its own.
         target: What rounds are counted to, for methods that stop there.
         stop_at_target: When they do.
@@ -100,7 +100,7 @@ class Protocol:
     evaluate_clients: int | None
     evaluate_model: Evaluated
     measure_gradients: bool
-    client_state: ClientState
+    client_store: Storage
     seeds: tuple[int, ...]
     target: Target | None
     stop_at_target: StopAtTarget
@@ -121,7 +121,7 @@ class Protocol:
             isinstance(self.measure_gradients, bool | np.bool_),
             f"measure_gradients = {shown(self.measure_gradients)}; it must be True or False",
         )
-        require_one_of("client_state", self.client_state, get_args(ClientState))
+        require_one_of("client_store", self.client_store, get_args(Storage))
         require(len(self.seeds) > 0, "seed: none given; at least one is needed")
         for seed in self.seeds:
             check_seed(seed)
@@ -167,9 +167,9 @@ class Protocol:
         return ends or self.stop is not None
 
     @cached_property
-    def homes(self) -> Homes:
+    def ownership(self) -> Ownership:
         """Which process is home to which clients."""
-        return homes_of_processes(self.federation.train.offsets)
+        return ownership_of_processes(self.federation.train.offsets)
 
     @cached_property
     def sampled(self) -> Federation:
@@ -202,11 +202,11 @@ class Protocol:
         return some or self.evaluate_clients is not None
 
     @cached_property
-    def measured_homes(self) -> Homes:
-        """Which process reads which of them: where all are read, their homes."""
+    def measured_ownership(self) -> Ownership:
+        """Which process reads which of them: where all are read, their ownership."""
         if self.sampled is self.federation:
-            return self.homes
-        return homes_of_processes(self.sampled.train.offsets)
+            return self.ownership
+        return ownership_of_processes(self.sampled.train.offsets)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class Protocol:
 
         For the data stand their numbers of clients and rows.
         """
-        others = {"federation", "model", "seeds", "rounds", "client_state", "initial"}
+        others = {"federation", "model", "seeds", "rounds", "client_store", "initial"}
         found: dict[str, Any] = {
             "clients": len(self.federation),
             "training rows": len(self.federation.train),
@@ -278,7 +278,7 @@ class Protocol:
             f"gradients that its clients read first; use {where} without",
         )
         require(
-            algorithm.kept is None or self.cohort.sampling != "proportional",
+            algorithm.client_state is None or self.cohort.sampling != "proportional",
             f"{algorithm.name}: its clients keep a state, or their last models are evaluated, and "
             'with cohort.sampling = "proportional" a client may be drawn twice; it must be '
             '"uniform" or "bernoulli"',
@@ -289,8 +289,8 @@ class Protocol:
             'evaluate_model must be "server"',
         )
         require(
-            not algorithm.pooled or self.homes.processes == 1,
-            f"{algorithm.name} has all rows in one place, and there are {self.homes.processes} "
+            not algorithm.pooled or self.ownership.processes == 1,
+            f"{algorithm.name} has all rows in one place, and there are {self.ownership.processes} "
             "processes; it must be run by one",
         )
         require(

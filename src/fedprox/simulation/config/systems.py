@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import InputError, require, require_number, require_one_of, shown
-from fedprox.solver import Solver, as_numbers
+from fedprox.solver import Solver, as_values
 from fedprox.streams import Purpose, Streams, generator
 
 CLIENTS_TOGETHER = 1000
@@ -92,7 +92,7 @@ class Systems:
             "either stragglers or a deadline, and not both",
         )
         require_number("systems.deadline", self.deadline, positive=True)
-        for value in as_numbers("systems.step_seconds", self.step_seconds):
+        for value in as_values("systems.step_seconds", self.step_seconds):
             require_number("systems.step_seconds", value, positive=True)
         require(
             self.spread == 0 or self.speeds is None,
@@ -105,7 +105,7 @@ class Systems:
         """Each client's own seconds of a step, if they are given."""
         if self.step_seconds is None or np.ndim(self.step_seconds) == 0:
             return None
-        return as_numbers("systems.step_seconds", self.step_seconds)
+        return as_values("systems.step_seconds", self.step_seconds)
 
     def check(self, clients: int) -> None:
         """Raise `InputError` where speeds are given, and not one for each client."""
@@ -206,6 +206,6 @@ class Systems:
             return np.array([self.speeds[k] for k in cohort.tolist()])
         assert self.step_seconds is not None  # there is a deadline
         streams = Streams(seed, Purpose.SPEED)
-        (median,) = as_numbers("systems.step_seconds", self.step_seconds)
+        (median,) = as_values("systems.step_seconds", self.step_seconds)
         z = [streams.at(0, k).standard_normal() for k in cohort.tolist()]
         return np.array([median * math.exp(self.spread * each) for each in z])

@@ -1,7 +1,7 @@
 """Several processes that run one comparison together, through `jax.distributed`.
 
-Every process runs the same program on the same experiment. Each has its own clients (`homes.py`)
-and its own devices; they meet in one sum a round.
+Every process runs the same program on the same experiment. Each has its own clients
+(`ownership.py`) and its own devices; they meet in one sum a round.
 """
 
 import logging

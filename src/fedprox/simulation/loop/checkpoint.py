@@ -42,11 +42,11 @@ from fedprox.simulation.compiled.layout import Capacity
 from fedprox.simulation.devices.mesh import replicate
 from fedprox.simulation.devices.processes import everyone
 from fedprox.simulation.loop.records import all_faulty, no_updates
-from fedprox.simulation.loop.rounds import Standing
+from fedprox.simulation.loop.rounds import RunState
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
-FORMAT = 2
+FORMAT = 3
 """The format of checkpoints. Format 1 was written by orbax, in fedprox 0.1."""
 
 
@@ -82,7 +82,7 @@ class Stopped(Exception):  # noqa: N818 (it is no error)
         self.where, self.folder, self.signal = where, folder, signal
 
 
-class Comparison(NamedTuple):
+class Fingerprint(NamedTuple):
     """What tells a comparison from one that its checkpoints do not fit.
 
     Attributes:
@@ -120,15 +120,16 @@ class Snapshot(NamedTuple):
         finished: The runs of all finished legs.
         under_way: The runs of the leg under way; none between two legs.
         round: Its rounds done.
-        arrays: Its standing, see `arrays_of`.
-        kept: What its clients keep, see `Store.held`, one array after another; None for nothing.
+        arrays: Its state, see `arrays_of`.
+        client_state: State of its clients, see `Store.held`, one array after another; None for
+            none.
     """
 
     finished: Sequence[Run]
     under_way: Sequence[Run] = ()
     round: int = 0
     arrays: Arrays = MappingProxyType({})
-    kept: Iterable[tuple[str, NDArray[Any]]] | None = None
+    client_state: Iterable[tuple[str, NDArray[Any]]] | None = None
 
     @property
     def legs(self) -> int:
@@ -157,15 +158,15 @@ class Snapshot(NamedTuple):
             return None
         return Capacity(*map(int, self.arrays["capacity"]))
 
-    def standing(self, first: Standing, mesh: Mesh) -> Standing:
+    def standing(self, first: RunState, mesh: Mesh) -> RunState:
         """Where the leg under way stands, given where it began."""
         state = self.state(jax.tree.structure(first.state))
         trend = self.arrays.get("trend")
         faulty = self.arrays.get("faulty", no_updates())
-        return Standing(
+        return RunState(
             self.round,
             replicate(mesh, state),
-            replicate(mesh, dict(self.arrays["numbers"])),
+            replicate(mesh, dict(self.arrays["hparams"])),
             None if trend is None else Trend(**replicate(mesh, trend)),
             (self.arrays["taken"],),
             (lambda: faulty,),
@@ -196,12 +197,12 @@ def legs_of(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
         begin = end
 
 
-def arrays_of(standing: Standing, points: int) -> Arrays:
+def arrays_of(standing: RunState, points: int) -> Arrays:
     """A standing as arrays by name."""
     taken = sum((np.broadcast_to(n, points) for n in standing.taken), np.zeros(points, np.int64))
     found: dict[str, Any] = {
         "state": _numbered(standing.state),
-        "numbers": jax.tree.map(np.asarray, dict(standing.numbers)),
+        "hparams": jax.tree.map(np.asarray, dict(standing.hparams)),
         "taken": taken,
         "empty": np.int64(standing.empty),
     }
@@ -269,7 +270,7 @@ class Checkpoints:
             require_whole("checkpoint_every", self.every)
             self.every = int(self.every)  # written as JSON
 
-    def begin(self, comparison: Comparison) -> Snapshot:
+    def begin(self, comparison: Fingerprint) -> Snapshot:
         """Where to begin: at the last checkpoint that can be read, or at the beginning.
 
         Raises:
@@ -378,17 +379,17 @@ class Checkpoints:
     def _snapshot(
         self, position: Mapping[str, Any], arrays: dict[str, Any], clients: Path
     ) -> Snapshot:
-        kept = None
+        client_state = None
         if position["kept"]:
             _check(clients)
-            kept = ((name, block) for (name,), block in read_arrays(clients))
+            client_state = ((name, block) for (name,), block in read_arrays(clients))
         structure = jax.tree.structure(self._comparison.model.shapes)
         finished, under_way = (
             [_run(entry) for entry in position[part]] for part in ("finished", "under_way")
         )
         for i, run in enumerate(finished):
             run.params = _unnumbered(structure, arrays["params"][str(i)])
-        return Snapshot(finished, under_way, position["round"], arrays, kept)
+        return Snapshot(finished, under_way, position["round"], arrays, client_state)
 
     def end(self, leg: int) -> End | None:
         """The last state of a leg that this comparison, or a shorter one, has left.
@@ -445,8 +446,8 @@ class Checkpoints:
             if jax.process_index() == 0:
                 state.unlink(missing_ok=True)
             everyone(0)
-            if snapshot.kept is not None:
-                _write(clients, (((name,), block) for name, block in snapshot.kept))
+            if snapshot.client_state is not None:
+                _write(clients, (((name,), block) for name, block in snapshot.client_state))
         except OSError as error:
             problem = f"{clients}: {error.strerror}"
         failed = everyone(bool(problem)).any()
@@ -532,8 +533,8 @@ class Checkpoints:
 
     def _save(self, snapshot: Snapshot) -> None:
         begin = time.perf_counter()
-        if snapshot.kept is not None:
-            blocks = (((name,), block) for name, block in snapshot.kept)
+        if snapshot.client_state is not None:
+            blocks = (((name,), block) for name, block in snapshot.client_state)
             _write(self._clients(self._step(snapshot)), blocks)
         everyone(0)  # all processes have written theirs
         if jax.process_index() == 0:
@@ -563,18 +564,18 @@ class Checkpoints:
             "round": snapshot.round,
             "finished": [_entry(run) for run in snapshot.finished],
             "under_way": [_entry(run) for run in snapshot.under_way],
-            "kept": snapshot.kept is not None,
+            "kept": snapshot.client_state is not None,
         }
         arrays["position"] = np.frombuffer(json.dumps(position).encode(), np.uint8)
         return _flat(arrays)
 
     def _prune(self) -> None:
         """Remove all but the last checkpoints, and what a process that was killed has left."""
-        kept = {str(step) for step in sorted(self._steps())[-KEPT:]}
+        client_state = {str(step) for step in sorted(self._steps())[-KEPT:]}
         # without its state a checkpoint does not count, so that goes first
         for path in sorted(_files(self.folder), key=lambda path: path.suffix != ".state"):
             name = re.fullmatch(r"(\d+)\.(state|clients-\d+)|\..+\.partial", path.name)
-            if name and name[1] not in kept:
+            if name and name[1] not in client_state:
                 path.unlink()
 
     def _state(self, step: int) -> Path:

@@ -57,11 +57,11 @@ def _model(model: Model) -> dict[str, Any]:
 
 
 def _method(method: Algorithm) -> dict[str, Any]:
-    numbers = {k: v[0] if np.size(v) == 1 and np.ndim(v) else v for k, v in method.numbers.items()}  # type: ignore[index]
+    hparams = {k: v[0] if np.size(v) == 1 and np.ndim(v) else v for k, v in method.hparams.items()}  # type: ignore[index]
     own = {"solver": method.settings} if method.settings else {}
     variant = {"variant": method.variant} if method.variant else {}
     adapt = {"adapt": True} if method.adapt else {}
-    return {"name": method.name, **variant, **numbers, **adapt, **own}
+    return {"name": method.name, **variant, **hparams, **adapt, **own}
 
 
 def _plain(value: Any) -> Any:

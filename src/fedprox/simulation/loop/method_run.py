@@ -22,12 +22,12 @@ from fedprox.simulation.loop.checkpoint import Checkpoints, End, Snapshot, array
 from fedprox.simulation.loop.planner import PLANS_AHEAD, Planned, Planner, chunks
 from fedprox.simulation.loop.progress import Progress
 from fedprox.simulation.loop.records import best_loss
-from fedprox.simulation.loop.rounds import Ready, Standing, run_rounds
-from fedprox.simulation.loop.sweep import initial_kept, initial_state, label, sweep_points
+from fedprox.simulation.loop.rounds import CompiledMethod, RunState, run_rounds
+from fedprox.simulation.loop.sweep import initial_client_state, initial_state, label, sweep_points
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.storage.client_store import open_store
-from fedprox.simulation.storage.training_data import Data, Held, training_rows
+from fedprox.simulation.storage.training_data import Data, DeviceRows, training_rows
 from fedprox.solver import Solver
 
 
@@ -85,7 +85,7 @@ def _give_models(
         runs: The points' runs.
         algorithm: The method.
         state: The server's state at the end.
-        best: See `Standing.best`.
+        best: See `RunState.best`.
     """
     last, best = (jax.tree.map(np.asarray, tree) for tree in (evaluated(algorithm, state), best))
     for i, run in enumerate(runs):
@@ -137,7 +137,7 @@ def run_method(
     params = protocol.first_params(seeds[0])
     compile_seconds = time.perf_counter() - began
     train = protocol.federation.train
-    rows = training_rows(session.mesh, train, session.data, protocol.homes, ahead=PLANS_AHEAD)
+    rows = training_rows(session.mesh, train, session.data, protocol.ownership, ahead=PLANS_AHEAD)
     layout = lay_out(
         protocol.measured,
         algorithm,
@@ -146,7 +146,7 @@ def run_method(
         rows,
         largest=len(train) if algorithm.pooled else int(train.sizes.max()),
         devices=session.mesh.devices.size,
-        homes=protocol.homes.processes,
+        processes=protocol.ownership.processes,
         parameters=sum(a.size for a in jax.tree.leaves(params)),
         points=len(points),
         # not fewer where the run is shorter: it may be extended
@@ -175,14 +175,14 @@ def run_method(
         session.on_progress(now._replace(phase="compiling"))
         programs = _Compiler(session, algorithm, solver, points, params, rows.like)
         first = programs(layout)
-        ready = Ready(
+        ready = CompiledMethod(
             algorithm,
             solver,
             session.mesh,
             first.evaluate,
             _copying(algorithm) if protocol.selection.keep == "best" else lambda _: None,
             programs,
-            programs.numbers,
+            programs.hparams,
         )
         compile_seconds += first.compile_seconds
         for seed in seeds:
@@ -192,7 +192,7 @@ def run_method(
             batch = begin.under_way or [
                 Run(
                     algorithm.name,
-                    numbers={k: v for k, v in point.items() if k != "learning_rate"},
+                    hparams={k: v for k, v in point.items() if k != "learning_rate"},
                     learning_rate=point["learning_rate"] * solver.factor(0),
                     seed=seed,
                     label=label(algorithm, solver, point),
@@ -237,7 +237,7 @@ class _Compiler:
         session: What all methods are run with.
         algorithm: The method.
         solver: The local solver, already the algorithm's own.
-        points: The numbers of each point of the sweep.
+        points: The hyperparameters of each point of the sweep.
         params: Initial parameters of one point.
         like: The room for gathered rows -> training rows, or their shapes.
     """
@@ -249,10 +249,10 @@ class _Compiler:
         solver: Solver,
         points: Sequence[Mapping[str, float]],
         params: Params,
-        like: Callable[[int], Held],
+        like: Callable[[int], DeviceRows],
     ) -> None:
         self.session, self.algorithm, self.solver = session, algorithm, solver
-        self.numbers = replicate(
+        self.hparams = replicate(
             session.mesh, {key: np.array([p[key] for p in points], np.float32) for key in points[0]}
         )
         self.params, self.points, self.like = params, len(points), like
@@ -274,13 +274,13 @@ class _Compiler:
             session.data,
             self.like(layout.rows),
             initial_state(algorithm, self.params, self.points, mesh),
-            self.numbers,
+            self.hparams,
             jax.tree.map(
                 lambda a: zeros_on(mesh, (places, *a.shape), a.dtype),
-                initial_kept(algorithm, self.params, self.points),
+                initial_client_state(algorithm, self.params, self.points),
             ),
             layout,
-            protocol.measured_homes,
+            protocol.measured_ownership,
             mesh,
             gradients=protocol.measure_gradients,
             faults=protocol.screening(algorithm),
@@ -310,7 +310,7 @@ class _Leg(NamedTuple):
 
 def _run_leg(
     session: Session,
-    ready: Ready,
+    ready: CompiledMethod,
     leg: _Leg,
     params: Params,
     planned: Planned,
@@ -332,26 +332,26 @@ def _run_leg(
     began, spent = time.perf_counter(), batch[0].run_seconds
     algorithm, checkpoints = ready.algorithm, session.checkpoints
     state = initial_state(algorithm, params, len(batch), session.mesh)
-    standing = Standing(0, state, ready.numbers, best=ready.model(state))
+    standing = RunState(0, state, ready.hparams, best=ready.model(state))
     store = None
-    if algorithm.kept is not None:
+    if algorithm.client_state is not None:
         protocol = session.protocol
-        kept = initial_kept(algorithm, params, len(batch))
+        client_state = initial_client_state(algorithm, params, len(batch))
         most = rounds * protocol.cohort.sizes(len(protocol.federation))[-1]
-        clients = protocol.homes.clients
-        store = open_store(protocol.client_state, kept, clients, session.mesh, most)
+        clients = protocol.ownership.clients
+        store = open_store(protocol.client_store, client_state, clients, session.mesh, most)
 
     def count_seconds() -> None:
         for run in batch:
             run.run_seconds = spent + time.perf_counter() - began
 
-    def snapshot(stand: Callable[[], Standing]) -> Snapshot:
+    def snapshot(stand: Callable[[], RunState]) -> Snapshot:
         now = stand()
         count_seconds()
-        kept = store.held() if store else None
-        return Snapshot(finished, batch, now.round, arrays_of(now, len(batch)), kept)
+        client_state = store.held() if store else None
+        return Snapshot(finished, batch, now.round, arrays_of(now, len(batch)), client_state)
 
-    def after_call(done: int, stand: Callable[[], Standing]) -> None:
+    def after_call(done: int, stand: Callable[[], RunState]) -> None:
         if checkpoints is not None:
             checkpoints.offer(lambda: snapshot(stand), str(leg), done)
 
@@ -363,7 +363,7 @@ def _run_leg(
         if begin.round:
             standing = begin.standing(standing, session.mesh)
             if store is not None:
-                store.put_back(begin.kept or ())
+                store.put_back(begin.client_state or ())
         standing = run_rounds(
             session.protocol,
             ready,

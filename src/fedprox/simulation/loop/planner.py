@@ -10,10 +10,10 @@ from fedprox.algorithms.base import Algorithm
 from fedprox.simulation.compiled.compile import exchanges
 from fedprox.simulation.compiled.layout import Layout, needed
 from fedprox.simulation.config.protocol import Protocol, is_noisy
-from fedprox.simulation.planning.batch_plan import Plan, plan_rounds
+from fedprox.simulation.planning.batch_plan import BatchPlan, plan_rounds
 from fedprox.simulation.planning.reads import Exchange
 from fedprox.simulation.planning.round_work import RoundWork, round_work
-from fedprox.simulation.storage.training_data import Held, TrainingRows
+from fedprox.simulation.storage.training_data import DeviceRows, TrainingRows
 from fedprox.solver import Solver
 
 PLANS_AHEAD = 3
@@ -60,8 +60,8 @@ class Call(NamedTuple):
     """
 
     work: Sequence[RoundWork]
-    rows: Held
-    plan: Plan
+    rows: DeviceRows
+    plan: BatchPlan
     exchange: Exchange | None
     layout: Layout
 
@@ -121,7 +121,7 @@ class Planner:
             self.seed,
             [(t, each.jobs) for t, each in enumerate(there, start=first)],
             noisy=is_noisy(self.protocol.federation, self.protocol.model),
-            here=self.protocol.homes.here,
+            process_index=self.protocol.ownership.process_index,
         )
         return Call(there, held, plan, exchanges(there, layout), layout)
 

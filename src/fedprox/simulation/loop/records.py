@@ -55,13 +55,13 @@ def all_faulty(calls: Sequence[Faulty]) -> NDArray[np.int64]:
     return np.concatenate([no_updates(), *(find() for find in calls)])
 
 
-class Evaluation(NamedTuple):
+class PendingEvaluation(NamedTuple):
     """An evaluation that may still be under way, and what led to the model it measures.
 
     Attributes:
         round: Rounds done.
         work: The last round's work.
-        numbers: The numbers in force in it.
+        hparams: The hyperparameters in force in it.
         measures: What the evaluation finds.
         gamma: gamma_k of the round's jobs (slots, points); None where it is not measured.
         steps: Steps they took (slots, points); None where the plan says it.
@@ -73,7 +73,7 @@ class Evaluation(NamedTuple):
 
     round: int
     work: RoundWork
-    numbers: Mapping[str, Any]
+    hparams: Mapping[str, Any]
     measures: Measures
     gamma: Any
     steps: Any
@@ -122,7 +122,7 @@ class Counts(NamedTuple):
 
 
 def records_of(
-    done: Evaluation,
+    done: PendingEvaluation,
     algorithm: Algorithm,
     runs: Sequence[Run],
     counts: Counts,
@@ -154,13 +154,13 @@ def records_of(
     if len(faulty) and screening is not None and screening.policy == "fail":
         raise InputError(_refusal(faulty, runs, protocol.federation.names))
     solves = Solves.of(done, faulty, len(runs))
-    mus = np.asarray(done.numbers.get("mu", ()), float)
+    mus = np.asarray(done.hparams.get("mu", ()), float)
     for i, run in enumerate(runs):
         since = sum(int(np.broadcast_to(n, len(runs))[i]) for n in done.since)
         yield Record(
             label=run.label,
             method=run.method,
-            numbers=run.numbers | ({"mu": float(f"{mus[i]:.6g}")} if algorithm.adapt else {}),
+            hparams=run.hparams | ({"mu": float(f"{mus[i]:.6g}")} if algorithm.adapt else {}),
             learning_rate=run.learning_rate if scheduled is None else scheduled,
             seed=run.seed,
             round=done.round,
@@ -214,7 +214,7 @@ def _errors(measures: Measures, counts: Counts) -> tuple[Errors, Errors]:
 
 
 def _faults(
-    done: Evaluation, faulty: NDArray[np.int64], point: int, names: Sequence[str]
+    done: PendingEvaluation, faulty: NDArray[np.int64], point: int, names: Sequence[str]
 ) -> dict[str, Any]:
     """What a record of a point says of faulty clients."""
     clients = faulty[faulty[:, 1] == point, 2]
@@ -252,7 +252,7 @@ class Solves(NamedTuple):
     steps: NDArray[np.int64]
 
     @classmethod
-    def of(cls, done: Evaluation, faulty: NDArray[np.int64], points: int) -> "Solves":
+    def of(cls, done: PendingEvaluation, faulty: NDArray[np.int64], points: int) -> "Solves":
         """Wait for an evaluation's gammas and steps.
 
         Args:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from fedprox.algorithms.adaptive import Trend, first_trend, follow
-from fedprox.algorithms.base import Algorithm, Kept, State
+from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.model import Params
 from fedprox.simulation.compiled.compile import Programs, read_cohort
 from fedprox.simulation.compiled.evaluation import Measures
@@ -23,13 +23,13 @@ from fedprox.simulation.loop.ends import Ends
 from fedprox.simulation.loop.planner import Call, Chunk, Planned
 from fedprox.simulation.loop.records import (
     Counts,
-    Evaluation,
     Faulty,
+    PendingEvaluation,
     best_loss,
     faulty_updates,
     records_of,
 )
-from fedprox.simulation.planning.batch_plan import Plan, no_jobs
+from fedprox.simulation.planning.batch_plan import BatchPlan, no_jobs
 from fedprox.simulation.planning.round_work import RoundWork
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
@@ -53,7 +53,7 @@ def _choose(models: Params, others: Params, are_better: jax.Array) -> Params:
     return jax.tree.map(one, models, others)
 
 
-class Ready(NamedTuple):
+class CompiledMethod(NamedTuple):
     """A method with all that its seeds share.
 
     Attributes:
@@ -64,7 +64,7 @@ class Ready(NamedTuple):
         model: The server's state -> a copy of the model that is evaluated; None where no model but
             the last is kept.
         programs: Layout -> the programs of these shapes, compiled when they are first asked for.
-        numbers: The points' numbers, each (points,) on every device.
+        hparams: The points' hyperparameters, each (points,) on every device.
     """
 
     algorithm: Algorithm
@@ -73,19 +73,19 @@ class Ready(NamedTuple):
     evaluate: Callable[[State], Measures]
     model: Callable[[State], Params | None]
     programs: Callable[[Layout], Programs]
-    numbers: Mapping[str, Any]
+    hparams: Mapping[str, Any]
 
 
-class Standing(NamedTuple):
+class RunState(NamedTuple):
     """Where the rounds of a seed stand, but for what clients keep and the records so far.
 
     Attributes:
         round: Rounds done.
         state: The server's state.
-        numbers: The points' numbers now: mu may adapt.
+        hparams: The points' hyperparameters now: mu may adapt.
         trend: What an adaptive mu remembers, else None.
         taken: Steps of all rounds since the evaluation before, a number or (points,) for each call.
-        faulty: Their faulty updates, likewise, see `Evaluation`.
+        faulty: Their faulty updates, likewise, see `PendingEvaluation`.
         empty: How many of them no client took part in.
         capacity: How much the last call's arrays held; None before the first call.
         best: The best models at the evaluations that a run of more rounds would have had, leaves
@@ -94,7 +94,7 @@ class Standing(NamedTuple):
 
     round: int
     state: State
-    numbers: Mapping[str, Any]
+    hparams: Mapping[str, Any]
     trend: Trend | None = None
     taken: tuple[Any, ...] = ()
     faulty: tuple[Faulty, ...] = ()
@@ -105,15 +105,15 @@ class Standing(NamedTuple):
 
 def run_rounds(
     protocol: Protocol,
-    ready: Ready,
+    ready: CompiledMethod,
     planned: Planned,
-    standing: Standing,
+    standing: RunState,
     store: Store | None,
     runs: Sequence[Run],
     on_record: Callable[[Record], None],
     on_progress: Callable[[int, float], None],
-    after_call: Callable[[int, Callable[[], Standing]], None],
-) -> Standing:
+    after_call: Callable[[int, Callable[[], RunState]], None],
+) -> RunState:
     """Run the rounds of one seed; records go into the runs' histories as they become known.
 
     A run that stops at its target waits for each evaluation before it goes on, so that neither its
@@ -140,8 +140,8 @@ def run_rounds(
     keep_best = _keeping_best(protocol, runs)
     ends = Ends(protocol, len(runs))
     counts = Counts.of(protocol)
-    pending, calls = deque[Evaluation](), deque[tuple[int, jax.Array]]()
-    done, state, numbers, trend, taken, faulty, empty, capacity, best = standing
+    pending, calls = deque[PendingEvaluation](), deque[tuple[int, jax.Array]]()
+    done, state, hparams, trend, taken, faulty, empty, capacity, best = standing
 
     def settle() -> None:
         """Wait for the oldest evaluation and write it down."""
@@ -156,7 +156,7 @@ def run_rounds(
         best = keep_best(best, oldest)
         on_progress(oldest.round, best_loss(runs))
 
-    def settled(now: Standing) -> Standing:
+    def settled(now: RunState) -> RunState:
         """Where the rounds stand, once all evaluations are written down."""
         while pending:
             settle()
@@ -166,7 +166,7 @@ def run_rounds(
         measures = ready.evaluate(state)
         trend = first_trend(measures.train_loss) if algorithm.adapt else None
         nobody = RoundWork(0, 0, 0, no_jobs(), no_jobs())
-        pending.append(Evaluation(0, nobody, numbers, measures, None, None, (), (), 0, best))
+        pending.append(PendingEvaluation(0, nobody, hparams, measures, None, None, (), (), 0, best))
     for chunk, call in planned:
         computed = _computed(calls)
         while len(pending) > behind or (pending and pending[0].round < computed):
@@ -177,15 +177,17 @@ def run_rounds(
             break
         layout, programs = call.layout, ready.programs(call.layout)
         here = clients_by_place(call.plan, call.work[0], layout)
-        kept = None if store is None else store.read(here)
+        client_state = None if store is None else store.read(here)
         count = np.int32(chunk.last - chunk.first)
-        after = programs.rounds(state, numbers, *call.rows, call.plan, call.exchange, kept, count)
-        kept = None
+        after = programs.rounds(
+            state, hparams, *call.rows, call.plan, call.exchange, client_state, count
+        )
+        client_state = None
         if store is not None:
             if chunk.recorded and programs.inexactness is not None:
-                kept = store.read(here)  # what it was: the round has used up its own copy
-            store.write(here, after.kept)
-            after = after._replace(kept=None)
+                client_state = store.read(here)  # what it was: the round has used up its own copy
+            store.write(here, after.client_state)
+            after = after._replace(client_state=None)
         state = after.state
         faulty += _faulty(chunk, call, after)
         empty += sum(not len(w.jobs.client) for w in call.work)
@@ -195,11 +197,11 @@ def run_rounds(
             measures = ready.evaluate(state)
         if chunk.recorded:
             work = call.work[-1]
-            gamma = _gamma(ready, programs, call, after, numbers, kept)
+            gamma = _gamma(ready, programs, call, after, hparams, client_state)
             steps = after.local.steps
             model = ready.model(state)
-            found = Evaluation(
-                chunk.last, work, numbers, measures, gamma, steps, taken, faulty, empty, model
+            found = PendingEvaluation(
+                chunk.last, work, hparams, measures, gamma, steps, taken, faulty, empty, model
             )
             pending.append(found)
             regular = chunk.last % protocol.evaluate_every == 0
@@ -208,27 +210,27 @@ def run_rounds(
         else:  # a copy, since the next call is given the state
             some = jax.tree.leaves(state)[0].addressable_data(0)
             calls.append((chunk.last, jnp.ravel(some)[:1]))
-        del after, kept, call  # the cohort's models and rows go before the next one's come
+        del after, client_state, call  # the cohort's models and rows go before the next one's come
         if trend is not None:
-            mu, trend = _follow(numbers["mu"], trend, measures.train_loss)
-            numbers = {**numbers, "mu": mu}
+            mu, trend = _follow(hparams["mu"], trend, measures.train_loss)
+            hparams = {**hparams, "mu": mu}
 
         done, capacity = chunk.last, layout.capacity
-        now = Standing(done, state, numbers, trend, taken, faulty, empty, capacity)
+        now = RunState(done, state, hparams, trend, taken, faulty, empty, capacity)
         after_call(done, partial(settled, now))
         del now  # so that the state can be given up to the next call
-    return settled(Standing(done, state, numbers, trend, taken, faulty, empty, capacity))
+    return settled(RunState(done, state, hparams, trend, taken, faulty, empty, capacity))
 
 
 def _keeping_best(
     protocol: Protocol, runs: Sequence[Run]
-) -> Callable[[Params | None, Evaluation], Params | None]:
+) -> Callable[[Params | None, PendingEvaluation], Params | None]:
     """(best models so far, evaluation whose records are the runs' last) -> best models."""
     if protocol.selection.keep == "last":
         return lambda *_: None
     bests = [protocol.best(run.history) for run in runs]
 
-    def keep(models: Params | None, done: Evaluation) -> Params | None:
+    def keep(models: Params | None, done: PendingEvaluation) -> Params | None:
         if done.round % protocol.evaluate_every:
             return models  # a run of more rounds has no such evaluation
         better = [best.see(run.final) for best, run in zip(bests, runs, strict=True)]
@@ -264,22 +266,24 @@ def _faulty(chunk: Chunk, call: Call, after: After) -> tuple[Faulty, ...]:
 
 
 def _gamma(
-    ready: Ready,
+    ready: CompiledMethod,
     programs: Programs,
     call: Call,
     after: After,
-    numbers: Mapping[str, Any],
-    kept: Kept,
+    hparams: Mapping[str, Any],
+    client_state: ClientState,
 ) -> jax.Array | None:
     """gamma_k of a call's last round, given what the clients kept before it, if it is measured."""
     if programs.inexactness is None:
         return None
     jobs, last = call.work[-1].jobs, len(call.work) - 1
-    cohort = read_cohort(jobs, call.plan, last, kept, call.layout, ready.mesh)
-    return programs.inexactness(after.posed, numbers, after.local.params, *call.rows, *cohort)
+    cohort = read_cohort(jobs, call.plan, last, client_state, call.layout, ready.mesh)
+    return programs.inexactness(
+        after.problem_state, hparams, after.local.params, *call.rows, *cohort
+    )
 
 
-def clients_by_place(plan: Plan, work: RoundWork, layout: Layout) -> NDArray[np.int64]:
+def clients_by_place(plan: BatchPlan, work: RoundWork, layout: Layout) -> NDArray[np.int64]:
     """The client at each place of a round, -1 for none, shape (devices * places,)."""
     clients = np.full(layout.rounds.devices * layout.rounds.places, -1)
     if len(clients):

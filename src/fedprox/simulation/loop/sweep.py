@@ -7,15 +7,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from fedprox.algorithms.base import Algorithm, Kept, State
+from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.model import Params
 from fedprox.simulation.devices.mesh import replicate
-from fedprox.solver import Solver, as_numbers, name_of
+from fedprox.solver import Solver, as_values, name_of
 
 
 def sweep_points(algorithm: Algorithm, solver: Solver) -> list[dict[str, float]]:
-    """Every combination of the algorithm's own numbers and the learning rates (1 of a schedule)."""
-    axes = {name: as_numbers(name, value) for name, value in algorithm.numbers.items()}
+    """Every combination of hyperparameters and learning rates; a schedule's learning rate is 1."""
+    axes = {name: as_values(name, value) for name, value in algorithm.hparams.items()}
     axes["learning_rate"] = solver.rates
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
@@ -30,7 +30,7 @@ def label(algorithm: Algorithm, solver: Solver, point: dict[str, float]) -> str:
     def shown(key: str) -> bool:
         if key == "learning_rate":
             return len(solver.rates) > 1 or key in algorithm.settings
-        return key != "server_learning_rate" or algorithm.numbers[key] != (1.0,)
+        return key != "server_learning_rate" or algorithm.hparams[key] != (1.0,)
 
     def text(key: str, value: float) -> str:
         if key != "learning_rate" or solver.schedule is None:
@@ -38,13 +38,13 @@ def label(algorithm: Algorithm, solver: Solver, point: dict[str, float]) -> str:
         name = name_of(solver.schedule)
         return name if " " in name else f"{name} from {solver.factor(0):g}"
 
-    numbers = [f"{k}={text(k, v)}" for k, v in point.items() if shown(k)]
+    hparams = [f"{k}={text(k, v)}" for k, v in point.items() if shown(k)]
     settings = [
         f"{k}={name_of(v) if callable(v) else v}"
         for k, v in algorithm.settings.items()
         if k not in point
     ]
-    parts = [algorithm.name, algorithm.variant, *numbers, *settings]
+    parts = [algorithm.name, algorithm.variant, *hparams, *settings]
     return " ".join(part for part in [*parts, "adaptive" * algorithm.adapt] if part)
 
 
@@ -53,9 +53,9 @@ def initial_state(algorithm: Algorithm, params: Params, points: int, mesh: Mesh)
     return replicate(mesh, _at_points(algorithm.init(params), points))
 
 
-def initial_kept(algorithm: Algorithm, params: Params, points: int) -> Kept:
+def initial_client_state(algorithm: Algorithm, params: Params, points: int) -> ClientState:
     """What every client keeps before round 0, the same at every sweep point."""
-    return _at_points(algorithm.kept(params), points) if algorithm.kept else None
+    return _at_points(algorithm.client_state(params), points) if algorithm.client_state else None
 
 
 def _at_points(tree: Any, points: int) -> Any:

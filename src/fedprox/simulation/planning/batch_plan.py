@@ -47,7 +47,7 @@ class Jobs(NamedTuple):
         gamma: How inexactly it may be solved; 0 where the solver has no stop rule.
         part: Its part of all clients' weight, such as n_k / n.
         share: n_k / the mean n of all clients.
-        home: The process that does it.
+        owner: The process that does it.
     """
 
     client: NDArray[np.int64]
@@ -58,7 +58,7 @@ class Jobs(NamedTuple):
     gamma: NDArray[np.float64]
     part: NDArray[np.float64]
     share: NDArray[np.float64]
-    home: NDArray[np.int64]
+    owner: NDArray[np.int64]
 
 
 def no_jobs() -> Jobs:
@@ -79,7 +79,7 @@ class Shape(NamedTuple):
         width: Rows of a tick.
         places: Most jobs of a round on one device, where clients keep a state or their updates are
             compared; else 0.
-        homes: Processes that share the devices.
+        processes: Processes that share the devices.
     """
 
     rounds: int
@@ -89,7 +89,7 @@ class Shape(NamedTuple):
     slots: int
     width: int
     places: int = 0
-    homes: int = 1
+    processes: int = 1
 
     @property
     def plan_bytes(self) -> int:
@@ -115,7 +115,7 @@ class Slots(NamedTuple):
     place: Array
 
 
-class Plan(NamedTuple):
+class BatchPlan(NamedTuple):
     """What some rounds will do, as arrays; R rounds, D devices, L lanes each.
 
     Attributes:
@@ -151,8 +151,8 @@ def plan_rounds(
     rounds: Sequence[tuple[int, Jobs]],
     *,
     noisy: bool = False,
-    here: int = 0,
-) -> Plan:
+    process_index: int = 0,
+) -> BatchPlan:
     """The plan of some rounds.
 
     A function of its arguments alone: which rows a client reads at which of its steps depends on
@@ -164,9 +164,9 @@ def plan_rounds(
         seed: Seed of the run.
         rounds: (t, jobs) of each round.
         noisy: Whether mini-batches need random keys.
-        here: The process whose clients' mini-batches are planned; those of others are left out.
+        process_index: The process whose clients' mini-batches are planned; others are left out.
     """
-    r, d, lanes, ticks, slots, width, places, homes = shape
+    r, d, lanes, ticks, slots, width, places, processes = shape
     room, layout = min(slots, ticks), (r, d, ticks, lanes)
     rows = np.full((*layout, width), -1, np.int32)
     size, last = np.ones(layout, np.int32), np.zeros(layout, bool)
@@ -179,7 +179,7 @@ def plan_rounds(
     ends = []
     streams, keys = Streams(seed, Purpose.BATCHES), Streams(seed, Purpose.AUGMENTATION)
     for index, (t, jobs) in enumerate(rounds):
-        packing = pack(job_ticks(solver, jobs, width), d * lanes, jobs.home, homes)
+        packing = pack(job_ticks(solver, jobs, width), d * lanes, jobs.owner, processes)
         ends.append(segments(packing, d, lanes, room))
         known = Slots(
             jobs.weight, jobs.gamma, jobs.steps, jobs.share, job_places(packing, lanes, places)
@@ -192,7 +192,7 @@ def plan_rounds(
         device, lane = np.divmod(packing.lane, lanes)
         begin = ((index * d + device) * ticks + packing.start) * lanes + lane
         length = packing.end - packing.start
-        for some in _in_parts(np.flatnonzero(jobs.home == here), length * width):
+        for some in _in_parts(np.flatnonzero(jobs.owner == process_index), length * width):
             part = Jobs(*(array[some] for array in jobs))  # type: ignore[arg-type]
             found = _ticks_of(solver, part, length[some], width, streams, t)
             at = np.repeat(begin[some], length[some]) + lanes * found.number
@@ -208,7 +208,7 @@ def plan_rounds(
                 noise.reshape(-1, 2)[first : first + count * lanes : lanes] = key
     ends += [segments(pack(np.zeros(0, np.int64), 1), d, lanes, room)] * (r - len(rounds))
     joined = Segments(*map(np.stack, zip(*ends, strict=True)))
-    return Plan(rows, size, last, check, noise, joined, each, rate, participation)
+    return BatchPlan(rows, size, last, check, noise, joined, each, rate, participation)
 
 
 class Epochs(NamedTuple):
@@ -261,7 +261,7 @@ class _Ticks(NamedTuple):
 
     Attributes:
         number: Of a job's ticks, which it is, shape (ticks,).
-        rows: As in `Plan`, shape (ticks, width).
+        rows: As in `BatchPlan`, shape (ticks, width).
         size: Likewise, shape (ticks,).
         last: Likewise.
         check: Likewise.

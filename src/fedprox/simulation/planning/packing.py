@@ -38,25 +38,28 @@ class Packing(NamedTuple):
 
 
 def pack(
-    lengths: NDArray[np.int64], lanes: int, home: NDArray[np.int64] | None = None, homes: int = 1
+    lengths: NDArray[np.int64],
+    lanes: int,
+    owner: NDArray[np.int64] | None = None,
+    processes: int = 1,
 ) -> Packing:
     """Pack jobs into lanes, the longest first onto the least loaded lane.
 
     Args:
         lengths: Ticks of each job, shape (jobs,).
         lanes: Number of lanes, at least 1.
-        home: Which part of the lanes each job must go to, shape (jobs,); any where left out.
-        homes: Number of these parts, of equal size.
+        owner: Which part of the lanes each job must go to, shape (jobs,); any where left out.
+        processes: Number of these parts, of equal size.
 
     >>> packing = pack(np.array([5, 2, 4, 3]), lanes=2)
     >>> packing.lane.tolist(), packing.start.tolist(), packing.ticks
     ([0, 0, 1, 1], [0, 5, 0, 4], 7)
     """
     lane, start = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64)
-    if home is not None and homes > 1:
-        each = lanes // homes
-        for p in range(homes):
-            mine = np.flatnonzero(home == p)
+    if owner is not None and processes > 1:
+        each = lanes // processes
+        for p in range(processes):
+            mine = np.flatnonzero(owner == p)
             packing = pack(lengths[mine], each)
             lane[mine], start[mine] = p * each + packing.lane, packing.start
         return Packing(lane, start, start + lengths)

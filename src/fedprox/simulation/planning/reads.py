@@ -64,8 +64,8 @@ def plan_reading(
     width: int,
     devices: int,
     lanes: int,
-    home: NDArray[np.int64] | None = None,
-    homes: int = 1,
+    owner: NDArray[np.int64] | None = None,
+    processes: int = 1,
     ticks: int | None = None,
     slots: int | None = None,
 ) -> Reading:
@@ -77,12 +77,12 @@ def plan_reading(
         width: Rows of a slice.
         devices: Number of devices.
         lanes: Lanes per device.
-        home: The process that does each job, shape (jobs,); any where left out.
-        homes: Number of processes.
+        owner: The process that does each job, shape (jobs,); any where left out.
+        processes: Number of processes.
         ticks: Room for ticks; what is needed where left out.
         slots: Room for jobs; as many as there are where left out.
     """
-    packing = pack(slices(last - first, width), devices * lanes, home, homes)
+    packing = pack(slices(last - first, width), devices * lanes, owner, processes)
     room = ticks if ticks is not None else max(packing.ticks, 1)
     begin, end, job = (np.zeros((devices, room, lanes), np.int32) for _ in range(3))
     for j in range(len(first)):
@@ -107,15 +107,15 @@ def read_everything(bounds: NDArray[np.int64], *, width: int, devices: int, lane
     counts = np.diff(bounds)
     first = [np.arange(0, count, width) for count in counts]
     last = [np.minimum(f + width, count) for f, count in zip(first, counts, strict=True)]
-    home = np.repeat(np.arange(len(counts)), [len(f) for f in first])
+    owner = np.repeat(np.arange(len(counts)), [len(f) for f in first])
     return plan_reading(
         np.concatenate(first),
         np.concatenate(last),
         width=width,
         devices=devices,
         lanes=lanes,
-        home=home,
-        homes=len(counts),
+        owner=owner,
+        processes=len(counts),
     )
 
 
@@ -145,7 +145,7 @@ def plan_exchanges(
     width: int,
     devices: int,
     lanes: int,
-    homes: int,
+    processes: int,
 ) -> Exchange:
     """The first exchanges of some rounds.
 
@@ -158,18 +158,18 @@ def plan_exchanges(
         width: Rows of a slice.
         devices: Number of devices.
         lanes: Lanes per device.
-        homes: Number of processes.
+        processes: Number of processes.
     """
     size = np.ones((room, slots + first_slots), np.float32)
     weight = np.zeros((room, slots + first_slots), np.float32)
     readings = []
     for r in range(room):
         first = np.zeros(slots + first_slots, np.int64)
-        last, home = (np.zeros(slots + first_slots, np.int64) for _ in range(2))
+        last, owner = (np.zeros(slots + first_slots, np.int64) for _ in range(2))
         for begin, jobs in zip((0, slots), rounds[r] if r < len(rounds) else (), strict=False):
             at = slice(begin, begin + len(jobs.size))
             first[at], last[at], size[r, at] = jobs.offset, jobs.offset + jobs.size, jobs.size
-            home[at] = jobs.home
+            owner[at] = jobs.owner
         if r < len(rounds):
             weight[r, slots : slots + len(rounds[r][1].weight)] = rounds[r][1].weight
         readings.append(
@@ -179,8 +179,8 @@ def plan_exchanges(
                 width=width,
                 devices=devices,
                 lanes=lanes,
-                home=home,
-                homes=homes,
+                owner=owner,
+                processes=processes,
                 ticks=ticks,
             )
         )

@@ -54,7 +54,7 @@ def round_work(
             gamma=solver.gammas(t, one * len(protocol.federation)),
             part=np.ones(1),
             share=np.ones(1),
-            home=np.zeros(1, np.int64),
+            owner=np.zeros(1, np.int64),
         )
         return RoundWork(len(chosen), stragglers, 0, jobs, no_jobs())
     kept = ~work.stragglers if algorithm.stragglers == "drop" else work.steps > 0
@@ -99,5 +99,5 @@ def _jobs(
         gamma=gamma,
         part=drawn.mass / total,
         share=rows * clients / len(protocol.federation.train),
-        home=protocol.homes.of(drawn.clients),
+        owner=protocol.ownership.of(drawn.clients),
     )

@@ -10,8 +10,8 @@ class Record(NamedTuple):
     Attributes:
         label: Method and those numbers that tell the run from the others of its comparison.
         method: Name of the algorithm.
-        numbers: The algorithm's own numbers, such as mu, that led to this model: an adaptive mu is
-            that of the last round.
+        hparams: The algorithm's hyperparameters, such as mu, that led to this model; an adaptive mu
+            is that of the last round.
         learning_rate: The local solver's; of a schedule that of the last round, and of round 0 for
             the initial model.
         seed: Seed of the run.
@@ -55,7 +55,7 @@ class Record(NamedTuple):
 
     label: str
     method: str
-    numbers: dict[str, float]
+    hparams: dict[str, float]
     learning_rate: float
     seed: int
     round: int

@@ -18,7 +18,7 @@ class Run:
 
     Attributes:
         method: Name of the algorithm.
-        numbers: The algorithm's own numbers, such as mu; where mu adapts, the first.
+        hparams: The algorithm's hyperparameters, such as mu; where mu adapts, the first.
         learning_rate: The local solver's; of a schedule that of round 0.
         seed: Seed of the run.
         label: Method and those numbers that tell it from the others of its comparison.
@@ -40,7 +40,7 @@ class Run:
     """
 
     method: str
-    numbers: dict[str, float]
+    hparams: dict[str, float]
     learning_rate: float
     seed: int
     label: str
@@ -74,7 +74,7 @@ class Run:
         return self.history[-1]
 
     @property
-    def kept(self) -> Record:
+    def model_record(self) -> Record:
         """The record of `params`."""
         return next((r for r in self.history if r.round == self.model_round), self.final)
 

@@ -17,9 +17,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
-from fedprox.algorithms.base import Kept
+from fedprox.algorithms.base import ClientState
 from fedprox.errors import InputError, require
-from fedprox.simulation.config.protocol import ClientState
+from fedprox.simulation.config.protocol import Storage
 from fedprox.simulation.devices.memory import FITS, free_on_devices, free_on_host
 from fedprox.simulation.devices.mesh import PER_DEVICE, replicate, shard, zeros_on
 
@@ -50,8 +50,8 @@ class Store(NamedTuple):
         close: Give up the store's memory.
     """
 
-    read: Callable[[NDArray[np.int64]], Kept]
-    write: Callable[[NDArray[np.int64], Kept], None]
+    read: Callable[[NDArray[np.int64]], ClientState]
+    write: Callable[[NDArray[np.int64], ClientState], None]
     held: Callable[[], Iterator[tuple[str, NDArray[Any]]]]
     put_back: Callable[[Iterable[tuple[str, NDArray[Any]]]], None]
     close: Callable[[], None]
@@ -94,7 +94,9 @@ class _Index:
         return self._row[self.known]
 
 
-def open_store(where: ClientState, initial: Kept, clients: range, mesh: Mesh, most: int) -> Store:
+def open_store(
+    where: Storage, initial: ClientState, clients: range, mesh: Mesh, most: int
+) -> Store:
     """A store in which every client keeps the same at first.
 
     Args:
@@ -111,7 +113,7 @@ def open_store(where: ClientState, initial: Kept, clients: range, mesh: Mesh, mo
     """
     require(
         where != "device" or jax.process_count() == 1,
-        'client_state = "device"; of several processes each keeps its own clients\', so it must be '
+        'client_store = "device"; of several processes each keeps its own clients\', so it must be '
         '"auto", "host" or "disk"',
     )
     index = _Index(clients, min(len(clients), most))
@@ -123,7 +125,7 @@ def open_store(where: ClientState, initial: Kept, clients: range, mesh: Mesh, mo
     return _on_host(initial, index, mesh, mapped=where == "disk")
 
 
-def _on_host(initial: Kept, index: _Index, mesh: Mesh, *, mapped: bool) -> Store:
+def _on_host(initial: ClientState, index: _Index, mesh: Mesh, *, mapped: bool) -> Store:
     leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, initial))
     try:
         arrays = [
@@ -137,7 +139,7 @@ def _on_host(initial: Kept, index: _Index, mesh: Mesh, *, mapped: bool) -> Store
         """The client at each place, -1 where it is another process's."""
         return np.where(np.repeat(here, len(at) // len(here)), at, -1)
 
-    def read(at: NDArray[np.int64]) -> Kept:
+    def read(at: NDArray[np.int64]) -> ClientState:
         filled = own(at)
         row = index.find(filled)
         found = [
@@ -146,11 +148,11 @@ def _on_host(initial: Kept, index: _Index, mesh: Mesh, *, mapped: bool) -> Store
         ]
         return jax.tree.unflatten(structure, found)
 
-    def write(at: NDArray[np.int64], kept: Kept) -> None:
+    def write(at: NDArray[np.int64], client_state: ClientState) -> None:
         at = own(at)
         new = index.assign(at[at >= 0])
         row = index.find(at)
-        for given, rows in zip(jax.tree.leaves(kept), arrays, strict=True):
+        for given, rows in zip(jax.tree.leaves(client_state), arrays, strict=True):
             rows.make_room(new)
             for part in given.addressable_shards:
                 first, values = part.index[0].start or 0, np.asarray(part.data)
@@ -260,37 +262,39 @@ class _Rows(NamedTuple):
 
 
 def _no_room(where: str, error: Exception) -> str:
-    return f"client_state: no room on {where} for what clients keep: {error}"
+    return f"client_store: no room on {where} for what clients keep: {error}"
 
 
-def _on_devices(initial: Kept, index: _Index, mesh: Mesh) -> Store:
+def _on_devices(initial: ClientState, index: _Index, mesh: Mesh) -> Store:
     devices = mesh.devices.size
     room = -(-max(index.rows, 1) // devices) * devices
     sharding = NamedSharding(mesh, PER_DEVICE)
     first = replicate(mesh, initial)
     held = [jax.tree.map(lambda a: zeros_on(mesh, (room, *a.shape), a.dtype), first)]
 
-    def gather(held: Kept, first: Kept, row: jax.Array, known: jax.Array) -> Kept:
+    def gather(
+        held: ClientState, first: ClientState, row: jax.Array, known: jax.Array
+    ) -> ClientState:
         def one(stored: jax.Array, initial: jax.Array) -> jax.Array:
             chosen = known.reshape((-1,) + (1,) * initial.ndim)
             return jnp.where(chosen, stored[row], initial)
 
         return jax.tree.map(one, held, first)
 
-    def scatter(held: Kept, kept: Kept, row: jax.Array) -> Kept:
-        return jax.tree.map(lambda s, k: s.at[row].set(k, mode="drop"), held, kept)
+    def scatter(held: ClientState, client_state: ClientState, row: jax.Array) -> ClientState:
+        return jax.tree.map(lambda s, k: s.at[row].set(k, mode="drop"), held, client_state)
 
     gathering = jax.jit(gather, out_shardings=sharding)
     scattering = jax.jit(scatter, out_shardings=sharding, donate_argnums=0)
 
-    def read(at: NDArray[np.int64]) -> Kept:
+    def read(at: NDArray[np.int64]) -> ClientState:
         row = index.find(at)
         return gathering(held[0], first, np.maximum(row, 0), row >= 0)
 
-    def write(at: NDArray[np.int64], kept: Kept) -> None:
+    def write(at: NDArray[np.int64], client_state: ClientState) -> None:
         index.assign(at[at >= 0])
         row = index.find(at)
-        held[0] = scattering(held[0], kept, np.where(row >= 0, row, room))
+        held[0] = scattering(held[0], client_state, np.where(row >= 0, row, room))
 
     def saved() -> Iterator[tuple[str, NDArray[Any]]]:
         leaves = jax.tree.leaves(held[0])
@@ -305,7 +309,7 @@ def _on_devices(initial: Kept, index: _Index, mesh: Mesh) -> Store:
     return Store(read, write, saved, put_back, held.clear)
 
 
-def _where_it_fits(size: int, mesh: Mesh) -> ClientState:
+def _where_it_fits(size: int, mesh: Mesh) -> Storage:
     """The first place with room for `size` bytes."""
     if jax.process_count() == 1 and size <= FITS * free_on_devices(mesh) * mesh.devices.size:
         return "device"

@@ -21,7 +21,7 @@ from fedprox.federation import Examples, Federation, Rows, offsets_of
 from fedprox.files.mapping import copy_stretches
 from fedprox.simulation.devices.memory import FITS, free_on_devices, free_on_host
 from fedprox.simulation.devices.mesh import PER_DEVICE, REPLICATED, replicate
-from fedprox.simulation.devices.ownership import Homes
+from fedprox.simulation.devices.ownership import Ownership
 from fedprox.simulation.devices.processes import everyone
 from fedprox.simulation.planning.batch_plan import Jobs
 from fedprox.simulation.planning.packing import Array
@@ -36,7 +36,7 @@ EVALUATED_BYTES = 2**28
 """Most memory that evaluations take unasked, for a copy of rows that stay with the host."""
 
 
-Held = tuple[Features, Array]
+DeviceRows = tuple[Features, Array]
 """Features and labels on every device."""
 
 
@@ -60,7 +60,7 @@ class Data(NamedTuple):
     measured_y: Array
     test_x: Features
     test_y: Array
-    validation: Held | None
+    validation: DeviceRows | None
 
     @property
     def measured(self) -> tuple[Features, Array, Features, Array]:
@@ -72,8 +72,8 @@ def resident(
     mesh: Mesh,
     federation: Federation,
     measured: Federation,
-    homes: Homes,
-    measured_homes: Homes,
+    ownership: Ownership,
+    measured_ownership: Ownership,
 ) -> Data:
     """Copy the rows that evaluations read, and training rows where they fit, to every device.
 
@@ -83,22 +83,25 @@ def resident(
         mesh: The devices.
         federation: The clients and their data.
         measured: The clients and rows that evaluations read.
-        homes: Which process is home to which clients.
-        measured_homes: Which process reads which of those that evaluations read.
+        ownership: Which process is owner to which clients.
+        measured_ownership: Which process reads which of those that evaluations read.
     """
     train, read, test = federation.train, measured.train, measured.test
     validation = (measured.validation.x, measured.validation.y) if measured.validation else None
     x, y = (None, None) if stays_with_host(mesh, train) else (train.x, train.y)
     data = Data(x, y, read.x, read.y, test.x, test.y, validation)
-    if homes.processes > 1:
-        each = [(train, homes)] * 2 + [(rows, measured_homes) for rows in (read, read, test, test)]
+    if ownership.processes > 1:
+        each = [(train, ownership)] * 2 + [
+            (rows, measured_ownership) for rows in (read, read, test, test)
+        ]
         arrays = (
             None if a is None else _at_home(mesh, a, rows.offsets, of)
             for a, (rows, of) in zip(data[:-1], each, strict=True)
         )
         if validation is not None and isinstance(measured.validation, Rows):
             x, y = (
-                _at_home(mesh, a, measured.validation.offsets, measured_homes) for a in validation
+                _at_home(mesh, a, measured.validation.offsets, measured_ownership)
+                for a in validation
             )
             return Data._make([*arrays, (x, y)])
         return Data._make([*arrays, replicate(mesh, validation)])  # rows of no client
@@ -109,10 +112,10 @@ def resident(
     return jax.tree.unflatten(structure, [copies[id(leaf)] for leaf in leaves])
 
 
-def _at_home(mesh: Mesh, x: Features, offsets: NDArray[np.int64], homes: Homes) -> Features:
+def _at_home(mesh: Mesh, x: Features, offsets: NDArray[np.int64], ownership: Ownership) -> Features:
     """This process's rows of an array, with room for as many as any has, and for a slice."""
-    bounds = homes.first_rows(offsets)
-    here = index_of(x)[bounds[homes.here] : bounds[homes.here + 1]]
+    bounds = ownership.first_rows(offsets)
+    here = index_of(x)[bounds[ownership.process_index] : bounds[ownership.process_index + 1]]
     padded = np.zeros((max(*WIDTHS, *np.diff(bounds)), *here.shape[1:]), here.dtype)
     padded[: len(here)] = here
     if not isinstance(x, np.ndarray):
@@ -127,9 +130,9 @@ def each_process(mesh: Mesh, rows: Array) -> jax.Array:
     return jax.make_array_from_callback(shape, sharding, lambda _: rows)
 
 
-def rows_spec(x: Features, homes: Homes) -> Any:
+def rows_spec(x: Features, ownership: Ownership) -> Any:
     """How rows are spread over the devices, for `spread`."""
-    if homes.processes == 1:
+    if ownership.processes == 1:
         return REPLICATED
     return with_index(jax.tree.map(lambda _: REPLICATED, x), PER_DEVICE)
 
@@ -189,18 +192,20 @@ class TrainingRows(NamedTuple):
 
     together: Callable[[Sequence[RoundWork]], int]
     needed: Callable[[Sequence[RoundWork], int], int]
-    like: Callable[[int], Held]
-    of: Callable[[Sequence[RoundWork], int, int], tuple[Held, Sequence[RoundWork]]]
+    like: Callable[[int], DeviceRows]
+    of: Callable[[Sequence[RoundWork], int, int], tuple[DeviceRows, Sequence[RoundWork]]]
 
 
-def training_rows(mesh: Mesh, rows: Rows, data: Data, homes: Homes, *, ahead: int) -> TrainingRows:
+def training_rows(
+    mesh: Mesh, rows: Rows, data: Data, ownership: Ownership, *, ahead: int
+) -> TrainingRows:
     """The rows as they lie on the devices, or gathered for each call.
 
     Args:
         mesh: The devices.
         rows: All clients' training rows.
         data: What is on the devices.
-        homes: Which process is home to which clients.
+        ownership: Which process is owner to which clients.
         ahead: Calls whose rows are gathered before they are needed.
 
     Returns:
@@ -208,16 +213,16 @@ def training_rows(mesh: Mesh, rows: Rows, data: Data, homes: Homes, *, ahead: in
     """
     if data.x is not None:
         held = data.x, data.y
-        base = homes.first_rows(rows.offsets)
+        base = ownership.first_rows(rows.offsets)
 
         def numbered_at_home(jobs: Jobs) -> Jobs:
-            return jobs._replace(offset=jobs.offset - base[jobs.home])
+            return jobs._replace(offset=jobs.offset - base[jobs.owner])
 
-        def all_here(work: Sequence[RoundWork], *_: int) -> tuple[Held, Sequence[RoundWork]]:
+        def all_here(work: Sequence[RoundWork], *_: int) -> tuple[DeviceRows, Sequence[RoundWork]]:
             return held, _with_jobs(work, numbered_at_home)
 
         return TrainingRows(len, lambda *_: 0, lambda _: held, all_here)
-    several = homes.processes > 1
+    several = ownership.processes > 1
     sharding = NamedSharding(mesh, PER_DEVICE if several else REPLICATED)
     index = index_of(rows.x)
 
@@ -227,10 +232,10 @@ def training_rows(mesh: Mesh, rows: Rows, data: Data, homes: Homes, *, ahead: in
 
     def needed(work: Sequence[RoundWork], width: int) -> int:
         return max(
-            _places(_at(home, work), len(rows), width).room for home in range(homes.processes)
+            _places(_at(owner, work), len(rows), width).room for owner in range(ownership.processes)
         )
 
-    def like(room: int) -> Held:
+    def like(room: int) -> DeviceRows:
         size = room * row_bytes(rows)
         free = free_on_devices(mesh) or free_on_host() // mesh.devices.size
         require(
@@ -249,15 +254,15 @@ def training_rows(mesh: Mesh, rows: Rows, data: Data, homes: Homes, *, ahead: in
 
     def gathered(
         work: Sequence[RoundWork], width: int, room: int
-    ) -> tuple[Held, Sequence[RoundWork]]:
-        places = _places(_at(homes.here, work), len(rows), width)
+    ) -> tuple[DeviceRows, Sequence[RoundWork]]:
+        places = _places(_at(ownership.process_index, work), len(rows), width)
         at = np.where(places.place < 0, room, 0) + places.place
         found = [copy_stretches(a, places.first, places.size, at, room) for a in (index, rows.y)]
         x, y = [each_process(mesh, a) for a in found] if several else replicate(mesh, found)
 
         def moved(jobs: Jobs) -> Jobs:
             # where other processes have the rows of their clients is theirs to know
-            offset, here = np.zeros_like(jobs.offset), jobs.home == homes.here
+            offset, here = np.zeros_like(jobs.offset), jobs.owner == ownership.process_index
             offset[here] = at[np.searchsorted(places.first, jobs.offset[here])]
             return jobs._replace(offset=offset)
 
@@ -270,9 +275,9 @@ def _with_jobs(work: Sequence[RoundWork], change: Callable[[Jobs], Jobs]) -> Seq
     return [w._replace(jobs=change(w.jobs), exchange=change(w.exchange)) for w in work]
 
 
-def _at(home: int, work: Sequence[RoundWork]) -> Sequence[RoundWork]:
+def _at(owner: int, work: Sequence[RoundWork]) -> Sequence[RoundWork]:
     """What one process does of some rounds."""
-    return _with_jobs(work, lambda jobs: Jobs(*(a[jobs.home == home] for a in jobs)))
+    return _with_jobs(work, lambda jobs: Jobs(*(a[jobs.owner == owner] for a in jobs)))
 
 
 class _Places(NamedTuple):
