@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,11 @@ BASE: dict[str, Any] = {
 }
 """What a snippet with some sections is put into."""
 
-CATALOGUES = {"data": DATASETS, "model": MODELS, "method": ALGORITHMS}
+CATALOGUES: dict[str, Mapping[str, Callable[..., Any]]] = {
+    "data": DATASETS,
+    "model": MODELS,
+    "method": ALGORITHMS,
+}
 
 BESIDES = {"name", "frozen", "solver", "optimizer", "optimizer_options"}
 """Keys of a section that are no arguments of the function that it names."""
