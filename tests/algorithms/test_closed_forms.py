@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fedprox import (
     Algorithm,
     Cohort,
+    Evaluation,
     Federation,
     InputError,
     Model,
@@ -167,8 +168,14 @@ def test_what_is_no_algorithm_is_refused(methods: Any) -> None:
     [
         ({"stragglers": "dropped"}, "stragglers = 'dropped'; it must be one of keep, drop"),
         ({"average": "row"}, "average = 'row'; it must be one of rows, clients"),
-        ({"hparams": {"participation": 1.0}}, "hparams: 'participation'; every method is given this one"),
-        ({"hparams": {"learning_rate": [0.1, 0.2]}}, "hparams: 'learning_rate'; every method is given"),
+        (
+            {"hparams": {"participation": 1.0}},
+            "hparams: 'participation'; every method is given this one",
+        ),
+        (
+            {"hparams": {"learning_rate": [0.1, 0.2]}},
+            "hparams: 'learning_rate'; every method is given",
+        ),
         ({"adapt": True}, 'adapt: there is no "mu" among its hparams'),
     ],
 )
@@ -186,7 +193,7 @@ def test_an_adaptive_mu_follows_the_model_that_is_sent_out() -> None:
     method, model = fedprox(mu=1.0, adapt=True), quadratic_model(np.zeros(2))
     for other in ("cohort", "clients"):
         with pytest.raises(InputError, match=r'fedprox: an adaptive mu .* must be "server"'):
-            one_run(federation, model, method, solver, evaluate_model=other)
+            one_run(federation, model, method, solver, evaluation=Evaluation(model=other))
 
 
 @pytest.mark.parametrize(
@@ -392,7 +399,7 @@ def test_empty_rounds_are_counted_between_evaluations(every: int) -> None:
         cohort=Cohort(2),
         systems=Systems(deadline=1.0, step_seconds=[1.0, *[2.0] * 4]),
         rounds=7,
-        evaluate_every=every,
+        evaluation=Evaluation(every=every),
     )
     offsets = federation.train.offsets
     empty = [0 not in Cohort(2).draw(0, t, offsets).clients for t in range(7)]

@@ -69,7 +69,7 @@ def _further(begin: Snapshot, end: End | None, protocol: Protocol) -> Snapshot:
     if end is None or end.snapshot.round <= begin.round:
         return begin
     for run in end.snapshot.under_way if end.rounds < protocol.rounds else ():
-        if run.final.round % protocol.evaluate_every:
+        if run.final.round % protocol.evaluation.every:
             run.history.pop()
             run.client_steps = run.final.total_steps
     return end.snapshot._replace(finished=begin.finished)
@@ -150,16 +150,16 @@ def run_method(
         parameters=sum(a.size for a in jax.tree.leaves(params)),
         points=len(points),
         # not fewer where the run is shorter: it may be extended
-        together=1 if algorithm.adapt else protocol.evaluate_every,
+        together=1 if algorithm.adapt else protocol.evaluation.every,
         faults=protocol.screening(algorithm),
-        gradients=protocol.measure_gradients,
+        gradients=protocol.evaluation.gradients,
         by_client=protocol.by_client,
     )
     pause = (session.checkpoints and session.checkpoints.every) or protocol.rounds
     calls = partial(
         chunks,
         rounds=protocol.rounds,
-        evaluate_every=protocol.evaluate_every,
+        evaluate_every=protocol.evaluation.every,
         most=layout.rounds.rounds,
         pause=pause,
     )
@@ -199,7 +199,7 @@ def run_method(
                     sweep_points=len(points),
                     lane_idle=layout.idle,
                     memory=first.memory,
-                    evaluated="server" if algorithm.pooled else protocol.evaluate_model,
+                    evaluated="server" if algorithm.pooled else protocol.evaluation.model,
                 )
                 for point in points
             ]
@@ -282,7 +282,7 @@ class _Compiler:
             layout,
             protocol.measured_ownership,
             mesh,
-            gradients=protocol.measure_gradients,
+            gradients=protocol.evaluation.gradients,
             faults=protocol.screening(algorithm),
             by_client=protocol.by_client,
             before=next(iter(self._known.values()), None),

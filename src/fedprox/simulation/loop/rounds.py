@@ -204,7 +204,7 @@ def run_rounds(
                 chunk.last, work, hparams, measures, gamma, steps, taken, faulty, empty, model
             )
             pending.append(found)
-            regular = chunk.last % protocol.evaluate_every == 0
+            regular = chunk.last % protocol.evaluation.every == 0
             taken, faulty, empty = ((), (), 0) if regular else (taken, faulty, empty)
             calls.append((chunk.last, measures.train_loss))
         else:  # a copy, since the next call is given the state
@@ -231,7 +231,7 @@ def _keeping_best(
     bests = [protocol.best(run.history) for run in runs]
 
     def keep(models: Params | None, done: PendingEvaluation) -> Params | None:
-        if done.round % protocol.evaluate_every:
+        if done.round % protocol.evaluation.every:
             return models  # a run of more rounds has no such evaluation
         better = [best.see(run.final) for best, run in zip(bests, runs, strict=True)]
         return _choose(models, done.model, np.array(better))
