@@ -13,8 +13,7 @@ from tests.commands import start, status
 
 EXPERIMENT = """
 rounds = 40
-evaluate_every = 4
-measure_gradients = false
+evaluation = {every = 4, gradients = false}
 data = {name = "synthetic", clients = 6}
 cohort = {clients_per_round = 3}
 solver = {learning_rate = 0.01, batch_size = 10, epochs = 1}

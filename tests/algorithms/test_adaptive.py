@@ -11,7 +11,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedprox import Cohort, Solver, Systems, datasets, feddane, fedprox, models, simulate
+from fedprox import (
+    Cohort,
+    Evaluation,
+    Solver,
+    Systems,
+    datasets,
+    feddane,
+    fedprox,
+    models,
+    simulate,
+)
 from fedprox.algorithms.adaptive import ADAPTIVE_MU
 
 
@@ -89,7 +99,7 @@ def test_the_schedule_looks_at_every_round_whatever_is_recorded() -> None:
             solver=Solver(0.03, batch_size=10, epochs=5),
             cohort=Cohort(3),
             rounds=12,
-            evaluate_every=every,
+            evaluation=Evaluation(every=every),
         )[0]
         for every in (1, 5)
     )

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fedprox import (
     Algorithm,
     Cohort,
+    Evaluation,
     Federation,
     InputError,
     Model,
@@ -193,7 +194,7 @@ def test_an_adaptive_mu_follows_the_model_that_is_sent_out() -> None:
     method, model = fedprox(mu=1.0, adapt=True), quadratic_model(np.zeros(2))
     for other in ("cohort", "clients"):
         with pytest.raises(InputError, match=r'fedprox: an adaptive mu .* must be "server"'):
-            one_run(federation, model, method, solver, evaluate_model=other)
+            one_run(federation, model, method, solver, evaluation=Evaluation(model=other))
 
 
 @pytest.mark.parametrize(
@@ -399,7 +400,7 @@ def test_empty_rounds_are_counted_between_evaluations(every: int) -> None:
         cohort=Cohort(2),
         systems=Systems(deadline=1.0, step_seconds=[1.0, *[2.0] * 4]),
         rounds=7,
-        evaluate_every=every,
+        evaluation=Evaluation(every=every),
     )
     offsets = federation.train.offsets
     empty = [0 not in Cohort(2).draw(0, t, offsets).clients for t in range(7)]

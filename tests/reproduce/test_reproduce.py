@@ -96,7 +96,7 @@ def test_means_over_the_rounds_are_of_the_same_rounds(scale: Scale) -> None:
             for comparison in claim.comparisons if claim.over is MEAN else ():
                 sides = [item.runs[s.run] for s in (comparison.greater, comparison.less)]
                 runs = [parse("", next(iter(expand(side, scale).values()))) for side in sides]
-                evaluated = {(run.rounds, run.evaluate_every, run.stop_at_target) for run in runs}
+                evaluated = {(run.rounds, run.evaluation.every, run.stop_at_target) for run in runs}
                 assert len(evaluated) == 1, comparison
                 assert runs[0].stop_at_target == "never", comparison
 
@@ -826,7 +826,7 @@ def test_a_race_runs_end_to_end(tmp_path: Path) -> None:
         "rounds": 24,
         "target_loss": 2.0,
         "stop_at_target": "any",
-        "measure_gradients": False,
+        "evaluation": {"gradients": False},
         "solver": {"learning_rate": [1e-9, 0.03], "batch_size": 10, "epochs": 1},
         "method": [{"name": "fedavg"}, {"name": "feddane", "mu": 1.0}],
         MOST_SEEDS: 1,

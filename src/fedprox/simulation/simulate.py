@@ -9,11 +9,11 @@ import numpy as np
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.check import check_algorithm
-from fedprox.algorithms.reporting import Evaluated
 from fedprox.errors import InputError, require, shown
 from fedprox.federation import Federation
 from fedprox.model import Model, Params, check_model
 from fedprox.simulation.config.cohort import Cohort
+from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol, Storage
@@ -44,11 +44,7 @@ def simulate(
     systems: Systems = Systems(),  # noqa: B008 (frozen)
     faults: Faults | None = None,
     rounds: int,
-    evaluate_every: int = 1,
-    evaluate_rows: int | None = None,
-    evaluate_clients: int | None = None,
-    evaluate_model: Evaluated = "server",
-    measure_gradients: bool = True,
+    evaluation: Evaluation = Evaluation(),  # noqa: B008 (frozen)
     client_store: Storage = "auto",
     seed: int | Sequence[int] = 0,
     target: Target | None = None,
@@ -81,18 +77,7 @@ def simulate(
         faults: What is done about updates that are not finite, or far larger than the others'.
             None for nothing: they count, and a run that they ruin is shown as diverged.
         rounds: Rounds T.
-        evaluate_every: Rounds between evaluations.
-        evaluate_rows: Training rows, test rows and validation rows of each client that evaluations
-            read at most: a random choice, the same for all methods, seeds and rounds; in losses and
-            accuracies a client still counts by all it has. All where left out.
-        evaluate_clients: Clients that evaluations read at most, drawn uniformly without
-            replacement: the same for all methods, seeds and rounds. Records then are estimates of
-            f(w) and of accuracy, with their standard errors; gradient variance and B(w) are those
-            of these clients. All where left out, or where there are no more.
-        evaluate_model: Which model they measure: "server", the one sent out; "cohort", the mean of
-            the last round's clients; or "clients", the mean of every client's last model.
-        measure_gradients: Whether evaluations measure gradient variance, B(w) and gamma. Without,
-            they take a third of the time and no client's model is kept after its round.
+        evaluation: How often, on which rows and clients, and of which model records are measured.
         client_store: Where that lies which clients keep from round to round: "device", "host", a
             file on "disk", or the first of them where it fits. Results are the same.
         seed: Seed, or several: each a run of its own through the same compiled program.
@@ -131,7 +116,7 @@ def simulate(
             faulty update where `faults.policy` is "fail".
 
     Warns:
-        UserWarning: `evaluate_every` is above `rounds`; the training labels are all of one class;
+        UserWarning: `evaluation.every` is above `rounds`; the training labels are all of one class;
             or test labels are of a class that no client trains on. The last is not looked for
             among labels in files that evaluations do not read.
     """
@@ -150,11 +135,7 @@ def simulate(
         systems=systems,
         faults=faults,
         rounds=rounds,
-        evaluate_every=evaluate_every,
-        evaluate_rows=evaluate_rows,
-        evaluate_clients=evaluate_clients,
-        evaluate_model=evaluate_model,
-        measure_gradients=measure_gradients,
+        evaluation=evaluation,
         client_store=client_store,
         seeds=_seeds(seed),
         target=target,
@@ -172,7 +153,7 @@ def simulate(
         on_record = checkpoints.before_first(on_record, begin)
         seed_runs = [method for method in compared for _ in protocol.seeds]
         begin = after_finished(checkpoints, begin, seed_runs, mesh)
-    if evaluate_clients is None:
+    if protocol.evaluation.clients is None:
         check_measured(mesh, federation, protocol.measured)
     if jax.process_index() == 0:
         warn_of(protocol, stacklevel=2)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fedprox import (
     Algorithm,
     Cohort,
+    Evaluation,
     Faults,
     Federation,
     InputError,
@@ -125,9 +126,7 @@ def test_it_is_as_if_faulty_clients_had_not_been_in_the_cohort(
         quadratic_model(START),
         corrupting(algorithm, 1e4 if norm < math.inf else math.inf),
         faults=Faults(norm=norm),
-        evaluate_every=2,
-        evaluate_model=evaluated,
-        measure_gradients=False,
+        evaluation=Evaluation(every=2, model=evaluated, gradients=False),
         **setting,
     )
     for share, found in zip(SHARES, runs, strict=True):
@@ -173,7 +172,7 @@ def test_rows_that_are_no_numbers_spoil_their_clients_alone(
         feddyn(alpha=0.7),
         solver=Solver([0.1, 1e30], 3, epochs=1),
         faults=Faults(),
-        evaluate_every=2,
+        evaluation=Evaluation(every=2),
         devices=devices,
         **setting,
     )
@@ -204,7 +203,10 @@ def test_faulty_gradients_of_a_first_exchange_are_left_out() -> None:
     bad = spoiled(federation, {1: math.nan, 3: math.inf, 7: -3e38})
     measures = ["train_loss", "gradient_variance", "dissimilarity", "gamma_mean", "gamma_max"]
     for norm, seen in ((10.0, measures), (math.inf, measures[:1])):
-        options: dict[str, Any] = {"faults": Faults(norm=norm), "measure_gradients": len(seen) > 1}
+        options: dict[str, Any] = {
+            "faults": Faults(norm=norm),
+            "evaluation": Evaluation(gradients=len(seen) > 1),
+        }
         found = one_run(bad, model, method, solver, rounds=3, **options).final
         # a client's gradient, and its work
         assert (found.faulty, found.faulty_clients) == (6, ["1", "3", "7"])
@@ -257,7 +259,9 @@ def pulled(b: list[float], faults: Faults) -> Run:
     y = np.array(b, np.float32)[:, None]
     federation = replace(federation, train=replace(federation.train, y=y))
     model, solver = quadratic_model(np.zeros(1)), Solver(1.0, "all", steps=1)
-    return one_run(federation, model, fedavg(), solver, faults=faults, measure_gradients=False)
+    return one_run(
+        federation, model, fedavg(), solver, faults=faults, evaluation=Evaluation(gradients=False)
+    )
 
 
 def test_an_update_far_beyond_the_others_is_left_out_or_scaled_down() -> None:
@@ -311,7 +315,7 @@ def test_a_client_that_comes_late_is_not_faulty_where_last_models_are_evaluated(
         cohort=Cohort(4),
         rounds=8,
         faults=Faults(norm=50),
-        evaluate_model="clients",
+        evaluation=Evaluation(model="clients"),
     )
     assert run.faulty == 0
 
@@ -410,8 +414,7 @@ def test_a_run_without_faulty_updates_is_the_same() -> None:
             Solver(0.1, 3, epochs=1),
             cohort=Cohort(4),
             rounds=3,
-            evaluate_every=3,
-            measure_gradients=False,
+            evaluation=Evaluation(every=3, gradients=False),
             faults=faults,
         )
         for faults in (None, Faults(norm=math.inf), Faults(norm=1e6))
@@ -444,10 +447,9 @@ def test_a_run_that_is_to_fail_names_the_round_and_the_clients() -> None:
             solver=Solver(0.1, 3, epochs=1),
             cohort=cohort,
             rounds=30,
-            evaluate_every=2,
+            evaluation=Evaluation(every=2, gradients=False),
             faults=Faults("fail"),
             seed=seed,
-            measure_gradients=False,
             on_record=records.append,
         )
     assert {record.round for record in records} == set(range(0, t + 1, 2))

@@ -100,7 +100,7 @@ class Compiler:
         with jax.default_matmul_precision("highest"):
             if self._evaluate is None:
                 traced["evaluation"], inputs = self._trace_evaluation(layout, state)
-            if self.method.protocol.measure_gradients:
+            if self.method.protocol.evaluation.gradients:
                 local = traced["rounds"].out_info.local.params
                 traced["inexactness"] = self._trace_inexactness(layout, state, local)
         with ThreadPoolExecutor() as pool:

@@ -37,7 +37,7 @@ class EvaluationReads:
         self.data, self.layout, self.mesh = data, layout, mesh
         self.ownership = protocol.measured_ownership
         self.owner = self.ownership.of(np.arange(len(self.read)))
-        self.gradients = protocol.measure_gradients
+        self.gradients = protocol.evaluation.gradients
         self.screened, self.by_client = method.faults is not None, protocol.by_client
         self.tests_by_client = method.tests_by_client
 

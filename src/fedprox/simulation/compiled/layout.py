@@ -230,7 +230,7 @@ def _lanes_of(method: Method, sample: Sequence[RoundWork], devices: int, paramet
         lanes=choose_lanes([clients], devices, cost.reading, cost.most),
         width=width,
         test_width=slice_width(tests),
-        cohort_ticks=int(protocol.measure_gradients),
+        cohort_ticks=int(protocol.evaluation.gradients),
         exchange_slots=0,
         exchange_ticks=int(algorithm.own_gradient),
         rows=0,
@@ -248,7 +248,7 @@ def _rounds_together(method: Method, layout: Layout, gathered: int, parameters: 
     ):
         return 1
     # not fewer if the run is shorter, since it may be extended
-    most = min(method.protocol.evaluate_every, MOST_TOGETHER)
+    most = min(method.protocol.evaluation.every, MOST_TOGETHER)
     return max(1, min(most, PLAN_BYTES // layout.rounds.plan_bytes, gathered))
 
 

@@ -177,7 +177,7 @@ class _Rounds:
     def __init__(self, method: Method, layout: Layout) -> None:
         model, self.algorithm, self.solver = method.protocol.model, method.algorithm, method.solver
         self.layout, self.shape, self.faults = layout, layout.rounds, method.faults
-        self.keep_local = method.protocol.measure_gradients
+        self.keep_local = method.protocol.evaluation.gradients
         self.client = ClientStep(model, self.algorithm, self.solver, layout)
         self.read = features_reader(method.protocol.federation.augment)
         self.aggregation = aggregation(self.faults, self.algorithm.size, self.shape)

@@ -119,7 +119,7 @@ def _plan(
     calls = chunks(
         begin.round,
         rounds=protocol.rounds,
-        evaluate_every=protocol.evaluate_every,
+        evaluate_every=protocol.evaluation.every,
         most=layout.rounds.rounds,
         pause=(session.checkpoints and session.checkpoints.every) or protocol.rounds,
     )
@@ -139,7 +139,7 @@ def _new_runs(method: Method, seed: int, layout: Layout, programs: Programs) -> 
             sweep_points=len(method.points),
             lane_idle=layout.idle,
             memory=programs.memory,
-            evaluated="server" if algorithm.pooled else method.protocol.evaluate_model,
+            evaluated="server" if algorithm.pooled else method.protocol.evaluation.model,
         )
         for point, label in zip(method.points, method.labels, strict=True)
     ]
@@ -296,7 +296,7 @@ def further(begin: Snapshot, end: End | None, protocol: Protocol) -> Snapshot:
     if end is None or end.snapshot.round <= begin.round:
         return begin
     for run in end.snapshot.under_way if end.rounds < protocol.rounds else ():
-        if run.final.round % protocol.evaluate_every:
+        if run.final.round % protocol.evaluation.every:
             run.history.pop()
             run.client_steps = run.final.total_steps
     return end.snapshot._replace(finished=begin.finished)

@@ -106,7 +106,7 @@ class Counts(NamedTuple):
         some, read = protocol.sampled, protocol.measured.test
         labels = read.labels if protocol.model.correct is not None else np.zeros_like(read.sizes)
         return cls(
-            None if protocol.evaluate_clients is None else len(protocol.federation),
+            None if protocol.evaluation.clients is None else len(protocol.federation),
             some.train.sizes,
             labels,
             some.test.sizes / np.maximum(read.sizes, 1),

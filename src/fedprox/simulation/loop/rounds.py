@@ -261,7 +261,7 @@ class Rounds:
                 self.compiled.copy(now.state),
             )
         )
-        if now.round % self.protocol.evaluate_every == 0:
+        if now.round % self.protocol.evaluation.every == 0:
             self.now = now._replace(taken=(), faulty=(), empty=0)
 
     def _gamma(
@@ -295,7 +295,7 @@ def _keeping_best(
     bests = [protocol.best(run.history) for run in runs]
 
     def keep(models: Params | None, done: PendingEvaluation) -> Params | None:
-        if done.round % protocol.evaluate_every:
+        if done.round % protocol.evaluation.every:
             return models  # a run of more rounds has no such evaluation
         better = [best.see(run.final) for best, run in zip(bests, runs, strict=True)]
         return _choose(models, done.model, np.array(better))

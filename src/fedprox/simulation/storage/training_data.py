@@ -165,7 +165,7 @@ def check_measured(mesh: Mesh, federation: Federation, measured: Federation) -> 
     size = sum(row_bytes(rows) * len(rows) for rows in parts)
     require(
         size <= EVALUATED_BYTES or not stays_with_host(mesh, federation.train),
-        f"evaluate_clients: none given, and evaluations would copy the {sum(map(len, parts)):,} "
+        f"evaluation.clients: none given, and evaluations would copy the {sum(map(len, parts)):,} "
         f"rows of all {len(federation):,} clients to every device; give the number of clients to "
         "draw for them, such as 1000",
     )
