@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -20,10 +20,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedprox.algorithms import ALGORITHMS
 from fedprox.bar import Bar
-from fedprox.datasets import DATASETS
-from fedprox.datasets.catalogue import CATALOGUE, literals
+from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.sources import cache_folder, fetch
 from fedprox.diagnose import diagnose as find_out
 from fedprox.errors import InputError, printable, require
@@ -32,14 +30,13 @@ from fedprox.experiment import (
     Resolved,
     apply_setting,
     choices,
-    keys_of,
+    example_file,
     load_data,
     read_experiment,
     resolve,
     train,
 )
 from fedprox.files.whole import write_whole
-from fedprox.models import MODELS
 from fedprox.output import lasting_streams
 from fedprox.papers import ITEMS, select
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
@@ -100,26 +97,8 @@ def _before_commands(
     pass
 
 
-def _keys(catalogue: Mapping[str, Callable[..., Any]]) -> str:
-    """For the help: the keys of what a section can name, and which words a key may be."""
-    names: dict[str, list[str]] = {}
-    for name, function in catalogue.items():
-        keys = []
-        for key, parameter in keys_of(function).items():
-            words = " | ".join(f'"{word}"' for word in literals(parameter.annotation))
-            keys.append(f"{key} = {words}" if words else key)
-        names.setdefault(", ".join(keys) or "no more", []).append(name)
-    return "\n".join(
-        fill(
-            f"{', '.join(named)}: {keys}",
-            98,
-            initial_indent="  # ",
-            subsequent_indent="  #   ",
-            break_on_hyphens=False,
-        )
-        for keys, named in names.items()
-    )
-
+EXAMPLE_FILE = "\n\n".join(f"\b\n{section}" for section in example_file())
+"""The paragraphs of the help that are not to be wrapped."""
 
 RUN_HELP = f"""Run the experiment in a TOML file.
 
@@ -139,89 +118,7 @@ module is imported, which runs its code: run only files that you trust.
 \b
 An experiment file, with every key:
 
-\b
-  rounds = 200
-  client_store = "auto"         # where what clients keep lies: "device", "host" or "disk"
-  seed = 0                      # or several: [0, 1, 2]
-  target_accuracy = 0.8         # the table counts rounds to it; or target_loss = 0.5, or
-                                # target_metric = {{name = "test_f1", value = 0.8}}
-  stop_at_target = "never"      # or where "all" or "any" of a method's sweep have reached it
-  # initial = "runs/a"          # a model file or run directory whose parameters all begin with;
-                                # or {{path = "runs/a", label = "fedavg", seed = 0}}
-  client_rows = 100             # rows of each client that are used at most; all if left out
-  validation_share = 0.1        # of each client's training rows, held out: targets and the best
-                                # round are read on them, test rows for the report alone
-
-\b
-  [data]
-  name = "synthetic"            # or another, with its own keys:
-{_keys(DATASETS)}
-
-\b
-  [model]
-  name = "logistic"             # or another, with its own keys:
-{_keys(MODELS)}
-  # frozen = ["dense"]          # with initial: parameters, or parts, that keep their values
-
-\b
-  [evaluation]
-  every = 1                     # rounds between evaluations
-  rows = 200                    # rows of each client that they read at most; all if left out
-  clients = 1000                # clients that they read at most, drawn at random; all if left out
-  gradients = true              # whether they measure gradient variance, B(w) and gamma
-  model = "server"              # the model sent out; or "cohort", the mean of the round's
-                                # clients, or "clients", that of every client's last model
-
-\b
-  [cohort]
-  clients_per_round = 10
-  sampling = "uniform"          # or "proportional" (by p_k, plain mean), "bernoulli"
-
-\b
-  [systems]
-  stragglers = 0.9              # fraction of each cohort that cannot finish; or by the clock:
-                                # deadline = 60.0, step_seconds = 0.1 (or one for each client),
-                                # spread = 1.0 of their log-normal speeds
-  partial = "uniform"           # stragglers' epochs; or as in the authors' "code"
-
-\b
-  [selection]
-  keep = "last"                 # the model after the last round; or "best", by a measure:
-  measure = "validation_loss"   # or another of metrics.jsonl
-  # patience = 5                # evaluations without a better value after which a run ends
-
-\b
-  [faults]                      # left out: updates are not screened
-  policy = "drop"               # leave out what is not finite or too large; "fail", "clip"
-  norm = 10.0                   # too large: times the round's median norm; inf for no bound
-
-\b
-  [solver]
-  learning_rate = 0.01          # or several; or a function of the round, which is one of optax's
-                                # schedules with its arguments, or "package.module:function":
-                                # {{schedule = "cosine_decay_schedule", init_value = 0.1,
-                                # decay_steps = 200}}
-  batch_size = 10               # or "all"
-  epochs = 20                   # or steps = 100
-  # gamma = 0.1                 # stop at a gamma-inexact solution; epochs or steps are the limit,
-                                # and weight_decay must be 0
-  learning_rate_decay = 0.998   # what the rate is multiplied by after every round
-  weight_decay = 1e-4
-  clip = 10.0                   # the largest norm of a gradient
-  optimizer = "sgd"             # or adagrad, adam, adamw, lion, nadam, rmsprop, yogi, as optax
-                                # has them; with batch_size = "all" also "lbfgs" and
-                                # "line-search-descent"
-  optimizer_options = {{momentum = 0.9}}
-
-\b
-  [[method]]                    # one or several
-  name = "fedprox"
-  mu = [0.0, 1.0]               # several: a sweep
-  adapt = false                 # true: mu follows the loss
-  solver = {{epochs = 10}}        # settings of the solver that are the method's own
-                                # A method has these keys of its own; fedopt also
-                                # optimizer_options:
-{_keys(ALGORITHMS)}
+{EXAMPLE_FILE}
 
 Bad input is named in one line, with exit status 2.
 """
