@@ -13,7 +13,7 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, NamedTuple, NoReturn, cast
 
 import jax
 import typer
@@ -63,6 +63,8 @@ from fedprox.simulation.devices.compilation_cache import use_compilation_cache
 from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.devices.processes import everyone, join_processes
 from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped, stopping_on_signals
+from fedprox.simulation.results.run import Run
+from fedprox.simulation.results.target import Target
 
 COMMAND_LINE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 """ClickException, which has no public name that all versions of typer share: older ones import it
@@ -196,50 +198,93 @@ def run(
     ] = None,
 ) -> None:
     """Run an experiment file, or go on with one."""
-    if resume is not None:
-        others = file is None and out is None and not force
-        require(
-            others, f"--resume {resume}: the experiment is there; leave out FILE, --out, --force"
-        )
-        require(
-            (resume / "experiment.toml").is_file(),
-            f"--resume {resume}: no experiment.toml; name a run directory",
-        )
-        file, out = resume / "experiment.toml", resume
-        _require_only_rounds(file, settings or ())
-    if file is None:
-        raise InputError("FILE.toml is missing; or give --resume DIR")
-    require(
-        coordinator is not None or (processes is None and process is None),
-        "--processes and --process: give --coordinator beside them",
-    )
-    meet = None
-    if coordinator is not None:
-        meet = partial(join_processes, coordinator, processes, process)
-    console, experiment, resolved = _prepare(file, settings, data_dir, devices, meet)
-    path = out or Path("runs") / file.stem
+    file, folder = _file_and_folder(file, out, resume, settings or (), force=force)
+    meet = _meeting(coordinator, processes, process)
+    console, experiment, resolved = _prepare(Source(file, settings or (), data_dir), devices, meet)
     checkpoints = Checkpoints(
-        path / CHECKPOINTS,
+        folder / CHECKPOINTS,
         every=checkpoint_every,
-        interval=TOGETHER if coordinator is not None and checkpoint_every is None else None,
+        interval=TOGETHER if meet is not None and checkpoint_every is None else None,
         resume=resume is not None,
-        ends=path / ENDS,
+        ends=folder / ENDS,
     )
     go = partial(train, experiment, resolved, devices=devices, checkpoints=checkpoints)
     if jax.process_index():
         _help(go, checkpoints)
         return
-    directory = RunDirectory(path, resolved.table, replace=force, extend=resume is not None)
+    directory = RunDirectory(folder, resolved.table, replace=force, extend=resume is not None)
     done = resume is not None and directory.complete and directory.extended is None
     everyone(done)
     if done:
-        console.print(f"{printable(resume)} is complete; nothing to do")
+        console.print(f"{printable(folder)} is complete; nothing to do")
         return
-    if resume is not None:
-        _say_where(console, directory)
-    if directory.replaced:
-        line = f"{path}: --force replaces the results {directory.replaced}"
-        console.print(printable(line), soft_wrap=True)
+    _say_where(console, directory, resumed=resume is not None)
+    runs = _train_into(directory, go, resolved, checkpoints)
+    _show_results(console, runs, resolved.target)
+    if checkpoints.made:
+        console.print(str(checkpoints))
+    console.print(f"\n{printable(directory.path)}: metrics, summary, models, figure, report.html")
+
+
+class Source(NamedTuple):
+    """What a command is given of an experiment: the file, changes to it, and where data lie."""
+
+    file: Path
+    settings: Sequence[str]
+    data_dir: Path | None
+
+
+class Prepared(NamedTuple):
+    """An experiment whose data are loaded, and the console of its process."""
+
+    console: Console
+    experiment: Experiment
+    resolved: Resolved
+
+
+def _file_and_folder(
+    file: Path | None,
+    out: Path | None,
+    resume: Path | None,
+    settings: Sequence[str],
+    *,
+    force: bool,
+) -> tuple[Path, Path]:
+    """The experiment file and the run directory of `fedprox run`."""
+    if resume is None:
+        if file is None:
+            raise InputError("FILE.toml is missing; or give --resume DIR")
+        return file, out or Path("runs") / file.stem
+    require(
+        file is None and out is None and not force,
+        f"--resume {resume}: the experiment is there; leave out FILE, --out, --force",
+    )
+    known = resume / "experiment.toml"
+    require(known.is_file(), f"--resume {resume}: no experiment.toml; name a run directory")
+    _require_only_rounds(known, settings)
+    return known, resume
+
+
+def _meeting(
+    coordinator: str | None, processes: int | None, process: int | None
+) -> Callable[[], None] | None:
+    """A function that joins the other processes of a run; None for a run of one."""
+    if coordinator is not None:
+        return partial(join_processes, coordinator, processes, process)
+    require(
+        processes is None and process is None,
+        "--processes and --process: give --coordinator beside them",
+    )
+    return None
+
+
+def _train_into(
+    directory: RunDirectory,
+    go: Callable[..., list[Run]],
+    resolved: Resolved,
+    checkpoints: Checkpoints,
+) -> list[Run]:
+    """Train, and write the records as they come and the results at the end."""
     with directory, answering(partial(_interrupted, directory, checkpoints)):
         with stopping_on_signals(checkpoints):
             runs = go(directory.record)
@@ -247,13 +292,15 @@ def run(
         measured = (resolved.federation, resolved.model) if jax.process_count() == 1 else ()
         write_results(directory, runs, resolved.target, *measured)
         checkpoints.remove()
-    console.print(table(runs, resolved.target))
+    return runs
+
+
+def _show_results(console: Console, runs: Sequence[Run], target: Target | None) -> None:
+    """Print the table of a run and what is to be known about it."""
+    console.print(table(runs, target))
     for lines in (other_models, validated, kept, sampled, uneven, empty_rounds, unsolved, faulty):
         for line in lines(runs):
             console.print(line)
-    if checkpoints.made:
-        console.print(str(checkpoints))
-    console.print(f"\n{printable(directory.path)}: metrics, summary, models, figure, report.html")
 
 
 def _help(go: Callable[..., Any], checkpoints: Checkpoints) -> None:
@@ -289,9 +336,14 @@ def _require_only_rounds(file: Path, settings: Sequence[str]) -> None:
         )
 
 
-def _say_where(console: Console, directory: RunDirectory) -> None:
-    """What a user should know before a run goes on."""
+def _say_where(console: Console, directory: RunDirectory, *, resumed: bool) -> None:
+    """Print what a user should know before a run begins or goes on."""
     path = printable(directory.path)
+    if directory.replaced:
+        line = f"{path}: --force replaces the results {printable(directory.replaced)}"
+        console.print(line, soft_wrap=True)
+    if not resumed:
+        return
     if directory.extended is not None:
         rounds = directory.experiment["rounds"]
         console.print(f"{path}: goes on from round {directory.extended} to {rounds}")
@@ -336,7 +388,7 @@ def diagnose(
     data_dir: DataDir = None,
 ) -> None:
     """Diagnose an experiment's federation."""
-    console, experiment, resolved = _prepare(file, settings, data_dir)
+    console, experiment, resolved = _prepare(Source(file, settings or (), data_dir))
     seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
     require(seeds, "seed: none given; at least one is needed")
     folder = out or Path("runs") / f"{file.stem}-diagnosis"
@@ -359,30 +411,24 @@ def diagnose(
 
 
 def _prepare(
-    file: Path,
-    settings: list[str] | None,
-    data_dir: Path | None,
-    devices: int | None = None,
-    meet: Callable[[], None] | None = None,
-) -> tuple[Console, Experiment, Resolved]:
+    source: Source, devices: int | None = None, meet: Callable[[], None] | None = None
+) -> Prepared:
     """Read an experiment file and load its data, with JAX set up for it.
 
     Args:
-        file: The file.
-        settings: Changes to it.
-        data_dir: Folder with data files.
+        source: The file, changes to it, and where data lie.
         devices: Devices that share a round.
         meet: Joins other processes.
     """
-    experiment = read_experiment(file, settings or ())
+    experiment = read_experiment(source.file, source.settings)
     use_cpu_devices(experiment.cohort.clients_per_round, devices)
     use_compilation_cache(cache_folder() / "xla")
     if meet is not None:
         meet()
     console = Console(quiet=True) if jax.process_index() else _console()
     with Bar("loading the data"):
-        resolved = resolve(experiment, data_dir)
-    return console, experiment, resolved
+        resolved = resolve(experiment, source.data_dir)
+    return Prepared(console, experiment, resolved)
 
 
 REPRODUCE_HELP = """Reproduce a figure or table of a paper, its numbers beside ours.
