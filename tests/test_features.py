@@ -137,7 +137,18 @@ def test_augmentation_keys_depend_on_seed_round_client_and_step_alone() -> None:
     sizes = np.array(SIZES, np.int64)
     steps = np.array([solver.steps_for(int(n)) for n in sizes])
     ones = np.ones(4)
-    jobs = Jobs(np.arange(4), OFFSETS[:-1], sizes, steps, ones, ones, ones, ones, np.zeros(4, int))
+    jobs = Jobs(
+        np.arange(4),
+        OFFSETS[:-1],
+        sizes,
+        steps,
+        ones,
+        ones,
+        ones,
+        ones,
+        np.zeros(4, int),
+        OFFSETS[:-1],
+    )
 
     def keys(seed: int, round_: int, devices: int, lanes: int) -> dict[int, set[tuple[int, ...]]]:
         shape = Shape(1, devices, lanes, 20, 4, 4)

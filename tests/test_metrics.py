@@ -260,7 +260,7 @@ def test_the_table_and_the_figure_show_those_on_test_rows() -> None:
     assert len(fp.figure([run, other]).axes) == len(titles)
 
 
-# CompiledMethod-made metrics
+# Ready-made metrics
 
 AUC = fp.metrics.auc(bins=100)
 

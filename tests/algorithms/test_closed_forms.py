@@ -36,10 +36,11 @@ from fedprox import (
     simulate,
 )
 from fedprox.algorithms import ALGORITHMS
+from fedprox.algorithms.adaptive import ADAPTIVE_MU
 from fedprox.model import Params
 from fedprox.report.table import empty_rounds
 from fedprox.simulation.config.protocol import initial_params
-from fedprox.simulation.loop.sweep import label, sweep_points
+from fedprox.simulation.config.sweep import label, sweep_points
 from tests.methods import gradient
 from tests.quadratics import (
     one_run,
@@ -176,7 +177,7 @@ def test_what_is_no_algorithm_is_refused(methods: Any) -> None:
             {"hparams": {"learning_rate": [0.1, 0.2]}},
             "hparams: 'learning_rate'; every method is given",
         ),
-        ({"adapt": True}, 'adapt: there is no "mu" among its hparams'),
+        ({"adapt": ADAPTIVE_MU}, "adapt.update raised KeyError: 'mu'"),
     ],
 )
 def test_a_method_of_ones_own_with_a_mistake_is_refused(

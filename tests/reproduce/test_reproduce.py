@@ -50,7 +50,7 @@ from fedprox.reproduce.run import Step, read_series, reproduce
 from fedprox.reproduce.summaries import FINAL, HIGHEST, MEAN, RISE, RULE, Series, at, stop
 from fedprox.reproduce.table import table
 from fedprox.reproduce.verdicts import best, judge, pick, verdict
-from fedprox.simulation.loop.sweep import label, sweep_points
+from fedprox.simulation.config.sweep import label, sweep_points
 
 # ---------------------------------------------------------------------------------- the items
 

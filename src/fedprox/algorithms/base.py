@@ -120,6 +120,21 @@ def same_params(params: Params) -> Params:
     return params
 
 
+class Adaptation(NamedTuple):
+    """How a method's hyperparameters follow the training loss from round to round.
+
+    Both functions work on arrays of shape (points,): the hyperparameters and losses of all sweep
+    points.
+
+    Attributes:
+        init: Hyperparameters, f(w^0) -> what is remembered, any pytree.
+        update: Hyperparameters, what is remembered, f after the round -> both for the next round.
+    """
+
+    init: Callable[[HParams, jax.Array], Any]
+    update: Callable[[HParams, Any, jax.Array], tuple[HParams, Any]]
+
+
 class Algorithm(NamedTuple):
     """A federated optimization method.
 
@@ -152,7 +167,7 @@ class Algorithm(NamedTuple):
             are read in the same pass.
         communication: What a round sends, in units of FedAvg's: a model to every client of the
             cohort and one back.
-        adapt: Whether "mu" follows the loss, see `adaptive`.
+        adapt: How hyperparameters follow the training loss; None if they stay as they are.
     """
 
     name: str
@@ -176,7 +191,7 @@ class Algorithm(NamedTuple):
     evaluated: Callable[[State], Params] | None = None
     exchange: Callable[[State, Params], State] | None = None
     communication: int = 1
-    adapt: bool = False
+    adapt: Adaptation | None = None
 
     def with_solver(self, **settings: Any) -> "Algorithm":
         """The method with settings of the solver that are its own in a comparison.

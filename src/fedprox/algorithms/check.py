@@ -40,10 +40,6 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
             f"{name}: hparams: {taken!r}; every method is given this one; choose another name",
         )
     require(
-        not algorithm.adapt or "mu" in algorithm.hparams,
-        f'{name}: adapt: there is no "mu" among its hparams',
-    )
-    require(
         algorithm.exchange is None or algorithm.own_gradient,
         f"{name}: exchange: own_gradient must be True beside it, since both read gradients at w^t "
         "in one pass",
@@ -96,6 +92,11 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
                 f"{name}: its message is {describe(message)}, of which no mean can be taken; it "
                 "must be float32"
             )
+    if algorithm.adapt is not None:
+        adapting = {key: value for key, value in hparams.items() if key != "participation"}
+        memory = shapes_of(f"{name}: adapt.init", algorithm.adapt.init, adapting, number)
+        pair = shapes_of(f"{name}: adapt.update", algorithm.adapt.update, adapting, memory, number)
+        _same(f"{name}: its adapt.update gives", pair, "what it is given", (adapting, memory))
     size = shapes_of(f"{name}: size(message)", algorithm.size, message)
     _same(f"{name}: the size of its message is", size, "a number", number)
     if algorithm.update is add:

@@ -11,6 +11,7 @@ under proportional sampling (Algorithm 2 as written).
 
 import jax
 
+from fedprox.algorithms.adaptive import ADAPTIVE_MU
 from fedprox.algorithms.base import Algorithm, ClientContext, HParams, check_hparam
 from fedprox.model import Params
 from fedprox.solver import HParam
@@ -54,5 +55,5 @@ def fedprox(mu: HParam, *, quadratic: bool = True, adapt: bool = False) -> Algor
         hparams={"mu": values},
         stragglers="keep",
         variant="" if quadratic else "without the quadratic",
-        adapt=adapt,
+        adapt=ADAPTIVE_MU if adapt else None,
     )

@@ -36,7 +36,7 @@ from fedprox import (
 from fedprox.algorithms.base import ClientContext, ClientState, HParams, Message, Solution, State
 from fedprox.algorithms.check import check_algorithm
 from fedprox.simulation.compiled import layout
-from fedprox.simulation.compiled.screening import judge, screened_mean, sound
+from fedprox.simulation.compiled.screening import screen, screened_mean, sound
 from fedprox.streams import Purpose
 from fedprox.user_code import describe
 from tests import methods
@@ -277,7 +277,7 @@ def scales(sizes: list[float]) -> list[float]:
     """What finite updates of these sizes, all alike else, are multiplied by."""
     weight = jnp.full(len(sizes), 1 / len(sizes))
     size = jnp.array(sizes)[:, None]
-    return np.asarray(judge(Faults(), jnp.ones_like(size), size, weight).scale[:, 0]).tolist()
+    return np.asarray(screen(Faults(), jnp.ones_like(size), size, weight).scale[:, 0]).tolist()
 
 
 def test_vectors_side_by_side_are_compared_too() -> None:
@@ -397,7 +397,7 @@ def test_up_to_half_of_the_finite_updates_may_be_far(
     weight[:count] = 1 / count
     columns = finite[:, None], size[:, None]
     given = [jnp.asarray(array) for array in (*columns, weight)]
-    scale, faulty, share = judge(Faults(), given[0], given[1], given[2])
+    scale, faulty, share = screen(Faults(), given[0], given[1], given[2])
     sound = (finite > 0) & (size < 3)
     np.testing.assert_array_equal(scale[:, 0], sound)
     np.testing.assert_array_equal(faulty[:, 0], ~sound & (weight > 0))

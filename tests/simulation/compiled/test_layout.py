@@ -47,9 +47,9 @@ def sampling(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[list[Shape
     compiled: list[Shape] = []
     original = round_program.rounds_program
 
-    def noted(*args: Any, **options: Any) -> Any:
-        compiled.append(args[4])
-        return original(*args, **options)
+    def noted(*args: Any) -> Any:
+        compiled.append(args[1].rounds)
+        return original(*args)
 
     with monkeypatch.context() as patch:
         patch.setattr(laying_out, "SAMPLE_ROUNDS", (count, count))

@@ -279,14 +279,15 @@ def test_a_plan_reads_every_row_once_an_epoch(
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     jobs = batch_plan.Jobs(
         client=np.arange(len(sizes)),
-        offset=offsets[:-1],
+        first_row=offsets[:-1],
         size=np.array(sizes),
         steps=np.array([solver.steps_for(n) for n in sizes]),
         weight=np.full(len(sizes), 1 / len(sizes)),
         gamma=np.zeros(len(sizes)),
-        part=np.full(len(sizes), 1 / len(sizes)),
-        share=np.ones(len(sizes)),
+        participation=np.full(len(sizes), 1 / len(sizes)),
+        relative_size=np.ones(len(sizes)),
         owner=np.zeros(len(sizes), np.int64),
+        device_row=offsets[:-1],
     )
     width = batch_plan.tick_width(solver, max(sizes))
     packing = pack(batch_plan.job_ticks(solver, jobs, width), 2 * lanes)

@@ -118,9 +118,9 @@ def test_more_rounds_are_the_same_as_all_from_the_start(case: str, tmp_path: Pat
     same(once, more)
     for run, again in zip(once[0], more[0], strict=True):
         assert (run.lane_idle, run.memory) == (again.lane_idle, again.memory)
-    legs = sum(1 for _ in checkpoint.legs_of(once[0]))
+    seed_runs = sum(1 for _ in checkpoint.seed_runs_of(once[0]))
     names = sorted(path.name for path in (tmp_path / "state").glob("*.state"))
-    assert names == [f"{leg}-11.state" for leg in range(legs)]
+    assert names == [f"{number}-11.state" for number in range(seed_runs)]
 
 
 def test_the_shorter_run_was_the_cheaper_part(tmp_path: Path) -> None:

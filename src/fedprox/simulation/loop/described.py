@@ -60,7 +60,7 @@ def _method(method: Algorithm) -> dict[str, Any]:
     hparams = {k: v[0] if np.size(v) == 1 and np.ndim(v) else v for k, v in method.hparams.items()}  # type: ignore[index]
     own = {"solver": method.settings} if method.settings else {}
     variant = {"variant": method.variant} if method.variant else {}
-    adapt = {"adapt": True} if method.adapt else {}
+    adapt = {"adapt": True} if method.adapt is not None else {}
     return {"name": method.name, **variant, **hparams, **adapt, **own}
 
 
