@@ -26,16 +26,17 @@ CATALOGUES: dict[str, Mapping[str, Callable[..., Any]]] = {
 }
 
 NEEDED = {("solver", "epochs")}
-"""Keys without a default of which the file needs one: of `epochs` and `steps`."""
+"""Keys that the file gives although they have no default: a solver needs `epochs` or `steps`."""
 
 OF_EXAMPLES = {"method": ("mu = [0.0, 1.0]", "A key of fedprox; a list is swept over.")}
-"""A key of the function that the file names, by section."""
+"""A parameter of the function that the file names, with a comment, by section."""
 
 
 def example_file() -> list[str]:
     """An experiment file with every key, section by section.
 
-    Keys that have no default stand behind "# " with a value to start from.
+    The file runs. Keys that may be left out and have no default are commented out, with a value to
+    start from.
     """
     rows: dict[str, list[Key]] = {}
     for key in keys():

@@ -41,7 +41,7 @@ KINDS: dict[Any, tuple[str, str]] = {
 
 
 def choices(given: str, allowed: Mapping[str, Any] | Sequence[str]) -> str:
-    """What is allowed, after the nearest to what was given if there is one near."""
+    """The allowed names in words, after the one that is nearest to the given name, if any is."""
     near = difflib.get_close_matches(given, list(allowed), 1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{hint}allowed: {', '.join(allowed) or 'no more keys'}"
@@ -86,7 +86,7 @@ def explain(
     Unknown keys come before others: they may be why another is missing.
 
     Args:
-        error: What it found.
+        error: The mistakes that pydantic found.
         schema: The schema that the table was checked against.
         table: The table.
         where: The name of the table; nothing for a whole file.

@@ -108,14 +108,15 @@ def named(
 ) -> tuple[Callable[..., Any], Table]:
     """The function that a section names, with the section's options bound.
 
-    It is the catalogue's, or one of the user's own as "package.module:function". Its allowed keys
-    and their types are the function's; an optimizer is given by its name and options.
+    The function is one of the catalogue, or one of the user's own as "package.module:function". Its
+    parameters are the section's keys, with their types; an optimizer is given by its name and
+    options.
 
     Args:
         table: The section.
         catalogue: The library's functions.
         where: The name of the section.
-        kind: What the function returns; None for another function.
+        kind: The class of what the function returns; None where it returns a function.
         key: The key of the name.
 
     Returns:
