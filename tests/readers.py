@@ -20,13 +20,14 @@ from unittest import mock
 import numpy as np
 from flax.serialization import msgpack_serialize
 
-from fedprox import Federation, datasets, experiment, models
+from fedprox import Federation, datasets, models
 from fedprox.datasets import DATASETS, cache, cifar, emnist
 from fedprox.datasets.femnist import _from_npz, _table
 from fedprox.datasets.mnist import read_idx
 from fedprox.datasets.sent140 import CSV, read_csv, read_leaf
 from fedprox.datasets.shakespeare import _characters, _lines
 from fedprox.datasets.words import read_vectors
+from fedprox.experiment import read_experiment, resolved
 from fedprox.models import MODELS
 from fedprox.report.archive import read_archive
 from fedprox.report.charts import styles
@@ -255,10 +256,10 @@ def stub(catalogue: Mapping[str, Callable[..., Any]], result: object) -> dict[st
 
 def an_experiment(path: Path) -> object:
     with (
-        mock.patch.object(experiment, "DATASETS", stub(DATASETS, CLIENTS)),
-        mock.patch.object(experiment, "MODELS", stub(MODELS, models.logistic(CLIENTS))),
+        mock.patch.object(resolved, "DATASETS", stub(DATASETS, CLIENTS)),
+        mock.patch.object(resolved, "MODELS", stub(MODELS, models.logistic(CLIENTS))),
     ):
-        return experiment.resolve(experiment.read_experiment(path))
+        return resolved.resolve(read_experiment(path))
 
 
 def report(path: Path) -> object:

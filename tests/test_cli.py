@@ -14,38 +14,16 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from pydantic import BaseModel
 
 from fedprox import InputError, __version__, cli
-from fedprox.algorithms import ALGORITHMS
-from fedprox.datasets import DATASETS
-from fedprox.experiment import (
-    CohortSection,
-    EvaluationSection,
-    Experiment,
-    FaultsSection,
-    SolverSection,
-    SystemsSection,
-    keys_of,
-    read_experiment,
-    resolve,
-)
+from fedprox.experiment import read_experiment, resolve
 from fedprox.files.whole import write_whole
-from fedprox.models import MODELS
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import RunDirectory
 from fedprox.simulation.config.protocol import initial_params
 from fedprox.simulation.results.record import Record
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.toml"))
-
-SECTIONS: dict[str, type[BaseModel]] = {
-    "evaluation": EvaluationSection,
-    "cohort": CohortSection,
-    "systems": SystemsSection,
-    "faults": FaultsSection,
-    "solver": SolverSection,
-}
 
 SMALL = """
 rounds = 4
@@ -596,47 +574,6 @@ def test_a_faulty_update_may_end_the_run(tmp_path: Path, capsys: Any) -> None:
     assert error.count("\n") == 1
     (line,) = (out / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["round"] == 0
-
-
-@pytest.fixture(scope="module")
-def help_text() -> str:
-    """What `fedprox run --help` prints on a terminal of the usual width."""
-    command = [sys.executable, "-m", "fedprox.cli", "run", "--help"]
-    environment = os.environ | {"COLUMNS": "80"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    return done.stdout
-
-
-def test_help_shows_every_option(help_text: str) -> None:
-    for option in ("--set", "--out", "--data-dir", "--devices", "--checkpoint-every", "--resume"):
-        assert option in help_text
-
-
-def test_the_experiment_file_of_the_help_runs_and_has_every_key(
-    help_text: str, tmp_path: Path, capsys: Any
-) -> None:
-    _, _, after = help_text.partition("An experiment file, with every key:\n")
-    pasted, _, _ = after.partition("Bad input is named")
-    path = tmp_path / "pasted.toml"
-    path.write_text(pasted)
-    sections: dict[str, type[BaseModel]] = {"": Experiment, **SECTIONS}
-    for name, section in sections.items():
-        text = pasted
-        if name:  # from its header to the next one
-            _, _, text = pasted.partition(f"[{name}]")
-            text, _, _ = text.partition("\n  [")
-        for key in section.model_fields:
-            if key != "versions":  # written by a run, and not read
-                assert re.search(rf"\b{key}\b", text), f"{name}.{key}"
-    words = set(re.findall(r"[a-z_0-9]+", pasted))
-    for catalogue in (DATASETS, MODELS, ALGORITHMS):
-        for name, function in catalogue.items():
-            assert set(re.findall("[a-z0-9]+", name)) <= words
-            assert set(keys_of(function)) <= words, name
-    changes = ("rounds=2", "solver.epochs=1", "method.0.solver.epochs=1", "data.clients=12")
-    settings = [part for change in changes for part in ("--set", change)]
-    assert status("run", path, *settings, "--out", tmp_path / "out") == 0
-    assert capsys.readouterr().err == ""  # no warning either
 
 
 def test_an_unreadable_earlier_experiment_is_refused(tmp_path: Path) -> None:

@@ -21,19 +21,22 @@ from fedprox.experiment import (
     OPTIMIZERS,
     SCHEDULES,
     Experiment,
-    _named,
     apply_setting,
+    keys,
     keys_of,
     parse,
     read_experiment,
     resolve,
 )
+from fedprox.experiment.messages import HEADERS
+from fedprox.experiment.named import named
+from fedprox.experiment.sections import NAMED
 from fedprox.models import MODELS
 from fedprox.simulation import simulate as simulating
-from tests.test_cli import SECTIONS, SMALL
+from tests.test_cli import SMALL
 
 KEYS: list[tuple[str, ...]] = [(key,) for key in Experiment.model_fields] + [
-    (name, key) for name, section in SECTIONS.items() for key in section.model_fields
+    (row.section, row.key) for row in keys() if row.section in HEADERS and row.section not in NAMED
 ]
 
 TOML = st.recursive(
@@ -90,15 +93,13 @@ def test_any_option_of_a_name_is_taken_or_refused_in_one_line(
     catalogue: dict[str, Callable[..., Any]], where: str, data: st.DataObject, value: Any
 ) -> None:
     name = data.draw(st.sampled_from([name for name in catalogue if keys_of(catalogue[name])]))
-    keys = keys_of(catalogue[name])
-    key = data.draw(st.sampled_from(list(keys)))
-    needed = {k: v.default for k, v in keys.items() if v.default is not v.empty}
+    own = keys_of(catalogue[name])
+    key = data.draw(st.sampled_from(list(own)))
+    needed = {k: v.default for k, v in own.items() if v.default is not v.empty}
     try:
-        _named(
-            {"name": name, **needed, key: value}, catalogue, where, object, besides=("optimizer",)
-        )
+        named({"name": name, **needed, key: value}, catalogue, where, object)
     except InputError as error:
-        said(error, "'optimizer'" if key == "optimizer" else where)
+        said(error, where)
 
 
 @given(data=st.data(), value=TOML)

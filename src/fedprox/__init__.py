@@ -43,7 +43,7 @@ from fedprox.simulation.simulate import simulate
 from fedprox.solver import Solver, line_search_descent
 from fedprox.subproblem import Subproblem
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Algorithm",

@@ -8,22 +8,20 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, NamedTuple, NoReturn, cast
 
 import jax
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedprox.algorithms import ALGORITHMS
 from fedprox.bar import Bar
-from fedprox.datasets import DATASETS
-from fedprox.datasets.catalogue import CATALOGUE, literals
+from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.sources import cache_folder, fetch
 from fedprox.diagnose import diagnose as find_out
 from fedprox.errors import InputError, printable, require
@@ -32,14 +30,13 @@ from fedprox.experiment import (
     Resolved,
     apply_setting,
     choices,
-    keys_of,
+    example_file,
     load_data,
     read_experiment,
     resolve,
     train,
 )
 from fedprox.files.whole import write_whole
-from fedprox.models import MODELS
 from fedprox.output import lasting_streams
 from fedprox.papers import ITEMS, select
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
@@ -66,6 +63,8 @@ from fedprox.simulation.devices.compilation_cache import use_compilation_cache
 from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.devices.processes import everyone, join_processes
 from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped, stopping_on_signals
+from fedprox.simulation.results.run import Run
+from fedprox.simulation.results.target import Target
 
 COMMAND_LINE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 """ClickException, which has no public name that all versions of typer share: older ones import it
@@ -100,26 +99,8 @@ def _before_commands(
     pass
 
 
-def _keys(catalogue: Mapping[str, Callable[..., Any]]) -> str:
-    """For the help: the keys of what a section can name, and which words a key may be."""
-    names: dict[str, list[str]] = {}
-    for name, function in catalogue.items():
-        keys = []
-        for key, parameter in keys_of(function).items():
-            words = " | ".join(f'"{word}"' for word in literals(parameter.annotation))
-            keys.append(f"{key} = {words}" if words else key)
-        names.setdefault(", ".join(keys) or "no more", []).append(name)
-    return "\n".join(
-        fill(
-            f"{', '.join(named)}: {keys}",
-            98,
-            initial_indent="  # ",
-            subsequent_indent="  #   ",
-            break_on_hyphens=False,
-        )
-        for keys, named in names.items()
-    )
-
+EXAMPLE_FILE = "\n\n".join(f"\b\n{section}" for section in example_file())
+"""The paragraphs of the help that are not to be wrapped."""
 
 RUN_HELP = f"""Run the experiment in a TOML file.
 
@@ -139,89 +120,7 @@ module is imported, which runs its code: run only files that you trust.
 \b
 An experiment file, with every key:
 
-\b
-  rounds = 200
-  client_store = "auto"         # where what clients keep lies: "device", "host" or "disk"
-  seed = 0                      # or several: [0, 1, 2]
-  target_accuracy = 0.8         # the table counts rounds to it; or target_loss = 0.5, or
-                                # target_metric = {{name = "test_f1", value = 0.8}}
-  stop_at_target = "never"      # or where "all" or "any" of a method's sweep have reached it
-  # initial = "runs/a"          # a model file or run directory whose parameters all begin with;
-                                # or {{path = "runs/a", label = "fedavg", seed = 0}}
-  client_rows = 100             # rows of each client that are used at most; all if left out
-  validation_share = 0.1        # of each client's training rows, held out: targets and the best
-                                # round are read on them, test rows for the report alone
-
-\b
-  [data]
-  name = "synthetic"            # or another, with its own keys:
-{_keys(DATASETS)}
-
-\b
-  [model]
-  name = "logistic"             # or another, with its own keys:
-{_keys(MODELS)}
-  # frozen = ["dense"]          # with initial: parameters, or parts, that keep their values
-
-\b
-  [evaluation]
-  every = 1                     # rounds between evaluations
-  rows = 200                    # rows of each client that they read at most; all if left out
-  clients = 1000                # clients that they read at most, drawn at random; all if left out
-  gradients = true              # whether they measure gradient variance, B(w) and gamma
-  model = "server"              # the model sent out; or "cohort", the mean of the round's
-                                # clients, or "clients", that of every client's last model
-
-\b
-  [cohort]
-  clients_per_round = 10
-  sampling = "uniform"          # or "proportional" (by p_k, plain mean), "bernoulli"
-
-\b
-  [systems]
-  stragglers = 0.9              # fraction of each cohort that cannot finish; or by the clock:
-                                # deadline = 60.0, step_seconds = 0.1 (or one for each client),
-                                # spread = 1.0 of their log-normal speeds
-  partial = "uniform"           # stragglers' epochs; or as in the authors' "code"
-
-\b
-  [selection]
-  keep = "last"                 # the model after the last round; or "best", by a measure:
-  measure = "validation_loss"   # or another of metrics.jsonl
-  # patience = 5                # evaluations without a better value after which a run ends
-
-\b
-  [faults]                      # left out: updates are not screened
-  policy = "drop"               # leave out what is not finite or too large; "fail", "clip"
-  norm = 10.0                   # too large: times the round's median norm; inf for no bound
-
-\b
-  [solver]
-  learning_rate = 0.01          # or several; or a function of the round, which is one of optax's
-                                # schedules with its arguments, or "package.module:function":
-                                # {{schedule = "cosine_decay_schedule", init_value = 0.1,
-                                # decay_steps = 200}}
-  batch_size = 10               # or "all"
-  epochs = 20                   # or steps = 100
-  # gamma = 0.1                 # stop at a gamma-inexact solution; epochs or steps are the limit,
-                                # and weight_decay must be 0
-  learning_rate_decay = 0.998   # what the rate is multiplied by after every round
-  weight_decay = 1e-4
-  clip = 10.0                   # the largest norm of a gradient
-  optimizer = "sgd"             # or adagrad, adam, adamw, lion, nadam, rmsprop, yogi, as optax
-                                # has them; with batch_size = "all" also "lbfgs" and
-                                # "line-search-descent"
-  optimizer_options = {{momentum = 0.9}}
-
-\b
-  [[method]]                    # one or several
-  name = "fedprox"
-  mu = [0.0, 1.0]               # several: a sweep
-  adapt = false                 # true: mu follows the loss
-  solver = {{epochs = 10}}        # settings of the solver that are the method's own
-                                # A method has these keys of its own; fedopt also
-                                # optimizer_options:
-{_keys(ALGORITHMS)}
+{EXAMPLE_FILE}
 
 Bad input is named in one line, with exit status 2.
 """
@@ -299,50 +198,93 @@ def run(
     ] = None,
 ) -> None:
     """Run an experiment file, or go on with one."""
-    if resume is not None:
-        others = file is None and out is None and not force
-        require(
-            others, f"--resume {resume}: the experiment is there; leave out FILE, --out, --force"
-        )
-        require(
-            (resume / "experiment.toml").is_file(),
-            f"--resume {resume}: no experiment.toml; name a run directory",
-        )
-        file, out = resume / "experiment.toml", resume
-        _require_only_rounds(file, settings or ())
-    if file is None:
-        raise InputError("FILE.toml is missing; or give --resume DIR")
-    require(
-        coordinator is not None or (processes is None and process is None),
-        "--processes and --process: give --coordinator beside them",
-    )
-    meet = None
-    if coordinator is not None:
-        meet = partial(join_processes, coordinator, processes, process)
-    console, experiment, resolved = _prepare(file, settings, data_dir, devices, meet)
-    path = out or Path("runs") / file.stem
+    file, folder = _file_and_folder(file, out, resume, settings or (), force=force)
+    meet = _meeting(coordinator, processes, process)
+    console, experiment, resolved = _prepare(Source(file, settings or (), data_dir), devices, meet)
     checkpoints = Checkpoints(
-        path / CHECKPOINTS,
+        folder / CHECKPOINTS,
         every=checkpoint_every,
-        interval=TOGETHER if coordinator is not None and checkpoint_every is None else None,
+        interval=TOGETHER if meet is not None and checkpoint_every is None else None,
         resume=resume is not None,
-        ends=path / ENDS,
+        ends=folder / ENDS,
     )
     go = partial(train, experiment, resolved, devices=devices, checkpoints=checkpoints)
     if jax.process_index():
         _help(go, checkpoints)
         return
-    directory = RunDirectory(path, resolved.table, replace=force, extend=resume is not None)
+    directory = RunDirectory(folder, resolved.table, replace=force, extend=resume is not None)
     done = resume is not None and directory.complete and directory.extended is None
     everyone(done)
     if done:
-        console.print(f"{printable(resume)} is complete; nothing to do")
+        console.print(f"{printable(folder)} is complete; nothing to do")
         return
-    if resume is not None:
-        _say_where(console, directory)
-    if directory.replaced:
-        line = f"{path}: --force replaces the results {directory.replaced}"
-        console.print(printable(line), soft_wrap=True)
+    _say_where(console, directory, resumed=resume is not None)
+    runs = _train_into(directory, go, resolved, checkpoints)
+    _show_results(console, runs, resolved.target)
+    if checkpoints.made:
+        console.print(str(checkpoints))
+    console.print(f"\n{printable(directory.path)}: metrics, summary, models, figure, report.html")
+
+
+class Source(NamedTuple):
+    """What a command is given of an experiment: the file, changes to it, and where data lie."""
+
+    file: Path
+    settings: Sequence[str]
+    data_dir: Path | None
+
+
+class Prepared(NamedTuple):
+    """An experiment whose data are loaded, and the console of its process."""
+
+    console: Console
+    experiment: Experiment
+    resolved: Resolved
+
+
+def _file_and_folder(
+    file: Path | None,
+    out: Path | None,
+    resume: Path | None,
+    settings: Sequence[str],
+    *,
+    force: bool,
+) -> tuple[Path, Path]:
+    """The experiment file and the run directory of `fedprox run`."""
+    if resume is None:
+        if file is None:
+            raise InputError("FILE.toml is missing; or give --resume DIR")
+        return file, out or Path("runs") / file.stem
+    require(
+        file is None and out is None and not force,
+        f"--resume {resume}: the experiment is there; leave out FILE, --out, --force",
+    )
+    known = resume / "experiment.toml"
+    require(known.is_file(), f"--resume {resume}: no experiment.toml; name a run directory")
+    _require_only_rounds(known, settings)
+    return known, resume
+
+
+def _meeting(
+    coordinator: str | None, processes: int | None, process: int | None
+) -> Callable[[], None] | None:
+    """A function that joins the other processes of a run; None for a run of one."""
+    if coordinator is not None:
+        return partial(join_processes, coordinator, processes, process)
+    require(
+        processes is None and process is None,
+        "--processes and --process: give --coordinator beside them",
+    )
+    return None
+
+
+def _train_into(
+    directory: RunDirectory,
+    go: Callable[..., list[Run]],
+    resolved: Resolved,
+    checkpoints: Checkpoints,
+) -> list[Run]:
+    """Train, and write the records as they come and the results at the end."""
     with directory, answering(partial(_interrupted, directory, checkpoints)):
         with stopping_on_signals(checkpoints):
             runs = go(directory.record)
@@ -350,13 +292,15 @@ def run(
         measured = (resolved.federation, resolved.model) if jax.process_count() == 1 else ()
         write_results(directory, runs, resolved.target, *measured)
         checkpoints.remove()
-    console.print(table(runs, resolved.target))
+    return runs
+
+
+def _show_results(console: Console, runs: Sequence[Run], target: Target | None) -> None:
+    """Print the table of a run and what is to be known about it."""
+    console.print(table(runs, target))
     for lines in (other_models, validated, kept, sampled, uneven, empty_rounds, unsolved, faulty):
         for line in lines(runs):
             console.print(line)
-    if checkpoints.made:
-        console.print(str(checkpoints))
-    console.print(f"\n{printable(directory.path)}: metrics, summary, models, figure, report.html")
 
 
 def _help(go: Callable[..., Any], checkpoints: Checkpoints) -> None:
@@ -392,9 +336,14 @@ def _require_only_rounds(file: Path, settings: Sequence[str]) -> None:
         )
 
 
-def _say_where(console: Console, directory: RunDirectory) -> None:
-    """What a user should know before a run goes on."""
+def _say_where(console: Console, directory: RunDirectory, *, resumed: bool) -> None:
+    """Print what a user should know before a run begins or goes on."""
     path = printable(directory.path)
+    if directory.replaced:
+        line = f"{path}: --force replaces the results {printable(directory.replaced)}"
+        console.print(line, soft_wrap=True)
+    if not resumed:
+        return
     if directory.extended is not None:
         rounds = directory.experiment["rounds"]
         console.print(f"{path}: goes on from round {directory.extended} to {rounds}")
@@ -439,7 +388,7 @@ def diagnose(
     data_dir: DataDir = None,
 ) -> None:
     """Diagnose an experiment's federation."""
-    console, experiment, resolved = _prepare(file, settings, data_dir)
+    console, experiment, resolved = _prepare(Source(file, settings or (), data_dir))
     seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
     require(seeds, "seed: none given; at least one is needed")
     folder = out or Path("runs") / f"{file.stem}-diagnosis"
@@ -462,30 +411,24 @@ def diagnose(
 
 
 def _prepare(
-    file: Path,
-    settings: list[str] | None,
-    data_dir: Path | None,
-    devices: int | None = None,
-    meet: Callable[[], None] | None = None,
-) -> tuple[Console, Experiment, Resolved]:
+    source: Source, devices: int | None = None, meet: Callable[[], None] | None = None
+) -> Prepared:
     """Read an experiment file and load its data, with JAX set up for it.
 
     Args:
-        file: The file.
-        settings: Changes to it.
-        data_dir: Folder with data files.
+        source: The file, changes to it, and where data lie.
         devices: Devices that share a round.
         meet: Joins other processes.
     """
-    experiment = read_experiment(file, settings or ())
+    experiment = read_experiment(source.file, source.settings)
     use_cpu_devices(experiment.cohort.clients_per_round, devices)
     use_compilation_cache(cache_folder() / "xla")
     if meet is not None:
         meet()
     console = Console(quiet=True) if jax.process_index() else _console()
     with Bar("loading the data"):
-        resolved = resolve(experiment, data_dir)
-    return console, experiment, resolved
+        resolved = resolve(experiment, source.data_dir)
+    return Prepared(console, experiment, resolved)
 
 
 REPRODUCE_HELP = """Reproduce a figure or table of a paper, its numbers beside ours.

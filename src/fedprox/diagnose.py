@@ -325,93 +325,161 @@ def diagnose(
     >>> found.suggested_mu in MUS, found.theory_mu is None
     (True, True)
     """
-    check_parts(
-        federation=federation,
-        model=model,
-        solver=solver,
-        evaluation=evaluation,
-        cohort=cohort,
-        systems=systems,
-    )
-    require_whole("seed", seed, least=0, most=2**63 - SWEEP_SEEDS)
-    require(
-        len(solver.rates) == 1,
-        f"solver.learning_rate = {list(solver.rates)}; a diagnosis is for one learning rate",
-    )
-    require_whole("rounds", rounds)
-    of_clients = len(federation)
+    check_parts(evaluation=evaluation)
+    setting = _Setting(federation, model, solver, cohort, systems, rounds, seed, initial)
     if evaluation.clients is not None:
-        require(
-            evaluation.clients >= min(cohort.clients_per_round, of_clients)
-            or cohort.sampling == "proportional",
-            f"evaluation.clients = {evaluation.clients}; a diagnosis draws its cohorts of "
-            f"{cohort.clients_per_round} from them",
-        )
-        systems.check(of_clients)
-        systems = systems.of_clients(federation.drawn(evaluation.clients))
-        federation = federation.sample_clients(evaluation.clients)
-    train = federation.train
-    nothing = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
-    short = min(rounds, SWEEP_ROUNDS)
-    runs = simulate(
-        replace(federation, test=nothing, validation=None),
-        model,
-        [fedprox(mu=MUS)],
-        solver=solver,
-        cohort=cohort,
-        systems=systems,
-        rounds=short,
-        evaluation=Evaluation(every=-(-short // EVALUATIONS)),
-        seed=[seed + i for i in range(SWEEP_SEEDS)],
-        initial=initial,
-        on_progress=on_progress,
-        progress=progress,
-    )
-    begin = (
-        initial_params(model, seed) if initial is None else fitted_params("initial", model, initial)
-    )
-    longest = max(runs, key=lambda run: len(run.history))
-    evaluated = tuple(record.round for record in longest.history)
-
-    def read(mu: float, value: Callable[[Record], float]) -> Floats:
-        """A measurement of each of a mu's runs, shape (seeds, evaluations)."""
-        chosen = [run for run in runs if run.hparams["mu"] == mu]
-        return np.array([_history(run, value, len(evaluated)) for run in chosen])
-
-    losses = np.array([read(mu, lambda record: record.train_loss) for mu in MUS])
-    gaps, noise = expected_gaps(losses, evaluated, rounds)
-    suggested = suggest(MUS, gaps, noise)
+        setting = setting.sampled(evaluation.clients)
+    sweep = _sweep(setting, on_progress, progress=progress)
+    suggested = suggest(MUS, sweep.gaps, sweep.noise)
     shown = MUS[0] if suggested is None else suggested
-    quarter = losses[:, :, -_quarter(len(evaluated)) :].mean(axis=2)
-    # a round may have had no client, and the initial model had none
-    gammas = [read(shown, by)[:, 1:] for by in (lambda r: r.gamma_mean, lambda r: r.gamma_max)]
-    mean, most = (values[np.isfinite(values)] for values in gammas)
+    gamma_mean, gamma_max = sweep.gamma(shown)
     return Diagnosis(
-        of_clients=of_clients,
-        sizes=train.sizes,
-        effective_classes=effective_classes(federation),
+        of_clients=len(federation),
+        sizes=setting.federation.train.sizes,
+        effective_classes=effective_classes(setting.federation),
         classes=federation.classes,
         clients_per_round=cohort.clients_per_round,
-        curvature=curvature(federation, model, begin, seed=seed),
-        rounds=evaluated,
-        dissimilarity=read(shown, lambda record: record.dissimilarity),
-        gradient_variance=read(shown, lambda record: record.gradient_variance).mean(axis=0),
-        gamma_mean=float(mean.mean()) if len(mean) else math.nan,
-        gamma_max=float(most.max()) if len(most) else math.nan,
-        sweep=tuple(
-            Tried(mu, *found)
-            for mu, *found in zip(
-                MUS,
-                losses.mean(axis=1),
-                quarter.mean(axis=1).tolist(),
-                quarter.std(axis=1, ddof=1).tolist(),
-                gaps.tolist(),
-                strict=True,
-            )
-        ),
+        curvature=curvature(setting.federation, model, setting.first_params, seed=seed),
+        rounds=sweep.rounds,
+        dissimilarity=sweep.read(shown, lambda record: record.dissimilarity),
+        gradient_variance=sweep.read(shown, lambda record: record.gradient_variance).mean(axis=0),
+        gamma_mean=gamma_mean,
+        gamma_max=gamma_max,
+        sweep=sweep.tried,
         suggested_mu=suggested,
         planned_rounds=rounds,
     )
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """The arguments of `diagnose` that its sweep shares with the run that is planned."""
+
+    federation: Federation
+    model: Model
+    solver: Solver
+    cohort: Cohort
+    systems: Systems
+    rounds: int
+    seed: int
+    initial: Params | None
+
+    def __post_init__(self) -> None:
+        parts = ("federation", "model", "solver", "cohort", "systems")
+        check_parts(**{name: getattr(self, name) for name in parts})
+        require_whole("seed", self.seed, least=0, most=2**63 - SWEEP_SEEDS)
+        rates = list(self.solver.rates)
+        require(
+            len(rates) == 1,
+            f"solver.learning_rate = {rates}; a diagnosis is for one learning rate",
+        )
+        require_whole("rounds", self.rounds)
+
+    def sampled(self, clients: int) -> "_Setting":
+        """The same for some of the clients, with their speeds."""
+        per_round = self.cohort.clients_per_round
+        require(
+            clients >= min(per_round, len(self.federation))
+            or self.cohort.sampling == "proportional",
+            f"evaluation.clients = {clients}; a diagnosis draws its cohorts of {per_round} from "
+            "them",
+        )
+        self.systems.check(len(self.federation))
+        return replace(
+            self,
+            federation=self.federation.sample_clients(clients),
+            systems=self.systems.of_clients(self.federation.drawn(clients)),
+        )
+
+    @property
+    def first_params(self) -> Params:
+        """The parameters of the initial model."""
+        if self.initial is None:
+            return initial_params(self.model, self.seed)
+        return fitted_params("initial", self.model, self.initial)
+
+
+class _Sweep(NamedTuple):
+    """The short sweep over mu.
+
+    Attributes:
+        runs: Its runs, one for each mu and seed.
+        rounds: The evaluated rounds.
+        losses: f(w), shape (mus, seeds, evaluations).
+        gaps: The expected gap of each mu, see `expected_gaps`.
+        noise: What counts as noise among them.
+    """
+
+    runs: Sequence[Run]
+    rounds: tuple[int, ...]
+    losses: Floats
+    gaps: Floats
+    noise: float
+
+    def read(self, mu: float, value: Callable[[Record], float]) -> Floats:
+        """A measurement of each of a mu's runs, shape (seeds, evaluations)."""
+        return _read(self.runs, mu, value, len(self.rounds))
+
+    def gamma(self, mu: float) -> tuple[float, float]:
+        """Mean and maximum of gamma over a mu's local solves; NaN where it is unknown."""
+        # the initial model had no local solves, and a round may have had no client
+        means = self.read(mu, lambda record: record.gamma_mean)[:, 1:]
+        largest = self.read(mu, lambda record: record.gamma_max)[:, 1:]
+        means, largest = means[np.isfinite(means)], largest[np.isfinite(largest)]
+        return (
+            float(means.mean()) if len(means) else math.nan,
+            float(largest.max()) if len(largest) else math.nan,
+        )
+
+    @property
+    def tried(self) -> tuple[Tried, ...]:
+        """What became of each mu."""
+        late = self.losses[:, :, -_quarter(len(self.rounds)) :].mean(axis=2)
+        found = zip(
+            MUS,
+            self.losses.mean(axis=1),
+            late.mean(axis=1).tolist(),
+            late.std(axis=1, ddof=1).tolist(),
+            self.gaps.tolist(),
+            strict=True,
+        )
+        return tuple(Tried(*each) for each in found)
+
+
+def _sweep(
+    setting: _Setting, on_progress: Callable[[Progress], None] | None, *, progress: bool
+) -> _Sweep:
+    """Train FedProx with every mu for a few rounds."""
+    train = setting.federation.train
+    nothing = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
+    short = min(setting.rounds, SWEEP_ROUNDS)
+    runs = simulate(
+        replace(setting.federation, test=nothing, validation=None),
+        setting.model,
+        [fedprox(mu=MUS)],
+        solver=setting.solver,
+        cohort=setting.cohort,
+        systems=setting.systems,
+        rounds=short,
+        evaluation=Evaluation(every=-(-short // EVALUATIONS)),
+        seed=[setting.seed + i for i in range(SWEEP_SEEDS)],
+        initial=setting.initial,
+        on_progress=on_progress,
+        progress=progress,
+    )
+    longest = max(runs, key=lambda run: len(run.history))
+    rounds = tuple(record.round for record in longest.history)
+    losses = np.array([_read(runs, mu, lambda r: r.train_loss, len(rounds)) for mu in MUS])
+    gaps, noise = expected_gaps(losses, rounds, setting.rounds)
+    return _Sweep(runs, rounds, losses, gaps, noise)
+
+
+def _read(
+    runs: Sequence[Run], mu: float, value: Callable[[Record], float], evaluations: int
+) -> Floats:
+    """A measurement of each of a mu's runs, shape (seeds, evaluations)."""
+    chosen = [run for run in runs if run.hparams["mu"] == mu]
+    return np.array([_history(run, value, evaluations) for run in chosen])
 
 
 def _history(run: Run, value: Callable[[Record], float], length: int) -> list[float]:

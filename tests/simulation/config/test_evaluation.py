@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.experiment import EvaluationSection, parse, resolve
+from fedprox.experiment import parse, resolve
+from fedprox.experiment.sections import EvaluationSection
 from fedprox.simulation.config.evaluation import Evaluation
 from tests.test_cli import SMALL, status
 

@@ -1,0 +1,120 @@
+"""What messages about experiment files say: nearest names, allowed values, pydantic's mistakes."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from fedprox.errors import require
+
+Table = dict[str, Any]
+"""A table as TOML holds it."""
+
+HEADERS = {
+    **{
+        name: f"[{name}]"
+        for name in (
+            "data",
+            "model",
+            "evaluation",
+            "cohort",
+            "systems",
+            "faults",
+            "selection",
+            "solver",
+            "versions",
+        )
+    },
+    "method": "[[method]]",
+}
+"""How the sections of an experiment file are written."""
+
+KINDS: dict[Any, tuple[str, str]] = {
+    bool: ("true or false", "true or false"),
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    str: ("a string", "strings"),
+}
+"""The name of a value of each type, and of several in a list."""
+
+
+def choices(given: str, allowed: Mapping[str, Any] | Sequence[str]) -> str:
+    """The allowed names in words, after the one that is nearest to the given name, if any is."""
+    near = difflib.get_close_matches(given, list(allowed), 1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}allowed: {', '.join(allowed) or 'no more keys'}"
+
+
+def require_key(key: str, table: Mapping[str, Any], allowed: Mapping[str, Any], where: str) -> None:
+    """Raise `InputError` unless a section has a key; a key that is there instead is named."""
+    near = difflib.get_close_matches(key, list(table), 1)
+    instead = f" (is {near[0]!r} a misspelling of it?)" if near else ""
+    require(key in table, f"{where}: the key {key!r} is missing{instead}; {choices('', allowed)}")
+
+
+def allowed_values(annotation: Any) -> str:
+    """The values that a key of a type may have, in words.
+
+    >>> allowed_values(float | list[float] | None), allowed_values(int | Literal["all"])
+    ('a number or a list of numbers', 'a whole number or "all"')
+    """
+    arguments = [each for each in get_args(annotation) if each is not type(None)]
+    origin = get_origin(annotation)
+    if annotation in KINDS:
+        return KINDS[annotation][0]
+    if origin is Literal:
+        words = [f'"{each}"' for each in arguments]
+        return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
+    if origin in (list, Sequence):
+        return f"a list of {KINDS[arguments[0]][1]}"
+    if origin in (Union, UnionType):
+        return " or ".join(map(allowed_values, arguments))
+    return "a table"
+
+
+def explain(
+    error: ValidationError,
+    schema: type[BaseModel],
+    table: Mapping[str, Any],
+    where: str = "",
+    headers: Mapping[str, str] | None = None,
+) -> str:
+    """A mistake that pydantic found, in one line.
+
+    Unknown keys come before others: they may be why another is missing.
+
+    Args:
+        error: The mistakes that pydantic found.
+        schema: The schema that the table was checked against.
+        table: The table.
+        where: The name of the table; nothing for a whole file.
+        headers: How the table's sections are written; None for a table without sections.
+    """
+    headers = headers or {}
+    mistakes = error.errors()
+    mistake = next((m for m in mistakes if m["type"] == "extra_forbidden"), mistakes[0])
+    path, fields = [where] if where else [], schema.model_fields
+    annotation: Any = None
+    value: Any = table
+    for part in map(str, mistake["loc"]):
+        if part not in fields:
+            break  # an unknown key, or what pydantic calls one of the types of a value
+        path.append(part)
+        annotation, value = fields[part].annotation, value.get(part)
+        kind, *_ = get_args(annotation) or (annotation,)  # of a section that may be left out too
+        fields = getattr(kind, "model_fields", {})
+    place, last = ".".join(path), str(mistake["loc"][-1])
+    header = headers.get(place)
+    if mistake["type"] == "extra_forbidden":
+        return f"{place or 'the file'}: unknown key {last!r}; {choices(last, fields)}"
+    if mistake["type"] == "missing":
+        what = f"section {header}" if header else f"key {last!r}"
+        return f"{'.'.join(path[:-1]) or 'the file'}: the {what} is missing"
+    allowed = f"a section, written {header}" if header else allowed_values(annotation)
+    if header == HEADERS["method"]:
+        if isinstance(value, dict):
+            return f"method: write {header}, with two brackets: there may be several"
+        allowed = f"one section or several, each written {header}"
+    return f"{place} = {value!r}; it must be {allowed}"

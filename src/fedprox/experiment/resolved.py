@@ -1,0 +1,238 @@
+"""The objects that an experiment file describes."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from fedprox.algorithms import ALGORITHMS, Algorithm
+from fedprox.datasets import DATASETS
+from fedprox.datasets.sources import data_folder, places
+from fedprox.errors import InputError, require, require_whole
+from fedprox.experiment.messages import Table, explain
+from fedprox.experiment.named import named
+from fedprox.experiment.optimizers import SCHEDULES, named_optimizer
+from fedprox.experiment.sections import Experiment, InitialSection, SolverSection
+from fedprox.federation import Federation, require_share
+from fedprox.frozen import freeze
+from fedprox.model import Model, Params
+from fedprox.models import MODELS
+from fedprox.report.saved import load_model
+from fedprox.simulation.config.cohort import Cohort
+from fedprox.simulation.config.evaluation import Evaluation
+from fedprox.simulation.config.faults import Faults
+from fedprox.simulation.config.protocol import measures_of
+from fedprox.simulation.config.systems import Systems
+from fedprox.simulation.results.selection import Selection
+from fedprox.simulation.results.target import Target
+from fedprox.solver import Solver
+from fedprox.streams import check_seed
+
+
+class Resolved(NamedTuple):
+    """An experiment's objects, and the experiment with every default written out.
+
+    Attributes:
+        federation: The clients and their data.
+        model: The model to train.
+        methods: The methods to compare.
+        solver: The local solver.
+        evaluation: How records are measured.
+        cohort: How a round's clients are chosen.
+        systems: Which of them cannot finish.
+        faults: What is done about faulty updates.
+        initial: The parameters to begin with; None for those of the model.
+        table: The experiment as TOML would hold it.
+        target: What rounds are counted to.
+        selection: Whether runs keep their last or best model, and when they end without progress.
+    """
+
+    federation: Federation
+    model: Model
+    methods: list[Algorithm]
+    solver: Solver
+    evaluation: Evaluation
+    cohort: Cohort
+    systems: Systems
+    faults: Faults | None
+    initial: Params | None
+    table: Table
+    target: Target | None
+    selection: Selection
+
+
+def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
+    """Load the data and build the objects that an experiment names.
+
+    Raises:
+        InputError: An unknown name, key or value; or the data cannot be had.
+    """
+    _ = experiment.target  # refused before data are loaded
+    if experiment.validation_share is not None:
+        require_share("validation_share", experiment.validation_share)
+    section = experiment.solver.model_dump(exclude_none=True)
+    settings, section_table = _solver(section, "solver")
+    solver = Solver(**settings)
+    evaluation = Evaluation(**experiment.evaluation.model_dump())
+    cohort = Cohort(**experiment.cohort.model_dump())
+    systems = Systems(**experiment.systems.model_dump())
+    faults = Faults(**experiment.faults.model_dump()) if experiment.faults else None
+    methods = [
+        _method(table, section, solver, f"method.{i}") for i, table in enumerate(experiment.method)
+    ]
+    frozen = experiment.model.get("frozen")
+    require(
+        frozen is None or experiment.initial is not None,
+        "model.frozen: it needs initial, from which the frozen values come",
+    )
+    model_section = {key: value for key, value in experiment.model.items() if key != "frozen"}
+    make_model, model_table = named(model_section, MODELS, "model", Model)
+    federation, data_table = _federation(experiment, data_dir)
+    table = experiment.model_dump(exclude_none=True)
+    if evaluation.of(federation).clients is None:
+        table["evaluation"].pop("clients", None)
+    table |= {"data": data_table, "model": model_table, "method": [t for _, t in methods]}
+    table["solver"] |= section_table
+    algorithms = [algorithm for algorithm, _ in methods]
+    model = make_model(federation)
+    initial = _initial(experiment.initial, model, data_dir)
+    if frozen is not None:
+        part = freeze(model, initial, frozen)
+        model, initial, model_table["frozen"] = part.model, part.trained(initial), frozen
+    known = measures_of(model, federation)
+    selection = Selection(**experiment.selection.model_dump()).among(known)
+    if selection.measure is not None:
+        table["selection"]["measure"] = selection.measure
+    target = experiment.target_with(validated=bool(federation.validation))
+    if target is not None:
+        target = target.among(known, model.metrics)
+        if target.key != "target_metric":  # a measure that has a key of its own
+            table.pop("target_metric", None)
+        table[target.key] = target.setting
+    return Resolved(
+        federation,
+        model,
+        algorithms,
+        solver,
+        evaluation,
+        cohort,
+        systems,
+        faults,
+        initial,
+        table,
+        target,
+        selection,
+    )
+
+
+def _federation(experiment: Experiment, data_dir: Path | None) -> tuple[Federation, Table]:
+    """The clients with the rows that are used, and `[data]` with every default."""
+    federation, table = load_data(experiment.data, data_dir)
+    if experiment.client_rows is not None:
+        require_whole("client_rows", experiment.client_rows)
+        # another seed than that by which evaluations choose among these
+        federation = federation.sample(experiment.client_rows, seed=1)
+    if experiment.validation_share is not None:
+        try:
+            federation = federation.hold_out(experiment.validation_share)
+        except InputError as error:
+            raise InputError(f"validation_share: {error}") from None
+    return federation, table
+
+
+def _initial(
+    given: str | InitialSection | None, model: Model, data_dir: Path | None
+) -> Params | None:
+    """The parameters that a path names, as seen from here or from the data folder; None without."""
+    if given is None:
+        return None
+    path, label, seed = (
+        (given, None, None) if isinstance(given, str) else given.model_dump().values()
+    )
+    looked = places(path, data_dir)
+    found = next((place for place in looked if place.exists()), None)
+    if found is None:
+        raise InputError(f"initial: no {' and no '.join(map(str, looked))}")
+    return load_model(found, label, seed, model=model)
+
+
+def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Table]:
+    """The federation that a `[data]` section names, and the section with every default.
+
+    Raises:
+        InputError: An unknown name, key or value; or the data cannot be had.
+    """
+    load, table = named(data, DATASETS, "data", Federation)
+    if "seed" in table:
+        check_seed(table["seed"], "data.seed")  # the file has a seed of runs too
+    data_folder(data_dir)  # it must be there, also for data that need no files
+    takes_folder = "data_dir" in inspect.signature(load).parameters
+    return (load(data_dir=data_dir) if takes_folder else load()), table
+
+
+def _method(
+    table: Mapping[str, Any], section: Table, solver: Solver, where: str
+) -> tuple[Algorithm, Table]:
+    """The algorithm that a `[[method]]` names, and the section with every default.
+
+    Args:
+        table: The section.
+        section: `[solver]`, of which the method may have settings of its own.
+        solver: The solver that it describes.
+        where: The name of the section.
+    """
+    own = table.get("solver", {})
+    given = {key: value for key, value in table.items() if key != "solver"}
+    build, shown = named(given, ALGORITHMS, where, Algorithm)
+    algorithm: Algorithm = build()
+    require(isinstance(own, dict), f"{where}.solver = {own!r}; it must be a table")
+    if own:
+        where = f"{where}.solver"
+        try:
+            checked = SolverSection.model_validate(section | own).model_dump(include=set(own))
+        except ValidationError as error:
+            raise InputError(explain(error, SolverSection, own, where)) from None
+        settings, own_table = _solver(checked, where)
+        algorithm = algorithm.with_solver(**settings)
+        try:
+            algorithm.solver(solver)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        shown["solver"] = own | own_table
+    return algorithm, shown
+
+
+def _solver(section: Table, where: str) -> tuple[Table, Table]:
+    """The settings of a `Solver` that a section names, and its schedule with every default."""
+    settings = {k: v for k, v in section.items() if k not in ("optimizer", "optimizer_options")}
+    shown: Table = {}
+    if isinstance(section.get("learning_rate"), dict):
+        schedule, table = _schedule(section["learning_rate"], f"{where}.learning_rate")
+        settings["learning_rate"], shown = schedule, {"learning_rate": table}
+    if "optimizer" in section:
+        options = section.get("optimizer_options", {})
+        where = f"{where}.optimizer"
+        settings["optimizer"] = named_optimizer(section["optimizer"], options, where)
+    else:
+        require(
+            "optimizer_options" not in section,
+            f"{where}.optimizer_options: give optimizer beside it",
+        )
+    return settings, shown
+
+
+def _schedule(table: Table, where: str) -> tuple[Callable[[int], Any], Table]:
+    """The schedule that a table names, called by its name and options, and the whole table."""
+    build, shown = named(table, SCHEDULES, where, None, key="schedule")
+    made = build()
+
+    @functools.wraps(made, assigned=())  # which says that it is one of optax's
+    def schedule(round_: int) -> Any:
+        return made(round_)
+
+    options = {key: value for key, value in table.items() if key != "schedule"}
+    schedule.__name__ = " ".join([table["schedule"], *(f"{k}={v}" for k, v in options.items())])
+    return schedule, shown

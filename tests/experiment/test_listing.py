@@ -1,0 +1,83 @@
+"""All keys of experiment files as rows."""
+
+import tomllib
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel
+
+import fedprox as fp
+from fedprox.experiment import Experiment, Key, keys, parse
+from fedprox.experiment.listing import as_toml, table_of
+from fedprox.experiment.messages import HEADERS, allowed_values
+from fedprox.experiment.sections import NAMED
+from fedprox.files.toml import parse_toml
+from tests.test_cli import SMALL
+
+ROWS = keys()
+
+
+def test_each_key_is_listed_once_under_its_section() -> None:
+    places = [(row.section, row.key) for row in ROWS]
+    assert len(set(places)) == len(places)
+    expected = set()
+    for name, field in Experiment.model_fields.items():
+        schema = NAMED.get(name) or table_of(field)
+        if name != "versions":
+            expected |= {(name, key) for key in schema.model_fields} if schema else set()
+            expected |= {("", name)} if name not in HEADERS else set()
+    assert set(places) == expected
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.section}.{row.key}")
+def test_a_row_says_everything(row: Key) -> None:
+    assert row.description[0].isupper() or row.description.startswith("`")
+    assert row.description.endswith(".")
+    assert row.description.isprintable()
+    assert row.type
+    if row.default not in ("", "required"):
+        parse_toml(f"key = {row.default}")
+
+
+def test_rows_hold_types_and_defaults() -> None:
+    found = {(row.section, row.key): (row.type, row.default) for row in ROWS}
+    assert found["", "rounds"] == ("a whole number", "required")
+    assert found["", "seed"] == ("a whole number or a list of whole numbers", "0")
+    assert found["evaluation", "model"] == ('one of "server", "cohort", "clients"', '"server"')
+    assert found["evaluation", "rows"] == ("a whole number", "")
+    assert found["evaluation", "gradients"] == ("true or false", "true")
+    assert found["initial", "path"] == ("a string", "required")
+    assert found["solver", "optimizer_options"] == ("a table", "{}")
+    assert found["model", "name"] == ("a string", '"logistic"')
+
+
+def test_defaults_are_those_of_a_file_without_the_keys() -> None:
+    table = {
+        "rounds": 1,
+        "data": {"name": "synthetic"},
+        "cohort": {"clients_per_round": 1},
+        "faults": {},
+        "solver": {"learning_rate": 0.1, "batch_size": 1, "epochs": 1},
+        "method": [{"name": "fedavg"}],
+    }
+    experiment = parse("small", table)
+    for row in ROWS:
+        if row.section in NAMED or row.default in ("", "required"):
+            continue
+        place = getattr(experiment, row.section) if row.section else experiment
+        assert as_toml(getattr(place, row.key)) == row.default, row
+
+
+def test_types_are_those_of_messages() -> None:
+    for row in ROWS:
+        if row.section and row.section not in NAMED and row.key != "optimizer":
+            schema = table_of(Experiment.model_fields[row.section])
+            assert schema is not None
+            assert issubclass(schema, BaseModel)
+            annotation = schema.model_fields[row.key].annotation
+            assert allowed_values(annotation) == row.type, get_args(annotation)
+
+
+def test_a_section_that_is_no_table_is_refused_with_its_header() -> None:
+    with pytest.raises(fp.InputError, match=r"it must be a section, written \[selection\]"):
+        parse("small", tomllib.loads(SMALL) | {"selection": 5})
