@@ -179,7 +179,6 @@ An experiment file, with every key:
   stragglers = 0.9              # fraction of each cohort that cannot finish; or by the clock:
                                 # deadline = 60.0, step_seconds = 0.1 (or one for each client),
                                 # spread = 1.0 of their log-normal speeds
-  partial = "uniform"           # stragglers' epochs; or as in the authors' "code"
 
 \b
   [selection]

@@ -26,7 +26,7 @@ from fedprox.report.saved import load_model
 from fedprox.simulation.config.cohort import Cohort, Sampling
 from fedprox.simulation.config.faults import Faults, Policy
 from fedprox.simulation.config.protocol import Storage, clients_to_draw, measures_of
-from fedprox.simulation.config.systems import Partial, Systems
+from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.described import IN_PYTHON
 from fedprox.simulation.results.record import Record
@@ -77,13 +77,17 @@ class CohortSection(_Section):
 
 
 class SystemsSection(_Section):
-    """`[systems]`: see `fedprox.Systems`."""
+    """`[systems]`: see `fedprox.Systems`.
+
+    `straggler_epochs` is "package.module:function"; the function takes no argument and returns the
+    one that draws.
+    """
 
     stragglers: float = 0.0
     deadline: float | None = None
     step_seconds: float | list[float] | None = None
     spread: float = 0.0
-    partial: Partial = "uniform"
+    straggler_epochs: str | None = None
 
 
 class SelectionSection(_Section):
@@ -297,7 +301,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     settings, section_table = _solver(section, "solver")
     solver = Solver(**settings)
     cohort = Cohort(**experiment.cohort.model_dump())
-    systems = Systems(**experiment.systems.model_dump())
+    systems = _systems(experiment.systems)
     faults = Faults(**experiment.faults.model_dump()) if experiment.faults else None
     methods = [
         _method(table, section, solver, f"method.{i}") for i, table in enumerate(experiment.method)
@@ -353,6 +357,14 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
         target,
         selection,
     )
+
+
+def _systems(section: SystemsSection) -> Systems:
+    """What `[systems]` describes, with its function imported."""
+    settings = section.model_dump()
+    name = settings.pop("straggler_epochs")
+    draw = import_function("systems.straggler_epochs", name, None)() if name is not None else None
+    return Systems(**settings, straggler_epochs=draw)
 
 
 def _initial(

@@ -9,8 +9,6 @@ The mean is weighted by n_k under uniform sampling (section 5.1, the papers' exp
 under proportional sampling (Algorithm 2 as written).
 """
 
-import jax
-
 from fedprox.algorithms.base import Algorithm, ClientContext, HParams, check_hparam
 from fedprox.model import Params
 from fedprox.solver import HParam
@@ -23,21 +21,12 @@ def proximal(params: Params, hparams: HParams, context: ClientContext) -> Subpro
     return Subproblem(start=params, mu=hparams["mu"], anchor=params)
 
 
-def linear_half(params: Params, hparams: HParams, context: ClientContext) -> Subproblem:
-    """h_k(w) = F_k(w) - mu <w^t, w>, from w^t: the proximal term without (mu / 2) ||w||^2."""
-    del context
-    return Subproblem(params, linear=jax.tree.map(lambda w: -hparams["mu"] * w, params))
-
-
-def fedprox(mu: HParam, *, quadratic: bool = True, adapt: bool = False) -> Algorithm:
+def fedprox(mu: HParam, *, adapt: bool = False) -> Algorithm:
     """FedProx (Li et al. 2020, Algorithm 2), keeping stragglers' partial work.
 
     Args:
         mu: Weight of the proximal term, at least 0, or several to sweep over. 0 is FedAvg that
             keeps partial work.
-        quadratic: False leaves (mu / 2) ||w||^2 out of the proximal term, as the code of Acar et
-            al. 2021 most likely did when their tables were made. What is left holds nothing back:
-            it makes weights grow.
         adapt: Let mu follow the loss, beginning with the one given (section 5.3.2); see
             `fedprox.algorithms.adaptive`.
 
@@ -50,9 +39,8 @@ def fedprox(mu: HParam, *, quadratic: bool = True, adapt: bool = False) -> Algor
     values = check_hparam("fedprox: mu", mu)
     return Algorithm(
         "fedprox",
-        proximal if quadratic else linear_half,
+        proximal,
         hparams={"mu": values},
         stragglers="keep",
-        variant="" if quadratic else "without the quadratic",
         adapt=adapt,
     )

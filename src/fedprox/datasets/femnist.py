@@ -46,7 +46,6 @@ def femnist(
     *,
     classes_per_client: int | None = None,
     clients: int | None = None,
-    overlap: bool = False,
     train_share: float | None = None,
     seed: int = 0,
     data_dir: str | Path | None = None,
@@ -70,8 +69,6 @@ def femnist(
             "letters" has 3.
         clients: Of the letters: number of clients where not 200. Of the writers: so many of them,
             chosen at random; all where left out.
-        overlap: Of the letters only: a mistake of the authors' generator, by which all clients
-            with a class hold the same images of it; see `partition.rotating_classes`.
         train_share: Of the letters only: 0.8 by the paper (appendix C.2) where left out.
         seed: Seed of the letters' partition, or of the choice of writers.
         data_dir: Folder with the files; else `FEDPROX_DATA`; else they are downloaded once. For the
@@ -91,7 +88,6 @@ def femnist(
     if partition == "writers":
         given = {
             "classes_per_client": classes_per_client,
-            "overlap": overlap or None,
             "train_share": train_share,
         }
         for name, value in given.items():
@@ -100,27 +96,44 @@ def femnist(
                 f'data.{name} = {value}; partition "writers" is divided by its files',
             )
         return _writers(clients, seed, data_dir)
-    letters, each, mean, deviation = (
+    count, each, mean, deviation = (
         (10, 5, 4.0, 1.0) if partition == "letters" else (26, 20, 5.07, 1.34)
     )
-    images, labels = lower_case(data_dir)
-    chosen = labels < letters
-    images, labels = images[chosen], labels[chosen]
+    images, labels = letters(count, data_dir)
     parts = partitions.rotating_classes(
         labels,
         clients=200 if clients is None else clients,
         classes_per_client=each if classes_per_client is None else classes_per_client,
         mean=mean,
         deviation=deviation,
-        overlap=overlap,
         seed=seed,
     )
     share = 0.8 if train_share is None else train_share
+    return by_letters(images, labels, parts, classes=count, train_share=share, seed=seed)
+
+
+def letters(count: int, data_dir: str | Path | None) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+    """Images and labels of the first lower-case letters, white on black."""
+    images, labels = lower_case(data_dir)
+    chosen = labels < count
+    return images[chosen], labels[chosen]
+
+
+def by_letters(
+    images: NDArray[np.uint8],
+    labels: NDArray[Any],
+    parts: list[partitions.Indices],
+    *,
+    classes: int,
+    train_share: float,
+    seed: int,
+) -> Federation:
+    """The letters divided over clients, dark on white, with each client's own test rows."""
     train, test = (
         partitions.take(Prepared(images, dark_on_white), labels, part)
-        for part in partitions.split(parts, train_share=share, seed=seed)
+        for part in partitions.split(parts, train_share=train_share, seed=seed)
     )
-    return Federation(train, test, letters, tuple(map(str, range(len(parts)))))
+    return Federation(train, test, classes, tuple(map(str, range(len(parts)))))
 
 
 def dark_on_white(raw: jax.Array) -> jax.Array:

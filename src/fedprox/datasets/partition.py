@@ -17,6 +17,7 @@ clients have the same sizes whatever their labels.
 """
 
 from bisect import bisect_right
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -409,7 +410,6 @@ def rotating_classes(
     classes_per_client: int = 5,
     mean: float = 4.0,
     deviation: float = 1.0,
-    overlap: bool = False,
     seed: int,
 ) -> list[Indices]:
     """Some classes to a client, in turn, with log-normal sizes.
@@ -427,9 +427,6 @@ def rotating_classes(
         classes_per_client: m.
         mean: Mean of log(n_u - 5).
         deviation: Standard deviation of log(n_u - 5).
-        overlap: The authors' generator gives the first rows of class c to every client with class
-            c, by a reversed inequality. With True ours does so too: rows are then given to many
-            clients, and one client's training rows are another's test rows.
         seed: Seed.
 
     >>> labels = np.repeat([0, 1, 2], 400)
@@ -437,6 +434,48 @@ def rotating_classes(
     >>> np.unique(labels[parts[2]]).tolist()
     [0, 2]
     """
+    requests = rotating_requests(
+        labels,
+        clients=clients,
+        classes_per_client=classes_per_client,
+        mean=mean,
+        deviation=deviation,
+        seed=seed,
+    )
+    parts: list[list[Indices]] = [[] for _ in range(clients)]
+    for pool, holders, counts in requests:
+        if counts.sum() > len(pool):
+            counts = 1 + (counts - 1) * (len(pool) - len(holders)) // (counts - 1).sum()
+        ends = np.cumsum(counts)
+        for u, count, end in zip(holders, counts, ends, strict=True):
+            parts[u].append(pool[end - count : end])
+    return [np.concatenate(part) for part in parts]
+
+
+class ClassRequest(NamedTuple):
+    """What clients ask for of one class.
+
+    Attributes:
+        pool: The rows of the class, in random order.
+        clients: The clients that hold the class.
+        counts: The rows that each of them asks for, shape (holders,).
+    """
+
+    pool: Indices
+    clients: list[int]
+    counts: NDArray[np.int64]
+
+
+def rotating_requests(
+    labels: NDArray[np.generic],
+    *,
+    clients: int,
+    classes_per_client: int,
+    mean: float,
+    deviation: float,
+    seed: int,
+) -> list[ClassRequest]:
+    """What the clients of `rotating_classes` ask for, class by class."""
     classes = int(labels.max()) + 1
     require_whole("data.clients", clients)
     require_whole("data.classes_per_client", classes_per_client)
@@ -448,24 +487,15 @@ def rotating_classes(
     sizes = stream.lognormal(mean, deviation, clients).astype(int) + 5
     pools = [stream.permutation(np.flatnonzero(labels == c)) for c in range(classes)]
     asked = np.maximum(sizes // classes_per_client, 2)
-    parts: list[list[Indices]] = [[] for _ in range(clients)]
+    requests = []
     for c, pool in enumerate(pools):
         holders = [u for u in range(clients) if (c - u) % classes < classes_per_client]
-        wanted = asked[holders]
         require(
             len(holders) <= len(pool),
             f"data.clients = {clients}; class {c} has {len(pool)} rows for {len(holders)} clients",
         )
-        if overlap:
-            given = [pool[:count] for count in wanted]
-        else:
-            if wanted.sum() > len(pool):
-                wanted = 1 + (wanted - 1) * (len(pool) - len(holders)) // (wanted - 1).sum()
-            ends = np.cumsum(wanted)
-            given = [pool[end - count : end] for end, count in zip(ends, wanted, strict=True)]
-        for u, rows in zip(holders, given, strict=True):
-            parts[u].append(rows)
-    return [np.concatenate(part) for part in parts]
+        requests.append(ClassRequest(pool, holders, asked[holders]))
+    return requests
 
 
 def split(
