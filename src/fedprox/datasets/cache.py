@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.datasets.sources import cache_folder, reading
+from fedprox.datasets.sources import cache_folder
 from fedprox.files.mapping import map_file
+from fedprox.files.packed import reading
 
 Arrays = dict[str, NDArray[Any]]
 

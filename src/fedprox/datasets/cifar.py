@@ -1,12 +1,9 @@
 """CIFAR-10 and CIFAR-100: small colour photographs (Krizhevsky 2009)."""
 
-import io
-import pickle
-import tarfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -16,13 +13,14 @@ from fedprox.datasets import augmentation as augmentations
 from fedprox.datasets import partition as partitions
 from fedprox.datasets import sources
 from fedprox.datasets.cache import Arrays, prepared
-from fedprox.errors import InputError, reason, require, require_one_of
+from fedprox.errors import require, require_one_of
 from fedprox.features import Prepared
 from fedprox.federation import Federation
+from fedprox.files.packed import Stream, reading, tar_members
+from fedprox.files.pickled import PickledBytes, read_pickle
 
 Partition = Literal["iid", "dirichlet"]
 Augmentation = Literal["none", "fedavg", "feddyn"]
-Stream = IO[bytes] | io.BufferedIOBase
 
 
 def cifar_10(
@@ -206,40 +204,18 @@ def _arrays(cifar: Cifar, data_dir: str | Path | None) -> Arrays:
     if archive is None:
         archive = sources.find(cifar.source, cifar.name, data_dir)
     return prepared(
-        cifar.name, [archive], {}, lambda: _parse(cifar, archive, _members(cifar, archive))
+        cifar.name,
+        [archive],
+        {},
+        lambda: _parse(cifar, archive, tar_members(archive, (*cifar.train, cifar.test))),
     )
 
 
 def _unpacked(cifar: Cifar, folder: Path) -> Iterator[tuple[str, Stream]]:
     """The files of an unpacked archive."""
     for name in (*cifar.train, cifar.test):
-        with sources.reading(folder / name, unpack=False) as file:
+        with reading(folder / name, unpack=False) as file:
             yield name, file
-
-
-def _members(cifar: Cifar, path: Path) -> Iterator[tuple[str, Stream]]:
-    """The same files of an archive, in whatever order, unpacked on the way."""
-    try:
-        with (
-            sources.reading(path) as unpacked,
-            tarfile.open(fileobj=unpacked, mode="r|") as archive,
-        ):
-            for member in archive:
-                sources.require_inside(path, member.name)
-                require(
-                    (member.isreg() or member.isdir()) and not member.issparse(),
-                    f"{path}: {member.name!r} is neither a file nor a folder",
-                )
-                name = member.name.rsplit("/")[-1]
-                file = archive.extractfile(member)
-                if file is not None and name in (*cifar.train, cifar.test):
-                    yield name, file
-            while unpacked.read(sources.BUFFER):
-                pass  # to the checksum at its end
-    except InputError:
-        raise
-    except Exception as error:  # a damaged archive can fail in any way
-        raise InputError(f"{path}: cannot be read: {reason(error)}") from None
 
 
 def _parse(cifar: Cifar, path: Path, files: Iterator[tuple[str, Stream]]) -> Arrays:
@@ -256,9 +232,9 @@ def _parse(cifar: Cifar, path: Path, files: Iterator[tuple[str, Stream]]) -> Arr
 
 def _batch(cifar: Cifar, where: str, file: Stream) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Images and labels of a pickled batch, in which rows are planes of red, green and blue."""
-    content = _unpickle(where, file)
+    content = read_pickle(where, file)
     images, labels = content.get(b"data"), content.get(cifar.labels)
-    images = images.array if isinstance(images, _Bytes) else np.zeros((0, 0), np.uint8)
+    images = images.array if isinstance(images, PickledBytes) else np.zeros((0, 0), np.uint8)
     require(
         images.ndim == 2
         and images.shape[1] == 3072
@@ -271,110 +247,3 @@ def _batch(cifar: Cifar, where: str, file: Stream) -> tuple[NDArray[np.uint8], N
     )
     planes = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(planes), np.array(labels, np.uint8)
-
-
-class _Kind:
-    """The type of a pickled array."""
-
-    def __init__(self, name: Any, *_: Any) -> None:
-        if name not in ("u1", b"u1"):
-            raise pickle.UnpicklingError("an array of other things than bytes")
-
-    def __setstate__(self, state: Any) -> None:
-        """Byte order and the like, which bytes do not have."""
-
-
-class _Bytes:
-    """A pickled array of bytes."""
-
-    def __init__(self, *_: Any) -> None:
-        self.array: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)
-
-    def __setstate__(self, state: Any) -> None:
-        _, shape, kind, columns_first, content = state
-        if not (isinstance(kind, _Kind) and isinstance(content, bytes)):
-            raise pickle.UnpicklingError("an array of other things than bytes")
-        order: Literal["F", "C"] = "F" if columns_first else "C"
-        self.array = np.frombuffer(content, np.uint8).reshape(shape, order=order)
-
-
-OPERATIONS = (
-    *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.NONE, pickle.NEWTRUE),
-    *(
-        pickle.NEWFALSE,
-        pickle.BININT,
-        pickle.BININT1,
-        pickle.BININT2,
-        pickle.LONG1,
-        pickle.BINFLOAT,
-    ),
-    *(pickle.BINSTRING, pickle.SHORT_BINSTRING, pickle.BINUNICODE, pickle.SHORT_BINUNICODE),
-    *(pickle.BINBYTES, pickle.SHORT_BINBYTES, pickle.BINBYTES8, pickle.EMPTY_TUPLE, pickle.TUPLE),
-    *(pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.EMPTY_LIST, pickle.APPEND),
-    *(pickle.APPENDS, pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS, pickle.BINGET),
-    *(pickle.LONG_BINGET, pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE, pickle.GLOBAL),
-    *(pickle.STACK_GLOBAL, pickle.REDUCE, pickle.BUILD),
-)
-"""Those operations of protocols 2 to 4 that containers, numbers, strings and arrays need."""
-
-
-class _Unpickler(pickle._Unpickler):
-    """Reads plain containers, numbers, strings and arrays of bytes, and nothing else.
-
-    A pickle is a program. Of its operations only `OPERATIONS` are carried out, and of the functions
-    that it names only the two classes above are ever called. This is Python's own unpickler as it
-    is written in Python: the one in C makes room for whatever a pickle announces.
-    """
-
-    stack: list[Any]
-
-    def _set_item(self) -> None:
-        self._check_keys(self.stack[-2:-1])
-        pickle._Unpickler.dispatch[pickle.SETITEM[0]](self)  # type: ignore[arg-type]
-
-    def _set_items(self) -> None:
-        self._check_keys(self.stack[::2])
-        pickle._Unpickler.dispatch[pickle.SETITEMS[0]](self)  # type: ignore[arg-type]
-
-    def _check_keys(self, keys: list[Any]) -> None:
-        # a few bytes can make a tuple of tuples that takes for ever to hash
-        if not all(isinstance(key, str | bytes) for key in keys):
-            raise pickle.UnpicklingError("a key that is not a string")
-
-    dispatch: ClassVar[dict[int, Any]] = {
-        **{code[0]: pickle._Unpickler.dispatch[code[0]] for code in OPERATIONS},
-        pickle.SETITEM[0]: _set_item,
-        pickle.SETITEMS[0]: _set_items,
-    }
-
-    allowed: ClassVar[dict[tuple[str, str], Any]] = {
-        ("numpy.core.multiarray", "_reconstruct"): _Bytes,
-        ("numpy._core.multiarray", "_reconstruct"): _Bytes,
-        ("numpy", "ndarray"): None,
-        ("numpy", "dtype"): _Kind,
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.allowed:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not allowed")
-        return self.allowed[module, name]
-
-
-def _unpickle(where: str, file: Stream) -> dict[bytes, Any]:
-    """A pickled dictionary of Python 2 or 3."""
-    try:
-        content = _Unpickler(io.BytesIO(file.read()), encoding="bytes").load()
-    except InputError:
-        raise
-    except Exception as error:  # a damaged pickle can fail in any way
-        what = (
-            f"it asks for operation {error}, which is not allowed"
-            if isinstance(error, KeyError)
-            else reason(error)
-        )
-        raise InputError(f"{where}: not a pickle that can be read: {what}") from None
-    require(isinstance(content, dict), f"{where}: not a pickled dictionary")
-    return {
-        key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key: content[key]
-        for key in content
-    }

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.augmentation import standardise
 from fedprox.datasets.cache import Arrays, prepared
-from fedprox.datasets.mnist import parse_idx
-from fedprox.datasets.npy import npz
-from fedprox.datasets.sources import EMNIST, find, most, present, reading
+from fedprox.datasets.sources import EMNIST, find, present
 from fedprox.errors import require
 from fedprox.features import Prepared
 from fedprox.federation import Federation
+from fedprox.files.idx import parse_idx
+from fedprox.files.npy import npz
+from fedprox.files.packed import reading, unpacked_limit
 from fedprox.streams import Purpose, generator
 
 LOWER_CASE = 36
@@ -141,7 +142,7 @@ def _split(path: Path, name: str, classes: int) -> tuple[NDArray[np.uint8], NDAr
 def _idx(path: Path, name: str) -> NDArray[np.uint8]:
     """A packed idx file in an archive."""
     with reading(path, name) as file:
-        return parse_idx(file, f"{path}/{name}", most(path.stat().st_size))
+        return parse_idx(file, f"{path}/{name}", unpacked_limit(path.stat().st_size))
 
 
 def check(path: Path, x: NDArray[np.generic], y: NDArray[np.generic], classes: int) -> None:

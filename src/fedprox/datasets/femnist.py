@@ -21,18 +21,18 @@ from fedprox.datasets.cache import Arrays, prepared
 from fedprox.datasets.emnist import check, lower_case
 from fedprox.datasets.leaf import leaf
 from fedprox.datasets.mnist import unit
-from fedprox.datasets.npy import npz
 from fedprox.datasets.sources import (
     FEMNIST_SQLITE,
     FEMNIST_WRITERS,
     data_folder,
     find,
-    most,
     present,
 )
 from fedprox.errors import InputError, distinct, reason, require, require_one_of, require_whole
 from fedprox.features import Prepared
 from fedprox.federation import Federation, Rows, offsets_of
+from fedprox.files.npy import npz
+from fedprox.files.packed import unpacked_limit
 from fedprox.streams import Purpose, generator
 
 Writer = tuple[NDArray[np.uint8], NDArray[np.uint8]]
@@ -295,7 +295,7 @@ FEW = {"max_array_len": 4, "max_map_len": 16}
 def _unpacked(data: Any) -> Any:
     """What zlib and MessagePack have packed, arrays as `msgpack.ExtType`."""
     unpack = zlib.decompressobj()
-    raw = unpack.decompress(data, most(len(data)))
+    raw = unpack.decompress(data, unpacked_limit(len(data)))
     if not unpack.eof:
         raise ValueError("they are cut short, or unpack to too much for their size")
     return msgpack.unpackb(raw, raw=True, **FEW)

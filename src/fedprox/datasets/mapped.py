@@ -24,11 +24,11 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import ArrayLike, NDArray
 
-from fedprox.datasets.npy import require_words
 from fedprox.datasets.sources import places
 from fedprox.errors import InputError, require, require_whole
 from fedprox.federation import MOST_CLASSES, Client, Examples, Federation, Names, Rows
 from fedprox.files.mapping import let_go, map_file
+from fedprox.files.npy import require_words
 
 Array = NDArray[Any]
 

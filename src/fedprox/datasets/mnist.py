@@ -1,11 +1,9 @@
 """MNIST (LeCun et al. 1998) as a federation."""
 
-import math
-import struct
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +12,11 @@ from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.augmentation import standardise
-from fedprox.datasets.sources import MNIST, QMNIST, find, most, reading, take
+from fedprox.datasets.sources import MNIST, QMNIST, find
 from fedprox.errors import require, require_one_of
 from fedprox.features import Prepared
 from fedprox.federation import Federation
+from fedprox.files.idx import read_idx
 
 
 def mnist(
@@ -181,50 +180,3 @@ def _pixel_statistics(
         mean.reshape(shape).astype(np.float32),
         (1 / (deviation + 0.001)).reshape(shape).astype(np.float32),
     )
-
-
-def read_idx(path: Path, kind: type[Any] = np.uint8) -> NDArray[Any]:
-    """Read an idx file, packed (.gz) or not.
-
-    Args:
-        path: The file.
-        kind: What it must hold: np.uint8 or np.int32.
-
-    Raises:
-        InputError: It is damaged, cut short, or holds something else.
-    """
-    with reading(path) as file:
-        packed = path.suffix == ".gz"
-        size = path.stat().st_size
-        return parse_idx(file, str(path), most(size) if packed else size, kind)
-
-
-_IDX: dict[type[Any], tuple[int, str, np.dtype[Any]]] = {
-    np.uint8: (8, "unsigned bytes", np.dtype("u1")),
-    np.int32: (12, "32-bit numbers", np.dtype(">i4")),
-}
-"""Code of each kind in an idx file, what to call it, and how it is stored."""
-
-
-def parse_idx(
-    file: IO[bytes], where: str, largest: int, kind: type[Any] = np.uint8
-) -> NDArray[Any]:
-    """The array in an idx file called `where`, of so many bytes at most; see `read_idx`."""
-    code, what, stored = _IDX[kind]
-    head = file.read(4)
-    dimensions = head[3] if len(head) == 4 and head[:3] == bytes([0, 0, code]) else 0
-    lengths = file.read(4 * dimensions)
-    require(
-        1 <= dimensions <= 4 and len(lengths) == 4 * dimensions,
-        f"{where}: not an idx file of {what}",
-    )
-    shape = struct.unpack(f">{dimensions}I", lengths)
-    require(0 not in shape, f"{where}: its header says that it holds nothing: shape {shape}")
-    needed = math.prod(shape) * stored.itemsize
-    content = take(file, min(needed, largest))
-    require(
-        len(content) == needed and not file.read(1),
-        f"{where}: {'more' if len(content) == needed else len(content)} bytes of data where its "
-        f"header says {needed}",
-    )
-    return np.frombuffer(content, stored).reshape(shape).astype(kind, copy=False)

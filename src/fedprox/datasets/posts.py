@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
 from fedprox.datasets.sequences import spans, unroll
-from fedprox.datasets.sources import places, reading, text_lines
+from fedprox.datasets.sources import places
 from fedprox.datasets.words import split_words
 from fedprox.errors import InputError, require, require_number, require_whole
 from fedprox.federation import Federation, Rows, offsets_of
+from fedprox.files.packed import reading, text_lines
 from fedprox.streams import Purpose, generator
 
 UNKNOWN, BEGIN = 0, 1

@@ -12,20 +12,13 @@ from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
-from fedprox.datasets.sources import (
-    LINE,
-    SENT140,
-    data_folder,
-    find,
-    present,
-    reading,
-    text_lines,
-)
+from fedprox.datasets.sources import SENT140, data_folder, find, present
 from fedprox.datasets.users import by_user
 from fedprox.datasets.words import most_frequent, split_words, word_vectors
 from fedprox.errors import InputError, require, require_one_of, require_whole
 from fedprox.features import Vectors
 from fedprox.federation import Federation, Rows, offsets_of
+from fedprox.files.packed import LINE, reading, text_lines
 from fedprox.streams import Purpose, generator
 
 LENGTH = 25

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
 from fedprox.datasets.sequences import unroll
-from fedprox.datasets.sources import SHAKESPEARE, find, present, reading, text_lines
+from fedprox.datasets.sources import SHAKESPEARE, find, present
 from fedprox.errors import require, require_one_of, require_whole
 from fedprox.features import Windows
 from fedprox.federation import Federation, Rows, offsets_of
+from fedprox.files.packed import reading, text_lines
 from fedprox.streams import Purpose, generator
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"

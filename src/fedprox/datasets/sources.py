@@ -1,19 +1,15 @@
 """Where data files come from: a folder of the user's, or a checked download kept in a cache."""
 
-import gzip
-import io
 import logging
-import lzma
 import os
 import time
-import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path, PureWindowsPath
-from typing import IO, Any, NamedTuple
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
 
 from fedprox.bar import Bar
-from fedprox.errors import InputError, reason, require
+from fedprox.errors import InputError, require
 
 
 class Source(NamedTuple):
@@ -194,188 +190,6 @@ def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | No
         return None
     inside = (folder / subfolder / name, folder / name)
     return next((place for place in inside if place.is_file()), None)
-
-
-LINE = 1 << 24
-"""Bytes of a line; a longer one is no text."""
-
-ROOM, RATIO = 1 << 24, 200
-"""Bytes that any packed file may unpack to, and for each of its own bytes."""
-
-
-def most(packed: int) -> int:
-    """Bytes that a packed file of that many may unpack to.
-
-    Data files unpack to three to thirty times their size. What unpacks to a thousand times is made
-    to fill the memory.
-    """
-    return ROOM + RATIO * packed
-
-
-@contextmanager
-def reading(
-    path: Path, member: str | None = None, *, unpack: bool = True
-) -> Iterator["io.BufferedReader[Any]"]:
-    """A file's content as a stream, unpacked on the way, so that none of it need be held whole.
-
-    A progress bar appears on a terminal when reading takes longer than a second.
-
-    Args:
-        path: The file.
-        member: Of a `.zip` or `.npz`: the name of the file in it, in whatever folder; without it
-            and with `unpack` such an archive is an error.
-        unpack: Whether `.zip`, `.npz`, `.gz` and `.xz` are unpacked, and a `.gz` in an archive.
-
-    Raises:
-        InputError: It cannot be read, is damaged, or unpacks to more than `most` bytes; also where
-            that shows later, while it is read.
-    """
-    with ExitStack() as opened:
-        try:
-            file: io.RawIOBase = opened.enter_context(_opened(path, member, unpack))
-        except InputError:
-            raise
-        except Exception as error:  # a damaged archive can fail in any way
-            raise InputError(f"{path}: cannot be read: {reason(error)}") from None
-        yield opened.enter_context(io.BufferedReader(file, BUFFER))
-
-
-BUFFER = 1 << 20
-
-
-@contextmanager
-def _opened(path: Path, member: str | None, unpack: bool) -> Iterator["_Stream"]:
-    size = path.stat().st_size
-    with ExitStack() as opened:
-        if unpack and path.suffix in (".zip", ".npz"):
-            archive = opened.enter_context(zipfile.ZipFile(path))
-            info = _member(path, archive, member)
-            where, total = f"{path}/{member}", info.file_size
-            raw: Any = opened.enter_context(archive.open(info))
-        else:
-            where, total = str(path), size
-            raw = opened.enter_context(path.open("rb", buffering=0))
-        bar = opened.enter_context(Bar(path.name, total, delay=1))
-        file = _Stream(raw, where, most(size), bar.update)
-        packing = Path(where).suffix if unpack else ""
-        if packing in (".gz", ".xz"):
-            buffered = io.BufferedReader(file, BUFFER)
-            unpacked = gzip.GzipFile(fileobj=buffered) if packing == ".gz" else _Unxz(buffered)
-            file = _Stream(unpacked, where, most(size))
-        yield file
-
-
-def _member(path: Path, archive: zipfile.ZipFile, member: str | None) -> zipfile.ZipInfo:
-    for name in archive.namelist():
-        require_inside(path, name)
-    names = {name.rsplit("/")[-1]: name for name in archive.namelist()}
-    require(member is not None, f"{path}: a .zip archive cannot be read here; unpack it")
-    require(member in names, f"{path}: {member} is missing in this archive")
-    info = archive.getinfo(names[str(member)])
-    require(not info.flag_bits & 1, f"{path}: {member} is encrypted")
-    return info
-
-
-def require_inside(path: Path, name: str) -> None:
-    """Raise `InputError` if a name in an archive leads out of the folder it is unpacked in.
-
-    Nothing of an archive is unpacked to disk here, but no data set has such a name.
-    """
-    parts = PureWindowsPath(name)  # which knows both kinds of slashes, and drives
-    outside = bool(parts.anchor) or ".." in parts.parts
-    require(not outside, f"{path}: {name!r} would lie outside the folder of this archive")
-
-
-def text_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    """The lines of a stream, with their ends.
-
-    Raises:
-        InputError: A line has more than `LINE` bytes.
-    """
-    number = 0
-    while line := file.readline(LINE + 1):
-        number += 1
-        if len(line) > LINE:
-            raise InputError(f"{path}: line {number}: more than {LINE:,} bytes; not a text")
-        yield line
-
-
-def take(file: IO[bytes], count: int) -> bytearray:
-    """As many bytes of a stream, or those that there are: memory grows as they come."""
-    content = bytearray()
-    while len(content) < count and (block := file.read(min(count - len(content), BUFFER))):
-        content += block
-    return content
-
-
-class _Stream(io.RawIOBase):
-    """A stream in which all that can go wrong is an `InputError`, and that has an end."""
-
-    def __init__(
-        self, file: Any, where: str, most: int, on_read: Callable[[int], object] = lambda _: None
-    ) -> None:
-        self._file, self._where, self._on_read = file, where, on_read
-        self._most = self._left = most
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            count: int = self._file.readinto(buffer)
-        except InputError:
-            raise
-        except Exception as error:  # a damaged archive can fail in any way
-            raise InputError(f"{self._where}: cannot be read: {reason(error)}") from None
-        self._left -= count
-        require(
-            self._left >= 0,
-            f"{self._where}: cannot be read: it unpacks to more than {self._most:,} bytes, which "
-            "is too much for its size",
-        )
-        self._on_read(count)
-        return count
-
-
-class _Unxz(io.RawIOBase):
-    """An .xz file unpacked, with no more memory than its common settings need.
-
-    It is one stream or several, one after another, with zeros between them.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._begin()
-
-    def _begin(self) -> None:
-        self._unpack = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=1 << 27)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        content = b""
-        while not content:
-            packed = b""
-            if self._unpack.eof:
-                packed = self._after()
-                if not packed:
-                    break
-                self._begin()
-            elif self._unpack.needs_input:
-                packed = self._file.read(1 << 16)
-                if not packed:
-                    raise EOFError("it ends before its last block")
-            content = self._unpack.decompress(packed, len(buffer))
-        buffer[: len(content)] = content
-        return len(content)
-
-    def _after(self) -> bytes:
-        """The beginning of the next stream; nothing after the last."""
-        packed = self._unpack.unused_data.lstrip(b"\0")
-        while not packed and (block := self._file.read(1 << 16)):
-            packed = block.lstrip(b"\0")
-        return packed
 
 
 DAY = 24 * 60 * 60

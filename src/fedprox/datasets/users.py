@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedprox.datasets.sources import reading
 from fedprox.errors import InputError, distinct, reason, require
+from fedprox.files.packed import reading
 
 T = TypeVar("T")
 

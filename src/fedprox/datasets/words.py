@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets.cache import Arrays, prepared
-from fedprox.datasets.sources import GLOVE, find, places, present, reading, text_lines
+from fedprox.datasets.sources import GLOVE, find, places, present
 from fedprox.errors import InputError, require
+from fedprox.files.packed import reading, text_lines
 
 GLOVES = tuple(f"glove.6B.{d}d" for d in (50, 100, 200, 300))
 """The members of GloVe's archive (Pennington et al. 2014)."""
