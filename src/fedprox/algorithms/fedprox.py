@@ -1,12 +1,7 @@
-"""FedProx: FedAvg with a proximal term in the local problem, and partial work kept.
+"""FedProx (Li et al. 2020): a proximal term in the local problem, and partial work is kept.
 
-Li et al. 2020, Algorithm 2 and equation 2:
-
-    w_k    ~= argmin_w h_k(w; w^t) = F_k(w) + (mu / 2) ||w - w^t||^2
-    w^{t+1} = mean of the w_k, partial solutions of stragglers included
-
-The mean is weighted by n_k under uniform sampling (section 5.1, the papers' experiments), and plain
-under proportional sampling (Algorithm 2 as written).
+The server's mean is weighted by n_k under uniform sampling, as in the paper's experiments (section
+5.1), and plain under proportional sampling, as Algorithm 2 is written.
 """
 
 from fedprox.algorithms.base import Algorithm, ClientContext, HParams, check_hparam
@@ -22,19 +17,34 @@ def proximal(params: Params, hparams: HParams, context: ClientContext) -> Subpro
 
 
 def fedprox(mu: HParam, *, adapt: bool = False) -> Algorithm:
-    """FedProx (Li et al. 2020, Algorithm 2), keeping stragglers' partial work.
+    r"""FedProx: FedAvg with a proximal term that keeps stragglers' partial work.
+
+    Client :math:`k` approximately minimizes
+
+    .. math:: h_k(w) = F_k(w) + \frac{\mu}{2} \|w - w^t\|^2,
+
+    starting from :math:`w^t`. The server averages the results, weighted by rows.
 
     Args:
-        mu: Weight of the proximal term, at least 0, or several to sweep over. 0 is FedAvg that
-            keeps partial work.
-        adapt: Let mu follow the loss, beginning with the one given (section 5.3.2); see
-            `fedprox.algorithms.adaptive`.
+        mu: Proximal weight, at least 0. A sequence sweeps over its values. With 0 this is FedAvg
+            that keeps partial work.
+        adapt: Whether mu follows the training loss, starting from the value given (section 5.3.2);
+            see `fedprox.algorithms.adaptive`.
+
+    Returns:
+        An algorithm for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: mu < 0.
+        InputError: If mu is negative or not finite.
 
-    >>> fedprox(mu=[0.0, 1.0]).hparams["mu"]
-    (0.0, 1.0)
+    Example:
+        >>> import fedprox as fp
+        >>> fp.fedprox(mu=[0.0, 1.0]).hparams["mu"]
+        (0.0, 1.0)
+
+    References:
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, Algorithm 2 and equation 2.
     """
     values = check_hparam("fedprox: mu", mu)
     return Algorithm(
