@@ -33,31 +33,45 @@ def cifar_10(
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """CIFAR-10's photographs of 32 x 32 pixels in 10 classes, divided over clients.
+    """CIFAR-10: 60,000 colour photographs of 32 x 32 pixels in 10 classes.
 
-    The 50,000 training images are divided as told; the 10,000 test images are dealt alike, of
-    "dirichlet" so that each client has them in the mix of its training images. Images are kept as
-    bytes.
+    The 50,000 training images are divided over the clients. The 10,000 test images are divided
+    likewise; with "dirichlet" each client's have the class shares of its training images. Images
+    are stored as bytes and become float32 when they are read.
 
     Args:
-        partition: "iid": 500 images for each client (McMahan et al. 2017, section 3), or
-            "dirichlet": each client draws its own shares of the classes, with equal sizes (Acar et
-            al. 2021, appendix A.2); see `partition.dirichlet_by_client`.
+        partition: "iid" for equal shares of the shuffled images, 500 for each of 100 clients; or
+            "dirichlet" for clients that draw their own shares of the classes.
         clients: Number of clients.
-        concentration: Of "dirichlet" only: 0.6 where left out; 0.3 is the paper's other value.
-        size_spread: Standard deviation of the logarithm of a client's size: 0.3 for the
-            unbalanced sets of Acar et al.
-        augmentation: "none": standardised by the channels' means and deviations. "feddyn": the
-            same, and in training random flips and shifts. "fedavg": in training random 24 x 24
-            crops, flips, brightness and contrast, and in all measurements the middle 24 x 24
-            pixels; both whitened. See `augmentation.py`.
+        concentration: Concentration of "dirichlet": 0.6 if None, or 0.3 for the paper's other
+            setting.
+        size_spread: Standard deviation of the logarithm of the clients' sizes, at least 0: 0.3 for
+            the unbalanced sets of Acar et al.
+        augmentation: "none" standardizes each channel. "feddyn" does too, and flips and shifts
+            training images at random. "fedavg" trains on random 24 x 24 crops with random flips,
+            brightness and contrast, and evaluates the middle 24 x 24 pixels, all whitened.
         seed: Seed of the partition.
         data_dir: Folder with `cifar-10/cifar-10-batches-py/`, `cifar-10/cifar-10-python.tar.gz` or
-            `cifar-10/cifar-10-batches-py.tar.xz`; else `FEDPROX_DATA`; else the archive is
-            downloaded once. An archive is read once, and its arrays are kept in the cache.
+            `cifar-10/cifar-10-batches-py.tar.xz`; None for `FEDPROX_DATA`, or else a download to
+            the cache.
+
+    Returns:
+        A federation whose features are float32 of shape (32, 32, 3), or (24, 24, 3) with "fedavg".
 
     Raises:
-        InputError: A file is missing or broken, or an argument is out of range.
+        InputError: If a file is missing or damaged, or an argument is out of range.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.cifar_10("dirichlet", concentration=0.3)  # doctest: +SKIP
+
+    References:
+        Krizhevsky, `Learning Multiple Layers of Features from Tiny Images
+        <https://www.cs.toronto.edu/~kriz/learning-features-2009-TR.pdf>`_, 2009. Partitions:
+        McMahan et al., `Communication-Efficient Learning of Deep Networks from Decentralized Data
+        <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, section 3;
+        and Acar et al., `Federated Learning Based on Dynamic Regularization
+        <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2.
     """
     return _federation(
         CIFAR_10, partition, clients, concentration, size_spread, augmentation, seed, data_dir
@@ -74,22 +88,46 @@ def cifar_100(
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """CIFAR-100's photographs of 32 x 32 pixels in 100 (fine) classes, divided over clients.
+    """CIFAR-100: 60,000 colour photographs of 32 x 32 pixels in 100 fine classes.
+
+    The 50,000 training images are divided over the clients. The 10,000 test images are divided
+    likewise; with "dirichlet" each client's have the class shares of its training images. Images
+    are stored as bytes and become float32 when they are read.
+
+    With "iid" the authors' code gives every client equally many images of each class; here they are
+    drawn at random, as the paper says.
 
     Args:
-        partition: As of `cifar_10`; Acar et al. 2021 use both. Their code gives each client of
-            "iid" exactly as many images of every class; the paper says at random, and so it is
-            here.
+        partition: "iid" for equal shares of the shuffled images, 500 for each of 100 clients; or
+            "dirichlet" for clients that draw their own shares of the classes.
         clients: Number of clients.
-        concentration: As of `cifar_10`.
-        size_spread: As of `cifar_10`.
-        augmentation: As of `cifar_10`.
+        concentration: Concentration of "dirichlet": 0.6 if None, or 0.3 for the paper's other
+            setting.
+        size_spread: Standard deviation of the logarithm of the clients' sizes, at least 0: 0.3 for
+            the unbalanced sets of Acar et al.
+        augmentation: "none" standardizes each channel. "feddyn" does too, and flips and shifts
+            training images at random. "fedavg" trains on random 24 x 24 crops with random flips,
+            brightness and contrast, and evaluates the middle 24 x 24 pixels, all whitened.
         seed: Seed of the partition.
-        data_dir: Folder with `cifar-100/cifar-100-python/` or `cifar-100/cifar-100-python.tar.gz`;
-            else `FEDPROX_DATA`; else the archive is downloaded once.
+        data_dir: Folder with `cifar-100/cifar-100-python/` or
+            `cifar-100/cifar-100-python.tar.gz`; None for `FEDPROX_DATA`, or else a download to the
+            cache.
+
+    Returns:
+        A federation whose features are float32 of shape (32, 32, 3), or (24, 24, 3) with "fedavg".
 
     Raises:
-        InputError: A file is missing or broken, or an argument is out of range.
+        InputError: If a file is missing or damaged, or an argument is out of range.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.cifar_100("dirichlet", concentration=0.3)  # doctest: +SKIP
+
+    References:
+        Krizhevsky, `Learning Multiple Layers of Features from Tiny Images
+        <https://www.cs.toronto.edu/~kriz/learning-features-2009-TR.pdf>`_, 2009. Partitions:
+        Acar et al., `Federated Learning Based on Dynamic Regularization
+        <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2.
     """
     return _federation(
         CIFAR_100, partition, clients, concentration, size_spread, augmentation, seed, data_dir

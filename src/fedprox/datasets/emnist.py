@@ -32,29 +32,41 @@ def emnist_l(
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """EMNIST-L: the letters a to j, capitals and small ones as one, divided over clients.
+    """EMNIST-L: handwritten letters a to j, capitals and small letters as one class.
 
-    The set of Acar et al. 2021 (appendix A.2): images of 28 x 28 pixels, white on black,
-    standardised by the mean and deviation of the training images. Test images are dealt alike, of
-    "dirichlet" so that each client has them in the mix of its training images. Images are kept as
-    bytes.
+    Images of 28 x 28 pixels are white on black, standardized by the mean and the deviation of the
+    training images. Test images are divided as the training images; with "dirichlet" each client's
+    have the class shares of its training images. Images are stored as bytes and become float32 when
+    they are read.
 
     Args:
-        partition: "iid", or "dirichlet": each client draws its own shares of the letters; see
-            `partition.dirichlet_by_client`.
+        partition: "iid", or "dirichlet" for clients that draw their own shares of the letters.
         clients: Number of clients.
-        concentration: Of "dirichlet" only: 0.6 where left out; 0.3 is the paper's other value.
-        size_spread: Standard deviation of the logarithm of a client's size: 0.3 for the paper's
-            unbalanced sets.
+        concentration: Concentration of "dirichlet": 0.6 if None, or 0.3 for the paper's other
+            setting.
+        size_spread: Standard deviation of the logarithm of the clients' sizes, at least 0: 0.3 for
+            the paper's unbalanced sets.
         seed: Seed of the partition.
-        data_dir: Folder with EMNIST's `emnist/gzip.zip`, of which "Letters" is read, 48,000
-            training and 8,000 test images as in the paper; or with
-            `emnist/emnist_letters_a_to_j.npz`, 50,489 images without a split: a seventh of each
-            letter's images are test images then, always the same, and letters are not equally
-            frequent. Else `FEDPROX_DATA`; else EMNIST is downloaded once.
+        data_dir: Folder with EMNIST's `emnist/gzip.zip`, whose part "Letters" has 48,000 training
+            and 8,000 test images, as in the paper; or with `emnist/emnist_letters_a_to_j.npz`,
+            50,489 images without a split, of which a seventh of each letter's are always the test
+            images. None for `FEDPROX_DATA`, or else a download to the cache.
+
+    Returns:
+        A federation with 10 classes whose features are float32 of shape (28, 28).
 
     Raises:
-        InputError: A file is missing or broken, or an argument is out of range.
+        InputError: If a file is missing or damaged, or an argument is out of range.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.emnist_l("dirichlet", concentration=0.3)  # doctest: +SKIP
+
+    References:
+        Cohen et al., `EMNIST: an extension of MNIST to handwritten letters
+        <https://arxiv.org/abs/1702.05373>`_, IJCNN 2017. Federation:
+        Acar et al., `Federated Learning Based on Dynamic Regularization
+        <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2.
     """
     x, y, test_x, test_y = _letters(data_dir)
     parts = partitions.with_test_set(

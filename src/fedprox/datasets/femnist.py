@@ -50,38 +50,59 @@ def femnist(
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """Handwritten letters and digits of 28 x 28 pixels, divided over clients.
+    """Federated EMNIST: handwritten letters and digits of 28 x 28 pixels.
 
-    Pixels lie in [0, 1] and letters are dark on white (1), as in the authors' code for all their
-    NIST images; EMNIST's own files are white on black and are turned round. It matters: a row's
-    squared norm is 620 so, and 110 white on black, which makes training at the paper's learning
-    rate less steady. With 90 % stragglers, 200 rounds and one seed FedAvg reaches 56 % so and 76 %
-    white on black; FedProx reaches 82 % either way.
+    Each `partition` is a paper's:
+
+    * "letters" (Li et al., FEMNIST): the letters a to j over 200 clients, 5 letters each, with
+      int(LogNormal(4, 1)) + 5 rows.
+    * "letters-26" (early draft of Li et al., EMNIST*): the letters a to z over 200 clients, 20
+      letters each. The draft does not say how sizes are drawn; here they are log-normal with its
+      mean 395 and standard deviation 873.
+    * "writers" (LEAF): 62 classes and a client for each writer, with the files' own test rows. The
+      draft's EMNIST has 900 of them and does not say which.
+
+    Pixels lie in [0, 1], and ink is dark on white (1), as in the authors' code; EMNIST's own files
+    are white on black. It matters: a row's squared norm is 620, against 110 white on black, which
+    makes training less steady. With 90 % stragglers, 200 rounds and one seed, FedAvg reaches 56 %
+    dark on white and 76 % white on black; FedProx reaches 82 % either way.
 
     Args:
-        partition: "letters": the letters a to j over 200 clients, 5 classes each, with
-            int(LogNormal(4, 1)) + 5 rows (Li et al. 2020, appendix C.1, FEMNIST). "letters-26":
-            the letters a to z over 200 clients, 20 classes each (its early draft, EMNIST*); the
-            draft does not say how sizes are drawn, so they are log-normal with its mean 395 and
-            standard deviation 873. "writers": 62 classes, a client for each writer, with the
-            files' own test rows (LEAF; the draft's EMNIST has 900 writers and does not say which).
-        classes_per_client: Of the letters only: not the paper's number. The authors' code for
-            "letters" has 3.
-        clients: Of the letters: number of clients where not 200. Of the writers: so many of them,
-            chosen at random; all where left out.
-        train_share: Of the letters only: 0.8 by the paper (appendix C.2) where left out.
-        seed: Seed of the letters' partition, or of the choice of writers.
-        data_dir: Folder with the files; else `FEDPROX_DATA`; else they are downloaded once. For the
-            letters EMNIST's `emnist/gzip.zip`, or `emnist/emnist_lowercase.npz`, which holds the
-            test part of ByClass alone, 11,916 images of a to j and 27,059 in all: fewer than the
-            papers' 18,345 and 79,059, so where a class runs out, what there is is divided in
-            proportion to what was asked. No image goes to two clients. With `gzip.zip` there are
-            enough. For the writers one of these, in `femnist/`: FedJAX's
+        partition: "letters", "letters-26" or "writers".
+        classes_per_client: Letters of each client; None for the paper's. Not with "writers".
+        clients: Number of clients; None for 200, or for all writers. With "writers", they are drawn
+            at random.
+        train_share: Share of each client's rows to train on; None for 0.8, as in the paper. Not
+            with "writers".
+        seed: Seed of the partition, or of the drawing of writers.
+        data_dir: Folder with the files; None for `FEDPROX_DATA`, or else a download to the cache.
+            For letters, EMNIST's `emnist/gzip.zip`; or `emnist/emnist_lowercase.npz`, the test part
+            of ByClass with 11,916 images of a to j and 27,059 in all, fewer than the papers' 18,345
+            and 79,059. Where a letter runs out, its images are divided in proportion to what was
+            asked; no image goes to two clients. For writers, in `femnist/`: FedJAX's
             `federated_emnist_train.sqlite` and `federated_emnist_test.sqlite` (3,400 writers);
-            LEAF's folders `train/` and `test/` of JSON; or `femnist_300writers.npz` (300).
+            LEAF's folders `train/` and `test/` of JSON files; or `femnist_300writers.npz` (300).
+
+    Returns:
+        A federation with 10, 26 or 62 classes whose features are float32 of shape (28, 28).
 
     Raises:
-        InputError: A file is missing or broken, or an argument is out of range.
+        InputError: If a file is missing or damaged, or an argument is out of range or does not
+            belong to the partition.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.femnist("letters")  # doctest: +SKIP
+
+    References:
+        Cohen et al., `EMNIST: an extension of MNIST to handwritten letters
+        <https://arxiv.org/abs/1702.05373>`_, IJCNN 2017. Federations:
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, appendix C.1; and
+        Caldas et al., `LEAF: A Benchmark for Federated Settings
+        <https://arxiv.org/abs/1812.01097>`_, 2018. SQLite files:
+        Ro et al., `FedJAX: Federated learning simulation with JAX
+        <https://arxiv.org/abs/2108.02117>`_, 2021.
     """
     kinds = ("letters", "letters-26", "writers")
     require_one_of("data.partition", partition, kinds)

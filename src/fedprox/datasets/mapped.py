@@ -1,4 +1,4 @@
-"""Federations in files that are not read but mapped, for as many rows as a disk holds.
+"""Federations in memory-mapped files, for as many rows as a disk holds.
 
 A folder of NumPy's `.npy` files, all in C order and of the machine's byte order:
 
@@ -39,20 +39,38 @@ BLOCK = 2**20
 def mapped(
     path: str, *, classes: int | None = None, data_dir: str | Path | None = None
 ) -> Federation:
-    """A folder of .npy files that are mapped, not read, so that it may be larger than memory.
+    """A folder of .npy files that are memory-mapped, so that it may be larger than memory.
 
-    Only the files' headers and `offsets.npy` are read, so features are not looked through for
-    numbers that are not finite.
+    Only the files' headers and `offsets.npy` are read, so features are not checked for values that
+    are not finite. `fedprox.datasets.write_mapped` writes such a folder.
 
     Args:
-        path: The folder, as seen from here or from the data folder; see `write_mapped`.
-        classes: Number of classes C. Labels are then taken to be in range(C); where left out they
-            are all read once, and C is the largest plus one.
-        data_dir: The data folder; else `FEDPROX_DATA`.
+        path: The folder, relative to the current folder or the data folder.
+        classes: Number of classes C, for labels known to be in range(C). None to read all labels
+            once, and take the largest plus one.
+        data_dir: The data folder; None for `FEDPROX_DATA`.
+
+    Returns:
+        A federation whose rows stay on disk until they are read.
 
     Raises:
-        InputError: A file is missing, damaged, or of a type or shape that does not fit the others.
-            The message names the file.
+        InputError: If a file is missing, damaged, or of a type or shape that does not fit the
+            others. The message names the file.
+
+    Example:
+        >>> import tempfile
+        >>> import fedprox as fp
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     clients = [([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])]
+        ...     fp.datasets.write_mapped(f"{folder}/two", clients)
+        ...     federation = fp.datasets.mapped(f"{folder}/two")
+        >>> federation.train.sizes.tolist(), federation.classes
+        ([2, 1], 2)
+
+    References:
+        NumPy developers, `numpy.lib.format
+        <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>`_, the format of
+        the files.
     """
     looked = places(path, data_dir)
     found = [place for place in looked if (place / "x.npy").is_file()]
@@ -188,29 +206,31 @@ def write_mapped(
     clients: Federation | Iterable[Client],
     test: Iterable[Client] | None = None,
 ) -> None:
-    """Write a folder that `mapped` reads, client by client, so in the memory that one takes.
+    """Write a folder that `mapped` reads, client by client, in the memory that one client needs.
 
-    >>> from tempfile import TemporaryDirectory
-    >>> train = (([[float(k)]] * 3, [k % 2] * 3) for k in range(1000))
-    >>> test = (([[float(k)]], [k % 2]) for k in range(1000))
-    >>> with TemporaryDirectory() as folder:
-    ...     write_mapped(f"{folder}/thousand", train, test)
-    ...     federation = mapped(f"{folder}/thousand")
-    >>> len(federation), len(federation.train), len(federation.test), federation.classes
-    (1000, 3000, 1000, 2)
-
-    Numbers of 64 bits are written as 32 bits; what the first client's are, the others' must be.
+    Numbers of 64 bits are written with 32 bits. The first client's types hold for all clients.
 
     Args:
-        path: The folder, which must not exist yet. It appears when it is whole.
-        clients: A federation whose features are an array, with its validation rows and without its
-            augmentation; or an iterable
-            of each client's x (n_k, ...) and y (n_k,) or (n_k, length).
-        test: The same of each client's test rows, for an iterable.
+        path: The folder, which must not exist yet. It appears when it is complete.
+        clients: A federation whose features are an array, written with its validation rows but
+            without its augmentation; or an iterable of each client's x (n_k, ...) and y (n_k,) or
+            (n_k, length).
+        test: Each client's test rows likewise; only with an iterable.
 
     Raises:
-        InputError: The folder exists or cannot be written, or a client's arrays do not fit the
+        InputError: If the folder exists or cannot be written, or a client's arrays do not fit the
             first client's.
+
+    Example:
+        >>> import tempfile
+        >>> import fedprox as fp
+        >>> train = (([[float(k)]] * 3, [k % 2] * 3) for k in range(1000))
+        >>> test = (([[float(k)]], [k % 2]) for k in range(1000))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     fp.datasets.write_mapped(f"{folder}/thousand", train, test)
+        ...     federation = fp.datasets.mapped(f"{folder}/thousand")
+        >>> len(federation), len(federation.train), len(federation.test), federation.classes
+        (1000, 3000, 1000, 2)
     """
     folder = Path(path)
     names: NDArray[np.str_] | None = None

@@ -30,89 +30,130 @@ def mnist(
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """MNIST's 70,000 images of 28 x 28 pixels, divided over clients.
+    """MNIST: 70,000 grey images of handwritten digits, 28 x 28 pixels.
 
-    Images are kept as bytes, and made into numbers where they are read.
+    Each `partition` is a paper's:
+
+    * "power-law" (Li et al.): 1,000 clients with two digits each and sizes that follow a power law.
+      All 70,000 images are pooled, each pixel is standardized over them, and each client's rows are
+      divided into training and test rows.
+    * "iid" (McMahan et al.): 100 clients with 600 training images each, pixels in [0, 1].
+    * "shards" (McMahan et al.): 100 clients with two shards of 300 images, each shard of mostly one
+      digit, pixels in [0, 1].
+    * "dirichlet" (Acar et al.): 100 clients that draw their own shares of the digits, standardized
+      pixels.
+    * "writers": a client for each writer, by QMNIST's labels, with pixels in [0, 1]. No writer is
+      in both of MNIST's parts, so each client's rows are divided into training and test rows.
+
+    With "iid", "shards" and "dirichlet" MNIST's test images are divided as the training images.
+    Images are stored as bytes and become float32 when they are read.
 
     Args:
-        partition: "power-law": 1,000 clients with two digits each and sizes that follow a power
-            law (Li et al. 2020, appendix C.1); all 70,000 images are used, each pixel is
-            standardised over them, and each client's rows are divided into training and test rows.
-            "iid": 100 clients with 600 training images each, or "shards": 100 clients with two
-            shards of 300 images of (almost always) one digit each (McMahan et al. 2017, section
-            3); MNIST's own test images are dealt out the same way, and pixels lie in [0, 1].
-            "dirichlet": 100 clients that draw their own shares of the digits (Acar et al. 2021,
-            appendix A.2); each has test images in the mix of its training images, and pixels are
-            standardised. "writers": a client for each of the people who wrote the 70,000 images,
-            by QMNIST's labels; since nobody wrote for both of MNIST's parts, each one's rows are
-            divided into training and test rows.
-        clients: Number of clients where not the paper's; not of "writers".
-        concentration: Of "dirichlet" only: 0.6 where left out; 0.3 is the paper's other value.
-        size_spread: Of "iid" and "dirichlet": standard deviation of the logarithm of a client's
-            size, 0 where left out; 0.3 for the unbalanced sets of Acar et al.
-        pixels: Not of "power-law": "unit" for pixels in [0, 1], or "standardised" by the mean
-            0.1307 and the standard deviation 0.3081 of all, as Acar et al. have them.
-        train_share: Of "power-law" and "writers": 0.8 where left out (Li et al., appendix C.2);
-            the authors' code for "power-law" has 0.9.
+        partition: "power-law", "iid", "shards", "dirichlet" or "writers".
+        clients: Number of clients; None for the paper's. Not with "writers".
+        concentration: Concentration of "dirichlet": 0.6 if None, or 0.3 for the paper's other
+            setting.
+        size_spread: Standard deviation of the logarithm of the clients' sizes, with "iid" and
+            "dirichlet": 0 if None, or 0.3 for the unbalanced sets of Acar et al.
+        pixels: "unit" for pixels in [0, 1], "standardised" for zero mean and unit variance over all
+            pixels; None for the partition's. Not with "power-law".
+        train_share: Share of a client's rows to train on, with "power-law" and "writers": 0.8 if
+            None, as in the paper; the code for "power-law" has 0.9.
         seed: Seed of the partition.
-        data_dir: Folder to read the four idx files from, and QMNIST's two of labels for "writers";
-            else `FEDPROX_DATA`, else they are downloaded once.
+        data_dir: Folder with the four idx files, packed (.gz) or not, and for "writers" with
+            QMNIST's two label files; None for `FEDPROX_DATA`, or else a download to the cache.
+
+    Returns:
+        A federation with 10 classes whose features are float32 of shape (28, 28).
 
     Raises:
-        InputError: A file is missing or broken, or an argument is out of range.
+        InputError: If a file is missing or damaged, or an argument is out of range or does not
+            belong to the partition.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.mnist("dirichlet", concentration=0.3)  # doctest: +SKIP
+
+    References:
+        LeCun et al., `Gradient-based learning applied to document recognition
+        <https://doi.org/10.1109/5.726791>`_, Proceedings of the IEEE, 1998. Partitions:
+        McMahan et al., `Communication-Efficient Learning of Deep Networks from Decentralized Data
+        <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, section 3;
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, appendix C.1;
+        Acar et al., `Federated Learning Based on Dynamic Regularization
+        <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2. Writers:
+        Yadav and Bottou, `Cold Case: The Lost MNIST Digits <https://arxiv.org/abs/1905.10498>`_,
+        NeurIPS 2019.
     """
     kinds = ("power-law", "iid", "shards", "dirichlet", "writers")
     require_one_of("data.partition", partition, kinds)
-    options = {
-        "clients": (clients, ("power-law", "iid", "shards", "dirichlet")),
-        "concentration": (concentration, ("dirichlet",)),
-        "size_spread": (size_spread, ("iid", "dirichlet")),
-        "pixels": (pixels, ("iid", "shards", "dirichlet", "writers")),
-        "train_share": (train_share, ("power-law", "writers")),
-    }
-    for name, (value, of) in options.items():
-        require(
-            value is None or partition in of,
-            f"data.{name} = {value}; it belongs to partition {' or '.join(of)}, not {partition!r}",
-        )
+    _check_options(
+        partition,
+        clients=(clients, ("power-law", "iid", "shards", "dirichlet")),
+        concentration=(concentration, ("dirichlet",)),
+        size_spread=(size_spread, ("iid", "dirichlet")),
+        pixels=(pixels, ("iid", "shards", "dirichlet", "writers")),
+        train_share=(train_share, ("power-law", "writers")),
+    )
+    if pixels is not None:
+        require_one_of("data.pixels", pixels, ("unit", "standardised"))
     spread = 0.0 if size_spread is None else size_spread
     share = 0.8 if train_share is None else train_share
     count = clients if clients is not None else 1000 if partition == "power-law" else 100
-    if pixels is not None:
-        require_one_of("data.pixels", pixels, ("unit", "standardised"))
-    images, labels, test_images, test_labels = _images(data_dir)
+    x, y, test_x, test_y = _images(data_dir)
     names: Iterable[str] = map(str, range(count))
     prepare = standardised if (pixels or partition) in ("standardised", "dirichlet") else unit
-
-    def deal(labels: NDArray[np.generic]) -> list[NDArray[np.int64]]:
-        if partition == "iid":
-            return partitions.iid(len(labels), clients=count, spread=spread, seed=seed)
-        return partitions.shards(labels, clients=count, seed=seed)
-
     if partition in ("power-law", "writers"):
-        # all images together, then each client's rows divided
-        images = test_images = np.concatenate([images, test_images])
-        labels = test_labels = np.concatenate([labels, test_labels])
+        # all images are pooled, then each client's rows are divided
+        x = test_x = np.concatenate([x, test_x])
+        y = test_y = np.concatenate([y, test_y])
         if partition == "power-law":
-            owned = partitions.two_class_power_law(labels, clients=count, seed=seed)
-            mean, scale = _pixel_statistics(images)
+            owned = partitions.two_class_power_law(y, clients=count, seed=seed)
+            mean, scale = _pixel_statistics(x)
             prepare = partial(_pixelwise, mean=mean, scale=scale)
         else:
-            names, owned = partitions.natural(_writers(labels, data_dir))
+            names, owned = partitions.natural(_writers(y, data_dir))
         parts = partitions.split(owned, train_share=share, seed=seed)
     elif partition == "dirichlet":
         parts = partitions.with_test_set(
-            *(partition, labels, test_labels),
+            *(partition, y, test_y),
             clients=count,
             concentration=concentration,
             size_spread=spread,
             seed=seed,
         )
+    elif partition == "iid":
+        train, test = (
+            partitions.iid(len(labels), clients=count, spread=spread, seed=seed)
+            for labels in (y, test_y)
+        )
+        parts = train, test
     else:
-        parts = deal(labels), deal(test_labels)
-    train = partitions.take(Prepared(images, prepare), labels, parts[0])
-    test = partitions.take(Prepared(test_images, prepare), test_labels, parts[1])
-    return Federation(train, test, 10, tuple(names))
+        train, test = (
+            partitions.shards(labels, clients=count, seed=seed) for labels in (y, test_y)
+        )
+        parts = train, test
+    return Federation(
+        partitions.take(Prepared(x, prepare), y, parts[0]),
+        partitions.take(Prepared(test_x, prepare), test_y, parts[1]),
+        10,
+        tuple(names),
+    )
+
+
+def _check_options(partition: str, **options: tuple[object, tuple[str, ...]]) -> None:
+    """Raise `InputError` if an option is given that does not belong to a partition.
+
+    Args:
+        partition: The partition.
+        options: The value of each option, None if it is not given, and its partitions.
+    """
+    for name, (value, of) in options.items():
+        require(
+            value is None or partition in of,
+            f"data.{name} = {value}; it belongs to partition {' or '.join(of)}, not {partition!r}",
+        )
 
 
 def unit(raw: jax.Array) -> jax.Array:

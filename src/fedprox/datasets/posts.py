@@ -35,35 +35,52 @@ def posts(
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """Posts of a file, one client to an author: the large-scale experiment of FedAvg.
+    r"""Posts of a file by author, for predicting the next word.
 
-    McMahan et al. 2017 (section 3) train on 10 million posts of a social network, which are not
-    public, and this does the same with any posts: a vocabulary of 10,000 words, an unroll of 10
-    words, at most 5,000 words of an author, and at most 100,000 posts of other authors for
-    testing. The test posts belong to no client, but a federation's test rows do; they are dealt
-    out to the clients evenly and at random, so accuracy over all clients is accuracy over the test
-    posts, and a single client's test rows say nothing of the client.
+    This is FedAvg's large-scale experiment on any posts; the paper's 10 million posts of a social
+    network are not public. It has a vocabulary of 10,000 words, rows of 10 words, at most 5,000
+    words of an author, and at most 100,000 test posts, of other authors. Test posts are dealt to
+    the clients evenly and at random, because a federation's test rows belong to clients: accuracy
+    over all clients is accuracy over the test posts, and a client's test rows say nothing about it.
 
-    Words are those of `words.split_words`, in lower case (the paper does not say). The vocabulary
-    has the most frequent words of the training posts. Ids: 0 is any other word, 1 the begin of a
-    post, and the words follow; all in all `vocabulary` of them, which are also the classes. A row
-    is 10 words, and its labels are the words that follow each: -1 after the end of a post and
-    where another word than the vocabulary's follows, which would make "unknown" a frequent right
-    answer. Rows without any label are left out, and then authors without rows.
+    Words are in lower case and split by `words.split_words`. The vocabulary has the most frequent
+    words of the training posts. Id 0 is any other word, 1 the begin of a post, and the words
+    follow; ids are also the classes. The labels of a row are the words that follow each of its
+    words, or -1 after the end of a post and before a word outside the vocabulary. Rows without
+    labels are left out, and then authors without rows.
 
     Args:
-        path: The file, as seen from here or from the data folder: UTF-8 text, packed (.gz) or not,
-            with an author, a tab and a post in each line. The first reading keeps four bytes a
-            word, and each author and different word once.
-        vocabulary: Number of ids.
-        test_share: Share of the authors whose posts are for testing.
-        clients: Training authors, drawn at random; all where left out.
+        path: A UTF-8 text file, packed (.gz) or not, with an author, a tab and a post in each line;
+            relative to the current folder or the data folder. The first reading needs memory for
+            four bytes a word, and for each author and distinct word once.
+        vocabulary: Number of ids, at least 3.
+        test_share: Share of the authors whose posts are for testing, from 0 to 1.
+        clients: Number of training authors, drawn at random; None for all.
         seed: Seed of the drawing.
-        data_dir: The data folder; else `FEDPROX_DATA`.
+        data_dir: The data folder; None for `FEDPROX_DATA`.
+
+    Returns:
+        A federation with `vocabulary` classes whose features and labels are int32 of shape (10,).
 
     Raises:
-        InputError: The file is missing or broken, or an argument is out of range. The message
+        InputError: If the file is missing or damaged, or an argument is out of range. The message
             names the line.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import fedprox as fp
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder, "posts.txt")
+        ...     _ = file.write_text("ann\thow are you\nbob\twho are you\n")
+        ...     federation = fp.datasets.posts(str(file), vocabulary=6, test_share=0)
+        >>> federation.names, federation.train.y[0, :5].tolist()
+        (('ann', 'bob'), [4, 2, 3, -1, -1])
+
+    References:
+        McMahan et al., `Communication-Efficient Learning of Deep Networks from Decentralized Data
+        <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, section 3 (the
+        large-scale LSTM experiments).
     """
     require_whole("data.vocabulary", vocabulary, least=3)
     require_number("data.test_share", test_share, most=1)

@@ -55,41 +55,55 @@ def sent140(
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """Tweets with label 1 (glad) or 0 (sad), by what emoticon they had; a client is a user.
+    """Sentiment140: tweets by user, labelled glad (1) or sad (0) by their emoticons.
 
-    As in Li et al. 2020 (Table 1: 772 users, 40,783 tweets, mean 53, standard deviation 32), the
-    users are drawn at random among those with more than 30 tweets, and each user's tweets are
-    split 80/20 at random. The authors draw without a seed, so their table is met in distribution.
-    A tweet is read as its first 25 tokens; a shorter one is filled up with unknown tokens, which
-    are id 0 or the zero vector.
+    A client is a user. As in the paper (Table 1: 772 users, 40,783 tweets, mean 53, standard
+    deviation 32), users are drawn at random among those with more than 30 tweets, and each user's
+    tweets are split 80/20 at random. The authors' drawing has no seed, so the table is met in
+    distribution. A tweet is its first 25 tokens; a shorter one is padded with unknown tokens, id 0
+    or the zero vector.
 
-    The data are the 1,600,000 tweets of the training file, or files in LEAF's layout. The latter
-    may hold a part of each user's tweets, as LEAF's test part with `-k 30` does: a tenth, 16,025
-    of 2,875 users, at least three each. There `least = 5` leaves 1,473 users with 10,625 tweets,
-    and `least = 10` 218 with 3,009.
+    The data are the 1,600,000 tweets of the original training file, or files in LEAF's layout. The
+    latter may hold only some of each user's tweets. LEAF's test part with `-k 30` has a tenth,
+    16,025 tweets of 2,875 users; there `least=5` leaves 1,473 users with 10,625 tweets.
 
     Args:
-        tokens: "words": by `words.split_words`, as the authors' code does; or "characters", as the
-            paper says.
-        vectors: Word vectors that are not trained, such as "glove.6B.300d" (the paper's) or the
-            path of a file; see `words.word_vectors`. Features are then `Vectors` of shape (25, d).
-            Where left out, features are int32 ids (25,), for a model that trains an embedding.
-        vocabulary: Without `vectors`: number of ids. Id 0 is unknown, the others are the most
-            frequent tokens of training tweets.
-        keep_capitals: Tokens are made lower-case otherwise. GloVe has lower-case words only, and
-            the authors' code looks words up as they are written, so that all words with a capital
-            are unknown to it; this does so too.
-        least: Tweets that a user must have. Where left out, 31 of the training file, and 5 of files
-            in LEAF's layout: who is in them was chosen before, and of 5 one is a test tweet.
-        clients: Users drawn.
+        tokens: "words" splits tweets by `words.split_words`, as the authors' code; "characters"
+            splits them into characters, as the paper says.
+        vectors: Word vectors that are not trained: "glove.6B.300d" (the paper's) or the path of a
+            file, see `words.word_vectors`. Features are then `fedprox.Vectors`. None for word ids,
+            for a model that trains an embedding.
+        vocabulary: Number of ids without `vectors`: 0 for unknown tokens, the others for the most
+            frequent tokens of the training tweets.
+        keep_capitals: Whether to keep capital letters. GloVe has lower-case words only, so words
+            with a capital are then unknown, as in the authors' code.
+        least: Fewest tweets of a user. None for 31 with the original file, and for 5 with files in
+            LEAF's layout, whose users were selected before.
+        clients: Number of users to draw.
         seed: Seed of the drawing and of the split.
-        data_dir: Folder with `sent140/trainingandtestdata.zip`, the training file out of it, or
-            `sent140/*.json` or `*.json.gz` in LEAF's layout (what comes first in this list; several
-            JSON files are joined); else `FEDPROX_DATA`; else the first is downloaded once. The
-            first reading takes 310 MB of memory, and 150 MB are kept in the cache.
+        data_dir: Folder with `sent140/trainingandtestdata.zip`, the training file from it, or
+            `sent140/*.json` or `*.json.gz` in LEAF's layout, in this order of preference; None for
+            `FEDPROX_DATA`, or else a download to the cache. The first reading takes 310 MB of
+            memory and leaves 150 MB in the cache.
+
+    Returns:
+        A federation with 2 classes whose features are int32 ids of shape (25,), or float32 vectors
+        of shape (25, d).
 
     Raises:
-        InputError: A file is missing or broken, or an argument is out of range.
+        InputError: If a file is missing or damaged, or an argument is out of range.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.sent140(vectors="glove.6B.300d")  # doctest: +SKIP
+
+    References:
+        Go et al., `Twitter Sentiment Classification using Distant Supervision
+        <https://cs.stanford.edu/people/alecmgo/papers/TwitterDistantSupervision09.pdf>`_, 2009.
+        Federation: Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, appendix C.1. Vectors:
+        Pennington et al., `GloVe: Global Vectors for Word Representation
+        <https://aclanthology.org/D14-1162/>`_, EMNLP 2014.
     """
     require_one_of("data.tokens", tokens, ("words", "characters"))
     require_whole("data.vocabulary", vocabulary, least=2)
