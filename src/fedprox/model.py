@@ -46,8 +46,8 @@ def cross_entropy(outputs: jax.Array, y: jax.Array) -> jax.Array:
     )
     require(
         jnp.issubdtype(y.dtype, jnp.integer),
-        f"model: labels of type {y.dtype}; cross-entropy needs whole numbers; give a loss for other "
-        "labels",
+        f"model: labels of type {y.dtype}; cross-entropy needs whole numbers; give another "
+        "loss for other labels",
     )
     if y.ndim == 1:
         return optax.softmax_cross_entropy_with_integer_labels(outputs, y)
