@@ -56,9 +56,7 @@ def call(
         solver=fp.Solver(0.03, 10, epochs=1),
         cohort=fp.Cohort(10),
         rounds=rounds,
-        evaluate_every=rounds,
-        evaluate_rows=1,
-        measure_gradients=False,
+        evaluation=fp.Evaluation(every=rounds, rows=1, gradients=False),
         checkpoints=checkpoints,
     )
     return found, time.perf_counter() - begin

@@ -42,10 +42,7 @@ def measure(method: str, where: Any, evaluated: Any, data_dir: str | None) -> No
         solver=fp.Solver(0.05, 50, epochs=1),
         cohort=fp.Cohort(COHORT),
         rounds=ROUNDS,
-        evaluate_every=ROUNDS,
-        evaluate_rows=1,
-        evaluate_model=evaluated,
-        measure_gradients=False,
+        evaluation=fp.Evaluation(every=ROUNDS, rows=1, model=evaluated, gradients=False),
         client_store=where,
     )
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

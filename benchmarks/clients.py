@@ -38,7 +38,7 @@ def milliseconds(clients: int) -> float:
             solver=fp.Solver(0.01, 10, epochs=5),
             cohort=fp.Cohort(100),
             rounds=rounds,
-            evaluate_every=rounds,
+            evaluation=fp.Evaluation(every=rounds),
         )
         return done.run_seconds
 

@@ -38,9 +38,7 @@ def run(
         solver=fp.Solver(0.01, 10, epochs=epochs),
         cohort=fp.Cohort(cohort),
         rounds=rounds,
-        evaluate_every=rounds,
-        evaluate_rows=2,
-        measure_gradients=False,
+        evaluation=fp.Evaluation(every=rounds, rows=2, gradients=False),
         devices=devices,
     )
     return found

@@ -41,9 +41,7 @@ def run(federation: fp.Federation, model: fp.Model, name: str, rounds: int) -> f
         cohort=fp.Cohort(10),
         faults=POLICIES[name],
         rounds=rounds,
-        evaluate_every=rounds,
-        evaluate_rows=1,
-        measure_gradients=False,
+        evaluation=fp.Evaluation(every=rounds, rows=1, gradients=False),
     )
     return found
 

@@ -46,8 +46,7 @@ def one(clients: int, cohort: int, seeds: int, rounds: int) -> None:
             cohort=fp.Cohort(cohort),
             systems=fp.Systems(stragglers=0.5),
             rounds=rounds,
-            evaluate_every=100,
-            measure_gradients=False,
+            evaluation=fp.Evaluation(every=100, gradients=False),
             seed=list(range(seeds)),
             on_record=until,
         )

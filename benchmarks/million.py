@@ -101,9 +101,7 @@ def measure(folder: str, where: str, epochs: int) -> None:
         solver=fp.Solver(0.1, 10, epochs=epochs),
         cohort=fp.Cohort(COHORT),
         rounds=ROUNDS,
-        evaluate_every=EVERY,
-        evaluate_clients=FEW,
-        measure_gradients=False,
+        evaluation=fp.Evaluation(every=EVERY, clients=FEW, gradients=False),
         on_record=lambda _: times.append((time.perf_counter(), time.process_time())),
     )
     last = run.final

@@ -225,9 +225,7 @@ def our_round(federation: fp.Federation, row: Row, rounds: int) -> fp.Run:
         solver=fp.Solver(0.01, row.batch, epochs=1),
         cohort=fp.Cohort(len(federation)),
         rounds=rounds,
-        evaluate_every=rounds,
-        evaluate_rows=1,
-        measure_gradients=False,
+        evaluation=fp.Evaluation(every=rounds, rows=1, gradients=False),
     )[0]
 
 

@@ -20,14 +20,12 @@ from rich.table import Table
 
 TURNS = 3
 EXPERIMENT = """
-evaluate_rows = 1
-measure_gradients = false
+evaluation = {{every = {rounds}, rows = 1, gradients = false}}
 data = {{name = "mnist", partition = "{partition}"}}
 model = {{{model}}}
 solver = {{learning_rate = 0.03, batch_size = 10, epochs = {epochs}}}
 cohort = {{clients_per_round = {clients}}}
 rounds = {rounds}
-evaluate_every = {rounds}
 method = [{{name = "fedavg"}}]
 """
 PROBLEMS = {

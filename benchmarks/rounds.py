@@ -55,7 +55,7 @@ def library(setting: Setting, *mus: float) -> fp.Run:
             solver=setting.solver,
             cohort=fp.Cohort(setting.clients_per_round),
             rounds=setting.rounds,
-            evaluate_every=setting.evaluate_every,
+            evaluation=fp.Evaluation(every=setting.evaluate_every),
         )[0]
 
     return min((once() for _ in range(3)), key=lambda run: run.run_seconds)
@@ -144,7 +144,8 @@ federation = fp.datasets.mnist(data_dir=sys.argv[1] or None)
 loaded = time.perf_counter()
 (run,) = fp.simulate(
     federation, fp.models.logistic(federation), fp.fedavg(),
-    solver=fp.Solver(0.03, 10, epochs=1), cohort=fp.Cohort(10), rounds=100, evaluate_every=20,
+    solver=fp.Solver(0.03, 10, epochs=1), cohort=fp.Cohort(10), rounds=100,
+    evaluation=fp.Evaluation(every=20),
 )
 print(json.dumps([imported - begin, loaded - imported, run.compile_seconds, run.run_seconds,
                   time.perf_counter() - begin]))

@@ -108,7 +108,7 @@ def draw(
     work, working = timed(lambda: systems.work(0, t, drawn.clients, rows, solver))
     weight, none = weights(drawn.mass), np.zeros(cohort)
     home = find_ownership(offsets, processes).of(drawn.clients)
-    jobs = Jobs(drawn.clients, first, rows, work.steps, weight, none, none, none, home)
+    jobs = Jobs(drawn.clients, first, rows, work.steps, weight, none, none, none, home, first)
     ticks, counting = timed(lambda: job_ticks(solver, jobs, tick_width(solver, MOST)))
     return Drawn(jobs, ticks, seconds, working, counting)
 

@@ -47,7 +47,7 @@ def main() -> None:
                 solver=solver,
                 cohort=fp.Cohort(10),
                 rounds=ROUNDS,
-                evaluate_every=ROUNDS,
+                evaluation=fp.Evaluation(every=ROUNDS),
             )[0]
             for _ in range(REPEATS)
         ]

@@ -69,8 +69,7 @@ def run(
         solver=fp.Solver(rates, batch, epochs=1),
         cohort=fp.Cohort(10),
         rounds=rounds,
-        evaluate_every=rounds,
-        measure_gradients=False,
+        evaluation=fp.Evaluation(every=rounds, gradients=False),
     )
     processor = time.process_time() - begin
     return first, Seconds(first.compile_seconds, first.run_seconds, processor)

@@ -73,7 +73,7 @@ def main() -> None:
             solver=fp.Solver(learning_rate=0.1, batch_size="all", steps=10),
             cohort=fp.Cohort(per_round),
             rounds=ROUNDS,
-            evaluate_every=5,
+            evaluation=fp.Evaluation(every=5),
         )
         for name, run in zip(METHODS, runs, strict=True):
             rounds = [record.round for record in run.history]

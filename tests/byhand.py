@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedprox import Algorithm, Cohort, Federation, Run, Solver, Systems, simulate
+from fedprox import Algorithm, Cohort, Evaluation, Federation, Run, Solver, Systems, simulate
 from fedprox.algorithms.base import ClientContext, Solution
+from fedprox.algorithms.reporting import Evaluated
 from tests import methods
 from tests.methods import Vector
 from tests.quadratics import quadratic_model, ragged_quadratics
@@ -108,6 +109,7 @@ def beside_the_oracle(
     oracle: Callable[[dict[str, float], Federation], methods.Method],
     *,
     rounds: int = 8,
+    evaluated: Evaluated = "server",
     **options: Any,
 ) -> None:
     """Runs of a method on ragged clients, few of which take part and some never, and the oracle's.
@@ -119,6 +121,7 @@ def beside_the_oracle(
         algorithm: The method, one point or several.
         oracle: A point's numbers, federation -> the oracle's method at START.
         rounds: Rounds.
+        evaluated: Which model is evaluated.
         options: More of `simulate`'s.
     """
     federation = ragged_quadratics(0, ROWS)
@@ -128,24 +131,22 @@ def beside_the_oracle(
         "systems": SLOW,
         "rounds": rounds,
     }
-    which = options.get("evaluate_model", "server")
     runs = simulate(
         federation,
         quadratic_model(START),
         algorithm,
         seed=[0, 1],
-        evaluate_every=3,
-        measure_gradients=False,
+        evaluation=Evaluation(every=3, model=evaluated, gradients=False),
         **setting,
         **options,
     )
     for run in runs:
         path = methods.run(oracle(run.hparams, federation), federation, seed=run.seed, **setting)
-        expected = getattr(path, which)[-1]
+        expected = getattr(path, evaluated)[-1]
         np.testing.assert_allclose(run.params, expected, rtol=2e-4, atol=2e-5, err_msg=run.label)
-        assert run.evaluated == which
+        assert run.evaluated == evaluated
         for record in run.history:
-            loss = methods.objective(federation, getattr(path, which)[record.round])
+            loss = methods.objective(federation, getattr(path, evaluated)[record.round])
             np.testing.assert_allclose(record.train_loss, loss, rtol=2e-4)
 
 

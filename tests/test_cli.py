@@ -21,6 +21,7 @@ from fedprox.algorithms import ALGORITHMS
 from fedprox.datasets import DATASETS
 from fedprox.experiment import (
     CohortSection,
+    EvaluationSection,
     Experiment,
     FaultsSection,
     SolverSection,
@@ -39,6 +40,7 @@ from fedprox.simulation.results.record import Record
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.toml"))
 
 SECTIONS: dict[str, type[BaseModel]] = {
+    "evaluation": EvaluationSection,
     "cohort": CohortSection,
     "systems": SystemsSection,
     "faults": FaultsSection,
@@ -47,7 +49,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 
 SMALL = """
 rounds = 4
-evaluate_every = 2
+evaluation.every = 2
 seed = [0, 1]
 
 [data]
@@ -259,7 +261,7 @@ def test_every_example_is_a_valid_experiment(path: Path) -> None:
 
 
 BAD = [
-    ("rounds=1\nevaluate_every=7", "evaluate_every=7: it must be one KEY=VALUE"),
+    ("rounds=1\nevaluation.every=7", "evaluation.every=7: it must be one KEY=VALUE"),
     ('model={name="mlp",hidden=[2000000000]}', "out of memory"),
     ("rouns=1", "the file: unknown key 'rouns'; did you mean 'rounds'? allowed: rounds, "),
     ("solver.epoch=1", "solver: unknown key 'epoch'; did you mean 'epochs'? allowed: "),
@@ -297,7 +299,7 @@ BAD = [
     ("stop_at_target=often", 'stop_at_target = \'often\'; it must be one of "never", "all", "any"'),
     ("rounds=0", "rounds = 0; it must be a whole number from 1 to 10,000,000"),
     ("rounds=many", "rounds = 'many'; it must be a whole number"),
-    ("evaluate_every=0", "evaluate_every = 0; it must be a whole number of at least 1"),
+    ("evaluation.every=0", "evaluation.every = 0; it must be a whole number of at least 1"),
     ("seed=-1", "seed = -1; it must be a whole number of at least 0"),
     ("seed=9223372036854775808", "seed = 9223372036854775808; it must be below 2^63"),
     ("seed=[1, 1]", "seed: 1 is given more than once"),
@@ -335,8 +337,8 @@ BAD = [
     ),
     ("nothing", "--set nothing: it must be KEY=VALUE"),
     (
-        "evaluate_model=mean",
-        'evaluate_model = \'mean\'; it must be one of "server", "cohort", "clients"',
+        "evaluation.model=mean",
+        'evaluation.model = \'mean\'; it must be one of "server", "cohort", "clients"',
     ),
     (
         "client_store=ram",
@@ -527,7 +529,7 @@ name = "centralised"
 
 def test_settings_of_a_methods_own_and_another_model_evaluated(tmp_path: Path, capsys: Any) -> None:
     """They are told in labels, in the summary and below the table, and can be run again."""
-    head = 'evaluate_model = "clients"\nmeasure_gradients = false\n'
+    head = 'evaluation.model = "clients"\nevaluation.gradients = false\n'
     text = head + SMALL.partition("[[method]]")[0] + METHODS
     (tmp_path / "methods.toml").write_text(text.replace("seed = [0, 1]", ""))
     first, again = tmp_path / "first", tmp_path / "again"

@@ -10,6 +10,7 @@ import pytest
 
 from fedprox import (
     Cohort,
+    Evaluation,
     Federation,
     InputError,
     Model,
@@ -136,7 +137,18 @@ def test_augmentation_keys_depend_on_seed_round_client_and_step_alone() -> None:
     sizes = np.array(SIZES, np.int64)
     steps = np.array([solver.steps_for(int(n)) for n in sizes])
     ones = np.ones(4)
-    jobs = Jobs(np.arange(4), OFFSETS[:-1], sizes, steps, ones, ones, ones, ones, np.zeros(4, int))
+    jobs = Jobs(
+        np.arange(4),
+        OFFSETS[:-1],
+        sizes,
+        steps,
+        ones,
+        ones,
+        ones,
+        ones,
+        np.zeros(4, int),
+        OFFSETS[:-1],
+    )
 
     def keys(seed: int, round_: int, devices: int, lanes: int) -> dict[int, set[tuple[int, ...]]]:
         shape = Shape(1, devices, lanes, 20, 4, 4)
@@ -213,8 +225,8 @@ def test_measuring_less_trains_the_same_and_weighs_clients_alike() -> None:
     federation = federation_of(x)
     model = logistic(federation)
     full = train(federation, model)
-    loss_alone = train(federation, model, measure_gradients=False)
-    sampled = train(federation, model, evaluate_rows=5)
+    loss_alone = train(federation, model, evaluation=Evaluation(gradients=False))
+    sampled = train(federation, model, evaluation=Evaluation(rows=5))
     for run in (loss_alone, sampled):
         jax.tree.map(np.testing.assert_array_equal, run.params, full.params)
     np.testing.assert_allclose(loss_alone.final.train_loss, full.final.train_loss, rtol=1e-6)

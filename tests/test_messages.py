@@ -233,7 +233,7 @@ def test_any_argument_is_taken_or_refused_in_one_line(
             {"model": fp.models.logistic},
             "model = logistic, a function that was not called; it must be a fedprox.Model",
         ),
-        ({"measure_gradients": "no"}, "measure_gradients = 'no'; it must be True or False"),
+        ({"evaluation": 5}, "evaluation = 5; it must be a fedprox.Evaluation"),
         ({"checkpoints": "run"}, "checkpoints = 'run'; it must be a fedprox.Checkpoints or None"),
         ({"seed": "12"}, "seed = '12'; it must be a whole number of at least 0"),
     ],

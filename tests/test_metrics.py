@@ -127,16 +127,17 @@ def check(record: fp.Record, params: Any, read: fp.Federation, whole: fp.Federat
     "options",
     [
         {},
-        {"measure_gradients": False},
-        {"evaluate_rows": 4},
-        {"evaluate_clients": 5, "evaluate_rows": 7, "measure_gradients": False},
-        {"faults": fp.Faults(), "measure_gradients": False},
+        {"evaluation": fp.Evaluation(gradients=False)},
+        {"evaluation": fp.Evaluation(rows=4)},
+        {"evaluation": fp.Evaluation(clients=5, rows=7, gradients=False)},
+        {"faults": fp.Faults(), "evaluation": fp.Evaluation(gradients=False)},
     ],
     ids=lambda options: "+".join(options) or "all",
 )
 def test_metrics_are_those_of_plain_numpy(options: dict[str, Any], devices: int) -> None:
-    whole = RAGGED.sample_clients(options.get("evaluate_clients", len(RAGGED)))
-    read = whole.sample(options.get("evaluate_rows", 1000))
+    evaluation = options.get("evaluation", fp.Evaluation())
+    whole = RAGGED.sample_clients(evaluation.clients or len(RAGGED))
+    read = whole.sample(evaluation.rows or 1000)
     slow, fast = runs(RAGGED, devices=devices, **options)
     assert np.abs(fast.params - slow.params).max() > 0.01
     for run in (slow, fast):
@@ -146,7 +147,7 @@ def test_metrics_are_those_of_plain_numpy(options: dict[str, Any], devices: int)
 
 def test_metrics_leave_every_other_number_as_it_was() -> None:
     plain = dataclasses.replace(MODEL, metrics={})
-    for options in ({}, {"evaluate_clients": 5, "faults": fp.Faults()}):
+    for options in ({}, {"evaluation": fp.Evaluation(clients=5), "faults": fp.Faults()}):
         for one, other in zip(
             runs(RAGGED, **options), runs(RAGGED, model=plain, **options), strict=True
         ):
@@ -192,11 +193,11 @@ def test_clients_that_cannot_be_measured_are_left_out() -> None:
         test=RAGGED.test.of_clients(others),
         names=tuple(RAGGED.names[k] for k in others.tolist()),
     )
-    for options in ({}, {"evaluate_rows": 6}):
-        run = runs(federation, faults=fp.Faults(), **options)[0]
+    for rows in (None, 6):
+        run = runs(federation, faults=fp.Faults(), evaluation=fp.Evaluation(rows=rows))[0]
         assert run.history[0].unmeasured == 1
         # the sample is drawn from each client's own stream, by its number
-        read = federation.sample(options.get("evaluate_rows", 1000))
+        read = federation.sample(rows or 1000)
         read = dataclasses.replace(
             left, train=read.train.of_clients(others), test=read.test.of_clients(others)
         )
@@ -259,7 +260,7 @@ def test_the_table_and_the_figure_show_those_on_test_rows() -> None:
     assert len(fp.figure([run, other]).axes) == len(titles)
 
 
-# CompiledMethod-made metrics
+# Ready-made metrics
 
 AUC = fp.metrics.auc(bins=100)
 

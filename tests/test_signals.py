@@ -13,8 +13,7 @@ from tests.commands import start, status
 
 EXPERIMENT = """
 rounds = 40
-evaluate_every = 4
-measure_gradients = false
+evaluation = {every = 4, gradients = false}
 data = {name = "synthetic", clients = 6}
 cohort = {clients_per_round = 3}
 solver = {learning_rate = 0.01, batch_size = 10, epochs = 1}
@@ -43,16 +42,17 @@ def hang(marker: Path) -> None:
 def hang_in(where: str, marker: Path) -> None:
     """Have this process hang at some place."""
     from fedprox.report.directory import RunDirectory
-    from fedprox.simulation.compiled import compile as compiling
+    from fedprox.simulation.compiled.compile import Compiler
 
     patch = pytest.MonkeyPatch()  # for good
-    record, compile_any = RunDirectory.record, compiling.compile_programs
+    record, compile_any = RunDirectory.record, Compiler._compile
 
     def hanging(*_: object, **__: object) -> None:
         hang(marker)
 
-    def compile_one(*given: Any, **options: Any) -> Any:
-        return hang(marker) if given[1].name == "fedprox" else compile_any(*given, **options)
+    def compile_one(self: Compiler, layout: Any) -> Any:
+        second = self.method.algorithm.name == "fedprox"
+        return hang(marker) if second else compile_any(self, layout)
 
     def record_and_interrupt(self: RunDirectory, given: Any) -> None:
         record(self, given)
@@ -61,13 +61,13 @@ def hang_in(where: str, marker: Path) -> None:
 
     places = {
         "loading": "fedprox.cli.resolve",
-        "planning": "fedprox.simulation.protocol.Protocol.round_work",
+        "planning": "fedprox.simulation.compiled.layout.round_work",
         "compiling": "jax.stages.Lowered.compile",
         "a checkpoint": "fedprox.simulation.loop.checkpoint.Checkpoints._save",
         "writing": "fedprox.report.results.write_clients",
     }
     if where == "the second method":
-        patch.setattr("fedprox.simulation.loop.method_run.compile_programs", compile_one)
+        patch.setattr(Compiler, "_compile", compile_one)
     else:
         patch.setattr(places[where], hanging)
     if where == "a checkpoint":  # that a signal asks for

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fedprox import (
     Algorithm,
     Cohort,
+    Evaluation,
     Federation,
     InputError,
     Model,
@@ -135,7 +136,11 @@ def test_a_wide_batch_is_clipped_as_a_whole() -> None:
         "rounds": 3,
     }
     run = one_run(
-        federation, quadratic_model(START), fedprox(mu=0.3), measure_gradients=False, **setting
+        federation,
+        quadratic_model(START),
+        fedprox(mu=0.3),
+        evaluation=Evaluation(gradients=False),
+        **setting,
     )
     path = methods.run(methods.FedProx(START, 2, 0.3), federation, **setting)
     np.testing.assert_allclose(run.params, path.server[-1], rtol=1e-4)
@@ -170,7 +175,7 @@ def test_a_methods_own_settings_are_the_solvers_for_it_alone() -> None:
         model,
         [fedprox(mu=0.0).with_solver(steps=7, clip=0.5), fedavg()],
         solver=Solver(0.1, 3, epochs=2),
-        measure_gradients=False,
+        evaluation=Evaluation(gradients=False),
         **common,
     )
     for run, solver in ((mine, Solver(0.1, 3, steps=7, clip=0.5)), (plain, Solver(0.1, 3, 2))):
@@ -196,7 +201,7 @@ def test_labels_tell_methods_by_their_own_settings() -> None:
         solver=Solver(0.1, 3, epochs=2, clip=1.0),
         cohort=Cohort(2),
         rounds=1,
-        measure_gradients=False,
+        evaluation=Evaluation(gradients=False),
     )
     assert [run.label for run in runs] == [
         "fedavg learning_rate=0.1",
@@ -210,10 +215,10 @@ def test_labels_tell_methods_by_their_own_settings() -> None:
 def test_a_methods_own_settings_are_checked_like_the_experiments() -> None:
     federation, model = ragged_quadratics(2, [3, 8]), quadratic_model(START)
     augmented = replace(federation, augment=lambda _, kept: kept)
-    plain, without = Solver(0.1, 3, epochs=2), {"measure_gradients": False}
+    plain, without = Solver(0.1, 3, epochs=2), {"evaluation": Evaluation(gradients=False)}
     own_gamma = fedavg().with_solver(gamma=0.5)
     search = fedavg().with_solver(batch_size="all", optimizer=line_search_descent)
-    with pytest.raises(InputError, match="measure_gradients = false"):
+    with pytest.raises(InputError, match=r"evaluation\.gradients = false"):
         one_run(federation, model, own_gamma, plain, **without)
     for method in (own_gamma, search):
         with pytest.raises(InputError, match="with augmentation every mini-batch"):

@@ -28,6 +28,7 @@ from fedprox.report.saved import load_model, save_model
 from fedprox.report.table import table
 from fedprox.runner import run
 from fedprox.simulation.config.cohort import Cohort
+from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.devices.compilation_cache import use_compilation_cache
@@ -49,6 +50,7 @@ __all__ = [
     "Checkpoints",
     "Cohort",
     "Diagnosis",
+    "Evaluation",
     "EvaluationResult",
     "Examples",
     "Faults",

@@ -141,12 +141,6 @@ An experiment file, with every key:
 
 \b
   rounds = 200
-  evaluate_every = 1            # rounds between evaluations
-  evaluate_rows = 200           # rows of each client that they read at most; all if left out
-  evaluate_clients = 1000       # clients that they read at most, drawn at random; all if left out
-  measure_gradients = true      # whether they measure gradient variance, B(w) and gamma
-  evaluate_model = "server"     # the model sent out; or "cohort", the mean of the round's
-                                # clients, or "clients", that of every client's last model
   client_store = "auto"         # where what clients keep lies: "device", "host" or "disk"
   seed = 0                      # or several: [0, 1, 2]
   target_accuracy = 0.8         # the table counts rounds to it; or target_loss = 0.5, or
@@ -168,6 +162,15 @@ An experiment file, with every key:
   name = "logistic"             # or another, with its own keys:
 {_keys(MODELS)}
   # frozen = ["dense"]          # with initial: parameters, or parts, that keep their values
+
+\b
+  [evaluation]
+  every = 1                     # rounds between evaluations
+  rows = 200                    # rows of each client that they read at most; all if left out
+  clients = 1000                # clients that they read at most, drawn at random; all if left out
+  gradients = true              # whether they measure gradient variance, B(w) and gamma
+  model = "server"              # the model sent out; or "cohort", the mean of the round's
+                                # clients, or "clients", that of every client's last model
 
 \b
   [cohort]
@@ -225,7 +228,7 @@ Bad input is named in one line, with exit status 2.
 
 DIAGNOSE_HELP = """Say how heterogeneous the clients of an experiment are, and which mu to try.
 
-With evaluate_clients it is a diagnosis of as many clients, drawn at random.
+With evaluation.clients it is a diagnosis of as many clients, drawn at random.
 
 It measures the clients' sizes, label skew, gradients and curvature, says which mu the theory asks
 for, and finds one for practice by a short sweep over {0, 0.001, 0.01, 0.1, 1} with the experiment's
@@ -447,7 +450,7 @@ def diagnose(
             cohort=resolved.cohort,
             systems=resolved.systems,
             rounds=experiment.rounds,
-            evaluate_clients=experiment.evaluate_clients,
+            evaluation=resolved.evaluation,
             seed=seeds[0],
             initial=resolved.initial,
         )

@@ -22,6 +22,7 @@ from fedprox.errors import require, require_whole
 from fedprox.federation import Federation, Rows
 from fedprox.model import Model, Params, fitted_params
 from fedprox.simulation.config.cohort import Cohort
+from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.protocol import check_parts, initial_params
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.loop.progress import Progress
@@ -287,7 +288,7 @@ def diagnose(
     cohort: Cohort,
     systems: Systems = Systems(),  # noqa: B008 (frozen)
     rounds: int = 200,
-    evaluate_clients: int | None = None,
+    evaluation: Evaluation = Evaluation(),  # noqa: B008 (frozen)
     seed: int = 0,
     initial: Params | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -302,8 +303,8 @@ def diagnose(
         cohort: How a round's clients are chosen.
         systems: Which of them cannot finish.
         rounds: Rounds of the run that the suggestion is for; the sweep takes 40 at most.
-        evaluate_clients: Clients to diagnose at most, drawn at random; all where left out. The
-            sweep's cohorts are drawn from them.
+        evaluation: Its `clients` is how many clients are diagnosed at most, drawn at random; the
+            sweep draws its cohorts from them. The other settings are not read.
         seed: Seed; the sweep runs with this one and the two that follow.
         initial: The parameters to begin with, as in `simulate`.
         on_progress: Called now and then during the sweep.
@@ -324,7 +325,14 @@ def diagnose(
     >>> found.suggested_mu in MUS, found.theory_mu is None
     (True, True)
     """
-    check_parts(federation=federation, model=model, solver=solver, cohort=cohort, systems=systems)
+    check_parts(
+        federation=federation,
+        model=model,
+        solver=solver,
+        evaluation=evaluation,
+        cohort=cohort,
+        systems=systems,
+    )
     require_whole("seed", seed, least=0, most=2**63 - SWEEP_SEEDS)
     require(
         len(solver.rates) == 1,
@@ -332,17 +340,16 @@ def diagnose(
     )
     require_whole("rounds", rounds)
     of_clients = len(federation)
-    if evaluate_clients is not None:
-        require_whole("evaluate_clients", evaluate_clients)
+    if evaluation.clients is not None:
         require(
-            evaluate_clients >= min(cohort.clients_per_round, of_clients)
+            evaluation.clients >= min(cohort.clients_per_round, of_clients)
             or cohort.sampling == "proportional",
-            f"evaluate_clients = {evaluate_clients}; a diagnosis draws its cohorts of "
+            f"evaluation.clients = {evaluation.clients}; a diagnosis draws its cohorts of "
             f"{cohort.clients_per_round} from them",
         )
         systems.check(of_clients)
-        systems = systems.of_clients(federation.drawn(evaluate_clients))
-        federation = federation.sample_clients(evaluate_clients)
+        systems = systems.of_clients(federation.drawn(evaluation.clients))
+        federation = federation.sample_clients(evaluation.clients)
     train = federation.train
     nothing = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
     short = min(rounds, SWEEP_ROUNDS)
@@ -354,7 +361,7 @@ def diagnose(
         cohort=cohort,
         systems=systems,
         rounds=short,
-        evaluate_every=-(-short // EVALUATIONS),
+        evaluation=Evaluation(every=-(-short // EVALUATIONS)),
         seed=[seed + i for i in range(SWEEP_SEEDS)],
         initial=initial,
         on_progress=on_progress,

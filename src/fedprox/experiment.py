@@ -24,8 +24,9 @@ from fedprox.model import Model, Params
 from fedprox.models import MODELS
 from fedprox.report.saved import load_model
 from fedprox.simulation.config.cohort import Cohort, Sampling
+from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults, Policy
-from fedprox.simulation.config.protocol import Storage, clients_to_draw, measures_of
+from fedprox.simulation.config.protocol import Storage, measures_of
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.described import IN_PYTHON
@@ -67,6 +68,16 @@ def _of_numbers(build: Callable[..., Any]) -> Callable[..., Any]:
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class EvaluationSection(_Section):
+    """`[evaluation]`: see `fedprox.Evaluation`."""
+
+    every: int = 1
+    rows: int | None = None
+    clients: int | None = None
+    model: Evaluated = "server"
+    gradients: bool = True
 
 
 class CohortSection(_Section):
@@ -144,13 +155,7 @@ class Experiment(_Section):
 
     Attributes:
         rounds: Rounds T.
-        evaluate_every: Rounds between evaluations.
-        evaluate_rows: Training rows, test rows and validation rows of each client that they read at
-            most.
-        evaluate_clients: Clients that they read at most, drawn at random, see `fedprox.simulate`.
-        evaluate_model: Which model they measure, see `fedprox.simulate`.
-        measure_gradients: Whether they measure gradient variance, B(w) and gamma.
-        client_store: Where what clients keep lies, likewise.
+        client_store: Where what clients keep lies, see `fedprox.simulate`.
         seed: Seed, or several.
         target_accuracy: Test accuracy that the table counts rounds to, or validation accuracy where
             there are validation rows; where no target is given, the highest whole per cent that
@@ -169,6 +174,7 @@ class Experiment(_Section):
         data: Name of a data set and its options.
         model: Name of a model and its options; with `initial` also `frozen`, the names of the parts
             that keep their values, see `fedprox.freeze`.
+        evaluation: How records are measured.
         cohort: How a round's clients are chosen.
         systems: Which of them cannot finish.
         faults: What is done about faulty updates; they are not looked for where it is left out.
@@ -179,11 +185,6 @@ class Experiment(_Section):
     """
 
     rounds: int
-    evaluate_every: int = 1
-    evaluate_rows: int | None = None
-    evaluate_clients: int | None = None
-    evaluate_model: Evaluated = "server"
-    measure_gradients: bool = True
     client_store: Storage = "auto"
     seed: int | list[int] = 0
     target_accuracy: float | None = None
@@ -195,6 +196,7 @@ class Experiment(_Section):
     validation_share: float | None = None
     data: Table
     model: Table = Field(default_factory=lambda: {"name": "logistic"})
+    evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
     cohort: CohortSection
     systems: SystemsSection = Field(default_factory=SystemsSection)
     faults: FaultsSection | None = None
@@ -226,6 +228,7 @@ class Resolved(NamedTuple):
         model: The model to train.
         methods: The methods to compare.
         solver: The local solver.
+        evaluation: How records are measured.
         cohort: How a round's clients are chosen.
         systems: Which of them cannot finish.
         faults: What is done about faulty updates.
@@ -239,6 +242,7 @@ class Resolved(NamedTuple):
     model: Model
     methods: list[Algorithm]
     solver: Solver
+    evaluation: Evaluation
     cohort: Cohort
     systems: Systems
     faults: Faults | None
@@ -300,6 +304,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     section = experiment.solver.model_dump(exclude_none=True)
     settings, section_table = _solver(section, "solver")
     solver = Solver(**settings)
+    evaluation = Evaluation(**experiment.evaluation.model_dump())
     cohort = Cohort(**experiment.cohort.model_dump())
     systems = _systems(experiment.systems)
     faults = Faults(**experiment.faults.model_dump()) if experiment.faults else None
@@ -324,8 +329,8 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
         except InputError as error:
             raise InputError(f"validation_share: {error}") from None
     table = experiment.model_dump(exclude_none=True)
-    if clients_to_draw(experiment.evaluate_clients, federation) is None:
-        table.pop("evaluate_clients", None)
+    if evaluation.of(federation).clients is None:
+        table["evaluation"].pop("clients", None)
     table |= {"data": data_table, "model": model_table, "method": [t for _, t in methods]}
     table["solver"] |= section_table
     algorithms = [algorithm for algorithm, _ in methods]
@@ -349,6 +354,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
         model,
         algorithms,
         solver,
+        evaluation,
         cohort,
         systems,
         faults,
@@ -411,15 +417,11 @@ def train(
         resolved.model,
         resolved.methods,
         solver=resolved.solver,
+        evaluation=resolved.evaluation,
         cohort=resolved.cohort,
         systems=resolved.systems,
         faults=resolved.faults,
         rounds=experiment.rounds,
-        evaluate_every=experiment.evaluate_every,
-        evaluate_rows=experiment.evaluate_rows,
-        evaluate_clients=experiment.evaluate_clients,
-        evaluate_model=experiment.evaluate_model,
-        measure_gradients=experiment.measure_gradients,
         client_store=experiment.client_store,
         seed=experiment.seed,
         target=resolved.target,
@@ -768,7 +770,10 @@ def _allowed(annotation: Any) -> str:
 
 
 HEADERS = {
-    **{name: f"[{name}]" for name in ("data", "model", "cohort", "systems", "faults", "solver")},
+    **{
+        name: f"[{name}]"
+        for name in ("data", "model", "evaluation", "cohort", "systems", "faults", "solver")
+    },
     "versions": "[versions]",
     "method": "[[method]]",
 }

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedprox import Cohort, Solver, Systems, datasets, feddane, fedprox, models, simulate
-from fedprox.algorithms.adaptive import first_trend, follow
+from fedprox import (
+    Cohort,
+    Evaluation,
+    Solver,
+    Systems,
+    datasets,
+    feddane,
+    fedprox,
+    models,
+    simulate,
+)
+from fedprox.algorithms.adaptive import ADAPTIVE_MU
 
 
 def by_hand(mu: float, losses: list[float]) -> list[float]:
@@ -45,11 +56,12 @@ def curves(draw: st.DrawFn) -> list[float]:
 @example(losses=[5.0, 4.0, 3.0, 2.0, 1.0, 0.0, 0.0], start=1.0)
 @example(losses=[5.0] * 8, start=1.0)
 def test_the_schedule_is_the_papers(losses: list[float], start: float) -> None:
-    mu, trend = jnp.array([start]), first_trend(jnp.array([losses[0]]))
-    used, step = [], jax.jit(follow)
+    hparams: Any = {"mu": jnp.array([start])}
+    trend = ADAPTIVE_MU.init(hparams, jnp.array([losses[0]]))
+    used, step = [], jax.jit(ADAPTIVE_MU.update)
     for loss in losses[1:]:
-        used.append(float(mu[0]))
-        mu, trend = step(mu, trend, jnp.array([loss]))
+        used.append(float(hparams["mu"][0]))
+        hparams, trend = step(hparams, trend, jnp.array([loss]))
     np.testing.assert_allclose(used, by_hand(start, losses), atol=1e-5)
 
 
@@ -87,7 +99,7 @@ def test_the_schedule_looks_at_every_round_whatever_is_recorded() -> None:
             solver=Solver(0.03, batch_size=10, epochs=5),
             cohort=Cohort(3),
             rounds=12,
-            evaluate_every=every,
+            evaluation=Evaluation(every=every),
         )[0]
         for every in (1, 5)
     )

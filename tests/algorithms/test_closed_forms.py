@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fedprox import (
     Algorithm,
     Cohort,
+    Evaluation,
     Federation,
     InputError,
     Model,
@@ -35,10 +36,11 @@ from fedprox import (
     simulate,
 )
 from fedprox.algorithms import ALGORITHMS
+from fedprox.algorithms.adaptive import ADAPTIVE_MU
 from fedprox.model import Params
 from fedprox.report.table import empty_rounds
 from fedprox.simulation.config.protocol import initial_params
-from fedprox.simulation.loop.sweep import label, sweep_points
+from fedprox.simulation.config.sweep import label, sweep_points
 from tests.methods import gradient
 from tests.quadratics import (
     one_run,
@@ -164,7 +166,7 @@ def test_what_is_no_algorithm_is_refused(methods: Any) -> None:
             {"hparams": {"learning_rate": [0.1, 0.2]}},
             "hparams: 'learning_rate'; every method is given",
         ),
-        ({"adapt": True}, 'adapt: there is no "mu" among its hparams'),
+        ({"adapt": ADAPTIVE_MU}, "adapt.update raised KeyError: 'mu'"),
     ],
 )
 def test_a_method_of_ones_own_with_a_mistake_is_refused(
@@ -181,7 +183,7 @@ def test_an_adaptive_mu_follows_the_model_that_is_sent_out() -> None:
     method, model = fedprox(mu=1.0, adapt=True), quadratic_model(np.zeros(2))
     for other in ("cohort", "clients"):
         with pytest.raises(InputError, match=r'fedprox: an adaptive mu .* must be "server"'):
-            one_run(federation, model, method, solver, evaluate_model=other)
+            one_run(federation, model, method, solver, evaluation=Evaluation(model=other))
 
 
 @pytest.mark.parametrize(
@@ -387,7 +389,7 @@ def test_empty_rounds_are_counted_between_evaluations(every: int) -> None:
         cohort=Cohort(2),
         systems=Systems(deadline=1.0, step_seconds=[1.0, *[2.0] * 4]),
         rounds=7,
-        evaluate_every=every,
+        evaluation=Evaluation(every=every),
     )
     offsets = federation.train.offsets
     empty = [0 not in Cohort(2).draw(0, t, offsets).clients for t in range(7)]

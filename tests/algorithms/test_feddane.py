@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprox import Cohort, InputError, Solver, feddane, fedprox, models, simulate
+from fedprox import Cohort, Evaluation, InputError, Solver, feddane, fedprox, models, simulate
 from fedprox.simulation.compiled import layout
 from fedprox.streams import Purpose
 from tests.quadratics import (
@@ -55,7 +55,7 @@ def test_dane_reaches_the_minimiser_where_fedprox_does_not() -> None:
     a, b = random_quadratics(1, 5, 3)
     minimiser = np.linalg.solve(sum(a), sum(x @ y for x, y in zip(a, b, strict=True)))
     solver = Solver(0.05, batch_size="all", steps=100)
-    setting: dict[str, Any] = {"solver": solver, "rounds": 60, "evaluate_every": 60}
+    setting: dict[str, Any] = {"solver": solver, "rounds": 60, "evaluation": Evaluation(every=60)}
     federation, model = quadratic_federation(a, b), quadratic_model(np.ones(3))
     ours = one_run(federation, model, feddane(mu=1.0), **setting)
     other = one_run(federation, model, fedprox(mu=1.0), **setting)
@@ -115,7 +115,7 @@ def test_the_mean_gradient_is_kept_whichever_model_is_evaluated(evaluated: Any) 
         Solver(0.1, batch_size="all", steps=1),
         cohort=cohort,
         rounds=3,
-        evaluate_model=evaluated,
+        evaluation=Evaluation(model=evaluated),
     )
     offsets, w, last = federation.train.offsets, start, np.tile(start, (5, 1))
     for t in range(3):
@@ -164,7 +164,9 @@ def test_a_sweep_and_rounds_in_one_call_change_nothing() -> None:
         "rounds": 4,
     }
     model = models.logistic(federation)
-    swept = simulate(federation, model, feddane(mu=[0.0, 1.0]), evaluate_every=4, **setting)
+    swept = simulate(
+        federation, model, feddane(mu=[0.0, 1.0]), evaluation=Evaluation(every=4), **setting
+    )
     (alone,) = simulate(federation, model, feddane(mu=1.0), **setting)
     for x, y in zip(jax.tree.leaves(alone.params), jax.tree.leaves(swept[1].params), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprox import InputError, Solver, feddyn, simulate
+from fedprox import Evaluation, InputError, Solver, feddyn, simulate
 from tests import methods
 from tests.byhand import CLIENTS, ROWS, SOME, START, ByHand, beside_the_oracle, distance
 from tests.quadratics import quadratic_model, ragged_quadratics
@@ -76,8 +76,7 @@ def test_it_reaches_the_minimiser_with_few_clients_whatever_alpha() -> None:
         solver=Solver(0.1, "all", steps=20),
         cohort=SOME,
         rounds=800,
-        evaluate_every=800,
-        measure_gradients=False,
+        evaluation=Evaluation(every=800, gradients=False),
     )
     for run in runs:
         assert distance(run, methods.minimiser(federation)) < 1e-3, run.label

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprox import InputError, Solver, fedsplit, simulate
+from fedprox import Evaluation, InputError, Solver, fedsplit, simulate
 from fedprox.algorithms.base import Solution
 from tests import methods
 from tests.byhand import CLIENTS, ROWS, SOME, START, ByHand, beside_the_oracle, distance
@@ -87,8 +87,7 @@ def test_averaging_all_reaches_the_minimiser_with_few_clients() -> None:
         solver=Solver(0.1, "all", steps=60),
         cohort=SOME,
         rounds=600,
-        evaluate_every=600,
-        measure_gradients=False,
+        evaluation=Evaluation(every=600, gradients=False),
     )
     for run in runs:
         assert distance(run, methods.minimiser(federation)) < 1e-3, run.label

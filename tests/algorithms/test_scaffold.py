@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprox import Cohort, InputError, Solver, fedavg, scaffold, simulate
+from fedprox import Cohort, Evaluation, InputError, Solver, fedavg, scaffold, simulate
 from fedprox.simulation.compiled import layout
 from tests import methods
 from tests.byhand import ROWS, SOME, START, ByHand, Local, beside_the_oracle, distance
@@ -118,8 +118,7 @@ def test_it_reaches_the_minimiser_of_the_plain_mean_with_few_clients() -> None:
         "solver": FEW,
         "cohort": SOME,
         "rounds": 400,
-        "evaluate_every": 400,
-        "measure_gradients": False,
+        "evaluation": Evaluation(every=400, gradients=False),
     }
     (ours,) = simulate(federation, model, scaffold(), **setting)
     (theirs,) = simulate(federation, model, fedavg(), **setting)

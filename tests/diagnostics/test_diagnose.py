@@ -249,15 +249,17 @@ def test_the_largest_b_is_that_of_any_seed(found: fp.Diagnosis) -> None:
 def test_a_sample_of_the_clients_is_called_one(federation: fp.Federation) -> None:
     facts = {
         what: (value, note)
-        for what, value, note in find_out(federation, evaluate_clients=5).facts()
+        for what, value, note in find_out(federation, evaluation=fp.Evaluation(clients=5)).facts()
     }
     value, note = facts["clients"]
     assert value == "5"
     assert note.startswith(f"of {len(federation)}, drawn at random; all ")
-    with pytest.raises(fp.InputError, match="evaluate_clients = 0"):
-        find_out(federation, evaluate_clients=0)
-    with pytest.raises(fp.InputError, match="evaluate_clients = 3; a diagnosis draws its cohorts"):
-        find_out(federation, evaluate_clients=3)
+    with pytest.raises(fp.InputError, match=r"evaluation\.clients = 0"):
+        find_out(federation, evaluation=fp.Evaluation(clients=0))
+    with pytest.raises(
+        fp.InputError, match=r"evaluation\.clients = 3; a diagnosis draws its cohorts"
+    ):
+        find_out(federation, evaluation=fp.Evaluation(clients=3))
 
 
 def test_a_sample_of_the_clients_has_their_speeds(federation: fp.Federation) -> None:
@@ -266,17 +268,19 @@ def test_a_sample_of_the_clients_has_their_speeds(federation: fp.Federation) -> 
     chosen = federation.drawn(4)
     mixed = [1e-6 if k in chosen else 10.0 for k in range(6)]
     paths = [
-        find_out(federation, evaluate_clients=4, systems=systems).sweep[0].train_loss
+        find_out(federation, evaluation=fp.Evaluation(clients=4), systems=systems)
+        .sweep[0]
+        .train_loss
         for systems in (fast, fp.Systems(deadline=1.0, step_seconds=mixed))
     ]
     assert np.ptp(paths[0]) > 1e-6
     assert paths[0].tolist() == paths[1].tolist()
     slow = fp.Systems(deadline=1.0, step_seconds=[10.0 if k in chosen else 1e-6 for k in range(6)])
     with pytest.raises(fp.InputError, match="no client has time for a single step"):
-        find_out(federation, evaluate_clients=4, systems=slow)
+        find_out(federation, evaluation=fp.Evaluation(clients=4), systems=slow)
     few = fp.Systems(deadline=1.0, step_seconds=[1.0] * 5)
     with pytest.raises(fp.InputError, match="step_seconds: 5 numbers; the federation has 6"):
-        find_out(federation, evaluate_clients=4, systems=few)
+        find_out(federation, evaluation=fp.Evaluation(clients=4), systems=few)
 
 
 @pytest.mark.parametrize(("rounds", "evaluations"), [(21, 11), (39, 20)])
@@ -298,7 +302,10 @@ def test_several_learning_rates_are_refused(federation: fp.Federation) -> None:
         ({"federation": 3}, "federation = 3; it must be a fedprox.Federation"),
         ({"model": 3}, "model = 3; it must be a fedprox.Model"),
         ({"solver": 3}, "solver = 3; it must be a fedprox.Solver"),
-        ({"cohort": 2, "evaluate_clients": 2}, "cohort = 2; it must be a fedprox.Cohort"),
+        (
+            {"cohort": 2, "evaluation": fp.Evaluation(clients=2)},
+            "cohort = 2; it must be a fedprox.Cohort",
+        ),
         ({"seed": "a"}, "seed = 'a'; it must be a whole number of at least 0"),
         ({"seed": 2**63 - 1}, "seed = 9223372036854775807; it must be a whole number from 0 to"),
     ],

@@ -347,8 +347,7 @@ def test_a_model_learns_in_compiled_rounds_and_a_sweep_is_its_points() -> None:
             solver=fp.Solver(rate, 10, epochs=1),
             cohort=fp.Cohort(2),
             rounds=3,
-            evaluate_every=3,
-            measure_gradients=False,
+            evaluation=fp.Evaluation(every=3, gradients=False),
         )
 
     together, (alone,) = runs([0.1, 0.3]), runs(0.3)
@@ -370,7 +369,7 @@ def test_a_round_of_a_large_model_holds_few_copies_of_it() -> None:
         solver=fp.Solver(0.01, 10, epochs=1),
         cohort=fp.Cohort(10),
         rounds=1,
-        measure_gradients=False,
+        evaluation=fp.Evaluation(gradients=False),
     )
     data = federation.train.x.nbytes + federation.train.y.nbytes
     activations = 4 * 10 * (784 + 3 * 1000 + 3 * 10)

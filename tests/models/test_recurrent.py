@@ -224,7 +224,7 @@ def test_a_round_of_one_step_on_all_rows_is_a_gradient_step(name: str) -> None:
         solver=fp.Solver(0.5, epochs=1, batch_size=4),
         cohort=fp.Cohort(2),
         rounds=1,
-        measure_gradients=False,
+        evaluation=fp.Evaluation(gradients=False),
     )
     key = jax.random.key(int(generator(0, Purpose.MODEL).integers(2**31)))
     start = jax.jit(model.init)(key)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedprox import Cohort, Solver, Systems, datasets, fedavg, fedprox, models, simulate
+from fedprox import Cohort, Evaluation, Solver, Systems, datasets, fedavg, fedprox, models, simulate
 
 SYNTHETIC = Solver(learning_rate=0.01, batch_size=10, epochs=20)
 
@@ -46,7 +46,7 @@ def test_more_heterogeneous_sets_have_larger_gradient_variance() -> None:
                 solver=SYNTHETIC,
                 cohort=Cohort(10),
                 rounds=20,
-                evaluate_every=5,
+                evaluation=Evaluation(every=5),
             )
             found += [record.gradient_variance for record in run.history[1:]]
         variance.append(np.mean(found))
@@ -65,7 +65,7 @@ def test_fedprox_beats_fedavg_on_mnist_under_stragglers(data_dir: Path) -> None:
         cohort=Cohort(10),
         systems=Systems(stragglers=0.9),
         rounds=30,
-        evaluate_every=10,
+        evaluation=Evaluation(every=10),
         seed=[0, 1],
     )
     final = {(run.method, run.seed): run.final.test_accuracy for run in runs}

@@ -196,7 +196,7 @@ def test_every_row_has_what_appendix_a2_says_of_all(run: str) -> None:
     assert proximal == fedavg
     assert feddyn.variant == ("balanced" if "unbalanced" in run else "")
     assert 1e-4 in np.atleast_1d(fedprox.hparams["mu"])
-    assert table["evaluate_model"] == "clients"
+    assert table["evaluation"]["model"] == "clients"
     assert table["stop_at_target"] == "any"
     clients = 1000 if "1000-clients" in run else 100
     percent = int(run.partition("-percent")[0].rpartition("-")[2])

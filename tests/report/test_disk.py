@@ -30,7 +30,9 @@ from tests.test_cli import SMALL, record, status
 
 pytestmark = pytest.mark.slow
 
-TINY = SMALL.replace("seed = [0, 1]", "").replace("evaluate_every = 2", "measure_gradients = false")
+TINY = SMALL.replace("seed = [0, 1]", "").replace(
+    "evaluation.every = 2", "evaluation.gradients = false"
+)
 
 
 def finished_runs() -> list[Run]:

@@ -25,7 +25,7 @@ def simulated(**changes: Any) -> tuple[fp.Federation, fp.Model, list[fp.Run]]:
         "cohort": fp.Cohort(3),
         "systems": fp.Systems(stragglers=0.5),
         "rounds": 4,
-        "evaluate_every": 2,
+        "evaluation": fp.Evaluation(every=2),
         "seed": [0, 1],
     }
     methods = [fp.fedavg(), fp.fedprox(mu=[0.0, 1.0])]
@@ -210,7 +210,7 @@ def test_evaluate_refuses_what_does_not_fit() -> None:
 
 
 def test_clients_json_of_a_sample_of_clients(tmp_path: Path) -> None:
-    federation, model, runs = simulated(evaluate_clients=2, rounds=2)
+    federation, model, runs = simulated(evaluation=fp.Evaluation(every=2, clients=2), rounds=2)
     fp.save(runs, tmp_path / "run", federation=federation, model=model)
     first, *_ = json.loads((tmp_path / "run" / "clients.json").read_text())
     assert len(first["clients"]) == len(first["test_accuracy"]) == 2

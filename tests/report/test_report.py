@@ -427,7 +427,7 @@ def test_the_seed_that_was_running_is_left_out_of_the_lines(tmp_path: Path) -> N
 
 def test_notes_say_whether_evaluations_read_a_sample(tmp_path: Path) -> None:
     made = write_run(tmp_path / "run", [make_run()])
-    for extra, whose in (("", "all clients' "), ("evaluate_rows = 5\n", "a sample of the ")):
+    for extra, whose in (("", "all clients' "), ("evaluation.rows = 5\n", "a sample of the ")):
         (made / "experiment.toml").write_text(extra + tomli_w.dumps(EXPERIMENT))
         notes = [c.note for c in section(read_archive(made), styles(["fedavg"])).groups[0].charts]
         assert f"over {whose}" in notes[0]

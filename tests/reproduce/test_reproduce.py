@@ -51,7 +51,7 @@ from fedprox.reproduce.run import Step, read_series, reproduce
 from fedprox.reproduce.summaries import FINAL, HIGHEST, MEAN, RISE, RULE, Series, at, stop
 from fedprox.reproduce.table import table
 from fedprox.reproduce.verdicts import best, judge, pick, verdict
-from fedprox.simulation.loop.sweep import label, sweep_points
+from fedprox.simulation.config.sweep import label, sweep_points
 from fedprox.user_code import import_function
 
 # ---------------------------------------------------------------------------------- the items
@@ -100,7 +100,7 @@ def test_means_over_the_rounds_are_of_the_same_rounds(scale: Scale) -> None:
             for comparison in claim.comparisons if claim.over is MEAN else ():
                 sides = [item.runs[s.run] for s in (comparison.greater, comparison.less)]
                 runs = [parse("", next(iter(expand(side, scale).values()))) for side in sides]
-                evaluated = {(run.rounds, run.evaluate_every, run.stop_at_target) for run in runs}
+                evaluated = {(run.rounds, run.evaluation.every, run.stop_at_target) for run in runs}
                 assert len(evaluated) == 1, comparison
                 assert runs[0].stop_at_target == "never", comparison
 
@@ -810,7 +810,7 @@ def test_a_race_runs_end_to_end(tmp_path: Path) -> None:
         "rounds": 24,
         "target_loss": 2.0,
         "stop_at_target": "any",
-        "measure_gradients": False,
+        "evaluation": {"gradients": False},
         "solver": {"learning_rate": [1e-9, 0.03], "batch_size": 10, "epochs": 1},
         "method": [{"name": "fedavg"}, {"name": "feddane", "mu": 1.0}],
         MOST_SEEDS: 1,

@@ -137,9 +137,11 @@ def test_runs_repeat_and_do_not_depend_on_calls_lanes_and_devices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = net(0.5)
-    run = train(model, evaluate_every=3)
-    assert same(run, train(model, evaluate_every=1))
-    assert [metrics_line(run.final)] == [metrics_line(train(model, evaluate_every=3).final)]
+    run = train(model, evaluation=fp.Evaluation(every=3))
+    assert same(run, train(model, evaluation=fp.Evaluation(every=1)))
+    assert [metrics_line(run.final)] == [
+        metrics_line(train(model, evaluation=fp.Evaluation(every=3)).final)
+    ]
     assert not same(run, train(model, seed=1))
     others = [train(model, devices=jax.device_count())]
     monkeypatch.setattr(layout, "choose_lanes", lambda *_: 3)

@@ -65,7 +65,7 @@ def run(federation: Federation, **options: Any) -> fp.Run:
         options.pop("model", MODEL),
         fp.fedavg(),
         fp.Solver(0.3, 5, steps=2),
-        **{"measure_gradients": False, "progress": False, **options},
+        **{"evaluation": fp.Evaluation(gradients=False), "progress": False, **options},
     )
 
 
@@ -206,7 +206,8 @@ SEQUENCES = Federation.from_arrays(clients(3, SIZES, length=5), clients(4, [3] *
 def test_measures_are_those_of_the_rows(
     federation: Federation, rows: int | None, some: int | None
 ) -> None:
-    found = run(federation, evaluate_rows=rows, evaluate_clients=some, cohort=fp.Cohort(3))
+    evaluation = fp.Evaluation(rows=rows, clients=some, gradients=False)
+    found = run(federation, evaluation=evaluation, cohort=fp.Cohort(3))
     whole = federation if some is None else federation.sample_clients(some)
     read = whole if rows is None else whole.sample(rows)
     check(found.history[0], expected(whole, read, WEIGHTS))

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedprox.algorithms.base import Adaptation, HParams
+
 STEP = 0.1
 FALLS = 5
 
@@ -25,22 +27,27 @@ class Trend(NamedTuple):
     falls: jax.Array
 
 
-def first_trend(loss: jax.Array) -> Trend:
+def init(hparams: HParams, loss: jax.Array) -> Trend:
     """The trend after the evaluation of w^0."""
+    del hparams
     return Trend(loss, jnp.zeros(jnp.shape(loss), jnp.int32))
 
 
-def follow(mu: jax.Array, trend: Trend, loss: jax.Array) -> tuple[jax.Array, Trend]:
-    """The next mu, given the loss after a round; arrays of one shape, such as (points,).
+def update(hparams: HParams, trend: Trend, loss: jax.Array) -> tuple[HParams, Trend]:
+    """The hyperparameters of the next round, given the loss after this one.
 
-    >>> mu, trend = jnp.array(1.0), first_trend(jnp.array(3.0))
+    >>> hparams, trend = {"mu": jnp.array(1.0)}, init({}, jnp.array(3.0))
     >>> for loss in (2.9, 2.8, 2.7, 2.6, 2.5, 2.6):
-    ...     mu, trend = follow(mu, trend, jnp.array(loss))
-    ...     print(f"{float(mu):.1f}", end=" ")
+    ...     hparams, trend = update(hparams, trend, jnp.array(loss))
+    ...     print(f"{float(hparams['mu']):.1f}", end=" ")
     1.0 1.0 1.0 1.0 0.9 1.0
     """
+    mu = hparams["mu"]
     rose = (loss > trend.loss) | ~jnp.isfinite(loss)
     falls = jnp.where(loss < trend.loss, trend.falls + 1, 0)
     enough = falls >= FALLS
     mu = jnp.where(rose, mu + STEP, jnp.where(enough, jnp.maximum(mu - STEP, 0.0), mu))
-    return mu, Trend(loss, jnp.where(enough, 0, falls))
+    return {**hparams, "mu": mu}, Trend(loss, jnp.where(enough, 0, falls))
+
+
+ADAPTIVE_MU = Adaptation(init, update)

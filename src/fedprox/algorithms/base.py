@@ -143,6 +143,21 @@ def same_params(params: Params) -> Params:
     return params
 
 
+class Adaptation(NamedTuple):
+    """How a method's hyperparameters follow the training loss f from round to round.
+
+    Both functions work on arrays of shape (points,): the hyperparameters and losses of all sweep
+    points.
+
+    Attributes:
+        init: (hparams, f(w^0)) -> the first memory, any pytree of arrays.
+        update: (hparams, memory, f after the round) -> hparams and memory for the next round.
+    """
+
+    init: Callable[[HParams, jax.Array], Any]
+    update: Callable[[HParams, Any, jax.Array], tuple[HParams, Any]]
+
+
 class Algorithm(NamedTuple):
     r"""A federated optimization method: pure functions and how a round uses them.
 
@@ -178,8 +193,7 @@ class Algorithm(NamedTuple):
             None for a method without exchange. It needs `own_gradient`.
         communication: Communication of a round in units of FedAvg's, which sends the parameters to
             every client of the cohort and back.
-        adapt: Whether the hyperparameter "mu" follows the training loss; see
-            `fedprox.algorithms.adaptive`.
+        adapt: How hyperparameters follow the training loss; None if they stay as they are.
 
     Example:
         FedProx in five lines:
@@ -213,7 +227,7 @@ class Algorithm(NamedTuple):
     evaluated: Callable[[State], Params] | None = None
     exchange: Callable[[State, Params], State] | None = None
     communication: int = 1
-    adapt: bool = False
+    adapt: Adaptation | None = None
 
     def with_solver(self, **settings: Any) -> "Algorithm":
         """The same method with its own settings of the solver.

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedprox.algorithms.base import (
+    Adaptation,
     Algorithm,
     Average,
     ClientContext,
@@ -59,6 +60,8 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
         given={"state": state, "mean": message},
     )
     _require_like(f"{name}: its update gives", after, "the state before", state)
+    if algorithm.adapt is not None:
+        _check_adaptation(name, algorithm.adapt, hparams)
 
 
 def _check_attributes(algorithm: Algorithm) -> None:
@@ -71,10 +74,6 @@ def _check_attributes(algorithm: Algorithm) -> None:
             taken not in algorithm.hparams,
             f"{name}: hparams: {taken!r}; every method is given this one; choose another name",
         )
-    require(
-        not algorithm.adapt or "mu" in algorithm.hparams,
-        f'{name}: adapt: there is no "mu" among its hparams',
-    )
     require(
         algorithm.exchange is None or algorithm.own_gradient,
         f"{name}: exchange: own_gradient must be True beside it, since both read gradients at w^t "
@@ -133,6 +132,14 @@ def _check_client(algorithm: Algorithm, params: Params, state: State, hparams: H
     if algorithm.update is add:
         _require_like(f"{name}: its message is", message, "the model", params)
     return message
+
+
+def _check_adaptation(name: str, adapt: Adaptation, hparams: HParams) -> None:
+    """Check the functions that change hyperparameters after a round."""
+    adapted = {key: value for key, value in hparams.items() if key != "participation"}
+    memory = shapes_of(f"{name}: adapt.init", adapt.init, adapted, SCALAR)
+    pair = shapes_of(f"{name}: adapt.update", adapt.update, adapted, memory, SCALAR)
+    _require_like(f"{name}: its adapt.update gives", pair, "what it is given", (adapted, memory))
 
 
 def _check_subproblem(name: str, problem: Subproblem, params: Params) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedprox.algorithms.adaptive import ADAPTIVE_MU
 from fedprox.algorithms.base import Algorithm, ClientContext, HParams, add, check_hparam, zeros
 from fedprox.model import Params
 from fedprox.solver import HParam
@@ -89,5 +90,5 @@ def feddane(mu: HParam, *, adapt: bool = False) -> Algorithm:
         params=lambda state: state.params,
         exchange=exchange,
         communication=2,
-        adapt=adapt,
+        adapt=ADAPTIVE_MU if adapt else None,
     )

@@ -4,6 +4,7 @@ The server's mean is weighted by n_k under uniform sampling, as in the paper's e
 5.1), and plain under proportional sampling, as Algorithm 2 is written.
 """
 
+from fedprox.algorithms.adaptive import ADAPTIVE_MU
 from fedprox.algorithms.base import Algorithm, ClientContext, HParams, check_hparam
 from fedprox.model import Params
 from fedprox.solver import HParam
@@ -52,5 +53,5 @@ def fedprox(mu: HParam, *, adapt: bool = False) -> Algorithm:
         proximal,
         hparams={"mu": values},
         stragglers="keep",
-        adapt=adapt,
+        adapt=ADAPTIVE_MU if adapt else None,
     )

@@ -30,6 +30,7 @@ from fedprox.reproduce.item import (
     Row,
     Side,
     Table,
+    overlaid,
 )
 from fedprox.reproduce.summaries import FINAL, HALFWAY, MEAN, RISE, at
 from fedprox.simulation.results.target import Target
@@ -261,6 +262,7 @@ def _experiment(
     clients: int,
     rounds: int,
     short: Table,
+    evaluation: Table,
     **options: Any,
 ) -> Table:
     """An experiment as TOML would hold it, of one seed, without gradients."""
@@ -268,7 +270,7 @@ def _experiment(
         "rounds": rounds,
         MOST_SEEDS: 1,
         SHORT: short,
-        "measure_gradients": False,
+        "evaluation": {"gradients": False, **evaluation},
         "data": data,
         "model": model,
         "cohort": {"clients_per_round": clients},
@@ -289,8 +291,7 @@ def _race(
         clients=cell.clients,
         rounds=plan.rounds,
         short=short,
-        evaluate_every=plan.every,
-        evaluate_rows=rows,
+        evaluation={"every": plan.every, "rows": rows},
         target_accuracy=accuracy,
         stop_at_target="any",
     )
@@ -314,9 +315,8 @@ FEW_IMAGES = "short: 60 images of a client, 10 clients a round at most"
 def _cnn(cell: Cell) -> tuple[str, Table]:
     short: Table = {
         "rounds": 2,
-        "evaluate_every": 1,
         "client_rows": 60,
-        "evaluate_rows": 10,
+        "evaluation": {"every": 1, "rows": 10},
         "cohort": {"clients_per_round": min(cell.clients, 10)},
     }
     run = _race("mnist", {"name": "mnist-cnn"}, cell, CNN[cell], 0.99, 100, short)
@@ -325,9 +325,8 @@ def _cnn(cell: Cell) -> tuple[str, Table]:
 
 FEW_LINES = "short: 20 roles, 2 a round, 20 lines of each"
 TWENTY_ROLES: Table = {
-    "evaluate_every": 1,
     "client_rows": 20,
-    "evaluate_rows": 10,
+    "evaluation": {"every": 1, "rows": 10},
     "data": {"clients": 20},
     "cohort": {"clients_per_round": 2},
 }
@@ -603,7 +602,7 @@ FIGURE_3 = Item(
             clients=115,
             rounds=50,
             short=TWENTY_ROLES | {"rounds": 10},
-            evaluate_rows=10,
+            evaluation={"rows": 10},
         )
     },
     rows=(
@@ -655,8 +654,8 @@ FIGURE_8 = Item(
             *_OWN_EPOCHS,
             clients=10,
             rounds=50,
-            short={"rounds": 10, "client_rows": 20, "evaluate_rows": 10},
-            evaluate_rows=100,
+            short={"rounds": 10, "client_rows": 20, "evaluation": {"rows": 10}},
+            evaluation={"rows": 100},
         )
         for partition, rate in _RATE_8.items()
     },
@@ -702,7 +701,7 @@ _FEW_PHOTOS = "50 images of a client, of which 10 are measured"
 DECAYS = {"fedsgd": (0.9934, 0.99934), "fedavg": (0.99, 0.999)}
 """The caption's of Figure 4, and a slower one."""
 RATES = {"fedsgd": grid(0.215, 1.0), "fedavg": grid(0.0464, 0.215)}
-SHORT_PHOTOS: Table = {"client_rows": 50, "evaluate_rows": 10}
+SHORT_PHOTOS: Table = {"client_rows": 50, "evaluation": {"rows": 10}}
 
 
 def _photos(
@@ -715,9 +714,8 @@ def _photos(
         *methods,
         clients=clients,
         rounds=rounds,
-        short=SHORT_PHOTOS | short,
-        evaluate_every=every,
-        evaluate_rows=100,
+        short=overlaid(SHORT_PHOTOS, short),
+        evaluation={"every": every, "rows": 100},
         target_accuracy=0.85,
         stop_at_target="any",
     )
@@ -754,7 +752,7 @@ CIFAR_SGD = _photos(
     clients=1,
     rounds=150_000,
     every=500,
-    short={"rounds": 500, "evaluate_every": 100},
+    short={"rounds": 500, "evaluation": {"every": 100}},
 )
 _CIFAR_RUNS = {"SGD": "cifar-sgd", "FedSGD": "cifar-fedsgd", "FedAvg": "cifar-fedavg"}
 _CIFAR_METHODS = {"SGD": "centralised", "FedSGD": "fedsgd", "FedAvg": "fedavg"}
@@ -861,12 +859,10 @@ def _by_steps(clients: int, epochs: int, method: Table, rate: float) -> Table:
         rounds=STEPS // (10 * a_round),
         short={
             "rounds": 2_000 // (2 * a_round),
-            "evaluate_every": max(100 // (2 * a_round), 1),
             "client_rows": 100,
-            "evaluate_rows": 10,
+            "evaluation": {"every": max(100 // (2 * a_round), 1), "rows": 10},
         },
-        evaluate_every=max(1_000 // (10 * a_round), 1),
-        evaluate_rows=100,
+        evaluation={"every": max(1_000 // (10 * a_round), 1), "rows": 100},
     )
 
 
@@ -955,14 +951,12 @@ POSTS = _experiment(
     rounds=1000,
     short={
         "rounds": 20,
-        "evaluate_every": 2,
         "client_rows": 20,
-        "evaluate_rows": 2,
+        "evaluation": {"every": 2, "rows": 2},
         "data": {"clients": 500},
         "cohort": {"clients_per_round": 20},
     },
-    evaluate_every=20,
-    evaluate_rows=100,
+    evaluation={"every": 20, "rows": 100},
 )
 _FEW_POSTS = "short: 500 authors, 20 a round, 20 rows of each, of which 2 are measured"
 _POST_CURVES = (

@@ -31,6 +31,7 @@ from fedprox.reproduce.item import (
     Score,
     Side,
     Table,
+    overlaid,
 )
 from fedprox.reproduce.summaries import HIGHEST, MEAN
 from fedprox.simulation.results.target import Target
@@ -84,6 +85,10 @@ def _methods(feddyn: Table, scaffold: Table, fedprox: Table) -> list[Table]:
     return [{"name": name, **numbers} for name, numbers in zip(NAMES, own, strict=True)]
 
 
+MEAN_OF_CLIENTS: Table = {"model": "clients", "gradients": False}
+"""The model that the paper evaluates, as `[evaluation]` names it."""
+
+
 def _run(
     data: Table,
     model: Table,
@@ -94,14 +99,13 @@ def _run(
     rounds: int,
     clients: int = 100,
     short: Table,
-    **more: int,
+    evaluation: Table,
 ) -> Table:
     """An experiment in which a share of the clients takes part in a round."""
     return {
         "rounds": rounds,
         MOST_SEEDS: 1,
-        "evaluate_model": "clients",
-        "measure_gradients": False,
+        "evaluation": MEAN_OF_CLIENTS | evaluation,
         "data": data,
         "model": model,
         "cohort": {
@@ -111,7 +115,6 @@ def _run(
         "solver": {"clip": 10.0, **solver},
         "method": list(methods),
         SHORT: short,
-        **more,
     }
 
 
@@ -232,8 +235,7 @@ def _synthetic(kind: str, *methods: Table, epochs: int = 10) -> Table:
     """A setting of Table 6, until one of each method's sweep has reached the paper's loss."""
     return {
         "rounds": 300,
-        "evaluate_model": "clients",
-        "measure_gradients": False,
+        "evaluation": MEAN_OF_CLIENTS,
         "target_loss": SYNTHETIC[kind][2][0],
         "stop_at_target": "any",
         "data": {"name": "synthetic-feddyn", "heterogeneity": kind, "seed": DRAW},
@@ -384,7 +386,7 @@ def _digits(percent: int, split: str, lines: tuple[Printed, Printed]) -> Setting
             "weight_decay": 1e-4,
         },
         rounds=500 if full else 1000,
-        evaluate_rows=120,
+        evaluation={"rows": 120},
         short={"rounds": {100: 12, 10: 100, 1: 200}[percent]},
     )
     return _of_percent("mnist", percent, split, lines, run)
@@ -413,7 +415,7 @@ def _letters(percent: int, split: str, lines: tuple[Printed, Printed]) -> Settin
             "weight_decay": 1e-4,
         },
         rounds=1000,
-        evaluate_rows=100,
+        evaluation={"rows": 100},
         short={"rounds": {100: 24, 10: 100, 1: 250}[percent]},
     )
     return _of_percent("emnist-l", percent, split, lines, run)
@@ -543,7 +545,7 @@ def _cifar(
     *,
     spread: float = 0.0,
     clients: int = 100,
-    **more: int,
+    evaluation: Table,
 ) -> Table:
     """CIFAR-10: 85.2 % if trained centrally."""
     data = {
@@ -566,15 +568,17 @@ def _cifar(
         },
         rounds=2000 if clients == 1000 else 1000,
         clients=clients,
-        short={
-            "rounds": 3,
-            "client_rows": 50,
-            "evaluate_rows": 5,
-            "data": {"clients": 100},
-            "cohort": {"clients_per_round": min(5, percent)},
-            **short,
-        },
-        **more,
+        short=overlaid(
+            {
+                "rounds": 3,
+                "client_rows": 50,
+                "evaluation": {"rows": 5},
+                "data": {"clients": 100},
+                "cohort": {"clients_per_round": min(5, percent)},
+            },
+            short,
+        ),
+        evaluation=evaluation,
     )
 
 
@@ -600,7 +604,7 @@ def _cifar_row(
         {"method": methods([0.1], [0.0001], 5)},
         spread=spread,
         clients=clients,
-        evaluate_rows=300 if spread else 120 if clients == 100 else 20,
+        evaluation={"rows": 300 if spread else 120 if clients == 100 else 20},
     )
     key = f"feddyn-cifar-10-{percent}-percent-{split}"
     key += "-1000-clients" * (clients == 1000) + "-unbalanced" * bool(spread)
@@ -716,11 +720,11 @@ def _plays(percent: int, split: str, lines: tuple[Printed, Printed]) -> Setting:
             "weight_decay": 1e-4,
         },
         rounds=150 if percent == 100 else 250,
-        evaluate_rows=400,
+        evaluation={"rows": 400},
         short={
             "rounds": 3,
             "client_rows": 100,
-            "evaluate_rows": 5,
+            "evaluation": {"rows": 5},
             "cohort": {"clients_per_round": together},
             "method": methods(5),
         },
@@ -753,18 +757,14 @@ TABLE_5_SHAKESPEARE = _table(
 ALPHAS = (1.0, 0.5, 0.1, 0.05, 0.01, 0.001)
 
 
-def _figure_run(
-    percent: int, methods: Sequence[Table], short: Table | None = None, **more: int
-) -> Table:
+def _figure_run(percent: int, methods: Sequence[Table], short: Table | None = None) -> Table:
     """IID, 100 clients, for all rounds."""
     return _cifar(
         percent,
         "iid",
         methods,
-        {"evaluate_every": 1, **(short or {})},
-        evaluate_every=5,
-        evaluate_rows=120,
-        **more,
+        overlaid({"evaluation": {"every": 1}}, short or {}),
+        evaluation={"every": 5, "rows": 120},
     )
 
 

@@ -33,6 +33,7 @@ from fedprox.reproduce.item import (
     Statistics,
     Table,
     Task,
+    overlaid,
 )
 from fedprox.reproduce.summaries import FINAL, MEAN, RISE, RULE, Summary, at
 
@@ -49,11 +50,10 @@ SHAKESPEARE = Task(
     0.8,
     0.001,
     40,
-    evaluate_every=2,
     note="25 windows of a role in place of 3,616, 10 of them measured",
     model={"name": "char-lstm"},
     client_rows=25,
-    evaluate_rows=10,
+    evaluation={"every": 2, "rows": 10},
     seeds=1,
 )
 SENT140 = Task(
@@ -63,9 +63,9 @@ SENT140 = Task(
     0.3,
     0.01,
     200,
-    evaluate_every=5,
     note=f"200 rounds in place of 800, words as in the code, {FEWER_TWEETS}, {SMALLER_MODEL}",
     model={"name": "sentiment-lstm", "hidden": 100, "embedding": 50},
+    evaluation={"every": 5},
     seeds=1,
 )
 FIVE = (MOST, MNIST, FEMNIST, SHAKESPEARE, SENT140)
@@ -598,8 +598,7 @@ LONG = 1000
 def _headline(task: Task, **changes: object) -> Table:
     """FedAvg and the best mu at 90 % stragglers, evaluated every round, for long."""
     table = task.experiment(FEDAVG, fedprox(task.mu), stragglers=0.9, rounds=LONG)
-    data = {**table["data"], **changes}
-    return table | {"data": data, "evaluate_every": 1}
+    return overlaid(table, {"data": changes, "evaluation": {"every": 1}})
 
 
 def _as_the_code(task: Task) -> Table:

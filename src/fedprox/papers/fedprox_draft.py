@@ -47,8 +47,8 @@ EMNIST = Task(
     1.0,
     100,
     clients_per_round=15,
-    evaluate_every=2,
     note="300 of 900 writers, the files' own split",
+    evaluation={"every": 2},
 )
 EMNIST_STAR = Task(
     "draft-emnist-star",
@@ -57,8 +57,8 @@ EMNIST_STAR = Task(
     0.003,
     1.0,
     100,
-    evaluate_every=2,
     note="26 outputs; of `emnist_lowercase.npz` a third of the draft's images",
+    evaluation={"every": 2},
 )
 SHAKESPEARE = Task(
     "draft-shakespeare",

@@ -25,14 +25,14 @@ def _run(
     batch_size: int,
     *,
     epochs: int,
+    rows: int = 1000,
     **options: Any,
 ) -> Table:
     """Central SGD; the clients are only the slices in which the test rows are read."""
     return {
         "rounds": epochs,
         MOST_SEEDS: 1,
-        "evaluate_rows": 1000,
-        "measure_gradients": False,
+        "evaluation": {"rows": rows, "gradients": False},
         "data": data,
         "model": model,
         "cohort": {"clients_per_round": data["clients"]},  # all: a round is about an epoch
@@ -74,10 +74,10 @@ CENTRALISED = Item(
             _iid("cifar-10", augmentation="feddyn"), {"name": "feddyn-cnn"}, 0.05, 50, epochs=5
         ),
         "central-char-lstm": _run(
-            ROLES, {"name": "char-lstm"}, 0.8, 50, epochs=5, client_rows=500, evaluate_rows=50
+            ROLES, {"name": "char-lstm"}, 0.8, 50, epochs=5, client_rows=500, rows=50
         ),
         "central-char-lstm-fedavg": _run(
-            LINES, {"name": "char-lstm-fedavg"}, 1.0, 10, epochs=5, evaluate_rows=10
+            LINES, {"name": "char-lstm-fedavg"}, 1.0, 10, epochs=5, rows=10
         ),
         "central-sentiment-lstm": _run(
             TWEETS,

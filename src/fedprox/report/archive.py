@@ -34,6 +34,14 @@ class MetricTarget(BaseModel):
     lower_is_better: bool | None = None
 
 
+class EvaluatedModel(BaseModel):
+    """What the report needs of `[evaluation]` beside showing it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: Evaluated = "server"
+
+
 class Settings(BaseModel):
     """What the report needs of `experiment.toml` beside showing it."""
 
@@ -44,7 +52,7 @@ class Settings(BaseModel):
     target_accuracy: float | None = None
     target_loss: float | None = None
     target_metric: MetricTarget | None = None
-    evaluate_model: Evaluated = "server"
+    evaluation: EvaluatedModel = EvaluatedModel()
     data: dict[str, Any]
     cohort: dict[str, Any]
     systems: dict[str, Any] = {}
@@ -214,7 +222,7 @@ def read_archive(path: Path) -> Archive:
     require(runs or diagnosis, f"{path}: no evaluated rounds yet")
     for run in runs:
         if run.method != "centralised":
-            run.evaluated = experiment.get("evaluate_model", "server")
+            run.evaluated = experiment.get("evaluation", {}).get("model", "server")
     clients = _json(path / "clients.json", list[RunClients])
     return Archive(path, experiment, runs, times is not None, clients or [], diagnosis)
 

@@ -342,7 +342,7 @@ def _rounds(run: Run) -> list[float]:
 
 def _against_rounds(archive: Archive, looks: dict[str, Style]) -> Group:
     groups = by_label(archive.shown)
-    some = {"evaluate_clients", "evaluate_rows"} & archive.experiment.keys()
+    some = {"clients", "rows"} & archive.experiment.get("evaluation", {}).keys()
     whose = "a sample of the clients' " if some else "all clients' "
     charts = [
         chart(
@@ -433,7 +433,7 @@ def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
     caption = "Test accuracy by client, every client counting alike"
     notes = [
         "These are the clients that evaluations read."
-        if "evaluate_clients" in archive.experiment
+        if "clients" in archive.experiment.get("evaluation", {})
         else "",
         f"{without:,} clients have no test rows and are left out." if without else "",
         explained(found.values()),

@@ -32,7 +32,7 @@ def write_results(
         model: The model, likewise.
     """
     if federation is not None and model is not None:
-        most = directory.experiment.get("evaluate_clients")
+        most = directory.experiment.get("evaluation", {}).get("clients")
         write_clients(directory.path, federation, model, runs, most)
     directory.finish(runs, target)
     write_report([directory.path], directory.path / "report.html")

@@ -16,6 +16,7 @@ from fedprox.federation import Federation, Rows
 from fedprox.model import Model, Params
 from fedprox.reproduce.item import Between
 from fedprox.reproduce.summaries import Numbers, Series
+from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.simulate import simulate
 
 THETAS = np.linspace(-0.2, 1.2, 50)
@@ -49,7 +50,7 @@ def between(pair: Between, seed: int, data_dir: Path | None = None) -> list[Seri
             solver=resolved.solver,
             cohort=resolved.cohort,
             rounds=experiment.rounds,
-            measure_gradients=False,
+            evaluation=Evaluation(gradients=False),
             seed=model_seed,
         )
         return run.params

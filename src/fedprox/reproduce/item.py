@@ -307,13 +307,18 @@ def at_scale(table: Table, scale: Scale) -> Table:
     changes = table.get(SHORT)
     less = {key: value for key, value in table.items() if key != SHORT}
     if changes is not None and scale.name == SHORT:
-        return _overlaid(less, changes)
+        return overlaid(less, changes)
     return less | {"rounds": max(table["rounds"] // scale.divisor, 1)}
 
 
-def _overlaid(table: Table, changes: Table) -> Table:
+def overlaid(table: Table, changes: Table) -> Table:
+    """A table with changes, section by section.
+
+    >>> overlaid({"solver": {"epochs": 5, "batch_size": 10}}, {"solver": {"epochs": 1}})
+    {'solver': {'epochs': 1, 'batch_size': 10}}
+    """
     return table | {
-        key: _overlaid(table.get(key, {}), value) if isinstance(value, dict) else value
+        key: overlaid(table.get(key, {}), value) if isinstance(value, dict) else value
         for key, value in changes.items()
     }
 
@@ -351,12 +356,11 @@ class Task(NamedTuple):
         mu: The paper's best mu.
         rounds: Rounds of its figures.
         clients_per_round: K.
-        evaluate_every: Rounds between evaluations.
         note: How ours differs from the paper's, and what was scaled down.
         missing: Why it cannot be run, where it cannot.
         model: `[model]` of an experiment.
         client_rows: Rows of each client that are used at most.
-        evaluate_rows: Rows of each client that evaluations read at most.
+        evaluation: `[evaluation]` of an experiment.
         seeds: Most seeds, where the machine is too slow for all.
     """
 
@@ -367,12 +371,11 @@ class Task(NamedTuple):
     mu: float
     rounds: int
     clients_per_round: int = 10
-    evaluate_every: int = 1
     note: str = ""
     missing: str = ""
     model: Table = {"name": "logistic"}  # noqa: RUF012 (never changed)
     client_rows: int | None = None
-    evaluate_rows: int | None = None
+    evaluation: Table = {}  # noqa: RUF012 (never changed)
     seeds: int | None = None
 
     def experiment(
@@ -387,15 +390,14 @@ class Task(NamedTuple):
         """An experiment on it as TOML would hold it; batch 10, as in all the papers' figures."""
         limits = {
             "client_rows": self.client_rows,
-            "evaluate_rows": self.evaluate_rows,
             MOST_SEEDS: self.seeds,
         }
         return {
             "rounds": rounds or self.rounds,
-            "evaluate_every": self.evaluate_every,
             **{key: value for key, value in limits.items() if value is not None},
             "data": dict(self.data),
             "model": dict(self.model),
+            "evaluation": dict(self.evaluation),
             "cohort": {
                 "clients_per_round": clients_per_round or self.clients_per_round,
                 "sampling": sampling,

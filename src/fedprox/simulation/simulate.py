@@ -9,12 +9,13 @@ import numpy as np
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.check import check_algorithm
-from fedprox.algorithms.reporting import Evaluated
 from fedprox.errors import InputError, require, shown
 from fedprox.federation import Federation
 from fedprox.model import Model, Params, check_model
 from fedprox.simulation.config.cohort import Cohort
+from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
+from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol, Storage
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.config.warn import warn_of
@@ -22,9 +23,8 @@ from fedprox.simulation.devices.compilation_cache import use_default_compilation
 from fedprox.simulation.devices.mesh import lane_mesh
 from fedprox.simulation.loop.checkpoint import Checkpoints, Fingerprint, Snapshot
 from fedprox.simulation.loop.described import describe_comparison
-from fedprox.simulation.loop.method_run import Session, run_method, with_ended
+from fedprox.simulation.loop.method_run import Session, after_finished, run_method
 from fedprox.simulation.loop.progress import Progress, showing
-from fedprox.simulation.loop.sweep import label, sweep_points
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.selection import Selection
@@ -44,11 +44,7 @@ def simulate(
     systems: Systems = Systems(),  # noqa: B008 (frozen)
     faults: Faults | None = None,
     rounds: int,
-    evaluate_every: int = 1,
-    evaluate_rows: int | None = None,
-    evaluate_clients: int | None = None,
-    evaluate_model: Evaluated = "server",
-    measure_gradients: bool = True,
+    evaluation: Evaluation = Evaluation(),  # noqa: B008 (frozen)
     client_store: Storage = "auto",
     seed: int | Sequence[int] = 0,
     target: Target | None = None,
@@ -81,18 +77,7 @@ def simulate(
         faults: What is done about updates that are not finite, or far larger than the others'.
             None for nothing: they count, and a run that they ruin is shown as diverged.
         rounds: Rounds T.
-        evaluate_every: Rounds between evaluations.
-        evaluate_rows: Training rows, test rows and validation rows of each client that evaluations
-            read at most: a random choice, the same for all methods, seeds and rounds; in losses and
-            accuracies a client still counts by all it has. All where left out.
-        evaluate_clients: Clients that evaluations read at most, drawn uniformly without
-            replacement: the same for all methods, seeds and rounds. Records then are estimates of
-            f(w) and of accuracy, with their standard errors; gradient variance and B(w) are those
-            of these clients. All where left out, or where there are no more.
-        evaluate_model: Which model they measure: "server", the one sent out; "cohort", the mean of
-            the last round's clients; or "clients", the mean of every client's last model.
-        measure_gradients: Whether evaluations measure gradient variance, B(w) and gamma. Without,
-            they take a third of the time and no client's model is kept after its round.
+        evaluation: How often, on which rows and clients, and of which model records are measured.
         client_store: Where that lies which clients keep from round to round: "device", "host", a
             file on "disk", or the first of them where it fits. Results are the same.
         seed: Seed, or several: each a run of its own through the same compiled program.
@@ -131,7 +116,7 @@ def simulate(
             faulty update where `faults.policy` is "fail".
 
     Warns:
-        UserWarning: `evaluate_every` is above `rounds`; the training labels are all of one class;
+        UserWarning: `evaluation.every` is above `rounds`; the training labels are all of one class;
             or test labels are of a class that no client trains on. The last is not looked for
             among labels in files that evaluations do not read.
     """
@@ -150,11 +135,7 @@ def simulate(
         systems=systems,
         faults=faults,
         rounds=rounds,
-        evaluate_every=evaluate_every,
-        evaluate_rows=evaluate_rows,
-        evaluate_clients=evaluate_clients,
-        evaluate_model=evaluate_model,
-        measure_gradients=measure_gradients,
+        evaluation=evaluation,
         client_store=client_store,
         seeds=_seeds(seed),
         target=target,
@@ -163,71 +144,81 @@ def simulate(
         stop=stop,
         initial=initial,
     )
-    params = model.shapes
-    check_model(model, federation)
-    for method in methods:
-        check_algorithm(method, params)
-    methods = [protocol.reported(method) for method in methods]
-    for method in methods:
-        protocol.check(method, method.solver(solver))
-    points = [
-        (method, point)
-        for method in methods
-        for point in sweep_points(method, method.solver(solver))
-    ]
-    labels = [label(method, method.solver(solver), point) for method, point in points]
-    for name, count in Counter(labels).items():
-        require(
-            count == 1,
-            f"methods: {name!r} is given {count} times; once is enough, and numbers must differ in "
-            "their first six digits, schedules in their names or first rates",
-        )
-    last = begin = Snapshot(())
-    if checkpoints:
-        known = {
-            "parameters": describe(params),
-            "points": [list(point.values()) for _, point in points],  # labels have six digits
-        }
-        for method in methods:
-            known |= _scheduled(method, method.solver(solver))
-        last = begin = checkpoints.begin(
-            Fingerprint(
-                tuple(labels), protocol.seeds, protocol.rounds, protocol.settings | known, model
-            )
-        )
+    compared = _checked(protocol, methods)
+    begin = Snapshot(())
     mesh = lane_mesh(devices)
-    if checkpoints:
-        legs = [method for method in methods for _ in protocol.seeds]
-        begin = with_ended(checkpoints, begin, legs, protocol, params, mesh)
-    if evaluate_clients is None:
-        check_measured(mesh, federation, protocol.measured)
     on_record = on_record or _ignore
     if checkpoints:
-        on_record = checkpoints.before_first(on_record, last)
+        begin = checkpoints.begin(_fingerprint(protocol, compared))
+        on_record = checkpoints.before_first(on_record, begin)
+        seed_runs = [method for method in compared for _ in protocol.seeds]
+        begin = after_finished(checkpoints, begin, seed_runs, mesh)
+    if protocol.evaluation.clients is None:
+        check_measured(mesh, federation, protocol.measured)
     if jax.process_index() == 0:
         warn_of(protocol, stacklevel=2)
     with showing(progress, on_progress) as report:
-        session = Session(
-            protocol,
-            mesh,
-            resident(
-                mesh, federation, protocol.measured, protocol.ownership, protocol.measured_ownership
-            ),
-            len(labels) * len(protocol.seeds),
-            checkpoints,
-            on_record,
-            report,
+        count = len(protocol.seeds) * sum(len(method.points) for method in compared)
+        data = resident(
+            mesh, federation, protocol.measured, protocol.ownership, protocol.measured_ownership
         )
-        for record in begin.records:
-            session.on_record(record)
-        runs = list(begin.finished)
-        for number, method in enumerate(methods):
-            left = protocol.seeds[max(0, begin.legs - number * len(protocol.seeds)) :]
-            if left:
-                begin = run_method(session, method, left, runs, begin)
-    experiment = describe_comparison(protocol, methods)
+        session = Session(protocol, mesh, data, count, checkpoints, on_record, report)
+        runs = _run_all(session, compared, begin)
+    experiment = describe_comparison(protocol, [method.algorithm for method in compared])
     for run in runs:
         run.experiment = experiment
+    return runs
+
+
+def _checked(protocol: Protocol, algorithms: Sequence[Algorithm]) -> list[Method]:
+    """The methods of a comparison.
+
+    Raises:
+        InputError: The model does not fit the federation, an algorithm is not as `Algorithm` says
+            or cannot follow the protocol, or two methods have the same label.
+    """
+    check_model(protocol.model, protocol.federation)
+    for algorithm in algorithms:
+        check_algorithm(algorithm, protocol.model.shapes)
+    methods = [Method(protocol, protocol.reported(algorithm)) for algorithm in algorithms]
+    for method in methods:
+        protocol.check(method.algorithm, method.solver)
+    for label, count in Counter(label for method in methods for label in method.labels).items():
+        require(
+            count == 1,
+            f"methods: {label!r} is given {count} times; once is enough, and hyperparameters must "
+            "differ in their first six digits, schedules in their names or first rates",
+        )
+    return methods
+
+
+def _fingerprint(protocol: Protocol, methods: Sequence[Method]) -> Fingerprint:
+    """What a comparison's checkpoints are told from those of others by."""
+    known = {
+        "parameters": describe(protocol.model.shapes),
+        # labels have six digits
+        "points": [list(point.values()) for method in methods for point in method.points],
+    }
+    for method in methods:
+        known |= _scheduled(method)
+    return Fingerprint(
+        tuple(label for method in methods for label in method.labels),
+        protocol.seeds,
+        protocol.rounds,
+        protocol.settings | known,
+        protocol.model,
+    )
+
+
+def _run_all(session: Session, methods: Sequence[Method], begin: Snapshot) -> list[Run]:
+    """Run all methods that are left, and return the runs of all."""
+    for record in begin.records:
+        session.on_record(record)
+    runs, seeds = list(begin.finished), session.protocol.seeds
+    for number, method in enumerate(methods):
+        left = seeds[max(0, begin.seed_runs - number * len(seeds)) :]
+        if left:
+            begin = run_method(session, method, left, runs, begin)
     return runs
 
 
@@ -257,18 +248,18 @@ COMPARED_ROUNDS = 0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000
 """Rounds by whose learning rates checkpoints tell schedules apart, also of an extended run."""
 
 
-def _scheduled(method: Algorithm, solver: Solver) -> dict[str, Any]:
+def _scheduled(method: Method) -> dict[str, Any]:
     """A method's schedule of learning rates as checkpoints know it; nothing without one."""
+    solver = method.solver
     if solver.schedule is None:
         return {}
-    found: list[float | None] = []
+    factors: list[float | None] = []
     for t in COMPARED_ROUNDS:
         try:
-            found.append(solver.factor(t))
+            factors.append(solver.factor(t))
         except InputError:  # beyond the run it may have none
-            found.append(None)
-    name = label(method, solver, sweep_points(method, solver)[0])
-    return {f"{name}: learning rates": [name_of(solver.schedule), *found]}
+            factors.append(None)
+    return {f"{method.labels[0]}: learning rates": [name_of(solver.schedule), *factors]}
 
 
 def _ignore(_: Any) -> None:

@@ -37,7 +37,7 @@ def test_rows_are_measured_at_random_among_those_that_are_used(tmp_path: Path) -
     rows = np.arange(10.0, dtype=np.float32)[:, None]
     write_mapped(tmp_path / "ten", [(rows, np.zeros(10, int))] * 2000)
     table = tomllib.loads(SMALL) | {"data": {"name": "mapped", "path": str(tmp_path / "ten")}}
-    made = parse("", table | {"client_rows": 5, "evaluate_rows": 2})
+    made = parse("", table | {"client_rows": 5, "evaluation": {"rows": 2}})
     measured = resolve(made).federation.sample(2).train.x
     share = np.bincount(np.asarray(measured)[:, 0].astype(int), minlength=10) / 2000
     # of 10 rows 2 are measured; four standard errors
@@ -117,12 +117,12 @@ def exact() -> Run:
 @pytest.fixture(scope="module")
 def estimated() -> Run:
     """The same evaluated on ten of them."""
-    return run(federation(), evaluate_clients=10)
+    return run(federation(), evaluation=fp.Evaluation(clients=10))
 
 
 @pytest.mark.parametrize("clients", [30, 99])
 def test_as_many_as_there_are_is_no_sample(exact: Run, clients: int) -> None:
-    of_all = run(federation(), evaluate_clients=clients)
+    of_all = run(federation(), evaluation=fp.Evaluation(clients=clients))
     assert repr(of_all.history) == repr(exact.history)  # with repr NaN is NaN
     assert cells([of_all])[:-1] == cells([exact])[:-1]  # all but the seconds
     assert sampled([of_all]) == []
@@ -160,8 +160,8 @@ def test_a_sample_is_measured_and_the_rounds_are_the_same(exact: Run, estimated:
 def test_a_client_counts_by_all_of_its_rows_however_few_are_read(clients: int) -> None:
     whole = federation().sample_clients(clients)
     few = whole.sample(3)
-    some = {} if clients == 30 else {"evaluate_clients": clients}
-    last = run(federation(), evaluate_rows=3, **some).final
+    some = None if clients == 30 else clients
+    last = run(federation(), evaluation=fp.Evaluation(rows=3, clients=some)).final
     params = jax.tree.map(jnp.asarray, run(federation()).params)
     met = top_1(fp.models.logistic(few).apply(params, few.test.x), jnp.asarray(few.test.y))
     right = np.diff(offsets_of(np.asarray(met))[few.test.offsets])
@@ -185,7 +185,7 @@ def test_a_client_that_cannot_be_measured_is_no_part_of_the_sample() -> None:
         solver=fp.Solver(0.01, 10, epochs=1),
         cohort=fp.Cohort(2),
         rounds=1,
-        evaluate_clients=9,
+        evaluation=fp.Evaluation(clients=9),
         faults=fp.Faults(),
     )
     few = spoilt.sample_clients(9)
@@ -257,21 +257,21 @@ def test_too_many_clients_to_evaluate_on_is_one_line(
     write_mapped(tmp_path / "few", federation())
     few = mapped(str(tmp_path / "few"), classes=10)
     monkeypatch.setattr(training_data, "EVALUATED_BYTES", 1)
-    with pytest.raises(InputError, match=r"^evaluate_clients: none given.* of all 30 clients"):
+    with pytest.raises(InputError, match=r"^evaluation.clients: none given.* of all 30 clients"):
         run(few)
-    assert run(few, evaluate_clients=5).final.train_loss_se is not None
+    assert run(few, evaluation=fp.Evaluation(clients=5)).final.train_loss_se is not None
     assert run(federation()).final.train_loss_se is None  # on the devices anyway
 
 
 @pytest.mark.parametrize("most", [0, -1, 1.5])
 def test_no_clients_is_refused(most: Any) -> None:
-    with pytest.raises(InputError, match=f"evaluate_clients = {most}"):
-        run(federation(), evaluate_clients=most)
+    with pytest.raises(InputError, match=f"evaluation.clients = {most}"):
+        run(federation(), evaluation=fp.Evaluation(clients=most))
 
 
 def test_the_command_says_that_it_is_a_sample(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
-    change = ("evaluate_clients=4", "seed=0", 'method=[{name = "fedavg"}]')
+    change = ("evaluation.clients=4", "seed=0", 'method=[{name = "fedavg"}]')
     settings = [part for setting in change for part in ("--set", setting)]
     out = tmp_path / "out"
     assert status("run", tmp_path / "small.toml", *settings, "--out", out) == 0
@@ -284,7 +284,7 @@ def test_the_command_says_that_it_is_a_sample(tmp_path: Path, capsys: Any) -> No
     assert set(clients["clients"]) < set("012345")
     (summary,) = json.loads((out / "summary.json").read_text())
     assert summary["final_train_loss_se"] == lines[-1]["train_loss_se"]
-    assert tomllib.loads((out / "experiment.toml").read_text())["evaluate_clients"] == 4
+    assert tomllib.loads((out / "experiment.toml").read_text())["evaluation"]["clients"] == 4
     page = (out / "report.html").read_text()
     assert "These are the clients that evaluations read." in page
     assert "estimates from a sample of clients" in page
@@ -293,7 +293,7 @@ def test_the_command_says_that_it_is_a_sample(tmp_path: Path, capsys: Any) -> No
 def test_as_many_as_there_are_is_the_run_without_the_key(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
     found: list[list[Any]] = []
-    for setting in ("rounds=4", "evaluate_clients=6", "evaluate_clients=1000"):
+    for setting in ("rounds=4", "evaluation.clients=6", "evaluation.clients=1000"):
         out = tmp_path / str(len(found))
         changes = (setting, "seed=0", 'method=[{name = "fedavg"}]')
         settings = [part for change in changes for part in ("--set", change)]
@@ -319,8 +319,8 @@ def peak():
 def train(federation):
     fp.simulate(
         federation, fp.models.logistic(federation), fp.fedavg(),
-        solver=fp.Solver(0.1, 10, steps=1), cohort=fp.Cohort(20), rounds=300, evaluate_every=150,
-        evaluate_clients=10, measure_gradients=False,
+        solver=fp.Solver(0.1, 10, steps=1), cohort=fp.Cohort(20), rounds=300,
+        evaluation=fp.Evaluation(every=150, clients=10, gradients=False),
     )
 
 fp.use_cpu_devices(1)

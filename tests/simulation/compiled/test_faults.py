@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fedprox import (
     Algorithm,
     Cohort,
+    Evaluation,
     Faults,
     Federation,
     InputError,
@@ -35,7 +36,7 @@ from fedprox import (
 from fedprox.algorithms.base import ClientContext, ClientState, HParams, Message, Solution, State
 from fedprox.algorithms.check import check_algorithm
 from fedprox.simulation.compiled import layout
-from fedprox.simulation.compiled.screening import judge, screened_mean, sound
+from fedprox.simulation.compiled.screening import screen, screened_mean, sound
 from fedprox.streams import Purpose
 from fedprox.user_code import describe
 from tests import methods
@@ -125,9 +126,7 @@ def test_it_is_as_if_faulty_clients_had_not_been_in_the_cohort(
         quadratic_model(START),
         corrupting(algorithm, 1e4 if norm < math.inf else math.inf),
         faults=Faults(norm=norm),
-        evaluate_every=2,
-        evaluate_model=evaluated,
-        measure_gradients=False,
+        evaluation=Evaluation(every=2, model=evaluated, gradients=False),
         **setting,
     )
     for share, found in zip(SHARES, runs, strict=True):
@@ -173,7 +172,7 @@ def test_rows_that_are_no_numbers_spoil_their_clients_alone(
         feddyn(alpha=0.7),
         solver=Solver([0.1, 1e30], 3, epochs=1),
         faults=Faults(),
-        evaluate_every=2,
+        evaluation=Evaluation(every=2),
         devices=devices,
         **setting,
     )
@@ -204,7 +203,10 @@ def test_faulty_gradients_of_a_first_exchange_are_left_out() -> None:
     bad = spoiled(federation, {1: math.nan, 3: math.inf, 7: -3e38})
     measures = ["train_loss", "gradient_variance", "dissimilarity", "gamma_mean", "gamma_max"]
     for norm, seen in ((10.0, measures), (math.inf, measures[:1])):
-        options: dict[str, Any] = {"faults": Faults(norm=norm), "measure_gradients": len(seen) > 1}
+        options: dict[str, Any] = {
+            "faults": Faults(norm=norm),
+            "evaluation": Evaluation(gradients=len(seen) > 1),
+        }
         found = one_run(bad, model, method, solver, rounds=3, **options).final
         # a client's gradient, and its work
         assert (found.faulty, found.faulty_clients) == (6, ["1", "3", "7"])
@@ -257,7 +259,9 @@ def pulled(b: list[float], faults: Faults) -> Run:
     y = np.array(b, np.float32)[:, None]
     federation = replace(federation, train=replace(federation.train, y=y))
     model, solver = quadratic_model(np.zeros(1)), Solver(1.0, "all", steps=1)
-    return one_run(federation, model, fedavg(), solver, faults=faults, measure_gradients=False)
+    return one_run(
+        federation, model, fedavg(), solver, faults=faults, evaluation=Evaluation(gradients=False)
+    )
 
 
 def test_an_update_far_beyond_the_others_is_left_out_or_scaled_down() -> None:
@@ -273,7 +277,7 @@ def scales(sizes: list[float]) -> list[float]:
     """What finite updates of these sizes, all alike else, are multiplied by."""
     weight = jnp.full(len(sizes), 1 / len(sizes))
     size = jnp.array(sizes)[:, None]
-    return np.asarray(judge(Faults(), jnp.ones_like(size), size, weight).scale[:, 0]).tolist()
+    return np.asarray(screen(Faults(), jnp.ones_like(size), size, weight).scale[:, 0]).tolist()
 
 
 def test_vectors_side_by_side_are_compared_too() -> None:
@@ -311,7 +315,7 @@ def test_a_client_that_comes_late_is_not_faulty_where_last_models_are_evaluated(
         cohort=Cohort(4),
         rounds=8,
         faults=Faults(norm=50),
-        evaluate_model="clients",
+        evaluation=Evaluation(model="clients"),
     )
     assert run.faulty == 0
 
@@ -393,7 +397,7 @@ def test_up_to_half_of_the_finite_updates_may_be_far(
     weight[:count] = 1 / count
     columns = finite[:, None], size[:, None]
     given = [jnp.asarray(array) for array in (*columns, weight)]
-    scale, faulty, share = judge(Faults(), given[0], given[1], given[2])
+    scale, faulty, share = screen(Faults(), given[0], given[1], given[2])
     sound = (finite > 0) & (size < 3)
     np.testing.assert_array_equal(scale[:, 0], sound)
     np.testing.assert_array_equal(faulty[:, 0], ~sound & (weight > 0))
@@ -410,8 +414,7 @@ def test_a_run_without_faulty_updates_is_the_same() -> None:
             Solver(0.1, 3, epochs=1),
             cohort=Cohort(4),
             rounds=3,
-            evaluate_every=3,
-            measure_gradients=False,
+            evaluation=Evaluation(every=3, gradients=False),
             faults=faults,
         )
         for faults in (None, Faults(norm=math.inf), Faults(norm=1e6))
@@ -444,10 +447,9 @@ def test_a_run_that_is_to_fail_names_the_round_and_the_clients() -> None:
             solver=Solver(0.1, 3, epochs=1),
             cohort=cohort,
             rounds=30,
-            evaluate_every=2,
+            evaluation=Evaluation(every=2, gradients=False),
             faults=Faults("fail"),
             seed=seed,
-            measure_gradients=False,
             on_record=records.append,
         )
     assert {record.round for record in records} == set(range(0, t + 1, 2))

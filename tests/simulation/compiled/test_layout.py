@@ -33,8 +33,7 @@ def runs(method: fp.Algorithm, **options: Any) -> list[fp.Run]:
         "cohort": fp.Cohort(3),
         "systems": fp.Systems(stragglers=0.4),
         "rounds": 12,
-        "evaluate_every": 4,
-        "measure_gradients": False,
+        "evaluation": fp.Evaluation(every=4, gradients=False),
         "seed": [0, 1],
     }
     return fp.simulate(
@@ -48,9 +47,9 @@ def sampling(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[list[Shape
     compiled: list[Shape] = []
     original = round_program.rounds_program
 
-    def noted(*args: Any, **options: Any) -> Any:
-        compiled.append(args[4])
-        return original(*args, **options)
+    def noted(*args: Any) -> Any:
+        compiled.append(args[1].rounds)
+        return original(*args)
 
     with monkeypatch.context() as patch:
         patch.setattr(laying_out, "SAMPLE_ROUNDS", (count, count))
@@ -63,7 +62,7 @@ def sampling(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[list[Shape
 @pytest.mark.parametrize(
     ("method", "stays", "options"),
     [
-        (fp.fedprox(mu=0.3), False, {"measure_gradients": True}),
+        (fp.fedprox(mu=0.3), False, {"evaluation": fp.Evaluation(every=4)}),
         (fp.fedprox(mu=0.3), True, {"faults": fp.Faults(), "cohort": fp.Cohort(3, "bernoulli")}),
         (fp.feddane(mu=0.3), True, {"cohort": fp.Cohort(3, "bernoulli")}),
         (fp.scaffold(), False, {"client_store": "device"}),
@@ -129,7 +128,12 @@ def test_what_is_done_before_the_first_rounds_does_not_depend_on_their_number(
         for method in (fp.fedprox(mu=0.3), fp.scaffold()):
             draws.append(0)
             with pytest.raises(Enough):
-                runs(method, rounds=number, evaluate_every=5, on_record=first)
+                runs(
+                    method,
+                    rounds=number,
+                    evaluation=fp.Evaluation(every=5, gradients=False),
+                    on_record=first,
+                )
     assert max(draws) < 300
     assert np.ptp(draws[::2]) < 50 > np.ptp(draws[1::2])  # some are drawn behind the main thread
 
@@ -145,7 +149,11 @@ def test_shapes_grow_by_half_of_what_is_needed_and_only_where_it_is() -> None:
 
 def test_a_client_keeps_its_row_whenever_it_first_takes_part() -> None:
     """Of rounds in one call or several, and of a store with as many rows as can be needed."""
-    few = runs(fp.scaffold(), rounds=2, cohort=fp.Cohort(3), evaluate_every=1)
-    many = runs(fp.scaffold(), rounds=12, cohort=fp.Cohort(3), evaluate_every=1)
+    few = runs(
+        fp.scaffold(), rounds=2, cohort=fp.Cohort(3), evaluation=fp.Evaluation(gradients=False)
+    )
+    many = runs(
+        fp.scaffold(), rounds=12, cohort=fp.Cohort(3), evaluation=fp.Evaluation(gradients=False)
+    )
     for a, b in zip(few, many, strict=True):
         np.testing.assert_equal(a.history, b.history[:3])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedprox import (
     Cohort,
+    Evaluation,
     Run,
     Solver,
     Systems,
@@ -132,7 +133,9 @@ def test_gamma_is_of_the_evaluated_round_only() -> None:
     }
     model = models.logistic(federation)
     (often,) = simulate(federation, model, fedprox(mu=0.5), **setting)
-    (once,) = simulate(federation, model, fedprox(mu=0.5), evaluate_every=5, **setting)
+    (once,) = simulate(
+        federation, model, fedprox(mu=0.5), evaluation=Evaluation(every=5), **setting
+    )
     assert once.final == often.final
     assert [record.round for record in once.history] == [0, 5]
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fedprox import (
     Algorithm,
     Cohort,
+    Evaluation,
     Faults,
     Federation,
     Model,
@@ -85,7 +86,7 @@ def test_engine_equals_the_numpy_loop(
     method = fedavg() if drop else fedprox(mu=mu)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(laying_out, "choose_lanes", lambda *_: lanes)
-        (run,) = simulate(federation, model, method, evaluate_every=2, **setting)
+        (run,) = simulate(federation, model, method, evaluation=Evaluation(every=2), **setting)
     expected = oracle.federated(
         federation,
         as_oracle(initial_params(model, 4)),
@@ -118,7 +119,7 @@ def test_same_seed_same_bits_and_another_seed_others() -> None:
 
 def test_evaluating_less_often_changes_no_bit() -> None:
     federation = ragged_federation([1, 9, 10, 11, 73, 300])
-    often, seldom = run_bits(federation), run_bits(federation, evaluate_every=3)
+    often, seldom = run_bits(federation), run_bits(federation, evaluation=Evaluation(every=3))
     assert all(np.array_equal(a, b) for a, b in zip(often[:-1], seldom[:-1], strict=True))
     assert np.array_equal(often[-1][[0, 3, 5]], seldom[-1])
 
@@ -160,7 +161,7 @@ def test_points_of_a_sweep_in_one_tick_or_one_after_another(
             solver=Solver([0.02, 0.1], batch_size=B, epochs=2, gamma=gamma),
             cohort=Cohort(3),
             rounds=4,
-            evaluate_every=2,
+            evaluation=Evaluation(every=2),
         )
         return [
             [x for r in run.history[1:] for x in (r.train_loss, r.gamma_max, r.client_steps)]
@@ -189,7 +190,7 @@ def test_every_program_is_compiled_once(everything: bool) -> None:
     setting: dict[str, Any] = {
         "cohort": Cohort(4),
         "systems": Systems(stragglers=0.5),
-        "evaluate_every": 2,
+        "evaluation": Evaluation(every=2),
     }
     gamma = 0.3 if everything else None
     solver = Solver(learning_rate=0.1, batch_size=B, epochs=5, gamma=gamma)
@@ -278,14 +279,15 @@ def test_a_plan_reads_every_row_once_an_epoch(
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     jobs = batch_plan.Jobs(
         client=np.arange(len(sizes)),
-        offset=offsets[:-1],
+        first_row=offsets[:-1],
         size=np.array(sizes),
         steps=np.array([solver.steps_for(n) for n in sizes]),
         weight=np.full(len(sizes), 1 / len(sizes)),
         gamma=np.zeros(len(sizes)),
-        part=np.full(len(sizes), 1 / len(sizes)),
-        share=np.ones(len(sizes)),
+        participation=np.full(len(sizes), 1 / len(sizes)),
+        relative_size=np.ones(len(sizes)),
         owner=np.zeros(len(sizes), np.int64),
+        device_row=offsets[:-1],
     )
     width = batch_plan.tick_width(solver, max(sizes))
     packing = pack(batch_plan.job_ticks(solver, jobs, width), 2 * lanes)

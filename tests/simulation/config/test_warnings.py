@@ -56,14 +56,15 @@ PLAIN = clients([0, 1, 0], [1, 1])
 
 def test_a_plain_run_does_not_warn() -> None:
     federation = Federation.from_arrays(PLAIN, PLAIN)
-    assert warned(federation, evaluate_every=2, on_progress=None) == []
+    assert warned(federation, evaluation=fp.Evaluation(every=2), on_progress=None) == []
 
 
 def test_evaluating_less_often_than_there_are_rounds_warns() -> None:
     federation = Federation.from_arrays(PLAIN, PLAIN)
-    (line,) = warned(federation, evaluate_every=3, on_progress=None)  # once, to the end
+    # once, to the end
+    (line,) = warned(federation, evaluation=fp.Evaluation(every=3), on_progress=None)
     assert line == (
-        "evaluate_every = 3 is more than rounds = 2: only the initial and the final model are "
+        "evaluation.every = 3 is more than rounds = 2: only the initial and the final model are "
         "evaluated"
     )
 
@@ -89,7 +90,7 @@ def test_a_test_label_that_nobody_trains_on_warns() -> None:
     # rows that are not evaluated are trained on all the same
     many = [([[0.0]] * 50, [0] * 48 + [1, 2]), ([[0.0]], [1])]
     federation = Federation.from_arrays(many, clients([2], [1]))
-    assert warned(federation, evaluate_rows=1) == []
+    assert warned(federation, evaluation=fp.Evaluation(rows=1)) == []
     # an ellipsis after the first few
     federation = Federation.from_arrays(PLAIN, clients(list(range(2, 40)), []))
     (line,) = warned(federation)
@@ -127,7 +128,7 @@ def test_labels_in_files_are_not_read_for_a_warning(tmp_path: Path) -> None:
     write_mapped(tmp_path / "folder", train, test)
     federation = mapped(str(tmp_path / "folder"), classes=4)
     # classes that the evaluated rows lack may be in the others, which stay with the host
-    assert warned(federation, evaluate_clients=2) == []
+    assert warned(federation, evaluation=fp.Evaluation(clients=2)) == []
     memory = [
         replace(r, x=np.array(r.x), y=np.array(r.y)) for r in (federation.train, federation.test)
     ]
@@ -141,15 +142,15 @@ def test_the_command_prints_each_once(tmp_path: Path, capsys: Any) -> None:
         warnings.simplefilter("always")
         settings = [
             p
-            for s in ("evaluate_every=9", "seed=0", 'method=[{name="fedavg"}]')
+            for s in ("evaluation.every=9", "seed=0", 'method=[{name="fedavg"}]')
             for p in ("--set", s)
         ]
         arguments = (tmp_path / "small.toml", *settings, "--out", tmp_path / "out")
         assert status("run", *arguments) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
-        "fedprox: evaluate_every = 9 is more than rounds = 4: only the initial and the final model "
-        "are evaluated"
+        "fedprox: evaluation.every = 9 is more than rounds = 4: only the initial and the final "
+        "model are evaluated"
     )
 
 
@@ -186,4 +187,4 @@ def test_reproductions_evaluate_between(scale: str) -> None:
     for name, item in ITEMS.items():
         for paper in item.runs.values():
             for table in expand(paper, SCALES[scale]).values():
-                assert table.get("evaluate_every", 1) <= table["rounds"], name
+                assert table.get("evaluation", {}).get("every", 1) <= table["rounds"], name

@@ -23,7 +23,7 @@ from tests.simulation.loop.test_killed import die
 
 EXPERIMENT = """
 rounds = 40
-evaluate_every = 4
+evaluation.every = 4
 data = {name = "synthetic", clients = 12}
 cohort = {clients_per_round = 5}
 solver = {learning_rate = 0.01, batch_size = 10, epochs = 1}
@@ -141,7 +141,7 @@ def test_two_and_three_processes_find_what_one_finds_and_outlive_a_death(tmp_pat
 def test_two_processes_share_the_clients_that_evaluations_sample(tmp_path: Path) -> None:
     """And where each has fewer rows of them than a slice of all would have."""
     (tmp_path / "experiment.toml").write_text(
-        f"evaluate_clients = 5\nevaluate_rows = 2\n{EXPERIMENT}"
+        f"evaluation.clients = 5\nevaluation.rows = 2\n{EXPERIMENT}"
     )
     command = ["run", str(tmp_path / "experiment.toml"), "--set", "rounds=8", "--out"]
     one, two = tmp_path / "one", tmp_path / "two"

@@ -27,8 +27,7 @@ for devices in (1, 2, 4):
         cohort=fp.Cohort(7),
         systems=fp.Systems(stragglers=0.5),
         rounds=4,
-        evaluate_every=2,
-        evaluate_model="clients",
+        evaluation=fp.Evaluation(every=2, model="clients"),
         devices=devices,
     )
     found[devices] = [

@@ -20,6 +20,7 @@ from fedprox import (
     Algorithm,
     Checkpoints,
     Cohort,
+    Evaluation,
     Faults,
     InputError,
     Record,
@@ -67,7 +68,7 @@ def train(
         "cohort": Cohort(5),
         "systems": SLOW,
         "rounds": 11,
-        "evaluate_every": 3,
+        "evaluation": Evaluation(every=3),
         "seed": [0, 1],
     }
     runs = simulate(
@@ -122,8 +123,16 @@ CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
     "legs": ([2, 1, 2], [fedprox(mu=[0.0, 1.0])], {}),
     "methods": ([3, 2], [fedopt(optimizer=optax.adam), fedavg()], ONE_SEED),
     "an adaptive mu": ([2], [fedprox(mu=[0.0, 1.0], adapt=True)], ONE_SEED),
-    "a first exchange": ([1], [feddane(mu=1.0)], ONE_SEED | {"measure_gradients": False}),
-    "models of all clients": ([2], [scaffold()], ONE_SEED | {"evaluate_model": "clients"}),
+    "a first exchange": (
+        [1],
+        [feddane(mu=1.0)],
+        ONE_SEED | {"evaluation": Evaluation(every=3, gradients=False)},
+    ),
+    "models of all clients": (
+        [2],
+        [scaffold()],
+        ONE_SEED | {"evaluation": Evaluation(every=3, model="clients")},
+    ),
     "state on disk": (
         [1, 3],
         [feddyn(alpha=[1.0, 2.0]), fedavg()],
@@ -132,18 +141,23 @@ CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
     "a stop at a target": (
         [1],
         [fedavg()],
-        {"target": Target("train_loss", 1.5), "stop_at_target": "any", "evaluate_every": 1},
+        {
+            "target": Target("train_loss", 1.5),
+            "stop_at_target": "any",
+            "evaluation": Evaluation(every=1),
+        },
     ),
     "all diverge": (
         [1],
         [fedavg()],
-        ONE_SEED | {"solver": Solver([1e3, 3e3], 3, epochs=1), "evaluate_every": 1},
+        ONE_SEED | {"solver": Solver([1e3, 3e3], 3, epochs=1), "evaluation": Evaluation(every=1)},
     ),
     "faulty updates": ([1], [fedprox(mu=[0.0, 1.0])], ONE_SEED | {"faults": Faults(norm=1.2)}),
     "a stop rule": (
         [1],
         [fedprox(mu=1.0)],
-        ONE_SEED | {"solver": Solver(0.05, 3, epochs=4, gamma=0.6), "evaluate_every": 5},
+        ONE_SEED
+        | {"solver": Solver(0.05, 3, epochs=4, gamma=0.6), "evaluation": Evaluation(every=5)},
     ),
 }
 
@@ -281,8 +295,11 @@ NAMED = dataclasses.replace(
         ({"cohort": Cohort(5, "bernoulli")}, r"cohort.sampling = 'uniform', here 'bernoulli'"),
         ({"systems": Systems(stragglers=0.25)}, r"systems\.\w+ = .*, here "),
         ({"faults": Faults(norm=5)}, r"faults.policy = None, here 'drop'"),
-        ({"evaluate_model": "clients"}, r"evaluate_model = 'server', here 'clients'"),
-        ({"evaluate_every": 2}, r"evaluate_every = 3, here 2"),
+        (
+            {"evaluation": Evaluation(every=3, model="clients")},
+            r"evaluation.model = 'server', here 'clients'",
+        ),
+        ({"evaluation": Evaluation(every=2)}, r"evaluation.every = 3, here 2"),
         ({"methods": [fedprox(mu=0.1234567)]}, r"points"),
         ({"federation": ragged_quadratics(0, [*ROWS[:-1], ROWS[-1] + 1])}, r"training rows = "),
         (
@@ -334,7 +351,7 @@ def test_a_signal_ends_the_round(tmp_path: Path) -> None:
 def test_progress_goes_on_between_evaluations(tmp_path: Path) -> None:
     """Each call of rounds is reported, with the last loss that is known."""
     steps: list[Progress] = []
-    options: dict[str, Any] = {"seed": 0, "rounds": 24, "evaluate_every": 12}
+    options: dict[str, Any] = {"seed": 0, "rounds": 24, "evaluation": Evaluation(every=12)}
     (run, *_), _ = train(
         [fedavg()], Checkpoints(tmp_path, 2), on_progress=steps.append, progress=False, **options
     )
@@ -359,9 +376,10 @@ def test_a_run_that_goes_on_is_not_reported_as_diverged(tmp_path: Path) -> None:
 
 
 def test_whole_numbers_may_be_numpys(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"rounds": 5, "evaluate_every": 2, "evaluate_rows": 3}
+    options: dict[str, Any] = {"rounds": 5, "evaluation": Evaluation(every=2, rows=3)}
     once = train([fedavg()], seed=[0, 1], **options)
-    again = {name: np.int64(value) for name, value in options.items()}
+    numpys = Evaluation(every=np.int64(2), rows=np.int64(3))  # type: ignore[arg-type]
+    again = {"rounds": np.int64(5), "evaluation": numpys}
     made = Checkpoints(str(tmp_path / "c"), np.int64(3))  # type: ignore[arg-type]
     same(once, train([fedavg()], made, seed=np.arange(2), **again))
     same(once, train([fedavg()], Checkpoints(tmp_path / "c", resume=True), seed=[0, 1], **options))

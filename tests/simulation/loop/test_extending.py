@@ -13,6 +13,7 @@ import pytest
 from fedprox import (
     Algorithm,
     Checkpoints,
+    Evaluation,
     Faults,
     InputError,
     Selection,
@@ -40,7 +41,11 @@ CASES: dict[str, tuple[int, list[Algorithm], dict[str, Any]]] = {
     "a state of the server": (7, [fedopt(optimizer=optax.adam)], ONE),
     "a first exchange": (7, [feddane(mu=1.0)], ONE),
     "states of clients": (7, [scaffold(), feddyn(alpha=[1.0, 2.0])], ONE),
-    "models of clients": (7, [fedavg()], ONE | {"evaluate_model": "clients"}),
+    "models of clients": (
+        7,
+        [fedavg()],
+        ONE | {"evaluation": Evaluation(every=3, model="clients")},
+    ),
     "faulty updates": (7, [fedprox(mu=[0.0, 1.0])], ONE | {"faults": Faults(norm=1.2)}),
     "a stop rule": (7, [fedprox(mu=1.0)], ONE | {"solver": Solver(0.05, 3, epochs=4, gamma=0.6)}),
     "a rate that decays": (
@@ -52,7 +57,12 @@ CASES: dict[str, tuple[int, list[Algorithm], dict[str, Any]]] = {
     "a stop at a target": (
         9,
         [fedprox(mu=0.0), fedprox(mu=100.0)],
-        ONE | {"target": Target("train_loss", 6), "stop_at_target": "any", "evaluate_every": 2},
+        ONE
+        | {
+            "target": Target("train_loss", 6),
+            "stop_at_target": "any",
+            "evaluation": Evaluation(every=2),
+        },
     ),
     # met at round 5, which only the shorter run evaluates, and then not before round 9
     "a target at the end": (
@@ -80,14 +90,14 @@ CASES: dict[str, tuple[int, list[Algorithm], dict[str, Any]]] = {
         ONE
         | {
             "solver": Solver(0.3, 3, epochs=2),
-            "evaluate_every": 1,
+            "evaluation": Evaluation(every=1),
             "selection": Selection(keep="best", measure="train_loss", patience=2),
         },
     ),
     "all diverge": (
         6,
         [fedavg()],
-        ONE | {"solver": Solver([1e3, 3e3], 3, epochs=1), "evaluate_every": 1},
+        ONE | {"solver": Solver([1e3, 3e3], 3, epochs=1), "evaluation": Evaluation(every=1)},
     ),
 }
 
@@ -100,7 +110,7 @@ def ends(folder: Path, *, resume: bool) -> Checkpoints:
 def test_more_rounds_are_the_same_as_all_from_the_start(case: str, tmp_path: Path) -> None:
     rounds, methods, options = CASES[case]
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "evaluate_every = 3 is more than rounds")
+        warnings.filterwarnings("ignore", "evaluation.every = 3 is more than rounds")
         train(methods, ends(tmp_path, resume=False), **options | {"rounds": rounds})
     assert not (tmp_path / "checkpoint").exists()
     once = train(methods, **options)
@@ -108,9 +118,9 @@ def test_more_rounds_are_the_same_as_all_from_the_start(case: str, tmp_path: Pat
     same(once, more)
     for run, again in zip(once[0], more[0], strict=True):
         assert (run.lane_idle, run.memory) == (again.lane_idle, again.memory)
-    legs = sum(1 for _ in checkpoint.legs_of(once[0]))
+    seed_runs = sum(1 for _ in checkpoint.seed_runs_of(once[0]))
     names = sorted(path.name for path in (tmp_path / "state").glob("*.state"))
-    assert names == [f"{leg}-11.state" for leg in range(legs)]
+    assert names == [f"{number}-11.state" for number in range(seed_runs)]
 
 
 def test_the_shorter_run_was_the_cheaper_part(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ KILLS = 20
 
 EXPERIMENT = """
 rounds = 130
-evaluate_every = 2
+evaluation = {every = 2}
 data = {name = "synthetic", clients = 12}
 cohort = {clients_per_round = 4}
 solver = {learning_rate = 0.01, batch_size = 10, epochs = 1}

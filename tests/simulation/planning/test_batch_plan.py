@@ -118,7 +118,8 @@ def test_a_processs_plan_is_that_of_its_jobs_one_after_another(
     client = np.array(chance.sample(range(100), len(sizes)), np.int64)
     owner = np.array([chance.randint(0, processes - 1) for _ in sizes], np.int64)
     ones = np.ones(len(n))
-    jobs = Jobs(client, offsets_of(n)[:-1], n, steps, ones, ones, ones, ones, owner)
+    first = offsets_of(n)[:-1]
+    jobs = Jobs(client, first, n, steps, ones, ones, ones, ones, owner, first)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_plan, "WIDEST_TICK", widest)
         patch.setattr(batch_plan, "ROWS_TOGETHER", together)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fedprox import (
     Checkpoints,
+    Evaluation,
     InputError,
     Metric,
     Progress,
@@ -48,9 +49,9 @@ def equal(a: Run, b: Run) -> None:
     jax.tree.map(np.testing.assert_array_equal, a.params, b.params)
 
 
-@pytest.mark.parametrize("evaluate_model", ["server", "clients"])
-def test_the_best_model_is_that_of_a_run_that_ended_there(evaluate_model: Any) -> None:
-    options = BUMPY | {"evaluate_model": evaluate_model, "evaluate_every": 2, "seed": [0, 1]}
+@pytest.mark.parametrize("evaluated", ["server", "clients"])
+def test_the_best_model_is_that_of_a_run_that_ended_there(evaluated: Any) -> None:
+    options = BUMPY | {"evaluation": Evaluation(model=evaluated, every=2), "seed": [0, 1]}
     runs, lines = train([fedprox(mu=[0.0, 1.0])], **options, selection=BEST)
     plain, plain_lines = train([fedprox(mu=[0.0, 1.0])], **options)
     assert lines == plain_lines
@@ -63,7 +64,7 @@ def test_the_best_model_is_that_of_a_run_that_ended_there(evaluate_model: Any) -
         if best.round:
             equal(run, ended[i])
         rounds.append(best.round)
-    if evaluate_model == "server":  # the last round, which is irregular, is the best of some alone
+    if evaluated == "server":  # the last round, which is irregular, is the best of some alone
         assert 11 in rounds
         assert len(set(rounds)) > 2
     else:
@@ -104,7 +105,7 @@ def test_the_first_of_the_best_counts(values: Sequence[float], lower: bool) -> N
 
 def test_a_run_ends_when_patience_does() -> None:
     selection = Selection(measure="train_loss", patience=2)
-    options = BUMPY | {"evaluate_every": 1, "rounds": 40, "seed": 0}
+    options = BUMPY | {"evaluation": Evaluation(every=1), "rounds": 40, "seed": 0}
     options |= {"solver": Solver(0.3, 3, epochs=2)}
     (whole,), lines = train([fedavg()], **options)
     (run,), ended = train([fedavg()], **options, selection=selection)
@@ -125,7 +126,7 @@ def test_a_run_ends_when_patience_does() -> None:
 def test_points_of_a_sweep_end_together() -> None:
     selection = Selection(measure="train_loss", patience=2)
     options: dict[str, Any] = {
-        "evaluate_every": 1,
+        "evaluation": Evaluation(every=1),
         "rounds": 40,
         "seed": 0,
         "solver": Solver([0.001, 0.3], 3, epochs=2),
@@ -184,7 +185,7 @@ def test_a_function_that_answers_something_else() -> None:
 def test_a_run_that_is_ended_and_goes_on_keeps_the_same_model(
     ends: list[int], patience: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = BUMPY | {"evaluate_every": 2}
+    options = BUMPY | {"evaluation": Evaluation(every=2)}
     options["selection"] = Selection(keep="best", measure="train_loss", patience=patience)
     once = train([fedavg(), scaffold()], **options)
     goes = in_goes(tmp_path / "c", ends, [fedavg(), scaffold()], monkeypatch, **options)

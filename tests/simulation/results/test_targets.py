@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedprox import (
     Cohort,
+    Evaluation,
     InputError,
     Run,
     Solver,
@@ -229,8 +230,7 @@ def grid(*rates: float, every: int = 2, method: Any = None, **stop: Any) -> list
         solver=Solver(list(rates), batch_size=10, epochs=1),
         cohort=Cohort(3),
         rounds=12,
-        evaluate_every=every,
-        measure_gradients=False,  # compiled sooner
+        evaluation=Evaluation(every=every, gradients=False),
         **stop,
     )
 
@@ -296,7 +296,7 @@ def test_each_method_stops_for_itself() -> None:
         solver=Solver(0.001, batch_size=10, epochs=1),
         cohort=Cohort(3),
         rounds=12,
-        measure_gradients=False,
+        evaluation=Evaluation(gradients=False),
         target=target,
         stop_at_target="all",
     )
@@ -322,7 +322,7 @@ def test_an_experiment_file_gives_target_and_stop() -> None:
         "rounds": 12,
         "target_loss": 2.0,
         "stop_at_target": "any",
-        "measure_gradients": False,
+        "evaluation": Evaluation(gradients=False),
         "data": {"name": "synthetic", "clients": 6},
         "cohort": {"clients_per_round": 3},
         "solver": {"learning_rate": [STILL, FAST], "batch_size": 10, "epochs": 1},

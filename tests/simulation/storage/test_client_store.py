@@ -11,6 +11,7 @@ import pytest
 from fedprox import (
     Algorithm,
     Cohort,
+    Evaluation,
     InputError,
     Run,
     Solver,
@@ -36,8 +37,7 @@ def runs(method: Algorithm, **options: Any) -> list[Run]:
         "cohort": Cohort(5),
         "systems": SLOW,
         "rounds": 7,
-        "evaluate_every": 3,
-        "measure_gradients": False,
+        "evaluation": Evaluation(every=3, gradients=False),
         "seed": [0, 1],
     }
     return simulate(ragged_quadratics(0, ROWS), quadratic_model(START), method, **setting | options)
@@ -54,7 +54,11 @@ def same_bits(some: list[Run], others: list[Run]) -> None:
 def test_where_state_lives_and_how_often_it_is_evaluated_changes_no_bit() -> None:
     # the mean of all clients' models is one more thing that clients keep
     first, *others = [
-        runs(scaffold(), client_store=place, evaluate_every=every, evaluate_model="clients")
+        runs(
+            scaffold(),
+            client_store=place,
+            evaluation=Evaluation(every=every, model="clients", gradients=False),
+        )
         for place, every in (("device", 3), ("host", 1), ("disk", 7))
     ]
     for other in others:
@@ -68,7 +72,7 @@ def test_feddyn_is_evaluated_at_two_more_models(balance: bool) -> None:
     beside_the_oracle(
         feddyn(alpha=[0.3, 2.0], balance=balance),
         lambda hparams, _: methods.FedDyn(START, CLIENTS, hparams["alpha"], scales),
-        evaluate_model="cohort" if balance else "clients",
+        evaluated="cohort" if balance else "clients",
     )
 
 
@@ -76,7 +80,7 @@ def test_the_mean_of_fedproxs_clients_is_weighted_by_rows() -> None:
     beside_the_oracle(
         fedprox(mu=[0.0, 2.0]),
         lambda hparams, _: methods.FedProx(START, CLIENTS, hparams["mu"]),
-        evaluate_model="clients",
+        evaluated="clients",
     )
 
 
@@ -90,13 +94,16 @@ def test_a_client_drawn_twice_could_not_keep_two_states(method: Algorithm) -> No
 
 def test_the_mean_of_all_clients_needs_to_know_each_once() -> None:
     with pytest.raises(InputError, match=r"clients.*proportional|proportional.*clients"):
-        runs(fedprox(mu=1.0), cohort=Cohort(2, sampling="proportional"), evaluate_model="clients")
+        runs(
+            fedprox(mu=1.0),
+            cohort=Cohort(2, sampling="proportional"),
+            evaluation=Evaluation(model="clients"),
+        )
 
 
-@pytest.mark.parametrize(("key", "value"), [("evaluate_model", "all"), ("client_store", "ram")])
-def test_other_names_are_refused(key: str, value: str) -> None:
-    with pytest.raises(InputError, match=rf"{key} = '{value}'; it must be one of"):
-        runs(feddyn(alpha=1.0), **{key: value})
+def test_other_places_are_refused() -> None:
+    with pytest.raises(InputError, match=r"client_store = 'ram'; it must be one of"):
+        runs(feddyn(alpha=1.0), client_store="ram")
 
 
 def test_gamma_is_of_the_problem_that_was_posed_with_the_state_before_the_round() -> None:
@@ -193,11 +200,11 @@ def test_what_is_held_is_the_rows_that_were_written(where: Any, monkeypatch: Any
     values = np.arange(12, dtype=np.float32).reshape(4, 1, 3)
     first = open_store(where, initial, clients, mesh, most=5)
     first.write(at, {"g": shard(mesh, values)})
-    held = [(name, np.ascontiguousarray(block).view(np.uint8)) for name, block in first.held()]
+    held = [(name, np.ascontiguousarray(block).view(np.uint8)) for name, block in first.contents()]
     assert [block.size for _, block in held] == [len(clients), 2 * 12, 12]
     # on one device in place of two there is no padding
     second = open_store(where, initial, clients, one := lane_mesh(1), most=5)
-    second.put_back(held)
+    second.restore(held)
     expected = np.where((at >= 0)[:, None, None], values, 0)
     np.testing.assert_array_equal(np.asarray(second.read(at)["g"]), expected)
     np.testing.assert_array_equal(np.asarray(second.read(np.array([20, 119]))["g"]), 0)

@@ -76,7 +76,7 @@ def runs(given: Federation, method: fp.Algorithm, **options: Any) -> list[Run]:
         "cohort": fp.Cohort(3),
         "systems": fp.Systems(stragglers=0.5),
         "rounds": 7,
-        "evaluate_every": 3,
+        "evaluation": fp.Evaluation(every=3),
     }
     model = fp.models.logistic(given)
     return fp.simulate(given, model, method, **setting | options)
@@ -95,14 +95,13 @@ def same_bits(some: list[Run], others: list[Run]) -> None:
     ("kind", "method", "options"),
     [
         ("array", fp.feddane(mu=0.1), {"cohort": fp.Cohort(3, "proportional")}),
-        ("half", fp.centralised(), {"evaluate_rows": 2, "measure_gradients": False}),
+        ("half", fp.centralised(), {"evaluation": fp.Evaluation(every=3, rows=2, gradients=False)}),
         (
             "windows",
             fp.scaffold(),
             {
                 "cohort": fp.Cohort(3, "bernoulli"),
-                "evaluate_model": "clients",
-                "measure_gradients": False,
+                "evaluation": fp.Evaluation(every=3, model="clients", gradients=False),
             },
         ),
         (
@@ -110,7 +109,11 @@ def same_bits(some: list[Run], others: list[Run]) -> None:
             fp.fedavg(),
             {"seed": [0, 1], "solver": fp.Solver([0.1, 0.2], 4, epochs=3, gamma=0.3)},
         ),
-        ("prepared", fp.fedprox(mu=1.0), {"solver": SEARCH, "measure_gradients": False}),
+        (
+            "prepared",
+            fp.fedprox(mu=1.0),
+            {"solver": SEARCH, "evaluation": fp.Evaluation(every=3, gradients=False)},
+        ),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
@@ -130,7 +133,7 @@ def test_augmentation_sees_the_rows_of_a_few_rounds(
         return x + jax.random.normal(key, x.shape)
 
     here, there = (replace(federation(put=put), augment=noisy) for put in (np.asarray, map_))
-    options: dict[str, Any] = {"rounds": 6, "evaluate_every": 6, "measure_gradients": False}
+    options: dict[str, Any] = {"rounds": 6, "evaluation": fp.Evaluation(every=6, gradients=False)}
     expected = runs(here, fp.fedavg(), **options)
     asked: list[int] = []
 

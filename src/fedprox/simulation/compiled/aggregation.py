@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fedprox.algorithms.base import ClientState, Message
 from fedprox.simulation.compiled.lanes import add_weighted, choose, put, total, where_lanes
-from fedprox.simulation.compiled.screening import judge, mean_of_others, scaled, sound
+from fedprox.simulation.compiled.screening import mean_of_others, scaled, screen, sound
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.planning.batch_plan import Shape, Slots
 
@@ -42,13 +42,13 @@ class Result(NamedTuple):
     Attributes:
         mean: The weighted mean of the messages, leaves (points, ...).
         client_state: What clients keep from now on, leaves (places, points, ...).
-        share: The weight of the updates that counted, (points,); None without screening.
+        counted: The weight of the updates that counted, (points,); None without screening.
         faulty: Which were faulty, bool (slots, points); likewise.
     """
 
     mean: Message
     client_state: ClientState
-    share: jax.Array | None
+    counted: jax.Array | None
     faulty: jax.Array | None
 
 
@@ -128,8 +128,10 @@ def _screening(faults: Faults, shape: Shape) -> Aggregation:
 
     def end(sums: tuple[Message, jax.Array], client_state: ClientState, jobs: Slots) -> Result:
         mean, known = total(sums)
-        judged = judge(faults, known, None, jobs.weight)
-        return Result(mean_of_others(mean, judged.share), client_state, judged.share, judged.faulty)
+        screened = screen(faults, known, None, jobs.weight)
+        return Result(
+            mean_of_others(mean, screened.counted), client_state, screened.counted, screened.faulty
+        )
 
     return Aggregation(begin, take, end)
 
@@ -169,18 +171,20 @@ def _comparing(faults: Faults, size: Callable[[Message], jax.Array], shape: Shap
         return _Waiting(*here, *put(waiting[3:], slot, (good, sizes))), client_state
 
     def end(waiting: _Waiting, client_state: ClientState, jobs: Slots) -> Result:
-        judged = judge(faults, *total(waiting[3:]), jobs.weight)
+        screened = screen(faults, *total(waiting[3:]), jobs.weight)
         there = waiting.slot >= 0
-        scale = jnp.where(there[:, None], judged.scale[waiting.slot], 0)
+        scale = jnp.where(there[:, None], screened.scale[waiting.slot], 0)
         weighted = scaled(jobs.weight[waiting.slot][:, None] * scale, waiting.messages)
         mean = total(jax.tree.map(lambda a: a.sum(axis=0), weighted))
-        client_state = _moved(scale, client_state, waiting.keeps)
-        return Result(mean_of_others(mean, judged.share), client_state, judged.share, judged.faulty)
+        client_state = _part_of_the_way(scale, client_state, waiting.keeps)
+        return Result(
+            mean_of_others(mean, screened.counted), client_state, screened.counted, screened.faulty
+        )
 
     return Aggregation(begin, take, end)
 
 
-def _moved(scale: jax.Array, before: ClientState, after: ClientState) -> ClientState:
+def _part_of_the_way(scale: jax.Array, before: ClientState, after: ClientState) -> ClientState:
     """From one state to another by a share of the way (places, points); leaves alike."""
 
     def part(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -18,12 +18,15 @@ from fedprox.algorithms.base import (
 )
 from fedprox.features import Features
 from fedprox.model import Model, Params, read_slice, weighted_loss
+from fedprox.simulation.compiled.lanes import over
+from fedprox.simulation.compiled.layout import Layout
+from fedprox.simulation.storage.training_data import DeviceRows
 from fedprox.solver import Solver
 from fedprox.user_code import call
 
 OF_MODEL = 0x6D6F6465
-"""What makes a tick's key for the model of the one that augmentation has: a number so large that
-augmentation, which may split its key, gets no key that is the same."""
+"""Folded into a tick's random key for the model. It is so large that augmentation, which may split
+the same key, never derives the model's."""
 
 
 def random_key(noise: jax.Array) -> jax.Array:
@@ -32,10 +35,10 @@ def random_key(noise: jax.Array) -> jax.Array:
 
 
 def of_the_round(hparams: HParams, rate: jax.Array, participation: jax.Array) -> HParams:
-    """The hyperparameters of all point, arrays (points,), in a round.
+    """The hyperparameters of a round at all sweep points, arrays (points,).
 
     Args:
-        hparams: The algorithm's hyperparameters, and of the learning rate what is multiplied.
+        hparams: The algorithm's hyperparameters, and the base learning rate.
         rate: What the learning rate is multiplied by.
         participation: The share of all clients' weight that takes part.
     """
@@ -63,13 +66,25 @@ class Stop(NamedTuple):
     steps: jax.Array
 
 
-class LaneState(NamedTuple):
-    """A client at work.
+class Broadcast(NamedTuple):
+    """What the server sends to the clients of a round, leaves (points, ...).
 
     Attributes:
-        params: Where it stands.
+        state: The server's state.
+        hparams: The hyperparameters of the round, see `of_the_round`.
+    """
+
+    state: State
+    hparams: HParams
+
+
+class LaneState(NamedTuple):
+    """The client of a lane.
+
+    Attributes:
+        params: Its model so far.
         optimizer: Its optimizer's state.
-        gradient: Its gradient so far, where a mini-batch can take several ticks.
+        gradient: The gradient of its mini-batch so far, if a mini-batch can take several ticks.
         context: What it knows by itself.
         stop: Its stop rule, if the solver has one.
     """
@@ -81,44 +96,48 @@ class LaneState(NamedTuple):
     stop: Stop | None
 
 
-def steps_taken(workers: LaneState) -> jax.Array | None:
-    """Steps of each lane's client so far; None where the plan says it."""
-    return None if workers.stop is None else workers.stop.steps
+def steps_taken(lanes: LaneState) -> jax.Array | None:
+    """Steps of each lane's client so far; None if it takes those that are planned."""
+    return None if lanes.stop is None else lanes.stop.steps
 
 
-def at_rest(workers: LaneState, lanes: jax.Array) -> LaneState:
-    """Let some lanes (lanes,) wait for their next client, where there is a stop rule to say so."""
-    if workers.stop is None:
-        return workers
-    done = workers.stop.done | lanes[:, None]
-    return workers._replace(stop=workers.stop._replace(done=done))
+def at_rest(lanes: LaneState, chosen: jax.Array) -> LaneState:
+    """Mark the `chosen` lanes (lanes,) as waiting for a client, if there is a stop rule."""
+    if lanes.stop is None:
+        return lanes
+    done = lanes.stop.done | chosen[:, None]
+    return lanes._replace(stop=lanes.stop._replace(done=done))
 
 
-class ClientStep(NamedTuple):
-    """What all clients of a program share.
+class ClientStep:
+    """What the clients of a program do: functions of one client, and of all lanes and points.
 
-    Attributes:
+    Args:
         model: The model.
         algorithm: The method.
-        solver: The local solver, already the algorithm's own.
-        accumulate: Whether a mini-batch can take several ticks.
-        width: Rows of a slice when reading a whole client.
+        solver: The local solver, with the algorithm's own settings.
+        layout: The shapes of the method's programs.
     """
 
-    model: Model
-    algorithm: Algorithm
-    solver: Solver
-    accumulate: bool
-    width: int
+    def __init__(self, model: Model, algorithm: Algorithm, solver: Solver, layout: Layout) -> None:
+        self.model, self.algorithm, self.solver = model, algorithm, solver
+        self.accumulate, self.width = layout.accumulate, layout.width
+        self.begin_all = over(over(self.begin, (0, 0, None)), (None, 0, 0))
+        self.gradient_all = over(over(self.gradient, (0, *[None] * 4)), (0, 0, 0, 0, 0))
+        # a single lane keeps its axis here: only so does XLA step in place, without a copy of the
+        # model
+        self.tick_all = jax.vmap(
+            jax.vmap(self.tick, in_axes=(0, 0, 0, None, None)), (0, None, 0, 0, 0)
+        )
+        self.search_all = over(over(self.search, (0, 0, *[None] * 4)), (0, None, None, 0, 0, 0))
+        self.message_all = over(over(self.message, (0, 0, None)), (0, None, 0))
 
-    def begin(
-        self, state: State, hparams: HParams, context: ClientContext, gamma: jax.Array
-    ) -> LaneState:
+    def begin(self, broadcast: Broadcast, context: ClientContext, gamma: jax.Array) -> LaneState:
         """A client before its first tick."""
-        params = self.algorithm.subproblem(state, hparams, context).start
+        params = self.algorithm.subproblem(*broadcast, context).start
         return LaneState(
             params,
-            self.solver.init(params, hparams["learning_rate"]),
+            self.solver.init(params, broadcast.hparams["learning_rate"]),
             jax.tree.map(jnp.zeros_like, params) if self.accumulate else None,
             context,
             None if self.solver.gamma is None else _not_done(gamma),
@@ -135,7 +154,7 @@ class ClientStep(NamedTuple):
         """The gradient of a tick's rows.
 
         Args:
-            params: Where the client stands.
+            params: The client's model so far.
             x: Features of the rows (B, ...).
             y: Their labels.
             weights: 1 / the mini-batch's size for rows that count, else 0, shape (B,).
@@ -149,9 +168,8 @@ class ClientStep(NamedTuple):
 
     def tick(
         self,
-        worker: LaneState,
-        state: State,
-        hparams: HParams,
+        lane: LaneState,
+        broadcast: Broadcast,
         gradient: Params,
         last: jax.Array,
         check: jax.Array | None,
@@ -159,36 +177,33 @@ class ClientStep(NamedTuple):
         """A mini-batch step, a part of one, or a part of a check.
 
         Args:
-            worker: The client.
-            state: The server's state.
-            hparams: The algorithm's hyperparameters and the learning rate.
+            lane: The client.
+            broadcast: What the server has sent.
             gradient: The gradient of the tick's rows.
             last: Whether the tick completes its mini-batch.
             check: Whether that is a check of the stop rule; None for a solver without checks.
         """
         if self.accumulate:
-            gradient = jax.tree.map(jnp.add, worker.gradient, gradient)
-        problem = self.algorithm.subproblem(state, hparams, worker.context)
-        of_h = problem.gradient(worker.params, gradient)
+            gradient = jax.tree.map(jnp.add, lane.gradient, gradient)
+        problem = self.algorithm.subproblem(*broadcast, lane.context)
+        gradient_h = problem.gradient(lane.params, gradient)
         params, optimizer = self.solver.step(
-            worker.params, worker.optimizer, of_h, hparams["learning_rate"]
+            lane.params, lane.optimizer, gradient_h, broadcast.hparams["learning_rate"]
         )
-        stepped = worker._replace(params=params, optimizer=optimizer)
-        if not self.accumulate and worker.stop is None:
+        stepped = lane._replace(params=params, optimizer=optimizer)
+        if not self.accumulate and lane.stop is None:
             return stepped
-        stop, step = _apply_stop_rule(worker.stop, of_h, last, check)
-        moved = jax.tree.map(lambda a, b: jnp.where(step, a, b), stepped, worker)
+        stop, step = _apply_stop_rule(lane.stop, gradient_h, last, check)
+        after = jax.tree.map(lambda a, b: jnp.where(step, a, b), stepped, lane)
         if self.accumulate:
             gradient = jax.tree.map(lambda g: jnp.where(last, 0.0, g), gradient)
-        return moved._replace(gradient=gradient if self.accumulate else None, stop=stop)
+        return after._replace(gradient=gradient if self.accumulate else None, stop=stop)
 
     def search(
         self,
-        worker: LaneState,
-        state: State,
-        hparams: HParams,
-        x: Features,
-        y: jax.Array,
+        lane: LaneState,
+        broadcast: Broadcast,
+        rows: DeviceRows,
         first: jax.Array,
         size: jax.Array,
         active: jax.Array,
@@ -196,51 +211,48 @@ class ClientStep(NamedTuple):
         """One step of an optimizer that searches along a line, on all of the client's rows.
 
         Args:
-            worker: The client.
-            state: The server's state.
-            hparams: The algorithm's hyperparameters and the learning rate.
-            x: All clients' features.
-            y: All clients' labels.
+            lane: The client.
+            broadcast: What the server has sent.
+            rows: All clients' features and labels.
             first: The client's first row.
             size: Its number of rows.
             active: Whether the lane has a client.
         """
-        problem = self.algorithm.subproblem(state, hparams, worker.context)
+        problem = self.algorithm.subproblem(*broadcast, lane.context)
         whole = _whole_client(self.model, self.width)
 
         def h(params: Params) -> jax.Array:
-            return problem.value(params, whole(params, x, y, first, size))
+            return problem.value(params, whole(params, *rows, first, size))
 
-        value, gradient = jax.value_and_grad(h)(worker.params)
+        value, gradient = jax.value_and_grad(h)(lane.params)
         params, optimizer = self.solver.step(
-            worker.params,
-            worker.optimizer,
+            lane.params,
+            lane.optimizer,
             gradient,
-            hparams["learning_rate"],
+            broadcast.hparams["learning_rate"],
             value=value,
             grad=gradient,
             value_fn=h,
         )
-        stop, step = _apply_stop_rule(worker.stop, gradient, active, None)
-        stepped = worker._replace(params=params, optimizer=optimizer)
-        moved = jax.tree.map(lambda a, b: jnp.where(step, a, b), stepped, worker)
-        return moved._replace(stop=stop)
+        stop, step = _apply_stop_rule(lane.stop, gradient, active, None)
+        stepped = lane._replace(params=params, optimizer=optimizer)
+        after = jax.tree.map(lambda a, b: jnp.where(step, a, b), stepped, lane)
+        return after._replace(stop=stop)
 
     def message(
-        self, worker: LaneState, state: State, hparams: HParams, steps: jax.Array
+        self, lane: LaneState, broadcast: Broadcast, steps: jax.Array
     ) -> tuple[Message, ClientState]:
-        """What a client sends once its job has ended, and what it keeps.
+        """What a client sends once its job has ended, and its new state.
 
         Args:
-            worker: The client.
-            state: The server's state.
-            hparams: The algorithm's hyperparameters and the learning rate.
+            lane: The client.
+            broadcast: What the server has sent.
             steps: Mini-batch steps that were planned for it.
         """
-        problem = self.algorithm.subproblem(state, hparams, worker.context)
-        taken = steps if worker.stop is None else worker.stop.steps
-        solution = Solution(problem, worker.params, taken)
-        return self.algorithm.message(state, hparams, worker.context, solution)
+        problem = self.algorithm.subproblem(*broadcast, lane.context)
+        taken = steps if lane.stop is None else lane.stop.steps
+        solution = Solution(problem, lane.params, taken)
+        return self.algorithm.message(*broadcast, lane.context, solution)
 
 
 def _not_done(gamma: jax.Array) -> Stop:

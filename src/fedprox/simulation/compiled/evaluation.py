@@ -4,7 +4,7 @@ It is a lane program like a round: a job is a client, a tick reads a slice of it
 their gradients, and at the end of the job the client's gradient is complete.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +21,7 @@ from fedprox.model import Model, Params, labels_met, loss_and_sums, losses_of
 from fedprox.simulation.compiled.gradients import my_part, per_lane, reader
 from fedprox.simulation.compiled.lanes import choose, over, run_segments, total, where_lanes
 from fedprox.simulation.compiled.screening import scaled, sound
-from fedprox.simulation.devices.mesh import PER_DEVICE, REPLICATED, spread
+from fedprox.simulation.devices.mesh import REPLICATED, spread
 from fedprox.simulation.planning.packing import Array
 from fedprox.simulation.planning.reads import Reading
 
@@ -108,161 +108,104 @@ class Tested(NamedTuple):
     sums: dict[str, Terms]
 
 
-def counts_tests_by_client(*, by_client: bool, screened: bool) -> bool:
-    """Whether the jobs of the test reading are the clients."""
-    return by_client or screened
+class EvaluationShape(NamedTuple):
+    """What an evaluation program is compiled for.
+
+    Attributes:
+        gradients: Whether it measures gradients too.
+        screened: Whether it leaves out clients whose own loss or gradient is not finite. Measures
+            are then those of the other clients, and NaN if there are none.
+        by_client: Whether it reports losses and labels met client by client too.
+        lanes: Lanes per device.
+        width: Rows of a slice of training rows.
+        test_width: Rows of a slice of test rows.
+        validation_width: Rows of a slice of validation rows; 0 without any.
+    """
+
+    gradients: bool
+    screened: bool
+    by_client: bool
+    lanes: int
+    width: int
+    test_width: int
+    validation_width: int
+
+
+class EvaluationInputs(NamedTuple):
+    """What an evaluation reads beside the models.
+
+    Attributes:
+        x: Features of training rows.
+        y: Their labels.
+        test_x: Features of test rows.
+        test_y: Their labels.
+        reading: Which training rows each lane reads; its jobs are the clients.
+        sizes: Training rows that are read of each client, float32 (clients,).
+        shares: p_k of each client, float32 (clients,); of a sample of clients, n_k by the sample's
+            rows.
+        stand_for: How many rows each row that is read stands for.
+        test_reading: Which test rows each lane reads. Its jobs are the clients if the shape is
+            screened or by client.
+        validation: The validation rows; None without any.
+    """
+
+    x: Features
+    y: Array
+    test_x: Features
+    test_y: Array
+    reading: Reading
+    sizes: Array
+    shares: Array
+    stand_for: StandFor
+    test_reading: Reading
+    validation: Validation | None
 
 
 def evaluation_program(
-    model: Model,
-    mesh: Mesh,
-    *,
-    gradients: bool,
-    screened: bool,
-    by_client: bool,
-    lanes: int,
-    width: int,
-    test_width: int,
-    rows: Sequence[Any],
-    validation_width: int = 0,
-    validation: Any = None,
+    model: Model, mesh: Mesh, shape: EvaluationShape, specs: EvaluationInputs
 ) -> Wrapped:
     """Compile-once program that measures models on all clients, or on a sample of them.
 
     Args:
         model: The model.
         mesh: The devices.
-        gradients: Whether to measure gradients too.
-        screened: Whether clients whose own loss or gradient is not finite are left out: what is
-            measured is then of the others, and NaN where there are none.
-        by_client: Whether to say what is found client by client too.
-        lanes: Lanes per device.
-        width: Rows of a slice of training rows.
-        test_width: Rows of a slice of test rows.
-        rows: How x, y, test x and test y are spread over the devices.
-        validation_width: Rows of a slice of validation rows.
-        validation: How each part of a `Validation` is spread; None without any.
+        shape: What it is compiled for.
+        specs: How each input is spread over the devices.
 
     Returns:
-        (params, x, y, test x, test y, reading, sizes, shares, stand for, test reading, validation)
-        -> Measures, where params have a leading axis of sweep points, sizes (clients,) are the rows
-        read of each client, and shares (clients,) the p_k: of a sample of clients, n_k by the
-        sample's rows. See `counts_tests_by_client` for the jobs of the test reading.
+        (params, inputs) -> Measures, where params have a leading axis of sweep points.
     """
-    read_train = reader(width)
-    jobs_are_clients = counts_tests_by_client(by_client=by_client, screened=screened)
-    test = _tester(model, test_width, jobs_are_clients=jobs_are_clients)
-    by_its_clients = validation is not None and validation.stand_for is not None
-    validate = _validator(model, validation_width, jobs_are_clients=by_its_clients)
+    by_client = shape.by_client or shape.screened
+    test = _tester(model, shape.test_width, jobs_are_clients=by_client)
+    spec = specs.validation
+    validate = _validator(
+        model,
+        shape.validation_width,
+        jobs_are_clients=spec is not None and spec.stand_for is not None,
+    )
 
-    def summed(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> Any:
-        if gradients:
-            found = jax.value_and_grad(loss_and_sums, argnums=1, has_aux=True)
-            (loss, sums), gradient = found(model, params, x, y, mask)
-            return (loss, gradient), sums
-        loss, sums = loss_and_sums(model, params, x, y, mask)
-        return (loss, None), sums
+    def program(params: Params, inputs: EvaluationInputs) -> Measures:
+        train = _Training(model, shape, params, inputs)
+        sums = train.read()
+        measured, unmeasured, of_measured = train.screen(sums)
+        variance, between = train.gradients(sums, of_measured)
+        metrics = _values(model, "train", _of_all(sums.terms))
 
-    summed_all = over(over(summed, (0, None, None, None)), (None, 0, 0, 0))
-    each = 0 if screened else None
-    include_all = over(over(include, (0, 0, each)), (0, 0, 0))
-
-    def program(
-        params: Params,
-        x: Features,
-        y: jax.Array,
-        test_x: Features,
-        test_y: jax.Array,
-        reading: Reading,
-        sizes: jax.Array,
-        shares: jax.Array,
-        stand_for: StandFor,
-        test_reading: Reading,
-        validation: Validation | None,
-    ) -> Measures:
-        reading, test_reading = my_part(reading), my_part(test_reading)
-        points = jax.tree.leaves(params)[0].shape[0]
-        zero = _zeros(lambda: summed_all(params, *read_train(x, y, reading, 0)))
-        clients = len(sizes)
-        scatter = jax.tree.map(
-            lambda a: jnp.broadcast_to(a, (lanes, *a.shape)),
-            jax.vmap(nothing)(params) if gradients else None,
-        )
-
-        def tick(i: jax.Array, carry: Any) -> Any:
-            current, *rest = carry
-            found = summed_all(params, *read_train(x, y, reading, i))
-            return jax.tree.map(jnp.add, current, found), *rest
-
-        def end_jobs(slot: jax.Array, carry: Any) -> Any:
-            (current, terms), loss, scatter, sums, screening, losses = carry
-            ended, share = slot >= 0, shares[slot]
-            mean_loss, gradient = per_lane(current, sizes[slot])
-            own_loss = mean_loss
-            weight = jnp.broadcast_to(stand_for.train[slot][:, None], mean_loss.shape)
-            if screened:
-                found = mean_loss, gradient
-                good = jax.vmap(jax.vmap(sound))(found)
-                share = good * share[:, None]
-                mean_loss, gradient = scaled(good, found)
-                new = jnp.stack([share, 1 - good], axis=-1)
-                counts, measured = screening
-                counts = counts + choose(ended, new, jnp.zeros_like(new))
-                screening = counts, _noted(measured, slot, good)
-                weight = good * weight
-                own_loss = jnp.where(good > 0, mean_loss, jnp.nan)
-            if by_client:
-                losses = _noted(losses, slot, own_loss)
-            if gradients:
-                included = include_all(scatter, gradient, share)
-                scatter = where_lanes(ended, included, scatter)
-            none = jax.tree.map(jnp.zeros_like, (current, terms))
-            return (
-                where_lanes(ended, none, (current, terms)),
-                loss + choose(ended, share, jnp.zeros_like(share)).reshape(lanes, -1) * mean_loss,
-                scatter,
-                _with_ended(sums, slot, weight, terms),
-                screening,
-                losses,
-            )
-
-        screening = measured = None
-        if screened:
-            screening = jnp.zeros((lanes, points, 2)), jnp.zeros((clients, points))
-        losses = jnp.zeros((clients, points)) if by_client else None
-        carry = (zero, jnp.zeros((lanes, points)), scatter, zero[1], screening, losses)
-        _, loss, scatter, sums, screening, losses = run_segments(
-            reading.ends, tick, end_jobs, carry
-        )
-        unmeasured = weight = None
-        if screening is not None:
-            counts, measured = screening[0], total(screening[1])
-            weight, left = jnp.moveaxis(total(counts.sum(axis=0)), -1, 0)
-            weight, unmeasured = jnp.where(left > 0, weight, 1.0), left.astype(jnp.int32)
-
-        def of_measured(sums: jax.Array) -> jax.Array:
-            return sums if weight is None else sums / weight
-
-        variance = between = jnp.full(points, jnp.nan)
-        if gradients:
-            merged = _merge(scatter)
-            variance = of_measured(merged.scatter)
-            norm_squared = jax.vmap(optax.tree.norm)(merged.mean) ** 2
-            between = dissimilarity(variance, norm_squared)
-
-        correct = jnp.zeros((clients, points), jnp.int32)
-        test_loss, metrics = jnp.full(points, jnp.nan), _values(model, "train", _of_all(sums))
+        points, clients = train.points, len(inputs.sizes)
+        correct, test_loss = jnp.zeros((clients, points), jnp.int32), jnp.full(points, jnp.nan)
         metrics |= {f"test_{name}": test_loss for name in model.metrics}
-        if len(test_x):
-            weights = jnp.broadcast_to(stand_for.test[:, None], correct.shape)
+        if len(inputs.test_x):
+            weights = jnp.broadcast_to(inputs.stand_for.test[:, None], correct.shape)
             weights = weights if measured is None else weights * measured
-            correct, sums = test(params, test_x, test_y, test_reading, weights)
-            sums = _of_all(sums)
-            test_loss = sums["loss"]["sum"] / sums["loss"]["rows"]
-            metrics |= _values(model, "test", sums)
-        validated, validation_metrics = validate(params, validation, measured)
+            reading = my_part(inputs.test_reading)
+            correct, terms = test(params, inputs.test_x, inputs.test_y, reading, weights)
+            terms = _of_all(terms)
+            test_loss = terms["loss"]["sum"] / terms["loss"]["rows"]
+            metrics |= _values(model, "test", terms)
+        validated, validation_metrics = validate(params, inputs.validation, measured)
+        losses = sums.losses
         return Measures(
-            train_loss=of_measured(total(loss.sum(axis=0))),
+            train_loss=of_measured(total(sums.loss.sum(axis=0))),
             test_correct=total(correct.sum(axis=0)),
             gradient_variance=variance,
             dissimilarity=between,
@@ -273,13 +216,154 @@ def evaluation_program(
             **validated,
         )
 
-    specs = (REPLICATED, *rows, PER_DEVICE, *[REPLICATED] * 3, PER_DEVICE, validation)
-    return spread(mesh, program, specs)
+    return spread(mesh, program, (REPLICATED, specs))
 
 
-def _noted(found: jax.Array, slot: jax.Array, values: jax.Array) -> jax.Array:
-    """Values (lanes, points) noted for the jobs that end."""
-    return found.at[jnp.where(slot >= 0, slot, len(found))].set(values, mode="drop")
+class _Sums(NamedTuple):
+    """What the lanes have summed over the training rows so far.
+
+    Attributes:
+        client: Loss and gradient, and the metrics' terms, of each lane's client; leaves (lanes,
+            points, ...).
+        loss: sum_k p_k F_k of the clients that are done, (lanes, points).
+        scatter: Mean and scatter of their gradients; None without gradients.
+        terms: The sums of their metrics' terms.
+        weights: With screening, the p_k of the measured clients and the number of others, (lanes,
+            points, 2); else None.
+        measured: With screening, 1 for each client that is measured, (clients, points); else None.
+        losses: F_k of each client, (clients, points), where asked for; else None.
+    """
+
+    client: Any
+    loss: jax.Array
+    scatter: Scatter | None
+    terms: Any
+    weights: jax.Array | None
+    measured: jax.Array | None
+    losses: jax.Array | None
+
+
+class _Training:
+    """The pass over the training rows.
+
+    Args:
+        model: The model.
+        shape: What the program is compiled for.
+        params: The models, leaves (points, ...).
+        inputs: What is read.
+    """
+
+    def __init__(
+        self, model: Model, shape: EvaluationShape, params: Params, inputs: EvaluationInputs
+    ) -> None:
+        self.model, self.shape, self.params, self.inputs = model, shape, params, inputs
+        self.reading = my_part(inputs.reading)
+        self.points = jax.tree.leaves(params)[0].shape[0]
+        self.slices = reader(shape.width)
+
+    def read(self) -> _Sums:
+        """Read all rows."""
+        return run_segments(self.reading.ends, self.tick, self.end_jobs, self.begin())
+
+    def begin(self) -> _Sums:
+        """Nothing is read yet."""
+        lanes, clients, points = self.shape.lanes, len(self.inputs.sizes), self.points
+        screened = self.shape.screened
+        zero = _zeros(lambda: self.slice_sums(0))
+        scatter = jax.tree.map(
+            lambda a: jnp.broadcast_to(a, (lanes, *a.shape)),
+            jax.vmap(nothing)(self.params) if self.shape.gradients else None,
+        )
+        return _Sums(
+            zero,
+            jnp.zeros((lanes, points)),
+            scatter,
+            zero[1],
+            jnp.zeros((lanes, points, 2)) if screened else None,
+            jnp.zeros((clients, points)) if screened else None,
+            jnp.zeros((clients, points)) if self.shape.by_client else None,
+        )
+
+    def slice_sums(self, i: jax.Array | int) -> Any:
+        """((loss, gradient), metrics' terms) summed over each lane's slice at tick i."""
+
+        def summed(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> Any:
+            if self.shape.gradients:
+                with_gradient = jax.value_and_grad(loss_and_sums, argnums=1, has_aux=True)
+                (loss, terms), gradient = with_gradient(self.model, params, x, y, mask)
+                return (loss, gradient), terms
+            loss, terms = loss_and_sums(self.model, params, x, y, mask)
+            return (loss, None), terms
+
+        summed_all = over(over(summed, (0, None, None, None)), (None, 0, 0, 0))
+        rows = self.slices(self.inputs.x, self.inputs.y, self.reading, i)
+        return summed_all(self.params, *rows)
+
+    def tick(self, i: jax.Array, sums: _Sums) -> _Sums:
+        """Add a slice of each lane's client."""
+        return sums._replace(client=jax.tree.map(jnp.add, sums.client, self.slice_sums(i)))
+
+    def end_jobs(self, slot: jax.Array, sums: _Sums) -> _Sums:
+        """Count the clients whose rows are all read: those in `slot` (lanes,), -1 for none."""
+        ended, share = slot >= 0, self.inputs.shares[slot]
+        client, terms = sums.client
+        mean_loss, gradient = per_lane(client, self.inputs.sizes[slot])
+        own_loss = mean_loss
+        stand_for = self.inputs.stand_for.train[slot]
+        weight = jnp.broadcast_to(stand_for[:, None], mean_loss.shape)
+        if sums.weights is not None:
+            good = jax.vmap(jax.vmap(sound))((mean_loss, gradient))
+            share = good * share[:, None]
+            mean_loss, gradient = scaled(good, (mean_loss, gradient))
+            new = jnp.stack([share, 1 - good], axis=-1)
+            sums = sums._replace(
+                weights=sums.weights + choose(ended, new, jnp.zeros_like(new)),
+                measured=_noted(sums.measured, slot, good),
+            )
+            weight = good * weight
+            own_loss = jnp.where(good > 0, mean_loss, jnp.nan)
+        if self.shape.by_client:
+            sums = sums._replace(losses=_noted(sums.losses, slot, own_loss))
+        if self.shape.gradients:
+            each = 0 if self.shape.screened else None
+            include_all = over(over(include, (0, 0, each)), (0, 0, 0))
+            included = include_all(sums.scatter, gradient, share)
+            sums = sums._replace(scatter=where_lanes(ended, included, sums.scatter))
+        none = jax.tree.map(jnp.zeros_like, (client, terms))
+        share = choose(ended, share, jnp.zeros_like(share)).reshape(len(slot), -1)
+        return sums._replace(
+            client=where_lanes(ended, none, (client, terms)),
+            loss=sums.loss + share * mean_loss,
+            terms=_with_ended(sums.terms, slot, weight, terms),
+        )
+
+    def screen(
+        self, sums: _Sums
+    ) -> tuple[jax.Array | None, jax.Array | None, Callable[[jax.Array], jax.Array]]:
+        """Which clients are measured, how many are not, and how to make sums means over them."""
+        if sums.weights is None:
+            return None, None, lambda summed: summed
+        measured = total(sums.measured)
+        weight, left_out = jnp.moveaxis(total(sums.weights.sum(axis=0)), -1, 0)
+        weight = jnp.where(left_out > 0, weight, 1.0)
+        return measured, left_out.astype(jnp.int32), lambda summed: summed / weight
+
+    def gradients(
+        self, sums: _Sums, of_measured: Callable[[jax.Array], jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        """Gradient variance and B(w); NaN where gradients are not measured."""
+        if sums.scatter is None:
+            unknown = jnp.full(self.points, jnp.nan)
+            return unknown, unknown
+        merged = _merge(sums.scatter)
+        variance = of_measured(merged.scatter)
+        norm_squared = jax.vmap(optax.tree.norm)(merged.mean) ** 2
+        return variance, dissimilarity(variance, norm_squared)
+
+
+def _noted(known: Any, slot: jax.Array, values: jax.Array) -> jax.Array:
+    """`known` (clients, points) with the values (lanes, points) of the clients in `slot`."""
+    return known.at[jnp.where(slot >= 0, slot, len(known))].set(values, mode="drop")
 
 
 def _tester(

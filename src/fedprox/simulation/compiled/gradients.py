@@ -16,6 +16,7 @@ from fedprox.simulation.compiled.lanes import (
     total,
     where_lanes,
 )
+from fedprox.simulation.compiled.layout import Layout
 from fedprox.simulation.compiled.screening import Screened, screened_mean
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.planning.reads import Exchange, Reading
@@ -63,23 +64,22 @@ def per_lane(sums: Params, size: jax.Array) -> Params:
 
 
 def exchange_gradients(
-    model: Model, slots: int, lanes: int, width: int, faults: Faults | None
+    model: Model, layout: Layout, faults: Faults | None
 ) -> Callable[[Params, Features, jax.Array, Exchange], tuple[Params, Params, Screened | None]]:
     """The first exchange of one round, inside the rounds' program.
 
     Args:
         model: The model.
-        slots: Room for clients about to work.
-        lanes: Lanes per device.
-        width: Rows of a slice.
-        faults: What is done about faulty gradients of the first cohort; None for no screening.
-            With it all of them are kept until the last is known.
+        layout: The shapes of the method's programs.
+        faults: How faulty gradients of the first cohort are treated; None for no screening. With
+            screening all gradients are kept until the last is known.
 
     Returns:
         (w^t, x, y, exchange) -> grad F_k(w^t) of the clients about to work (slots, points, ...),
-        the first cohort's weighted mean g^t, and what its gradients are worth.
+        the first cohort's weighted mean g^t, and which of its gradients count.
     """
-    read, summed = reader(width), summed_gradients(model, shared=True)
+    slots, lanes = layout.rounds.slots, layout.lanes
+    read, summed = reader(layout.width), summed_gradients(model, shared=True)
 
     def gradients(
         params: Params, x: Features, y: jax.Array, exchange: Exchange
@@ -91,21 +91,21 @@ def exchange_gradients(
 
         def tick(i: jax.Array, carry: Any) -> Any:
             sums, own, mean = carry
-            found = summed(params, *read(x, y, exchange.reading, i))
-            return jax.tree.map(jnp.add, sums, found), own, mean
+            slices = summed(params, *read(x, y, exchange.reading, i))
+            return jax.tree.map(jnp.add, sums, slices), own, mean
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
             sums, own, mean = carry
             ended = slot >= 0
-            found = per_lane(sums, exchange.size[slot])
+            gradient = per_lane(sums, exchange.size[slot])
             none = jax.tree.map(jnp.zeros_like, sums)
             if faults is None:
                 weight = jnp.where(ended, exchange.weight[slot], 0.0)
-                counted = where_lanes(ended, found, none)
+                counted = where_lanes(ended, gradient, none)
                 mean = add_weighted(mean, weight, counted)
             # slots beyond are those of the first cohort
             target = jnp.where(ended, slot, room)
-            own = put(own, target, found)
+            own = put(own, target, gradient)
             return where_lanes(ended, none, sums), own, mean
 
         carry = (zeros(lanes), zeros(room), zeros() if faults is None else None)
@@ -114,7 +114,7 @@ def exchange_gradients(
         if faults is None:
             return own, mean, None
         first = jax.tree.map(lambda a: a[slots:], own)
-        mean, judged = screened_mean(faults, first, exchange.weight[slots:])
-        return jax.tree.map(lambda a: a[:slots], own), mean, judged
+        mean, screened = screened_mean(faults, first, exchange.weight[slots:])
+        return jax.tree.map(lambda a: a[:slots], own), mean, screened
 
     return gradients

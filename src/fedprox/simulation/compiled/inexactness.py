@@ -1,94 +1,90 @@
 """How inexactly a round's local problems were solved: gamma_k of every client of the cohort."""
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Wrapped
 
-from fedprox.algorithms.base import Algorithm, ClientContext, ClientState, HParams, State
-from fedprox.features import Features
-from fedprox.model import Model, Params
-from fedprox.simulation.compiled.client_step import of_the_round
+from fedprox.algorithms.base import ClientContext, ClientState, HParams, State
+from fedprox.model import Params
+from fedprox.simulation.compiled.client_step import Broadcast, of_the_round
 from fedprox.simulation.compiled.gradients import my_part, per_lane, reader, summed_gradients
 from fedprox.simulation.compiled.lanes import over, run_segments, total, where_lanes
+from fedprox.simulation.compiled.layout import Layout
+from fedprox.simulation.config.method import Method
 from fedprox.simulation.devices.mesh import PER_DEVICE, REPLICATED, spread
+from fedprox.simulation.planning.packing import Array
 from fedprox.simulation.planning.reads import Reading
+from fedprox.simulation.storage.training_data import DeviceRows
 from fedprox.subproblem import inexactness
 
 
+class Cohort(NamedTuple):
+    """The clients of a round, whose rows are all read.
+
+    Attributes:
+        reading: Which rows each lane reads; its jobs are the clients.
+        sizes: Rows of each client, float32 (slots,).
+        relative_size: n_k / the mean n, float32 (slots,).
+        client_state: Their state before the round, leaves (places, points, ...) on every device;
+            None for a method without.
+        places: Each client's place in it, int32 (slots,).
+        rate: What the round's learning rate is multiplied by.
+        participation: The share of all clients' weight that took part.
+    """
+
+    reading: Reading
+    sizes: Array
+    relative_size: Array
+    client_state: ClientState
+    places: Array
+    rate: Array
+    participation: Array
+
+
 def inexactness_program(
-    model: Model,
-    algorithm: Algorithm,
-    mesh: Mesh,
-    *,
-    lanes: int,
-    width: int,
-    rows: Sequence[Any],
+    method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...]
 ) -> Wrapped:
     """Compile-once program for gamma_k = ||grad h_k(w_k)|| / ||grad h_k(s_k)|| of a cohort.
 
     Li et al. 2020, Definition 2; both gradients are over all of the client's training rows.
 
     Args:
-        model: The model.
-        algorithm: The method, which poses h_k.
+        method: The method, which defines h_k.
+        layout: The shapes of its programs.
         mesh: The devices.
-        lanes: Lanes per device.
-        width: Rows of a slice.
         rows: How x and y are spread over the devices.
 
     Returns:
-        (state, hparams, local models, x, y, reading, sizes, shares, client_state, places, rate,
-        participation) -> gamma (slots, points): state before the round, local models (slots,
-        points, ...), sizes and shares (slots,) of the cohort's clients, what they kept before it,
-        with its places (slots,), and the round's rate and participation.
+        (state, hparams, local models, rows, cohort) -> gamma (slots, points), where the state is
+        that from which the local problems were defined, and local models are (slots, points, ...).
     """
-    read_train = reader(width)
+    model, algorithm = method.protocol.model, method.algorithm
+    read_train = reader(layout.width)
     at_end = summed_gradients(model, shared=False)
     at_start = summed_gradients(model, shared=True)
 
+    def gamma(broadcast: Broadcast, params: Params, sums: Any, context: ClientContext) -> jax.Array:
+        end, begin = sums
+        problem = algorithm.subproblem(*broadcast, context)
+        return inexactness(problem.gradient(params, end), problem.gradient(problem.start, begin))
+
+    gamma_all = over(over(gamma, (0, 0, 0, 0)), (None, 0, 0, 0))
+
     def program(
-        state: State,
-        hparams: HParams,
-        local: Params,
-        x: Features,
-        y: jax.Array,
-        reading: Reading,
-        sizes: jax.Array,
-        shares: jax.Array,
-        client_state: ClientState,
-        places: jax.Array,
-        rate: jax.Array,
-        participation: jax.Array,
+        state: State, hparams: HParams, local: Params, rows: DeviceRows, cohort: Cohort
     ) -> jax.Array:
-        reading, hparams = my_part(reading), of_the_round(hparams, rate, participation)
+        reading = my_part(cohort.reading)
+        hparams = of_the_round(hparams, cohort.rate, cohort.participation)
+        broadcast = Broadcast(state, hparams)
         start = jax.vmap(algorithm.params)(state)
-        zero = jax.tree.map(lambda a: jnp.zeros((lanes, *a.shape), a.dtype), (start, start))
         slots, points = jax.tree.leaves(local)[0].shape[:2]
-
-        def gamma(
-            state: State,
-            hparams: HParams,
-            params: Params,
-            end: Params,
-            begin: Params,
-            client_state: ClientState,
-            share: jax.Array,
-        ) -> jax.Array:
-            context = ClientContext(begin if algorithm.own_gradient else None, client_state, share)
-            problem = algorithm.subproblem(state, hparams, context)
-            return inexactness(
-                problem.gradient(params, end), problem.gradient(problem.start, begin)
-            )
-
-        gamma_all = over(over(gamma, (0, 0, 0, 0, 0, 0, None)), (None, None, *[0] * 5))
 
         def tick(i: jax.Array, carry: Any) -> Any:
             (end, begin), gammas = carry
-            batch = read_train(x, y, reading, i)
+            batch = read_train(*rows, reading, i)
             params = jax.tree.map(lambda a: a[reading.job[i]], local)
             end = jax.tree.map(jnp.add, end, at_end(params, *batch))
             begin = jax.tree.map(jnp.add, begin, at_start(start, *batch))
@@ -96,16 +92,23 @@ def inexactness_program(
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
             sums, gammas = carry
-            ended, size = slot >= 0, sizes[slot]
-            end, begin = per_lane(sums, size)
+            ended = slot >= 0
+            gradients = per_lane(sums, cohort.sizes[slot])
             params = jax.tree.map(lambda a: a[slot], local)
-            context = jax.tree.map(lambda a: a[places[slot]], client_state)
-            found = gamma_all(state, hparams, params, end, begin, context, shares[slot])
-            gammas = gammas.at[jnp.where(ended, slot, slots)].set(found, mode="drop")
+            context = ClientContext(
+                gradients[1] if algorithm.own_gradient else None,
+                jax.tree.map(lambda a: a[cohort.places[slot]], cohort.client_state),
+                jnp.broadcast_to(cohort.relative_size[slot][:, None], (len(slot), points)),
+            )
+            new = gamma_all(broadcast, params, gradients, context)
+            gammas = gammas.at[jnp.where(ended, slot, slots)].set(new, mode="drop")
             return where_lanes(ended, jax.tree.map(jnp.zeros_like, sums), sums), gammas
 
+        lanes = layout.lanes
+        zero = jax.tree.map(lambda a: jnp.zeros((lanes, *a.shape), a.dtype), (start, start))
         carry = (zero, jnp.zeros((slots, points)))
         return total(run_segments(reading.ends, tick, end_jobs, carry)[1])
 
-    specs = (*[REPLICATED] * 3, *rows, PER_DEVICE, *[REPLICATED] * 6)
-    return spread(mesh, program, specs)
+    same: Any = REPLICATED
+    cohort_specs = Cohort(PER_DEVICE, *[same] * 6)  # type: ignore[arg-type]
+    return spread(mesh, program, (same, same, same, rows, cohort_specs))

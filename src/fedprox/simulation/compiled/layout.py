@@ -15,13 +15,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedprox.algorithms.base import Algorithm
-from fedprox.federation import Federation
-from fedprox.simulation.compiled.evaluation import counts_tests_by_client
-from fedprox.simulation.config.faults import Faults
-from fedprox.simulation.config.protocol import Protocol
+from fedprox.simulation.config.method import Method
 from fedprox.simulation.planning.batch_plan import Jobs, Shape, job_ticks, needs_checks, tick_width
-from fedprox.simulation.planning.packing import choose_lanes, pack
+from fedprox.simulation.planning.packing import Grid, choose_lanes, pack
 from fedprox.simulation.planning.reads import slice_width, slices
 from fedprox.simulation.planning.round_work import RoundWork, round_work
 from fedprox.simulation.storage.training_data import TrainingRows
@@ -30,33 +26,25 @@ from fedprox.solver import Solver
 SMALL_MODEL = 100_000
 """Parameters up to which several rounds are one call."""
 
-
 SMALL_STEP = 10_000
 """Parameters up to which the fixed costs of a step on a CPU outweigh its arithmetic."""
-
 
 PLAN_BYTES = 2**25
 """Most memory of one call's batch plan."""
 
-
 LANE_BYTES = 2**31
 """Most memory of the lanes' parameters on an accelerator."""
 
-
 SIZE, OWNER = map(Jobs._fields.index, ("size", "owner"))
-
 
 SAMPLE_ROUNDS = 8, 256
 """Rounds that are looked at to choose the shapes, at least and at most."""
 
-
 SAMPLE_CLIENTS = 2**16
 """Clients of these rounds at most, where their number is between the two."""
 
-
 TYPICAL_ROUNDS = 64
 """Rounds looked at to choose the number of lanes."""
-
 
 MOST_TOGETHER = 256
 """Rounds of one call at most."""
@@ -113,6 +101,11 @@ class Layout(NamedTuple):
     exchange_slots: int
     exchange_ticks: int
     rows: int
+
+    @property
+    def reading_grid(self) -> Grid:
+        """The lanes that read whole clients."""
+        return Grid(self.rounds.devices, self.lanes, self.rounds.processes)
 
     @property
     def capacity(self) -> Capacity:
@@ -180,61 +173,55 @@ def needed(layout: Layout, solver: Solver, work: RoundWork) -> Capacity:
     )
 
 
-def lay_out(
-    measured: Federation,
-    algorithm: Algorithm,
-    solver: Solver,
-    sample: Sequence[RoundWork],
-    rows: TrainingRows,
-    *,
-    largest: int,
-    devices: int,
-    processes: int,
-    parameters: int,
-    points: int,
-    together: int,
-    faults: Faults | None,
-    gradients: bool,
-    by_client: bool,
-) -> Layout:
-    """Find the shapes that fit some rounds, and the lanes that make them fast.
+def lay_out(method: Method, rows: TrainingRows, devices: int, parameters: int) -> Layout:
+    """The shapes that fit the first rounds, and the lanes that make them fast.
 
     Args:
-        measured: The clients with the rows that evaluations read.
-        algorithm: The method.
-        solver: The local solver, already the algorithm's own.
-        sample: The work of the first rounds.
+        method: The method.
         rows: The training rows.
-        largest: Rows of the largest job.
-        devices: Devices the lanes are spread over.
-        processes: Processes that share them.
+        devices: Devices that the lanes are spread over.
         parameters: Parameters of the model.
-        points: Points of the sweep.
-        together: Most rounds that can run without a look at the model.
-        faults: What is done about faulty updates; None for no screening.
-        gradients: Whether evaluations measure gradients.
-        by_client: Whether evaluations say what they find client by client too.
     """
+    sample = sample_rounds(method)
+    layout = _lanes_of(method, sample, devices, parameters)
+    each = [needed(layout, method.solver, work) for work in sample]
+    layout = layout.holding(spare(each))
+    together = _rounds_together(method, layout, rows.together(sample), parameters)
+    layout = layout._replace(rounds=layout.rounds._replace(rounds=together))
+    calls = [sample[i : i + together] for i in range(0, len(sample), together)]
+    gathered = [each[0]._replace(rows=rows.needed(call, layout.width)) for call in calls]
+    shape = layout.rounds
+    used = sum(int(job_ticks(method.solver, w.jobs, shape.width).sum()) for w in sample)
+    room = sum(need.ticks for need in each) * shape.devices * shape.lanes
+    return layout._replace(rows=spare(gathered).rows, idle=1 - used / room if used else 0.0)
+
+
+def _lanes_of(method: Method, sample: Sequence[RoundWork], devices: int, parameters: int) -> Layout:
+    """A layout with its lanes and widths, which holds nothing yet."""
+    protocol, algorithm, solver = method.protocol, method.algorithm, method.solver
+    train, measured, faults = protocol.federation.train, protocol.measured, method.faults
+    largest = len(train) if algorithm.pooled else int(train.sizes.max())
     tick = tick_width(solver, largest)
-    lengths = [job_ticks(solver, w.jobs, tick) for w in sample]
+    typical = sample[:: math.ceil(len(sample) / TYPICAL_ROUNDS)]
+    lengths = [job_ticks(solver, work.jobs, tick) for work in typical]
+    points = len(method.points)
     cost = lane_cost(parameters * points, accelerator=jax.default_backend() != "cpu")
-    typical = lengths[:: math.ceil(len(lengths) / TYPICAL_ROUNDS)]
     width = slice_width(measured.train.sizes)
     clients = slices(measured.train.sizes, width)
     tests = np.array([max(len(measured.test), 1)])
-    if counts_tests_by_client(by_client=by_client, screened=faults is not None):
+    if method.tests_by_client:
         tests = measured.test.sizes
     has_places = algorithm.client_state is not None or (faults is not None and faults.compares)
-    layout = Layout(
+    return Layout(
         rounds=Shape(
             rounds=1,
             devices=devices,
-            lanes=choose_lanes(typical, devices, cost.step, cost.most),
+            lanes=choose_lanes(lengths, devices, cost.step, cost.most),
             ticks=1,
             slots=1,
             width=tick,
             places=int(has_places),
-            processes=processes,
+            processes=protocol.ownership.processes,
         ),
         accumulate=not solver.searches_line
         and (solver.batch_of(largest) > tick or needs_checks(solver)),
@@ -243,39 +230,37 @@ def lay_out(
         lanes=choose_lanes([clients], devices, cost.reading, cost.most),
         width=width,
         test_width=slice_width(tests),
-        cohort_ticks=int(gradients),
+        cohort_ticks=int(protocol.evaluation.gradients),
         exchange_slots=0,
         exchange_ticks=int(algorithm.own_gradient),
         rows=0,
     )
-    each = [needed(layout, solver, work) for work in sample]
-    layout = layout.holding(spare(each))
-    shape = layout.rounds
-    # what clients keep is fetched for one round
-    if parameters <= SMALL_MODEL and algorithm.client_state is None:
-        most = min(together, MOST_TOGETHER, PLAN_BYTES // shape.plan_bytes)
-        shape = shape._replace(rounds=max(1, min(most, rows.together(sample))))
-    calls = [sample[i : i + shape.rounds] for i in range(0, len(sample), shape.rounds)]
-    gathered = spare([each[0]._replace(rows=rows.needed(call, width)) for call in calls])
-    used = sum(int(length.sum()) for length in lengths)
-    room = sum(need.ticks for need in each) * shape.devices * shape.lanes
-    return layout._replace(rounds=shape, rows=gathered.rows, idle=1 - used / room if used else 0.0)
 
 
-def sample_rounds(protocol: Protocol, algorithm: Algorithm, solver: Solver) -> list[RoundWork]:
-    """The work of the first rounds of the first seed, however many rounds the run has.
+def _rounds_together(method: Method, layout: Layout, gathered: int, parameters: int) -> int:
+    """Rounds of one call, given how many of them can be gathered for it."""
+    algorithm = method.algorithm
+    # client state is fetched for one round, and an adaptive mu follows each round's loss
+    if (
+        parameters > SMALL_MODEL
+        or algorithm.client_state is not None
+        or algorithm.adapt is not None
+    ):
+        return 1
+    # not fewer if the run is shorter, since it may be extended
+    most = min(method.protocol.evaluation.every, MOST_TOGETHER)
+    return max(1, min(most, PLAN_BYTES // layout.rounds.plan_bytes, gathered))
 
-    Args:
-        protocol: What compared methods share.
-        algorithm: The method.
-        solver: The local solver, already the algorithm's own.
-    """
+
+def sample_rounds(method: Method) -> list[RoundWork]:
+    """The work of the first rounds of the first seed, however many rounds the run has."""
+    protocol, solver = method.protocol, method.solver
     least, most = SAMPLE_ROUNDS
     count = max(least, min(most, SAMPLE_CLIENTS // protocol.cohort.clients_per_round))
     if callable(solver.gamma):  # it does not change the work, and may end with the rounds
         solver = replace(solver, gamma=0.0)
     seed = protocol.seeds[0]
-    return [round_work(protocol, algorithm, solver, seed, t) for t in range(count)]
+    return [round_work(protocol, method.algorithm, solver, seed, t) for t in range(count)]
 
 
 class LaneCost(NamedTuple):
@@ -302,7 +287,7 @@ def lane_cost(parameters: int, *, accelerator: bool) -> LaneCost:
 
     Args:
         parameters: Parameters of one lane, all points of the sweep together.
-        accelerator: Whether it is one.
+        accelerator: Whether the backend is a GPU or TPU.
     """
     if accelerator:
         fitting = LANE_BYTES // (12 * parameters)

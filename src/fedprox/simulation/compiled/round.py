@@ -1,17 +1,17 @@
-"""The engine: some rounds as one compiled program.
+"""The round: some rounds as one compiled program.
 
-Inside the program a round is a loop over segments of a loop over ticks (`lanes.run_segments`);
-a tick is one mini-batch of every lane (or a part of a wide one, or a search along a line), for all
-points of the sweep at once, or else for one point after another, `point_by_point`. Where a job
-ends, its message is added to the server's mean with its weight, what the client keeps goes to its
-place, and the lane takes up its next one. One sum over the devices and the algorithm's update end
-the round. Where clients know their own gradient, it is read before, as are those of the cohort of a
-first exchange.
+Inside the program a round is a loop over segments of a loop over ticks (`lanes.run_segments`). A
+tick is one mini-batch of every lane (or a part of a wide one, or a search along a line), for all
+sweep points at once or for one point after another, `point_by_point`. Where a job ends, its message
+is added to the server's mean with its weight, the client's new state is written to its place, and
+the lane begins its next job. One sum over the devices and the algorithm's update end the round.
+For methods whose clients know their own gradient, it is read before, together with the gradients of
+the first exchange's cohort.
 
-Axes of the arrays inside: lanes, then points of the sweep, then the parameter's own.
+Axes of the arrays inside: lanes, then sweep points, then the parameter's own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,11 +19,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Wrapped
 
-from fedprox.algorithms.base import Algorithm, ClientContext, ClientState, HParams, State
+from fedprox.algorithms.base import ClientContext, ClientState, HParams, State
 from fedprox.features import Features, index_of, look_up
-from fedprox.model import Model, Params
+from fedprox.model import Params
 from fedprox.simulation.compiled.aggregation import Arrived, Result, aggregation
 from fedprox.simulation.compiled.client_step import (
+    Broadcast,
     ClientStep,
     LaneState,
     at_rest,
@@ -40,8 +41,9 @@ from fedprox.simulation.compiled.lanes import (
     run_segments,
     where_lanes,
 )
+from fedprox.simulation.compiled.layout import Layout
 from fedprox.simulation.compiled.screening import Screened
-from fedprox.simulation.config.faults import Faults
+from fedprox.simulation.config.method import Method
 from fedprox.simulation.devices.mesh import (
     AXIS,
     PER_DEVICE,
@@ -49,17 +51,49 @@ from fedprox.simulation.devices.mesh import (
     REPLICATED,
     spread,
 )
-from fedprox.simulation.planning.batch_plan import BatchPlan, Shape
+from fedprox.simulation.planning.batch_plan import BatchPlan
 from fedprox.simulation.planning.reads import Exchange
-from fedprox.solver import Solver
+
+
+class Server(NamedTuple):
+    """What rounds change: the program reuses its memory, so the caller gives it up.
+
+    Attributes:
+        state: The server's state, leaves (points, ...).
+        client_state: State of the cohort's clients, leaves (devices * places, points, ...); None
+            for a method without.
+    """
+
+    state: State
+    client_state: ClientState
+
+
+class Inputs(NamedTuple):
+    """What some rounds are given.
+
+    Attributes:
+        hparams: The hyperparameters, each (points,).
+        x: Features of the training rows.
+        y: Their labels.
+        plan: Which rows are read when.
+        exchange: How gradients are read before the work; None for methods that do not.
+        count: How many of the plan's rounds to run, int32.
+    """
+
+    hparams: Any
+    x: Features
+    y: Any
+    plan: BatchPlan
+    exchange: Exchange | None
+    count: Any
 
 
 class Local(NamedTuple):
-    """What is known of the clients after a round.
+    """The clients after a round.
 
     Attributes:
-        params: Their models (slots, points, ...), those of idle slots zero; None where nobody asks.
-        steps: Steps they took, int32 (slots, points); None where the plan says it.
+        params: Their models (slots, points, ...), zero in idle slots; None if not kept.
+        steps: Steps they took, int32 (slots, points); None if they take those that are planned.
     """
 
     params: Params | None
@@ -73,9 +107,8 @@ class After(NamedTuple):
         state: The server's state.
         problem_state: The state that defined the last round's local problems; None if not kept.
         local: The last round's clients.
-        steps: Steps of all clients and rounds, int32 (points,); None where the plan says it.
-        client_state: State of the last round's clients, leaves (devices * places, points, ...);
-            None for a method without.
+        steps: Steps of all clients and rounds, int32 (points,); None if as planned.
+        client_state: State of the last round's clients, like that of `Server`.
         faulty: Which updates were faulty, bool (points, rounds, jobs), the jobs being the slots and
             after them those of a first exchange; None without screening.
     """
@@ -88,318 +121,315 @@ class After(NamedTuple):
     faulty: jax.Array | None
 
 
-def rounds_program(
-    model: Model,
-    algorithm: Algorithm,
-    solver: Solver,
-    mesh: Mesh,
-    shape: Shape,
-    *,
-    augment: Callable[[jax.Array, jax.Array], jax.Array] | None,
-    accumulate: bool,
-    keep_local: bool,
-    reading_lanes: int,
-    width: int,
-    batched: bool,
-    faults: Faults | None,
-    rows: Sequence[Any],
-) -> Wrapped:
-    """Compile-once program for up to `shape.rounds` rounds.
+def rounds_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...]) -> Wrapped:
+    """Compile-once program for up to `layout.rounds.rounds` rounds.
 
     Args:
-        model: The model.
-        algorithm: The method.
-        solver: The local solver, already the algorithm's own.
+        method: The method.
+        layout: The shapes of its programs.
         mesh: The devices.
-        shape: Fixed shape of the plans.
-        augment: As in `Federation`.
-        accumulate: Whether a mini-batch can take several ticks.
-        keep_local: Whether to keep the last round's local models.
-        reading_lanes: Lanes per device that read whole clients.
-        width: Rows of a slice when reading whole clients.
-        batched: Whether a tick is one of all sweep points at once, or else the points do their
-            rounds one after another.
-        faults: What is done about faulty updates; None for no screening.
         rows: How x and y are spread over the devices.
 
     Returns:
-        (state, hparams, x, y, plan, exchange, client_state, rounds) -> After: state and hparams
-        have a leading axis of sweep points; `exchange` is None unless gradients are read first, and
-        `client_state`, the state of the cohort's clients, is like that of `After`.
+        (server, inputs) -> After.
     """
-    client = ClientStep(model, algorithm, solver, accumulate, width)
-    begin_all = over(over(client.begin, (0, 0, 0, None)), (None, None, 0, 0))
-    gradient_all = over(over(client.gradient, (0, None, None, None, None)), (0, 0, 0, 0, 0))
-    # a single lane keeps its axis here: only so does XLA step in place, without a copy of the model
-    tick_all = jax.vmap(
-        jax.vmap(client.tick, in_axes=(0, 0, 0, 0, None, None)), (0, None, None, 0, 0, 0)
+    program = _Rounds(method, layout)
+    body = program.run if layout.batched else point_by_point(program.run)
+    split: Any = PER_ROUND_AND_DEVICE
+    same: Any = REPLICATED
+    x, y = rows
+    inputs = Inputs(
+        same,
+        x,
+        y,
+        BatchPlan(split, split, split, split, split, split, same, same, same),
+        Exchange(split, same, same) if method.algorithm.own_gradient else None,
+        same,
     )
-    search_all = over(
-        over(client.search, (0, 0, 0, None, None, None, None, None)),
-        (0, None, None, None, None, 0, 0, 0),
-    )
-    message_all = over(over(client.message, (0, 0, 0, None)), (0, None, None, 0))
-    read_all = over(read_rows, (None, 0))
-    training_features = features_reader(augment)
+    after = After(same, same, same, same, client_state=PER_DEVICE, faulty=same)
+    return spread(mesh, body, (Server(same, PER_DEVICE), inputs), out_specs=after, donated=(0,))
 
-    screened = faults if algorithm.exchange else None
-    gradients = exchange_gradients(model, shape.slots, reading_lanes, width, screened)
-    updates = aggregation(faults, algorithm.size, shape)
 
-    def nothing_yet(
-        state: State, hparams: HParams, client_state: ClientState
-    ) -> tuple[LaneState, Any, Local]:
-        """Idle lanes, no messages, no local models."""
-        params = jax.vmap(algorithm.params)(state)
-        context = nobody(
-            params if algorithm.own_gradient else None, client_state, hparams, shape.lanes
-        )
-        workers = begin_all(state, hparams, context, jnp.zeros(shape.lanes))
-        workers = at_rest(workers, jnp.ones(shape.lanes, bool))
-        steps = jnp.zeros(shape.lanes, jnp.int32)
-        messages, _ = jax.eval_shape(message_all, workers, state, hparams, steps)
-        sums = updates.begin(messages, client_state)
-        found = Local(workers.params if keep_local else None, steps_taken(workers))
-        local = jax.tree.map(lambda a: jnp.zeros((shape.slots, *a.shape[1:]), a.dtype), found)
-        return workers, sums, local
+class _Carry(NamedTuple):
+    """What a round changes from tick to tick.
 
-    def one_round(
-        state: State,
-        hparams: HParams,
-        x: Features,
-        y: jax.Array,
-        plan: BatchPlan,
-        exchange: Exchange | None,
-        client_state: ClientState,
-    ) -> tuple[State, State, Local, ClientState, jax.Array | None]:
-        hparams = of_the_round(hparams, plan.rate, plan.participation)
-        jobs, before, gradient, first = plan.jobs, (state, client_state), None, None
-        places = jobs.place % max(shape.places, 1)  # on this device
-        if exchange is not None:
-            read = gradients(jax.vmap(algorithm.params)(state), x, y, exchange)
-            gradient, mean_gradient, first = read
-            if algorithm.exchange is not None:
-                state = jax.vmap(algorithm.exchange)(state, mean_gradient)
+    Attributes:
+        lanes: The client of each lane.
+        sums: The messages that have arrived, see `Aggregation`.
+        local: The clients that are done.
+        client_state: State of the cohort's clients, new for those that are done.
+    """
 
-        def begin_jobs(slot: jax.Array, carry: Any) -> Any:
-            # what clients keep is read from before the round, and never from the carry, where it is
-            # written: XLA would copy it all whenever a client ends whose message depends on it
-            workers, *rest = carry
-            share = jnp.broadcast_to(jobs.share[slot][:, None], workers.context.relative_size.shape)
-            context = ClientContext(
-                jax.tree.map(lambda a: a[slot], gradient),
-                jax.tree.map(lambda a: a[places[slot]], client_state),
-                share,
-            )
-            fresh = begin_all(state, hparams, context, jobs.gamma[slot])
-            return where_lanes(slot >= 0, fresh, workers), *rest
+    lanes: LaneState
+    sums: Any
+    local: Local
+    client_state: ClientState
 
-        def tick(i: jax.Array, carry: Any) -> Any:
-            workers, *rest = carry
-            rows = plan.rows[i]
-            real = rows >= 0
-            rows = jnp.where(real, rows, ~rows)
-            if solver.searches_line:
-                first, active = rows[:, 0], real[:, 0]
-                workers = search_all(workers, state, hparams, x, y, first, plan.size[i], active)
-                return workers, *rest
-            weights = real / plan.size[i][:, None].astype(jnp.float32)
-            noise = None if plan.noise is None else plan.noise[i]
-            features, labels = training_features(x, rows, noise), read_all(y, rows)
-            gradient = gradient_all(workers.params, features, labels, weights, noise)
-            check = None if plan.check is None else plan.check[i]
-            workers = tick_all(workers, state, hparams, gradient, plan.last[i], check)
-            return workers, *rest
 
-        def end_jobs(slot: jax.Array, carry: Any) -> Any:
-            workers, sums, local, client_state = carry
-            ended = slot >= 0
-            weight = jnp.where(ended, jobs.weight[slot], 0.0)
-            sent = message_all(workers, state, hparams, jobs.steps[slot])
-            sums, client_state = updates.take(
-                sums, client_state, Arrived(slot, places[slot], weight, *sent)
-            )
-            found = Local(workers.params if keep_local else None, steps_taken(workers))
-            local = put(local, jnp.where(ended, slot, shape.slots), found)
-            return at_rest(workers, ended), sums, local, client_state
+class _Rounds:
+    """Some rounds on one device.
 
-        def all_done(carry: Any) -> jax.Array:
-            return jnp.all(carry[0].stop.done)
+    Args:
+        method: The method.
+        layout: The shapes of its programs.
+    """
 
-        _, sums, local, client_state = run_segments(
-            plan.ends,
-            tick,
-            end_jobs,
-            (*nothing_yet(state, hparams, client_state), client_state),
-            begin_jobs=begin_jobs,
-            idle=None if solver.gamma is None else all_done,
-        )
-        result, somebody = updates.end(sums, client_state, jobs), plan.participation > 0
-        after, client_state, faulty = renew(
-            algorithm, before, state, hparams, somebody, result, first
-        )
-        return after, state, local, client_state, faulty
+    def __init__(self, method: Method, layout: Layout) -> None:
+        model, self.algorithm, self.solver = method.protocol.model, method.algorithm, method.solver
+        self.layout, self.shape, self.faults = layout, layout.rounds, method.faults
+        self.keep_local = method.protocol.evaluation.gradients
+        self.client = ClientStep(model, self.algorithm, self.solver, layout)
+        self.read = features_reader(method.protocol.federation.augment)
+        self.aggregation = aggregation(self.faults, self.algorithm.size, self.shape)
+        screened = self.faults if self.algorithm.exchange else None
+        self.exchange_gradients = exchange_gradients(model, layout, screened)
 
-    def rounds(
-        state: State,
-        hparams: HParams,
-        x: Features,
-        y: jax.Array,
-        plan: BatchPlan,
-        exchange: Exchange | None,
-        client_state: ClientState,
-        count: jax.Array,
-    ) -> After:
+    def run(self, server: Server, inputs: Inputs) -> After:
+        """The first `inputs.count` rounds of the plan."""
+        plan = inputs.plan
+
         def body(r: jax.Array, carry: After) -> After:
-            now = of_round(plan, exchange, r)
-            found = one_round(carry.state, hparams, x, y, *now, carry.client_state)
-            after, problem_state, local, client_state, faulty = found
-            taken = jax.tree.map(lambda s: s.sum(axis=0), local.steps)
-            steps = jax.tree.map(jnp.add, carry.steps, taken)
-            faulty = flag(carry.faulty, r, faulty)
-            return After(
-                after, problem_state if keep_local else None, local, steps, client_state, faulty
+            now = of_round(plan, inputs.exchange, r)
+            one = _Round(self, Server(carry.state, carry.client_state), inputs, *now).run()
+            taken = jax.tree.map(lambda s: s.sum(axis=0), one.local.steps)
+            return one._replace(
+                problem_state=one.problem_state if self.keep_local else None,
+                steps=jax.tree.map(jnp.add, carry.steps, taken),
+                faulty=flag(carry.faulty, r, one.faulty),
             )
 
-        first = of_the_round(hparams, plan.rate[0], plan.participation[0])
-        local = nothing_yet(state, first, client_state)[2]
-        steps = jax.tree.map(lambda s: s.sum(axis=0), local.steps)
-        faulty = flags(faults, state, exchange, shape)
-        before = After(state, state if keep_local else None, local, steps, client_state, faulty)
-        after = jax.lax.fori_loop(0, count, body, before)
+        state, client_state = server
+        first = of_the_round(inputs.hparams, plan.rate[0], plan.participation[0])
+        local = self.nothing_yet(Broadcast(state, first), client_state).local
+        before = After(
+            state,
+            state if self.keep_local else None,
+            local,
+            jax.tree.map(lambda s: s.sum(axis=0), local.steps),
+            client_state,
+            flags(self, state, inputs.exchange),
+        )
+        after = jax.lax.fori_loop(0, inputs.count, body, before)
         # leaf by leaf, since a vector of all local models would be one more copy of them
         local, steps = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), (after.local, after.steps))
         return after._replace(local=local, steps=steps)
 
-    split: Any = PER_ROUND_AND_DEVICE
-    same: Any = REPLICATED
-    specs = (
-        *[REPLICATED] * 2,
-        *rows,
-        BatchPlan(split, split, split, split, split, split, same, same, same),
-        Exchange(split, REPLICATED, REPLICATED) if algorithm.own_gradient else None,
-        PER_DEVICE,
-        REPLICATED,
-    )
-    found = After(same, same, same, same, client_state=PER_DEVICE, faulty=same)
-    body = rounds if batched else point_by_point(rounds)
-    return spread(mesh, body, specs, out_specs=found, donated=(0, 6))
+    def nothing_yet(self, broadcast: Broadcast, client_state: ClientState) -> _Carry:
+        """Idle lanes, no messages, no local models."""
+        shape = self.shape
+        params = jax.vmap(self.algorithm.params)(broadcast.state)
+        gradient = params if self.algorithm.own_gradient else None
+        points = len(broadcast.hparams["learning_rate"])
+        context = nobody(gradient, client_state, shape.lanes, points)
+        lanes = self.client.begin_all(broadcast, context, jnp.zeros(shape.lanes))
+        lanes = at_rest(lanes, jnp.ones(shape.lanes, bool))
+        steps = jnp.zeros(shape.lanes, jnp.int32)
+        messages, _ = jax.eval_shape(self.client.message_all, lanes, broadcast, steps)
+        sums = self.aggregation.begin(messages, client_state)
+        local = jax.tree.map(
+            lambda a: jnp.zeros((shape.slots, *a.shape[1:]), a.dtype), self.local_of(lanes)
+        )
+        return _Carry(lanes, sums, local, client_state)
+
+    def local_of(self, lanes: LaneState) -> Local:
+        """What is kept of the lanes' clients."""
+        return Local(lanes.params if self.keep_local else None, steps_taken(lanes))
+
+
+class _Round:
+    """One round on one device.
+
+    Args:
+        rounds: What all rounds share.
+        server: The server and the cohort's clients before the round.
+        inputs: What the rounds are given.
+        plan: The round's plan, of which this device's part.
+        exchange: How gradients are read before the work, likewise.
+    """
+
+    def __init__(
+        self,
+        rounds: _Rounds,
+        server: Server,
+        inputs: Inputs,
+        plan: BatchPlan,
+        exchange: Exchange | None,
+    ) -> None:
+        self.rounds, self.before, self.x, self.y = rounds, server, inputs.x, inputs.y
+        self.plan, self.jobs, self.exchange = plan, plan.jobs, exchange
+        self.hparams = of_the_round(inputs.hparams, plan.rate, plan.participation)
+        self.places = plan.jobs.place % max(rounds.shape.places, 1)  # on this device
+        self.broadcast = Broadcast(server.state, self.hparams)
+        self.gradient: Params | None = None
+        self.screened: Screened | None = None
+        if exchange is not None:
+            self.read_gradients(exchange)
+
+    def read_gradients(self, exchange: Exchange) -> None:
+        """Read the clients' own gradients, and exchange those of the first cohort."""
+        algorithm, state = self.rounds.algorithm, self.before.state
+        gradient, mean_gradient, self.screened = self.rounds.exchange_gradients(
+            jax.vmap(algorithm.params)(state), self.x, self.y, exchange
+        )
+        self.gradient = gradient
+        if algorithm.exchange is not None:
+            state = jax.vmap(algorithm.exchange)(state, mean_gradient)
+            self.broadcast = Broadcast(state, self.hparams)
+
+    def run(self) -> After:
+        """All jobs, and the server's update."""
+
+        def all_done(carry: _Carry) -> jax.Array:
+            assert carry.lanes.stop is not None
+            return jnp.all(carry.lanes.stop.done)
+
+        carry = run_segments(
+            self.plan.ends,
+            self.tick,
+            self.end_jobs,
+            self.rounds.nothing_yet(self.broadcast, self.before.client_state),
+            begin_jobs=self.begin_jobs,
+            idle=None if self.rounds.solver.gamma is None else all_done,
+        )
+        result = self.rounds.aggregation.end(carry.sums, carry.client_state, self.jobs)
+        return self.update(result, carry.local)
+
+    def begin_jobs(self, slot: jax.Array, carry: _Carry) -> _Carry:
+        """Let the clients in `slot` (lanes,) begin, -1 for none."""
+        # client state is read from before the round, and never from the carry, where it is written:
+        # XLA would copy it all whenever a client ends whose message depends on it
+        relative = carry.lanes.context.relative_size
+        context = ClientContext(
+            jax.tree.map(lambda a: a[slot], self.gradient),
+            jax.tree.map(lambda a: a[self.places[slot]], self.before.client_state),
+            jnp.broadcast_to(self.jobs.relative_size[slot][:, None], relative.shape),
+        )
+        fresh = self.rounds.client.begin_all(self.broadcast, context, self.jobs.gamma[slot])
+        return carry._replace(lanes=where_lanes(slot >= 0, fresh, carry.lanes))
+
+    def tick(self, i: jax.Array, carry: _Carry) -> _Carry:
+        """One tick of every lane."""
+        plan, client = self.plan, self.rounds.client
+        rows, size = plan.rows[i], plan.size[i]
+        real = rows >= 0
+        rows = jnp.where(real, rows, ~rows)
+        if self.rounds.solver.searches_line:
+            whole = (self.x, self.y)
+            first, active = rows[:, 0], real[:, 0]
+            lanes = client.search_all(carry.lanes, self.broadcast, whole, first, size, active)
+            return carry._replace(lanes=lanes)
+        weights = real / size[:, None].astype(jnp.float32)
+        noise = None if plan.noise is None else plan.noise[i]
+        batch = (*self.rounds.read(self.x, self.y, rows, noise), weights, noise)
+        gradient = client.gradient_all(carry.lanes.params, *batch)
+        check = None if plan.check is None else plan.check[i]
+        lanes = client.tick_all(carry.lanes, self.broadcast, gradient, plan.last[i], check)
+        return carry._replace(lanes=lanes)
+
+    def end_jobs(self, slot: jax.Array, carry: _Carry) -> _Carry:
+        """Let the clients in `slot` (lanes,) end and send their messages, -1 for none."""
+        lanes, sums, local, client_state = carry
+        ended = slot >= 0
+        weight = jnp.where(ended, self.jobs.weight[slot], 0.0)
+        sent = self.rounds.client.message_all(lanes, self.broadcast, self.jobs.steps[slot])
+        arrived = Arrived(slot, self.places[slot], weight, *sent)
+        sums, client_state = self.rounds.aggregation.take(sums, client_state, arrived)
+        done = self.rounds.local_of(lanes)
+        local = put(local, jnp.where(ended, slot, self.rounds.shape.slots), done)
+        return _Carry(at_rest(lanes, ended), sums, local, client_state)
+
+    def update(self, result: Result, local: Local) -> After:
+        """The server's update, as if faulty clients had not been in the cohort."""
+        algorithm, hparams, screened = self.rounds.algorithm, self.hparams, self.screened
+        client_state, faulty = result.client_state, result.faulty
+        somebody = self.plan.participation > 0
+        if result.counted is not None:
+            participation = hparams["participation"] * result.counted
+            hparams = {**hparams, "participation": participation}
+            somebody = somebody & (result.counted > 0)
+        if faulty is not None and screened is not None:
+            # no valid g^t: discard this round's updates
+            somebody = somebody & (screened.counted > 0)
+            client_state = choose(somebody[None], client_state, self.before.client_state)
+            faulty = jnp.concatenate([faulty, screened.faulty])
+        after = jax.vmap(algorithm.update)(self.broadcast.state, result.mean, hparams)
+        state = choose(somebody, after, self.before.state)
+        return After(state, self.broadcast.state, local, None, client_state, faulty)
 
 
 def features_reader(
     augment: Callable[[jax.Array, jax.Array], jax.Array] | None,
-) -> Callable[[Features, jax.Array, jax.Array | None], jax.Array]:
-    """(features, rows of all lanes, their ticks' noise) -> what the model sees of these rows."""
+) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """(x, y, rows of all lanes, their ticks' noise) -> features as the model sees them, labels."""
     read_all, look_up_all = over(read_rows, (None, 0)), over(look_up, (None, 0))
 
-    def augmented(noise: jax.Array, client_state: jax.Array) -> jax.Array:
+    def augmented(noise: jax.Array, stored: jax.Array) -> jax.Array:
         assert augment is not None
-        return augment(random_key(noise), client_state)
+        return augment(random_key(noise), stored)
 
     augment_all = over(augmented, (0, 0))
 
-    def read(x: Features, rows: jax.Array, noise: jax.Array | None) -> jax.Array:
-        client_state = read_all(index_of(x), rows)
-        if noise is None or augment is None:  # it may be there for the model
-            return look_up_all(x, client_state)
-        return augment_all(noise, client_state)
+    def read(
+        x: Features, y: jax.Array, rows: jax.Array, noise: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        stored = read_all(index_of(x), rows)
+        if noise is None or augment is None:  # the noise may be there for the model
+            return look_up_all(x, stored), read_all(y, rows)
+        return augment_all(noise, stored), read_all(y, rows)
 
     return read
 
 
-def point_by_point(rounds: Callable[..., After]) -> Callable[..., After]:
+def point_by_point(run: Callable[[Server, Inputs], After]) -> Callable[[Server, Inputs], After]:
     """Some rounds of one sweep point after another, so that each has the caches to itself."""
 
-    def every(
-        state: State,
-        hparams: HParams,
-        x: Features,
-        y: jax.Array,
-        plan: BatchPlan,
-        exchange: Exchange | None,
-        client_state: ClientState,
-        count: jax.Array,
-    ) -> After:
-        def one(point: tuple[State, HParams, ClientState]) -> After:
-            state, hparams, client_state = jax.tree.map(lambda a: a[None], point)
-            after = rounds(state, hparams, x, y, plan, exchange, swapped(client_state), count)
-            return jax.tree.map(lambda a: a[0], turned(after))
+    def every(server: Server, inputs: Inputs) -> After:
+        def one(point: tuple[Server, HParams]) -> After:
+            server, hparams = jax.tree.map(lambda a: a[None], point)
+            after = run(swap_state(server), inputs._replace(hparams=hparams))
+            return jax.tree.map(lambda a: a[0], swap_after(after))
 
-        return turned(jax.lax.map(one, (state, hparams, swapped(client_state))))
+        return swap_after(jax.lax.map(one, (swap_state(server), inputs.hparams)))
 
-    def swapped(tree: Any) -> Any:
+    # the points' axis is the second one of client state and of local models
+    def swap(tree: Any) -> Any:
         return jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), tree)
 
-    def turned(after: After) -> After:
-        """The points' axis first where it is second, and back."""
-        return after._replace(local=swapped(after.local), client_state=swapped(after.client_state))
+    def swap_state(server: Server) -> Server:
+        return server._replace(client_state=swap(server.client_state))
+
+    def swap_after(after: After) -> After:
+        return after._replace(local=swap(after.local), client_state=swap(after.client_state))
 
     return every
 
 
-def renew(
-    algorithm: Algorithm,
-    before: tuple[State, ClientState],
-    problem_state: State,
-    hparams: HParams,
-    somebody: jax.Array,
-    result: Result,
-    first: Screened | None,
-) -> tuple[State, ClientState, jax.Array | None]:
-    """The end of a round: the server's update, as if faulty clients had not been in the cohort.
-
-    Args:
-        algorithm: The method.
-        before: The server's state, and what the clients kept, before the round.
-        problem_state: The state from which local problems were problem_state.
-        hparams: The hyperparameters of all point in the round.
-        somebody: Whether anybody took part.
-        result: What the cohort's updates come to.
-        first: What a first exchange's gradients are worth, where they are screened.
-
-    Returns:
-        The state and what clients keep afterwards, and which updates were faulty, bool (jobs,
-        points), those of the first exchange behind; None without screening.
-    """
-    client_state, faulty = result.client_state, result.faulty
-    if result.share is not None:
-        hparams = {**hparams, "participation": hparams["participation"] * result.share}
-        somebody = somebody & (result.share > 0)
-    if faulty is not None and first is not None:
-        somebody = somebody & (first.share > 0)  # without g^t everybody has worked in vain
-        client_state = choose(somebody[None], client_state, before[1])
-        faulty = jnp.concatenate([faulty, first.faulty])
-    after = jax.vmap(algorithm.update)(problem_state, result.mean, hparams)
-    return choose(somebody, after, before[0]), client_state, faulty
-
-
-def flags(
-    faults: Faults | None, state: State, exchange: Exchange | None, shape: Shape
-) -> jax.Array | None:
-    """Nothing is faulty so far, see `After.faulty`; None without screening."""
-    if faults is None:
+def flags(rounds: _Rounds, state: State, exchange: Exchange | None) -> jax.Array | None:
+    """No update is faulty yet, see `After.faulty`; None without screening."""
+    if rounds.faults is None:
         return None
+    shape = rounds.shape
     jobs = shape.slots if exchange is None else exchange.weight.shape[-1]
     return jnp.zeros((len(jax.tree.leaves(state)[0]), shape.rounds, jobs), bool)
 
 
 def flag(known: jax.Array | None, r: jax.Array, faulty: jax.Array | None) -> jax.Array | None:
-    """With those of round r."""
+    """The flags with those of round r, bool (jobs, points)."""
     return None if known is None or faulty is None else known.at[:, r].set(faulty.T)
 
 
 def nobody(
-    params: Params | None, client_state: ClientState, hparams: HParams, lanes: int
+    gradient: Params | None, client_state: ClientState, lanes: int, points: int
 ) -> ClientContext:
-    """What idle lanes know: nothing, in the shapes of a gradient and of what clients keep."""
+    """What idle lanes know: zeros in the shapes of a gradient and of a client's state."""
 
     def zeros(like: Any, *shape: int) -> jax.Array:
         return jnp.zeros((lanes, *shape), like.dtype)
 
     return ClientContext(
-        jax.tree.map(lambda a: zeros(a, *a.shape), params),
+        jax.tree.map(lambda a: zeros(a, *a.shape), gradient),
         jax.tree.map(lambda a: zeros(a, *a.shape[1:]), client_state),
-        jnp.ones((lanes, len(hparams["learning_rate"]))),
+        jnp.ones((lanes, points)),
     )
 
 

@@ -20,20 +20,20 @@ def sound(*trees: Any) -> jax.Array:
 
 
 class Screened(NamedTuple):
-    """What a round's updates are worth.
+    """Which updates of a round count, and how much.
 
     Attributes:
         scale: What each is multiplied by, 0 for one that is left out, float32 (jobs, points).
         faulty: Whether it is faulty, bool (jobs, points).
-        share: The weight of those that are not left out, float32 (points,); exactly 1 if none is.
+        counted: The weight of those that are not left out, float32 (points,); exactly 1 if none is.
     """
 
     scale: jax.Array
     faulty: jax.Array
-    share: jax.Array
+    counted: jax.Array
 
 
-def judge(faults: Faults, sound: jax.Array, size: jax.Array | None, weight: jax.Array) -> Screened:
+def screen(faults: Faults, sound: jax.Array, size: jax.Array | None, weight: jax.Array) -> Screened:
     """Tell the faulty updates of a round from the others.
 
     Args:
@@ -43,7 +43,7 @@ def judge(faults: Faults, sound: jax.Array, size: jax.Array | None, weight: jax.
         weight: Their weights in the mean, 0 where there is no job, shape (jobs,).
 
     >>> sizes = jnp.array([[1.0], [3.0], [2.0], [50.0]])
-    >>> judge(Faults("clip"), jnp.ones((4, 1)), sizes, jnp.full(4, 0.25)).scale[:, 0].tolist()
+    >>> screen(Faults("clip"), jnp.ones((4, 1)), sizes, jnp.full(4, 0.25)).scale[:, 0].tolist()
     [1.0, 1.0, 1.0, 0.4000000059604645]
     """
     there = (weight > 0)[:, None]
@@ -56,10 +56,10 @@ def judge(faults: Faults, sound: jax.Array, size: jax.Array | None, weight: jax.
         bound = jnp.where(median > 0, faults.norm * median, jnp.inf)
         beyond = finite & (size > bound)
         scale = jnp.where(beyond, bound / size if faults.policy == "clip" else 0.0, scale)
-    counted = scale > 0
-    share = jnp.sum(weight[:, None] * counted, axis=0)
-    everybody = (counted | ~there).all(axis=0)
-    return Screened(scale, there & (~finite | beyond), jnp.where(everybody, 1.0, share))
+    counts = scale > 0
+    counted = jnp.sum(weight[:, None] * counts, axis=0)
+    everybody = (counts | ~there).all(axis=0)
+    return Screened(scale, there & (~finite | beyond), jnp.where(everybody, 1.0, counted))
 
 
 def scaled(scale: jax.Array, tree: Any) -> Any:
@@ -77,14 +77,14 @@ def scaled(scale: jax.Array, tree: Any) -> Any:
     return jax.tree.map(one, tree)
 
 
-def mean_of_others(sums: Any, share: jax.Array) -> Any:
+def mean_of_others(sums: Any, counted: jax.Array) -> Any:
     """Sums over the updates that count, leaves (points, ...), divided by their weight (points,)."""
-    divisor = jnp.where(share > 0, share, 1.0)
+    divisor = jnp.where(counted > 0, counted, 1.0)
     return jax.tree.map(lambda a: a / divisor.reshape((-1,) + (1,) * (a.ndim - 1)), sums)
 
 
 def screened_mean(faults: Faults, vectors: Any, weight: jax.Array) -> tuple[Any, Screened]:
-    """The weighted mean of vectors that lie side by side, and what each is worth.
+    """The weighted mean of vectors that lie side by side, and which of them count.
 
     Args:
         faults: What is done about faulty ones.
@@ -97,7 +97,7 @@ def screened_mean(faults: Faults, vectors: Any, weight: jax.Array) -> tuple[Any,
 
     finite = every(sound)
     size = jnp.where(finite > 0, every(optax.tree.norm), 0) if faults.compares else None
-    judged = judge(faults, finite, size, weight)
-    parts = scaled(weight[:, None] * judged.scale, vectors)
+    screened = screen(faults, finite, size, weight)
+    parts = scaled(weight[:, None] * screened.scale, vectors)
     sums = jax.tree.map(lambda a: a.sum(axis=0), parts)
-    return mean_of_others(sums, judged.share), judged
+    return mean_of_others(sums, screened.counted), screened

@@ -14,11 +14,12 @@ import jax
 import numpy as np
 
 from fedprox.algorithms.base import Algorithm
-from fedprox.algorithms.reporting import Evaluated, reporting
+from fedprox.algorithms.reporting import reporting
 from fedprox.errors import InputError, require, require_one_of, require_whole, shown
 from fedprox.federation import Federation
 from fedprox.model import Model, Params, fitted_params
 from fedprox.simulation.config.cohort import Cohort
+from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.devices.ownership import Ownership, ownership_of_processes
@@ -40,6 +41,7 @@ PARTS = {
     "cohort": Cohort,
     "systems": Systems,
     "faults": Faults,
+    "evaluation": Evaluation,
     "target": Target,
     "selection": Selection,
 }
@@ -66,14 +68,8 @@ class Protocol:
         systems: Which of them cannot finish.
         faults: What is done about faulty updates; None for no screening.
         rounds: Rounds T.
-        evaluate_every: Rounds between evaluations; the initial and the final model are always
-            evaluated.
-        evaluate_rows: Training rows, test rows and validation rows of each client that evaluations
-            read at most; None for all.
-        evaluate_clients: Clients that evaluations draw and read; None for all, also where as many
-            are given as there are.
-        evaluate_model: Which model they measure, see `fedprox.algorithms.reporting`.
-        measure_gradients: Whether evaluations measure gradient variance, B(w) and gamma.
+        evaluation: How records are measured; its `clients` is None where as many are given as
+            there are.
         client_store: Where what clients keep lies.
         seeds: Seeds, each a run of its own.
         target: What rounds are counted to, for methods that stop there.
@@ -95,11 +91,7 @@ class Protocol:
     systems: Systems
     faults: Faults | None
     rounds: int
-    evaluate_every: int
-    evaluate_rows: int | None
-    evaluate_clients: int | None
-    evaluate_model: Evaluated
-    measure_gradients: bool
+    evaluation: Evaluation
     client_store: Storage
     seeds: tuple[int, ...]
     target: Target | None
@@ -111,16 +103,8 @@ class Protocol:
     def __post_init__(self) -> None:
         check_parts(**{name: getattr(self, name) for name in PARTS})
         require_whole("rounds", self.rounds, most=MOST_ROUNDS)
-        require_whole("evaluate_every", self.evaluate_every)
-        if self.evaluate_rows is not None:
-            require_whole("evaluate_rows", self.evaluate_rows)
-        some = clients_to_draw(self.evaluate_clients, self.federation)
-        object.__setattr__(self, "evaluate_clients", some)
-        require_one_of("evaluate_model", self.evaluate_model, get_args(Evaluated))
-        require(
-            isinstance(self.measure_gradients, bool | np.bool_),
-            f"measure_gradients = {shown(self.measure_gradients)}; it must be True or False",
-        )
+        object.__setattr__(self, "rounds", int(self.rounds))
+        object.__setattr__(self, "evaluation", self.evaluation.of(self.federation))
         require_one_of("client_store", self.client_store, get_args(Storage))
         require(len(self.seeds) > 0, "seed: none given; at least one is needed")
         for seed in self.seeds:
@@ -129,8 +113,6 @@ class Protocol:
         object.__setattr__(self, "seeds", tuple(map(int, self.seeds)))
         if self.initial is not None:
             object.__setattr__(self, "initial", fitted_params("initial", self.model, self.initial))
-        for name in ("rounds", "evaluate_every"):
-            object.__setattr__(self, name, int(getattr(self, name)))
         require(
             self.cohort.sampling == "proportional"
             or self.cohort.clients_per_round <= len(self.federation),
@@ -174,16 +156,16 @@ class Protocol:
     @cached_property
     def sampled(self) -> Federation:
         """The clients that evaluations read: the same for every method and seed."""
-        if self.evaluate_clients is None:
+        if self.evaluation.clients is None:
             return self.federation
-        return self.federation.sample_clients(self.evaluate_clients)
+        return self.federation.sample_clients(self.evaluation.clients)
 
     @cached_property
     def measured(self) -> Federation:
         """The same with the rows that evaluations read."""
-        if self.evaluate_rows is None:
+        if self.evaluation.rows is None:
             return self.sampled
-        return self.sampled.sample(self.evaluate_rows)
+        return self.sampled.sample(self.evaluation.rows)
 
     @cached_property
     def measures(self) -> tuple[str, ...]:
@@ -199,7 +181,7 @@ class Protocol:
         """
         held_out = zip(self.measured.parts[1:], self.sampled.parts[1:], strict=True)
         some = any(len(read) < len(whole) for read, whole in held_out)
-        return some or self.evaluate_clients is not None
+        return some or self.evaluation.clients is not None
 
     @cached_property
     def measured_ownership(self) -> Ownership:
@@ -239,7 +221,7 @@ class Protocol:
 
     def reported(self, algorithm: Algorithm) -> Algorithm:
         """The method with the model that is to be evaluated; central training has only one."""
-        return algorithm if algorithm.pooled else reporting(algorithm, self.evaluate_model)
+        return algorithm if algorithm.pooled else reporting(algorithm, self.evaluation.model)
 
     def screening(self, algorithm: Algorithm) -> Faults | None:
         """What is done about faulty updates; central training has no clients who send any."""
@@ -255,8 +237,8 @@ class Protocol:
         for t in (0, self.rounds - 1):
             solver.factor(t)
         require(
-            self.measure_gradients or solver.gamma is None,
-            "measure_gradients = false; whether solver.gamma was met could then not be told",
+            self.evaluation.gradients or solver.gamma is None,
+            "evaluation.gradients = false; whether solver.gamma was met could then not be told",
         )
         where, noise = "data", "augmentation"
         if self.federation.augment is None:
@@ -286,7 +268,7 @@ class Protocol:
         require(
             not algorithm.adapt or algorithm.evaluated is None,
             f"{algorithm.name}: an adaptive mu follows the loss of the model that is sent out; "
-            'evaluate_model must be "server"',
+            'evaluation.model must be "server"',
         )
         require(
             not algorithm.pooled or self.ownership.processes == 1,
@@ -324,18 +306,6 @@ def measures_of(model: Model, federation: Federation) -> tuple[str, ...]:
         test=len(federation.test) > 0,
         validation=bool(federation.validation),
     )
-
-
-def clients_to_draw(most: int | None, federation: Federation) -> int | None:
-    """How many clients evaluations draw, given how many they read at most; None if they read all.
-
-    Raises:
-        InputError: `most` is not a whole number of at least 1.
-    """
-    if most is None:
-        return None
-    require_whole("evaluate_clients", most)
-    return most if most < len(federation) else None
 
 
 def check_parts(**given: object) -> None:

@@ -33,9 +33,10 @@ def warn_of(protocol: Protocol, stacklevel: int) -> None:
 
 
 def _seldom_evaluated(protocol: Protocol) -> Iterator[str]:
-    if protocol.evaluate_every > protocol.rounds:
+    every = protocol.evaluation.every
+    if every > protocol.rounds:
         yield (
-            f"evaluate_every = {protocol.evaluate_every} is more than rounds = {protocol.rounds}: "
+            f"evaluation.every = {every} is more than rounds = {protocol.rounds}: "
             "only the initial and the final model are evaluated"
         )
 

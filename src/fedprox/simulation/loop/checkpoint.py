@@ -1,14 +1,15 @@
-"""Checkpoints: where a comparison stands, so that another process can go on from there.
+"""Checkpoints: the state of a comparison, from which another process can continue it.
 
-The comparison that goes on is the same, bit for bit: a checkpoint holds the server's state, what
-clients keep, the numbers that adapt and all records, and everything else is a function of the seed,
-the round and the client. The last two are kept, so that there is one whenever the process ends.
+A continued comparison has the same bits as an uninterrupted one. A checkpoint holds the server's
+state, client state, adapted hyperparameters and all records; everything else is a function of the
+seed, the round and the client. The last two checkpoints are kept, so that there is one whenever the
+process ends.
 
-The checkpoint after step N is a file `N.state` and, where clients keep something, `N.clients-P` of
-each process P, written before it. What clients keep may be more than the memory holds: it is
-written and read block by block. A file appears whole or not at all. The last state of each leg,
-from which a longer comparison goes on, is kept in a folder of its own as files `LEG-ROUNDS.state`
-and `LEG-ROUNDS.clients-P` of the same format: that of `fedprox.files.arrays`, after a line `fedprox
+The checkpoint after step N is a file `N.state` and, for methods with client state, a file
+`N.clients-P` of each process P, written before it. Client state may be larger than memory, so it is
+written and read block by block. A file appears whole or not at all. The last state of each seed
+run, from which a longer comparison continues, is kept in another folder as `NUMBER-ROUNDS.state`
+and `NUMBER-ROUNDS.clients-P`. The format is that of `fedprox.files.arrays`, after a line `fedprox
 checkpoint FORMAT`. The position is an array of JSON.
 
 The first line and the last 32 bytes are the same in every format.
@@ -32,7 +33,6 @@ import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
-from fedprox.algorithms.adaptive import Trend
 from fedprox.errors import InputError, require, require_whole
 from fedprox.files.arrays import Damaged, check_arrays, read_arrays, write_arrays
 from fedprox.files.whole import flush_folder, refuse_link
@@ -114,14 +114,14 @@ class Fingerprint(NamedTuple):
 class Snapshot(NamedTuple):
     """What a checkpoint holds.
 
-    A leg is all points of a method with one seed.
+    A seed run is all sweep points of a method with one seed.
 
     Attributes:
-        finished: The runs of all finished legs.
-        under_way: The runs of the leg under way; none between two legs.
+        finished: The runs of all finished seed runs.
+        under_way: The runs of the seed run under way; none between two seed runs.
         round: Its rounds done.
         arrays: Its state, see `arrays_of`.
-        client_state: State of its clients, see `Store.held`, one array after another; None for
+        client_state: State of its clients, see `Store.contents`, one array after another; None for
             none.
     """
 
@@ -132,42 +132,42 @@ class Snapshot(NamedTuple):
     client_state: Iterable[tuple[str, NDArray[Any]]] | None = None
 
     @property
-    def legs(self) -> int:
-        """Finished legs."""
-        return sum(1 for _ in legs_of(self.finished))
+    def seed_runs(self) -> int:
+        """Finished seed runs."""
+        return sum(1 for _ in seed_runs_of(self.finished))
 
     @property
     def records(self) -> Iterator[Record]:
         """All records so far, in the order in which they became known."""
-        for runs in (*legs_of(self.finished), self.under_way):
+        for runs in (*seed_runs_of(self.finished), self.under_way):
             for together in zip(*(run.history for run in runs), strict=True):
                 yield from together
 
     def state(self, structure: Any) -> Any:
-        """The server's state of the leg under way, as a tree of the given structure."""
+        """The server's state of the seed run under way, as a tree of the given structure."""
         return _unnumbered(structure, self.arrays.get("state", {}))
 
     def best(self, structure: Any) -> Any:
-        """The best models of the leg under way, as a tree of the given structure; None for none."""
+        """Its best models, as a tree of the given structure; None if none are kept."""
         return _unnumbered(structure, self.arrays["best"]) if "best" in self.arrays else None
 
     @property
     def capacity(self) -> Capacity | None:
-        """How much the last call's arrays held; None where no leg is under way."""
+        """How much the last call's arrays held; None where no seed run is under way."""
         if "capacity" not in self.arrays:
             return None
         return Capacity(*map(int, self.arrays["capacity"]))
 
-    def standing(self, first: RunState, mesh: Mesh) -> RunState:
-        """Where the leg under way stands, given where it began."""
-        state = self.state(jax.tree.structure(first.state))
-        trend = self.arrays.get("trend")
+    def run_state(self, first: RunState, mesh: Mesh) -> RunState:
+        """Where the seed run under way is, given its state before round 0."""
+        state = _unnumbered(jax.tree.structure(first.state), self.arrays.get("state", {}))
+        memory = _unnumbered(jax.tree.structure(first.memory), self.arrays.get("memory", {}))
         faulty = self.arrays.get("faulty", no_updates())
         return RunState(
             self.round,
             replicate(mesh, state),
             replicate(mesh, dict(self.arrays["hparams"])),
-            None if trend is None else Trend(**replicate(mesh, trend)),
+            replicate(mesh, memory),
             (self.arrays["taken"],),
             (lambda: faulty,),
             int(self.arrays["empty"]),
@@ -177,19 +177,19 @@ class Snapshot(NamedTuple):
 
 
 class End(NamedTuple):
-    """The last state of a leg.
+    """The last state of a seed run.
 
     Attributes:
         rounds: Rounds T of its comparison; fewer were done where it stopped early.
-        snapshot: The leg as one under way.
+        snapshot: The seed run as one under way.
     """
 
     rounds: int
     snapshot: Snapshot
 
 
-def legs_of(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
-    """The runs of whole legs, leg by leg."""
+def seed_runs_of(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
+    """The runs of whole seed runs, seed run by seed run."""
     begin = 0
     while begin < len(runs):
         end = begin + runs[begin].sweep_points
@@ -197,22 +197,22 @@ def legs_of(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
         begin = end
 
 
-def arrays_of(standing: RunState, points: int) -> Arrays:
-    """A standing as arrays by name."""
-    taken = sum((np.broadcast_to(n, points) for n in standing.taken), np.zeros(points, np.int64))
+def arrays_of(now: RunState, points: int) -> Arrays:
+    """A run state as arrays by name."""
+    taken = sum((np.broadcast_to(n, points) for n in now.taken), np.zeros(points, np.int64))
     found: dict[str, Any] = {
-        "state": _numbered(standing.state),
-        "hparams": jax.tree.map(np.asarray, dict(standing.hparams)),
+        "state": _numbered(now.state),
+        "hparams": jax.tree.map(np.asarray, dict(now.hparams)),
         "taken": taken,
-        "empty": np.int64(standing.empty),
+        "empty": np.int64(now.empty),
     }
-    if standing.capacity is not None:
-        found["capacity"] = np.array(standing.capacity, np.int64)
-    if standing.best is not None:
-        found["best"] = _numbered(standing.best)
-    if standing.trend is not None:
-        found["trend"] = jax.tree.map(np.asarray, standing.trend._asdict())
-    faulty = all_faulty(standing.faulty)
+    if now.capacity is not None:
+        found["capacity"] = np.array(now.capacity, np.int64)
+    if now.best is not None:
+        found["best"] = _numbered(now.best)
+    if now.memory is not None:
+        found["memory"] = _numbered(now.memory)
+    faulty = all_faulty(now.faulty)
     if len(faulty):
         found["faulty"] = faulty
     return found
@@ -238,15 +238,16 @@ class Checkpoints:
         interval: Seconds after which another one is made, at the end of the call under way. Where
             it is left out, likewise.
         resume: Go on from the last checkpoint, or begin where there is none.
-        ends: A folder for the last state of each leg, from which a longer comparison goes on when
-            it resumes. It takes the room of one checkpoint for each leg. None to keep none.
+        ends: A folder for the last state of each seed run (all sweep points of a method with one
+            seed), from which a longer comparison continues when it resumes. It takes the room of
+            one checkpoint for each seed run. None to keep none.
         made: Checkpoints made so far.
         seconds: Time that this took.
         size: Bytes of the last one.
         stopping: The signal by which the comparison is to stop: at the end of the call of rounds
             under way, with a checkpoint and `Stopped`.
-        under_way: Whether rounds are under way, or were done since the last checkpoint in the leg
-            under way.
+        under_way: Whether rounds are under way, or were done since the last checkpoint in the
+            present seed run.
 
     Raises:
         InputError: `every` is not a whole number of at least 1.
@@ -391,11 +392,11 @@ class Checkpoints:
             run.params = _unnumbered(structure, arrays["params"][str(i)])
         return Snapshot(finished, under_way, position["round"], arrays, client_state)
 
-    def end(self, leg: int) -> End | None:
-        """The last state of a leg that this comparison, or a shorter one, has left.
+    def end(self, seed_run: int) -> End | None:
+        """The last state of a seed run that this comparison, or a shorter one, has left.
 
         Args:
-            leg: Its number.
+            seed_run: Its number.
 
         Returns:
             The state; None where there is none, it is damaged, or this comparison does not resume.
@@ -405,7 +406,7 @@ class Checkpoints:
         """
         if self.ends is None or not self.resume:
             return None
-        known = [int(name[1]) for name in self._names(leg) if name[2] == "state"]
+        known = [int(name[1]) for name in self._names(seed_run) if name[2] == "state"]
         theirs = everyone(max(known, default=0))
         if not theirs.all():
             return None
@@ -417,8 +418,8 @@ class Checkpoints:
         )
         problem, found = "", None
         try:
-            position, arrays = self._open(self.ends / f"{leg}-{rounds}.state")
-            found = self._snapshot(position, arrays, self._end_of_clients(leg, rounds))
+            position, arrays = self._open(self.ends / f"{seed_run}-{rounds}.state")
+            found = self._snapshot(position, arrays, self._end_of_clients(seed_run, rounds))
         except Damaged as error:
             problem = str(error)
         if everyone(bool(problem)).any():
@@ -428,19 +429,19 @@ class Checkpoints:
         assert found is not None
         return End(rounds, found)
 
-    def keep_end(self, leg: int, ended: Callable[[], Snapshot]) -> None:
-        """Write the last state of a leg; where it cannot be written, say so and go on.
+    def keep_end(self, seed_run: int, ended: Callable[[], Snapshot]) -> None:
+        """Write the last state of a seed run; where it cannot be written, say so and go on.
 
         Args:
-            leg: Its number.
-            ended: Gives the leg as one under way.
+            seed_run: Its number.
+            ended: Gives the seed run as one under way.
         """
         if self.ends is None:
             return
         snapshot = ended()._replace(finished=())
         rounds, problem = self._comparison.rounds, ""
-        state = self.ends / f"{leg}-{rounds}.state"
-        clients = self._end_of_clients(leg, rounds)
+        state = self.ends / f"{seed_run}-{rounds}.state"
+        clients = self._end_of_clients(seed_run, rounds)
         try:
             # its state makes an end count, so that of before goes first where it has this name
             if jax.process_index() == 0:
@@ -462,29 +463,31 @@ class Checkpoints:
             if problem:
                 logging.getLogger(__name__).warning(line, problem)
         elif jax.process_index() == 0:
-            for name in self._names(leg):
+            for name in self._names(seed_run):
                 if int(name[1]) != rounds:
                     (self.ends / name[0]).unlink()
 
-    def _names(self, leg: int) -> list[re.Match[str]]:
-        """The files of a leg's last states: their names, with rounds and kind."""
+    def _names(self, seed_run: int) -> list[re.Match[str]]:
+        """The files of a seed run's last states: their names, with rounds and kind."""
         assert self.ends is not None
-        pattern = re.compile(rf"{leg}-(\d+)\.(state|clients-\d+)")
+        pattern = re.compile(rf"{seed_run}-(\d+)\.(state|clients-\d+)")
         found = (pattern.fullmatch(path.name) for path in _files(self.ends))
         # without its state an end does not count, so that comes first
         return sorted(filter(None, found), key=lambda name: name[2] != "state")
 
-    def _end_of_clients(self, leg: int, rounds: int) -> Path:
-        """The file of what this process's clients keep at the end of a leg."""
+    def _end_of_clients(self, seed_run: int, rounds: int) -> Path:
+        """The file of what this process's clients keep at the end of a seed run."""
         assert self.ends is not None
-        return self.ends / f"{leg}-{rounds}.clients-{jax.process_index()}"
+        return self.ends / f"{seed_run}-{rounds}.clients-{jax.process_index()}"
 
-    def offer(self, snapshot: Callable[[], Snapshot], leg: str, done: int | None = None) -> None:
+    def offer(
+        self, snapshot: Callable[[], Snapshot], seed_run: str, done: int | None = None
+    ) -> None:
         """Make a checkpoint if it is time for one.
 
         Args:
             snapshot: Waits until all is written down, and says where the comparison stands.
-            leg: The leg under way, for people.
+            seed_run: The seed run under way, for people.
             done: Its rounds done; None at its end.
 
         Raises:
@@ -498,7 +501,7 @@ class Checkpoints:
         if self.interval is not None:
             due = due or bool(everyone(time.perf_counter() - self._last >= self.interval)[0])
         if done == self._comparison.rounds:
-            due = False  # the end of the leg is next
+            due = False  # the end of the seed run is next
         if due or asked:
             self._save(snapshot())
             self._last = time.perf_counter()
@@ -507,11 +510,11 @@ class Checkpoints:
                 asked = self.stopping or 0  # it may have come meanwhile
         if asked:
             everyone(0)  # all have theirs before any ends
-            where = f"after {leg}" if done is None else f"after round {done} of {leg}"
+            where = f"after {seed_run}" if done is None else f"after round {done} of {seed_run}"
             raise Stopped(where, self.folder, signal.Signals(int(asked)))
 
     def save_between(self) -> None:
-        """Make a checkpoint of the finished legs, if the last one has none and none is under way.
+        """Make a checkpoint of the finished seed runs, if there is none and none is under way.
 
         Several processes make it together at the next offer only.
         """
@@ -524,7 +527,7 @@ class Checkpoints:
 
     @property
     def exist(self) -> bool:
-        """Whether the comparison can go on from a checkpoint, or from the end of a leg."""
+        """Whether the comparison can go on from a checkpoint, or from the end of a seed run."""
         return not self._replaces and (any(self._steps()) or self._has_ends)
 
     @property
@@ -548,7 +551,7 @@ class Checkpoints:
 
     def _step(self, snapshot: Snapshot) -> int:
         """The number of a checkpoint: later ones have higher numbers."""
-        return snapshot.legs * (self._comparison.rounds + 1) + snapshot.round
+        return snapshot.seed_runs * (self._comparison.rounds + 1) + snapshot.round
 
     def _contents(self, snapshot: Snapshot) -> Iterator[tuple[list[str], NDArray[Any]]]:
         """The arrays of a state's file."""

@@ -26,7 +26,7 @@ def describe_comparison(protocol: Protocol, methods: Sequence[Algorithm]) -> dic
     """
     federation = protocol.federation
     others = {"federation", "model", "seeds", "target", "initial"}
-    others |= {"cohort", "systems", "faults", "solver", "selection"}
+    others |= {"evaluation", "cohort", "systems", "faults", "solver", "selection"}
     found = {f.name: getattr(protocol, f.name) for f in fields(protocol) if f.name not in others}
     found["seed"] = protocol.seeds
     if protocol.target is not None:
@@ -41,7 +41,7 @@ def describe_comparison(protocol: Protocol, methods: Sequence[Algorithm]) -> dic
     if protocol.initial is not None:
         found["initial"] = IN_PYTHON
     found["model"] = _model(protocol.model)
-    for name in ("cohort", "systems", "faults", "selection", "solver"):
+    for name in ("evaluation", "cohort", "systems", "faults", "selection", "solver"):
         part = getattr(protocol, name)
         if part is not None:
             found[name] = {f.name: getattr(part, f.name) for f in fields(part)}
@@ -60,7 +60,7 @@ def _method(method: Algorithm) -> dict[str, Any]:
     hparams = {k: v[0] if np.size(v) == 1 and np.ndim(v) else v for k, v in method.hparams.items()}  # type: ignore[index]
     own = {"solver": method.settings} if method.settings else {}
     variant = {"variant": method.variant} if method.variant else {}
-    adapt = {"adapt": True} if method.adapt else {}
+    adapt = {"adapt": True} if method.adapt is not None else {}
     return {"name": method.name, **variant, **hparams, **adapt, **own}
 
 

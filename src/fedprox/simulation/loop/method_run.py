@@ -1,7 +1,7 @@
 """The run of one method: all its seeds and sweep points, through programs compiled once."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -14,88 +14,34 @@ from jax.sharding import Mesh
 
 from fedprox.algorithms.base import Algorithm, State
 from fedprox.model import Params
-from fedprox.simulation.compiled.compile import Programs, compile_programs, evaluated
-from fedprox.simulation.compiled.layout import Capacity, Layout, lay_out, sample_rounds
+from fedprox.simulation.compiled.compile import Compiler, Programs, evaluated
+from fedprox.simulation.compiled.layout import Layout, lay_out
+from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.devices.mesh import replicate, zeros_on
+from fedprox.simulation.devices.mesh import replicate
 from fedprox.simulation.loop.checkpoint import Checkpoints, End, Snapshot, arrays_of
 from fedprox.simulation.loop.planner import PLANS_AHEAD, Planned, Planner, chunks
 from fedprox.simulation.loop.progress import Progress
 from fedprox.simulation.loop.records import best_loss
-from fedprox.simulation.loop.rounds import CompiledMethod, RunState, run_rounds
-from fedprox.simulation.loop.sweep import initial_client_state, initial_state, label, sweep_points
+from fedprox.simulation.loop.rounds import CompiledMethod, Listeners, Rounds, RunState
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
-from fedprox.simulation.storage.client_store import open_store
-from fedprox.simulation.storage.training_data import Data, DeviceRows, training_rows
-from fedprox.solver import Solver
-
-
-def with_ended(
-    checkpoints: Checkpoints,
-    begin: Snapshot,
-    legs: Sequence[Algorithm],
-    protocol: Protocol,
-    params: Params,
-    mesh: Mesh,
-) -> Snapshot:
-    """Where a comparison begins, given a checkpoint and the ends of the legs after it.
-
-    Args:
-        checkpoints: The checkpoints.
-        begin: The last one.
-        legs: The method of each leg.
-        protocol: What compared methods share.
-        params: Shapes of the parameters.
-        mesh: The devices.
-    """
-    for algorithm in legs[begin.legs :]:
-        end = checkpoints.end(begin.legs)
-        if end is None or end.rounds < protocol.rounds:
-            return _further(begin, end, protocol)
-        state = end.snapshot.state(jax.tree.structure(jax.eval_shape(algorithm.init, params)))
-        best = end.snapshot.best(jax.tree.structure(params))
-        _give_models(protocol, end.snapshot.under_way, algorithm, replicate(mesh, state), best)
-        begin = Snapshot((*begin.finished, *end.snapshot.under_way))
-    return begin
-
-
-def _further(begin: Snapshot, end: End | None, protocol: Protocol) -> Snapshot:
-    """The same, with the next leg as far as its end says, if there is one and it is further.
-
-    A shorter comparison has evaluated its last model in any case. Where this one does not, that
-    record goes.
-    """
-    if end is None or end.snapshot.round <= begin.round:
-        return begin
-    for run in end.snapshot.under_way if end.rounds < protocol.rounds else ():
-        if run.final.round % protocol.evaluate_every:
-            run.history.pop()
-            run.client_steps = run.final.total_steps
-    return end.snapshot._replace(finished=begin.finished)
-
-
-def _give_models(
-    protocol: Protocol, runs: Sequence[Run], algorithm: Algorithm, state: State, best: Params | None
-) -> None:
-    """Set the parameters of a leg's runs.
-
-    Args:
-        protocol: What compared methods share.
-        runs: The points' runs.
-        algorithm: The method.
-        state: The server's state at the end.
-        best: See `RunState.best`.
-    """
-    last, best = (jax.tree.map(np.asarray, tree) for tree in (evaluated(algorithm, state), best))
-    for i, run in enumerate(runs):
-        run.model_round = run.final.round if best is None else protocol.best(run.history).round
-        chosen = last if run.model_round == run.final.round else best
-        run.params = jax.tree.map(lambda a, i=i: a[i], chosen)
+from fedprox.simulation.storage.client_store import Store, open_store
+from fedprox.simulation.storage.training_data import Data, TrainingRows, training_rows
 
 
 class Session(NamedTuple):
-    """What all methods of a comparison are run with."""
+    """What all methods of a comparison are run with.
+
+    Attributes:
+        protocol: What compared methods share.
+        mesh: The devices.
+        data: The rows on the devices.
+        runs: Runs of the whole comparison.
+        checkpoints: Where and how often checkpoints are made; None for none.
+        on_record: Called with each record.
+        on_progress: Called with each phase and as rounds end.
+    """
 
     protocol: Protocol
     mesh: Mesh
@@ -107,121 +53,100 @@ class Session(NamedTuple):
 
 
 def run_method(
-    session: Session,
-    algorithm: Algorithm,
-    seeds: Sequence[int],
-    runs: list[Run],
-    begin: Snapshot,
+    session: Session, method: Method, seeds: Sequence[int], runs: list[Run], begin: Snapshot
 ) -> Snapshot:
-    """Some seeds and all sweep points of one method, through programs compiled once.
+    """Run some seeds and all sweep points of one method, through programs compiled once.
 
     Args:
         session: What all methods are run with.
-        algorithm: The method.
+        method: The method.
         seeds: Its seeds that are left to do.
         runs: Finished runs of the comparison, to which these are added.
-        begin: Where the first of the seeds stands.
+        begin: Where the first of the seeds is.
 
     Returns:
-        Where the leg after these stands.
+        Where the seed run after these is.
     """
-    protocol = session.protocol
-    solver = algorithm.solver(protocol.solver)
-    points = sweep_points(algorithm, solver)
-    name = label(algorithm, solver, points[0])
-    if len(points) > 1:
-        name = f"{algorithm.name} ({len(points)} points together)"
-    now = Progress(name, seeds[0], begin.round, protocol.rounds, phase="planning")
-    session.on_progress(now)
+    protocol, checkpoints = session.protocol, session.checkpoints
+    planning = Progress(method.name, seeds[0], begin.round, protocol.rounds, phase="planning")
+    session.on_progress(planning)
     began = time.perf_counter()
     params = protocol.first_params(seeds[0])
-    compile_seconds = time.perf_counter() - began
+    initial_seconds = time.perf_counter() - began
     train = protocol.federation.train
     rows = training_rows(session.mesh, train, session.data, protocol.ownership, ahead=PLANS_AHEAD)
-    layout = lay_out(
-        protocol.measured,
-        algorithm,
-        solver,
-        sample_rounds(protocol, algorithm, solver),
-        rows,
-        largest=len(train) if algorithm.pooled else int(train.sizes.max()),
-        devices=session.mesh.devices.size,
-        processes=protocol.ownership.processes,
-        parameters=sum(a.size for a in jax.tree.leaves(params)),
-        points=len(points),
-        # not fewer where the run is shorter: it may be extended
-        together=1 if algorithm.adapt else protocol.evaluate_every,
-        faults=protocol.screening(algorithm),
-        gradients=protocol.measure_gradients,
-        by_client=protocol.by_client,
-    )
-    pause = (session.checkpoints and session.checkpoints.every) or protocol.rounds
-    calls = partial(
-        chunks,
-        rounds=protocol.rounds,
-        evaluate_every=protocol.evaluate_every,
-        most=layout.rounds.rounds,
-        pause=pause,
-    )
+    parameters = sum(a.size for a in jax.tree.leaves(params))
+    layout = lay_out(method, rows, session.mesh.devices.size, parameters)
     with _cancelling(ThreadPoolExecutor(1)) as pool:
-
-        def plan(seed: int, first: int, capacity: Capacity | None) -> Planned:
-            shapes = layout if capacity is None else layout.holding(capacity)
-            planner = Planner(protocol, algorithm, solver, rows, seed, shapes)
-            return planner.ahead(pool, calls(first))
-
+        plan = partial(_plan, session, method, rows, layout, pool)
         # the first seed's planning goes on while the programs are being compiled
-        planned = plan(seeds[0], begin.round, begin.capacity)
-        session.on_progress(now._replace(phase="compiling"))
-        programs = _Compiler(session, algorithm, solver, points, params, rows.like)
+        planned = plan(seeds[0], begin)
+        session.on_progress(planning._replace(phase="compiling"))
+        programs = Compiler(method, session.mesh, session.data, params, rows.like)
         first = programs(layout)
-        ready = CompiledMethod(
-            algorithm,
-            solver,
-            session.mesh,
-            first.evaluate,
-            _copying(algorithm) if protocol.selection.keep == "best" else lambda _: None,
-            programs,
-            programs.hparams,
-        )
-        compile_seconds += first.compile_seconds
+        copy = _copying(method.algorithm) if protocol.selection.keep == "best" else _no_copy
+        compiled = CompiledMethod(method, session.mesh, programs, first.evaluate, copy)
         for seed in seeds:
             if seed != seeds[0]:
-                params = protocol.first_params(seed)
-                planned = plan(seed, begin.round, begin.capacity)
-            batch = begin.under_way or [
-                Run(
-                    algorithm.name,
-                    hparams={k: v for k, v in point.items() if k != "learning_rate"},
-                    learning_rate=point["learning_rate"] * solver.factor(0),
-                    seed=seed,
-                    label=label(algorithm, solver, point),
-                    sweep_points=len(points),
-                    lane_idle=layout.idle,
-                    memory=first.memory,
-                    evaluated="server" if algorithm.pooled else protocol.evaluate_model,
-                )
-                for point in points
-            ]
-            for run in batch:
-                run.compile_seconds += compile_seconds
-            leg = _Leg(name, seed, batch)
-            _run_leg(session, ready, leg, params, planned, runs, begin)
-            runs += batch
+                params, planned = protocol.first_params(seed), plan(seed, begin)
+            under_way = begin.under_way or _new_runs(method, seed, layout, first)
+            for run in under_way:
+                run.compile_seconds += initial_seconds + first.compile_seconds
+            seed_run = SeedRun(session, compiled, seed, under_way, runs)
+            seed_run.run(params, planned, begin)
+            runs += under_way
             begin = Snapshot(tuple(runs))
-            if session.checkpoints and len(runs) < session.runs:
-                session.checkpoints.offer(partial(Snapshot, begin.finished), str(leg))
-                begin = _further(begin, session.checkpoints.end(begin.legs), protocol)
+            if checkpoints and len(runs) < session.runs:
+                checkpoints.offer(partial(Snapshot, begin.finished), str(seed_run))
+                begin = further(begin, checkpoints.end(begin.seed_runs), protocol)
                 for record in begin._replace(finished=()).records:
                     session.on_record(record)
     return begin
 
 
-def _copying(algorithm: Algorithm) -> Callable[[State], Params]:
-    """The server's state -> a copy of the model that is evaluated.
+def _plan(
+    session: Session,
+    method: Method,
+    rows: TrainingRows,
+    layout: Layout,
+    pool: ThreadPoolExecutor,
+    seed: int,
+    begin: Snapshot,
+) -> Planned:
+    """The calls of a seed's rounds that are left, planned ahead in the background."""
+    protocol, capacity = session.protocol, begin.capacity
+    shapes = layout if capacity is None else layout.holding(capacity)
+    calls = chunks(
+        begin.round,
+        rounds=protocol.rounds,
+        evaluate_every=protocol.evaluation.every,
+        most=layout.rounds.rounds,
+        pause=(session.checkpoints and session.checkpoints.every) or protocol.rounds,
+    )
+    return Planner(method, rows, seed, shapes).ahead(pool, calls)
 
-    A call of rounds takes the memory of the state that it is given.
-    """
+
+def _new_runs(method: Method, seed: int, layout: Layout, programs: Programs) -> list[Run]:
+    """The runs of all sweep points with one seed, before their first round."""
+    algorithm, solver = method.algorithm, method.solver
+    return [
+        Run(
+            algorithm.name,
+            hparams={k: v for k, v in point.items() if k != "learning_rate"},
+            learning_rate=point["learning_rate"] * solver.factor(0),
+            seed=seed,
+            label=label,
+            sweep_points=len(method.points),
+            lane_idle=layout.idle,
+            memory=programs.memory,
+            evaluated="server" if algorithm.pooled else method.protocol.evaluation.model,
+        )
+        for point, label in zip(method.points, method.labels, strict=True)
+    ]
+
+
+def _copying(algorithm: Algorithm) -> Callable[[State], Params]:
+    """State -> a copy of the model that is evaluated, since a call of rounds takes its memory."""
 
     @jax.jit
     def copy(state: State) -> Params:
@@ -230,161 +155,170 @@ def _copying(algorithm: Algorithm) -> Callable[[State], Params]:
     return copy
 
 
-class _Compiler:
-    """Compiles a method's programs for each layout, once.
+def _no_copy(_: State) -> None:
+    pass
+
+
+class SeedRun:
+    """All rounds of a method with one seed, at all sweep points.
 
     Args:
         session: What all methods are run with.
-        algorithm: The method.
-        solver: The local solver, already the algorithm's own.
-        points: The hyperparameters of each point of the sweep.
-        params: Initial parameters of one point.
-        like: The room for gathered rows -> training rows, or their shapes.
+        compiled: The method.
+        seed: The seed.
+        runs: The runs of the sweep points, which are filled.
+        finished: Finished runs of the comparison.
     """
 
     def __init__(
         self,
         session: Session,
-        algorithm: Algorithm,
-        solver: Solver,
-        points: Sequence[Mapping[str, float]],
-        params: Params,
-        like: Callable[[int], DeviceRows],
+        compiled: CompiledMethod,
+        seed: int,
+        runs: Sequence[Run],
+        finished: Sequence[Run],
     ) -> None:
-        self.session, self.algorithm, self.solver = session, algorithm, solver
-        self.hparams = replicate(
-            session.mesh, {key: np.array([p[key] for p in points], np.float32) for key in points[0]}
-        )
-        self.params, self.points, self.like = params, len(points), like
-        self._known: dict[Layout, Programs] = {}
-
-    def __call__(self, layout: Layout) -> Programs:
-        """The programs of some shapes."""
-        if layout in self._known:
-            return self._known[layout]
-        session, algorithm = self.session, self.algorithm
-        protocol, mesh = session.protocol, session.mesh
-        places = layout.rounds.places * mesh.devices.size
-        programs = compile_programs(
-            protocol.model,
-            algorithm,
-            self.solver,
-            protocol.sampled,
-            protocol.measured,
-            session.data,
-            self.like(layout.rows),
-            initial_state(algorithm, self.params, self.points, mesh),
-            self.hparams,
-            jax.tree.map(
-                lambda a: zeros_on(mesh, (places, *a.shape), a.dtype),
-                initial_client_state(algorithm, self.params, self.points),
-            ),
-            layout,
-            protocol.measured_ownership,
-            mesh,
-            gradients=protocol.measure_gradients,
-            faults=protocol.screening(algorithm),
-            by_client=protocol.by_client,
-            before=next(iter(self._known.values()), None),
-        )
-        self._known[layout] = programs
-        return programs
-
-
-class _Leg(NamedTuple):
-    """All points of a method with one seed.
-
-    Attributes:
-        name: What the method is called in progress.
-        seed: The seed.
-        runs: The points' runs.
-    """
-
-    name: str
-    seed: int
-    runs: Sequence[Run]
+        self.session, self.compiled, self.method = session, compiled, compiled.method
+        self.seed, self.runs, self.finished = seed, runs, finished
+        self.began, self.spent = time.perf_counter(), runs[0].run_seconds
 
     def __str__(self) -> str:
-        return f"{self.name}, seed {self.seed}"
+        return f"{self.method.name}, seed {self.seed}"
+
+    def run(self, params: Params, planned: Planned, begin: Snapshot) -> None:
+        """Run the rounds that are left.
+
+        Args:
+            params: w^0.
+            planned: The rounds that are left.
+            begin: Where the seed run is.
+        """
+        session, checkpoints, runs = self.session, self.session.checkpoints, self.runs
+        store = self._open_store(params)
+        self._report(begin.round, best_loss(runs) if begin.round else None)
+        try:
+            now = self._first_state(params)
+            if begin.round:
+                now = begin.run_state(now, session.mesh)
+                if store is not None:
+                    store.restore(begin.client_state or ())
+            if checkpoints is not None:
+                planned = _noting(planned, checkpoints)
+            after_call = partial(self._offer, store)
+            listeners = Listeners(session.on_record, self._report, after_call)
+            rounds = Rounds(self.compiled, now, store, runs, listeners)
+            del now  # its memory is taken by the first call
+            end = rounds.run(planned)
+            if checkpoints is not None:
+                number = Snapshot(self.finished).seed_runs
+                checkpoints.keep_end(number, lambda: self._snapshot(store, end))
+        finally:
+            if store is not None:
+                store.close()
+        done = runs[0].final.round
+        session.on_progress(Progress(self.method.name, self.seed, done, done, best_loss(runs)))
+        set_params(session.protocol, runs, self.method.algorithm, end.state, end.best)
+        self._count_seconds()
+
+    def _first_state(self, params: Params) -> RunState:
+        """The state before round 0."""
+        compiled, adapt = self.compiled, self.method.algorithm.adapt
+        state, hparams = (
+            self.method.initial_state(params, self.session.mesh),
+            compiled.programs.hparams,
+        )
+        memory = None
+        if adapt is not None:  # in shape: it begins with the first evaluation
+            memory = adapt.init(hparams, jnp.full(len(self.runs), jnp.nan))
+        return RunState(0, state, hparams, memory, best=compiled.copy(state))
+
+    def _open_store(self, params: Params) -> Store | None:
+        """Where client state is stored; None for a method without."""
+        client_state, protocol = self.method.initial_client_state(params), self.session.protocol
+        if client_state is None:
+            return None
+        most = protocol.rounds * protocol.cohort.sizes(len(protocol.federation))[-1]
+        clients = protocol.ownership.clients
+        return open_store(protocol.client_store, client_state, clients, self.session.mesh, most)
+
+    def _count_seconds(self) -> None:
+        for run in self.runs:
+            run.run_seconds = self.spent + time.perf_counter() - self.began
+
+    def _snapshot(self, store: Store | None, now: RunState) -> Snapshot:
+        self._count_seconds()
+        arrays = arrays_of(now, len(self.runs))
+        client_state = store.contents() if store else None
+        return Snapshot(self.finished, self.runs, now.round, arrays, client_state)
+
+    def _offer(self, store: Store | None, done: int, now: Callable[[], RunState]) -> None:
+        """Offer a checkpoint after a call."""
+        if self.session.checkpoints is not None:
+            offered: Callable[[], Snapshot] = lambda: self._snapshot(store, now())  # noqa: E731
+            self.session.checkpoints.offer(offered, str(self), done)
+
+    def _report(self, done: int, loss: float | None) -> None:
+        rounds = self.session.protocol.rounds
+        self.session.on_progress(Progress(self.method.name, self.seed, done, rounds, loss))
 
 
-def _run_leg(
-    session: Session,
-    ready: CompiledMethod,
-    leg: _Leg,
-    params: Params,
-    planned: Planned,
-    finished: Sequence[Run],
-    begin: Snapshot,
-) -> None:
-    """All rounds of a leg that are left.
+def after_finished(
+    checkpoints: Checkpoints, begin: Snapshot, methods: Sequence[Method], mesh: Mesh
+) -> Snapshot:
+    """Where a comparison begins, given its last checkpoint and the ends of later seed runs.
 
     Args:
-        session: What all methods are run with.
-        ready: The method.
-        leg: The leg, whose runs are filled.
-        params: w^0.
-        planned: The rounds that are left.
-        finished: Finished runs of the comparison.
-        begin: Where the leg stands.
+        checkpoints: The checkpoints.
+        begin: The last one.
+        methods: The method of each seed run.
+        mesh: The devices.
     """
-    batch, rounds = leg.runs, session.protocol.rounds
-    began, spent = time.perf_counter(), batch[0].run_seconds
-    algorithm, checkpoints = ready.algorithm, session.checkpoints
-    state = initial_state(algorithm, params, len(batch), session.mesh)
-    standing = RunState(0, state, ready.hparams, best=ready.model(state))
-    store = None
-    if algorithm.client_state is not None:
-        protocol = session.protocol
-        client_state = initial_client_state(algorithm, params, len(batch))
-        most = rounds * protocol.cohort.sizes(len(protocol.federation))[-1]
-        clients = protocol.ownership.clients
-        store = open_store(protocol.client_store, client_state, clients, session.mesh, most)
+    for method in methods[begin.seed_runs :]:
+        protocol, algorithm = method.protocol, method.algorithm
+        end = checkpoints.end(begin.seed_runs)
+        if end is None or end.rounds < protocol.rounds:
+            return further(begin, end, protocol)
+        params = protocol.model.shapes
+        state = end.snapshot.state(jax.tree.structure(jax.eval_shape(algorithm.init, params)))
+        best = end.snapshot.best(jax.tree.structure(params))
+        runs = end.snapshot.under_way
+        set_params(protocol, runs, algorithm, replicate(mesh, state), best)
+        begin = Snapshot((*begin.finished, *runs))
+    return begin
 
-    def count_seconds() -> None:
-        for run in batch:
-            run.run_seconds = spent + time.perf_counter() - began
 
-    def snapshot(stand: Callable[[], RunState]) -> Snapshot:
-        now = stand()
-        count_seconds()
-        client_state = store.held() if store else None
-        return Snapshot(finished, batch, now.round, arrays_of(now, len(batch)), client_state)
+def further(begin: Snapshot, end: End | None, protocol: Protocol) -> Snapshot:
+    """`begin`, with the next seed run as far as its end, if that exists and is further.
 
-    def after_call(done: int, stand: Callable[[], RunState]) -> None:
-        if checkpoints is not None:
-            checkpoints.offer(lambda: snapshot(stand), str(leg), done)
+    A shorter comparison has evaluated its last model in any case. If this one does not, that record
+    goes.
+    """
+    if end is None or end.snapshot.round <= begin.round:
+        return begin
+    for run in end.snapshot.under_way if end.rounds < protocol.rounds else ():
+        if run.final.round % protocol.evaluation.every:
+            run.history.pop()
+            run.client_steps = run.final.total_steps
+    return end.snapshot._replace(finished=begin.finished)
 
-    def report(done: int, loss: float | None) -> None:
-        session.on_progress(Progress(leg.name, leg.seed, done, rounds, loss))
 
-    report(begin.round, best_loss(batch) if begin.round else None)
-    try:
-        if begin.round:
-            standing = begin.standing(standing, session.mesh)
-            if store is not None:
-                store.put_back(begin.client_state or ())
-        standing = run_rounds(
-            session.protocol,
-            ready,
-            planned if checkpoints is None else _noting(planned, checkpoints),
-            standing,
-            store,
-            batch,
-            session.on_record,
-            report,
-            after_call,
-        )
-        if checkpoints is not None:
-            leg_number = Snapshot(finished).legs
-            checkpoints.keep_end(leg_number, lambda: snapshot(lambda: standing))
-    finally:
-        if store is not None:
-            store.close()
-    done = batch[0].final.round
-    session.on_progress(Progress(leg.name, leg.seed, done, done, best_loss(batch)))
-    _give_models(session.protocol, batch, algorithm, standing.state, standing.best)
-    count_seconds()
+def set_params(
+    protocol: Protocol, runs: Sequence[Run], algorithm: Algorithm, state: State, best: Params | None
+) -> None:
+    """Set the parameters of a seed's runs.
+
+    Args:
+        protocol: What compared methods share.
+        runs: The runs of the sweep points.
+        algorithm: The method.
+        state: The server's state at the end.
+        best: See `RunState.best`.
+    """
+    last, best = (jax.tree.map(np.asarray, tree) for tree in (evaluated(algorithm, state), best))
+    for i, run in enumerate(runs):
+        run.model_round = run.final.round if best is None else protocol.best(run.history).round
+        chosen = last if run.model_round == run.final.round else best
+        run.params = jax.tree.map(lambda a, i=i: a[i], chosen)
 
 
 def _noting(planned: Planned, checkpoints: Checkpoints) -> Planned:

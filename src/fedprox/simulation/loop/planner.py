@@ -6,15 +6,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from fedprox.algorithms.base import Algorithm
 from fedprox.simulation.compiled.compile import exchanges
 from fedprox.simulation.compiled.layout import Layout, needed
-from fedprox.simulation.config.protocol import Protocol, is_noisy
+from fedprox.simulation.config.method import Method
+from fedprox.simulation.config.protocol import is_noisy
 from fedprox.simulation.planning.batch_plan import BatchPlan, plan_rounds
 from fedprox.simulation.planning.reads import Exchange
 from fedprox.simulation.planning.round_work import RoundWork, round_work
 from fedprox.simulation.storage.training_data import DeviceRows, TrainingRows
-from fedprox.solver import Solver
 
 PLANS_AHEAD = 3
 """Calls whose batch plans are made in the background before they are needed."""
@@ -76,54 +75,44 @@ class Planner:
     on the seed and on the rounds up to it, and not on how rounds are put together in calls.
 
     Args:
-        protocol: What compared methods share.
-        algorithm: The method.
-        solver: The local solver, already the algorithm's own.
+        method: The method.
         rows: The training rows.
         seed: The seed.
         layout: The shapes of the first call.
     """
 
-    def __init__(
-        self,
-        protocol: Protocol,
-        algorithm: Algorithm,
-        solver: Solver,
-        rows: TrainingRows,
-        seed: int,
-        layout: Layout,
-    ) -> None:
-        self.protocol, self.algorithm, self.solver = protocol, algorithm, solver
+    def __init__(self, method: Method, rows: TrainingRows, seed: int, layout: Layout) -> None:
+        self.method, self.protocol, self.solver = method, method.protocol, method.solver
         self.rows, self.seed, self.layout = rows, seed, layout
 
     def plan(self, chunk: Chunk) -> list[tuple[Chunk, Call]]:
         """The calls of a chunk: one, or several where the shapes grow within it."""
-        found, first, work = [], chunk.first, list[RoundWork]()
+        calls, first, work = [], chunk.first, list[RoundWork]()
         for t in range(chunk.first, chunk.last):
-            now = round_work(self.protocol, self.algorithm, self.solver, self.seed, t)
+            now = round_work(self.protocol, self.method.algorithm, self.solver, self.seed, t)
             layout = self.layout.fitting(needed(self.layout, self.solver, now))
             if layout is not self.layout and work:
-                found.append((Chunk(first, t, recorded=False), self._call(first, work)))
+                calls.append((Chunk(first, t, recorded=False), self._call(first, work)))
                 first, work = t, []
             self.layout = layout
             work.append(now)
-        found.append((Chunk(first, chunk.last, chunk.recorded), self._call(first, work)))
-        return found
+        calls.append((Chunk(first, chunk.last, chunk.recorded), self._call(first, work)))
+        return calls
 
     def _call(self, first: int, work: Sequence[RoundWork]) -> Call:
         """The call of the rounds from `first` on, given their work."""
         room = self.rows.needed(work, self.layout.width)
         layout = self.layout = self.layout.fitting(self.layout.capacity._replace(rows=room))
-        held, there = self.rows.of(work, layout.width, layout.rows)
+        rows, placed = self.rows.of(work, layout.width, layout.rows)
         plan = plan_rounds(
             layout.rounds,
             self.solver,
             self.seed,
-            [(t, each.jobs) for t, each in enumerate(there, start=first)],
+            [(t, each.jobs) for t, each in enumerate(placed, start=first)],
             noisy=is_noisy(self.protocol.federation, self.protocol.model),
             process_index=self.protocol.ownership.process_index,
         )
-        return Call(there, held, plan, exchanges(there, layout), layout)
+        return Call(placed, rows, plan, exchanges(placed, layout), layout)
 
     def ahead(self, pool: ThreadPoolExecutor, waiting: Iterator[Chunk]) -> Planned:
         """Calls with their rounds, planned in the background before they are asked for."""

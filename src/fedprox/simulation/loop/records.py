@@ -4,14 +4,15 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.algorithms.base import Algorithm
 from fedprox.diagnostics.estimates import mean_error
 from fedprox.errors import InputError
 from fedprox.model import Params
 from fedprox.simulation.compiled.evaluation import Measures
+from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.planning.round_work import RoundWork
 from fedprox.simulation.results.record import Record
@@ -105,7 +106,7 @@ class Counts(NamedTuple):
         some, read = protocol.sampled, protocol.measured.test
         labels = read.labels if protocol.model.correct is not None else np.zeros_like(read.sizes)
         return cls(
-            None if protocol.evaluate_clients is None else len(protocol.federation),
+            None if protocol.evaluation.clients is None else len(protocol.federation),
             some.train.sizes,
             labels,
             some.test.sizes / np.maximum(read.sizes, 1),
@@ -123,26 +124,24 @@ class Counts(NamedTuple):
 
 def records_of(
     done: PendingEvaluation,
-    algorithm: Algorithm,
+    method: Method,
     runs: Sequence[Run],
     counts: Counts,
-    protocol: Protocol,
     scheduled: float | None = None,
 ) -> Iterator[Record]:
     """Wait for an evaluation: a record for each point.
 
     Args:
         done: The evaluation.
-        algorithm: The method.
+        method: The method.
         runs: The points' runs so far.
         counts: How much it reads.
-        protocol: What compared methods share.
         scheduled: The learning rate of its round where that is a function of the round.
 
     Raises:
         InputError: An update was faulty, and that is not to be.
     """
-    found = done.measures
+    algorithm, protocol, found = method.algorithm, method.protocol, done.measures
     loss, variance, dissimilarity = (
         np.asarray(m, float)
         for m in (found.train_loss, found.gradient_variance, found.dissimilarity)
@@ -150,17 +149,17 @@ def records_of(
     accuracy = counts.accuracy(found)
     loss_error, accuracy_error = _errors(found, counts)
     faulty = all_faulty(done.faulty)
-    screening = protocol.screening(algorithm)
+    screening = method.faults
     if len(faulty) and screening is not None and screening.policy == "fail":
         raise InputError(_refusal(faulty, runs, protocol.federation.names))
     solves = Solves.of(done, faulty, len(runs))
-    mus = np.asarray(done.hparams.get("mu", ()), float)
+    adapted = None if algorithm.adapt is None else jax.tree.map(np.asarray, done.hparams)
     for i, run in enumerate(runs):
         since = sum(int(np.broadcast_to(n, len(runs))[i]) for n in done.since)
         yield Record(
             label=run.label,
             method=run.method,
-            hparams=run.hparams | ({"mu": float(f"{mus[i]:.6g}")} if algorithm.adapt else {}),
+            hparams=run.hparams if adapted is None else _adapted(run.hparams, adapted, i),
             learning_rate=run.learning_rate if scheduled is None else scheduled,
             seed=run.seed,
             round=done.round,
@@ -187,6 +186,16 @@ def records_of(
             validation_loss=_at(found.validation_loss, i),
             validation_accuracy=_at(found.validation_accuracy, i),
         )
+
+
+def _adapted(
+    given: Mapping[str, float], now: Mapping[str, NDArray[np.float32]], point: int
+) -> dict[str, float]:
+    """The hyperparameters of a point: as given, or with six digits where they have adapted."""
+    return {
+        name: value if np.float32(value) == now[name][point] else float(f"{now[name][point]:.6g}")
+        for name, value in given.items()
+    }
 
 
 def _at(values: Any, point: int) -> float | None:

@@ -11,13 +11,13 @@ import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
-from fedprox.algorithms.adaptive import Trend, first_trend, follow
-from fedprox.algorithms.base import Algorithm, ClientState, State
+from fedprox.algorithms.base import ClientState, State
 from fedprox.model import Params
-from fedprox.simulation.compiled.compile import Programs, read_cohort
+from fedprox.simulation.compiled.compile import Compiler, Programs, read_cohort
 from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.compiled.layout import Capacity, Layout
-from fedprox.simulation.compiled.round import After
+from fedprox.simulation.compiled.round import After, Inputs, Server
+from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.loop.ends import Ends
 from fedprox.simulation.loop.planner import Call, Chunk, Planned
@@ -34,13 +34,246 @@ from fedprox.simulation.planning.round_work import RoundWork
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.storage.client_store import Store
-from fedprox.solver import Solver
 
 RECORDS_BEHIND = 1
 """Evaluations still under way while the next rounds are already being computed."""
 
 
-_follow = jax.jit(follow)
+class CompiledMethod(NamedTuple):
+    """A method with all that its seeds share.
+
+    Attributes:
+        method: The method.
+        mesh: The devices.
+        programs: Layout -> the programs for it, compiled when first asked for.
+        evaluate: State -> Measures.
+        copy: State -> a copy of the model that is evaluated; None if only the last model is kept.
+    """
+
+    method: Method
+    mesh: Mesh
+    programs: Compiler
+    evaluate: Callable[[State], Measures]
+    copy: Callable[[State], Params | None]
+
+
+class RunState(NamedTuple):
+    """Where the rounds of a seed are, without client state and the records so far.
+
+    Attributes:
+        round: Rounds done.
+        state: The server's state.
+        hparams: The hyperparameters of all sweep points now, which a method may adapt.
+        memory: What the method's adaptation remembers; None without.
+        taken: Steps of all rounds since the last evaluation, a number or (points,) for each call.
+        faulty: Their faulty updates, likewise, see `PendingEvaluation`.
+        empty: How many of these rounds no client took part in.
+        capacity: How much the last call's arrays held; None before the first call.
+        best: The best models at the evaluations that a run of more rounds would have had, leaves
+            (points, ...); None if only the last model is kept.
+    """
+
+    round: int
+    state: State
+    hparams: Mapping[str, Any]
+    memory: Any = None
+    taken: tuple[Any, ...] = ()
+    faulty: tuple[Faulty, ...] = ()
+    empty: int = 0
+    capacity: Capacity | None = None
+    best: Params | None = None
+
+
+class Listeners(NamedTuple):
+    """What is called as rounds go on.
+
+    Attributes:
+        record: Called with each record.
+        progress: Called with the rounds done and the best loss.
+        call: Called after each call of the program with the rounds done and a function that waits
+            until all of them are recorded and returns their state.
+    """
+
+    record: Callable[[Record], None]
+    progress: Callable[[int, float], None]
+    call: Callable[[int, Callable[[], RunState]], None]
+
+
+class Rounds:
+    """Runs the rounds of one seed; records join the runs' histories as they become known.
+
+    A run that an evaluation may end waits for each evaluation before it continues, so that neither
+    its records nor its last model lie beyond the end.
+
+    Args:
+        compiled: The method.
+        now: Where the rounds are; the model of round 0 is not yet evaluated, later ones are.
+        store: The client state; None for a method without.
+        runs: The runs of the sweep points so far.
+        listeners: What is called as rounds go on.
+    """
+
+    def __init__(
+        self,
+        compiled: CompiledMethod,
+        now: RunState,
+        store: Store | None,
+        runs: Sequence[Run],
+        listeners: Listeners,
+    ) -> None:
+        self.compiled, self.now, self.store = compiled, now, store
+        self.runs, self.listeners = runs, listeners
+        self.method, self.protocol = compiled.method, compiled.method.protocol
+        self.behind = 0 if self.protocol.waits else RECORDS_BEHIND
+        self.keep_best = _keeping_best(self.protocol, runs)
+        self.best = now.best
+        self.ends, self.counts = Ends(self.protocol, len(runs)), Counts.of(self.protocol)
+        self.pending = deque[PendingEvaluation]()
+        self.calls = deque[tuple[int, jax.Array]]()
+        adapt = self.method.algorithm.adapt
+        self.adapt = None if adapt is None else jax.jit(adapt.update)
+
+    def run(self, planned: Planned) -> RunState:
+        """Run the planned rounds, or those up to an early end.
+
+        Returns:
+            Where the rounds are at the end. Steps, faulty updates and empty rounds are those since
+            the last evaluation that a run of more rounds would have had.
+        """
+        if not self.now.round:
+            self._evaluate_first()
+        for chunk, call in planned:
+            computed = _computed(self.calls)
+            while len(self.pending) > self.behind or self._next_is_done(computed):
+                self._record_next()
+            self._report(computed)
+            # not those behind, even if they have arrived: the same run stops at the same round
+            evaluations = len(self.runs[0].history) + len(self.pending) - self.behind
+            if self.ends.over(self.runs, evaluations):
+                break
+            self._call(chunk, call)
+            del call  # the rows of the cohort are freed before the next ones arrive
+            self.listeners.call(self.now.round, partial(self._recorded, self.now))
+        return self._recorded(self.now)
+
+    def _evaluate_first(self) -> None:
+        """Evaluate the initial model."""
+        now = self.now
+        measures = self.compiled.evaluate(now.state)
+        adapt = self.method.algorithm.adapt
+        if adapt is not None:
+            memory = adapt.init(now.hparams, measures.train_loss)
+            self.now = now._replace(memory=memory)
+        nobody = RoundWork(0, 0, 0, no_jobs(), no_jobs())
+        first = PendingEvaluation(
+            0, nobody, now.hparams, measures, None, None, (), (), 0, self.best
+        )
+        self.pending.append(first)
+
+    def _next_is_done(self, computed: int) -> bool:
+        return bool(self.pending) and self.pending[0].round < computed
+
+    def _record_next(self) -> None:
+        """Wait for the oldest evaluation and record it."""
+        oldest, solver = self.pending.popleft(), self.method.solver
+        rate = None if solver.schedule is None else solver.factor(max(oldest.round - 1, 0))
+        records = records_of(oldest, self.method, self.runs, self.counts, rate)
+        for run, record in zip(self.runs, records, strict=True):
+            run.client_steps = record.total_steps
+            run.history.append(record)
+            self.listeners.record(record)
+        self.best = self.keep_best(self.best, oldest)
+        self.listeners.progress(oldest.round, best_loss(self.runs))
+
+    def _recorded(self, now: RunState) -> RunState:
+        """The state `now`, once all evaluations are recorded."""
+        while self.pending:
+            self._record_next()
+        return now._replace(best=self.best)
+
+    def _report(self, done: int) -> None:
+        """Report rounds that no evaluation has reported."""
+        if self.runs[0].history and done > self.runs[0].final.round:
+            self.listeners.progress(done, best_loss(self.runs))
+
+    def _call(self, chunk: Chunk, call: Call) -> None:
+        """Run the rounds of one call, and begin the evaluation that follows, if any."""
+        programs = self.compiled.programs(call.layout)
+        clients = clients_by_place(call.plan, call.work[0], call.layout)
+        hparams = self.now.hparams
+        after = self._run_program(programs, chunk, call, clients)
+        client_state = None
+        if self.store is not None:
+            if chunk.recorded and programs.inexactness is not None:
+                client_state = self.store.read(clients)  # before the round, which used up its copy
+            self.store.write(clients, after.client_state)
+            after = after._replace(client_state=None)
+        planned_steps = sum(int(w.jobs.steps.sum()) for w in call.work)
+        self.now = self.now._replace(
+            round=chunk.last,
+            state=after.state,
+            taken=(*self.now.taken, planned_steps if after.steps is None else after.steps),
+            faulty=self.now.faulty + _faulty(chunk, call, after),
+            empty=self.now.empty + sum(not len(w.jobs.client) for w in call.work),
+            capacity=call.layout.capacity,
+        )
+        measures = None
+        if chunk.recorded or self.adapt is not None:
+            measures = self.compiled.evaluate(after.state)
+        if chunk.recorded and measures is not None:
+            gamma = self._gamma(programs, call, after, client_state)
+            self._await(call.work[-1], measures, gamma, after.local.steps)
+            self.calls.append((chunk.last, measures.train_loss))
+        else:  # a copy, since the next call takes the state
+            some = jax.tree.leaves(after.state)[0].addressable_data(0)
+            self.calls.append((chunk.last, jnp.ravel(some)[:1]))
+        if self.adapt is not None and measures is not None:
+            adapted, memory = self.adapt(hparams, self.now.memory, measures.train_loss)
+            self.now = self.now._replace(hparams=adapted, memory=memory)
+
+    def _run_program(
+        self, programs: Programs, chunk: Chunk, call: Call, clients: NDArray[np.int64]
+    ) -> After:
+        """Call the program, which takes the memory of the state and of the clients' state."""
+        state, self.now = self.now.state, self.now._replace(state=None)
+        client_state = None if self.store is None else self.store.read(clients)
+        count = np.int32(chunk.last - chunk.first)
+        x, y = call.rows
+        inputs = Inputs(self.now.hparams, x, y, call.plan, call.exchange, count)
+        return programs.rounds(Server(state, client_state), inputs)
+
+    def _await(
+        self, work: RoundWork, measures: Measures, gamma: jax.Array | None, steps: Any
+    ) -> None:
+        """Add an evaluation of the present model to those that are waited for."""
+        now = self.now
+        self.pending.append(
+            PendingEvaluation(
+                now.round,
+                work,
+                now.hparams,
+                measures,
+                gamma,
+                steps,
+                now.taken,
+                now.faulty,
+                now.empty,
+                self.compiled.copy(now.state),
+            )
+        )
+        if now.round % self.protocol.evaluation.every == 0:
+            self.now = now._replace(taken=(), faulty=(), empty=0)
+
+    def _gamma(
+        self, programs: Programs, call: Call, after: After, client_state: ClientState
+    ) -> jax.Array | None:
+        """gamma_k of a call's last round, given its clients' state before it, if measured."""
+        if programs.inexactness is None:
+            return None
+        jobs, last = call.work[-1].jobs, len(call.work) - 1
+        cohort = read_cohort(jobs, call.plan, last, client_state, call.layout, self.compiled.mesh)
+        local, hparams = after.local.params, self.now.hparams
+        return programs.inexactness(after.problem_state, hparams, local, call.rows, cohort)
 
 
 @jax.jit
@@ -53,175 +286,6 @@ def _choose(models: Params, others: Params, are_better: jax.Array) -> Params:
     return jax.tree.map(one, models, others)
 
 
-class CompiledMethod(NamedTuple):
-    """A method with all that its seeds share.
-
-    Attributes:
-        algorithm: The method.
-        solver: The local solver, already the algorithm's own.
-        mesh: The devices.
-        evaluate: See `Programs`.
-        model: The server's state -> a copy of the model that is evaluated; None where no model but
-            the last is kept.
-        programs: Layout -> the programs of these shapes, compiled when they are first asked for.
-        hparams: The points' hyperparameters, each (points,) on every device.
-    """
-
-    algorithm: Algorithm
-    solver: Solver
-    mesh: Mesh
-    evaluate: Callable[[State], Measures]
-    model: Callable[[State], Params | None]
-    programs: Callable[[Layout], Programs]
-    hparams: Mapping[str, Any]
-
-
-class RunState(NamedTuple):
-    """Where the rounds of a seed stand, but for what clients keep and the records so far.
-
-    Attributes:
-        round: Rounds done.
-        state: The server's state.
-        hparams: The points' hyperparameters now: mu may adapt.
-        trend: What an adaptive mu remembers, else None.
-        taken: Steps of all rounds since the evaluation before, a number or (points,) for each call.
-        faulty: Their faulty updates, likewise, see `PendingEvaluation`.
-        empty: How many of them no client took part in.
-        capacity: How much the last call's arrays held; None before the first call.
-        best: The best models at the evaluations that a run of more rounds would have had, leaves
-            (points, ...); None where no model but the last is kept.
-    """
-
-    round: int
-    state: State
-    hparams: Mapping[str, Any]
-    trend: Trend | None = None
-    taken: tuple[Any, ...] = ()
-    faulty: tuple[Faulty, ...] = ()
-    empty: int = 0
-    capacity: Capacity | None = None
-    best: Params | None = None
-
-
-def run_rounds(
-    protocol: Protocol,
-    ready: CompiledMethod,
-    planned: Planned,
-    standing: RunState,
-    store: Store | None,
-    runs: Sequence[Run],
-    on_record: Callable[[Record], None],
-    on_progress: Callable[[int, float], None],
-    after_call: Callable[[int, Callable[[], RunState]], None],
-) -> RunState:
-    """Run the rounds of one seed; records go into the runs' histories as they become known.
-
-    A run that stops at its target waits for each evaluation before it goes on, so that neither its
-    records nor its last model lie beyond the stop.
-
-    Args:
-        protocol: What compared methods share.
-        ready: The method.
-        planned: What is left to do.
-        standing: Where the rounds stand; the model of round 0 is not yet evaluated, later ones are.
-        store: What clients keep, if they do.
-        runs: The points' runs so far.
-        on_record: Called with each record.
-        on_progress: Called with the rounds done and the best loss.
-        after_call: Called after each call of the program with the rounds done and a function that
-            waits until all of them are written down and says where they stand.
-
-    Returns:
-        Where the rounds stand at the end. Steps, faulty updates and empty rounds are those since
-        the evaluation before that a run of more rounds would have had.
-    """
-    algorithm, solver = ready.algorithm, ready.solver
-    behind = 0 if protocol.waits else RECORDS_BEHIND
-    keep_best = _keeping_best(protocol, runs)
-    ends = Ends(protocol, len(runs))
-    counts = Counts.of(protocol)
-    pending, calls = deque[PendingEvaluation](), deque[tuple[int, jax.Array]]()
-    done, state, hparams, trend, taken, faulty, empty, capacity, best = standing
-
-    def settle() -> None:
-        """Wait for the oldest evaluation and write it down."""
-        nonlocal best
-        oldest = pending.popleft()
-        rate = None if solver.schedule is None else solver.factor(max(oldest.round - 1, 0))
-        found = records_of(oldest, algorithm, runs, counts, protocol, rate)
-        for run, record in zip(runs, found, strict=True):
-            run.client_steps = record.total_steps
-            run.history.append(record)
-            on_record(record)
-        best = keep_best(best, oldest)
-        on_progress(oldest.round, best_loss(runs))
-
-    def settled(now: RunState) -> RunState:
-        """Where the rounds stand, once all evaluations are written down."""
-        while pending:
-            settle()
-        return now._replace(best=best)
-
-    if not done:
-        measures = ready.evaluate(state)
-        trend = first_trend(measures.train_loss) if algorithm.adapt else None
-        nobody = RoundWork(0, 0, 0, no_jobs(), no_jobs())
-        pending.append(PendingEvaluation(0, nobody, hparams, measures, None, None, (), (), 0, best))
-    for chunk, call in planned:
-        computed = _computed(calls)
-        while len(pending) > behind or (pending and pending[0].round < computed):
-            settle()
-        _report(on_progress, computed, runs)
-        # not those behind, also where they have come in already: the same run stops the same
-        if ends.over(runs, len(runs[0].history) + len(pending) - behind):
-            break
-        layout, programs = call.layout, ready.programs(call.layout)
-        here = clients_by_place(call.plan, call.work[0], layout)
-        client_state = None if store is None else store.read(here)
-        count = np.int32(chunk.last - chunk.first)
-        after = programs.rounds(
-            state, hparams, *call.rows, call.plan, call.exchange, client_state, count
-        )
-        client_state = None
-        if store is not None:
-            if chunk.recorded and programs.inexactness is not None:
-                client_state = store.read(here)  # what it was: the round has used up its own copy
-            store.write(here, after.client_state)
-            after = after._replace(client_state=None)
-        state = after.state
-        faulty += _faulty(chunk, call, after)
-        empty += sum(not len(w.jobs.client) for w in call.work)
-        planned_steps = sum(int(w.jobs.steps.sum()) for w in call.work)
-        taken += (planned_steps if after.steps is None else after.steps,)
-        if chunk.recorded or trend is not None:
-            measures = ready.evaluate(state)
-        if chunk.recorded:
-            work = call.work[-1]
-            gamma = _gamma(ready, programs, call, after, hparams, client_state)
-            steps = after.local.steps
-            model = ready.model(state)
-            found = PendingEvaluation(
-                chunk.last, work, hparams, measures, gamma, steps, taken, faulty, empty, model
-            )
-            pending.append(found)
-            regular = chunk.last % protocol.evaluate_every == 0
-            taken, faulty, empty = ((), (), 0) if regular else (taken, faulty, empty)
-            calls.append((chunk.last, measures.train_loss))
-        else:  # a copy, since the next call is given the state
-            some = jax.tree.leaves(state)[0].addressable_data(0)
-            calls.append((chunk.last, jnp.ravel(some)[:1]))
-        del after, client_state, call  # the cohort's models and rows go before the next one's come
-        if trend is not None:
-            mu, trend = _follow(hparams["mu"], trend, measures.train_loss)
-            hparams = {**hparams, "mu": mu}
-
-        done, capacity = chunk.last, layout.capacity
-        now = RunState(done, state, hparams, trend, taken, faulty, empty, capacity)
-        after_call(done, partial(settled, now))
-        del now  # so that the state can be given up to the next call
-    return settled(RunState(done, state, hparams, trend, taken, faulty, empty, capacity))
-
-
 def _keeping_best(
     protocol: Protocol, runs: Sequence[Run]
 ) -> Callable[[Params | None, PendingEvaluation], Params | None]:
@@ -231,7 +295,7 @@ def _keeping_best(
     bests = [protocol.best(run.history) for run in runs]
 
     def keep(models: Params | None, done: PendingEvaluation) -> Params | None:
-        if done.round % protocol.evaluate_every:
+        if done.round % protocol.evaluation.every:
             return models  # a run of more rounds has no such evaluation
         better = [best.see(run.final) for best, run in zip(bests, runs, strict=True)]
         return _choose(models, done.model, np.array(better))
@@ -240,7 +304,7 @@ def _keeping_best(
 
 
 def _computed(calls: deque[tuple[int, jax.Array]]) -> int:
-    """Wait until one call is under way at most, and return the rounds done by those before it.
+    """Wait until at most one call is under way, and return the rounds done by those before it.
 
     Without this the host would run far ahead wherever nothing is evaluated.
     """
@@ -251,36 +315,12 @@ def _computed(calls: deque[tuple[int, jax.Array]]) -> int:
     return done
 
 
-def _report(on_progress: Callable[[int, float], None], done: int, runs: Sequence[Run]) -> None:
-    """Report rounds that no evaluation has reported."""
-    if runs[0].history and done > runs[0].final.round:
-        on_progress(done, best_loss(runs))
-
-
 def _faulty(chunk: Chunk, call: Call, after: After) -> tuple[Faulty, ...]:
     """The faulty updates of a call, if updates are screened."""
     if after.faulty is None:
         return ()
     slots = call.layout.rounds.slots
     return (partial(faulty_updates, chunk.first, call.work, slots, after.faulty),)
-
-
-def _gamma(
-    ready: CompiledMethod,
-    programs: Programs,
-    call: Call,
-    after: After,
-    hparams: Mapping[str, Any],
-    client_state: ClientState,
-) -> jax.Array | None:
-    """gamma_k of a call's last round, given what the clients kept before it, if it is measured."""
-    if programs.inexactness is None:
-        return None
-    jobs, last = call.work[-1].jobs, len(call.work) - 1
-    cohort = read_cohort(jobs, call.plan, last, client_state, call.layout, ready.mesh)
-    return programs.inexactness(
-        after.problem_state, hparams, after.local.params, *call.rows, *cohort
-    )
 
 
 def clients_by_place(plan: BatchPlan, work: RoundWork, layout: Layout) -> NDArray[np.int64]:

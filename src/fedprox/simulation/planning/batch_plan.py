@@ -40,31 +40,34 @@ class Jobs(NamedTuple):
 
     Attributes:
         client: Index of the client: names the random stream its mini-batches come from.
-        offset: Its first row in the flat data.
+        first_row: Its first row among all training rows.
         size: Its number of rows.
         steps: Mini-batch steps to take.
         weight: Weight of its message in the server's mean.
         gamma: How inexactly it may be solved; 0 where the solver has no stop rule.
-        part: Its part of all clients' weight, such as n_k / n.
-        share: n_k / the mean n of all clients.
+        participation: Its part of all clients' weight, such as n_k / n.
+        relative_size: n_k / the mean n of all clients.
         owner: The process that does it.
+        device_row: Its first row in the arrays that the round reads: `first_row` until
+            `TrainingRows.of` says otherwise.
     """
 
     client: NDArray[np.int64]
-    offset: NDArray[np.int64]
+    first_row: NDArray[np.int64]
     size: NDArray[np.int64]
     steps: NDArray[np.int64]
     weight: NDArray[np.float64]
     gamma: NDArray[np.float64]
-    part: NDArray[np.float64]
-    share: NDArray[np.float64]
+    participation: NDArray[np.float64]
+    relative_size: NDArray[np.float64]
     owner: NDArray[np.int64]
+    device_row: NDArray[np.int64]
 
 
 def no_jobs() -> Jobs:
     """Nobody trains."""
-    none, no_number = np.zeros(0, np.int64), np.zeros(0)
-    return Jobs(none, none, none, none, no_number, no_number, no_number, no_number, none)
+    whole, real = np.zeros(0, np.int64), np.zeros(0)
+    return Jobs(whole, whole, whole, whole, real, real, real, real, whole, whole)
 
 
 class Shape(NamedTuple):
@@ -104,14 +107,14 @@ class Slots(NamedTuple):
         weight: Each job's weight in the server's mean, float32.
         gamma: Its gamma, float32.
         steps: Its mini-batch steps, int32.
-        share: n_k / the mean n, float32.
+        relative_size: n_k / the mean n, float32.
         place: Where its client's state lies, int32: place p of device d is d * places + p.
     """
 
     weight: Array
     gamma: Array
     steps: Array
-    share: Array
+    relative_size: Array
     place: Array
 
 
@@ -182,12 +185,16 @@ def plan_rounds(
         packing = pack(job_ticks(solver, jobs, width), d * lanes, jobs.owner, processes)
         ends.append(segments(packing, d, lanes, room))
         known = Slots(
-            jobs.weight, jobs.gamma, jobs.steps, jobs.share, job_places(packing, lanes, places)
+            jobs.weight,
+            jobs.gamma,
+            jobs.steps,
+            jobs.relative_size,
+            job_places(packing, lanes, places),
         )
         for array, values in zip(each, known, strict=True):
             array[index, : len(values)] = values
         rate[index] = solver.factor(t)
-        participation[index] = jobs.part.sum()
+        participation[index] = jobs.participation.sum()
         # in an array of all ticks, those of a lane lie `lanes` apart
         device, lane = np.divmod(packing.lane, lanes)
         begin = ((index * d + device) * ticks + packing.start) * lanes + lane
@@ -285,7 +292,7 @@ def _ticks_of(
     """The first `length` (jobs,) ticks of each job."""
     job = np.repeat(np.arange(len(length)), length)
     number = np.arange(len(job)) - offsets_of(length)[job]
-    rows, offset = jobs.size[job], jobs.offset.astype(np.int32)
+    rows, offset = jobs.size[job], jobs.device_row.astype(np.int32)
     if solver.searches_line:
         steps = np.ones(len(job), bool)
         return _Ticks(number, offset[job, None], rows, last=steps, check=~steps)

@@ -18,6 +18,20 @@ Array = Any
 """A NumPy array on the host, a JAX array inside a program."""
 
 
+class Grid(NamedTuple):
+    """The lanes of all devices, numbered through the devices.
+
+    Attributes:
+        devices: Number of devices.
+        lanes: Lanes per device.
+        processes: Processes that share the devices, each an equal part of them.
+    """
+
+    devices: int
+    lanes: int
+    processes: int = 1
+
+
 class Packing(NamedTuple):
     """Jobs packed into lanes.
 

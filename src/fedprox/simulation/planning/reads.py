@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.simulation.planning.batch_plan import Jobs
-from fedprox.simulation.planning.packing import Array, Segments, pack, segments
+from fedprox.simulation.planning.packing import Array, Grid, Segments, pack, segments
 
 TICK_COST = 16
 """What a tick costs beside its rows, in rows."""
@@ -60,12 +60,10 @@ def slices(sizes: NDArray[np.int64], width: int) -> NDArray[np.int64]:
 def plan_reading(
     first: NDArray[np.int64],
     last: NDArray[np.int64],
-    *,
     width: int,
-    devices: int,
-    lanes: int,
+    grid: Grid,
+    *,
     owner: NDArray[np.int64] | None = None,
-    processes: int = 1,
     ticks: int | None = None,
     slots: int | None = None,
 ) -> Reading:
@@ -75,13 +73,12 @@ def plan_reading(
         first: First flat row of each job, shape (jobs,).
         last: The row before which it ends, shape (jobs,).
         width: Rows of a slice.
-        devices: Number of devices.
-        lanes: Lanes per device.
-        owner: The process that does each job, shape (jobs,); any where left out.
-        processes: Number of processes.
-        ticks: Room for ticks; what is needed where left out.
-        slots: Room for jobs; as many as there are where left out.
+        grid: The lanes.
+        owner: The process that does each job, shape (jobs,); any if left out.
+        ticks: Room for ticks; what is needed if left out.
+        slots: Room for jobs; as many as there are if left out.
     """
+    devices, lanes, processes = grid
     packing = pack(slices(last - first, width), devices * lanes, owner, processes)
     room = ticks if ticks is not None else max(packing.ticks, 1)
     begin, end, job = (np.zeros((devices, room, lanes), np.int32) for _ in range(3))
@@ -94,29 +91,21 @@ def plan_reading(
     return Reading(begin, end, job, ends)
 
 
-def read_everything(bounds: NDArray[np.int64], *, width: int, devices: int, lanes: int) -> Reading:
+def read_everything(bounds: NDArray[np.int64], width: int, grid: Grid) -> Reading:
     """Read all flat rows in equal slices, whichever client they belong to.
 
     Args:
         bounds: Where the rows of each process begin, and where the last one's end, shape
             (processes + 1,). Rows are numbered from 0 in each process.
         width: Rows of a slice.
-        devices: Number of devices.
-        lanes: Lanes per device.
+        grid: The lanes.
     """
     counts = np.diff(bounds)
     first = [np.arange(0, count, width) for count in counts]
     last = [np.minimum(f + width, count) for f, count in zip(first, counts, strict=True)]
     owner = np.repeat(np.arange(len(counts)), [len(f) for f in first])
-    return plan_reading(
-        np.concatenate(first),
-        np.concatenate(last),
-        width=width,
-        devices=devices,
-        lanes=lanes,
-        owner=owner,
-        processes=len(counts),
-    )
+    grid = grid._replace(processes=len(counts))
+    return plan_reading(np.concatenate(first), np.concatenate(last), width, grid, owner=owner)
 
 
 class Exchange(NamedTuple):
@@ -135,53 +124,44 @@ class Exchange(NamedTuple):
     weight: Array
 
 
+class ExchangeRoom(NamedTuple):
+    """How much the plan of some first exchanges holds.
+
+    Attributes:
+        rounds: Room for rounds.
+        slots: Room for clients about to work.
+        first_slots: Room for clients of the first cohort.
+        ticks: Room for ticks.
+    """
+
+    rounds: int
+    slots: int
+    first_slots: int
+    ticks: int
+
+
 def plan_exchanges(
-    rounds: Sequence[tuple[Jobs, Jobs]],
-    *,
-    room: int,
-    slots: int,
-    first_slots: int,
-    ticks: int,
-    width: int,
-    devices: int,
-    lanes: int,
-    processes: int,
+    rounds: Sequence[tuple[Jobs, Jobs]], room: ExchangeRoom, width: int, grid: Grid
 ) -> Exchange:
     """The first exchanges of some rounds.
 
     Args:
         rounds: Jobs of the clients about to work, and of the first cohort, in each round.
-        room: Room for rounds.
-        slots: Room for clients about to work.
-        first_slots: Room for clients of the first cohort.
-        ticks: Room for ticks.
+        room: How much the plan holds.
         width: Rows of a slice.
-        devices: Number of devices.
-        lanes: Lanes per device.
-        processes: Number of processes.
+        grid: The lanes.
     """
-    size = np.ones((room, slots + first_slots), np.float32)
-    weight = np.zeros((room, slots + first_slots), np.float32)
+    slots = room.slots + room.first_slots
+    size = np.ones((room.rounds, slots), np.float32)
+    weight = np.zeros((room.rounds, slots), np.float32)
     readings = []
-    for r in range(room):
-        first = np.zeros(slots + first_slots, np.int64)
-        last, owner = (np.zeros(slots + first_slots, np.int64) for _ in range(2))
-        for begin, jobs in zip((0, slots), rounds[r] if r < len(rounds) else (), strict=False):
+    for r in range(room.rounds):
+        first, last, owner = (np.zeros(slots, np.int64) for _ in range(3))
+        for begin, jobs in zip((0, room.slots), rounds[r] if r < len(rounds) else (), strict=False):
             at = slice(begin, begin + len(jobs.size))
-            first[at], last[at], size[r, at] = jobs.offset, jobs.offset + jobs.size, jobs.size
-            owner[at] = jobs.owner
+            first[at], last[at] = jobs.device_row, jobs.device_row + jobs.size
+            size[r, at], owner[at] = jobs.size, jobs.owner
         if r < len(rounds):
-            weight[r, slots : slots + len(rounds[r][1].weight)] = rounds[r][1].weight
-        readings.append(
-            plan_reading(
-                first,
-                last,
-                width=width,
-                devices=devices,
-                lanes=lanes,
-                owner=owner,
-                processes=processes,
-                ticks=ticks,
-            )
-        )
+            weight[r, room.slots : room.slots + len(rounds[r][1].weight)] = rounds[r][1].weight
+        readings.append(plan_reading(first, last, width, grid, owner=owner, ticks=room.ticks))
     return Exchange(jax.tree.map(lambda *a: np.stack(a), *readings), size, weight)

@@ -47,14 +47,15 @@ def round_work(
         one = np.ones(1, np.int64)
         jobs = Jobs(
             client=one * len(protocol.federation),
-            offset=one * 0,
+            first_row=one * 0,
             size=one * len(train),
             steps=one * work.steps.sum(),
             weight=np.ones(1),
             gamma=solver.gammas(t, one * len(protocol.federation)),
-            part=np.ones(1),
-            share=np.ones(1),
-            owner=np.zeros(1, np.int64),
+            participation=np.ones(1),
+            relative_size=np.ones(1),
+            owner=one * 0,
+            device_row=one * 0,
         )
         return RoundWork(len(chosen), stragglers, 0, jobs, no_jobs())
     kept = ~work.stragglers if algorithm.stragglers == "drop" else work.steps > 0
@@ -92,12 +93,13 @@ def _jobs(
         total = protocol.cohort.clients_per_round  # draws
     return Jobs(
         client=drawn.clients,
-        offset=offsets[drawn.clients],
+        first_row=offsets[drawn.clients],
         size=rows,
         steps=steps,
         weight=weights(drawn.mass),
         gamma=gamma,
-        part=drawn.mass / total,
-        share=rows * clients / len(protocol.federation.train),
+        participation=drawn.mass / total,
+        relative_size=rows * clients / len(protocol.federation.train),
         owner=protocol.ownership.of(drawn.clients),
+        device_row=offsets[drawn.clients],
     )

@@ -42,18 +42,18 @@ class Store(NamedTuple):
     devices.
 
     Attributes:
-        read: Clients (places,) -> what they keep.
-        write: Clients, what they keep -> nothing.
-        held: What a checkpoint must hold: which clients have a row, and these rows in the clients'
-            order, block by block, so that no more than a block is in memory; names and arrays.
-        put_back: Name and bytes of all that `held` gave, `KNOWN` first -> nothing.
+        read: Clients (places,) -> their state.
+        write: Clients, their state -> nothing.
+        contents: What a checkpoint must hold, as names and arrays: which clients have a row, and
+            these rows in the clients' order, block by block, so that only a block is in memory.
+        restore: Name and bytes of all that `contents` gave, `KNOWN` first -> nothing.
         close: Give up the store's memory.
     """
 
     read: Callable[[NDArray[np.int64]], ClientState]
     write: Callable[[NDArray[np.int64], ClientState], None]
-    held: Callable[[], Iterator[tuple[str, NDArray[Any]]]]
-    put_back: Callable[[Iterable[tuple[str, NDArray[Any]]]], None]
+    contents: Callable[[], Iterator[tuple[str, NDArray[Any]]]]
+    restore: Callable[[Iterable[tuple[str, NDArray[Any]]]], None]
     close: Callable[[], None]
 
 
@@ -158,16 +158,16 @@ def _on_host(initial: ClientState, index: _Index, mesh: Mesh, *, mapped: bool) -
                 first, values = part.index[0].start or 0, np.asarray(part.data)
                 for place in np.flatnonzero(row[first : first + len(values)] >= 0):
                     rows.array[row[first + place]] = values[place]
-            rows.let_go()
+            rows.release()
 
-    def held() -> Iterator[tuple[str, NDArray[Any]]]:
+    def contents() -> Iterator[tuple[str, NDArray[Any]]]:
         return _in_blocks(index, [rows.array for rows in arrays])
 
-    def put_back(saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
+    def restore(saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
         for rows, written, block in _from_blocks(saved, index, arrays):
             rows.make_room(written)
             rows.array[written] = block.view(rows.array.dtype)
-            rows.let_go()
+            rows.release()
 
     def close() -> None:
         for rows in arrays:
@@ -175,7 +175,7 @@ def _on_host(initial: ClientState, index: _Index, mesh: Mesh, *, mapped: bool) -
                 rows.file.close()
         arrays.clear()
 
-    return Store(read, write, held, put_back, close)
+    return Store(read, write, contents, restore, close)
 
 
 def _in_blocks(index: _Index, arrays: Sequence[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -234,7 +234,7 @@ class _Rows(NamedTuple):
         gathered = np.zeros((len(row), *initial.shape), initial.dtype)
         for place in np.flatnonzero(filled):
             gathered[place] = self.array[row[place]] if row[place] >= 0 else initial
-        self.let_go()
+        self.release()
         return gathered
 
     def make_room(self, rows: NDArray[np.int64]) -> None:
@@ -255,7 +255,7 @@ class _Rows(NamedTuple):
             where = f"disk in {tempfile.gettempdir()} (TMPDIR names another folder)"
             raise InputError(_no_room(where, error)) from None
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Give pages back that have been read or written: the file has them."""
         if self.mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
             self.mapped.madvise(mmap.MADV_DONTNEED)
@@ -270,43 +270,43 @@ def _on_devices(initial: ClientState, index: _Index, mesh: Mesh) -> Store:
     room = -(-max(index.rows, 1) // devices) * devices
     sharding = NamedSharding(mesh, PER_DEVICE)
     first = replicate(mesh, initial)
-    held = [jax.tree.map(lambda a: zeros_on(mesh, (room, *a.shape), a.dtype), first)]
+    rows = [jax.tree.map(lambda a: zeros_on(mesh, (room, *a.shape), a.dtype), first)]
 
     def gather(
-        held: ClientState, first: ClientState, row: jax.Array, known: jax.Array
+        rows: ClientState, first: ClientState, row: jax.Array, known: jax.Array
     ) -> ClientState:
         def one(stored: jax.Array, initial: jax.Array) -> jax.Array:
             chosen = known.reshape((-1,) + (1,) * initial.ndim)
             return jnp.where(chosen, stored[row], initial)
 
-        return jax.tree.map(one, held, first)
+        return jax.tree.map(one, rows, first)
 
-    def scatter(held: ClientState, client_state: ClientState, row: jax.Array) -> ClientState:
-        return jax.tree.map(lambda s, k: s.at[row].set(k, mode="drop"), held, client_state)
+    def scatter(rows: ClientState, client_state: ClientState, row: jax.Array) -> ClientState:
+        return jax.tree.map(lambda s, k: s.at[row].set(k, mode="drop"), rows, client_state)
 
     gathering = jax.jit(gather, out_shardings=sharding)
     scattering = jax.jit(scatter, out_shardings=sharding, donate_argnums=0)
 
     def read(at: NDArray[np.int64]) -> ClientState:
         row = index.find(at)
-        return gathering(held[0], first, np.maximum(row, 0), row >= 0)
+        return gathering(rows[0], first, np.maximum(row, 0), row >= 0)
 
     def write(at: NDArray[np.int64], client_state: ClientState) -> None:
         index.assign(at[at >= 0])
         row = index.find(at)
-        held[0] = scattering(held[0], client_state, np.where(row >= 0, row, room))
+        rows[0] = scattering(rows[0], client_state, np.where(row >= 0, row, room))
 
-    def saved() -> Iterator[tuple[str, NDArray[Any]]]:
-        leaves = jax.tree.leaves(held[0])
+    def contents() -> Iterator[tuple[str, NDArray[Any]]]:
+        leaves = jax.tree.leaves(rows[0])
         return _in_blocks(index, [np.asarray(leaf) for leaf in leaves])
 
-    def put_back(saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
-        arrays = [np.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(held[0])]
+    def restore(saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
+        arrays = [np.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(rows[0])]
         for array, written, block in _from_blocks(saved, index, arrays):
             array[written] = block.view(array.dtype)
-        held[0] = jax.device_put(jax.tree.unflatten(jax.tree.structure(held[0]), arrays), sharding)
+        rows[0] = jax.device_put(jax.tree.unflatten(jax.tree.structure(rows[0]), arrays), sharding)
 
-    return Store(read, write, saved, put_back, held.clear)
+    return Store(read, write, contents, restore, rows.clear)
 
 
 def _where_it_fits(size: int, mesh: Mesh) -> Storage:

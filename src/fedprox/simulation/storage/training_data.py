@@ -83,7 +83,7 @@ def resident(
         mesh: The devices.
         federation: The clients and their data.
         measured: The clients and rows that evaluations read.
-        ownership: Which process is owner to which clients.
+        ownership: Which process owns which clients.
         measured_ownership: Which process reads which of those that evaluations read.
     """
     train, read, test = federation.train, measured.train, measured.test
@@ -95,12 +95,12 @@ def resident(
             (rows, measured_ownership) for rows in (read, read, test, test)
         ]
         arrays = (
-            None if a is None else _at_home(mesh, a, rows.offsets, of)
+            None if a is None else _rows_of_process(mesh, a, rows.offsets, of)
             for a, (rows, of) in zip(data[:-1], each, strict=True)
         )
         if validation is not None and isinstance(measured.validation, Rows):
             x, y = (
-                _at_home(mesh, a, measured.validation.offsets, measured_ownership)
+                _rows_of_process(mesh, a, measured.validation.offsets, measured_ownership)
                 for a in validation
             )
             return Data._make([*arrays, (x, y)])
@@ -112,7 +112,9 @@ def resident(
     return jax.tree.unflatten(structure, [copies[id(leaf)] for leaf in leaves])
 
 
-def _at_home(mesh: Mesh, x: Features, offsets: NDArray[np.int64], ownership: Ownership) -> Features:
+def _rows_of_process(
+    mesh: Mesh, x: Features, offsets: NDArray[np.int64], ownership: Ownership
+) -> Features:
     """This process's rows of an array, with room for as many as any has, and for a slice."""
     bounds = ownership.first_rows(offsets)
     here = index_of(x)[bounds[ownership.process_index] : bounds[ownership.process_index + 1]]
@@ -163,7 +165,7 @@ def check_measured(mesh: Mesh, federation: Federation, measured: Federation) -> 
     size = sum(row_bytes(rows) * len(rows) for rows in parts)
     require(
         size <= EVALUATED_BYTES or not stays_with_host(mesh, federation.train),
-        f"evaluate_clients: none given, and evaluations would copy the {sum(map(len, parts)):,} "
+        f"evaluation.clients: none given, and evaluations would copy the {sum(map(len, parts)):,} "
         f"rows of all {len(federation):,} clients to every device; give the number of clients to "
         "draw for them, such as 1000",
     )
@@ -205,7 +207,7 @@ def training_rows(
         mesh: The devices.
         rows: All clients' training rows.
         data: What is on the devices.
-        ownership: Which process is owner to which clients.
+        ownership: Which process owns which clients.
         ahead: Calls whose rows are gathered before they are needed.
 
     Returns:
@@ -215,11 +217,11 @@ def training_rows(
         held = data.x, data.y
         base = ownership.first_rows(rows.offsets)
 
-        def numbered_at_home(jobs: Jobs) -> Jobs:
-            return jobs._replace(offset=jobs.offset - base[jobs.owner])
+        def numbered_rows_of_process(jobs: Jobs) -> Jobs:
+            return jobs._replace(device_row=jobs.first_row - base[jobs.owner])
 
         def all_here(work: Sequence[RoundWork], *_: int) -> tuple[DeviceRows, Sequence[RoundWork]]:
-            return held, _with_jobs(work, numbered_at_home)
+            return held, _with_jobs(work, numbered_rows_of_process)
 
         return TrainingRows(len, lambda *_: 0, lambda _: held, all_here)
     several = ownership.processes > 1
@@ -260,13 +262,13 @@ def training_rows(
         found = [copy_stretches(a, places.first, places.size, at, room) for a in (index, rows.y)]
         x, y = [each_process(mesh, a) for a in found] if several else replicate(mesh, found)
 
-        def moved(jobs: Jobs) -> Jobs:
+        def placed(jobs: Jobs) -> Jobs:
             # where other processes have the rows of their clients is theirs to know
-            offset, here = np.zeros_like(jobs.offset), jobs.owner == ownership.process_index
-            offset[here] = at[np.searchsorted(places.first, jobs.offset[here])]
-            return jobs._replace(offset=offset)
+            row, mine = np.zeros_like(jobs.first_row), jobs.owner == ownership.process_index
+            row[mine] = at[np.searchsorted(places.first, jobs.first_row[mine])]
+            return jobs._replace(device_row=row)
 
-        return (with_index(data.measured_x, x), y), _with_jobs(work, moved)
+        return (with_index(data.measured_x, x), y), _with_jobs(work, placed)
 
     return TrainingRows(together, needed, like, gathered)
 
@@ -304,7 +306,7 @@ def _places(work: Sequence[RoundWork], rows: int, width: int) -> _Places:
     slice's width of the end of all rows lie as far from the end here, and others farther.
     """
     jobs = [each for w in work for each in (w.jobs, w.exchange)]
-    first, chosen = np.unique(np.concatenate([j.offset for j in jobs]), return_index=True)
+    first, chosen = np.unique(np.concatenate([j.first_row for j in jobs]), return_index=True)
     size = np.concatenate([j.size for j in jobs])[chosen]
     near = rows - (first + size) < width
     front = offsets_of(size[~near])

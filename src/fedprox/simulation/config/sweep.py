@@ -1,15 +1,8 @@
-"""Sweep points: their hyperparameters, their labels, and the states that they start from."""
+"""Sweep points: their hyperparameters and their labels."""
 
 import itertools
-from typing import Any
 
-import jax
-import numpy as np
-from jax.sharding import Mesh
-
-from fedprox.algorithms.base import Algorithm, ClientState, State
-from fedprox.model import Params
-from fedprox.simulation.devices.mesh import replicate
+from fedprox.algorithms.base import Algorithm
 from fedprox.solver import Solver, as_values, name_of
 
 
@@ -21,10 +14,10 @@ def sweep_points(algorithm: Algorithm, solver: Solver) -> list[dict[str, float]]
 
 
 def label(algorithm: Algorithm, solver: Solver, point: dict[str, float]) -> str:
-    """The method, its numbers and its own settings: what tells it from others of a comparison.
+    """What tells a run from the others of its comparison: method, hyperparameters and settings.
 
-    The learning rate is shown where there are several or the method has its own, and the server's
-    where it is not plainly 1.
+    The learning rate is shown if there are several or the method has its own, the server's unless
+    it is exactly 1.
     """
 
     def shown(key: str) -> bool:
@@ -45,19 +38,4 @@ def label(algorithm: Algorithm, solver: Solver, point: dict[str, float]) -> str:
         if k not in point
     ]
     parts = [algorithm.name, algorithm.variant, *hparams, *settings]
-    return " ".join(part for part in [*parts, "adaptive" * algorithm.adapt] if part)
-
-
-def initial_state(algorithm: Algorithm, params: Params, points: int, mesh: Mesh) -> State:
-    """The server's state before round 0, the same at every sweep point."""
-    return replicate(mesh, _at_points(algorithm.init(params), points))
-
-
-def initial_client_state(algorithm: Algorithm, params: Params, points: int) -> ClientState:
-    """What every client keeps before round 0, the same at every sweep point."""
-    return _at_points(algorithm.client_state(params), points) if algorithm.client_state else None
-
-
-def _at_points(tree: Any, points: int) -> Any:
-    host = jax.tree.map(np.asarray, tree)
-    return jax.tree.map(lambda a: np.broadcast_to(a, (points, *a.shape)), host)
+    return " ".join(part for part in [*parts, "adaptive" * (algorithm.adapt is not None)] if part)

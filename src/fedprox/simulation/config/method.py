@@ -1,0 +1,75 @@
+"""A method of a comparison: an algorithm under a protocol, with its solver and its sweep points."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from fedprox.algorithms.base import Algorithm, ClientState, State
+from fedprox.model import Params
+from fedprox.simulation.config.faults import Faults
+from fedprox.simulation.config.protocol import Protocol
+from fedprox.simulation.config.sweep import label, sweep_points
+from fedprox.simulation.devices.mesh import replicate
+from fedprox.solver import Solver
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """An algorithm under a protocol.
+
+    Attributes:
+        protocol: What compared methods share.
+        algorithm: The algorithm, with the model that is evaluated (see `Protocol.reported`).
+    """
+
+    protocol: Protocol
+    algorithm: Algorithm
+
+    @cached_property
+    def solver(self) -> Solver:
+        """The local solver of its clients."""
+        return self.algorithm.solver(self.protocol.solver)
+
+    @cached_property
+    def points(self) -> list[dict[str, float]]:
+        """The hyperparameters of each sweep point."""
+        return sweep_points(self.algorithm, self.solver)
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The label of each sweep point."""
+        return [label(self.algorithm, self.solver, point) for point in self.points]
+
+    @property
+    def name(self) -> str:
+        """What progress calls it."""
+        if len(self.points) == 1:
+            return self.labels[0]
+        return f"{self.algorithm.name} ({len(self.points)} points together)"
+
+    @property
+    def faults(self) -> Faults | None:
+        """How its faulty updates are treated; None without screening."""
+        return self.protocol.screening(self.algorithm)
+
+    @property
+    def tests_by_client(self) -> bool:
+        """Whether evaluations count test rows client by client."""
+        return self.protocol.by_client or self.faults is not None
+
+    def initial_state(self, params: Params, mesh: Mesh) -> State:
+        """The server's state before round 0, the same at every sweep point."""
+        return replicate(mesh, self._at_points(self.algorithm.init(params)))
+
+    def initial_client_state(self, params: Params) -> ClientState:
+        """The state of every client before round 0, the same at every sweep point."""
+        first = self.algorithm.client_state
+        return None if first is None else self._at_points(first(params))
+
+    def _at_points(self, tree: Any) -> Any:
+        count, host = len(self.points), jax.tree.map(np.asarray, tree)
+        return jax.tree.map(lambda a: np.broadcast_to(a, (count, *a.shape)), host)
