@@ -135,19 +135,19 @@ def cifar_100(
 
 
 class Cifar(NamedTuple):
-    """What is different between the two sets.
+    """The differences between the two data sets.
 
     Attributes:
-        name: Its name, and that of its folder.
-        source: Its official archive.
-        others: Other names that the archive may have.
+        name: Name of the data set and of its folder.
+        source: The official archive.
+        others: Other names of the archive.
         folder: The folder inside the archive.
         train: Files with training images.
         test: The file with test images.
-        labels: What the files call the labels.
+        labels: The key of the labels in the files.
         classes: Number of classes.
-        standardised: Bytes -> standardised images, by the means and standard deviations of the
-            training images' channels that the authors of FedDyn give.
+        standardised: (bytes) -> standardized images, by the channels' means and standard deviations
+            of the training images as FedDyn's code gives them.
         augmented: (key, bytes) -> the same, flipped and shifted at random.
     """
 
@@ -257,14 +257,14 @@ def _unpacked(cifar: Cifar, folder: Path) -> Iterator[tuple[str, Stream]]:
 
 
 def _parse(cifar: Cifar, path: Path, files: Iterator[tuple[str, Stream]]) -> Arrays:
-    """All batches, checked, in one array for each part."""
-    found = {name: _batch(cifar, f"{path}/{name}", file) for name, file in files}
+    """The images and labels of all batches, checked."""
+    batches = {name: _batch(cifar, f"{path}/{name}", file) for name, file in files}
     for name in (*cifar.train, cifar.test):
-        require(name in found, f"{path}: {name} is missing in this archive")
+        require(name in batches, f"{path}: {name} is missing in this archive")
     arrays = {}
     for part, names in (("train", cifar.train), ("test", (cifar.test,))):
         for i, kind in enumerate("xy"):
-            arrays[f"{part}_{kind}"] = np.concatenate([found[name][i] for name in names])
+            arrays[f"{part}_{kind}"] = np.concatenate([batches[name][i] for name in names])
     return arrays
 
 

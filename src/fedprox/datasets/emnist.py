@@ -20,7 +20,7 @@ from fedprox.files.packed import reading, unpacked_limit
 from fedprox.streams import Purpose, generator
 
 LOWER_CASE = 36
-"""ByClass's and LEAF's label of "a": ten digits and 26 capitals come before it."""
+"""The label of "a" in ByClass and in LEAF: ten digits and 26 capitals precede it."""
 
 
 def emnist_l(
@@ -93,8 +93,8 @@ def _letters(data_dir: str | Path | None) -> list[NDArray[np.uint8]]:
     packed = present("emnist_letters_a_to_j.npz", "emnist", data_dir)
     if packed is None or present(EMNIST.name, "emnist", data_dir):
         path = find(EMNIST, "emnist", data_dir)
-        kept = prepared("emnist-l", [path], {}, partial(_official_letters, path))
-        return [kept[name] for name in ("train_x", "train_y", "test_x", "test_y")]
+        arrays = prepared("emnist-l", [path], {}, partial(_official_letters, path))
+        return [arrays[name] for name in ("train_x", "train_y", "test_x", "test_y")]
     images, labels = npz(packed, "images", "labels")
     check(packed, images, labels, 10)
     x, y = images.astype(np.uint8), labels.astype(np.uint8)
@@ -124,8 +124,8 @@ def lower_case(data_dir: str | Path | None) -> tuple[NDArray[np.uint8], NDArray[
     packed = present("emnist_lowercase.npz", "emnist", data_dir)
     if packed is None or present(EMNIST.name, "emnist", data_dir):
         path = find(EMNIST, "emnist", data_dir)
-        kept = prepared("emnist-lower-case", [path], {}, partial(_by_class, path))
-        return kept["x"], kept["y"].astype(np.int64)
+        arrays = prepared("emnist-lower-case", [path], {}, partial(_by_class, path))
+        return arrays["x"], arrays["y"].astype(np.int64)
     images, labels = npz(packed, "images", "labels")
     check(packed, images, labels, 26)
     return images.astype(np.uint8), labels.astype(np.int64)
@@ -142,10 +142,7 @@ def _by_class(path: Path) -> Arrays:
 
 
 def _split(path: Path, name: str, classes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Images and labels of one file pair of EMNIST's archive.
-
-    It keeps images as columns of rows: transposed.
-    """
+    """Images, transposed as EMNIST stores them, and labels of a pair of files in its archive."""
     x, y = (_idx(path, f"emnist-{name}-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1"))
     check(path, x, y, classes)
     return x, y

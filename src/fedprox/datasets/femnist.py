@@ -158,12 +158,12 @@ def by_letters(
 
 
 def dark_on_white(raw: jax.Array) -> jax.Array:
-    """Pixels in [0, 1] of white on black bytes, turned round."""
+    """Bytes white on black -> pixels in [0, 1], dark on white."""
     return np.float32(1 / 255) * (255 - raw).astype(jnp.float32)
 
 
 def _writers(clients: int | None, seed: int, data_dir: str | Path | None) -> Federation:
-    """A client for each writer, or for each of so many, chosen at random and kept in order."""
+    """A client for each writer, or for `clients` of them, drawn at random, in their order."""
     arrays = _by_writer(data_dir)
     names = arrays["names"].view(f"S{arrays['names'].shape[1]}").ravel()
     train, test = (
@@ -192,7 +192,7 @@ def _writers(clients: int | None, seed: int, data_dir: str | Path | None) -> Fed
 
 
 def _by_writer(data_dir: str | Path | None) -> Arrays:
-    """All writers' images from whichever files there are, the largest set first.
+    """All writers' images from the files that are there, the largest set first.
 
     Images are bytes, dark on white, (n, 28, 28), one writer's after another's, for each part;
     names are bytes, (writers, length).
@@ -213,7 +213,7 @@ def _by_writer(data_dir: str | Path | None) -> Arrays:
 
 
 AS_BYTES = ("utf-8", "surrogatepass")
-"""How a name is kept: JSON has names that UTF-8 alone has not."""
+"""Encoding of names: JSON allows names that UTF-8 alone does not."""
 
 
 def _name(given: object) -> str:
@@ -221,7 +221,7 @@ def _name(given: object) -> str:
 
 
 def _together(names: list[str], train: Writers, test: Writers) -> Arrays:
-    """Both parts' images and labels, writer after writer."""
+    """The images and labels of both parts, writer by writer."""
     arrays: Arrays = {"names": np.array([name.encode(*AS_BYTES) for name in names])}
     arrays["names"] = arrays["names"].view(np.uint8).reshape(len(names), -1)
     for part, of_part in (("train", train), ("test", test)):
@@ -232,7 +232,7 @@ def _together(names: list[str], train: Writers, test: Writers) -> Arrays:
 
 
 def _from_sqlite(train: Path, test: Path) -> Arrays:
-    """FedJAX's files: a table of writers with their packed images and labels."""
+    """Read FedJAX's files: tables of writers with their packed images and labels."""
     parts = [_table(path) for path in (train, test)]
     for name in sorted(parts[0].keys() ^ parts[1].keys()):
         here, missing = (train, test) if name in parts[0] else (test, train)
@@ -248,7 +248,7 @@ def _table(path: Path) -> dict[str, Writer]:
     examples: MessagePack packed by zlib, with arrays "pixels", float32 (n, 28, 28) from 0 to 1 and
     dark on white, and "label".
     """
-    found: dict[str, Writer] = {}
+    writers: dict[str, Writer] = {}
     try:
         # immutable: nothing is written beside the file, not even a lock
         address = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
@@ -256,21 +256,21 @@ def _table(path: Path) -> dict[str, Writer]:
         with opened as database, Bar(path.name, delay=1) as bar:
             for client, data, count in _rows(path, database):
                 name = _name(client).rpartition(":")[2]
-                require(name not in found, f"{path}: writer {name!r} appears twice")
-                found[name] = _examples(f"{path}: writer {name!r}", data, count)
+                require(name not in writers, f"{path}: writer {name!r} appears twice")
+                writers[name] = _examples(f"{path}: writer {name!r}", data, count)
                 bar.update(1)
     except InputError:
         raise
     except Exception as error:  # a damaged database can fail in any way
         raise InputError(f"{path}: not a database of writers: {reason(error)}") from None
-    require(found, f"{path}: no writers")
-    return found
+    require(writers, f"{path}: no writers")
+    return writers
 
 
 def _rows(path: Path, database: sqlite3.Connection) -> Iterator[tuple[Any, Any, Any]]:
-    """The rows of the table, which must be one: a view could compute for ever."""
+    """The rows of the table, which must not be a view: a view could compute for ever."""
     database.text_factory = bytes
-    # what is in the file is no longer than the file
+    # no value is longer than the file
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(path.stat().st_size, 1 << 16))
     columns = ("client_id", "data", "num_examples")
     tables = database.execute(
@@ -310,11 +310,11 @@ def _examples(where: str, data: object, count: object) -> Writer:
 
 
 FEW = {"max_array_len": 4, "max_map_len": 16}
-"""What a writer's examples have at most. MessagePack makes room for as many as a file announces."""
+"""Limits of a writer's examples. MessagePack allocates whatever size a file announces."""
 
 
 def _unpacked(data: Any) -> Any:
-    """What zlib and MessagePack have packed, arrays as `msgpack.ExtType`."""
+    """Unpack zlib and MessagePack, with arrays as `msgpack.ExtType`."""
     unpack = zlib.decompressobj()
     raw = unpack.decompress(data, unpacked_limit(len(data)))
     if not unpack.eof:
@@ -323,7 +323,7 @@ def _unpacked(data: Any) -> Any:
 
 
 def _array(packed: Any) -> NDArray[Any]:
-    """An array as flax packs it: shape, type and bytes."""
+    """Unpack an array that flax packed: shape, type and bytes."""
     if not isinstance(packed, msgpack.ExtType):
         raise TypeError("they must be arrays")
     shape, kind, content = msgpack.unpackb(packed.data, raw=True, **FEW)
@@ -333,7 +333,7 @@ def _array(packed: Any) -> NDArray[Any]:
 
 
 def _from_leaf(folder: Path) -> Arrays:
-    """LEAF's JSON, in which an image is 784 numbers from 0 to 1."""
+    """Read LEAF's JSON files, in which an image is 784 numbers from 0 to 1."""
     federation = leaf(str(folder.resolve()), classes=62)
     parts = []
     for rows in (federation.train, federation.test):
@@ -350,7 +350,7 @@ def _from_leaf(folder: Path) -> Arrays:
 
 
 def _from_npz(path: Path) -> Arrays:
-    """A sample of LEAF's FEMNIST in one file."""
+    """Read a sample of LEAF's FEMNIST from one file."""
     x, labels, writer, part, names = npz(path, "images", "labels", "writer", "split", "writer_ids")
     check(path, x, labels, 62)
     require(

@@ -33,7 +33,7 @@ from fedprox.files.npy import require_words
 Array = NDArray[Any]
 
 BLOCK = 2**20
-"""Labels that are looked at in one go."""
+"""Labels that are checked at a time."""
 
 
 def mapped(
@@ -72,10 +72,10 @@ def mapped(
         <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>`_, the format of
         the files.
     """
-    looked = places(path, data_dir)
-    found = [place for place in looked if (place / "x.npy").is_file()]
-    require(found, f"data.path: no x.npy in {' and '.join(map(str, looked))}")
-    folder = found[0]
+    candidates = places(path, data_dir)
+    folders = [place for place in candidates if (place / "x.npy").is_file()]
+    require(folders, f"data.path: no x.npy in {' and '.join(map(str, candidates))}")
+    folder = folders[0]
     train = _rows(folder, "")
     parts = [(folder / f"test_{name}.npy").exists() for name in ("x", "y", "offsets")]
     test = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
@@ -97,7 +97,7 @@ def mapped(
 
 
 def _rows(folder: Path, prefix: str, like: Rows | None = None) -> Rows:
-    """All clients' rows of files with a prefix; their shapes and types are those of `like`."""
+    """All clients' rows, from files with a prefix, in the shapes and types of `like`."""
     x_file, offsets_file = (folder / f"{prefix}{name}.npy" for name in ("x", "offsets"))
     x, y = _arrays(folder, prefix, like)
     offsets = _open(offsets_file, "iu", most=8)
@@ -120,7 +120,7 @@ def _rows(folder: Path, prefix: str, like: Rows | None = None) -> Rows:
 
 
 def _arrays(folder: Path, prefix: str, like: Rows | None) -> tuple[Array, Array]:
-    """Features and labels of files with a prefix; their shapes and types are those of `like`."""
+    """Features and labels, from files with a prefix, in the shapes and types of `like`."""
     x_file, y_file = (folder / f"{prefix}{name}.npy" for name in ("x", "y"))
     x, y = _open(x_file, "biuf"), _open(y_file, "iuf")
     require(y.ndim in (1, 2), f"{y_file}: shape {y.shape}; it must be (rows,) or (rows, length)")
@@ -139,17 +139,17 @@ def _arrays(folder: Path, prefix: str, like: Rows | None) -> tuple[Array, Array]
 
 
 def _open(path: Path, kinds: str, *, most: int = 4) -> Array:
-    """A mapped array of some kinds of numbers of at most so many bytes each."""
-    found = map_file(path)
-    kind, allowed = found.dtype, {"b": "booleans", "i": "whole", "u": "", "f": "floating-point"}
+    """A mapped array of numbers of some kinds, of at most `most` bytes each."""
+    array = map_file(path)
+    kind, allowed = array.dtype, {"b": "booleans", "i": "whole", "u": "", "f": "floating-point"}
     what = " or ".join(allowed[k] for k in kinds if allowed[k])
     require(
         kind.kind in kinds and kind.itemsize <= most and kind.isnative,
         f"{path}: numbers of type {kind.str}; they must be {what}, of at most {8 * most} bits",
     )
-    require(found.ndim, f"{path}: a single number")
-    require(found.flags.c_contiguous, f"{path}: in Fortran's order; it must be in C's")
-    return found
+    require(array.ndim, f"{path}: a single number")
+    require(array.flags.c_contiguous, f"{path}: in Fortran's order; it must be in C's")
+    return array
 
 
 def _names(folder: Path, clients: int) -> Names:
@@ -279,13 +279,13 @@ def write_mapped(
 
 
 Alike = tuple[Array, Array]
-"""Features and labels of no rows, of the type and shape that all must have."""
+"""Features and labels without rows, of the types and shapes that all clients must have."""
 
 
 def _write(
     folder: Path, prefix: str, clients: Iterable[Client], like: Alike | None
 ) -> tuple[int, Alike | None]:
-    """Write all clients' rows; how many clients, and what their arrays are like."""
+    """Write all clients' rows; returns the number of clients, and arrays like theirs."""
     offsets = array("q", [0])
     with (
         (folder / f"{prefix}x.npy").open("w+b") as x_file,
@@ -334,13 +334,13 @@ def _narrow(part: ArrayLike, where: str) -> Array:
     real = given.dtype.kind == "f"
     with np.errstate(over="ignore"):
         narrow = given.astype(np.float32 if real else np.int32)
-    kept = np.isfinite(narrow) == np.isfinite(given) if real else narrow == given
-    require(kept.all(), f"{where}: a number beyond 32 bits")
+    exact = np.isfinite(narrow) == np.isfinite(given) if real else narrow == given
+    require(exact.all(), f"{where}: a number beyond 32 bits")
     return narrow
 
 
 def _begin(files: Iterable[BinaryIO], like: Alike, rows: int) -> None:
-    """Write the headers for so many rows: as long for any number of them."""
+    """Write the headers for a number of rows; their length does not depend on it."""
     for file, alike in zip(files, like, strict=True):
         file.seek(0)
         header = {

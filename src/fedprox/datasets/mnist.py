@@ -185,9 +185,9 @@ def _images(data_dir: str | Path | None) -> list[NDArray[np.uint8]]:
 
 
 def _writers(labels: NDArray[np.uint8], data_dir: str | Path | None) -> NDArray[np.int32]:
-    """Who wrote each of MNIST's images: training images first, then test images.
+    """The writer of each of MNIST's images: training images first, then test images.
 
-    QMNIST's labels begin with MNIST's images, in order; its test part goes on after them.
+    QMNIST's labels begin with MNIST's images, in order; its test part has more.
     """
     files = [find(source, "mnist", data_dir) for source in QMNIST.values()]
     train, test = (read_idx(file, np.int32) for file in files)

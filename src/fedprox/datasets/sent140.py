@@ -1,4 +1,4 @@
-"""Sentiment140 (Go et al. 2009): tweets by user, of good or bad mood."""
+"""Sentiment140 (Go et al. 2009): tweets by user, labelled glad or sad."""
 
 import csv
 from array import array
@@ -22,7 +22,7 @@ from fedprox.files.packed import LINE, reading, text_lines
 from fedprox.streams import Purpose, generator
 
 LENGTH = 25
-"""Tokens of a tweet that a model reads."""
+"""Tokens of a tweet that a model reads; a longer tweet is cut."""
 
 CSV = "training.1600000.processed.noemoticon.csv"
 
@@ -31,12 +31,12 @@ Tweet = tuple[str, int, str]
 
 
 class Source(NamedTuple):
-    """Where the tweets are.
+    """The files with the tweets.
 
     Attributes:
         paths: The files.
-        read: What reads one.
-        least: Tweets that a user must have where nothing is said.
+        read: The function that reads one.
+        least: The default of the fewest tweets of a user.
     """
 
     paths: list[Path]
@@ -130,8 +130,8 @@ def sent140(
 
     def rows(parts: list[NDArray[np.int64]], read: list[list[str]]) -> Rows:
         ids = np.zeros((len(read), LENGTH), np.int32)
-        for row, found in zip(ids, read, strict=True):
-            row[: len(found)] = [known.get(token, 0) for token in found]
+        for row, words in zip(ids, read, strict=True):
+            row[: len(words)] = [known.get(word, 0) for word in words]
         x = ids if table is None else Vectors(ids, table)
         y = tweets.labels[np.concatenate(parts)].astype(np.int32)
         return Rows(x, y, offsets_of(map(len, parts)))
@@ -146,9 +146,9 @@ class Tweets(NamedTuple):
         user: Each tweet's user, int32 (tweets,).
         labels: 1 glad, 0 sad; int8 (tweets,).
         text: All texts; see `cache.packed`.
-        offsets: Where each begins.
+        offsets: Their offsets.
         names: The names of all users, packed likewise.
-        names_offsets: Where each begins.
+        names_offsets: Their offsets.
     """
 
     user: NDArray[np.int32]
@@ -186,7 +186,7 @@ def _ids(
     vocabulary: int,
     data_dir: str | Path | None,
 ) -> tuple[NDArray[np.float32] | None, dict[str, int]]:
-    """The table of vectors, if any, and each known token's id."""
+    """The table of vectors, or None, and the id of each known token."""
     if vectors is None:
         words = most_frequent(chain.from_iterable(train), vocabulary - 1)
         return None, {word: k for k, word in enumerate(words, 1)}
@@ -224,9 +224,9 @@ def _tweets(source: Source) -> Tweets:
 
 
 def _source(data_dir: str | Path | None) -> Source:
-    found = present(SENT140.name, "sent140", data_dir) or present(CSV, "sent140", data_dir)
+    file = present(SENT140.name, "sent140", data_dir) or present(CSV, "sent140", data_dir)
     folder = data_folder(data_dir)
-    if not found and folder is not None:
+    if not file and folder is not None:
         home = folder / "sent140"
         json_files = sorted([*home.glob("*.json"), *home.glob("*.json.gz")])
         for path in json_files:
@@ -237,15 +237,15 @@ def _source(data_dir: str | Path | None) -> Source:
             )
         if json_files:
             return Source(json_files, read_leaf, 5)
-    return Source([found or find(SENT140, "sent140", data_dir)], read_csv, 31)
+    return Source([file or find(SENT140, "sent140", data_dir)], read_csv, 31)
 
 
 def read_csv(path: Path) -> Iterator[Tweet]:
-    """Tweets of Sentiment140's own file, or of the archive with it, as a stream.
+    """Yield the tweets of Sentiment140's own file, or of the archive with it.
 
     Raises:
-        InputError: It cannot be read, or a row is not polarity (0 or 4), id, date, query, user and
-            text. The message names the line.
+        InputError: If the file cannot be read, or a row is not polarity (0 or 4), id, date, query,
+            user and text. The message names the line.
     """
     with reading(path, CSV) as file:
         held = 0
@@ -273,12 +273,12 @@ def read_csv(path: Path) -> Iterator[Tweet]:
 
 
 def read_leaf(path: Path) -> Iterator[Tweet]:
-    """Tweets of a JSON file in LEAF's layout: rows of id, date, query, user, text and part.
+    """Yield the tweets of a JSON file in LEAF's layout: rows of id, date, query, user, text, part.
 
     Labels are 0 and 1, or 0 and 4.
 
     Raises:
-        InputError: It is not JSON or not in this layout. The message names the user.
+        InputError: If the file is not JSON or not in this layout. The message names the user.
     """
 
     def convert(name: str, data: Any) -> list[Tweet]:

@@ -19,8 +19,8 @@ from fedprox.files.packed import reading, text_lines
 from fedprox.streams import Purpose, generator
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's 80 symbols, by class. It looks any other character up as -1, which as a label is the last
-class; ours is the last class everywhere. In the plays there is no other character, and no "\\n"."""
+"""LEAF's 80 symbols, by class. Any other character is -1 in LEAF, which as a label is the last
+class; here it is the last class everywhere. The plays have no other character, and no "\\n"."""
 
 WIDTH = 80
 """Characters that a model reads."""
@@ -131,7 +131,7 @@ class Roles(NamedTuple):
     Attributes:
         names: Names of the roles, sorted.
         text: Symbols of all roles, one role after another, shape (length,).
-        offsets: Where each role's text begins and ends, int64 (roles + 1,).
+        offsets: First symbol of each role, and the number of symbols, int64 (roles + 1,).
     """
 
     names: tuple[str, ...]
@@ -145,8 +145,8 @@ class Lines(NamedTuple):
     Attributes:
         names: Names of the roles, sorted.
         text: Symbols of all lines, one line after another, shape (length,).
-        lines: Where each line begins and ends in the text, int64 (lines + 1,).
-        offsets: Each role's first line, and the last role's last + 1, int64 (roles + 1,).
+        lines: First symbol of each line, and the number of symbols, int64 (lines + 1,).
+        offsets: First line of each role, and the number of lines, int64 (roles + 1,).
     """
 
     names: tuple[str, ...]
@@ -226,7 +226,7 @@ def _draw(among: Indices, count: int, seed: int) -> Indices:
 
 
 def _all_windows(roles: Roles) -> list[Indices]:
-    """Where each role's windows begin: all that are followed by a character of the role."""
+    """The starts of each role's windows: all that a character of the role follows."""
     return [
         np.arange(begin, end - WIDTH)
         for begin, end in zip(roles.offsets, roles.offsets[1:], strict=False)
@@ -238,7 +238,7 @@ def _by_time(parts: list[Indices]) -> tuple[list[Indices], list[Indices]]:
     cuts = [max(1, int(0.8 * len(part))) for part in parts]
     return (
         [part[:cut] for part, cut in zip(parts, cuts, strict=True)],
-        # the last training window ends, with its label, at the character before cut + 80
+        # the last training window and its label end at the character before cut + 80
         [part[cut + WIDTH :] for part, cut in zip(parts, cuts, strict=True)],
     )
 
@@ -296,7 +296,7 @@ def _characters(path: Path) -> Roles:
 
 
 def _lines(path: Path) -> Lines:
-    """Each role's lines in bytes, with their begins and ends."""
+    """Each role's lines as bytes, each with a begin and an end symbol."""
 
     def build() -> Arrays:
         roles = _read(path)
@@ -331,26 +331,28 @@ def _read(path: Path) -> dict[str, list[str]]:
     """Roles of at least three lines, by name."""
     with reading(path, "100.txt") as file:
         roles = read_roles(line.decode("latin-1") for line in text_lines(file, path))
-    kept = {name: roles[name] for name in sorted(roles) if len(roles[name]) >= 3}
-    require(kept, f"{path}: no roles found; it must be Project Gutenberg's etext 100 of 1994")
-    return kept
+    long_enough = {name: roles[name] for name in sorted(roles) if len(roles[name]) >= 3}
+    require(
+        long_enough, f"{path}: no roles found; it must be Project Gutenberg's etext 100 of 1994"
+    )
+    return long_enough
 
 
 def read_roles(lines: Iterable[str]) -> dict[str, list[str]]:
     r"""Each role's lines, by LEAF's rules for the 1994 text.
 
     A work begins with "by William Shakespeare"; its title is the last line above that is not empty.
-    A role begins to speak at a line of two spaces, a name of letters and spaces, a full stop and a
-    space; lines indented by four spaces go on. Capitals in names do not count. The Comedy of Errors
-    is not indented: there any line goes on, but for stage directions ("<...") and headings of acts,
-    which end a speech. The first work (the sonnets) and works with fewer than two roles (poems)
+    A speech begins at a line of two spaces, a name of letters and spaces, a full stop and a space;
+    lines indented by four spaces continue it. Names are not case-sensitive. The Comedy of Errors is
+    not indented: there any line continues a speech, except stage directions ("<...") and headings
+    of acts, which end it. The first work (the sonnets) and works with fewer than two roles (poems)
     are left out.
 
     Args:
         lines: The text.
 
     Returns:
-        {play_ROLE: its lines}, in the order of their first words.
+        {play_ROLE: its lines}, in the order of their first speeches.
 
     >>> text = ["by William Shakespeare", "A PLAY", "", "by William Shakespeare", "  Ghost. Boo!"]
     >>> read_roles([*text, "    Adieu.", "  PRINCE. O God!", "  Exeunt"])

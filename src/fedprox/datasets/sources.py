@@ -1,4 +1,4 @@
-"""Where data files come from: a folder of the user's, or a checked download kept in a cache."""
+"""Where data files come from: the user's data folder, or a verified download in the cache."""
 
 import logging
 import os
@@ -13,14 +13,14 @@ from fedprox.errors import InputError, require
 
 
 class Source(NamedTuple):
-    """A file to be had from the network.
+    """A file that can be downloaded.
 
     Attributes:
         name: Its name.
-        hash: Its checksum, such as "md5:..."; empty where none is recorded.
-        folders: Addresses of folders that hold it, tried in order; none where it is the user's to
-            bring.
-        size: Its bytes; 0 where that is not known.
+        hash: Its checksum, such as "md5:..."; empty if none is recorded.
+        folders: Addresses of folders that hold it, tried in order; none if the user must provide
+            it.
+        size: Its bytes; 0 if unknown.
     """
 
     name: str
@@ -66,7 +66,7 @@ QMNIST = {
         "test": "5b5b05890a5e13444e108efe57b788aa",
     }.items()
 }
-"""Who wrote MNIST's digits (Yadav & Bottou 2019)."""
+"""The writers of MNIST's digits (Yadav & Bottou 2019)."""
 
 CIFAR_10 = Source(
     "cifar-10-python.tar.gz",
@@ -92,7 +92,7 @@ FEMNIST_SQLITE = {
     )
     for part in ("train", "test")
 }
-"""FEMNIST by writer as FedJAX keeps it (Ro et al. 2021): 3,400 writers. No checksum is recorded."""
+"""FEMNIST by writer in FedJAX's files (Ro et al. 2021): 3,400 writers. No checksum is recorded."""
 
 FEMNIST_WRITERS = Source("femnist_300writers.npz", "", ())
 """300 writers of LEAF's FEMNIST (Caldas et al. 2018)."""
@@ -120,10 +120,10 @@ GLOVE = Source(
 
 
 def data_folder(data_dir: str | Path | None) -> Path | None:
-    """The user's data folder: as given, else by the environment variable FEDPROX_DATA, else none.
+    """The user's data folder: as given, else the environment variable FEDPROX_DATA, else None.
 
     Raises:
-        InputError: It does not exist.
+        InputError: If it does not exist.
     """
     chosen = data_dir or os.environ.get("FEDPROX_DATA") or None
     if chosen is None:
@@ -136,55 +136,56 @@ def data_folder(data_dir: str | Path | None) -> Path | None:
 
 
 def places(path: str, data_dir: str | Path | None) -> list[Path]:
-    """Where a path of the user's may be: as seen from here, and from the data folder if any.
+    """Paths that a user's path may mean: relative to the current folder, and to the data folder.
 
     Raises:
-        InputError: The data folder does not exist.
+        InputError: If the data folder does not exist.
     """
     folder = data_folder(data_dir)
     return [Path(path), *([folder / path] if folder else [])]
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: the user's cache folder, or `FEDPROX_CACHE`."""
+    """The folder of downloads: `FEDPROX_CACHE`, else the user's cache folder."""
     import pooch
 
     return Path(os.environ.get("FEDPROX_CACHE") or pooch.os_cache("fedprox"))
 
 
 def find(source: Source, subfolder: str, data_dir: str | Path | None) -> Path:
-    """A source's file: from the user's data folder, else from the cache, else downloaded once.
+    """The path of a source's file: in the data folder, else in the cache, else downloaded.
 
-    In the data folder the file may lie in `subfolder` or at the top, packed (.gz) or unpacked.
-    Where there is a data folder, only `fetch` downloads.
+    In the data folder the file may be in `subfolder` or at the top, packed (.gz) or unpacked. With
+    a data folder, only `fetch` downloads.
 
     Raises:
-        InputError: It is neither in the data folder nor in the cache, or cannot be downloaded.
+        InputError: If the file is neither in the data folder nor in the cache, or cannot be
+            downloaded.
     """
     folder = data_folder(data_dir)
-    found = at_hand(source, subfolder, data_dir)
-    if found is None and folder is not None:
+    path = at_hand(source, subfolder, data_dir)
+    if path is None and folder is not None:
         how = ", packed or unpacked," if source.name.endswith(".gz") else ""
         raise InputError(
             f"{subfolder}: {source.name} is missing; put it{how} in {folder / subfolder}"
         )
-    checked = found == _cached(source, subfolder) and source.folders
-    return fetch(source, subfolder) if found is None or checked else found
+    verify = path == _cached(source, subfolder) and source.folders
+    return fetch(source, subfolder) if path is None or verify else path
 
 
 def at_hand(source: Source, subfolder: str, data_dir: str | Path | None) -> Path | None:
-    """A source's file where it lies already: in the data folder, else in the cache; else None."""
+    """The path of a source's file in the data folder or in the cache; None if it is in neither."""
     packed = source.name.endswith(".gz")
     for name in (source.name, *([source.name.removesuffix(".gz")] if packed else [])):
-        found = present(name, subfolder, data_dir)
-        if found is not None:
-            return found
+        path = present(name, subfolder, data_dir)
+        if path is not None:
+            return path
     cached = _cached(source, subfolder)
     return cached if cached.is_file() else None
 
 
 def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | None:
-    """A file of the user's data folder, in `subfolder` or at the top; None if it is not there."""
+    """The path of a file in the data folder, in `subfolder` or at the top; None if it is absent."""
     folder = data_folder(data_dir)
     if folder is None:
         return None
@@ -193,7 +194,7 @@ def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | No
 
 
 DAY = 24 * 60 * 60
-"""Seconds after which nobody writes a partial download any more."""
+"""Seconds after which a partial download counts as abandoned."""
 
 
 def host(address: str) -> str:
@@ -210,11 +211,11 @@ def _cached(source: Source, subfolder: str) -> Path:
 
 
 def fetch(source: Source, subfolder: str) -> Path:
-    """A source's file in the cache, downloaded unless it is there already and whole.
+    """The path of a source's file in the cache, downloaded unless it is there and intact.
 
     Raises:
-        InputError: No address is known, or none of them gives the file.
-        OSError: The cache cannot be written.
+        InputError: If no address is known, or the file cannot be downloaded from any.
+        OSError: If the cache cannot be written.
     """
     import pooch
 
@@ -226,8 +227,8 @@ def fetch(source: Source, subfolder: str) -> Path:
     pooch.get_logger().setLevel(logging.ERROR)
     target = cache_folder() / subfolder
     target.mkdir(parents=True, exist_ok=True)
-    for left in target.glob("tmp*"):  # by a download that was killed
-        with suppress(OSError):  # a cache that can only be read is as good
+    for left in target.glob("tmp*"):  # from a download that was killed
+        with suppress(OSError):  # the cache may be read-only
             if time.time() - left.stat().st_mtime > DAY:
                 left.unlink()
     reasons = []
