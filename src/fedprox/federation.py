@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedprox.errors import InputError, distinct, require, require_number, require_whole
 from fedprox.features import Features, Vectors, index_of, with_index
-from fedprox.files.mapping import copy_stretches, let_go
+from fedprox.files.mapping import copy_stretches, release_pages
 from fedprox.streams import Purpose, Streams, generator
 
 Array = NDArray[Any]
@@ -127,7 +127,7 @@ class Rows:
         """Copies of some rows, given the offsets of the clients among them."""
         taken = Rows(self.x[rows], self.y[rows], offsets)
         for array in (index_of(self.x), self.y):
-            let_go(array)
+            release_pages(array)
         return taken
 
     def of_clients(self, clients: NDArray[np.int64]) -> "Rows":

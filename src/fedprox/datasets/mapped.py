@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedprox.datasets.sources import places
 from fedprox.errors import InputError, require, require_whole
 from fedprox.federation import MOST_CLASSES, Client, Examples, Federation, Names, Rows
-from fedprox.files.mapping import let_go, map_file
+from fedprox.files.mapping import map_file, release_pages
 from fedprox.files.npy import require_words
 
 Array = NDArray[Any]
@@ -197,7 +197,7 @@ def _classes(
                 f"{folder / file}: label {most}; labels are 0 to {MOST_CLASSES - 1}; for more, "
                 "give data.classes",
             )
-            let_go(rows.y)
+            release_pages(rows.y)
     return most + 1
 
 
