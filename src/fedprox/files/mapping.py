@@ -23,8 +23,8 @@ STRETCHES = 16
 """Stretches read before their pages are released. The system maps 64 KB to 2 MB around each."""
 
 PREFETCHED = 64
-"""Stretches of an open file that the system is asked to prefetch. A disk reads many at a time, where
-reading one by one would wait for each."""
+"""Stretches of an open file that the system is asked to prefetch. A disk reads many at a time, but
+reads that follow each other wait for each."""
 
 
 class MappedFile(np.memmap):
