@@ -53,9 +53,9 @@ class File(NamedTuple):
         if home is not None:
             for name in self.instead:
                 fitting = (home / self.folder).glob(name)
-                found = sources.present(name, self.folder, data_dir) or next(fitting, None)
-                if found is not None:
-                    return found
+                path = sources.present(name, self.folder, data_dir) or next(fitting, None)
+                if path is not None:
+                    return path
         return sources.at_hand(self.source, self.folder, data_dir)
 
 

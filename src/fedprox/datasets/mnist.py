@@ -115,7 +115,12 @@ def mnist(
         else:
             names, owned = partitions.natural(_writers(y, data_dir))
         parts = partitions.split(owned, train_share=share, seed=seed)
-    elif partition == "dirichlet":
+    elif partition == "shards":
+        parts = (
+            partitions.shards(y, clients=count, seed=seed),
+            partitions.shards(test_y, clients=count, seed=seed),
+        )
+    else:
         parts = partitions.with_test_set(
             *(partition, y, test_y),
             clients=count,
@@ -123,17 +128,6 @@ def mnist(
             size_spread=spread,
             seed=seed,
         )
-    elif partition == "iid":
-        train, test = (
-            partitions.iid(len(labels), clients=count, spread=spread, seed=seed)
-            for labels in (y, test_y)
-        )
-        parts = train, test
-    else:
-        train, test = (
-            partitions.shards(labels, clients=count, seed=seed) for labels in (y, test_y)
-        )
-        parts = train, test
     return Federation(
         partitions.take(Prepared(x, prepare), y, parts[0]),
         partitions.take(Prepared(test_x, prepare), test_y, parts[1]),
