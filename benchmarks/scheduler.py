@@ -11,7 +11,7 @@ which a lane has no client.
 Stretches of a file of 2 GB that the system was asked to forget are read as the library reads them,
 and one after another; they are clients' rows of 4 bytes and of 784.
 
-The last two tables are those of docs/scale.md: rounds over 10^8 clients on 1, 8 and 64
+The last two tables are those of docs/performance/scale.md: rounds over 10^8 clients on 1, 8 and 64
 accelerators, by the arithmetic of `round_cost` from these times, the steps measured with
 `benchmarks.models`, and an accelerator that is assumed (`Machine`), since none was at hand.
 """

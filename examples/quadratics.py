@@ -5,7 +5,7 @@ the A_k are scaled to have the identity as their mean. So f, the mean of the F_k
 w - w*, and the distance to its minimiser w* follows from what every record holds: the gradient
 variance V and the dissimilarity B = sqrt(1 + V / ||grad f||^2).
 
-    python examples/quadratics.py docs/quadratics.png
+    python examples/quadratics.py docs/concepts/quadratics.png
 """
 
 import argparse
@@ -60,7 +60,7 @@ def distance(record: fp.Record) -> float:
 def main() -> None:
     """Run the methods with all clients in a round, and with a tenth; draw the distances."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("picture", help="file to write, such as docs/quadratics.png")
+    parser.add_argument("picture", help="file to write, such as docs/concepts/quadratics.png")
     picture = parser.parse_args().picture
     federation, model = clients(), quadratic()
     drawn = Figure(figsize=(9, 3.8), layout="constrained")

@@ -1,4 +1,4 @@
-"""The papers' claims on real runs, in their short form; the README has the full one."""
+"""The papers' claims on real runs, in their short form; docs/papers has the full ones."""
 
 from pathlib import Path
 

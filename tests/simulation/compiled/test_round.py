@@ -261,9 +261,8 @@ def test_packing_is_whole_and_within_grahams_bound(lengths: list[int], lanes: in
         ticks = {(int(packing.lane[job]), int(packing.start[job]) + i) for i in range(length)}
         assert not busy & ticks
         busy |= ticks
-    best = max(max(lengths), -(-sum(lengths) // lanes))
-    assert packing.ticks <= (4 / 3) * best + 1
-    assert packing.ticks >= best
+    longest, mean = max(lengths), sum(lengths) / lanes
+    assert max(longest, mean) <= packing.ticks <= mean + (1 - 1 / lanes) * longest + 1e-9
 
 
 @given(

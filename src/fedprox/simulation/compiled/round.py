@@ -134,7 +134,7 @@ def rounds_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, 
         (server, inputs) -> After.
     """
     program = _Rounds(method, layout)
-    body = program.run if layout.batched else point_by_point(program.run)
+    body = program.rounds if layout.batched else point_by_point(program.rounds)
     split: Any = PER_ROUND_AND_DEVICE
     same: Any = REPLICATED
     x, y = rows
@@ -184,7 +184,7 @@ class _Rounds:
         screened = self.faults if self.algorithm.exchange else None
         self.exchange_gradients = exchange_gradients(model, layout, screened)
 
-    def run(self, server: Server, inputs: Inputs) -> After:
+    def rounds(self, server: Server, inputs: Inputs) -> After:
         """The first `inputs.count` rounds of the plan."""
         plan = inputs.plan
 
