@@ -23,11 +23,12 @@ from flax.serialization import msgpack_serialize
 from fedprox import Federation, datasets, models
 from fedprox.datasets import DATASETS, cache, cifar, emnist
 from fedprox.datasets.femnist import _from_npz, _table
-from fedprox.datasets.mnist import read_idx
 from fedprox.datasets.sent140 import CSV, read_csv, read_leaf
 from fedprox.datasets.shakespeare import _characters, _lines
 from fedprox.datasets.words import read_vectors
 from fedprox.experiment import read_experiment, resolved
+from fedprox.files.idx import read_idx
+from fedprox.files.packed import tar_members
 from fedprox.models import MODELS
 from fedprox.report.archive import read_archive
 from fedprox.report.charts import styles
@@ -152,7 +153,9 @@ HUNDRED = {
 
 
 def colour_archive(path: Path) -> object:
-    return cifar._parse(cifar.CIFAR_100, path, cifar._members(cifar.CIFAR_100, path))
+    return cifar._parse(
+        cifar.CIFAR_100, path, tar_members(path, (*cifar.CIFAR_100.train, cifar.CIFAR_100.test))
+    )
 
 
 LABELS = np.arange(1, 4, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""The one exception for input that cannot be used, and checks that raise it."""
+"""`InputError`, and checks that raise it."""
 
 import inspect
 import math
@@ -7,20 +7,27 @@ from numbers import Integral, Real
 from typing import Any
 
 LONGEST = 1_000
-"""Characters of a message; of a longer one, which quotes a file, the middle is left out."""
+"""Most characters of a message; the middle of a longer one is left out."""
 
 
 class InputError(ValueError):
-    r"""Input that cannot be used.
+    r"""Input that cannot be used: an argument, a setting or a file.
 
-    Its text is one line that names what is wrong, where, and what is allowed, whatever characters
-    it quotes. The command line prints it without a traceback and exits with status 2.
+    The message is one line that says what is wrong, where, and what is allowed. Control characters
+    that it quotes are escaped. The command line prints it without a traceback and exits with status
+    2.
 
     Args:
-        message: The text.
+        message: The message.
 
-    >>> print(InputError("data.path: no file a\n\x1b[0m"))
-    data.path: no file a\n\x1b[0m
+    Example:
+        >>> import fedprox as fp
+        >>> fp.fedprox(mu=-1.0)
+        Traceback (most recent call last):
+        ...
+        fedprox.errors.InputError: fedprox: mu = -1.0; it must be at least 0
+        >>> print(fp.InputError("data.path: no file a\n\x1b[0m"))
+        data.path: no file a\n\x1b[0m
     """
 
     def __init__(self, message: str) -> None:
@@ -30,7 +37,7 @@ class InputError(ValueError):
 
 
 def printable(text: object) -> str:
-    r"""A text on one line, with escapes for what a terminal would act on.
+    r"""A text on one line, with control characters escaped.
 
     >>> print(printable("runs/a\n\x1b[31m"))
     runs/a\n\x1b[31m
@@ -42,12 +49,12 @@ def printable(text: object) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What another library's error says, or its name where it says nothing, for a message."""
+    """The message of another library's error, or the error's name if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def shown(value: object) -> str:
-    """A value as a message quotes it; a function or a class is one that was not called.
+    """A value as messages quote it.
 
     >>> shown(0.5), shown(math.hypot), shown(dict)
     ('0.5', 'hypot, a function that was not called', 'dict, a class that was not called')
@@ -69,7 +76,7 @@ def require(condition: object, message: str) -> None:
 
 
 def require_one_of(name: str, value: object, allowed: Sequence[str | int]) -> None:
-    """Raise `InputError` unless `value` is one of those allowed."""
+    """Raise `InputError` unless `value` is one of the allowed values."""
     simple = isinstance(value, str | Integral) and not isinstance(value, bool)
     require(
         simple and value in allowed,
@@ -78,7 +85,7 @@ def require_one_of(name: str, value: object, allowed: Sequence[str | int]) -> No
 
 
 LARGEST = 2**31 - 1
-"""What a whole number may be where nothing is said: arrays of 32 bits hold it."""
+"""The default limit of whole numbers: the largest number of 32 bits."""
 
 
 def require_whole(
@@ -86,7 +93,7 @@ def require_whole(
 ) -> None:
     """Raise `InputError` unless `value` is a whole number from `least` to `most`.
 
-    The message says what may stand there `otherwise`.
+    `otherwise` names another allowed value, for the message.
     """
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     above = whole and value > most  # type: ignore[operator]
@@ -100,7 +107,7 @@ def require_whole(
 
 
 SINGLE = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-"""The least and the greatest positive number of single precision with all of its digits."""
+"""The smallest and the largest positive normal number of single precision."""
 
 
 def require_number(
@@ -111,9 +118,9 @@ def require_number(
     positive: bool = False,
     single: bool = False,
 ) -> None:
-    """Raise `InputError` unless `value` is a finite number from 0, or above 0, to `most`.
+    """Raise `InputError` unless `value` is a finite number from 0 to `most`.
 
-    With `single` it must also be finite, or above 0, in single precision.
+    With `positive` it must be above 0. With `single` this must also hold in single precision.
     """
     number = isinstance(value, Real) and not isinstance(value, bool)
     given = as_float(value) if number else math.nan
@@ -136,7 +143,7 @@ def require_number(
 
 
 def as_float(value: Any) -> float:
-    """A number as a double; infinity for a whole number that none can hold."""
+    """A number in double precision; infinity for a whole number beyond it."""
     try:
         return float(value)
     except OverflowError:
@@ -144,7 +151,7 @@ def as_float(value: Any) -> float:
 
 
 def distinct(what: str, names: Iterable[str]) -> Iterator[str]:
-    """The names, one after another; `InputError` at the first that came before.
+    """Yield the names; raise `InputError` at the first that repeats an earlier one.
 
     >>> list(distinct("names:", ["a", "b"]))
     ['a', 'b']

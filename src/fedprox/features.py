@@ -1,9 +1,9 @@
-"""Features that are kept smaller than they are: windows of a text, word vectors, bytes.
+"""Features in compact form: windows of a text, word vectors, bytes.
 
-A federation's rows may be an array. Where that would be many times the data (overlapping windows
-of a text, a vector of 300 numbers for each word, images as 32-bit numbers), they are one of the
-kinds here: an index, which has a row for each example, and a way to look features up, which runs
-inside compiled programs when a mini-batch is read. All are JAX pytrees.
+A federation's features are an array, unless that would be many times larger than the data:
+overlapping windows of a text, a vector of 300 numbers for each word, images as 32-bit numbers. Then
+they are one of the classes here: an index with a row for each example, and a function that looks up
+features, which runs inside compiled programs when a mini-batch is read. All are JAX pytrees.
 """
 
 from abc import ABC, abstractmethod
@@ -21,21 +21,21 @@ Array = Any
 """A NumPy array on the host, a JAX array inside a program."""
 
 
-class _Kept(ABC):
-    """What all kinds share: they are as long as their index, and are read through `look_up`."""
+class _Stored(ABC):
+    """Features with a row for each entry of an index, read through `look_up`."""
 
     @property
     @abstractmethod
     def index(self) -> Array:
-        """What is kept of each example, shape (rows, ...)."""
+        """The stored entry of each example, shape (rows, ...)."""
 
     @abstractmethod
     def with_index(self, index: Array) -> Any:
-        """The same with other rows."""
+        """The same features with other rows of the index."""
 
     @abstractmethod
     def look_up(self, index: Array) -> jax.Array:
-        """The features of some rows of the index."""
+        """Look up the features of some rows of the index."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -44,7 +44,7 @@ class _Kept(ABC):
         return self.with_index(self.index[rows])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        del copy  # features are looked up, so always fresh
+        del copy  # features are looked up, so they are always new
         return np.asarray(_all_features(self), dtype)
 
     @property
@@ -64,30 +64,33 @@ class _Kept(ABC):
 
 
 @jax.jit
-def _all_features(kept: _Kept) -> jax.Array:
-    return kept.look_up(kept.index)
+def _all_features(stored: _Stored) -> jax.Array:
+    return stored.look_up(stored.index)
 
 
-def _looked_up(kept: _Kept) -> jax.ShapeDtypeStruct:
+def _looked_up(stored: _Stored) -> jax.ShapeDtypeStruct:
     """Shape and type of one example, with a leading axis of 1."""
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), kept)
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), stored)
     row = jax.ShapeDtypeStruct((1, *shapes.index.shape[1:]), shapes.index.dtype)
-    return jax.eval_shape(lambda kept, row: kept.look_up(row), shapes, row)
+    return jax.eval_shape(lambda stored, row: stored.look_up(row), shapes, row)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Windows(_Kept):
-    """Stretches of one text, which may overlap: row i is text[starts[i] : starts[i] + width].
-
-    >>> windows = Windows(np.arange(10, dtype=np.uint8), np.array([0, 5], np.int32), width=3)
-    >>> windows.shape, np.asarray(windows).tolist()
-    ((2, 3), [[0, 1, 2], [5, 6, 7]])
+class Windows(_Stored):
+    """Windows of one text, which may overlap: row i is text[starts[i] : starts[i] + width].
 
     Attributes:
         text: Symbols, integers of shape (length,).
-        starts: Where each row begins, int32 (rows,); at most length - width.
+        starts: First symbol of each row, int32 (rows,), at most length - width.
         width: Symbols of a row.
+
+    Example:
+        >>> import numpy as np
+        >>> import fedprox as fp
+        >>> windows = fp.Windows(np.arange(10, dtype=np.uint8), np.array([0, 5], np.int32), width=3)
+        >>> windows.shape, np.asarray(windows).tolist()
+        ((2, 3), [[0, 1, 2], [5, 6, 7]])
     """
 
     text: Array
@@ -112,16 +115,19 @@ class Windows(_Kept):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Vectors(_Kept):
-    """Rows of vectors from a table that is not trained: row i is table[ids[i]].
-
-    >>> vectors = Vectors(np.array([[1, 0]], np.int32), np.array([[0.0, 0.0], [1.0, 2.0]]))
-    >>> vectors.shape, np.asarray(vectors).tolist()
-    ((1, 2, 2), [[[1.0, 2.0], [0.0, 0.0]]])
+class Vectors(_Stored):
+    """Sequences of vectors from a table that is not trained: row i is table[ids[i]].
 
     Attributes:
-        ids: Rows of the table, int32 (rows, length).
+        ids: Indices into the table, int32 (rows, length).
         table: Vectors, float32 (words, d).
+
+    Example:
+        >>> import numpy as np
+        >>> import fedprox as fp
+        >>> vectors = fp.Vectors(np.array([[1, 0]], np.int32), np.array([[0.0, 0.0], [1.0, 2.0]]))
+        >>> vectors.shape, np.asarray(vectors).tolist()
+        ((1, 2, 2), [[[1.0, 2.0], [0.0, 0.0]]])
     """
 
     ids: Array
@@ -143,19 +149,22 @@ class Vectors(_Kept):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Prepared(_Kept):
-    """Raw rows, made into features when they are read: row i is prepare(raw[i]).
-
-    >>> def unit(raw):
-    ...     return raw / 255
-    >>> prepared = Prepared(np.array([[0, 255]], np.uint8), unit)
-    >>> prepared.dtype, np.asarray(prepared).tolist()
-    (dtype('float32'), [[0.0, 1.0]])
+class Prepared(_Stored):
+    """Raw rows that become features when they are read: row i is prepare(raw[i]).
 
     Attributes:
-        raw: For instance bytes of images, shape (rows, ...).
-        prepare: Raw rows (B, ...) -> features (B, ...), in JAX. Use the same function object for
-            all rows of a federation: programs are compiled for it.
+        raw: Raw rows such as bytes of images, shape (rows, ...).
+        prepare: (raw rows (B, ...)) -> features (B, ...), in JAX. Use one function object for all
+            rows of a federation: programs are compiled for it.
+
+    Example:
+        >>> import numpy as np
+        >>> import fedprox as fp
+        >>> def unit(raw):
+        ...     return raw / 255
+        >>> prepared = fp.Prepared(np.array([[0, 255]], np.uint8), unit)
+        >>> prepared.dtype, np.asarray(prepared).tolist()
+        (dtype('float32'), [[0.0, 1.0]])
     """
 
     raw: Array
@@ -177,19 +186,19 @@ class Prepared(_Kept):
 
 
 Features = Any
-"""Features of all rows: an array, or one of the kinds above."""
+"""Features of all rows: an array, or an instance of one of the classes above."""
 
 
 def index_of(x: Features) -> Array:
-    """What is kept of each example: `x` itself where that is an array."""
-    return x.index if isinstance(x, _Kept) else x
+    """The stored entry of each example: `x` itself if that is an array."""
+    return x.index if isinstance(x, _Stored) else x
 
 
 def look_up(x: Features, index: Array) -> Array:
-    """The features of some rows of x's index."""
-    return x.look_up(index) if isinstance(x, _Kept) else index
+    """The features of some rows of the index of `x`."""
+    return x.look_up(index) if isinstance(x, _Stored) else index
 
 
 def with_index(x: Features, index: Array) -> Features:
-    """The same kind of features with other rows of the index."""
-    return x.with_index(index) if isinstance(x, _Kept) else index
+    """Features like `x` with other rows of the index."""
+    return x.with_index(index) if isinstance(x, _Stored) else index

@@ -1,10 +1,6 @@
-"""A federation: many clients' examples in flat arrays with offsets.
+"""A federation: the examples of many clients in flat arrays with offsets.
 
-Client k owns rows `offsets[k]:offsets[k + 1]` of `x` and `y`. The objective of all methods here is
-
-    f(w) = sum_k p_k F_k(w),   p_k = n_k / n,   F_k(w) = (1 / n_k) sum_i loss(w; x_i, y_i)
-
-(Li et al. 2020, equation 1), where n_k counts client k's training rows and n all of them.
+Client k owns rows `offsets[k]:offsets[k + 1]` of `x` and `y`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedprox.errors import InputError, distinct, require, require_number, require_whole
 from fedprox.features import Features, Vectors, index_of, with_index
-from fedprox.files.mapping import copy_stretches, let_go
+from fedprox.files.mapping import copy_stretches, release_pages
 from fedprox.streams import Purpose, Streams, generator
 
 Array = NDArray[Any]
@@ -26,11 +22,11 @@ Client = tuple[ArrayLike, ArrayLike]
 T = TypeVar("T")
 
 MOST_CLASSES = 10_000
-"""Classes taken for granted where their number is not given: a larger label is a mistake."""
+"""Most classes of labels whose number of classes is not given; a larger label is refused."""
 
 
 def offsets_of(sizes: Iterable[int] | NDArray[np.integer]) -> NDArray[np.int64]:
-    """Where stretches of these sizes begin, one after another, and where the last one ends.
+    """The begin of each of several consecutive stretches, and the end of the last one.
 
     >>> offsets_of([3, 1]).tolist()
     [0, 3, 4]
@@ -44,10 +40,20 @@ class Rows:
     """The examples of all clients, one client after another.
 
     Attributes:
-        x: Features, shape (rows, ...): an array, or one of the kinds of `features.py`.
+        x: Features, shape (rows, ...): an array, `fedprox.Windows`, `Vectors` or `Prepared`.
         y: Labels, shape (rows,), or (rows, length) for a label at every position of a sequence,
-            with -1 where there is none.
-        offsets: Where each client's rows begin, int64, shape (clients + 1,); the last is `rows`.
+            with -1 for a position without label.
+        offsets: First row of each client, and the number of rows, int64 (clients + 1,).
+
+    Raises:
+        InputError: If the arrays do not fit together.
+
+    Example:
+        >>> import numpy as np
+        >>> import fedprox as fp
+        >>> rows = fp.Rows(np.zeros((4, 2)), np.array([0, 1, 1, 0]), np.array([0, 3, 4]))
+        >>> rows.sizes.tolist(), rows.client(1)[1].tolist()
+        ([3, 1], [0])
     """
 
     x: Features
@@ -78,24 +84,27 @@ class Rows:
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """Labels of each client, shape (clients,): its rows, or positions that have one."""
+        """Number of labels of each client, shape (clients,): rows, or positions with a label."""
         if self.y.ndim == 1:
             return self.sizes
         counts = np.count_nonzero(self.y >= 0, axis=tuple(range(1, self.y.ndim)))
         return np.diff(offsets_of(counts)[self.offsets])
 
     def client(self, k: int) -> tuple[Features, Array]:
-        """Client k's features and labels (views, not copies)."""
+        """Views of client k's features and labels."""
         rows = slice(self.offsets[k], self.offsets[k + 1])
         return self.x[rows], self.y[rows]
 
     def sample(self, most: int, *, seed: int, salt: int = 0) -> "Rows":
-        """At most some rows of each client, chosen at random and kept in order.
+        """At most `most` rows of each client, drawn at random, in their order.
 
         Args:
-            most: Rows of a client at most.
+            most: Most rows of a client.
             seed: Seed.
-            salt: Samples of different salt are independent.
+            salt: A number; samples with different numbers are independent.
+
+        Returns:
+            The rows of the same clients.
         """
         chosen = [
             np.arange(first, last)
@@ -110,19 +119,19 @@ class Rows:
         return self._taken(rows, offsets_of(map(len, chosen)))
 
     def where(self, chosen: NDArray[np.bool_]) -> "Rows":
-        """The chosen rows, copied, in their order; `chosen` has shape (rows,)."""
+        """Copies of the chosen rows, in their order; `chosen` has shape (rows,)."""
         rows = np.flatnonzero(chosen)
         return self._taken(rows, np.searchsorted(rows, self.offsets))
 
     def _taken(self, rows: NDArray[np.int64], offsets: NDArray[np.int64]) -> "Rows":
-        """Some rows, copied, given where each client's begin."""
+        """Copies of some rows, given the offsets of the clients among them."""
         taken = Rows(self.x[rows], self.y[rows], offsets)
         for array in (index_of(self.x), self.y):
-            let_go(array)
+            release_pages(array)
         return taken
 
     def of_clients(self, clients: NDArray[np.int64]) -> "Rows":
-        """The rows of some clients, copied, in their order."""
+        """Copies of the rows of some clients, in their order."""
         first, sizes = self.offsets[clients], self.offsets[clients + 1] - self.offsets[clients]
         offsets = offsets_of(sizes)
         index, y = (
@@ -134,14 +143,20 @@ class Rows:
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples that belong to no client.
+    """Examples that belong to no client, such as validation data of the server.
 
     Attributes:
-        x: Features, as in `Rows`.
-        y: Labels, likewise.
+        x: Features, shape (rows, ...), as in `fedprox.Rows`.
+        y: Labels, shape (rows,) or (rows, length), as in `fedprox.Rows`.
 
     Raises:
-        InputError: There are not as many labels as features.
+        InputError: If the numbers of features and labels differ.
+
+    Example:
+        >>> import numpy as np
+        >>> import fedprox as fp
+        >>> len(fp.Examples(np.zeros((3, 2)), np.array([0, 1, 1])))
+        3
     """
 
     x: Features
@@ -158,13 +173,14 @@ class Examples:
 
 
 class Names(Sequence[str]):
-    """Names that are made when they are asked for, since a million strings take 60 MB.
-
-    >>> Names(range(10**6))[-1], list(Names(np.array(["ann", "bob"]))[:1])
-    ('999999', ['ann'])
+    """A sequence of names that are created on demand: a million strings take 60 MB.
 
     Args:
-        of: HParam, or an array of strings.
+        of: Numbers, or an array of strings.
+
+    Example:
+        >>> Names(range(10**6))[-1], list(Names(np.array(["ann", "bob"]))[:1])
+        ('999999', ['ann'])
     """
 
     def __init__(self, of: range | NDArray[np.str_]) -> None:
@@ -183,19 +199,42 @@ class Names(Sequence[str]):
 
 @dataclass(frozen=True)
 class Federation:
-    """Clients with their training and test rows.
+    r"""Clients with their training and test rows.
+
+    Methods minimize the objective
+
+    .. math:: f(w) = \sum_k p_k F_k(w), \qquad p_k = \frac{n_k}{n}, \qquad
+        F_k(w) = \frac{1}{n_k} \sum_i \mathrm{loss}(w; x_i, y_i),
+
+    where client :math:`k` has :math:`n_k` of :math:`n` training rows. `from_arrays` makes a
+    federation from each client's arrays.
 
     Attributes:
         train: Training rows; every client has at least one.
         test: Test rows of the same clients; a client may have none.
-        classes: Number of classes, or 0 where labels are not classes.
+        classes: Number of classes, or 0 if labels are not classes.
         names: The clients' names, shape (clients,).
-        augment: (random key, rows as they are kept (B, ...)) -> what the model sees of them in a
-            training mini-batch (B, ...), in JAX. Measurements see the features themselves. The key
-            is a function of (seed, round, client, mini-batch). None for no augmentation.
-        validation: What targets and the choice among rounds read, so that test rows are read for
-            the report alone: rows of the same clients, of whom any may have none; or `Examples`
-            that belong to no client. None for no validation.
+        augment: (random key, stored rows (B, ...)) -> features (B, ...), in JAX: what the model
+            reads in a training mini-batch. Evaluations read the features themselves. The key
+            depends on (seed, round, client, mini-batch). None for no augmentation.
+        validation: Rows for targets and the selection among rounds, so that test rows serve the
+            report alone: rows of the same clients, or `fedprox.Examples` of no client. None for no
+            validation.
+
+    Raises:
+        InputError: If the parts do not fit together, or a client has no training rows.
+
+    Example:
+        >>> import numpy as np
+        >>> import fedprox as fp
+        >>> clients = [(np.zeros((3, 2)), [0, 1, 1]), (np.ones((1, 2)), [0])]
+        >>> fp.Federation.from_arrays(clients)
+        Federation: 2 clients, 4 training rows (1 to 3 a client), 0 test rows, 2 classes,
+        features float32[2]
+
+    References:
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, equation 1.
     """
 
     train: Rows
@@ -236,12 +275,12 @@ class Federation:
 
     @property
     def shares(self) -> NDArray[np.float64]:
-        """p_k = n_k / n, shape (clients,)."""
+        """The clients' shares of the training rows, p_k = n_k / n, shape (clients,)."""
         return self.train.sizes / len(self.train)
 
     @property
     def parts(self) -> tuple[Rows | Examples, ...]:
-        """Training rows, test rows and, where there are any, validation rows."""
+        """Training rows, test rows and, if there are any, validation rows."""
         return self.train, self.test, *([self.validation] if self.validation else [])
 
     @property
@@ -250,20 +289,24 @@ class Federation:
         return jax.ShapeDtypeStruct(self.train.x.shape[1:], self.train.x.dtype)
 
     def sample(self, rows: int, *, seed: int = 0) -> "Federation":
-        """At most `rows` training and as many test rows of each client, chosen at random.
+        """A federation with at most `rows` rows of each part of each client, drawn at random.
 
-        Of validation rows by client there are at most as many, too; those of no client all stay.
+        Validation rows that belong to no client all stay.
 
         Args:
-            rows: Rows of a client at most.
-            seed: Seed. A sample of a sample is random only by another seed than that one's.
+            rows: Most rows of a client, for training, testing and validation each.
+            seed: Seed. To sample from a sample, use another seed.
+
+        Returns:
+            The federation of the same clients.
 
         Raises:
-            InputError: `rows` is not a whole number of at least 1.
+            InputError: If `rows` is not a whole number of at least 1.
 
-        >>> clients = [(np.arange(5.0)[:, None], np.zeros(5, int)), (np.ones((1, 1)), [0])]
-        >>> Federation.from_arrays(clients).sample(2).train.sizes.tolist()
-        [2, 1]
+        Example:
+            >>> clients = [(np.arange(5.0)[:, None], np.zeros(5, int)), (np.ones((1, 1)), [0])]
+            >>> Federation.from_arrays(clients).sample(2).train.sizes.tolist()
+            [2, 1]
         """
         require_whole("rows", rows)
         train = self.train.sample(rows, seed=seed)
@@ -275,22 +318,26 @@ class Federation:
     def hold_out(self, share: float, *, seed: int = 0) -> "Federation":
         """Move a share of each client's training rows to validation.
 
-        They are chosen at random, and both parts stay in order. Their number is share * n_k,
-        rounded up or down at random so that the share is right on average, but a client keeps at
-        least one training row. Both parts are copied into memory, also of rows in mapped files.
+        The rows are drawn at random, and both parts stay in order. Their number is share * n_k,
+        rounded up or down at random so that the share is right on average; a client always retains
+        one training row. Both parts are copied to memory, also from mapped files.
 
         Args:
-            share: The share, above 0 and below 1.
-            seed: Seed. Which rows of a client are chosen depends on it and on the client alone.
+            share: Share of each client's training rows, above 0 and below 1.
+            seed: Seed. The choice of a client's rows depends only on the seed and the client.
+
+        Returns:
+            The federation of the same clients with validation rows.
 
         Raises:
-            InputError: The share is out of range, there are validation rows already, or there
-                would be none.
+            InputError: If the share is out of range, there are validation rows already, or no
+                client has a row to spare.
 
-        >>> clients = [(np.arange(10.0)[:, None], np.zeros(10, int)), (np.ones((1, 1)), [0])]
-        >>> held_out = Federation.from_arrays(clients).hold_out(0.2)
-        >>> held_out.train.sizes.tolist(), held_out.validation.sizes.tolist()
-        ([8, 1], [2, 0])
+        Example:
+            >>> clients = [(np.arange(10.0)[:, None], np.zeros(10, int)), (np.ones((1, 1)), [0])]
+            >>> held_out = Federation.from_arrays(clients).hold_out(0.2)
+            >>> held_out.train.sizes.tolist(), held_out.validation.sizes.tolist()
+            ([8, 1], [2, 0])
         """
         require_share("share", share)
         require(
@@ -313,23 +360,25 @@ class Federation:
         return replace(self, train=train, validation=validation)
 
     def with_validation(self, x: ArrayLike, y: ArrayLike) -> "Federation":
-        """The same with validation rows that belong to no client.
+        """Add validation rows that belong to no client.
 
-        Evaluations read all of them, whatever sample of clients and rows they read.
+        Evaluations read all of them, even if they sample clients and rows.
 
         Args:
-            x: Features (rows, ...), of the shape of a client's.
-            y: Labels (rows,), or (rows, length), likewise.
+            x: Features, shape (rows, ...), with rows shaped as the clients'.
+            y: Labels, shape (rows,) or (rows, length), shaped as the clients'.
+
+        Returns:
+            The federation of the same clients with validation rows.
 
         Raises:
-            InputError: There are validation rows already; there are no rows, they have another
-                shape or type than the clients', not all numbers are finite, labels are outside
-                `range(classes)`, or features are kept as one of `fedprox.Windows`, `Vectors` and
-                `Prepared`.
+            InputError: If there are validation rows already, the rows do not fit the clients', or
+                the clients' features are `fedprox.Windows`, `Vectors` or `Prepared`.
 
-        >>> federation = Federation.from_arrays([(np.zeros((3, 2)), [0, 1, 1])])
-        >>> len(federation.with_validation(np.ones((5, 2)), [0, 1, 0, 1, 0]).validation)
-        5
+        Example:
+            >>> federation = Federation.from_arrays([(np.zeros((3, 2)), [0, 1, 1])])
+            >>> len(federation.with_validation(np.ones((5, 2)), [0, 1, 0, 1, 0]).validation)
+            5
         """
         train, part = self.train, "validation"
         require(self.validation is None, f"{part}: the federation has validation rows already")
@@ -354,10 +403,17 @@ class Federation:
         return replace(self, validation=Examples(_as_trained_on(x, train.x, part), y))
 
     def drawn(self, clients: int, *, seed: int = 0) -> NDArray[np.int64]:
-        """Which clients `sample_clients` keeps, in order.
+        """The indices of the clients that `sample_clients` draws, ascending.
+
+        Args:
+            clients: Most clients, at least 1.
+            seed: Seed.
+
+        Returns:
+            int64, shape (clients,) or fewer.
 
         Raises:
-            InputError: `clients` is not a whole number of at least 1.
+            InputError: If `clients` is not a whole number of at least 1.
         """
         require_whole("clients", clients)
         if clients >= len(self):
@@ -365,15 +421,23 @@ class Federation:
         return np.sort(generator(seed, Purpose.EVALUATED).choice(len(self), clients, False))
 
     def sample_clients(self, clients: int, *, seed: int = 0) -> "Federation":
-        """At most `clients` of the clients, chosen uniformly at random and kept in order.
+        """A federation of at most `clients` clients, drawn uniformly at random, in their order.
+
+        Args:
+            clients: Most clients, at least 1.
+            seed: Seed.
+
+        Returns:
+            The federation of the drawn clients.
 
         Raises:
-            InputError: `clients` is not a whole number of at least 1.
+            InputError: If `clients` is not a whole number of at least 1.
 
-        >>> many = Federation.from_arrays([([[float(k)]], [0]) for k in range(1000)])
-        >>> few = many.sample_clients(10)
-        >>> len(few), list(few.names) == [f"{x:.0f}" for x in few.train.x[:, 0]]
-        (10, True)
+        Example:
+            >>> many = Federation.from_arrays([([[float(k)]], [0]) for k in range(1000)])
+            >>> few = many.sample_clients(10)
+            >>> len(few), list(few.names) == [f"{x:.0f}" for x in few.train.x[:, 0]]
+            (10, True)
         """
         chosen = self.drawn(clients, seed=seed)
         if len(chosen) == len(self):
@@ -381,10 +445,13 @@ class Federation:
         return self.of_clients(chosen)
 
     def of_clients(self, clients: NDArray[np.int64]) -> "Federation":
-        """Some of the clients, in their order, with their rows and those that belong to no client.
+        """A federation of some of the clients, with all validation rows that belong to no client.
 
         Args:
-            clients: Their numbers, shape (clients,), ascending.
+            clients: Indices of the clients, int64, ascending.
+
+        Returns:
+            The federation.
         """
         validation = self.validation
         if isinstance(validation, Rows):
@@ -409,24 +476,28 @@ class Federation:
         """A federation from each client's own arrays.
 
         Args:
-            train: One (x, y) per client, in a list or from a generator: x of shape (n_k, ...), y
-                of shape (n_k,), or (n_k, length) for a label at every position of a sequence, with
-                -1 where there is none.
-            test: The same for test rows, in the same order; none where left out.
-            classes: Number of classes; the largest integer label plus one where left out, of at
-                most 10,000, and 0 where labels are not integers.
-            names: The clients' names, all different; "0", "1", ... where left out.
+            train: A pair (x, y) for each client, in a list or from a generator: x of shape
+                (n_k, ...), y of shape (n_k,), or (n_k, length) for a label at every position of a
+                sequence, with -1 for a position without label.
+            test: Pairs of test rows likewise, in the same order; None for no test rows.
+            classes: Number of classes; None for the largest integer label plus one, at most
+                10,000. Labels that are not integers are not classes.
+            names: The clients' names, all different; None for "0", "1", ...
+
+        Returns:
+            The federation, with numbers of 32 bits.
 
         Raises:
-            InputError: A client has no rows, rows or labels of another shape than the first
-                client's, unequal numbers of features and labels, numbers that are not finite, or
-                labels outside `range(classes)`.
+            InputError: If a client has no rows, rows of another shape than the first client's,
+                unequal numbers of features and labels, numbers that are not finite, or labels
+                outside `range(classes)`. The message names the client.
 
-        >>> import numpy as np
-        >>> clients = [(np.zeros((3, 2)), [0, 1, 1]), (np.ones((1, 2)), [0])]
-        >>> federation = Federation.from_arrays(clients)
-        >>> federation.train.sizes.tolist(), federation.classes
-        ([3, 1], 2)
+        Example:
+            >>> import numpy as np
+            >>> clients = [(np.zeros((3, 2)), [0, 1, 1]), (np.ones((1, 2)), [0])]
+            >>> federation = Federation.from_arrays(clients)
+            >>> federation.train.sizes.tolist(), federation.classes
+            ([3, 1], 2)
         """
         train = _several("train", train, "clients' (x, y)")
         require(len(train) > 0, "train: no clients; at least one is needed")
@@ -467,7 +538,7 @@ class Federation:
 
 
 def _several(name: str, given: Iterable[T], what: str) -> list[T]:
-    """The items of an argument: of a list, or of a generator."""
+    """The items of an argument that is a list or a generator."""
     require(
         isinstance(given, Iterable) and not isinstance(given, str | Mapping),
         f"{name}: an argument of type {type(given).__name__}; it must be a list of {what}",
@@ -478,7 +549,7 @@ def _several(name: str, given: Iterable[T], what: str) -> list[T]:
 def _concatenate(
     clients: Sequence[Client], names: Sequence[str], part: str, like: Rows | None = None
 ) -> Rows:
-    """All clients' rows in one array; `like` gives their shape where it is known."""
+    """All clients' rows in one array; their shape is that of `like` if it is given."""
     shape = label = None
     if like is not None:
         shape, label = like.x.shape[1:], like.y.shape[1:]
@@ -510,17 +581,17 @@ def _concatenate(
 
 
 def _as_trained_on(x: Array, like: Features, part: str) -> Array:
-    """Features as the type of those to train on, which must hold them."""
-    found = x.astype(like.dtype, copy=False)
+    """Features in the type of the training features, which must represent them."""
+    converted = x.astype(like.dtype, copy=False)
     require(
-        found.dtype.kind == "f" or (found == x).all(),
+        converted.dtype.kind == "f" or (converted == x).all(),
         f"{part}: features of type {x.dtype}; those to train on are of {like.dtype}",
     )
-    return found
+    return converted
 
 
 def _joined(parts: list[Array]) -> Array:
-    """All clients' numbers, of 32 bits also where some are whole and some are not."""
+    """All clients' numbers in 32 bits, also if some are whole and some are not."""
     joined = np.concatenate(parts)
     return joined.astype(np.float32) if joined.dtype == np.float64 else joined
 
@@ -556,7 +627,7 @@ def _client_arrays(client: Client, where: str) -> tuple[Array, Array]:
             x = x.astype(np.float32, copy=False)
         require(np.isfinite(x).all(), f"{where}: a feature is NaN or infinite as a 32-bit number")
     elif x.dtype.itemsize > 4:
-        narrow = x.astype(np.int32)  # jax would, and wrap what does not fit
+        narrow = x.astype(np.int32)  # JAX would convert too, and wrap around
         require((narrow == x).all(), f"{where}: a feature is a whole number beyond 32 bits")
         x = narrow
     if y.dtype.kind == "f":
@@ -576,14 +647,14 @@ def _no_rows(like: Rows) -> Rows:
 
 
 def _owner(rows: Rows, names: Sequence[str], part: str, row: int) -> str:
-    """Whose row it is, for a message."""
+    """The owner of a row, for a message."""
     client = int(np.searchsorted(rows.offsets, row, side="right")) - 1
     return f"client {names[client]!r}, {part}"
 
 
 def _check_labels(y: Array, classes: int | None, owner: Callable[[int], str]) -> None:
-    """Refuse labels that are no classes; `owner` says whose row it is."""
-    least = 0 if y.ndim == 1 else -1  # no label at that position
+    """Raise `InputError` if a label is no class; `owner` names the owner of a row."""
+    least = 0 if y.ndim == 1 else -1  # -1: no label at that position
     top, hint = (MOST_CLASSES, "; for more, give classes") if classes is None else (classes, "")
     bad = (y < least) | (y >= top)
     if bad.any():

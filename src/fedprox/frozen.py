@@ -1,12 +1,11 @@
-"""Frozen parts: a model of which some parameters stay as they are.
+"""Frozen parts: a model some of whose parameters are not trained.
 
-The frozen model has the other parameters alone. So the frozen ones are not sent, averaged, clipped
-or decayed, and no client keeps a state for them, whatever the method and the optimizer.
+The frozen model has only the other parameters. So the frozen ones are not sent, averaged, clipped
+or decayed, and no client has state for them, whatever the method and the optimizer.
 
-The frozen values are constants of the compiled programs, and by default JAX writes them into each:
-with 50 MB of them compilation took 8 s in place of 2, and the compilation cache grew by 177 MB.
-With JAX's setting `jax_use_simplified_jaxpr_constants` they are arguments instead, and both stay as
-without them.
+The frozen values are constants of the compiled programs. By default JAX writes them into each: with
+50 MB of them, compilation took 8 s instead of 2 s, and the compilation cache grew by 177 MB. With
+JAX's setting `jax_use_simplified_jaxpr_constants` they are arguments instead, at no such cost.
 """
 
 import functools
@@ -22,13 +21,22 @@ from fedprox.user_code import SHOWN
 
 
 class Frozen(NamedTuple):
-    """A model with frozen parts.
+    """A model with frozen parts; see `freeze`.
 
     Attributes:
-        model: The model of the parameters that are trained: a dict of arrays by their dotted paths
-            in the whole model.
-        trained: Parameters of the whole model -> those that are trained.
-        whole: Trained parameters -> those of the whole model, for `save_model` and its `apply`.
+        model: The model of the trained parameters, a dict of arrays by their dotted paths in the
+            whole model.
+        trained: (parameters of the whole model) -> the trained ones.
+        whole: (trained parameters) -> those of the whole model, for its `apply` and for
+            `fedprox.save_model`.
+
+    Example:
+        >>> import jax
+        >>> import fedprox as fp
+        >>> whole = fp.models.logistic(fp.datasets.synthetic(clients=2))
+        >>> frozen = fp.freeze(whole, whole.init(jax.random.key(0)), ["dense.bias"])
+        >>> list(frozen.model.shapes), frozen.whole(frozen.model.init(jax.random.key(1))).keys()
+        (['dense.kernel'], dict_keys(['dense']))
     """
 
     model: Model
@@ -37,30 +45,35 @@ class Frozen(NamedTuple):
 
 
 def freeze(model: Model, params: Params, names: Sequence[str]) -> Frozen:
-    """Freeze parts of a model.
+    """Freeze parts of a model, so that only the others are trained.
 
-    Of a large frozen part, tens of megabytes, set `JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1` in the
-    environment, so that its values are not written into each compiled program.
+    For frozen parts of tens of megabytes, set `JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1` in the
+    environment, so that their values are not written into each compiled program.
 
     Args:
         model: The whole model.
-        params: Its parameters, of which the frozen ones keep their values, such as `load_model`
-            gives. The others begin as `model.init` says, or with `simulate(initial=...)`.
-        names: Names of parameters as messages show them ("dense.kernel"), or of parts that hold
-            several ("dense").
+        params: Parameters of the whole model, such as those of `fedprox.load_model`. They give the
+            values of the frozen parts. The others start from `model.init`, or from the `initial` of
+            `fedprox.simulate`.
+        names: Dotted names of parameters ("dense.kernel") or of parts with several ("dense").
+
+    Returns:
+        The model of the trained parameters, and functions between these and all parameters.
 
     Raises:
-        InputError: The parameters are not the model's, a name is not one of its parts, or nothing
-            is left to train.
+        InputError: If the parameters are not the model's, a name is not one of its parts, or
+            nothing is left to train.
 
     Example:
+        >>> import jax
         >>> import jax.numpy as jnp
-        >>> model = Model(
+        >>> import fedprox as fp
+        >>> model = fp.Model(
         ...     lambda key: {"embedding": jnp.ones((5, 2)), "head": jnp.zeros((2, 3))},
         ...     lambda params, x: params["embedding"][x] @ params["head"],
         ... )
         >>> params = model.init(jax.random.key(0))
-        >>> frozen = freeze(model, params, ["embedding"])
+        >>> frozen = fp.freeze(model, params, ["embedding"])
         >>> list(frozen.model.init(jax.random.key(1)))
         ['head']
         >>> list(frozen.whole({"head": jnp.ones((2, 3))}))
@@ -88,8 +101,8 @@ def freeze(model: Model, params: Params, names: Sequence[str]) -> Frozen:
 
     def trained(whole: Params) -> Params:
         check_params("frozen", whole, given)
-        found = jax.tree_util.tree_leaves_with_path(whole)
-        return {dotted(path): leaf for path, leaf in found if dotted(path) not in values}
+        arrays = jax.tree_util.tree_leaves_with_path(whole)
+        return {dotted(path): leaf for path, leaf in arrays if dotted(path) not in values}
 
     def whole(part: Params) -> Params:
         check_params("frozen", part, {n: leaf for n, leaf in leaves.items() if n not in values})
@@ -110,5 +123,5 @@ def freeze(model: Model, params: Params, names: Sequence[str]) -> Frozen:
 
 
 def _part(name: str, known: Iterable[str]) -> list[str]:
-    """The parameters that a name stands for."""
+    """The parameters that a name denotes."""
     return [each for each in known if each == name or each.startswith(f"{name}.")]

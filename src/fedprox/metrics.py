@@ -1,7 +1,7 @@
-"""Metrics of a model on held-out and training rows, beside its loss and accuracy.
+"""Metrics of a model besides its loss and accuracy.
 
-A metric is a function of sums over rows, so that it is computed slice by slice, on several devices
-and by client, and never holds the outputs of all rows at once.
+A metric is a function of sums over rows, so it can be computed slice by slice, on several devices
+and by client, without the outputs of all rows at once.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,10 +16,10 @@ from fedprox.errors import require, require_number, require_whole
 from fedprox.user_code import call, describe
 
 Terms = Any
-"""A pytree of arrays (B, ...), one entry for each row, or of their sums over rows (...)."""
+"""A pytree of arrays (B, ...) with an entry for each row, or of their sums over rows (...)."""
 
 TAKEN = ("loss", "accuracy", "loss_se", "accuracy_se")
-"""Names that records already use after `train_` or `test_`."""
+"""Names that records use after `train_` or `test_`."""
 
 
 @dataclass(frozen=True)
@@ -30,26 +30,26 @@ class Metric:
 
     .. math:: \mathrm{value}\Big(\sum_i w_i\, \mathrm{terms}(o_i, y_i)\Big).
 
-    A weight is 1, or more where evaluations read a sample of a client's rows and a row stands for
-    several.
+    A weight is 1, or more if evaluations sample a client's rows and a row represents several.
 
     Attributes:
-        terms: Outputs (B, ...), labels (B, ...) -> what each row adds to the sums: a pytree of
-            arrays of numbers or booleans, each of shape (B, ...). A row's terms depend on no other
-            row.
-        value: The sums, float32 arrays of shape (...) -> the metric, a scalar.
-
-        lower_is_better: Whether a smaller value is better, as of an error.
+        terms: (outputs (B, ...), labels (B, ...)) -> what each row adds to the sums: a pytree of
+            arrays of numbers or booleans, each of shape (B, ...). A row's terms must not depend on
+            other rows.
+        value: (sums, float32 arrays of shape (...)) -> the metric, a scalar.
+        lower_is_better: Whether a smaller value is better, as for an error.
 
     Raises:
-        InputError: `terms` or `value` is not a function, or `lower_is_better` not True or False.
+        InputError: If `terms` or `value` is not a function, or `lower_is_better` is not a bool.
 
     Example:
-        The largest error cannot be summed, but the share of errors above 1 can:
+        The largest error is not a function of sums, but the share of errors above 1 is:
 
+        >>> import jax.numpy as jnp
+        >>> import fedprox as fp
         >>> def large(outputs, y):
         ...     return {"large": jnp.abs(outputs - y) > 1, "rows": jnp.ones(len(y))}
-        >>> metric = Metric(large, lambda sums: sums["large"] / sums["rows"])
+        >>> metric = fp.Metric(large, lambda sums: sums["large"] / sums["rows"])
         >>> float(metric(jnp.array([0.0, 3.0]), jnp.array([0.5, 0.5])))
         0.5
     """
@@ -68,7 +68,7 @@ class Metric:
             require(callable(function), f"Metric.{name} = {function!r}; it must be a function")
 
     def __call__(self, outputs: Any, y: jax.Array) -> jax.Array:
-        """The metric of some rows, each with weight 1: (B, ...) and (B, ...) -> a scalar."""
+        """The metric of some rows with weight 1: outputs (B, ...), labels (B, ...) -> a scalar."""
         sums = jax.tree.map(lambda a: jnp.sum(a, axis=0), self.terms(outputs, y))
         return jnp.asarray(self.value(sums))
 
@@ -78,9 +78,14 @@ def mean_squared_error() -> Metric:
 
     Outputs and labels have the same shape, (B,) or (B, d).
 
+    Returns:
+        A metric whose smaller values are better.
+
     Example:
+        >>> import jax.numpy as jnp
+        >>> import fedprox as fp
         >>> outputs, y = jnp.array([1.0, 2.0]), jnp.array([1.0, 5.0])
-        >>> float(mean_squared_error()(outputs, y))
+        >>> float(fp.metrics.mean_squared_error()(outputs, y))
         4.5
     """
 
@@ -95,18 +100,22 @@ def mean_squared_error() -> Metric:
 def f1(threshold: float = 0.0) -> Metric:
     r"""Micro-averaged F1 score, :math:`\frac{2 TP}{2 TP + FP + FN}` over all rows and labels.
 
-    It is NaN where there is neither a positive label nor a positive prediction.
+    Outputs and labels have the same shape, (B,) or (B, labels); labels are 0 or 1. The score is NaN
+    without positive labels and positive predictions.
 
     Args:
-        threshold: A label is predicted where its output is above it. The default suits logits.
+        threshold: An output above it predicts the label. The default is for logits.
 
-    Outputs and labels have the same shape, (B,) or (B, labels); labels are 0 or 1.
+    Returns:
+        A metric whose larger values are better.
 
     Example:
         One true positive, one false positive and one false negative:
 
+        >>> import jax.numpy as jnp
+        >>> import fedprox as fp
         >>> outputs, y = jnp.array([[2.0, -1.0], [3.0, -4.0]]), jnp.array([[1, 1], [0, 0]])
-        >>> float(f1()(outputs, y))
+        >>> float(fp.metrics.f1()(outputs, y))
         0.5
     """
 
@@ -131,23 +140,27 @@ def auc(bins: int = 200, limit: float = 10.0) -> Metric:
         {\sum_b p_b \sum_b q_b}.
 
     Rows of the same bin count as ties, so the error is at most half the share of (positive,
-    negative) pairs that fall into the same bin. It is NaN without positive or negative rows, or
-    with an output that is NaN.
+    negative) pairs in the same bin. Outputs have shape (B,); labels are 0 or 1, of the same shape.
+    The area is NaN without positive or negative rows, or with an output that is NaN.
 
     Args:
-        bins: Number of bins. Each row costs a few operations for each bin.
-        limit: Outputs beyond count as -limit or limit. The default suits logits.
+        bins: Number of bins, at least 2. Each row costs a few operations for each bin.
+        limit: Largest absolute output, above 0; larger ones count as that. The default is for
+            logits.
 
-    Outputs have shape (B,); labels are 0 or 1, of the same shape.
+    Returns:
+        A metric whose larger values are better.
 
     Raises:
-        InputError: `bins` is not a whole number of at least 2, or `limit` not a number above 0.
+        InputError: If `bins` or `limit` is out of range.
 
     Example:
         Of four pairs of a positive and a negative row, three are in the right order:
 
+        >>> import jax.numpy as jnp
+        >>> import fedprox as fp
         >>> outputs, y = jnp.array([-2.0, 0.5, -0.5, 2.0]), jnp.array([0, 0, 1, 1])
-        >>> float(auc()(outputs, y))
+        >>> float(fp.metrics.auc()(outputs, y))
         0.75
     """
     require_whole("bins", bins, least=2)
@@ -163,7 +176,7 @@ def auc(bins: int = 200, limit: float = 10.0) -> Metric:
         return {"positive": counts * positive, "negative": counts * ~positive}
 
     def value(sums: Terms) -> jax.Array:
-        # shares first: products of two large counts would lose digits
+        # shares before products: products of large counts would lose digits
         p, q = (sums[key] / sums[key].sum() for key in ("positive", "negative"))
         above = 1 - jnp.cumsum(p)
         return jnp.sum(q * (above + p / 2))
@@ -180,7 +193,7 @@ def _same_shape(name: str, outputs: Any, y: jax.Array) -> None:
 
 
 def check_metrics(metrics: Any) -> None:
-    """Raise `InputError` unless metrics are a dict of free names and metrics."""
+    """Raise `InputError` unless metrics are a dict of metrics with names that are not taken."""
     require(
         isinstance(metrics, Mapping),
         f"model.metrics = {metrics!r}; it must be a dict of names and fedprox.Metric",
@@ -205,9 +218,9 @@ def terms_of(metrics: Mapping[str, Metric], outputs: Any, y: jax.Array) -> dict[
     """The terms of each metric, float32 arrays (B, ...).
 
     Raises:
-        InputError: A metric's terms are not arrays of numbers with an entry for each row.
+        InputError: If a metric's terms are not arrays of numbers with an entry for each row.
     """
-    found, given = {}, {"outputs": outputs, "y": y}
+    by_metric, given = {}, {"outputs": outputs, "y": y}
     for name, metric in metrics.items():
         what = f"model.metrics[{name!r}].terms"
         terms = call(f"{what}(outputs, y)", metric.terms, outputs, y, given=given)
@@ -218,8 +231,8 @@ def terms_of(metrics: Mapping[str, Metric], outputs: Any, y: jax.Array) -> dict[
             f"{what}: {describe(terms)} for {y.shape[0]} rows; it must return arrays of numbers, "
             "each with an entry for each row along its first axis",
         )
-        found[name] = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), terms)
-    return found
+        by_metric[name] = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), terms)
+    return by_metric
 
 
 def _is_real(array: Any) -> bool:
@@ -228,10 +241,10 @@ def _is_real(array: Any) -> bool:
 
 
 def value_of(name: str, metric: Metric, sums: Terms) -> jax.Array:
-    """A metric given its sums, a float32 scalar.
+    """A metric from its sums, a float32 scalar.
 
     Raises:
-        InputError: The metric's value is not a scalar.
+        InputError: If the metric's value is not a scalar.
     """
     what = f"model.metrics[{name!r}].value"
     value = call(f"{what}(sums)", metric.value, sums, given=sums)
@@ -243,7 +256,7 @@ def value_of(name: str, metric: Metric, sums: Terms) -> jax.Array:
 
 
 def weighted_sums(terms: Terms, weights: jax.Array) -> Terms:
-    """sum_i weights_i terms_i: leaves (B, ...) -> (...). Rows of weight 0 count for nothing."""
+    """sum_i weights_i terms_i: leaves (B, ...) -> (...). Rows of weight 0 may hold anything."""
 
     def one(a: jax.Array) -> jax.Array:
         w = weights.reshape((-1,) + (1,) * (a.ndim - 1))

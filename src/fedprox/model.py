@@ -1,4 +1,4 @@
-"""A model: how parameters begin, what they predict, and how a prediction is judged."""
+"""A model as pure functions: initial parameters, predictions, loss and accuracy."""
 
 import dataclasses
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -25,11 +25,11 @@ Params = Any  # a pytree of arrays
 def cross_entropy(outputs: jax.Array, y: jax.Array) -> jax.Array:
     """-log softmax(outputs)_y of each example: outputs (B, classes), y (B,) integers -> (B,).
 
-    Of a sequence, outputs (B, length, classes) and y (B, length), the mean over the positions that
-    have a label, y >= 0.
+    For sequences, outputs (B, length, classes) and y (B, length), it is the mean over the positions
+    with a label, y >= 0.
 
     Raises:
-        InputError: Outputs and labels do not match.
+        InputError: If outputs and labels do not match.
 
     >>> even = jnp.zeros((1, 3, 2))
     >>> cross_entropy(even, jnp.array([[0, 1, -1]])).tolist() == [float(jnp.log(2.0))]
@@ -46,8 +46,8 @@ def cross_entropy(outputs: jax.Array, y: jax.Array) -> jax.Array:
     )
     require(
         jnp.issubdtype(y.dtype, jnp.integer),
-        f"model: labels of type {y.dtype}; cross-entropy needs whole numbers, and others a loss of "
-        "their own",
+        f"model: labels of type {y.dtype}; cross-entropy needs whole numbers; give another "
+        "loss for other labels",
     )
     if y.ndim == 1:
         return optax.softmax_cross_entropy_with_integer_labels(outputs, y)
@@ -60,8 +60,8 @@ def cross_entropy(outputs: jax.Array, y: jax.Array) -> jax.Array:
 def top_1(outputs: jax.Array, y: jax.Array) -> jax.Array:
     """Whether the largest output is the label's: outputs (B, classes), y (B,) -> (B,) booleans.
 
-    Of a sequence, outputs (B, length, classes) and y (B, length) -> (B, length), false where there
-    is no label. Where an output is NaN there is no largest one, and no label is met.
+    For sequences, outputs (B, length, classes) and y (B, length) -> (B, length), false without a
+    label. With an output that is NaN no label is met.
 
     >>> top_1(jnp.array([[0.0, 1.0], [1.0, jnp.nan]]), jnp.array([1, 0])).tolist()
     [True, False]
@@ -70,7 +70,7 @@ def top_1(outputs: jax.Array, y: jax.Array) -> jax.Array:
 
 
 AUTO: Any = "auto"
-"""`Model.correct` where it is left out."""
+"""The default of `Model.correct`."""
 
 Apply = Callable[[Params, jax.Array], jax.Array]
 Train = Callable[[Params, jax.Array, jax.Array], jax.Array]
@@ -80,45 +80,48 @@ Correct = Callable[[jax.Array, jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model as pure functions.
-
-    Two functions are enough to bring one's own:
-
-    >>> def init(key):
-    ...     return {"slope": jnp.zeros(2)}
-    >>> def apply(params, x):
-    ...     return x @ params["slope"]
-    >>> def squared(outputs, y):
-    ...     return (outputs - y) ** 2
-    >>> model = Model(init, apply, squared)
-    >>> model.apply(model.init(jax.random.key(0)), jnp.ones((3, 2))).shape
-    (3,)
-    >>> model.apply({"intercept": jnp.zeros(2)}, jnp.ones((3, 2)))
-    Traceback (most recent call last):
-    ...
-    fedprox.errors.InputError: model: parameters have 'intercept' where 'slope' is needed
+    """A model as pure functions of its parameters.
 
     Attributes:
-        init: Random key -> parameters.
-        apply: Parameters, features (B, ...) -> outputs (B, ...). It checks that the parameters
-            have the structure and the shapes that `init` gives.
-        loss: Outputs, labels -> loss of each example, shape (B,).
-        correct: Outputs, labels -> whether each label is met, booleans of shape (B,), or
-            (B, length) for sequences, and false where outputs are NaN; accuracy is their share of
-            all labels. None for a model without accuracy. Where it is left out, a label is met by
-            the largest output (`top_1`) if `loss` is cross-entropy; with any other loss, as in
-            regression, the model has no accuracy.
-        metrics: Further measures by name, see `fedprox.Metric`. Evaluations report each of them as
+        init: (random key) -> initial parameters, a pytree of floating-point arrays.
+        apply: (parameters, features (B, ...)) -> outputs (B, ...). It refuses parameters that do
+            not have the structure and shapes of `init`.
+        loss: (outputs, labels) -> loss of each example, shape (B,).
+        correct: (outputs, labels) -> whether each label is met, booleans of shape (B,), or
+            (B, length) for sequences, false if outputs are NaN. Accuracy is their share of all
+            labels. None for a model without accuracy. By default, `top_1` if `loss` is
+            cross-entropy, else None.
+        metrics: Further measures by name, see :class:`fedprox.Metric`. Evaluations report each as
             `test_NAME` over all test rows and as `train_NAME` over all training rows.
-        train: Parameters, features, random key -> outputs, in place of `apply` for the mini-batches
-            that clients train on, as with dropout. The key is a function of (seed, round, client,
-            mini-batch); of a mini-batch that is read in parts each part has its own. Evaluations,
-            predictions and gradients over a client's whole data use `apply`. None for `apply`.
+        train: (parameters, features, random key) -> outputs, in place of `apply` on the
+            mini-batches that clients train on, as with dropout. The key depends on (seed, round,
+            client, mini-batch); each part of a mini-batch that is read in parts has its own.
+            Evaluations, predictions and gradients over all of a client's rows use `apply`. None for
+            `apply`.
 
     Raises:
-        InputError: An attribute is not a function, or `metrics` not a dict of metrics; or, from
-            `apply`, parameters of another structure or shape, or features that the model cannot
-            take.
+        InputError: If an attribute is not a function, or `metrics` is not a dict of metrics. Later,
+            from `apply`: if parameters have another structure or shape, or the model cannot take
+            the features.
+
+    Example:
+        Two functions are enough; here with a loss for regression:
+
+        >>> import jax, jax.numpy as jnp
+        >>> import fedprox as fp
+        >>> def init(key):
+        ...     return {"slope": jnp.zeros(2)}
+        >>> def apply(params, x):
+        ...     return x @ params["slope"]
+        >>> def squared(outputs, y):
+        ...     return (outputs - y) ** 2
+        >>> model = fp.Model(init, apply, squared)
+        >>> model.apply(model.init(jax.random.key(0)), jnp.ones((3, 2))).shape
+        (3,)
+        >>> model.apply({"intercept": jnp.zeros(2)}, jnp.ones((3, 2)))
+        Traceback (most recent call last):
+        ...
+        fedprox.errors.InputError: model: parameters have 'intercept' where 'slope' is needed
     """
 
     init: Callable[[jax.Array], Params]
@@ -147,7 +150,7 @@ class Model:
         """Shapes and types of the parameters, a pytree of `jax.ShapeDtypeStruct`.
 
         Raises:
-            InputError: `init` does not give a pytree of floating-point arrays.
+            InputError: If `init` does not return a pytree of floating-point arrays.
         """
         assert isinstance(self.apply, _Apply)
         return self.apply.shapes
@@ -163,21 +166,28 @@ class Model:
         """A model from a flax.nnx module.
 
         Args:
-            build: `flax.nnx.Rngs` -> module. Its variables must be `nnx.Param`, but for two kinds.
-                With the random streams of layers such as `nnx.Dropout`, clients train with a key of
-                each mini-batch (`Model.train`), and all else is deterministic. The running
-                statistics of `nnx.BatchNorm(..., use_running_average=True)` are constants of the
-                model, as `build` gives them: those of a pretrained module that it returns.
+            build: (`flax.nnx.Rngs`) -> module. Its variables must be `nnx.Param`, with two
+                exceptions. Random streams, as of `nnx.Dropout`, get a key for each training
+                mini-batch (`Model.train`), and are off elsewhere. Running statistics of
+                `nnx.BatchNorm(..., use_running_average=True)`, as of a pretrained module that
+                `build` returns, are constants of the model.
             loss: As in `Model`.
             correct: As in `Model`.
             metrics: As in `Model`.
 
-        Raises:
-            InputError: `build` is not such a function, or the module has other variables.
+        Returns:
+            The model.
 
-        >>> model = Model.from_nnx(lambda rngs: nnx.Linear(4, 3, rngs=rngs))
-        >>> model.apply(model.init(jax.random.key(0)), jnp.ones((2, 4))).shape
-        (2, 3)
+        Raises:
+            InputError: If `build` is not such a function, or the module has other variables.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> import fedprox as fp
+            >>> from flax import nnx
+            >>> model = fp.Model.from_nnx(lambda rngs: nnx.Linear(4, 3, rngs=rngs))
+            >>> model.apply(model.init(jax.random.key(0)), jnp.ones((2, 4))).shape
+            (2, 3)
         """
         require(
             callable(build) and not isinstance(build, nnx.Module) and not _is_linen(build),
@@ -197,7 +207,7 @@ class Model:
             module, nnx.Param, nnx.RngState, nnx.BatchStat, ...
         )
         _check_variables(module, statistics, rest)
-        if statistics:  # of a module with numbers in it
+        if statistics:  # their values, which the abstract module lacks
             statistics = nnx.State(nnx.to_pure_dict(nnx.state(built(), nnx.BatchStat)))
 
         def init(key: jax.Array) -> Params:
@@ -207,28 +217,28 @@ class Model:
             return nnx.merge(graph, nnx.State(params), _streams_from(key, streams), statistics)
 
         def apply(params: Params, x: jax.Array) -> jax.Array:
-            found: Any = merged(params, jax.random.key(0) if streams else None)
+            module: Any = merged(params, jax.random.key(0) if streams else None)
             if streams:
-                found.set_attributes(deterministic=True, raise_if_not_found=False)
-            return found(x)
+                module.set_attributes(deterministic=True, raise_if_not_found=False)
+            return module(x)
 
         def train(params: Params, x: jax.Array, key: jax.Array) -> jax.Array:
-            found: Any = merged(params, key)
-            return found(x)
+            module: Any = merged(params, key)
+            return module(x)
 
         apply.__name__ = type(module).__name__  # what run directories call the model
         return cls(init, apply, loss, correct, metrics, train if streams else None)
 
 
 def _check_variables(module: nnx.Module, statistics: nnx.State, rest: nnx.State) -> None:
-    """Raise `InputError` unless a module's other variables than `nnx.Param` never change.
+    """Raise `InputError` if a module has variables that training would change, besides `nnx.Param`.
 
     Args:
         module: The module.
-        statistics: Its running statistics.
-        rest: Its variables that are neither these nor random streams.
+        statistics: The module's running statistics.
+        rest: Its variables that are not parameters, running statistics or random streams.
     """
-    still = {
+    constant = {
         path
         for path, layer in nnx.iter_modules(module)
         if isinstance(layer, nnx.BatchNorm) and layer.use_running_average is True
@@ -238,7 +248,7 @@ def _check_variables(module: nnx.Module, statistics: nnx.State, rest: nnx.State)
         paths = [path for path, _ in nnx.to_flat_state(state) if path[:-1] not in known]
         return _listed(paths, lambda path: ".".join(map(str, path)))
 
-    moving, others = names(statistics, still), names(rest)
+    moving, others = names(statistics, constant), names(rest)
     require(
         not moving,
         f"model: the module has variables that are not nnx.Param: running statistics, {moving}; "
@@ -254,7 +264,7 @@ def _check_variables(module: nnx.Module, statistics: nnx.State, rest: nnx.State)
 
 
 def _streams_from(key: jax.Array | None, like: nnx.State) -> nnx.State:
-    """The random streams of a module at their beginning, each with a key of its own.
+    """The initial random streams of a module, each with its own key.
 
     Args:
         key: Random key; None for a module without streams.
@@ -285,7 +295,7 @@ def _is_linen(given: Any) -> bool:
 
 
 def _named(given: Any) -> str:
-    """What was given in place of an nnx module or of a function that builds one."""
+    """What a message calls an argument that is not a function that builds an nnx module."""
     if isinstance(given, type):
         kind = f"the class {given.__name__}"
     else:
@@ -295,11 +305,11 @@ def _named(given: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Apply:
-    """`Model.apply`: a function, called with parameters like those that `init` gives.
+    """`Model.apply`: the user's function, which refuses parameters unlike those of `init`.
 
     Attributes:
-        function: What the user gave as `apply`.
-        init: See `Model`.
+        function: The user's function.
+        init: `Model.init`.
     """
 
     function: Apply
@@ -332,30 +342,29 @@ class _Apply:
 
 
 def dotted(path: Sequence[Any]) -> str:
-    """The name of an array of a pytree by its path, such as "dense.bias"."""
+    """The name of an array of a pytree from its path, such as "dense.bias"."""
     return jax.tree_util.keystr(tuple(path), simple=True, separator=".")
 
 
 def check_params(where: str, params: Params, shapes: Params) -> None:
-    """Raise `InputError` unless parameters have the paths and the shapes that are needed.
+    """Raise `InputError` unless parameters have given paths and shapes.
 
-    Containers of another type are accepted where they name their parts alike, as a list and a
-    tuple do.
+    The types of containers may differ if their keys agree, as a list's and a tuple's.
 
     Args:
-        where: What the message begins with.
+        where: Begin of the message.
         params: The parameters.
-        shapes: What is needed; see `Model.shapes`.
+        shapes: Shapes that are needed; see `Model.shapes`.
 
     >>> check_params("model", {"kernel": jnp.zeros((4, 3))}, {"kernel": jnp.zeros((3, 4))})
     Traceback (most recent call last):
     ...
     fedprox.errors.InputError: model: kernel: shape (4, 3) where (3, 4) is needed
     """
-    found, needed = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (params, shapes))
-    extra = [path for path in found if path not in needed]
-    missing = [path for path in needed if path not in found]
-    # keys may differ in type alone, as 0 and "0", which their dotted names do not show
+    given, needed = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (params, shapes))
+    extra = [path for path in given if path not in needed]
+    missing = [path for path in needed if path not in given]
+    # keys may differ only in type, as 0 and "0", which dotted names do not show
     alike = {dotted(path) for path in extra} & {dotted(path) for path in missing}
     name = jax.tree_util.keystr if alike else _quoted
     is_needed = f"{_listed(missing, name)} {'is' if len(missing) == 1 else 'are'} needed"
@@ -365,7 +374,7 @@ def check_params(where: str, params: Params, shapes: Params) -> None:
     )
     require(not extra, f"{where}: parameters have {_listed(extra, name)}, which the model does not")
     require(not missing, f"{where}: parameters lack {_listed(missing, name)}")
-    for path, leaf in found.items():
+    for path, leaf in given.items():
         require(
             np.shape(leaf) == needed[path].shape,
             f"{where}: {dotted(path) or 'parameters'}: shape {np.shape(leaf)} where "
@@ -374,10 +383,11 @@ def check_params(where: str, params: Params, shapes: Params) -> None:
 
 
 def fitted_params(where: str, model: Model, given: Params) -> Params:
-    """Given parameters in the structure and the types that the model's own have.
+    """Given parameters in the structure and the types of the model's own.
 
     Raises:
-        InputError: They are not the model's, or one is not finite; the line begins with `where`.
+        InputError: If they are not the model's, or one is not finite. The message begins with
+            `where`.
 
     >>> model = Model(lambda _: {"w": jnp.zeros(2)}, lambda params, x: x @ params["w"])
     >>> fitted_params("initial", model, {"w": [1.0, np.nan]})
@@ -387,11 +397,11 @@ def fitted_params(where: str, model: Model, given: Params) -> Params:
     """
     call(f"{where}: its tree", jax.tree.leaves, given)
     check_params(where, given, model.shapes)
-    found = dict(jax.tree_util.tree_leaves_with_path(given))
+    arrays = dict(jax.tree_util.tree_leaves_with_path(given))
     paths, structure = jax.tree_util.tree_flatten_with_path(model.shapes)
 
     def fitted(path: Any, like: Any) -> jax.Array:
-        name, leaf = dotted(path) or "parameters", np.asarray(found[path])
+        name, leaf = dotted(path) or "parameters", np.asarray(arrays[path])
         real = (jnp.floating, jnp.integer)
         require(
             any(jnp.issubdtype(leaf.dtype, kind) for kind in real),
@@ -417,7 +427,7 @@ def _listed(paths: Sequence[Any], name: Callable[[Any], str]) -> str:
 def check_model(model: Model, federation: Federation) -> None:
     """Raise `InputError` unless a model's functions fit together and fit a federation's rows.
 
-    They are traced; nothing is computed. Cross-entropy would be NaN for a class without output.
+    The functions are traced; nothing is computed.
 
     Args:
         model: The model.
@@ -431,10 +441,11 @@ def check_model(model: Model, federation: Federation) -> None:
     x, y = rows(federation.train.x), rows(federation.train.y)
     outputs = jax.eval_shape(model.apply, model.shapes, x)
     if model.train is not None:
-        seen = jax.eval_shape(partial(training_outputs, model), model.shapes, x, jax.random.key(0))
+        of_train = partial(training_outputs, model)
+        trained = jax.eval_shape(of_train, model.shapes, x, jax.random.key(0))
         require(
-            describe(seen) == describe(outputs),
-            f"model.train(params, x, key) returns {describe(seen)}; it must return what "
+            describe(trained) == describe(outputs),
+            f"model.train(params, x, key) returns {describe(trained)}; it must return what "
             f"model.apply does, {describe(outputs)}",
         )
     jax.eval_shape(partial(losses_of, model), outputs, y)
@@ -444,13 +455,13 @@ def check_model(model: Model, federation: Federation) -> None:
             have >= needed, f"model: {have} outputs for {needed} classes; it needs one for each"
         )
     if federation.augment is not None:
-        kept, what = rows(index_of(federation.train.x)), "federation.augment(key, rows)"
+        stored, what = rows(index_of(federation.train.x)), "federation.augment(key, rows)"
         key = jax.random.key(0)
-        seen = shapes_of(what, federation.augment, key, kept, given={"rows": kept})
+        augmented = shapes_of(what, federation.augment, key, stored, given={"rows": stored})
         require(
-            np.shape(seen) == x.shape,
-            f"{what} returns {describe(seen)} for {describe(kept)}; it must return features of "
-            f"shape {x.shape}",
+            np.shape(augmented) == x.shape,
+            f"{what} returns {describe(augmented)} for {describe(stored)}; it must return features "
+            f"of shape {x.shape}",
         )
     if model.correct is not None and any(map(len, federation.parts[1:])):
         jax.eval_shape(partial(labels_met, model), outputs, y)
@@ -464,7 +475,7 @@ def losses_of(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
     """The loss of each example, shape (B,).
 
     Raises:
-        InputError: The model's loss is not one number for each example.
+        InputError: If the model's loss is not one number for each example.
     """
     given = {"outputs": outputs, "y": y}
     losses = call("model.loss(outputs, y)", model.loss, outputs, y, given=given)
@@ -477,7 +488,7 @@ def losses_of(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def training_outputs(model: Model, params: Params, x: jax.Array, key: jax.Array) -> jax.Array:
-    """What a model with `train` gives for a mini-batch."""
+    """The outputs of a model's `train` for a mini-batch."""
     assert model.train is not None
     return call("model.train(params, x, key)", model.train, params, x, key, given={"x": x})
 
@@ -490,10 +501,10 @@ def weighted_loss(
     weights: jax.Array,
     key: jax.Array | None = None,
 ) -> jax.Array:
-    """sum_i weights_i loss(params; x_i, y_i), a scalar; with a key, as in training.
+    """sum_i weights_i loss(params; x_i, y_i), a scalar; with a key, by the model's `train`.
 
     Raises:
-        InputError: The model's loss is not one number for each example.
+        InputError: If the model's loss is not one number for each example.
     """
     if key is None or model.train is None:
         outputs = model.apply(params, x)
@@ -516,10 +527,10 @@ def loss_and_sums(
 
 
 def labels_met(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
-    """Which labels a model with accuracy meets: booleans of shape (B,), or that of y.
+    """Whether a model with accuracy meets each label: booleans of shape (B,), or that of y.
 
     Raises:
-        InputError: The model's `correct` gives something else.
+        InputError: If the model's `correct` returns something else.
     """
     assert model.correct is not None
     given = {"outputs": outputs, "y": y}
@@ -540,20 +551,20 @@ def labels_met(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
 def read_slice(
     x: Features, y: jax.Array, begin: jax.Array | int, end: jax.Array | int, width: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Rows begin, ..., end - 1 of flat data, at most `width`, as `weighted_loss` takes them.
+    """Rows begin, ..., end - 1 of flat data, at most `width`, with weights for `weighted_loss`.
 
-    In place of other rows the slice repeats the row `begin`, so that they cannot change a sum,
-    whatever they hold: even a weight of zero times their gradient may be NaN.
+    In place of other rows the slice repeats the row `begin`, so that other rows cannot change a
+    sum: even weight zero times their gradient may be NaN.
 
     Args:
         x: All features, shape (rows, ...).
         y: All labels, shape (rows, ...).
-        begin: First row to read; any whole number in a compiled program.
-        end: The row before which to end.
+        begin: First row to read; may be traced.
+        end: The row behind the last row to read; may be traced.
         width: Rows of the slice, at most `rows`.
 
     Returns:
-        Features (width, ...), labels (width, ...), and 1 for rows that count, else 0 (width,).
+        Features (width, ...), labels (width, ...), and weights (width,): 1 for the rows, else 0.
 
     >>> x, y = jnp.arange(5.0)[:, None], jnp.arange(5)
     >>> _, labels, inside = read_slice(x, y, 3, 5, width=4)
@@ -565,8 +576,8 @@ def read_slice(
     inside = (rows >= begin) & (rows < end)
 
     def read(a: jax.Array) -> jax.Array:
-        kept = inside.reshape((-1,) + (1,) * (a.ndim - 1))
+        chosen = inside.reshape((-1,) + (1,) * (a.ndim - 1))
         own = jax.lax.dynamic_slice_in_dim(a, begin, 1)
-        return jnp.where(kept, jax.lax.dynamic_slice_in_dim(a, start, width), own)
+        return jnp.where(chosen, jax.lax.dynamic_slice_in_dim(a, start, width), own)
 
     return look_up(x, read(index_of(x))), read(y), inside.astype(jnp.float32)

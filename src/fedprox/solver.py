@@ -1,25 +1,18 @@
 """Local solvers: an optax optimizer on h_k, for E epochs or K steps, or until gamma-inexact.
 
-Which solver a client uses is free (Li et al. 2020, section 3.2); plain SGD is what the papers
-run. The optimizer receives the whole gradient of h_k: a momentum buffer sees the proximal term
-once, as part of that gradient. Before it come, as in the code of Acar et al. 2021,
+Which solver a client uses is free (Li et al. 2020, section 3.2); the papers run plain SGD. The
+optimizer receives the whole gradient of h_k, so a momentum buffer sees the proximal term once.
 
-    d = clip(grad h_k(w)) + weight_decay w,   clip(g) = g min(1, c / ||g||).
+Clip and weight decay precede the optimizer, as in the code of Acar et al. 2021. The clip sees the
+gradients of F_k, the linear and the proximal term together, and the weight decay is not clipped.
+(In that code FedDyn's alpha w is part of the weight decay and is not clipped.) Neither belongs to
+h_k: gamma and all losses are measured without them. What SCAFFOLD's control variates and FedDyn's
+regularizer learn from a client's steps includes both: at their fixed points the gradient with its
+weight decay vanishes.
 
-So the clip sees F_k's gradient, the linear and the proximal term together, and the weight decay is
-not clipped. (In that code FedDyn's alpha w travels with the weight decay and is not clipped.)
-Neither belongs to h_k: gamma and all losses are measured without. What a control variate or a
-dynamic regulariser learns from the steps includes both: where SCAFFOLD or FedDyn stand still, it is
-the gradient with its weight decay that vanishes.
-
-In round t, the first being 0, the learning rate is eta decay^t, or eta(t) of a schedule.
-
-The stop rule gamma (Li et al. 2020, Definitions 1 and 2) ends a client's work once
-
-    ||grad h_k(w)|| <= gamma ||grad h_k(s_k)||,
-
-both gradients over all of the client's rows. With whole-client batches every step knows that
-gradient. With mini-batches it is computed before every epoch, one more pass over the client's rows.
+The stop rule gamma needs gradients over all of a client's rows. With whole-client batches every
+step has them. With mini-batches they are computed before every epoch, in one more pass over the
+client's rows.
 """
 
 import functools
@@ -50,47 +43,66 @@ from fedprox.model import Params
 from fedprox.user_code import call
 
 Schedule = Callable[[int], Any]
-"""Round t -> its learning rate, a number, such as `optax.cosine_decay_schedule(0.1, 200)`."""
+"""(round t) -> its learning rate, a number, such as `optax.cosine_decay_schedule(0.1, 200)`."""
 
 HParam = float | Sequence[float]
 """A number, or several to sweep over."""
 
 Count = TypeVar("Count", int, NDArray[np.int64])
-"""A number of rows or steps, or those of several clients."""
+"""A number of rows or steps, or one for each of several clients."""
 
 
 @dataclass(frozen=True)
 class Solver:
-    """How a client works on its local problem.
+    r"""How clients approximately solve their local problems.
 
-    >>> solver = Solver(learning_rate=0.01, batch_size=10, epochs=20)
-    >>> solver.steps_for(25)  # batches of 10, 10 and 5, twenty times
-    60
+    In round :math:`t` a client takes mini-batch steps of an optimizer with learning rate
+    :math:`\eta_t = \eta \cdot \mathrm{decay}^t`, or :math:`\eta(t)` of a schedule, along
+
+    .. math:: d = \mathrm{clip}(\nabla h_k(w)) + \lambda w, \qquad
+        \mathrm{clip}(g) = \min(1, c / \|g\|) \, g,
+
+    where the gradient is that of a mini-batch. With `gamma` it stops as soon as
+
+    .. math:: \|\nabla h_k(w)\| \le \gamma \|\nabla h_k(s_k)\|
+
+    over all of its rows, where :math:`s_k` is the start of the local problem.
 
     Attributes:
-        learning_rate: Step size eta, or several to sweep over; or a function of the round t = 0, 1,
-            ..., such as an optax schedule, that gives the rate of all of the round's steps.
-        batch_size: Examples B of a mini-batch, or "all" for a client's whole data. An epoch's last
-            batch holds what is left over and counts as a step.
-        epochs: Passes E over the client's data, each in a fresh order; or else
-        steps: mini-batches K, however many examples the client has.
-        gamma: Stop earlier, as soon as the local problem is solved gamma-inexactly; then `epochs`
-            or `steps` are the limit, which is what is planned for: memory and planning grow with
-            it. From 0 to 1, or a function of the round t and some clients
-            (m,) that gives each one's gamma (m,).
-        learning_rate_decay: What the learning rate is multiplied by after every round, above 0 and
-            at most 1; 1 with a function of the round.
-        weight_decay: Times w, added to the clipped gradient, at least 0.
-        clip: The largest norm c of the gradient of h_k, above 0; None for any.
-        optimizer: `learning_rate=` -> gradient transformation, such as `optax.sgd`,
-            `functools.partial(optax.sgd, momentum=0.9)`, or with `batch_size="all"` one that
-            searches along a line: `optax.lbfgs`, `fedprox.line_search_descent`. Its state starts
-            afresh in every round.
+        learning_rate: Learning rate :math:`\eta`, above 0. A sequence sweeps over its values. Or a
+            function of the round t = 0, 1, ..., such as an optax schedule.
+        batch_size: Examples of a mini-batch, at least 1, or "all" for all of a client's rows. The
+            last batch of an epoch holds the remaining rows and counts as a step.
+        epochs: Passes over the client's rows, each in a new order. Give either this or `steps`.
+        steps: Mini-batch steps, whatever the number of the client's rows.
+        gamma: Inexactness :math:`\gamma` at which a client stops, from 0 to 1; or a function
+            (round t, clients (m,)) -> the clients' gammas (m,). `epochs` or `steps` are then the
+            limit, which planning and memory grow with. None to do all the work.
+        learning_rate_decay: Factor of the learning rate after every round, above 0 and at most 1; 1
+            with a schedule.
+        weight_decay: :math:`\lambda`, at least 0.
+        clip: Largest gradient norm :math:`c`, above 0; None for no clip.
+        optimizer: A function of `learning_rate` that returns an optax optimizer, such as
+            `optax.sgd` or `functools.partial(optax.sgd, momentum=0.9)`; with `batch_size="all"`
+            also one with a line search, such as `optax.lbfgs` or `fedprox.line_search_descent`. Its
+            state is new in every round.
 
     Raises:
-        InputError: A number out of range, not exactly one of `epochs` and `steps`, mini-batches, a
-            clip or weight decay for an optimizer that needs h_k itself, or weight decay beside
-            `gamma`.
+        InputError: If a number is out of range, not exactly one of `epochs` and `steps` is given,
+            or settings do not fit together: mini-batches, a clip or weight decay with a line
+            search, or weight decay with `gamma`.
+
+    Example:
+        Batches of 10, 10 and 5, twenty times:
+
+        >>> import fedprox as fp
+        >>> solver = fp.Solver(learning_rate=0.01, batch_size=10, epochs=20)
+        >>> solver.steps_for(25)
+        60
+
+    References:
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, Definitions 1 and 2.
     """
 
     learning_rate: HParam | Schedule
@@ -153,13 +165,20 @@ class Solver:
             )
 
     def changed(self, **settings: Any) -> "Solver":
-        """The same with other settings; of `epochs` and `steps`, the one given replaces the other.
+        """A solver with other settings; `epochs` and `steps` replace each other.
+
+        Args:
+            settings: Arguments of `fedprox.Solver`.
+
+        Returns:
+            The solver.
 
         Raises:
-            InputError: There is no such setting, or the result is refused.
+            InputError: If there is no such setting, or settings do not fit together.
 
-        >>> Solver(0.1, 10, epochs=5).changed(steps=600).epochs is None
-        True
+        Example:
+            >>> Solver(0.1, 10, epochs=5).changed(steps=600).epochs is None
+            True
         """
         known = [field.name for field in fields(self)]
         for name in settings:
@@ -170,7 +189,7 @@ class Solver:
 
     @property
     def schedule(self) -> Schedule | None:
-        """The learning rate as a function of the round; None where it is a number or several."""
+        """The learning rate as a function of the round; None if it is a number or several."""
         given = self.learning_rate
         return given if callable(given) and not inspect.isclass(given) else None
 
@@ -180,10 +199,10 @@ class Solver:
         return (1.0,) if self.schedule is not None else as_rates(self.learning_rate)
 
     def factor(self, round_: int) -> float:
-        """What a round's learning rate is a multiple of: decay^t, or the schedule's rate itself.
+        """The factor of `rates` in a round: decay^t, or a schedule's learning rate.
 
         Raises:
-            InputError: The schedule does not give one finite number above 0.
+            InputError: If the schedule does not return one finite number above 0.
 
         >>> Solver(optax.linear_schedule(0.1, 0.05, 2), 10, epochs=1).factor(1)
         0.075
@@ -194,14 +213,14 @@ class Solver:
 
     @functools.cached_property
     def searches_line(self) -> bool:
-        """Whether the optimizer asks for h_k and its value beside the gradient."""
+        """Whether the optimizer needs h_k and its value besides the gradient."""
         return searches_line(self.optimizer, "solver.optimizer")
 
     def gammas(self, round_: int, clients: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Each client's gamma in a round, shape (m,); 0 where the stop rule is off.
+        """Each client's gamma in a round, shape (m,); 0 without the stop rule.
 
         Raises:
-            InputError: The solver's function gives other numbers than one from 0 to 1 for each.
+            InputError: If the user's function does not return a number from 0 to 1 for each client.
         """
         if not callable(self.gamma):
             return np.full(len(clients), self.gamma or 0.0)
@@ -246,15 +265,18 @@ class Solver:
         """One optimizer step.
 
         Args:
-            params: Where the client stands.
+            params: The client's current parameters.
             state: The optimizer's state.
             gradient: (An estimate of) grad h_k(params).
             learning_rate: Step size of the round.
-            extra: For an optimizer that searches along a line: value, grad and value_fn.
+            extra: value, grad and value_fn, for an optimizer with a line search.
+
+        Returns:
+            The next parameters and state.
         """
         if self.clip is not None:
             norm = optax.tree.norm(gradient)
-            # a square that overflows has diverged; c / inf would have the client stand still
+            # a norm that overflows has diverged; c / inf would stop the client silently
             shrink = jnp.where(jnp.isinf(norm), jnp.nan, jnp.minimum(1.0, self.clip / norm))
             gradient = jax.tree.map(lambda g: shrink * g, gradient)
         if self.weight_decay:
@@ -265,7 +287,7 @@ class Solver:
 
 
 TOGETHER = 256
-"""Rounds for which an optax schedule is evaluated at once: one by one takes 100 times as long."""
+"""Rounds for which an optax schedule is evaluated at once, 100 times faster than one by one."""
 
 
 def as_rates(given: Any) -> tuple[float, ...]:
@@ -273,19 +295,19 @@ def as_rates(given: Any) -> tuple[float, ...]:
     several = isinstance(given, Sequence) and not isinstance(given, str | bytes)
     require(
         not several or not any(map(callable, given)),
-        "solver.learning_rate: a list with functions, which are not swept; give each to a method "
+        "solver.learning_rate: a list with functions, which cannot be swept; give each to a method "
         "of its own, such as fedavg().with_solver(learning_rate=schedule)",
     )
     return as_values("solver.learning_rate", given)
 
 
 def scheduled_rate(schedule: Schedule, round_: int) -> float:
-    """A schedule's learning rate in a round: the shortest number that is it in single precision.
+    """A schedule's learning rate in a round: the shortest decimal of its single-precision value.
 
-    It depends on the round alone, and not on the rounds that are planned together.
+    It depends on the round alone, not on the rounds that are planned together.
 
     Raises:
-        InputError: It is not one finite number above 0.
+        InputError: If it is not one finite number above 0.
     """
     together = None
     if _is_optax(inspect.unwrap(schedule)):
@@ -307,12 +329,12 @@ def scheduled_rate(schedule: Schedule, round_: int) -> float:
 
 @functools.lru_cache(maxsize=32)
 def _rates_together(schedule: Schedule, block: int) -> NDArray[Any] | None:
-    """An optax schedule's rates in a block of rounds; None if it cannot give them all at once."""
+    """An optax schedule's rates in a block of rounds; None if it takes only one round at a time."""
     try:
         with _on_host():
-            found = np.asarray(schedule(np.arange(TOGETHER) + block * TOGETHER))  # type: ignore[arg-type]
-        return np.broadcast_to(found, TOGETHER)
-    except Exception:  # one that joins the user's own functions, which take one round
+            rates = np.asarray(schedule(np.arange(TOGETHER) + block * TOGETHER))  # type: ignore[arg-type]
+        return np.broadcast_to(rates, TOGETHER)
+    except Exception:  # it may join the user's own functions, which take one round
         return None
 
 
@@ -321,17 +343,17 @@ def _is_optax(function: Callable[..., Any]) -> bool:
 
 
 def _on_host() -> AbstractContextManager[Any]:
-    """Small numbers are computed on the CPU: an accelerator would first end what it is doing."""
+    """Compute on the CPU: an accelerator would first finish its queue."""
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # JAX was told to use the accelerator alone
+    except RuntimeError:  # JAX is set to use the accelerator alone
         return nullcontext()
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What a function such as an optimizer is called, with its options: in every process the same.
+    """The name of a function such as an optimizer, with its options; the same in every process.
 
-    An optax schedule, which is a function within another, is called by the one that made it.
+    An optax schedule has the name of the function that made it.
 
     >>> name_of(optax.cosine_decay_schedule(0.1, 200))
     'cosine_decay_schedule'
@@ -348,18 +370,21 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 BY_NAME = (TypeError, ValueError, KeyError, AttributeError)
-"""What an optimizer raises for an array of numbers, where it knows a model's parameters by name."""
+"""Errors, for an array of numbers, of an optimizer that refers to a model's parameters by name."""
 
 
 def searches_line(optimizer: Callable[..., Any], where: str) -> bool:
-    """Whether an optimizer asks for the objective and its value beside the gradient.
+    """Whether an optimizer needs the objective and its value besides the gradient.
 
     Args:
-        optimizer: `learning_rate=` -> gradient transformation.
-        where: What it is, for the error.
+        optimizer: A function of `learning_rate` that returns an optax optimizer.
+        where: What messages call it.
+
+    Returns:
+        Whether it searches along a line.
 
     Raises:
-        InputError: It is not such a function.
+        InputError: If it is not such a function.
     """
     built: Any = None
     with suppress(TypeError):
@@ -395,15 +420,29 @@ def searches_line(optimizer: Callable[..., Any], where: str) -> bool:
 
 
 def line_search_descent(learning_rate: jax.Array) -> optax.GradientTransformationExtraArgs:
-    """Gradient descent that halves its step until the value falls enough (Armijo 1966).
+    r"""Gradient descent with a backtracking line search, as an optimizer of `fedprox.Solver`.
 
-    For `Solver(optimizer=line_search_descent, batch_size="all", ...)`.
+    From :math:`\eta`, the step size is halved until Armijo's condition holds:
+
+    .. math:: h_k(w - \eta g) \le h_k(w) - 10^{-4} \eta \|g\|^2, \qquad g = \nabla h_k(w).
+
+    A step starts from twice the last step size, at most the given one.
 
     Args:
-        learning_rate: The longest step.
+        learning_rate: Largest step size, above 0.
 
-    >>> Solver(1.0, "all", steps=50, gamma=0.1, optimizer=line_search_descent).searches_line
-    True
+    Returns:
+        An optax optimizer that needs whole-client batches.
+
+    Example:
+        >>> import fedprox as fp
+        >>> descent = fp.line_search_descent
+        >>> fp.Solver(1.0, "all", steps=50, gamma=0.1, optimizer=descent).searches_line
+        True
+
+    References:
+        Armijo, `Minimization of functions having Lipschitz continuous first partial derivatives
+        <https://doi.org/10.2140/pjm.1966.16.1>`_, Pacific Journal of Mathematics, 1966.
     """
     return optax.chain(
         optax.sgd(learning_rate),
@@ -414,10 +453,10 @@ def line_search_descent(learning_rate: jax.Array) -> optax.GradientTransformatio
 
 
 def as_values(name: str, value: HParam) -> tuple[float, ...]:
-    """One number or several, as a tuple.
+    """A number or several, as a tuple.
 
     Raises:
-        InputError: There are none, or something else; `name` says of what.
+        InputError: If there is none, or something else; the message begins with `name`.
 
     >>> as_values("mu", 0.1), as_values("mu", [0, 1])
     ((0.1,), (0.0, 1.0))

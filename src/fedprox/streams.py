@@ -2,8 +2,8 @@
 
 A stream is a Philox counter (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3")
 whose key is (seed, purpose) and whose counter starts at (round, client). No stream depends on the
-order in which others were read, on the number of lanes, or on the machine, which is what makes
-compared methods see the same cohorts, stragglers and mini-batches.
+order in which others are read, on the number of lanes, or on the machine, so compared methods see
+the same cohorts, stragglers and mini-batches.
 """
 
 import math
@@ -17,7 +17,7 @@ from fedprox.errors import require, require_whole, shown
 
 
 class Purpose(IntEnum):
-    """What a stream decides; the numbers are part of every result and never change."""
+    """What a stream is for. The numbers determine every result and never change."""
 
     MODEL = 0
     COHORT = 1
@@ -49,10 +49,19 @@ def _philox(seed: int, purpose: Purpose, round_: int, client: int) -> np.random.
 
 
 def generator(seed: int, purpose: Purpose, round_: int = 0, client: int = 0) -> np.random.Generator:
-    """The stream as a NumPy generator.
+    """A stream as a NumPy generator.
+
+    Args:
+        seed: Seed of the run.
+        purpose: What the stream is for.
+        round_: Round t.
+        client: Index of the client.
+
+    Returns:
+        The generator at the begin of the stream.
 
     Raises:
-        InputError: The seed is not a whole number from 0 to 2^63 - 1.
+        InputError: If the seed is not a whole number from 0 to 2^63 - 1.
 
     >>> a = generator(0, Purpose.COHORT, round_=3).integers(10, size=4)
     >>> b = generator(0, Purpose.COHORT, round_=3).integers(10, size=4)
@@ -64,29 +73,29 @@ def generator(seed: int, purpose: Purpose, round_: int = 0, client: int = 0) -> 
 
 
 class Streams:
-    """The streams of one purpose, one after another.
+    """The streams of one purpose.
 
-    It moves one generator from stream to stream, at a tenth of the price of making one.
+    One generator moves from stream to stream, at a tenth of the cost of a new generator.
 
     Args:
         seed: Seed of the run.
-        purpose: What the streams decide.
+        purpose: What the streams are for.
 
     Raises:
-        InputError: The seed is not a whole number from 0 to 2^63 - 1.
+        InputError: If the seed is not a whole number from 0 to 2^63 - 1.
     """
 
     def __init__(self, seed: int, purpose: Purpose) -> None:
         self._generator = generator(seed, purpose)
         self._bits = self._generator.bit_generator
         begin = self._bits.state
-        # lists are read faster than arrays
+        # NumPy reads lists faster than arrays
         words = {name: values.tolist() for name, values in begin["state"].items()}
         self._counter = words["counter"]
         self._begin = {**begin, "state": words, "buffer": begin["buffer"].tolist()}
 
     def at(self, round_: int, client: int) -> np.random.Generator:
-        """The stream of a round and a client from its beginning on, until the next is asked for.
+        """The generator at the begin of a stream, until the next call.
 
         >>> streams = Streams(0, Purpose.WORK)
         >>> drawn = [int(streams.at(3, client).integers(10**6)) for client in (5, 4, 5)]
@@ -100,20 +109,20 @@ class Streams:
     def orders(
         self, round_: int, clients: Sequence[int], *, counts: Sequence[int], sizes: Sequence[int]
     ) -> NDArray[np.int32]:
-        """Each client's `count` independent uniform permutations of `range(size)`, in a row.
+        """Independent uniform permutations of `range(size)` for each client, concatenated.
 
-        The first of them do not depend on `count`, so a client that stops early has seen the same
-        mini-batches as one that goes on. Random bits above, the position below, sorted: about
-        twice as fast as shuffling, and without ties.
+        The first permutations do not depend on `counts`, so a client that stops early sees the same
+        mini-batches as one that continues. Each number has random bits above its position, and
+        sorting them gives the permutation: about twice as fast as shuffling, and without ties.
 
         Args:
             round_: Round t.
             clients: The clients' indices.
-            counts: How many permutations each of them needs.
-            sizes: Of how many rows, at least 1.
+            counts: Number of permutations of each client.
+            sizes: Rows of each client, at least 1.
 
         Returns:
-            Shape (sum of count times size,).
+            int32, shape (sum of counts times sizes,).
 
         >>> flat = Streams(0, Purpose.BATCHES).orders(0, [7, 3], counts=[2, 1], sizes=[2, 3])
         >>> sorted(flat[:2].tolist()), sorted(flat[2:4].tolist()), sorted(flat[4:].tolist())

@@ -1,11 +1,4 @@
-"""The one local problem that every method poses to a client.
-
-On client k in round t, approximately minimise
-
-    h_k(w) = F_k(w) + <c_k, w> + (mu / 2) ||w - a_k||^2,   starting from s_k.
-
-FedAvg has c_k = 0 and mu = 0; FedProx has the anchor a_k = w^t (Li et al. 2020, equation 2).
-"""
+"""The local problem: one form with which every method states what a client minimizes."""
 
 from typing import NamedTuple
 
@@ -17,13 +10,31 @@ from fedprox.model import Params
 
 
 class Subproblem(NamedTuple):
-    """The three knobs of h_k and where its solution starts.
+    r"""A client's local problem :math:`h_k`.
+
+    Client :math:`k` approximately minimizes
+
+    .. math:: h_k(w) = F_k(w) + \langle c_k, w \rangle + \frac{\mu}{2} \|w - a_k\|^2,
+
+    starting from :math:`s_k`. FedAvg has neither of the two terms; FedProx has the anchor
+    :math:`a_k = w^t`.
 
     Attributes:
-        start: s_k, a pytree like the parameters.
-        mu: Weight of the proximal term; None for none at all.
-        anchor: a_k, a pytree like the parameters; None where `mu` is.
-        linear: c_k, a pytree like the parameters; None for zero.
+        start: :math:`s_k`, a pytree like the parameters.
+        mu: :math:`\mu`, a scalar; None without a proximal term.
+        anchor: :math:`a_k`, a pytree like the parameters; None if and only if `mu` is.
+        linear: :math:`c_k`, a pytree like the parameters; None without a linear term.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import fedprox as fp
+        >>> h = fp.Subproblem(start=jnp.zeros(1), mu=jnp.array(2.0), anchor=jnp.ones(1))
+        >>> float(h.value(jnp.array([4.0]), value_of_f=jnp.array(0.5)))
+        9.5
+
+    References:
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, equation 2.
     """
 
     start: Params
@@ -32,7 +43,14 @@ class Subproblem(NamedTuple):
     linear: Params | None = None
 
     def gradient(self, params: Params, gradient_of_f: Params) -> Params:
-        """Grad h_k(w) = grad F_k(w) + c_k + mu (w - a_k), given grad F_k(w).
+        """The gradient of h_k: grad F_k(w) + c_k + mu (w - a_k).
+
+        Args:
+            params: The parameters w.
+            gradient_of_f: grad F_k(w), a pytree like the parameters.
+
+        Returns:
+            grad h_k(w).
 
         >>> h = Subproblem(start=jnp.zeros(1), mu=jnp.array(2.0), anchor=jnp.ones(1))
         >>> h.gradient(jnp.array([4.0]), gradient_of_f=jnp.array([0.5])).tolist()
@@ -47,26 +65,29 @@ class Subproblem(NamedTuple):
         return gradient
 
     def value(self, params: Params, value_of_f: jax.Array) -> jax.Array:
-        """h_k(w) = F_k(w) + <c_k, w> + (mu / 2) ||w - a_k||^2, given F_k(w).
+        """The value of h_k: F_k(w) + <c_k, w> + (mu / 2) ||w - a_k||^2.
 
-        >>> h = Subproblem(start=jnp.zeros(1), mu=jnp.array(2.0), anchor=jnp.ones(1))
-        >>> float(h.value(jnp.array([4.0]), value_of_f=jnp.array(0.5)))
-        9.5
+        Args:
+            params: The parameters w.
+            value_of_f: F_k(w), a scalar.
+
+        Returns:
+            h_k(w).
         """
         value = value_of_f
         if self.linear is not None:
             value += optax.tree.vdot(self.linear, params)
         if self.mu is not None:
-            apart = jax.tree.map(jnp.subtract, params, self.anchor)
-            value += self.mu / 2 * optax.tree.vdot(apart, apart)
+            distance = jax.tree.map(jnp.subtract, params, self.anchor)
+            value += self.mu / 2 * optax.tree.vdot(distance, distance)
         return value
 
 
 def inexactness(at_solution: Params, at_start: Params) -> jax.Array:
-    """Gamma = ||grad h_k(w_k)|| / ||grad h_k(w^t)|| (Li et al. 2020, Definition 2).
+    """The inexactness ||grad h_k(w_k)|| / ||grad h_k(w^t)|| (Li et al. 2020, Definition 2).
 
-    1 where nothing was done, 0 for an exact solution. A start that is already stationary counts
-    as solved (0) unless the solver left it (infinity).
+    It is 1 without a step and 0 for an exact solution. For a stationary start it is 0 if the solver
+    stays there, else infinity.
 
     >>> float(inexactness(jnp.array([3.0, 4.0]), jnp.array([0.0, 10.0])))
     0.5

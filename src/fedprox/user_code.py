@@ -1,7 +1,7 @@
-"""Calls of functions that the user wrote: what they raise becomes one line that names the function.
+"""Calls of the user's functions, whose errors become one line that names the function.
 
-JAX traces these functions, so a mistake in one of them would otherwise end in the middle of the
-engine, far from the function and with many lines about XLA.
+JAX traces these functions, so an error in one of them would otherwise surface inside compiled code,
+far from the function and with many lines about XLA.
 """
 
 import functools
@@ -18,10 +18,10 @@ from fedprox.errors import InputError, require
 T = TypeVar("T")
 
 SHOWN = 4
-"""Arrays of a tree, or names, that a message lists at most."""
+"""Most arrays of a tree, or names, that a message lists."""
 
 PASSED_ON = (InputError, MemoryError, OSError, jax.errors.JaxRuntimeError)
-"""What says enough by itself, or is not the function's mistake."""
+"""Errors that are passed on: their messages suffice, or the function is not their cause."""
 
 _MISTAKES: dict[type[Exception], str] = {
     jax.errors.TracerArrayConversionError: "uses NumPy on a traced array; use jax.numpy instead",
@@ -38,20 +38,23 @@ _MISTAKES: dict[type[Exception], str] = {
         "needs the value of a traced array, as float(), int() and item() do; use jax.numpy instead"
     ),
 }
-"""What JAX's errors about traced values mean; a class stands before those that it inherits from."""
+"""Messages for JAX's errors about traced values; a class precedes its base classes."""
 
 
 def call(what: str, function: Callable[..., T], *args: Any, given: Any = None) -> T:
-    """Call a function that the user wrote.
+    """Call a user's function.
 
     Args:
         what: The function with the names of its arguments, for the message.
         function: The function.
         args: Its arguments.
-        given: A tree of arrays that the message describes, where their shapes explain a mistake.
+        given: A tree of arrays whose shapes the message shows; None for none.
+
+    Returns:
+        The function's result.
 
     Raises:
-        InputError: The function raised an exception, which is the cause.
+        InputError: If the function raises an exception, which is the cause.
 
     >>> call("loss(outputs, y)", lambda outputs: outputs, 1, 2)
     Traceback (most recent call last):
@@ -68,26 +71,27 @@ def call(what: str, function: Callable[..., T], *args: Any, given: Any = None) -
 
 
 def shapes_of(what: str, function: Callable[..., Any], *args: Any, given: Any = None) -> Any:
-    """Shapes and types of what a user's function returns, as `jax.eval_shape`; see `call`."""
+    """The shapes and types of the result of a user's function, by `jax.eval_shape`; see `call`."""
     return call(what, jax.eval_shape, function, *args, given=given)
 
 
 def import_function(where: str, name: str, kind: type | None) -> Callable[..., Any]:
-    """Import a user's function by "package.module:function", from Python's path or from here.
+    """Import a user's function by its name "package.module:function".
 
-    The current folder is appended to `sys.path`, so that the module can import its neighbours.
+    The module is on Python's path or in the current folder, which is appended to `sys.path`.
+    Importing it runs its code.
 
     Args:
-        where: The key that names it, for the message.
-        name: Its name.
-        kind: The class of the library that the function must return an instance of; None where
-            it must return a function.
+        where: The key of the name, for messages.
+        name: The name.
+        kind: The class of this library that the function must return; None for a function that must
+            return a function.
 
     Returns:
-        The function, whose mistakes become one line. Importing the module runs its code.
+        The function, whose errors become one line.
 
     Raises:
-        InputError: There is no such module or function, or importing the module fails.
+        InputError: If there is no such module or function, or importing the module fails.
     """
     module, _, attribute = name.partition(":")
     what = f"{where} = {name!r}"
@@ -96,7 +100,7 @@ def import_function(where: str, name: str, kind: type | None) -> Callable[..., A
         sys.path.append(os.getcwd())
     require(module and attribute, f'{what}; it must be "package.module:function"')
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         absent = error.name is not None and f"{module}.".startswith(f"{error.name}.")
         of = "" if absent else f", which {module!r} imports"
@@ -105,17 +109,17 @@ def import_function(where: str, name: str, kind: type | None) -> Callable[..., A
         ) from None
     except Exception as error:
         raise InputError(f"{what}: importing {module!r} {_mistake(error)}") from error
-    function: Any = getattr(found, attribute, None)
+    function: Any = getattr(imported, attribute, None)
     require(callable(function), f"{what}: {module!r} has no function {attribute!r}")
 
     @functools.wraps(function)
     def checked(*args: Any, **options: Any) -> Any:
-        made = call(name, functools.partial(function, **options), *args)
+        result = call(name, functools.partial(function, **options), *args)
         require(
-            callable(made) if kind is None else isinstance(made, kind),
-            f"{what}: it returns a value of type {type(made).__name__}; it must return {needed}",
+            callable(result) if kind is None else isinstance(result, kind),
+            f"{what}: it returns a value of type {type(result).__name__}; it must return {needed}",
         )
-        return made
+        return result
 
     return checked
 

@@ -70,17 +70,6 @@ def test_fedavg_counts_clients_by_rows_or_each_once() -> None:
         fedavg(average="row")  # type: ignore[arg-type]
 
 
-def test_fedprox_without_the_quadratic_only_pulls_along_the_model() -> None:
-    """w = (L b + mu w^t) / L: the exact solution with -mu w^t w alone, in one dimension."""
-    start, curvature, minimum, mu = 2.0, 3.0, -1.0, 0.6
-    federation = quadratic_federation([np.array([[curvature]])], [np.array([minimum])])
-    model = quadratic_model(np.array([start]))
-    run = one_run(federation, model, fedprox(mu=mu, quadratic=False), EXACT)
-    expected = (curvature * minimum + mu * start) / curvature
-    np.testing.assert_allclose(run.params, [expected], rtol=1e-5)
-    assert run.label == "fedprox without the quadratic mu=0.6"
-
-
 def test_fedprox_without_mu_and_stragglers_is_fedavg_bit_for_bit() -> None:
     federation = datasets.synthetic(clients=8)
     runs = simulate(

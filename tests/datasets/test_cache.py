@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from fedprox import InputError
 from fedprox.bar import Bar
-from fedprox.datasets import cache, sources
+from fedprox.datasets import cache
+from fedprox.files.packed import reading
 
 
 @pytest.fixture(autouse=True)
@@ -132,6 +133,7 @@ import sys, time
 from pathlib import Path
 import numpy as np
 from fedprox.datasets import cache
+from fedprox.files.packed import reading
 
 def build():
     print("building", flush=True)
@@ -250,20 +252,20 @@ def test_streams_are_read_unpacked(tmp_path: Path) -> None:
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("folder/text.txt", content)
     for path in (plain, packed, archive):
-        with sources.reading(path, "text.txt") as stream:
+        with reading(path, "text.txt") as stream:
             assert stream.read() == content
-    with sources.reading(packed, unpack=False) as stream:
+    with reading(packed, unpack=False) as stream:
         assert stream.read() == packed.read_bytes()
     with (
         pytest.raises(InputError, match=r"text\.zip: other is missing in this archive"),
-        sources.reading(archive, "other"),
+        reading(archive, "other"),
     ):
         pass
     for path in (packed, archive):
         path.write_bytes(path.read_bytes()[:-30])
         with (
             pytest.raises(InputError, match=r"text\.\w+: cannot be read"),
-            sources.reading(path, "text.txt") as stream,
+            reading(path, "text.txt") as stream,
         ):
             stream.read()
 
@@ -272,11 +274,11 @@ def test_streams_are_read_unpacked(tmp_path: Path) -> None:
 def test_a_packed_file_of_several_streams_is_read_to_its_end(pack: Any, tmp_path: Path) -> None:
     path = tmp_path / ("text.gz" if pack is gzip.compress else "text.xz")
     path.write_bytes(pack(b"one ") + bytes(200_000) + pack(b"two ") + pack(b"three") + bytes(4))
-    with sources.reading(path) as stream:
+    with reading(path) as stream:
         assert stream.read() == b"one two three"
     path.write_bytes(pack(b"one ") + b"garbage")
     with (
-        sources.reading(path) as stream,
+        reading(path) as stream,
         pytest.raises(InputError, match=r"text\.\w+: cannot be read"),
     ):
         stream.read()
@@ -287,7 +289,7 @@ def test_an_archive_where_a_packed_file_is_meant_is_named(tmp_path: Path) -> Non
     path.write_bytes(archive())
     with (
         pytest.raises(InputError, match=r"text\.zip: a \.zip archive cannot be read here; unpack"),
-        sources.reading(path),
+        reading(path),
     ):
         pass
 
@@ -318,7 +320,7 @@ def test_a_damaged_archive_is_read_or_refused_in_one_line(
     path = tmp_path_factory.getbasetemp() / name
     path.write_bytes(content[: len(content) - cut] if cut < 100 else content)
     try:
-        with sources.reading(path, "text.txt") as stream:
+        with reading(path, "text.txt") as stream:
             stream.read()
     except InputError as error:
         message = str(error)
@@ -339,9 +341,9 @@ def test_a_progress_bar_counts_to_the_end(
             super().__init__(*given, **options)
             bars.append((self, given))
 
-    monkeypatch.setattr(sources, "Bar", Seen)
+    monkeypatch.setattr("fedprox.files.packed.Bar", Seen)
     (tmp_path / name).write_bytes(PACKED[name])
-    with sources.reading(tmp_path / name, "text.txt") as stream:
+    with reading(tmp_path / name, "text.txt") as stream:
         assert len(stream.read()) == 400
     ((bar, given),) = bars
     assert given == (name, size)

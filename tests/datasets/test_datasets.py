@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedprox import Federation, InputError, datasets
 from fedprox.datasets import partition, sources
-from fedprox.datasets.mnist import read_idx
+from fedprox.files.idx import read_idx
 
 
 def test_synthetic_has_the_papers_shape_and_the_authors_sizes() -> None:

@@ -73,16 +73,6 @@ def test_a_scarce_class_is_divided_in_proportion_and_others_are_not() -> None:
     np.testing.assert_array_equal(given, 1 + (asked - 1) * 250 // (asked - 1).sum())
 
 
-def test_the_authors_overlap_gives_the_first_rows_of_a_class_to_all() -> None:
-    labels = letters(1000)
-    parts = partition.rotating_classes(labels, clients=30, overlap=True, seed=0)
-    for c in range(10):
-        held = [part[labels[part] == c] for part in parts if (labels[part] == c).any()]
-        longest = max(held, key=len)
-        assert len(held) == 15
-        assert all((rows == longest[: len(rows)]).all() for rows in held)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -115,19 +105,6 @@ def test_letters_have_the_papers_clients_and_classes(emnist: Path) -> None:
     pixels = np.asarray(federation.train.x)
     assert np.median(pixels) == pixels.max() == 1
     assert pixels.min() == 0
-
-
-def test_the_authors_options_have_the_papers_number_of_samples(emnist: Path) -> None:
-    sizes = [
-        np.add(*(rows.sizes for rows in (federation.train, federation.test)))
-        for seed in range(4)
-        for federation in [
-            datasets.femnist(overlap=True, classes_per_client=3, seed=seed, data_dir=emnist)
-        ]
-    ]
-    # Table 1: mean 92, standard deviation 159; LogNormal(4, 1) has 90 and 118
-    assert np.mean(sizes) == pytest.approx(92, rel=0.1)
-    assert 90 < np.std(sizes) < 200
 
 
 def test_letters_26_have_twenty_classes_and_heavier_tails(emnist: Path) -> None:
@@ -169,7 +146,7 @@ def test_some_writers_are_chosen_at_random_and_keep_their_rows(emnist: Path) -> 
         ({"partition": "digits"}, "data.partition = 'digits'; it must be one of letters,"),
         ({"partition": "writers", "clients": 0}, "data.clients = 0; it must be a whole number"),
         ({"partition": "writers", "clients": 999}, "data.clients = 999; there are 300 writers"),
-        ({"partition": "writers", "overlap": True}, "data.overlap = True"),
+        ({"partition": "writers", "train_share": 0.9}, "data.train_share = 0.9"),
         ({"train_share": 1.5}, "data.train_share = 1.5; it must be between 0 and 1"),
     ],
 )

@@ -24,12 +24,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox import InputError, datasets
-from fedprox.datasets import cifar, sources
-from fedprox.datasets.mnist import read_idx
+from fedprox.datasets import cifar
 from fedprox.datasets.posts import read_posts
 from fedprox.datasets.sent140 import CSV, read_csv
 from fedprox.datasets.words import read_vectors
 from fedprox.experiment import read_experiment
+from fedprox.files.idx import read_idx
+from fedprox.files.packed import reading
 from fedprox.files.toml import parse_toml
 from tests.datasets.test_cifar import batch, old
 from tests.datasets.test_datasets import idx, idx_of
@@ -120,7 +121,7 @@ def test_what_unpacks_to_too_much_for_its_size_is_refused(
     name: str, bombs: dict[str, Path]
 ) -> None:
     def read() -> None:
-        with sources.reading(bombs[name], CSV) as file:
+        with reading(bombs[name], CSV) as file:
             while file.read(MIB):
                 pass
 

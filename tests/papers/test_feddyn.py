@@ -11,6 +11,7 @@ from fedprox.datasets.synthetic import synthetic_feddyn
 from fedprox.experiment import parse, resolve
 from fedprox.papers import ITEMS
 from fedprox.papers.feddyn import DRAW, SYNTHETIC
+from fedprox.papers.quirks import WITHOUT_QUADRATIC
 from fedprox.reproduce.item import MOST_SEEDS, SCALES, SHORT, Table, expand
 from fedprox.solver import Solver
 
@@ -265,7 +266,7 @@ def test_fedprox_without_the_quadratic_runs_as_fedprox_does() -> None:
         assert (half.paper, both.target) == (whole.paper, row.target)
         table = runs[half.run]
         assert table | {"method": None} == runs[whole.run] | {"method": None}
-        assert table["method"] == [runs[whole.run]["method"][3] | {"quadratic": False}]
+        assert table["method"] == [runs[whole.run]["method"][3] | {"name": WITHOUT_QUADRATIC}]
 
 
 def test_splits_are_the_papers() -> None:

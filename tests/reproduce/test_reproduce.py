@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedprox import Cohort, Solver, Systems, Target, cli
+from fedprox import Target, cli
 from fedprox.datasets import DATASETS
 from fedprox.errors import InputError
 from fedprox.experiment import parse, resolve
+from fedprox.federation import Federation
 from fedprox.papers import ITEMS, select
 from fedprox.papers.common import GPU
 from fedprox.reproduce.between import LINE, PARENT
@@ -51,6 +52,7 @@ from fedprox.reproduce.summaries import FINAL, HIGHEST, MEAN, RISE, RULE, Series
 from fedprox.reproduce.table import table
 from fedprox.reproduce.verdicts import best, judge, pick, verdict
 from fedprox.simulation.config.sweep import label, sweep_points
+from fedprox.user_code import import_function
 
 # ---------------------------------------------------------------------------------- the items
 
@@ -67,7 +69,9 @@ def test_every_experiment_is_one(name: str) -> None:
                 experiment = parse(f"{name}: {run}", one)
                 if name.startswith("fedprox"):
                     assert experiment.solver.batch_size == 10
-                options = set(signature(DATASETS[experiment.data["name"]]).parameters)
+                name_of_data = experiment.data["name"]
+                load = DATASETS.get(name_of_data) or import_function("", name_of_data, Federation)
+                options = set(signature(load).parameters)
                 assert experiment.data.keys() - {"name"} <= options
         assert labels(paper)
 
@@ -255,26 +259,6 @@ def test_a_scale_pairs_generated_data_with_the_runs_seed() -> None:
         (0, 1),
         (0, 2),
     ]
-
-
-def test_the_codes_stragglers_never_do_all_and_follow_the_client_before_them() -> None:
-    systems = Systems(stragglers=1.0, partial="code")
-    solver = Solver(learning_rate=0.1, batch_size=10, epochs=5)
-    after: dict[tuple[int, int], set[int]] = {}
-    for round_ in range(300):
-        cohort = Cohort(3).draw(0, round_, np.arange(0, 70, 10)).clients
-        steps = systems.work(0, round_, cohort, np.full(3, 10), solver).steps
-        assert 1 <= steps.min() <= steps.max() <= 4
-        for slot in (1, 2):
-            pair = int(cohort[slot - 1]), int(cohort[slot])
-            after.setdefault(pair, set()).add(int(steps[slot]))
-    assert len(after) == 30
-    assert all(len(numbers) == 1 for numbers in after.values())
-    assert len({min(numbers) for numbers in after.values()}) > 1
-    with pytest.raises(InputError, match=r"systems\.partial = 'x'; it must be"):
-        Systems(partial="x")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="the deadline says how far"):
-        Systems(deadline=1.0, step_seconds=0.1, partial="code")
 
 
 # ------------------------------------------------------------------------------- the summaries

@@ -1,4 +1,4 @@
-"""The algorithms, one file each; `ALGORITHMS` is what experiment files can name."""
+"""The algorithms, one file each. Experiment files name those of `ALGORITHMS`."""
 
 from collections.abc import Callable
 

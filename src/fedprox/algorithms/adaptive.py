@@ -1,12 +1,12 @@
-"""Adaptive mu: a schedule for any method with a proximal term (Li et al. 2020, section 5.3.2).
+"""Adaptive mu: a heuristic for any method with a proximal term (Li et al. 2020, section 5.3.2).
 
 After each round, with the loss f(w) over all training rows,
 
     mu <- mu + 0.1             if f rose (or is no longer finite),
-    mu <- max(mu - 0.1, 0)     if f fell five times in a row; the count then begins again.
+    mu <- max(mu - 0.1, 0)     if f fell five times in a row, after which the count restarts.
 
-The paper starts at mu = 1 on IID data and at 0 elsewhere, in both cases far from the best
-(appendix C.3.3).
+The paper starts at mu = 1 on IID data and at mu = 0 elsewhere, far from the best value in both
+cases (appendix C.3.3).
 """
 
 from typing import NamedTuple
@@ -21,14 +21,14 @@ FALLS = 5
 
 
 class Trend(NamedTuple):
-    """What the schedule remembers: the last loss, and how often in a row it has fallen."""
+    """The last loss, and how many times in a row the loss has fallen."""
 
     loss: jax.Array
     falls: jax.Array
 
 
 def init(hparams: HParams, loss: jax.Array) -> Trend:
-    """What is remembered when only f(w^0) is known."""
+    """The trend after the evaluation of w^0."""
     del hparams
     return Trend(loss, jnp.zeros(jnp.shape(loss), jnp.int32))
 

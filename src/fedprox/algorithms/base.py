@@ -1,20 +1,25 @@
-"""What an algorithm is: a few pure functions around the one local problem.
+r"""What an algorithm is: pure functions that a round calls.
 
-A round with cohort S_t runs
+Round :math:`t` with the cohort :math:`S_t` computes::
 
-    h_k           = subproblem(state, hparams, context_k)           on client k
-    w_k           = the local solver's answer to h_k            on client k
-    m_k, kept_k  <- message(state, hparams, context_k, solution_k)  on client k
-    state        <- update(state, sum_k weight_k m_k, numbers)  on the server
+    on each client k in S_t:
+        h_k              = subproblem(state, hparams, context_k)
+        solution_k       = the local solver's answer to h_k
+        m_k, own state_k = message(state, hparams, context_k, solution_k)
 
-where the weights of those who took part sum to one. A round in which nobody did leaves the state
-as it was.
+    on the server:
+        state            = update(state, sum_k weight_k m_k, hparams)
 
-context_k is what client k knows by itself: its state after the last round in which it took part,
-and for some methods its own gradient grad F_k(w^t). A method with a first exchange begins a round
-with a second cohort, drawn independently:
+The weights of the clients that took part sum to one. A round in which no client took part leaves
+the state unchanged. ``context_k`` is what client k alone knows: see :class:`ClientContext`.
 
-    state   <- exchange(state, sum_k weight_k grad F_k(w^t)).
+A method with an exchange begins each round with a second cohort, drawn independently::
+
+    state = exchange(state, sum_k weight_k grad F_k(w^t))
+
+Every function is traced by JAX, so it must be written in ``jax.numpy`` and depend on its arguments
+alone. ``fedavg.py`` is the shortest method, ``scaffold.py`` one with a server state, client states
+and messages of its own.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,28 +35,34 @@ from fedprox.model import Params
 from fedprox.solver import HParam, Solver, as_values
 from fedprox.subproblem import Subproblem
 
-State = Any  # a pytree
-Message = Any  # a pytree
-ClientState = Any  # a pytree, or None for a client that keeps nothing
+State = Any
+"""The server's state: a pytree of arrays."""
+
+Message = Any
+"""What a client sends: a pytree of float32 arrays."""
+
+ClientState = Any
+"""A client's state between the rounds in which it takes part: a pytree of arrays, or None."""
 
 Stragglers = Literal["keep", "drop"]
-"""What happens to the work of clients that cannot finish."""
+"""Whether the server keeps stragglers' partial work or drops stragglers."""
 
 Average = Literal["rows", "clients"]
-"""What the server's mean weighs a client by: its rows, or each client once."""
+"""The weights of the server's mean: a client's training rows, or 1 for each client."""
 
 HParams = Mapping[str, jax.Array]
-"""The algorithm's hyperparameters, "learning_rate", the round's local one, and "participation": the
-share of all clients' weight in the mean that took part in the round. Each is a scalar."""
+"""Scalars by name: the algorithm's hyperparameters; "learning_rate", the local learning rate of the
+round; and "participation", the share of all clients' weight that took part in the round."""
 
 
 class ClientContext(NamedTuple):
-    """What client k knows by itself.
+    r"""What client :math:`k` knows besides the server's state.
 
     Attributes:
-        gradient: grad F_k(w^t), for a method whose clients read it before they begin.
-        state: The client's state after the last round in which it took part, or its first one.
-        relative_size: n_k / the mean n of all clients.
+        gradient: :math:`\nabla F_k(w^t)` if `Algorithm.own_gradient`; else None.
+        state: The client's state after the last round in which it took part, or its first state.
+        relative_size: :math:`n_k / \bar n`, the client's training rows over the mean of all
+            clients'.
     """
 
     gradient: Params | None
@@ -60,12 +71,12 @@ class ClientContext(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """What client k made of its local problem.
+    r"""The local solver's result on client :math:`k`.
 
     Attributes:
-        problem: h_k.
-        params: w_k.
-        steps: Mini-batch steps K that it took.
+        problem: The local problem :math:`h_k`.
+        params: The client's parameters :math:`w_k`.
+        steps: Mini-batch steps that the client took, an int32 scalar.
     """
 
     problem: Subproblem
@@ -74,14 +85,14 @@ class Solution(NamedTuple):
 
 
 def local_update(solution: Solution) -> Params:
-    """w_k - s_k: how far the client moved."""
+    """The client's update w_k - s_k, where s_k is the start of its local problem."""
     return jax.tree.map(jnp.subtract, solution.params, solution.problem.start)
 
 
 def difference(
     state: State, hparams: HParams, context: ClientContext, solution: Solution
 ) -> tuple[Message, ClientState]:
-    """Send w_k - w^t; keep what there was."""
+    """Send w_k - w^t; leave the client's state as it was."""
     del state, hparams
     return local_update(solution), context.state
 
@@ -93,21 +104,33 @@ def add(state: State, mean: Params, hparams: HParams) -> Params:
 
 
 def zeros(params: Params) -> Params:
-    """0, shaped like the parameters."""
+    """Zeros of the shapes and types of the parameters."""
     return jax.tree.map(jnp.zeros_like, params)
 
 
 def add_scaled(a: Params, scale: jax.Array | float, b: Params) -> Params:
-    """A + scale b."""
+    """The sum a + scale b of two pytrees."""
     return jax.tree.map(lambda x, y: x + scale * y, a, b)
 
 
 def check_hparam(name: str, given: HParam, *, positive: bool = False) -> tuple[float, ...]:
-    """One or several of a method's hyperparameters, as a tuple.
+    """The value or values of a hyperparameter, checked.
+
+    Args:
+        name: What messages call it, such as "fedprox: mu".
+        given: A number, or several to sweep over.
+        positive: Whether it must be above 0, and not only at least 0.
+
+    Returns:
+        The values as a tuple.
 
     Raises:
-        InputError: One is negative or not finite, or 0 where it must be positive, in single
-            precision.
+        InputError: If a value is negative, not finite, not a number, or 0 although `positive`, in
+            single precision.
+
+    Example:
+        >>> check_hparam("mine: mu", 0.1), check_hparam("mine: mu", [0.0, 0.1])
+        ((0.1,), (0.0, 0.1))
     """
     values = as_values(name, given)
     for value in values:
@@ -116,19 +139,19 @@ def check_hparam(name: str, given: HParam, *, positive: bool = False) -> tuple[f
 
 
 def same_params(params: Params) -> Params:
-    """A server that keeps the model and nothing else."""
+    """The parameters themselves: the state of a server that keeps only the model."""
     return params
 
 
 class Adaptation(NamedTuple):
-    """How a method's hyperparameters follow the training loss from round to round.
+    """How a method's hyperparameters follow the training loss f from round to round.
 
     Both functions work on arrays of shape (points,): the hyperparameters and losses of all sweep
     points.
 
     Attributes:
-        init: Hyperparameters, f(w^0) -> what is remembered, any pytree.
-        update: Hyperparameters, what is remembered, f after the round -> both for the next round.
+        init: (hparams, f(w^0)) -> the first memory, any pytree of arrays.
+        update: (hparams, memory, f after the round) -> hparams and memory for the next round.
     """
 
     init: Callable[[HParams, jax.Array], Any]
@@ -136,38 +159,51 @@ class Adaptation(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """A federated optimization method.
+    r"""A federated optimization method: pure functions and how a round uses them.
+
+    The module `fedprox.algorithms.base` shows the round. Only `name`, `subproblem`, `hparams` and
+    `stragglers` are required; the defaults of the others make the method FedAvg with a local
+    problem of its own. In the types below, "params" is a pytree of the model's parameters.
 
     Attributes:
-        name: As in experiment files and tables.
-        subproblem: State, hparams, context_k -> h_k, which starts from the model that is sent out.
-        hparams: The algorithm's hyperparameters by name (`mu`, ...), each one or several to sweep.
-        stragglers: What happens to clients that cannot finish: their partial work is kept, or
-            they are dropped and never train.
-        variant: Which form of the method it is, where there are several; labels show it.
-        average: Whether the server's mean weighs a client by its rows, n_k, or counts each once.
-            (Under proportional sampling each draw counts once.)
-        local: The solver this algorithm uses, given the experiment's.
-        settings: Its own settings of the solver, see `with_solver`.
-        pooled: All rows lie with one client, which takes as many steps a round as the cohort
-            would together: the centralised baseline.
-        init: Initial parameters -> state.
-        client_state: Initial parameters -> the state that every client starts with; None for a
-            method whose clients keep no state.
-        own_gradient: Whether clients read grad F_k(w^t) before they begin.
-        message: State, hparams, context_k, solution_k -> what the client sends, and what it keeps.
-        size: Message -> how large it is, by which one far beyond the others is known to be faulty
-            (`fedprox.Faults`): what it holds that differs between sound clients for a reason, such
-            as how long ago they last took part, is left out.
-        update: State, weighted mean of the messages, hparams -> state.
-        params: State -> the model that is sent out.
-        evaluated: State -> the model that is evaluated; None for the one that is sent out.
-        exchange: State, weighted mean of grad F_k(w^t) over a first cohort -> state; None for a
-            method that does without. It takes `own_gradient` beside it: the cohort's own gradients
-            are read in the same pass.
-        communication: What a round sends, in units of FedAvg's: a model to every client of the
-            cohort and one back.
+        name: Name in tables and labels.
+        subproblem: (state, hparams, context) -> :class:`fedprox.Subproblem`, the local problem
+            :math:`h_k`. It must start from the parameters that the server sends.
+        hparams: The method's hyperparameters by name: a number each, or several to sweep over.
+        stragglers: "keep" averages the partial work of clients that cannot finish; "drop" leaves
+            these clients out.
+        variant: Which variant of the method this is; shown after the name.
+        average: Weights of the server's mean: "rows" for :math:`n_k`, "clients" for 1 each. Under
+            proportional sampling each draw counts once.
+        local: (solver) -> the solver that clients use, given the experiment's.
+        settings: Settings of the solver that this method overrides; see `with_solver`.
+        pooled: Whether one client holds all rows and takes as many steps as the cohort together
+            would: the centralised baseline.
+        init: (params) -> the server's first state.
+        client_state: (params) -> the first state of every client; None for clients without state.
+        own_gradient: Whether a round computes :math:`\nabla F_k(w^t)` for each client's context.
+        message: (state, hparams, context, solution) -> what the client sends, and its next state.
+        size: (message) -> its size, a scalar, by which `fedprox.Faults` recognizes faulty messages.
+            It should leave out parts of a message that differ between sound clients, such as those
+            that grow with the rounds since a client took part.
+        update: (state, weighted mean of the messages, hparams) -> the server's next state.
+        params: (state) -> the parameters that the server sends.
+        evaluated: (state) -> the parameters that evaluations read; None for those that are sent.
+        exchange: (state, weighted mean of :math:`\nabla F_k(w^t)` over another cohort) -> state;
+            None for a method without exchange. It needs `own_gradient`.
+        communication: Communication of a round in units of FedAvg's, which sends the parameters to
+            every client of the cohort and back.
         adapt: How hyperparameters follow the training loss; None if they stay as they are.
+
+    Example:
+        FedProx in five lines:
+
+        >>> import fedprox as fp
+        >>> def proximal(params, hparams, context):
+        ...     return fp.Subproblem(start=params, mu=hparams["mu"], anchor=params)
+        >>> method = fp.Algorithm("mine", proximal, hparams={"mu": [0.1, 1.0]}, stragglers="keep")
+        >>> method.with_solver(steps=20).settings
+        {'steps': 20}
     """
 
     name: str
@@ -194,11 +230,18 @@ class Algorithm(NamedTuple):
     adapt: Adaptation | None = None
 
     def with_solver(self, **settings: Any) -> "Algorithm":
-        """The method with settings of the solver that are its own in a comparison.
+        """The same method with its own settings of the solver.
 
         Args:
-            settings: Attributes of `Solver`; of `epochs` and `steps` the one given replaces the
-                other.
+            settings: Arguments of `fedprox.Solver`. `epochs` and `steps` replace each other.
+
+        Returns:
+            The method; its settings override those of the solver of a comparison.
+
+        Example:
+            >>> import fedprox as fp
+            >>> fp.scaffold().with_solver(steps=600, learning_rate=0.1).settings
+            {'steps': 600, 'learning_rate': 0.1}
         """
         lengths = {"epochs", "steps"}
         before = {
@@ -209,14 +252,20 @@ class Algorithm(NamedTuple):
         return self._replace(settings={**before, **settings})
 
     def solver(self, solver: Solver) -> Solver:
-        """The solver that its clients use, given the experiment's.
+        """The solver that the method's clients use.
+
+        Args:
+            solver: The solver of the comparison.
+
+        Returns:
+            The solver with the method's settings.
 
         Raises:
-            InputError: The method cannot use it.
+            InputError: If the method cannot use a setting.
         """
         used = self.local(solver.changed(**self.settings))
         for name, value in self.settings.items():
-            found = getattr(used, name)
-            same = np.array_equal(found, value)  # one or several
-            require(same, f"{self.name}: its {name} is always {found}, not {value}")
+            actual = getattr(used, name)
+            same = np.array_equal(actual, value)  # one or several
+            require(same, f"{self.name}: its {name} is always {actual}, not {value}")
         return used

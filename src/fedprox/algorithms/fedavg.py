@@ -1,16 +1,7 @@
-"""FedAvg: every client runs SGD on its own F_k; the server averages the models.
+"""FedAvg (McMahan et al. 2017): the local problem is h_k = F_k, the server averages.
 
-McMahan et al. 2017, Algorithm 1:
-
-    w_k     = E epochs of SGD on F_k from w^t
-    w^{t+1} = sum_{k in S_t} (n_k / sum_{j in S_t} n_j) w_k
-
-With `average="clients"` the server counts each client once, whatever its rows:
-
-    w^{t+1} = (1 / |S_t|) sum_{k in S_t} w_k.
-
-The local problem is h_k = F_k. Clients that cannot finish in time are dropped, as Li et al. 2020,
-section 5.2 run it.
+The paper's server waits for the whole cohort. This one drops clients that cannot finish, as in the
+experiments of Li et al. 2020, section 5.2.
 """
 
 from typing import get_args
@@ -28,18 +19,33 @@ def local_loss(params: Params, hparams: HParams, context: ClientContext) -> Subp
 
 
 def fedavg(*, average: Average = "rows") -> Algorithm:
-    """Federated averaging (McMahan et al. 2017, Algorithm 1), dropping stragglers.
+    r"""FedAvg: clients run SGD on their own data, and the server averages their models.
+
+    Client :math:`k` computes :math:`w_k` by :math:`E` epochs of SGD on :math:`F_k` from
+    :math:`w^t`. The server computes
+
+    .. math:: w^{t+1} = \sum_{k \in S_t} \frac{n_k}{\sum_{j \in S_t} n_j} w_k.
+
+    Stragglers are dropped.
 
     Args:
-        average: What the server's mean weighs a client by: "rows", its training rows n_k, or
-            "clients", each client once. The latter minimizes the plain mean of the F_k.
+        average: Weights of the server's mean: "rows" for the training rows :math:`n_k`, or
+            "clients" for 1 each, which minimizes the plain mean of the :math:`F_k`.
+
+    Returns:
+        An algorithm for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: Another average.
+        InputError: If `average` has another value.
 
     Example:
-        >>> fedavg().stragglers, fedavg(average="clients").average
+        >>> import fedprox as fp
+        >>> fp.fedavg().stragglers, fp.fedavg(average="clients").average
         ('drop', 'clients')
+
+    References:
+        McMahan et al., `Communication-Efficient Learning of Deep Networks from Decentralized Data
+        <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, Algorithm 1.
     """
     require_one_of("fedavg: average", average, get_args(Average))
     variant = "" if average == "rows" else "plain mean"

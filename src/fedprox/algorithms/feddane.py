@@ -1,15 +1,9 @@
-"""FedDANE: DANE's gradient-corrected local problem with few clients a round.
+"""FedDANE (Li et al. 2019): DANE's gradient-corrected local problem with sampled clients.
 
-Li et al. 2020, appendix B and Figure 4, after Shamir et al. 2014, equation 13. A first cohort S'_t
-sends its gradients, and a second one, S_t, drawn independently, solves:
-
-    g^t     = sum_{k in S'_t} weight_k grad F_k(w^t)
-    w_k    ~= argmin_w F_k(w) + <g^t - grad F_k(w^t), w> + (mu / 2) ||w - w^t||^2
-    w^{t+1} = sum_{k in S_t} weight_k w_k
-
-With every client in both cohorts this is (inexact) DANE. A round takes two exchanges, and its
-communication counts twice; g^t, which travels with w^t in the second, is not counted. (The authors'
-code draws the two cohorts with one seed, which makes them equal, and counts one exchange.)
+With every client in both cohorts of a round this is inexact DANE (Shamir et al. 2014, equation 13).
+A round takes two exchanges, so its communication counts twice; g^t, which travels with w^t in the
+second exchange, is not counted. The authors' code draws both cohorts with one seed, which makes
+them equal, and counts one exchange.
 """
 
 from typing import NamedTuple
@@ -25,19 +19,19 @@ from fedprox.subproblem import Subproblem
 
 
 class State(NamedTuple):
-    """The model w^t and the first cohort's mean gradient g^t."""
+    """The parameters w^t and the mean gradient g^t of the first cohort."""
 
     params: Params
     gradient: Params
 
 
 def init(params: Params) -> State:
-    """No gradient is known before the first exchange."""
+    """The first state; every round's exchange replaces the gradient before it is read."""
     return State(params, zeros(params))
 
 
 def exchange(state: State, gradient: Params) -> State:
-    """Keep g^t."""
+    """Store g^t."""
     return state._replace(gradient=gradient)
 
 
@@ -53,18 +47,37 @@ def update(state: State, mean: Params, hparams: HParams) -> State:
 
 
 def feddane(mu: HParam, *, adapt: bool = False) -> Algorithm:
-    """FedDANE (Li et al. 2020, appendix B), keeping stragglers' partial work.
+    r"""FedDANE: a proximal term and a correction by the gradient of another cohort.
+
+    A first cohort :math:`S'_t` sends its gradients, whose weighted mean is :math:`g^t`. Client
+    :math:`k` of a second cohort, drawn independently, approximately minimizes
+
+    .. math:: h_k(w) = F_k(w) + \langle g^t - \nabla F_k(w^t), w \rangle
+        + \frac{\mu}{2} \|w - w^t\|^2,
+
+    starting from :math:`w^t`. The server averages the results, weighted by rows. Stragglers'
+    partial work is kept.
 
     Args:
-        mu: Weight of the proximal term, at least 0, or several to sweep over.
-        adapt: Let mu follow the loss, beginning with the one given; see
+        mu: Proximal weight, at least 0. A sequence sweeps over its values.
+        adapt: Whether mu follows the training loss, starting from the value given; see
             `fedprox.algorithms.adaptive`.
 
-    Raises:
-        InputError: mu < 0.
+    Returns:
+        An algorithm for :func:`fedprox.simulate`.
 
-    >>> feddane(mu=0.1).communication
-    2
+    Raises:
+        InputError: If mu is negative or not finite.
+
+    Example:
+        >>> import fedprox as fp
+        >>> fp.feddane(mu=0.1).communication
+        2
+
+    References:
+        Li et al., `FedDANE: A Federated Newton-Type Method <https://arxiv.org/abs/2001.01920>`_,
+        Asilomar 2019; and Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, appendix B.
     """
     return Algorithm(
         "feddane",

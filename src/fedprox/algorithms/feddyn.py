@@ -1,20 +1,11 @@
-"""FedDyn: a local regulariser that moves, so that the clients' minima and the server's agree.
+"""FedDyn (Acar et al. 2021): dynamic regularization makes the clients' minima agree with f's.
 
-Acar et al. 2021, Algorithm 1 and equations 1 and 2. Client k keeps g_k, what grad F_k was at its
-last model, 0 at first; the server keeps h, the mean of all g_k:
+For an exact w_k the first-order condition of the local problem is g_k = grad F_k(w_k). At a fixed
+point w_k = w^t = w and h = 0, so the clients' gradients at w sum to zero, whatever alpha is. That
+point minimizes the plain mean of the F_k.
 
-    w_k     ~= argmin_w F_k(w) - <g_k, w> + (alpha / 2) ||w - w^t||^2
-    g_k     <- g_k - alpha (w_k - w^t)                          for k in S_t
-    h       <- h - (alpha / N) sum_{k in S_t} (w_k - w^t)
-    w^{t+1}  = mean_{k in S_t} w_k - h / alpha
-
-For an exact w_k the first-order condition of the local problem is g_k = grad F_k(w_k). Where the
-clients' models stand still, w_k = w^t = w and h = 0: the gradients at w add up to nothing, whatever
-alpha is.
-
-That point minimises the plain mean of the F_k. With `balance`, as in the authors' code, a client
-with more rows is held less, alpha_k = alpha (mean n) / n_k in its local problem and in its g_k.
-Then h is sum_k p_k g_k, and the point minimises sum_k p_k F_k.
+With `balance`, as in the authors' code, client k uses alpha_k = alpha (mean n) / n_k in its local
+problem and in its g_k. Then h = sum_k p_k g_k, and the fixed point minimizes sum_k p_k F_k.
 """
 
 from typing import NamedTuple
@@ -38,51 +29,77 @@ from fedprox.subproblem import Subproblem
 
 
 class State(NamedTuple):
-    """The model w^t and the mean h of all clients' g_k, weighted by n_k with `balance`."""
+    """The parameters w^t and the mean h of all clients' g_k, weighted by n_k with `balance`."""
 
     params: Params
     h: Params
 
 
 def init(params: Params) -> State:
-    """No client has a gradient yet."""
+    """The first state: h = 0."""
     return State(params, zeros(params))
 
 
 def update(state: State, mean: Params, hparams: HParams) -> State:
-    """W^{t+1} = mean_k w_k - h / alpha, with mean = mean_k (w_k - w^t)."""
+    """Equation of the server: w^{t+1} = mean_k w_k - h / alpha, with mean = mean_k (w_k - w^t)."""
     alpha = hparams["alpha"]
     h = add_scaled(state.h, -alpha * hparams["participation"], mean)
-    together = add(state.params, mean, hparams)
-    return State(add_scaled(together, -1 / alpha, h), h)
+    averaged = add(state.params, mean, hparams)
+    return State(add_scaled(averaged, -1 / alpha, h), h)
 
 
 def feddyn(alpha: HParam, *, balance: bool = False) -> Algorithm:
-    """FedDyn (Acar et al. 2021, Algorithm 1), keeping stragglers' partial work.
+    r"""FedDyn: a dynamic regularizer that aligns the clients' optima with the global one.
+
+    Client :math:`k` keeps :math:`g_k` and the server :math:`h`, all zero at first. The client
+    approximately minimizes
+
+    .. math:: h_k(w) = F_k(w) - \langle g_k, w \rangle + \frac{\alpha}{2} \|w - w^t\|^2,
+
+    starting from :math:`w^t`. With :math:`K` clients in the cohort :math:`S_t` and :math:`N` in
+    all, then
+
+    .. math::
+        g_k &\leftarrow g_k - \alpha (w_k - w^t), \quad k \in S_t, \\
+        h &\leftarrow h - \frac{\alpha}{N} \sum_{k \in S_t} (w_k - w^t), \\
+        w^{t+1} &= \frac{1}{K} \sum_{k \in S_t} w_k - \frac{1}{\alpha} h.
+
+    Stragglers' partial work is kept.
 
     Args:
-        alpha: Weight of the regulariser, above 0, or several to sweep over.
-        balance: Divide client k's alpha by n_k / mean n, as the authors' code does.
+        alpha: Weight of the regularizer, above 0. A sequence sweeps over its values.
+        balance: Whether client :math:`k` uses :math:`\alpha \bar n / n_k` in place of
+            :math:`\alpha`, as the authors' code does: the method then minimizes the mean weighted
+            by rows, not the plain mean.
+
+    Returns:
+        An algorithm for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: alpha <= 0.
+        InputError: If alpha is not above 0 or not finite.
 
-    >>> feddyn(alpha=[0.01, 0.1]).hparams["alpha"]
-    (0.01, 0.1)
+    Example:
+        >>> import fedprox as fp
+        >>> fp.feddyn(alpha=[0.01, 0.1]).hparams["alpha"]
+        (0.01, 0.1)
+
+    References:
+        Acar et al., `Federated Learning Based on Dynamic Regularization
+        <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, Algorithm 1 and equations 1 and 2.
     """
 
     def alpha_of(hparams: HParams, context: ClientContext) -> jax.Array:
         return hparams["alpha"] / context.relative_size if balance else hparams["alpha"]
 
     def regularised(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
-        """h_k(w) = F_k(w) - <g_k, w> + (alpha / 2) ||w - w^t||^2, from w^t (equation 1)."""
+        """Equation 1: h_k(w) = F_k(w) - <g_k, w> + (alpha / 2) ||w - w^t||^2, from w^t."""
         linear = jax.tree.map(lambda g: -g, context.state)
         return Subproblem(state.params, alpha_of(hparams, context), state.params, linear)
 
     def message(
         state: State, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Params, Params]:
-        """Send w_k - w^t; keep g_k - alpha (w_k - w^t) (equation 2)."""
+        """Send w_k - w^t; the next g_k is g_k - alpha (w_k - w^t) (equation 2)."""
         del state
         step = local_update(solution)
         return step, add_scaled(context.state, -alpha_of(hparams, context), step)

@@ -1,14 +1,8 @@
-"""FedOpt: the server takes a step of its own with the clients' mean update.
+"""FedOpt (Reddi et al. 2021): FedAvg whose server applies an optimizer to the mean update.
 
-Reddi et al. 2020, Algorithm 1. Clients work, and count, as in FedAvg; their mean update stands for
-a gradient:
-
-    d       = sum_{k in S_t} weight_k (w_k - w^t)
-    w^{t+1} = the server's optimizer, one step from w^t with the gradient -d
-
-With SGD of rate 1 it is FedAvg; with momentum, FedAvgM; Adam and Yogi are as optax has them, with
-its corrections and constants, where Reddi et al. have none and a larger eps: theirs is nearer with
-`functools.partial(optax.adam, eps=1e-3)`.
+With SGD of rate 1 it is FedAvg, with momentum FedAvgM. optax's Adam and Yogi correct their biases
+and have other constants than the paper's, which has no correction and a larger eps;
+`functools.partial(optax.adam, eps=1e-3)` comes nearer.
 """
 
 from collections.abc import Callable
@@ -28,13 +22,13 @@ from fedprox.subproblem import Subproblem
 
 
 class State(NamedTuple):
-    """The model w^t and the state of the server's optimizer."""
+    """The parameters w^t and the state of the server's optimizer."""
 
     params: Params
     optimizer: Any
 
 
-def posed(state: State, hparams: HParams, context: Any) -> Subproblem:
+def local_problem(state: State, hparams: HParams, context: Any) -> Subproblem:
     """h_k(w) = F_k(w), from w^t."""
     return local_loss(state.params, hparams, context)
 
@@ -53,19 +47,36 @@ def _keeps_rate(optimizer: Callable[..., optax.GradientTransformation]) -> bool:
 def fedopt(
     optimizer: Callable[..., optax.GradientTransformation], *, server_learning_rate: HParam = 1.0
 ) -> Algorithm:
-    """FedAvg with an optimizer on the server (Reddi et al. 2020), dropping stragglers.
+    r"""FedOpt: FedAvg with an optimizer on the server (FedAvgM, FedAdam, FedYogi, ...).
+
+    Clients work as in FedAvg. The server takes one step of its optimizer from :math:`w^t`, with
+    the negative mean update in place of a gradient:
+
+    .. math:: -\Delta^t = - \sum_{k \in S_t} \frac{n_k}{\sum_{j \in S_t} n_j} (w_k - w^t).
+
+    Stragglers are dropped.
 
     Args:
-        optimizer: `learning_rate=` -> gradient transformation, such as `optax.yogi` or
-            `functools.partial(optax.sgd, momentum=0.9)`.
-        server_learning_rate: Its rate, above 0, or several to sweep over.
+        optimizer: A function of `learning_rate` that returns an optax optimizer, such as
+            `optax.yogi` or `functools.partial(optax.sgd, momentum=0.9)`.
+        server_learning_rate: Learning rate of the server's optimizer, above 0. A sequence sweeps
+            over its values.
+
+    Returns:
+        An algorithm for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: A rate <= 0, an optimizer that needs f itself, or one that keeps its rate in
-            its state: the state is the same for all rates at first.
+        InputError: If a rate is not above 0, if the optimizer needs values of f (a line search),
+            or if it keeps its learning rate in its state, which a sweep shares at first.
 
-    >>> fedopt(optax.adam, server_learning_rate=0.01).variant
-    'adam'
+    Example:
+        >>> import fedprox as fp
+        >>> fp.fedopt(optax.adam, server_learning_rate=0.01).variant
+        'adam'
+
+    References:
+        Reddi et al., `Adaptive Federated Optimization <https://arxiv.org/abs/2003.00295>`_, ICLR
+        2021, Algorithm 1.
     """
     where = "fedopt: server_learning_rate"
     rates = check_hparam(where, server_learning_rate, positive=True)
@@ -76,7 +87,7 @@ def fedopt(
     require(
         not _keeps_rate(optimizer),
         "fedopt: this optimizer keeps its learning rate in its state, where no other can be set; "
-        "leave out what does so, such as optax.inject_hyperparams",
+        "use it without optax.inject_hyperparams or the like",
     )
 
     def init(params: Params) -> State:
@@ -91,7 +102,7 @@ def fedopt(
 
     return Algorithm(
         "fedopt",
-        posed,
+        local_problem,
         hparams={"server_learning_rate": rates},
         stragglers="drop",
         variant=name_of(optimizer),

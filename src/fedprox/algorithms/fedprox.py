@@ -1,15 +1,8 @@
-"""FedProx: FedAvg with a proximal term in the local problem, and partial work kept.
+"""FedProx (Li et al. 2020): a proximal term in the local problem, and partial work is kept.
 
-Li et al. 2020, Algorithm 2 and equation 2:
-
-    w_k    ~= argmin_w h_k(w; w^t) = F_k(w) + (mu / 2) ||w - w^t||^2
-    w^{t+1} = mean of the w_k, partial solutions of stragglers included
-
-The mean is weighted by n_k under uniform sampling (section 5.1, the papers' experiments), and plain
-under proportional sampling (Algorithm 2 as written).
+The server's mean is weighted by n_k under uniform sampling, as in the paper's experiments (section
+5.1), and plain under proportional sampling, as Algorithm 2 is written.
 """
-
-import jax
 
 from fedprox.algorithms.adaptive import ADAPTIVE_MU
 from fedprox.algorithms.base import Algorithm, ClientContext, HParams, check_hparam
@@ -24,36 +17,41 @@ def proximal(params: Params, hparams: HParams, context: ClientContext) -> Subpro
     return Subproblem(start=params, mu=hparams["mu"], anchor=params)
 
 
-def linear_half(params: Params, hparams: HParams, context: ClientContext) -> Subproblem:
-    """h_k(w) = F_k(w) - mu <w^t, w>, from w^t: the proximal term without (mu / 2) ||w||^2."""
-    del context
-    return Subproblem(params, linear=jax.tree.map(lambda w: -hparams["mu"] * w, params))
+def fedprox(mu: HParam, *, adapt: bool = False) -> Algorithm:
+    r"""FedProx: FedAvg with a proximal term that keeps stragglers' partial work.
 
+    Client :math:`k` approximately minimizes
 
-def fedprox(mu: HParam, *, quadratic: bool = True, adapt: bool = False) -> Algorithm:
-    """FedProx (Li et al. 2020, Algorithm 2), keeping stragglers' partial work.
+    .. math:: h_k(w) = F_k(w) + \frac{\mu}{2} \|w - w^t\|^2,
+
+    starting from :math:`w^t`. The server averages the results, weighted by rows.
 
     Args:
-        mu: Weight of the proximal term, at least 0, or several to sweep over. 0 is FedAvg that
-            keeps partial work.
-        quadratic: False leaves (mu / 2) ||w||^2 out of the proximal term, as the code of Acar et
-            al. 2021 most likely did when their tables were made. What is left holds nothing back:
-            it makes weights grow.
-        adapt: Let mu follow the loss, beginning with the one given (section 5.3.2); see
-            `fedprox.algorithms.adaptive`.
+        mu: Proximal weight, at least 0. A sequence sweeps over its values. With 0 this is FedAvg
+            that keeps partial work.
+        adapt: Whether mu follows the training loss, starting from the value given (section 5.3.2);
+            see `fedprox.algorithms.adaptive`.
+
+    Returns:
+        An algorithm for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: mu < 0.
+        InputError: If mu is negative or not finite.
 
-    >>> fedprox(mu=[0.0, 1.0]).hparams["mu"]
-    (0.0, 1.0)
+    Example:
+        >>> import fedprox as fp
+        >>> fp.fedprox(mu=[0.0, 1.0]).hparams["mu"]
+        (0.0, 1.0)
+
+    References:
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, Algorithm 2 and equation 2.
     """
     values = check_hparam("fedprox: mu", mu)
     return Algorithm(
         "fedprox",
-        proximal if quadratic else linear_half,
+        proximal,
         hparams={"mu": values},
         stragglers="keep",
-        variant="" if quadratic else "without the quadratic",
         adapt=ADAPTIVE_MU if adapt else None,
     )

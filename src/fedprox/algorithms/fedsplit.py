@@ -1,14 +1,8 @@
-"""FedSplit: Peaceman-Rachford splitting of the mean of the clients' objectives.
+"""FedSplit (Pathak and Wainwright 2020): Peaceman-Rachford splitting of the mean objective.
 
-Pathak and Wainwright 2020, adapted to partial participation as in Acar et al. 2021, appendix A.4.
-Client k keeps z_k, the initial model at first; x^t is the model sent out:
-
-    w_k     ~= argmin_w F_k(w) + (1 / 2s) ||w - (2 x^t - z_k)||^2,   from x^t
-    z_k     <- z_k + 2 (w_k - x^t)                                   for k in S_t
-    x^{t+1}  = mean of z_k, over all clients ("all") or over S_t ("active")
-
-With every client in every round the two means agree, and where it stands still, w_k = x for every
-k: the gradients at x add up to nothing.
+The paper has every client in every round. Partial participation follows Acar et al. 2021, appendix
+A.4. With full participation both means of the server agree. At a fixed point w_k = x for every k,
+so the clients' gradients at x sum to zero.
 """
 
 from typing import Literal, NamedTuple
@@ -35,7 +29,7 @@ from fedprox.subproblem import Subproblem
 
 
 class Message(NamedTuple):
-    """The client's z_k from now on, and how far it moved, both as differences.
+    """The client's next z_k, as differences from the server's x^t and from the last z_k.
 
     Attributes:
         ahead: z_k' - x^t.
@@ -55,7 +49,7 @@ def reflected(params: Params, hparams: HParams, context: ClientContext) -> Subpr
 def message(
     params: Params, hparams: HParams, context: ClientContext, solution: Solution
 ) -> tuple[Message, Params]:
-    """Send and keep z_k' = z_k + 2 (w_k - x^t)."""
+    """The client's next state is z_k' = z_k + 2 (w_k - x^t), which it also sends."""
     del hparams
     step = jax.tree.map(lambda a: 2 * a, local_update(solution))
     z = jax.tree.map(jnp.add, context.state, step)
@@ -63,22 +57,43 @@ def message(
 
 
 def fedsplit(step_size: HParam, *, average: Literal["all", "active"] = "active") -> Algorithm:
-    """FedSplit (Acar et al. 2021, appendix A.4), keeping stragglers' partial work.
+    r"""FedSplit: operator splitting, with a reflected proximal step on each client.
+
+    Client :math:`k` keeps :math:`z_k`, at first the initial parameters. With the server's
+    :math:`x^t` it approximately minimizes
+
+    .. math:: h_k(w) = F_k(w) + \frac{1}{2 s} \|w - (2 x^t - z_k)\|^2,
+
+    starting from :math:`x^t`, and sets :math:`z_k \leftarrow z_k + 2 (w_k - x^t)`. The server's
+    :math:`x^{t+1}` is the mean of the :math:`z_k`. Stragglers' partial work is kept.
 
     Args:
-        step_size: s of the proximal operator, above 0, or several to sweep over.
-        average: The server's model: the mean of the z_k of the round's clients, or of all.
+        step_size: Step size :math:`s` of the proximal operator, above 0. A sequence sweeps over its
+            values.
+        average: Clients of the server's mean: "active" for the round's cohort, "all" for all
+            clients.
+
+    Returns:
+        An algorithm for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: s <= 0, or another mean.
+        InputError: If the step size is not above 0 or not finite, or `average` has another value.
 
-    >>> fedsplit(step_size=1.0, average="all").name
-    'fedsplit'
+    Example:
+        >>> import fedprox as fp
+        >>> fp.fedsplit(step_size=1.0, average="all").variant
+        'all'
+
+    References:
+        Pathak and Wainwright, `FedSplit: An algorithmic framework for fast federated optimization
+        <https://arxiv.org/abs/2005.05238>`_, NeurIPS 2020; and Acar et al., `Federated Learning
+        Based on Dynamic Regularization <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix
+        A.4.
     """
     require_one_of("fedsplit: average", average, ("all", "active"))
 
     def update(params: Params, mean: Message, hparams: HParams) -> Params:
-        """x^{t+1}, given the means over the round's clients."""
+        """The next x, given the means over the cohort."""
         if average == "active":
             return add(params, mean.ahead, hparams)
         return add_scaled(params, hparams["participation"], mean.step)
@@ -92,6 +107,7 @@ def fedsplit(step_size: HParam, *, average: Literal["all", "active"] = "active")
         average="clients",
         client_state=same_params,
         message=message,
-        size=lambda message: optax.tree.norm(message.step),  # z_k is w^0 until k has taken part
+        # without z_k, which is w^0 until the client has taken part
+        size=lambda message: optax.tree.norm(message.step),
         update=update,
     )

@@ -1,13 +1,12 @@
-"""Which model is evaluated: the one sent out, the cohort's mean, or the mean of all clients' last.
+"""Which model evaluations read: the server's, the cohort's mean, or the mean of all clients'.
 
-Acar et al. 2021 report "the average model from all devices" (appendix A.2), which is neither the
-model that their server sends out nor the mean of the round's clients; FedAvg and FedProx are shown
-so too. Such a mean is a matter of measurement: no method changes what it does.
-
-    "server"   w^t, the model that is sent out
+    "server"   w^t, the model that the server sends
     "cohort"   sum_{k in S_t} weight_k w_k, over the clients of the last round
-    "clients"  the mean of every client's last model, w^0 where it has not taken part yet; weighted
-               by n_k, or plain, as the method's own mean is
+    "clients"  the mean of every client's last model, w^0 for a client that has not taken part yet;
+               with the weights of the method's own mean
+
+Acar et al. 2021 report "the average model from all devices" (appendix A.2), also for FedAvg and
+FedProx: the last of the three. The choice changes what is measured, not what a method does.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -40,14 +39,14 @@ class Reported(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """What a client keeps for its method, and its last model."""
+    """A client's state of its method, and its last model."""
 
     state: ClientState
     last: Params
 
 
 def reporting(algorithm: Algorithm, evaluated: Evaluated) -> Algorithm:
-    """The same method, evaluated at another model than the one it sends out.
+    """The same method, evaluated at another model than the server's.
 
     >>> from fedprox.algorithms.fedavg import fedavg
     >>> reporting(fedavg(), "clients").name
@@ -74,11 +73,11 @@ def reporting(algorithm: Algorithm, evaluated: Evaluated) -> Algorithm:
     def message(
         state: Reported, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Any, Any]:
-        sent, keeps = algorithm.message(state.state, hparams, inner(context), solution)
+        sent, own_state = algorithm.message(state.state, hparams, inner(context), solution)
         if not all_clients:
-            return (sent, local_update(solution)), keeps
+            return (sent, local_update(solution)), own_state
         ahead = jax.tree.map(jnp.subtract, solution.params, context.state.last)
-        return (sent, ahead), Remembered(keeps, solution.params)
+        return (sent, ahead), Remembered(own_state, solution.params)
 
     def update(state: Reported, mean: tuple[Any, Params], hparams: HParams) -> Reported:
         sent, ahead = mean

@@ -1,20 +1,11 @@
-"""SCAFFOLD: local steps corrected by the difference between the clients' gradients and their mean.
+"""SCAFFOLD (Karimireddy et al. 2020): control variates correct the clients' drift.
 
-Karimireddy et al. 2020, Algorithm 1, as Acar et al. 2021 compare with it. Client k keeps a control
-variate c_k, the server their mean c, all 0 at first; with K local steps of rate eta:
+Option 2 of Algorithm 1 divides by the steps that the client took, at the round's learning rate. The
+result is the mean gradient on the client's path only for plain SGD; a clip or the weight decay of
+the solver is part of it.
 
-    w_k   = K steps of SGD on F_k(w) + <c - c_k, w>, from w^t
-    c_k' = grad F_k(w^t)                                  option 1
-         = c_k - c + (w^t - w_k) / (K eta)                option 2: the mean gradient on the way
-    w^{t+1} = w^t + eta_g mean_{k in S_t} (w_k - w^t)
-    c      <- c + (|S_t| / N) mean_{k in S_t} (c_k' - c_k)
-
-Option 2 takes the steps that the client really took, at the rate that was in force in the round. It
-is the mean of the gradients only for plain SGD; a clip or weight decay of the solver is part of
-them.
-
-It minimises the plain mean of the F_k. Model and control variate travel both ways, so that its
-communication counts twice. How many local steps it takes is a matter of the solver:
+The method minimizes the plain mean of the F_k. Parameters and control variates travel both ways, so
+its communication counts twice. The solver says how many local steps it takes:
 `scaffold().with_solver(steps=600)`.
 """
 
@@ -41,14 +32,14 @@ from fedprox.subproblem import Subproblem
 
 
 class State(NamedTuple):
-    """The model w^t and the mean c of all clients' control variates."""
+    """The parameters w^t and the mean c of all clients' control variates."""
 
     params: Params
     control: Params
 
 
 def init(params: Params) -> State:
-    """All control variates are 0."""
+    """The first state: all control variates are 0."""
     return State(params, zeros(params))
 
 
@@ -59,7 +50,7 @@ def corrected(state: State, hparams: HParams, context: ClientContext) -> Subprob
 
 
 def update(state: State, mean: tuple[Params, Params], hparams: HParams) -> State:
-    """Move the model by the mean step, and c by the share of clients that took part."""
+    """Add the mean update, and to c the mean change times the share of clients that took part."""
     step, change = mean
     return State(
         add_scaled(state.params, hparams["server_learning_rate"], step),
@@ -68,28 +59,55 @@ def update(state: State, mean: tuple[Params, Params], hparams: HParams) -> State
 
 
 def plain_sgd(solver: Solver) -> Solver:
-    """The same solver, which must be SGD: with another, option 2 is no mean of gradients."""
+    """The same solver; option 2 needs SGD, with which it gives a mean of gradients."""
     require(
         solver.optimizer is optax.sgd,
-        "scaffold: option 2 needs solver.optimizer = sgd without options; it must be that, or "
-        "option must be 1",
+        "scaffold: option 2 needs solver.optimizer = sgd without options; use it, or option 1",
     )
     return solver
 
 
 def scaffold(*, option: int = 2, server_learning_rate: HParam = 1.0) -> Algorithm:
-    """SCAFFOLD (Karimireddy et al. 2020, Algorithm 1), keeping stragglers' partial work.
+    r"""SCAFFOLD: control variates correct each local step towards the global gradient.
+
+    Client :math:`k` keeps a control variate :math:`c_k` and the server their mean :math:`c`, all
+    zero at first. The client takes :math:`K` steps of SGD with learning rate :math:`\eta` on
+
+    .. math:: h_k(w) = F_k(w) + \langle c - c_k, w \rangle,
+
+    starting from :math:`w^t`, and renews its control variate by one of
+
+    .. math::
+        c_k' &= \nabla F_k(w^t) & \text{(option 1)} \\
+        c_k' &= c_k - c + \frac{w^t - w_k}{K \eta} & \text{(option 2)}.
+
+    With :math:`N` clients in all the server computes
+
+    .. math::
+        w^{t+1} &= w^t + \frac{\eta_g}{|S_t|} \sum_{k \in S_t} (w_k - w^t), \\
+        c &\leftarrow c + \frac{1}{N} \sum_{k \in S_t} (c_k' - c_k).
+
+    Stragglers' partial work is kept.
 
     Args:
-        option: How a client renews c_k: 1, its gradient at the model sent out, one more pass over
-            its rows; or 2, the mean gradient on its way.
-        server_learning_rate: eta_g, above 0, or several to sweep over.
+        option: How a client renews its control variate: 1 takes one more pass over its rows, 2 uses
+            the steps it took and needs plain SGD.
+        server_learning_rate: :math:`\eta_g`, above 0. A sequence sweeps over its values.
+
+    Returns:
+        An algorithm for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: Another option, or eta_g <= 0.
+        InputError: If `option` is neither 1 nor 2, or a rate is not above 0 or not finite.
 
-    >>> scaffold().communication
-    2
+    Example:
+        >>> import fedprox as fp
+        >>> fp.scaffold().communication
+        2
+
+    References:
+        Karimireddy et al., `SCAFFOLD: Stochastic Controlled Averaging for Federated Learning
+        <https://arxiv.org/abs/1910.06378>`_, ICML 2020, Algorithm 1.
     """
     require_one_of("scaffold: option", option, (1, 2))
     rates = check_hparam("scaffold: server_learning_rate", server_learning_rate, positive=True)
@@ -97,7 +115,7 @@ def scaffold(*, option: int = 2, server_learning_rate: HParam = 1.0) -> Algorith
     def message(
         state: State, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[tuple[Params, Params], Params]:
-        """Send w_k - w^t and c_k' - c_k; keep c_k'."""
+        """Send w_k - w^t and c_k' - c_k; the client's next state is c_k'."""
         step = local_update(solution)
         if option == 1:
             return (
@@ -106,7 +124,7 @@ def scaffold(*, option: int = 2, server_learning_rate: HParam = 1.0) -> Algorith
             ), context.gradient
         length = solution.steps * hparams["learning_rate"]
         change = jax.tree.map(
-            # a client that stops before its first step has met no gradient
+            # a client without steps has computed no gradient
             lambda c, s: jnp.where(length > 0, -c - s / jnp.where(length > 0, length, 1), 0),
             state.control,
             step,

@@ -1,10 +1,10 @@
-"""Random changes of training images, compiled inside the round, and what evaluation sees instead.
+"""Augmentations of training images, compiled inside the round, and their evaluation counterparts.
 
-Images are bytes of shape (B, height, width, channels). A function of training takes a random key
-and such a batch, and every image gets draws of its own; a function of evaluation takes the batch
-alone. Windows are cut by reading pixels at computed places, which XLA fuses with what follows: 0.2
-ms for 50 CIFAR images on one CPU core inside a compiled loop, against 0.3 for slices of each image
-and 0.6 for products with selection matrices.
+Images are bytes of shape (B, height, width, channels). An augmentation takes a random key and such
+a batch, and draws for each image separately; its counterpart for evaluation takes the batch alone.
+Windows are cut by a gather, which XLA fuses with the operations that follow: 0.2 ms for 50 CIFAR
+images on one CPU core inside a compiled loop, against 0.3 ms for slices of each image and 0.6 ms
+for products with selection matrices.
 """
 
 import jax
@@ -19,10 +19,10 @@ FEDAVG_SIDE = 24
 def fedavg_training(key: jax.Array, images: jax.Array) -> jax.Array:
     """Random crop, flip, brightness, contrast, then whitening (McMahan et al. 2017, section 3).
 
-    The paper names the steps; sizes and ranges are those of the TensorFlow tutorial that it takes
-    its model from: a window of 24 x 24 pixels, mirrored with probability 1/2, brightness shifted by
-    up to 63 of 255, contrast multiplied by 0.2 to 1.8 about each channel's mean. Whitening
-    subtracts an image's mean, so the shift of brightness has no effect in the end.
+    The paper names the steps; sizes and ranges are those of the TensorFlow tutorial of its model: a
+    window of 24 x 24 pixels, mirrored with probability 1/2, brightness shifted by up to 63 of 255,
+    contrast multiplied by 0.2 to 1.8 about each channel's mean. Whitening subtracts an image's
+    mean, so the shift of brightness has no effect on the result.
 
     Args:
         key: Random key.
@@ -43,7 +43,7 @@ def fedavg_training(key: jax.Array, images: jax.Array) -> jax.Array:
 
 
 def fedavg_evaluation(images: jax.Array) -> jax.Array:
-    """The middle 24 x 24 pixels, whitened: what test images look like beside `fedavg_training`."""
+    """The middle 24 x 24 pixels, whitened: the evaluation counterpart of `fedavg_training`."""
     top, left = ((length - FEDAVG_SIDE) // 2 for length in images.shape[1:3])
     window = images[:, top : top + FEDAVG_SIDE, left : left + FEDAVG_SIDE]
     return whiten(window.astype(jnp.float32))
@@ -52,7 +52,7 @@ def fedavg_evaluation(images: jax.Array) -> jax.Array:
 def feddyn_training(
     key: jax.Array, images: jax.Array, mean: Channels, deviation: Channels
 ) -> jax.Array:
-    """Standardise; then flips and shifted windows (Acar et al. 2021, by the authors' code).
+    """Standardize, then flip and shift at random, as the code of Acar et al. 2021.
 
     With probability 1/2 an image is mirrored; independently with probability 1/2 it is padded by 4
     zeros on all sides and a random window of its own size is cut. Zero is the mean here, since
@@ -73,7 +73,7 @@ def feddyn_training(
     places = jax.random.randint(places, (2, count), -4, 5)
     top, left = jnp.where(moved, places, 0)
     flip = jax.random.bernoulli(flips, shape=(count,))
-    # bytes have no value that stands for the mean, so what lies outside is set afterwards
+    # no byte represents the mean, so pixels outside the image are set afterwards
     window = standardise(crop(images, top, left, flip, side), mean, deviation)
     inside = _inside(top, side, side)[:, :, None] & _inside(left, side, side)[:, None, :]
     return jnp.where(inside[..., None], window, 0)
@@ -87,15 +87,15 @@ def standardise(images: jax.Array, mean: Channels, deviation: Channels) -> jax.A
 def crop(
     images: jax.Array, top: jax.Array, left: jax.Array, flip: jax.Array, side: int
 ) -> jax.Array:
-    """A window of each image, of the image or its mirror image.
+    """A window of each image or of its mirror image.
 
-    Where it reaches outside, it holds the nearest pixel inside.
+    Pixels outside the image are those of the nearest pixel inside.
 
     Args:
         images: Shape (B, height, width, channels).
-        top: Row where each window begins, (B,); may be negative.
-        left: Column where it begins, (B,); may be negative.
-        flip: Whether the image is mirrored left to right before, (B,).
+        top: First row of each window, (B,); may be negative.
+        left: First column of each window, (B,); may be negative.
+        flip: Whether to mirror the image left to right first, (B,).
         side: Rows and columns of the window.
 
     >>> image = jnp.arange(9).reshape(1, 3, 3, 1)
@@ -115,13 +115,13 @@ def crop(
 
 
 def _inside(begin: jax.Array, side: int, length: int) -> jax.Array:
-    """Which rows (or columns) of windows that begin there lie inside the image, (B, side)."""
+    """Whether each row (or column) of a window is inside the image, (B, side)."""
     rows = begin[:, None] + jnp.arange(side)
     return (rows >= 0) & (rows < length)
 
 
 def contrast(images: jax.Array, factor: jax.Array) -> jax.Array:
-    """Each image's differences from its channels' means, times its factor.
+    """Multiply each image's differences from its channels' means by the image's factor.
 
     >>> contrast(jnp.array([0.0, 2.0]).reshape(1, 1, 2, 1), jnp.array([3.0])).ravel().tolist()
     [-2.0, 4.0]
@@ -131,9 +131,9 @@ def contrast(images: jax.Array, factor: jax.Array) -> jax.Array:
 
 
 def whiten(images: jax.Array) -> jax.Array:
-    """Each image with mean 0 and deviation 1 over all its pixels and channels.
+    """Scale each image to mean 0 and deviation 1 over its pixels and channels.
 
-    The deviation is taken as at least 1 / sqrt(n) for n numbers, so that a flat image stays
+    The deviation counts as at least 1 / sqrt(n) for n numbers, so that a constant image stays
     finite.
 
     >>> whiten(jnp.array([1.0, 3.0]).reshape(1, 1, 2, 1)).ravel().tolist()

@@ -1,10 +1,10 @@
-"""Prepared arrays: made once from their source files, kept, and memory-mapped after that.
+"""A cache of prepared arrays, computed once from their source files and memory-mapped afterwards.
 
 An entry is a folder `prepared/NAME-KEY` of the cache folder (`FEDPROX_CACHE`, else the user's) with
-one `.npy` file for each array and a manifest of checksums. It appears under its name in one rename,
-once it is whole. The key is a checksum of the sources' content, of the options and of the
-version of the preparation, so a changed source is another entry and nothing is ever out of date.
-Old entries are not removed; the folder may be emptied at any time.
+a `.npy` file for each array and a manifest of checksums. It is renamed to its final name once it is
+complete. The key is a checksum of the sources' content, the options and the version of the
+preparation, so a changed source has another entry, and no entry is ever out of date. Old entries
+are not removed; the folder may be emptied at any time.
 """
 
 import hashlib
@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.datasets.sources import cache_folder, reading
+from fedprox.datasets.sources import cache_folder
 from fedprox.files.mapping import map_file
+from fedprox.files.packed import reading
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -40,36 +41,35 @@ def prepared(
     *,
     version: int = 1,
 ) -> Arrays:
-    """The arrays that `build()` returns: made at the first call, read from the cache after that.
+    """The arrays that `build()` returns, from the cache if they are there.
 
-    Every byte is checked against the manifest (2 GB/s), so an entry that was damaged or cut short
-    is made again. Two processes may prepare the same entry at once: both build, and the first to
-    finish is kept. Where the folder cannot be written, a warning is logged and the arrays are used
-    from memory.
+    Every byte is checked against the manifest (2 GB/s), so a damaged entry is built again. Two
+    processes may build the same entry at once; the first to finish writes it. If the folder cannot
+    be written, a warning is logged and the arrays stay in memory.
 
     Args:
-        name: What the entries' names begin with; letters, digits and hyphens.
+        name: Begin of the entries' names: letters, digits and hyphens.
         sources: The files that `build` reads.
-        options: What else the arrays depend on; anything that JSON can hold.
-        build: Makes the arrays, of numbers and of at least one dimension.
-        version: To be raised with every change of `build` that changes its arrays.
+        options: Everything else that the arrays depend on, as JSON can hold it.
+        build: A function that returns the arrays, of numbers and of at least one dimension.
+        version: A number to be raised with every change of `build` that changes its arrays.
 
     Returns:
         The arrays, read-only.
 
     Raises:
-        InputError: A source cannot be read; or what `build` raises.
+        InputError: If a source cannot be read, or `build` raises it.
     """
     entry = cache_folder() / "prepared" / f"{name}-{_key(name, sources, options, version)}"
-    found = _load(entry)
-    if found is not None:
-        return found
+    stored = _load(entry)
+    if stored is not None:
+        return stored
     _remove_stale(entry.parent)
     arrays = {key: np.ascontiguousarray(array) for key, array in build().items()}
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         _publish(entry, arrays)
-        found = _load(entry)
+        stored = _load(entry)
     except OSError as error:
         reason = error.strerror or error
         logging.getLogger(__name__).warning(
@@ -78,15 +78,15 @@ def prepared(
             entry.parent,
             reason,
         )
-    if found is not None:
-        return found
-    for made in arrays.values():
-        made.flags.writeable = False
+    if stored is not None:
+        return stored
+    for values in arrays.values():
+        values.flags.writeable = False
     return arrays
 
 
 def packed(strings: Iterable[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Strings as arrays: their UTF-8 bytes, one after another, and where each begins and ends.
+    """Strings as arrays: their UTF-8 bytes concatenated, and the offsets of the strings.
 
     >>> text, offsets = packed(["no", "", "yes"])
     >>> offsets.tolist(), unpacked(text, offsets)
@@ -102,7 +102,7 @@ def packed(strings: Iterable[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]
 def unpacked(
     text: NDArray[np.uint8], offsets: NDArray[np.int64], chosen: NDArray[np.int64] | None = None
 ) -> list[str]:
-    """The strings that `packed` took, or some of them by number."""
+    """The strings of `packed` arrays, or some of them by index."""
     raw = np.ascontiguousarray(text).data
     begins, ends = offsets[:-1], offsets[1:]
     if chosen is not None:
@@ -125,27 +125,27 @@ def _digest(source: Path) -> str:
 
 
 def _load(entry: Path) -> Arrays | None:
-    """An entry's arrays, mapped; None where it is missing or not whole."""
+    """An entry's arrays, mapped; None if it is missing or damaged."""
     try:
         checksums = json.loads((entry / MANIFEST).read_bytes())
         arrays = {key: np.asarray(map_file(entry / f"{key}.npy")) for key in checksums}
         whole = {key: _checksum(array) for key, array in arrays.items()} == checksums
     except Exception:
-        # whatever is wrong with an entry, it is made again
+        # whatever is wrong with an entry, it is built again
         return None
     return arrays if whole else None
 
 
 def _checksum(array: NDArray[Any]) -> list[object]:
-    """Type, shape and CRC-32 of an array, as JSON gives them back."""
+    """Type, shape and CRC-32 of an array, as they come back from JSON."""
     content = zlib.crc32(array.reshape(-1).view(np.uint8).data)
     return [array.dtype.str, list(array.shape), content]
 
 
 def _publish(entry: Path, arrays: Arrays) -> None:
-    """Write an entry beside its place, then move it there.
+    """Write an entry under a temporary name, then rename it.
 
-    An entry that another process has put there meanwhile stays; a damaged one makes room.
+    An entry that another process has written meanwhile stays; a damaged one is replaced.
     """
     owner = f"{socket.gethostname()}.{os.getpid()}"
     temporary = Path(tempfile.mkdtemp(prefix=f".{entry.name}.{owner}.", dir=entry.parent))
@@ -169,7 +169,7 @@ def _publish(entry: Path, arrays: Arrays) -> None:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove what processes of this machine left that were killed while they wrote."""
+    """Remove temporary folders of processes of this machine that were killed."""
     for left in folder.glob(f".*.{socket.gethostname()}.*.*"):
         pid = left.name.split(".")[-2]
         if pid.isdecimal() and not _alive(int(pid)):

@@ -1,6 +1,6 @@
-"""The catalogue: every data set, who used it, and the files that it is made of.
+"""The catalogue: every data set with the papers that use it and the files that it reads.
 
-To add a data set, write its file and enter it here. Its name is what experiment files say; its
+To add a data set, write its module and enter it here, under the name for experiment files. Its
 summary and its partitions are read from its function.
 """
 
@@ -31,11 +31,11 @@ class File(NamedTuple):
     """A file of a data set.
 
     Attributes:
-        folder: Its folder in the data folder, and in the cache.
+        folder: Its folder in the data folder and in the cache.
         source: Its name, checksum and addresses.
-        use: The options that need it, where the data set's defaults do not.
-        instead: Files that serve as well where they are in the data folder: names in `folder` or
-            at the top, or patterns of names in `folder`.
+        use: The options that need the file, unless the defaults do.
+        instead: Files of the data folder that replace it: names in `folder` or at the top, or
+            patterns of names in `folder`.
     """
 
     folder: str
@@ -44,18 +44,18 @@ class File(NamedTuple):
     instead: tuple[str, ...] = ()
 
     def at_hand(self, data_dir: str | Path | None) -> Path | None:
-        """Where it lies already: in the data folder, else in the cache; None if it does not.
+        """The file's path in the data folder or in the cache; None if it is in neither.
 
         Raises:
-            InputError: The data folder does not exist.
+            InputError: If the data folder does not exist.
         """
         home = sources.data_folder(data_dir)
         if home is not None:
             for name in self.instead:
                 fitting = (home / self.folder).glob(name)
-                found = sources.present(name, self.folder, data_dir) or next(fitting, None)
-                if found is not None:
-                    return found
+                path = sources.present(name, self.folder, data_dir) or next(fitting, None)
+                if path is not None:
+                    return path
         return sources.at_hand(self.source, self.folder, data_dir)
 
 
@@ -63,9 +63,9 @@ class DataSet(NamedTuple):
     """A data set of the catalogue.
 
     Attributes:
-        load: What makes the federation; its arguments are the options of an experiment file.
-        papers: The papers that use it, by the name of their method.
-        files: The files that it is made of; none where it is generated, or read from a path.
+        load: The function that returns the federation; its arguments are the keys of `[data]`.
+        papers: The papers that use the data set, by the name of their method.
+        files: The files that it reads; none if it is generated, or read from a path.
     """
 
     load: Callable[..., Federation]
@@ -74,12 +74,12 @@ class DataSet(NamedTuple):
 
     @property
     def what(self) -> str:
-        """The first line of its function's documentation."""
+        """The first line of the function's docstring."""
         return (inspect.getdoc(self.load) or "").partition("\n")[0].rstrip(".")
 
     @property
     def partitions(self) -> tuple[str, ...]:
-        """The values that its argument `partition` may have.
+        """The values of the function's argument `partition`.
 
         >>> CATALOGUE["mnist"].partitions[0]
         'power-law'
@@ -89,12 +89,12 @@ class DataSet(NamedTuple):
 
     @property
     def brought(self) -> bool:
-        """Whether the user names where it is, by the option `path`."""
+        """Whether the user gives the data set's path, by the option `path`."""
         return "path" in inspect.signature(self.load).parameters
 
 
 def literals(annotation: Any) -> tuple[str, ...]:
-    """The strings of a Literal, or of one inside a union."""
+    """The strings of a Literal, or of a Literal inside a union."""
     inside = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Literal:
         return tuple(value for value in inside if isinstance(value, str))

@@ -1,12 +1,9 @@
 """CIFAR-10 and CIFAR-100: small colour photographs (Krizhevsky 2009)."""
 
-import io
-import pickle
-import tarfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -16,13 +13,14 @@ from fedprox.datasets import augmentation as augmentations
 from fedprox.datasets import partition as partitions
 from fedprox.datasets import sources
 from fedprox.datasets.cache import Arrays, prepared
-from fedprox.errors import InputError, reason, require, require_one_of
+from fedprox.errors import require, require_one_of
 from fedprox.features import Prepared
 from fedprox.federation import Federation
+from fedprox.files.packed import Stream, reading, tar_members
+from fedprox.files.pickled import PickledBytes, read_pickle
 
 Partition = Literal["iid", "dirichlet"]
 Augmentation = Literal["none", "fedavg", "feddyn"]
-Stream = IO[bytes] | io.BufferedIOBase
 
 
 def cifar_10(
@@ -35,31 +33,45 @@ def cifar_10(
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """CIFAR-10's photographs of 32 x 32 pixels in 10 classes, divided over clients.
+    """CIFAR-10: 60,000 colour photographs of 32 x 32 pixels in 10 classes.
 
-    The 50,000 training images are divided as told; the 10,000 test images are dealt alike, of
-    "dirichlet" so that each client has them in the mix of its training images. Images are kept as
-    bytes.
+    The 50,000 training images are divided over the clients. The 10,000 test images are divided
+    likewise; with "dirichlet" each client's have the class shares of its training images. Images
+    are stored as bytes and become float32 when they are read.
 
     Args:
-        partition: "iid": 500 images for each client (McMahan et al. 2017, section 3), or
-            "dirichlet": each client draws its own shares of the classes, with equal sizes (Acar et
-            al. 2021, appendix A.2); see `partition.dirichlet_by_client`.
+        partition: "iid" for equal shares of the shuffled images, 500 for each of 100 clients; or
+            "dirichlet" for clients that draw their own shares of the classes.
         clients: Number of clients.
-        concentration: Of "dirichlet" only: 0.6 where left out; 0.3 is the paper's other value.
-        size_spread: Standard deviation of the logarithm of a client's size: 0.3 for the
-            unbalanced sets of Acar et al.
-        augmentation: "none": standardised by the channels' means and deviations. "feddyn": the
-            same, and in training random flips and shifts. "fedavg": in training random 24 x 24
-            crops, flips, brightness and contrast, and in all measurements the middle 24 x 24
-            pixels; both whitened. See `augmentation.py`.
+        concentration: Concentration of "dirichlet": 0.6 if None, or 0.3 for the paper's other
+            setting.
+        size_spread: Standard deviation of the logarithm of the clients' sizes, at least 0: 0.3 for
+            the unbalanced sets of Acar et al.
+        augmentation: "none" standardizes each channel. "feddyn" does too, and flips and shifts
+            training images at random. "fedavg" trains on random 24 x 24 crops with random flips,
+            brightness and contrast, and evaluates the middle 24 x 24 pixels, all whitened.
         seed: Seed of the partition.
         data_dir: Folder with `cifar-10/cifar-10-batches-py/`, `cifar-10/cifar-10-python.tar.gz` or
-            `cifar-10/cifar-10-batches-py.tar.xz`; else `FEDPROX_DATA`; else the archive is
-            downloaded once. An archive is read once, and its arrays are kept in the cache.
+            `cifar-10/cifar-10-batches-py.tar.xz`; None for `FEDPROX_DATA`, or else a download to
+            the cache.
+
+    Returns:
+        A federation whose features are float32 of shape (32, 32, 3), or (24, 24, 3) with "fedavg".
 
     Raises:
-        InputError: A file is missing or broken, or an argument is out of range.
+        InputError: If a file is missing or damaged, or an argument is out of range.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.cifar_10("dirichlet", concentration=0.3)  # doctest: +SKIP
+
+    References:
+        Krizhevsky, `Learning Multiple Layers of Features from Tiny Images
+        <https://www.cs.toronto.edu/~kriz/learning-features-2009-TR.pdf>`_, 2009. Partitions:
+        McMahan et al., `Communication-Efficient Learning of Deep Networks from Decentralized Data
+        <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, section 3;
+        and Acar et al., `Federated Learning Based on Dynamic Regularization
+        <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2.
     """
     return _federation(
         CIFAR_10, partition, clients, concentration, size_spread, augmentation, seed, data_dir
@@ -76,22 +88,46 @@ def cifar_100(
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """CIFAR-100's photographs of 32 x 32 pixels in 100 (fine) classes, divided over clients.
+    """CIFAR-100: 60,000 colour photographs of 32 x 32 pixels in 100 fine classes.
+
+    The 50,000 training images are divided over the clients. The 10,000 test images are divided
+    likewise; with "dirichlet" each client's have the class shares of its training images. Images
+    are stored as bytes and become float32 when they are read.
+
+    With "iid" the authors' code gives every client equally many images of each class; here they are
+    drawn at random, as the paper says.
 
     Args:
-        partition: As of `cifar_10`; Acar et al. 2021 use both. Their code gives each client of
-            "iid" exactly as many images of every class; the paper says at random, and so it is
-            here.
+        partition: "iid" for equal shares of the shuffled images, 500 for each of 100 clients; or
+            "dirichlet" for clients that draw their own shares of the classes.
         clients: Number of clients.
-        concentration: As of `cifar_10`.
-        size_spread: As of `cifar_10`.
-        augmentation: As of `cifar_10`.
+        concentration: Concentration of "dirichlet": 0.6 if None, or 0.3 for the paper's other
+            setting.
+        size_spread: Standard deviation of the logarithm of the clients' sizes, at least 0: 0.3 for
+            the unbalanced sets of Acar et al.
+        augmentation: "none" standardizes each channel. "feddyn" does too, and flips and shifts
+            training images at random. "fedavg" trains on random 24 x 24 crops with random flips,
+            brightness and contrast, and evaluates the middle 24 x 24 pixels, all whitened.
         seed: Seed of the partition.
-        data_dir: Folder with `cifar-100/cifar-100-python/` or `cifar-100/cifar-100-python.tar.gz`;
-            else `FEDPROX_DATA`; else the archive is downloaded once.
+        data_dir: Folder with `cifar-100/cifar-100-python/` or
+            `cifar-100/cifar-100-python.tar.gz`; None for `FEDPROX_DATA`, or else a download to the
+            cache.
+
+    Returns:
+        A federation whose features are float32 of shape (32, 32, 3), or (24, 24, 3) with "fedavg".
 
     Raises:
-        InputError: A file is missing or broken, or an argument is out of range.
+        InputError: If a file is missing or damaged, or an argument is out of range.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.cifar_100("dirichlet", concentration=0.3)  # doctest: +SKIP
+
+    References:
+        Krizhevsky, `Learning Multiple Layers of Features from Tiny Images
+        <https://www.cs.toronto.edu/~kriz/learning-features-2009-TR.pdf>`_, 2009. Partitions:
+        Acar et al., `Federated Learning Based on Dynamic Regularization
+        <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2.
     """
     return _federation(
         CIFAR_100, partition, clients, concentration, size_spread, augmentation, seed, data_dir
@@ -99,19 +135,19 @@ def cifar_100(
 
 
 class Cifar(NamedTuple):
-    """What is different between the two sets.
+    """The differences between the two data sets.
 
     Attributes:
-        name: Its name, and that of its folder.
-        source: Its official archive.
-        others: Other names that the archive may have.
+        name: Name of the data set and of its folder.
+        source: The official archive.
+        others: Other names of the archive.
         folder: The folder inside the archive.
         train: Files with training images.
         test: The file with test images.
-        labels: What the files call the labels.
+        labels: The key of the labels in the files.
         classes: Number of classes.
-        standardised: Bytes -> standardised images, by the means and standard deviations of the
-            training images' channels that the authors of FedDyn give.
+        standardised: (bytes) -> standardized images, by the channels' means and standard deviations
+            of the training images as FedDyn's code gives them.
         augmented: (key, bytes) -> the same, flipped and shifted at random.
     """
 
@@ -206,59 +242,37 @@ def _arrays(cifar: Cifar, data_dir: str | Path | None) -> Arrays:
     if archive is None:
         archive = sources.find(cifar.source, cifar.name, data_dir)
     return prepared(
-        cifar.name, [archive], {}, lambda: _parse(cifar, archive, _members(cifar, archive))
+        cifar.name,
+        [archive],
+        {},
+        lambda: _parse(cifar, archive, tar_members(archive, (*cifar.train, cifar.test))),
     )
 
 
 def _unpacked(cifar: Cifar, folder: Path) -> Iterator[tuple[str, Stream]]:
     """The files of an unpacked archive."""
     for name in (*cifar.train, cifar.test):
-        with sources.reading(folder / name, unpack=False) as file:
+        with reading(folder / name, unpack=False) as file:
             yield name, file
 
 
-def _members(cifar: Cifar, path: Path) -> Iterator[tuple[str, Stream]]:
-    """The same files of an archive, in whatever order, unpacked on the way."""
-    try:
-        with (
-            sources.reading(path) as unpacked,
-            tarfile.open(fileobj=unpacked, mode="r|") as archive,
-        ):
-            for member in archive:
-                sources.require_inside(path, member.name)
-                require(
-                    (member.isreg() or member.isdir()) and not member.issparse(),
-                    f"{path}: {member.name!r} is neither a file nor a folder",
-                )
-                name = member.name.rsplit("/")[-1]
-                file = archive.extractfile(member)
-                if file is not None and name in (*cifar.train, cifar.test):
-                    yield name, file
-            while unpacked.read(sources.BUFFER):
-                pass  # to the checksum at its end
-    except InputError:
-        raise
-    except Exception as error:  # a damaged archive can fail in any way
-        raise InputError(f"{path}: cannot be read: {reason(error)}") from None
-
-
 def _parse(cifar: Cifar, path: Path, files: Iterator[tuple[str, Stream]]) -> Arrays:
-    """All batches, checked, in one array for each part."""
-    found = {name: _batch(cifar, f"{path}/{name}", file) for name, file in files}
+    """The images and labels of all batches, checked."""
+    batches = {name: _batch(cifar, f"{path}/{name}", file) for name, file in files}
     for name in (*cifar.train, cifar.test):
-        require(name in found, f"{path}: {name} is missing in this archive")
+        require(name in batches, f"{path}: {name} is missing in this archive")
     arrays = {}
     for part, names in (("train", cifar.train), ("test", (cifar.test,))):
         for i, kind in enumerate("xy"):
-            arrays[f"{part}_{kind}"] = np.concatenate([found[name][i] for name in names])
+            arrays[f"{part}_{kind}"] = np.concatenate([batches[name][i] for name in names])
     return arrays
 
 
 def _batch(cifar: Cifar, where: str, file: Stream) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Images and labels of a pickled batch, in which rows are planes of red, green and blue."""
-    content = _unpickle(where, file)
+    content = read_pickle(where, file)
     images, labels = content.get(b"data"), content.get(cifar.labels)
-    images = images.array if isinstance(images, _Bytes) else np.zeros((0, 0), np.uint8)
+    images = images.array if isinstance(images, PickledBytes) else np.zeros((0, 0), np.uint8)
     require(
         images.ndim == 2
         and images.shape[1] == 3072
@@ -271,110 +285,3 @@ def _batch(cifar: Cifar, where: str, file: Stream) -> tuple[NDArray[np.uint8], N
     )
     planes = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(planes), np.array(labels, np.uint8)
-
-
-class _Kind:
-    """The type of a pickled array."""
-
-    def __init__(self, name: Any, *_: Any) -> None:
-        if name not in ("u1", b"u1"):
-            raise pickle.UnpicklingError("an array of other things than bytes")
-
-    def __setstate__(self, state: Any) -> None:
-        """Byte order and the like, which bytes do not have."""
-
-
-class _Bytes:
-    """A pickled array of bytes."""
-
-    def __init__(self, *_: Any) -> None:
-        self.array: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)
-
-    def __setstate__(self, state: Any) -> None:
-        _, shape, kind, columns_first, content = state
-        if not (isinstance(kind, _Kind) and isinstance(content, bytes)):
-            raise pickle.UnpicklingError("an array of other things than bytes")
-        order: Literal["F", "C"] = "F" if columns_first else "C"
-        self.array = np.frombuffer(content, np.uint8).reshape(shape, order=order)
-
-
-OPERATIONS = (
-    *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.NONE, pickle.NEWTRUE),
-    *(
-        pickle.NEWFALSE,
-        pickle.BININT,
-        pickle.BININT1,
-        pickle.BININT2,
-        pickle.LONG1,
-        pickle.BINFLOAT,
-    ),
-    *(pickle.BINSTRING, pickle.SHORT_BINSTRING, pickle.BINUNICODE, pickle.SHORT_BINUNICODE),
-    *(pickle.BINBYTES, pickle.SHORT_BINBYTES, pickle.BINBYTES8, pickle.EMPTY_TUPLE, pickle.TUPLE),
-    *(pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.EMPTY_LIST, pickle.APPEND),
-    *(pickle.APPENDS, pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS, pickle.BINGET),
-    *(pickle.LONG_BINGET, pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE, pickle.GLOBAL),
-    *(pickle.STACK_GLOBAL, pickle.REDUCE, pickle.BUILD),
-)
-"""Those operations of protocols 2 to 4 that containers, numbers, strings and arrays need."""
-
-
-class _Unpickler(pickle._Unpickler):
-    """Reads plain containers, numbers, strings and arrays of bytes, and nothing else.
-
-    A pickle is a program. Of its operations only `OPERATIONS` are carried out, and of the functions
-    that it names only the two classes above are ever called. This is Python's own unpickler as it
-    is written in Python: the one in C makes room for whatever a pickle announces.
-    """
-
-    stack: list[Any]
-
-    def _set_item(self) -> None:
-        self._check_keys(self.stack[-2:-1])
-        pickle._Unpickler.dispatch[pickle.SETITEM[0]](self)  # type: ignore[arg-type]
-
-    def _set_items(self) -> None:
-        self._check_keys(self.stack[::2])
-        pickle._Unpickler.dispatch[pickle.SETITEMS[0]](self)  # type: ignore[arg-type]
-
-    def _check_keys(self, keys: list[Any]) -> None:
-        # a few bytes can make a tuple of tuples that takes for ever to hash
-        if not all(isinstance(key, str | bytes) for key in keys):
-            raise pickle.UnpicklingError("a key that is not a string")
-
-    dispatch: ClassVar[dict[int, Any]] = {
-        **{code[0]: pickle._Unpickler.dispatch[code[0]] for code in OPERATIONS},
-        pickle.SETITEM[0]: _set_item,
-        pickle.SETITEMS[0]: _set_items,
-    }
-
-    allowed: ClassVar[dict[tuple[str, str], Any]] = {
-        ("numpy.core.multiarray", "_reconstruct"): _Bytes,
-        ("numpy._core.multiarray", "_reconstruct"): _Bytes,
-        ("numpy", "ndarray"): None,
-        ("numpy", "dtype"): _Kind,
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.allowed:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not allowed")
-        return self.allowed[module, name]
-
-
-def _unpickle(where: str, file: Stream) -> dict[bytes, Any]:
-    """A pickled dictionary of Python 2 or 3."""
-    try:
-        content = _Unpickler(io.BytesIO(file.read()), encoding="bytes").load()
-    except InputError:
-        raise
-    except Exception as error:  # a damaged pickle can fail in any way
-        what = (
-            f"it asks for operation {error}, which is not allowed"
-            if isinstance(error, KeyError)
-            else reason(error)
-        )
-        raise InputError(f"{where}: not a pickle that can be read: {what}") from None
-    require(isinstance(content, dict), f"{where}: not a pickled dictionary")
-    return {
-        key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key: content[key]
-        for key in content
-    }

@@ -10,16 +10,17 @@ from numpy.typing import NDArray
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.augmentation import standardise
 from fedprox.datasets.cache import Arrays, prepared
-from fedprox.datasets.mnist import parse_idx
-from fedprox.datasets.npy import npz
-from fedprox.datasets.sources import EMNIST, find, most, present, reading
+from fedprox.datasets.sources import EMNIST, find, present
 from fedprox.errors import require
 from fedprox.features import Prepared
 from fedprox.federation import Federation
+from fedprox.files.idx import parse_idx
+from fedprox.files.npy import npz
+from fedprox.files.packed import reading, unpacked_limit
 from fedprox.streams import Purpose, generator
 
 LOWER_CASE = 36
-"""ByClass's and LEAF's label of "a": ten digits and 26 capitals come before it."""
+"""The label of "a" in ByClass and in LEAF: ten digits and 26 capitals precede it."""
 
 
 def emnist_l(
@@ -31,29 +32,41 @@ def emnist_l(
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """EMNIST-L: the letters a to j, capitals and small ones as one, divided over clients.
+    """EMNIST-L: handwritten letters a to j, capitals and small letters as one class.
 
-    The set of Acar et al. 2021 (appendix A.2): images of 28 x 28 pixels, white on black,
-    standardised by the mean and deviation of the training images. Test images are dealt alike, of
-    "dirichlet" so that each client has them in the mix of its training images. Images are kept as
-    bytes.
+    Images of 28 x 28 pixels are white on black, standardized by the mean and the deviation of the
+    training images. Test images are divided as the training images; with "dirichlet" each client's
+    have the class shares of its training images. Images are stored as bytes and become float32 when
+    they are read.
 
     Args:
-        partition: "iid", or "dirichlet": each client draws its own shares of the letters; see
-            `partition.dirichlet_by_client`.
+        partition: "iid", or "dirichlet" for clients that draw their own shares of the letters.
         clients: Number of clients.
-        concentration: Of "dirichlet" only: 0.6 where left out; 0.3 is the paper's other value.
-        size_spread: Standard deviation of the logarithm of a client's size: 0.3 for the paper's
-            unbalanced sets.
+        concentration: Concentration of "dirichlet": 0.6 if None, or 0.3 for the paper's other
+            setting.
+        size_spread: Standard deviation of the logarithm of the clients' sizes, at least 0: 0.3 for
+            the paper's unbalanced sets.
         seed: Seed of the partition.
-        data_dir: Folder with EMNIST's `emnist/gzip.zip`, of which "Letters" is read, 48,000
-            training and 8,000 test images as in the paper; or with
-            `emnist/emnist_letters_a_to_j.npz`, 50,489 images without a split: a seventh of each
-            letter's images are test images then, always the same, and letters are not equally
-            frequent. Else `FEDPROX_DATA`; else EMNIST is downloaded once.
+        data_dir: Folder with EMNIST's `emnist/gzip.zip`, whose part "Letters" has 48,000 training
+            and 8,000 test images, as in the paper; or with `emnist/emnist_letters_a_to_j.npz`,
+            50,489 images without a split, of which a seventh of each letter's are always the test
+            images. None for `FEDPROX_DATA`, or else a download to the cache.
+
+    Returns:
+        A federation with 10 classes whose features are float32 of shape (28, 28).
 
     Raises:
-        InputError: A file is missing or broken, or an argument is out of range.
+        InputError: If a file is missing or damaged, or an argument is out of range.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.emnist_l("dirichlet", concentration=0.3)  # doctest: +SKIP
+
+    References:
+        Cohen et al., `EMNIST: an extension of MNIST to handwritten letters
+        <https://arxiv.org/abs/1702.05373>`_, IJCNN 2017. Federation:
+        Acar et al., `Federated Learning Based on Dynamic Regularization
+        <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2.
     """
     x, y, test_x, test_y = _letters(data_dir)
     parts = partitions.with_test_set(
@@ -80,8 +93,8 @@ def _letters(data_dir: str | Path | None) -> list[NDArray[np.uint8]]:
     packed = present("emnist_letters_a_to_j.npz", "emnist", data_dir)
     if packed is None or present(EMNIST.name, "emnist", data_dir):
         path = find(EMNIST, "emnist", data_dir)
-        kept = prepared("emnist-l", [path], {}, partial(_official_letters, path))
-        return [kept[name] for name in ("train_x", "train_y", "test_x", "test_y")]
+        arrays = prepared("emnist-l", [path], {}, partial(_official_letters, path))
+        return [arrays[name] for name in ("train_x", "train_y", "test_x", "test_y")]
     images, labels = npz(packed, "images", "labels")
     check(packed, images, labels, 10)
     x, y = images.astype(np.uint8), labels.astype(np.uint8)
@@ -111,8 +124,8 @@ def lower_case(data_dir: str | Path | None) -> tuple[NDArray[np.uint8], NDArray[
     packed = present("emnist_lowercase.npz", "emnist", data_dir)
     if packed is None or present(EMNIST.name, "emnist", data_dir):
         path = find(EMNIST, "emnist", data_dir)
-        kept = prepared("emnist-lower-case", [path], {}, partial(_by_class, path))
-        return kept["x"], kept["y"].astype(np.int64)
+        arrays = prepared("emnist-lower-case", [path], {}, partial(_by_class, path))
+        return arrays["x"], arrays["y"].astype(np.int64)
     images, labels = npz(packed, "images", "labels")
     check(packed, images, labels, 26)
     return images.astype(np.uint8), labels.astype(np.int64)
@@ -129,10 +142,7 @@ def _by_class(path: Path) -> Arrays:
 
 
 def _split(path: Path, name: str, classes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Images and labels of one file pair of EMNIST's archive.
-
-    It keeps images as columns of rows: transposed.
-    """
+    """Images, transposed as EMNIST stores them, and labels of a pair of files in its archive."""
     x, y = (_idx(path, f"emnist-{name}-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1"))
     check(path, x, y, classes)
     return x, y
@@ -141,7 +151,7 @@ def _split(path: Path, name: str, classes: int) -> tuple[NDArray[np.uint8], NDAr
 def _idx(path: Path, name: str) -> NDArray[np.uint8]:
     """A packed idx file in an archive."""
     with reading(path, name) as file:
-        return parse_idx(file, f"{path}/{name}", most(path.stat().st_size))
+        return parse_idx(file, f"{path}/{name}", unpacked_limit(path.stat().st_size))
 
 
 def check(path: Path, x: NDArray[np.generic], y: NDArray[np.generic], classes: int) -> None:

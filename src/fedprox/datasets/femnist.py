@@ -21,18 +21,18 @@ from fedprox.datasets.cache import Arrays, prepared
 from fedprox.datasets.emnist import check, lower_case
 from fedprox.datasets.leaf import leaf
 from fedprox.datasets.mnist import unit
-from fedprox.datasets.npy import npz
 from fedprox.datasets.sources import (
     FEMNIST_SQLITE,
     FEMNIST_WRITERS,
     data_folder,
     find,
-    most,
     present,
 )
 from fedprox.errors import InputError, distinct, reason, require, require_one_of, require_whole
 from fedprox.features import Prepared
 from fedprox.federation import Federation, Rows, offsets_of
+from fedprox.files.npy import npz
+from fedprox.files.packed import unpacked_limit
 from fedprox.streams import Purpose, generator
 
 Writer = tuple[NDArray[np.uint8], NDArray[np.uint8]]
@@ -46,52 +46,69 @@ def femnist(
     *,
     classes_per_client: int | None = None,
     clients: int | None = None,
-    overlap: bool = False,
     train_share: float | None = None,
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """Handwritten letters and digits of 28 x 28 pixels, divided over clients.
+    """Federated EMNIST: handwritten letters and digits of 28 x 28 pixels.
 
-    Pixels lie in [0, 1] and letters are dark on white (1), as in the authors' code for all their
-    NIST images; EMNIST's own files are white on black and are turned round. It matters: a row's
-    squared norm is 620 so, and 110 white on black, which makes training at the paper's learning
-    rate less steady. With 90 % stragglers, 200 rounds and one seed FedAvg reaches 56 % so and 76 %
-    white on black; FedProx reaches 82 % either way.
+    Each `partition` is a paper's:
+
+    * "letters" (Li et al., FEMNIST): the letters a to j over 200 clients, 5 letters each, with
+      int(LogNormal(4, 1)) + 5 rows.
+    * "letters-26" (early draft of Li et al., EMNIST*): the letters a to z over 200 clients, 20
+      letters each. The draft does not say how sizes are drawn; here they are log-normal with its
+      mean 395 and standard deviation 873.
+    * "writers" (LEAF): 62 classes and a client for each writer, with the files' own test rows. The
+      draft's EMNIST has 900 of them and does not say which.
+
+    Pixels lie in [0, 1], and ink is dark on white (1), as in the authors' code; EMNIST's own files
+    are white on black. It matters: a row's squared norm is 620, against 110 white on black, which
+    makes training less steady. With 90 % stragglers, 200 rounds and one seed, FedAvg reaches 56 %
+    dark on white and 76 % white on black; FedProx reaches 82 % either way.
 
     Args:
-        partition: "letters": the letters a to j over 200 clients, 5 classes each, with
-            int(LogNormal(4, 1)) + 5 rows (Li et al. 2020, appendix C.1, FEMNIST). "letters-26":
-            the letters a to z over 200 clients, 20 classes each (its early draft, EMNIST*); the
-            draft does not say how sizes are drawn, so they are log-normal with its mean 395 and
-            standard deviation 873. "writers": 62 classes, a client for each writer, with the
-            files' own test rows (LEAF; the draft's EMNIST has 900 writers and does not say which).
-        classes_per_client: Of the letters only: not the paper's number. The authors' code for
-            "letters" has 3.
-        clients: Of the letters: number of clients where not 200. Of the writers: so many of them,
-            chosen at random; all where left out.
-        overlap: Of the letters only: a mistake of the authors' generator, by which all clients
-            with a class hold the same images of it; see `partition.rotating_classes`.
-        train_share: Of the letters only: 0.8 by the paper (appendix C.2) where left out.
-        seed: Seed of the letters' partition, or of the choice of writers.
-        data_dir: Folder with the files; else `FEDPROX_DATA`; else they are downloaded once. For the
-            letters EMNIST's `emnist/gzip.zip`, or `emnist/emnist_lowercase.npz`, which holds the
-            test part of ByClass alone, 11,916 images of a to j and 27,059 in all: fewer than the
-            papers' 18,345 and 79,059, so where a class runs out, what there is is divided in
-            proportion to what was asked. No image goes to two clients. With `gzip.zip` there are
-            enough. For the writers one of these, in `femnist/`: FedJAX's
+        partition: "letters", "letters-26" or "writers".
+        classes_per_client: Letters of each client; None for the paper's. Not with "writers".
+        clients: Number of clients; None for 200, or for all writers. With "writers", they are drawn
+            at random.
+        train_share: Share of each client's rows to train on; None for 0.8, as in the paper. Not
+            with "writers".
+        seed: Seed of the partition, or of the drawing of writers.
+        data_dir: Folder with the files; None for `FEDPROX_DATA`, or else a download to the cache.
+            For letters, EMNIST's `emnist/gzip.zip`; or `emnist/emnist_lowercase.npz`, the test part
+            of ByClass with 11,916 images of a to j and 27,059 in all, fewer than the papers' 18,345
+            and 79,059. Where a letter runs out, its images are divided in proportion to what was
+            asked; no image goes to two clients. For writers, in `femnist/`: FedJAX's
             `federated_emnist_train.sqlite` and `federated_emnist_test.sqlite` (3,400 writers);
-            LEAF's folders `train/` and `test/` of JSON; or `femnist_300writers.npz` (300).
+            LEAF's folders `train/` and `test/` of JSON files; or `femnist_300writers.npz` (300).
+
+    Returns:
+        A federation with 10, 26 or 62 classes whose features are float32 of shape (28, 28).
 
     Raises:
-        InputError: A file is missing or broken, or an argument is out of range.
+        InputError: If a file is missing or damaged, or an argument is out of range or does not
+            belong to the partition.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.femnist("letters")  # doctest: +SKIP
+
+    References:
+        Cohen et al., `EMNIST: an extension of MNIST to handwritten letters
+        <https://arxiv.org/abs/1702.05373>`_, IJCNN 2017. Federations:
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, appendix C.1; and
+        Caldas et al., `LEAF: A Benchmark for Federated Settings
+        <https://arxiv.org/abs/1812.01097>`_, 2018. SQLite files:
+        Ro et al., `FedJAX: Federated learning simulation with JAX
+        <https://arxiv.org/abs/2108.02117>`_, 2021.
     """
     kinds = ("letters", "letters-26", "writers")
     require_one_of("data.partition", partition, kinds)
     if partition == "writers":
         given = {
             "classes_per_client": classes_per_client,
-            "overlap": overlap or None,
             "train_share": train_share,
         }
         for name, value in given.items():
@@ -100,36 +117,53 @@ def femnist(
                 f'data.{name} = {value}; partition "writers" is divided by its files',
             )
         return _writers(clients, seed, data_dir)
-    letters, each, mean, deviation = (
+    count, each, mean, deviation = (
         (10, 5, 4.0, 1.0) if partition == "letters" else (26, 20, 5.07, 1.34)
     )
-    images, labels = lower_case(data_dir)
-    chosen = labels < letters
-    images, labels = images[chosen], labels[chosen]
+    images, labels = letters(count, data_dir)
     parts = partitions.rotating_classes(
         labels,
         clients=200 if clients is None else clients,
         classes_per_client=each if classes_per_client is None else classes_per_client,
         mean=mean,
         deviation=deviation,
-        overlap=overlap,
         seed=seed,
     )
     share = 0.8 if train_share is None else train_share
+    return by_letters(images, labels, parts, classes=count, train_share=share, seed=seed)
+
+
+def letters(count: int, data_dir: str | Path | None) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+    """Images and labels of the first lower-case letters, white on black."""
+    images, labels = lower_case(data_dir)
+    chosen = labels < count
+    return images[chosen], labels[chosen]
+
+
+def by_letters(
+    images: NDArray[np.uint8],
+    labels: NDArray[Any],
+    parts: list[partitions.Indices],
+    *,
+    classes: int,
+    train_share: float,
+    seed: int,
+) -> Federation:
+    """The letters divided over clients, dark on white, with each client's own test rows."""
     train, test = (
         partitions.take(Prepared(images, dark_on_white), labels, part)
-        for part in partitions.split(parts, train_share=share, seed=seed)
+        for part in partitions.split(parts, train_share=train_share, seed=seed)
     )
-    return Federation(train, test, letters, tuple(map(str, range(len(parts)))))
+    return Federation(train, test, classes, tuple(map(str, range(len(parts)))))
 
 
 def dark_on_white(raw: jax.Array) -> jax.Array:
-    """Pixels in [0, 1] of white on black bytes, turned round."""
+    """Bytes white on black -> pixels in [0, 1], dark on white."""
     return np.float32(1 / 255) * (255 - raw).astype(jnp.float32)
 
 
 def _writers(clients: int | None, seed: int, data_dir: str | Path | None) -> Federation:
-    """A client for each writer, or for each of so many, chosen at random and kept in order."""
+    """A client for each writer, or for `clients` of them, drawn at random, in their order."""
     arrays = _by_writer(data_dir)
     names = arrays["names"].view(f"S{arrays['names'].shape[1]}").ravel()
     train, test = (
@@ -158,7 +192,7 @@ def _writers(clients: int | None, seed: int, data_dir: str | Path | None) -> Fed
 
 
 def _by_writer(data_dir: str | Path | None) -> Arrays:
-    """All writers' images from whichever files there are, the largest set first.
+    """All writers' images from the files that are there, the largest set first.
 
     Images are bytes, dark on white, (n, 28, 28), one writer's after another's, for each part;
     names are bytes, (writers, length).
@@ -179,7 +213,7 @@ def _by_writer(data_dir: str | Path | None) -> Arrays:
 
 
 AS_BYTES = ("utf-8", "surrogatepass")
-"""How a name is kept: JSON has names that UTF-8 alone has not."""
+"""Encoding of names: JSON allows names that UTF-8 alone does not."""
 
 
 def _name(given: object) -> str:
@@ -187,7 +221,7 @@ def _name(given: object) -> str:
 
 
 def _together(names: list[str], train: Writers, test: Writers) -> Arrays:
-    """Both parts' images and labels, writer after writer."""
+    """The images and labels of both parts, writer by writer."""
     arrays: Arrays = {"names": np.array([name.encode(*AS_BYTES) for name in names])}
     arrays["names"] = arrays["names"].view(np.uint8).reshape(len(names), -1)
     for part, of_part in (("train", train), ("test", test)):
@@ -198,7 +232,7 @@ def _together(names: list[str], train: Writers, test: Writers) -> Arrays:
 
 
 def _from_sqlite(train: Path, test: Path) -> Arrays:
-    """FedJAX's files: a table of writers with their packed images and labels."""
+    """Read FedJAX's files: tables of writers with their packed images and labels."""
     parts = [_table(path) for path in (train, test)]
     for name in sorted(parts[0].keys() ^ parts[1].keys()):
         here, missing = (train, test) if name in parts[0] else (test, train)
@@ -214,7 +248,7 @@ def _table(path: Path) -> dict[str, Writer]:
     examples: MessagePack packed by zlib, with arrays "pixels", float32 (n, 28, 28) from 0 to 1 and
     dark on white, and "label".
     """
-    found: dict[str, Writer] = {}
+    writers: dict[str, Writer] = {}
     try:
         # immutable: nothing is written beside the file, not even a lock
         address = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
@@ -222,21 +256,21 @@ def _table(path: Path) -> dict[str, Writer]:
         with opened as database, Bar(path.name, delay=1) as bar:
             for client, data, count in _rows(path, database):
                 name = _name(client).rpartition(":")[2]
-                require(name not in found, f"{path}: writer {name!r} appears twice")
-                found[name] = _examples(f"{path}: writer {name!r}", data, count)
+                require(name not in writers, f"{path}: writer {name!r} appears twice")
+                writers[name] = _examples(f"{path}: writer {name!r}", data, count)
                 bar.update(1)
     except InputError:
         raise
     except Exception as error:  # a damaged database can fail in any way
         raise InputError(f"{path}: not a database of writers: {reason(error)}") from None
-    require(found, f"{path}: no writers")
-    return found
+    require(writers, f"{path}: no writers")
+    return writers
 
 
 def _rows(path: Path, database: sqlite3.Connection) -> Iterator[tuple[Any, Any, Any]]:
-    """The rows of the table, which must be one: a view could compute for ever."""
+    """The rows of the table, which must not be a view: a view could compute for ever."""
     database.text_factory = bytes
-    # what is in the file is no longer than the file
+    # no value is longer than the file
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(path.stat().st_size, 1 << 16))
     columns = ("client_id", "data", "num_examples")
     tables = database.execute(
@@ -276,20 +310,20 @@ def _examples(where: str, data: object, count: object) -> Writer:
 
 
 FEW = {"max_array_len": 4, "max_map_len": 16}
-"""What a writer's examples have at most. MessagePack makes room for as many as a file announces."""
+"""Limits of a writer's examples. MessagePack allocates whatever size a file announces."""
 
 
 def _unpacked(data: Any) -> Any:
-    """What zlib and MessagePack have packed, arrays as `msgpack.ExtType`."""
+    """Unpack zlib and MessagePack, with arrays as `msgpack.ExtType`."""
     unpack = zlib.decompressobj()
-    raw = unpack.decompress(data, most(len(data)))
+    raw = unpack.decompress(data, unpacked_limit(len(data)))
     if not unpack.eof:
         raise ValueError("they are cut short, or unpack to too much for their size")
     return msgpack.unpackb(raw, raw=True, **FEW)
 
 
 def _array(packed: Any) -> NDArray[Any]:
-    """An array as flax packs it: shape, type and bytes."""
+    """Unpack an array that flax packed: shape, type and bytes."""
     if not isinstance(packed, msgpack.ExtType):
         raise TypeError("they must be arrays")
     shape, kind, content = msgpack.unpackb(packed.data, raw=True, **FEW)
@@ -299,7 +333,7 @@ def _array(packed: Any) -> NDArray[Any]:
 
 
 def _from_leaf(folder: Path) -> Arrays:
-    """LEAF's JSON, in which an image is 784 numbers from 0 to 1."""
+    """Read LEAF's JSON files, in which an image is 784 numbers from 0 to 1."""
     federation = leaf(str(folder.resolve()), classes=62)
     parts = []
     for rows in (federation.train, federation.test):
@@ -316,7 +350,7 @@ def _from_leaf(folder: Path) -> Arrays:
 
 
 def _from_npz(path: Path) -> Arrays:
-    """A sample of LEAF's FEMNIST in one file."""
+    """Read a sample of LEAF's FEMNIST from one file."""
     x, labels, writer, part, names = npz(path, "images", "labels", "writer", "split", "writer_ids")
     check(path, x, labels, 62)
     require(

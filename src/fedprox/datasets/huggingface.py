@@ -1,6 +1,6 @@
 """Any labelled data set of the Hugging Face `datasets` library."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from fedprox.federation import MOST_CLASSES, Federation
 Array = NDArray[Any]
 
 
-def hugging_face(
+def hugging_face(  # columns, and the options of any partition as keys of an experiment file
     path: Any,
     *,
     features: str | list[str],
@@ -38,35 +38,49 @@ def hugging_face(
 ) -> Federation:
     """A labelled data set of the Hugging Face `datasets` library.
 
-    Images, and arrays of bytes, are kept as bytes and become float32 in [0, 1] when they are read.
-    All other features become float32. Labels that are whole numbers or words are classes, words in
-    the order of the alphabet; others become float32.
+    Images and arrays of bytes are stored as bytes and become float32 in [0, 1] when they are read.
+    Other features become float32. Labels that are whole numbers or words are classes, words in
+    alphabetical order; other labels become float32.
 
     Args:
-        path: A folder that `save_to_disk` made, as seen from here or from the data folder; else
-            what `load_dataset` takes, such as the name of a data set of the hub. In Python also
-            a `datasets.Dataset` or `DatasetDict`.
-        features: A column of images, of numbers or of equally long lists of numbers; or several
+        path: A folder that `save_to_disk` wrote, relative to the current folder or the data folder;
+            else an argument of `load_dataset`, such as the name of a data set of the hub; in Python
+            also a `datasets.Dataset` or `DatasetDict`.
+        features: A column of images, of numbers or of lists of numbers of one length; or several
             columns of numbers.
         label: The column of labels.
-        client: The column that says whose row it is: a client for each of its values. Give this
-            or `partition`.
-        subset: Which of the data set's configurations, where it has several.
-        train_share: Share of rows to train on, where the data set's own division into "train" and
-            "test" (or "validation") is not wanted, or where it has none: then 0.8 if left out.
-            With `client` each client's rows are divided, else all rows.
-        partition: How rows are divided over clients; see `labelled.divide`.
-        clients: Of a partition only: number of clients.
-        classes_per_client: Of "classes-per-client" only.
-        concentration: Of the Dirichlet partitions only.
-        size_spread: Of "iid" and "dirichlet-by-client" only: standard deviation of the logarithm
-            of a client's size; 0 where left out.
+        client: The column that names each row's client. Give either this or `partition`.
+        subset: The data set's configuration, if it has several.
+        train_share: Share of rows to train on, above 0 and below 1, in place of the data set's own
+            division into "train" and "test" (or "validation"); None for that division, or for 0.8
+            if there is none. With `client` each client's rows are divided.
+        partition: How rows are divided over clients: "iid", "shards", "classes-per-client",
+            "dirichlet-by-client", "dirichlet-by-class" or "power-law", see
+            `fedprox.datasets.partition`.
+        clients: Number of clients of a partition.
+        classes_per_client: Classes of each client, with "classes-per-client".
+        concentration: Concentration of the Dirichlet partitions.
+        size_spread: Standard deviation of the logarithm of the clients' sizes, with "iid" and
+            "dirichlet-by-client"; None for 0.
         seed: Seed of the partition, and of the division into training and test rows.
-        data_dir: The data folder; else `FEDPROX_DATA`.
+        data_dir: The data folder; None for `FEDPROX_DATA`.
+
+    Returns:
+        A federation of the data set's rows.
 
     Raises:
-        InputError: The library is not installed; the data set cannot be had; it has no such
-            column; a column's values are not alike or not numbers; or an argument is out of range.
+        InputError: If the library is not installed, the data set cannot be loaded, a column is
+            missing or has values that cannot be used, or an argument is out of range.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.hugging_face(  # doctest: +SKIP
+        ...     "ylecun/mnist", features="image", label="label", partition="iid", clients=100
+        ... )
+
+    References:
+        Lhoest et al., `Datasets: A Community Library for Natural Language Processing
+        <https://arxiv.org/abs/2109.02846>`_, EMNLP 2021.
     """
     require(
         (client is None) != (partition is None),
@@ -84,39 +98,57 @@ def hugging_face(
     loaded = _load(path, subset, data_dir)
     path = str(path) if isinstance(path, str | Path) else type(path).__name__
     splits = _splits(path, loaded)
-    for column in (*columns, label, *([client] if client is not None else [])):
+    _require_columns(path, splits, [*columns, label, *([client] if client is not None else [])])
+    y, classes = _labels(path, splits, label)
+    rows = Labelled(_features(path, splits, columns), y)
+    # rows of the second split, which are for tests, follow those of the first
+    cut = len(splits[0]) if len(splits) == 2 and train_share is None else None
+    share = 0.8 if train_share is None else train_share
+    if client is None:
+        assert partition is not None
+        pooled = _pooled(rows, cut, share, seed)
+        return divide(*pooled, partition, numbers, classes=classes, seed=seed)
+    names, owned = partitions.natural(_names(path, splits, client))
+    parts = (
+        partitions.split(owned, train_share=share, seed=seed)
+        if cut is None
+        else _as_given(path, names, owned, cut)
+    )
+    return federation(rows, rows, parts, classes=classes, names=names)
+
+
+def _require_columns(path: str, splits: list[Any], columns: list[str]) -> None:
+    for column in columns:
         for split in splits:
             require(
                 column in split.column_names,
                 f"{path}: no column {column!r}; it has {', '.join(split.column_names)}",
             )
-    y, classes = _labels(path, splits, label)
-    rows = Labelled(_features(path, splits, columns), y)
-    # rows of the second split, which are for tests, follow those of the first
-    everything, cut = np.arange(len(y)), len(splits[0])
-    as_given = len(splits) == 2 and train_share is None
-    share = 0.8 if train_share is None else train_share
-    if client is None:
-        assert partition is not None
-        (train,), (test,) = (
-            ([everything[:cut]], [everything[cut:]])
-            if as_given
-            else partitions.split([everything], train_share=share, seed=seed)
+
+
+def _pooled(rows: Labelled, cut: int | None, share: float, seed: int) -> tuple[Labelled, Labelled]:
+    """Training and test rows: those before and from `cut`, or a random share and the rest."""
+    everything = np.arange(len(rows.y))
+    (train,), (test,) = (
+        partitions.split([everything], train_share=share, seed=seed)
+        if cut is None
+        else ([everything[:cut]], [everything[cut:]])
+    )
+    return Labelled(rows.x[train], rows.y[train]), Labelled(rows.x[test], rows.y[test])
+
+
+def _as_given(
+    path: str, names: Sequence[str], owned: list[partitions.Indices], cut: int
+) -> tuple[list[partitions.Indices], list[partitions.Indices]]:
+    """Each client's training and test rows: those before and from `cut`."""
+    train = [part[part < cut] for part in owned]
+    for name, part in zip(names, train, strict=True):
+        require(
+            len(part),
+            f"{path}: client {name!r} has no training rows; data.train_share would divide all "
+            "rows of each client anew",
         )
-        pooled, pooled_test = (Labelled(rows.x[part], y[part]) for part in (train, test))
-        return divide(pooled, pooled_test, partition, numbers, classes=classes, seed=seed)
-    names, owned = partitions.natural(_names(path, splits, client))
-    if as_given:
-        parts = [part[part < cut] for part in owned], [part[part >= cut] for part in owned]
-        for name, part in zip(names, parts[0], strict=True):
-            require(
-                len(part),
-                f"{path}: client {name!r} has no training rows; data.train_share would divide all "
-                "rows of each client anew",
-            )
-    else:
-        parts = partitions.split(owned, train_share=share, seed=seed)
-    return federation(rows, rows, parts, classes=classes, names=names)
+    return train, [part[part >= cut] for part in owned]
 
 
 def _load(path: Any, subset: str | None, data_dir: str | Path | None) -> Any:
@@ -155,13 +187,13 @@ def _load(path: Any, subset: str | None, data_dir: str | Path | None) -> Any:
 
 
 PATIENCE = 10.0
-"""Seconds to wait for the hub's answer."""
+"""Seconds to wait for an answer of the hub."""
 
 
 def _unreachable(name: str) -> str | None:
     """Why the hub cannot be reached; None if it answers.
 
-    `load_dataset` would try again for half a minute, and print a line each time.
+    `load_dataset` would retry for half a minute, and print a line each time.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -169,7 +201,7 @@ def _unreachable(name: str) -> str | None:
     try:
         HfApi().dataset_info(name, timeout=PATIENCE)
     except (HfHubHTTPError, HFValidationError):
-        return None  # it answered; load_dataset says what is wrong
+        return None  # it answered; load_dataset reports the error
     except Exception as error:  # of the HTTP library, which differs between versions
         return reason(error)
     return None
@@ -177,7 +209,7 @@ def _unreachable(name: str) -> str | None:
 
 @contextmanager
 def _offline(config: Any, needed: bool) -> Iterator[None]:
-    """Let `load_dataset` look into its cache alone, if that is needed."""
+    """Restrict `load_dataset` to its cache if `needed`."""
     before = config.HF_HUB_OFFLINE
     config.HF_HUB_OFFLINE = before or needed
     try:
@@ -191,7 +223,7 @@ SPLITS = "dataset_dict.json"
 
 
 def _splits(path: str, loaded: Any) -> list[Any]:
-    """The split to train on and, where there is one, the split to test on."""
+    """The training split and, if there is one, the test split."""
     splits = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
     train = splits.pop("train", None)
     if train is None and len(splits) == 1:
@@ -204,7 +236,7 @@ def _splits(path: str, loaded: Any) -> list[Any]:
 
 
 def _column(path: str, splits: list[Any], column: str) -> Array:
-    """The values of a column, of all splits; of type object where they are not numbers alike."""
+    """The values of a column of all splits; of type object unless all are numbers of one shape."""
     parts = []
     try:
         for split in splits:
@@ -230,7 +262,7 @@ BATCH = 1000
 
 
 def _in_one_mode(split: Any, column: str) -> Any:
-    """The split with all images grey, or all in colour, as its first one is."""
+    """The split with all images in the mode of the first: grey or colour."""
     import datasets
 
     first = split[0][column]
@@ -253,7 +285,7 @@ def _names(path: str, splits: list[Any], column: str) -> Array:
 
 
 def _labels(path: str, splits: list[Any], column: str) -> tuple[Array, int]:
-    """Labels, and the number of classes, or 0 where they are not classes."""
+    """Labels and the number of classes; 0 if labels are not classes."""
     values = _column(path, splits, column)
     where = f"{path}: column {column!r}"
     if values.dtype == object and all(isinstance(value, str) for value in values):

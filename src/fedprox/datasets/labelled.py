@@ -1,4 +1,4 @@
-"""Labelled rows that nobody owns, and a federation of them by any partition."""
+"""Federations from pooled labelled rows, by any partition."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
@@ -15,7 +15,7 @@ from fedprox.federation import Federation
 Partition = Literal[
     "iid", "shards", "classes-per-client", "dirichlet-by-client", "dirichlet-by-class", "power-law"
 ]
-"""The partitions that any labelled data set can have; see `partition.py`."""
+"""The partitions of any labelled data set; see `partition.py`."""
 
 
 class Labelled(NamedTuple):
@@ -23,7 +23,7 @@ class Labelled(NamedTuple):
 
     Attributes:
         x: Features, shape (rows, ...).
-        y: Labels, shape (rows,): classes, or numbers where labels are not classes.
+        y: Labels, shape (rows,): classes, or other numbers.
     """
 
     x: Features
@@ -41,11 +41,11 @@ def federation(
     """A federation in which client k owns rows parts[0][k] of `train` and parts[1][k] of `test`.
 
     Args:
-        train: Rows to train on.
-        test: Rows to test on.
-        parts: Each client's rows of both.
-        classes: Number of classes, or 0 where labels are not classes.
-        names: The clients' names; "0", "1", ... where left out.
+        train: Training rows.
+        test: Test rows.
+        parts: Each client's row indices in both.
+        classes: Number of classes, or 0 if labels are not classes.
+        names: The clients' names; None for "0", "1", ...
     """
     train_rows, test_rows = partitions.take(*train, parts[0]), partitions.take(*test, parts[1])
     return Federation(
@@ -65,15 +65,15 @@ def divide(
     """A federation by any partition, whose clients have test rows like their training rows.
 
     Args:
-        train: Rows to train on.
-        test: Rows to test on.
-        partition: How rows are divided. Where labels are not classes, only "iid" can be.
-        numbers: `clients` and the partition's own numbers; None for what is not given.
-        classes: Number of classes, or 0 where labels are not classes.
+        train: Training rows.
+        test: Test rows.
+        partition: How rows are divided; only "iid" if labels are not classes.
+        numbers: `clients` and the options of the partition; None for one that is not given.
+        classes: Number of classes, or 0 if labels are not classes.
         seed: Seed of the partition.
 
     Raises:
-        InputError: A number is missing, not the partition's, or out of range.
+        InputError: If an option is missing, does not belong to the partition, or is out of range.
 
     >>> rows = Labelled(np.zeros((6, 1)), np.array([0, 0, 0, 1, 1, 1]))
     >>> numbers = {"clients": 2, "classes_per_client": 1}
@@ -88,18 +88,18 @@ def divide(
     )
     given = {name: value for name, value in numbers.items() if value is not None}
     parts = PARTITIONS[partition].divide(train.y, seed=seed, **given)
-    # where labels are not classes all are of one
+    # labels that are not classes count as one class
     y, test_y = (rows.y if classes else np.zeros(len(rows.y), int) for rows in (train, test))
     test_parts = partitions.like(parts, y, test_y, seed=seed)
     return federation(train, test, (parts, test_parts), classes=classes)
 
 
 def check_numbers(partition: Partition | None, numbers: Mapping[str, float | None]) -> None:
-    """Raise `InputError` unless a partition has the numbers that it needs, and no other.
+    """Raise `InputError` unless a partition has the options that it needs, and no others.
 
     Args:
-        partition: The partition; None where each row has its owner, which needs none.
-        numbers: The numbers by name; None for one that is not given.
+        partition: The partition; None if each row has its owner, which needs no options.
+        numbers: The options by name; None for one that is not given.
     """
     needed: tuple[str, ...] = ()
     allowed: tuple[str, ...] = ()
@@ -117,12 +117,12 @@ def check_numbers(partition: Partition | None, numbers: Mapping[str, float | Non
 
 
 class Way(NamedTuple):
-    """A way to divide rows.
+    """A partition and its options.
 
     Attributes:
-        divide: (labels, clients=, seed=, and the numbers below) -> each client's rows.
-        needs: Numbers that it needs besides.
-        takes: Numbers that it has a default for.
+        divide: (labels, clients=, seed=, and the options below) -> each client's rows.
+        needs: Options without a default, besides `clients`.
+        takes: Options with a default.
     """
 
     divide: Callable[..., list[Indices]]
@@ -154,4 +154,4 @@ PARTITIONS: dict[str, Way] = {
     "dirichlet-by-class": Way(partitions.dirichlet_by_class, ("concentration",)),
     "power-law": Way(partitions.two_class_power_law),
 }
-"""All of them; a new one is a line here and its name in `Partition`."""
+"""All partitions by name. A new one needs a line here and its name in `Partition`."""

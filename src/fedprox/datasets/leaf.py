@@ -1,4 +1,4 @@
-"""Federations in LEAF's JSON layout (Caldas et al. 2018), in which FedProx's data are kept."""
+"""Federations in LEAF's JSON layout (Caldas et al. 2018), which the data of FedProx's code have."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from fedprox.federation import MOST_CLASSES, Federation
 Client = tuple[NDArray[np.float32], NDArray[np.int32]]
 
 
-def leaf(
+def leaf(  # the options of any partition are keys of an experiment file
     path: str,
     *,
     classes: int | None = None,
@@ -29,27 +29,48 @@ def leaf(
 ) -> Federation:
     """A folder in LEAF's JSON layout, `train/*.json` and `test/*.json`.
 
-    Each file holds `users` (names), `num_samples` (one number per user) and `user_data`
-    ({name: {"x": [[number, ...], ...], "y": [label, ...]}}). Users are ordered by name.
+    Each file holds `users` (names), `num_samples` (a number for each user) and `user_data`, a table
+    {name: {"x": [[number, ...], ...], "y": [label, ...]}}. Users are sorted by name.
 
     Args:
-        path: The folder, as seen from here or from the data folder.
-        classes: Number of classes; the largest label plus one where left out.
-        partition: Where left out, a client is a user. Else all users' rows are taken together and
-            divided anew; see `labelled.divide`.
-        clients: Of a partition only: number of clients.
-        classes_per_client: Of "classes-per-client" only.
-        concentration: Of the Dirichlet partitions only.
-        size_spread: Of "iid" and "dirichlet-by-client" only: standard deviation of the logarithm
-            of a client's size; 0 where left out.
+        path: The folder, relative to the current folder or the data folder.
+        classes: Number of classes; None for the largest label plus one.
+        partition: None for a client for each user. Else all users' rows are pooled and divided
+            again: "iid", "shards", "classes-per-client", "dirichlet-by-client",
+            "dirichlet-by-class" or "power-law", see `fedprox.datasets.partition`.
+        clients: Number of clients of a partition.
+        classes_per_client: Classes of each client, with "classes-per-client".
+        concentration: Concentration of the Dirichlet partitions.
+        size_spread: Standard deviation of the logarithm of the clients' sizes, with "iid" and
+            "dirichlet-by-client"; None for 0.
         seed: Seed of the partition.
-        data_dir: The data folder; else `FEDPROX_DATA`.
+        data_dir: The data folder; None for `FEDPROX_DATA`.
+
+    Returns:
+        A federation whose features are float32.
 
     Raises:
-        InputError: The folder or its files are missing; a file is not JSON or not in this layout;
-            training and test users differ; rows are ragged; a feature is not a finite number; a
-            label is not a whole number in `range(classes)`; or a user has no training rows. The
-            message names the file and the user.
+        InputError: If the folder or a file is missing, a file is not in this layout, training and
+            test users differ, or an argument is out of range. The message names the file and the
+            user.
+
+    Example:
+        >>> import json, tempfile
+        >>> from pathlib import Path
+        >>> import fedprox as fp
+        >>> data = {"ann": {"x": [[0.5], [1.5]], "y": [0, 1]}}
+        >>> table = {"users": ["ann"], "num_samples": [2], "user_data": data}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for part in ("train", "test"):
+        ...         Path(folder, part).mkdir()
+        ...         _ = Path(folder, part, "all.json").write_text(json.dumps(table))
+        ...     federation = fp.datasets.leaf(folder)
+        >>> federation.names, federation.classes
+        (('ann',), 2)
+
+    References:
+        Caldas et al., `LEAF: A Benchmark for Federated Settings
+        <https://arxiv.org/abs/1812.01097>`_, 2018.
     """
     numbers = {
         "clients": clients,
@@ -60,7 +81,15 @@ def leaf(
     check_numbers(partition, numbers)
     if classes is not None:
         require_whole("data.classes", classes)
-    folder = _folder(path, data_dir)
+    users = _by_user(_folder(path, data_dir), classes)
+    if partition is None:
+        return users
+    pooled, pooled_test = (Labelled(part.x, part.y) for part in (users.train, users.test))
+    return divide(pooled, pooled_test, partition, numbers, classes=users.classes, seed=seed)
+
+
+def _by_user(folder: Path, classes: int | None) -> Federation:
+    """A client for each user."""
     train, test = _read_part(folder / "train", classes), _read_part(folder / "test", classes)
     shapes = {
         part[name][0].shape[1:] for part in (train, test) for name in part if len(part[name][0])
@@ -70,24 +99,22 @@ def leaf(
         here, missing = ("train", "test") if name in train else ("test", "train")
         raise InputError(f"{folder}: user {name!r} is in {here}/ but not in {missing}/")
     names = sorted(train)
-    users = Federation.from_arrays(
+    return Federation.from_arrays(
         [train[name] for name in names],
         [test[name] for name in names],
         classes=classes,
         names=names,
     )
-    if partition is None:
-        return users
-    pooled, pooled_test = (Labelled(part.x, part.y) for part in (users.train, users.test))
-    return divide(pooled, pooled_test, partition, numbers, classes=users.classes, seed=seed)
 
 
 def _folder(path: str, data_dir: str | Path | None) -> Path:
-    looked = places(path, data_dir)
-    for place in looked:
+    candidates = places(path, data_dir)
+    for place in candidates:
         if (place / "train").is_dir() and (place / "test").is_dir():
             return place
-    raise InputError(f"data.path: no folders train/ and test/ in {' and '.join(map(str, looked))}")
+    raise InputError(
+        f"data.path: no folders train/ and test/ in {' and '.join(map(str, candidates))}"
+    )
 
 
 def _read_part(folder: Path, classes: int | None) -> dict[str, Client]:
@@ -96,14 +123,14 @@ def _read_part(folder: Path, classes: int | None) -> dict[str, Client]:
     clients: dict[str, Client] = {}
     first: tuple[str, tuple[int, ...]] | None = None
     for file in files:
-        names, counts, found = _read_file(file, classes)
-        for name in sorted(found.keys() - set(names)):
+        names, counts, users = _read_file(file, classes)
+        for name in sorted(users.keys() - set(names)):
             raise InputError(f"{file}: user {name!r} is in 'user_data' but not in 'users'")
         for name, count in zip(names, counts, strict=True):
             require(name not in clients, f"{file}: user {name!r} appears twice")
             where = f"{file}: user {name!r}"
-            require(name in found, f"{where}: user_data must hold lists 'x' and 'y'")
-            client = found[name]
+            require(name in users, f"{where}: user_data must hold lists 'x' and 'y'")
+            client = users[name]
             require(
                 len(client[0]) == count,
                 f"{where}: {len(client[0])} rows where num_samples says {count}",
@@ -123,7 +150,7 @@ def _read_part(folder: Path, classes: int | None) -> dict[str, Client]:
 def _read_file(
     file: Path, classes: int | None
 ) -> tuple[list[str], list[object], dict[str, Client]]:
-    """Users, numbers of samples, and each user's rows."""
+    """The names of the users, their numbers of samples, and their rows."""
 
     def convert(name: str, data: Any) -> Client:
         return _client(f"{file}: user {name!r}", data, classes)
@@ -139,9 +166,10 @@ def _read_file(
 
 
 def _numbers(values: list[Any], depth: int = 0) -> bool:
-    """Whether a list holds numbers alone, or lists of them.
+    """Whether a list holds only numbers, or nested lists of numbers.
 
-    An array of words takes room for the longest one at every place.
+    It is checked before NumPy sees the list: an array of words has room for the longest one at
+    every place.
     """
     kinds = set(map(type, values))
     if kinds == {list} and depth < DEEPEST:
@@ -150,7 +178,7 @@ def _numbers(values: list[Any], depth: int = 0) -> bool:
 
 
 DEEPEST = 8
-"""Dimensions of an example."""
+"""Most dimensions of an example."""
 
 
 def _client(where: str, data: Any, classes: int | None) -> Client:

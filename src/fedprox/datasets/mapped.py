@@ -1,4 +1,4 @@
-"""Federations in files that are not read but mapped, for as many rows as a disk holds.
+"""Federations in memory-mapped files, for as many rows as a disk holds.
 
 A folder of NumPy's `.npy` files, all in C order and of the machine's byte order:
 
@@ -24,40 +24,58 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import ArrayLike, NDArray
 
-from fedprox.datasets.npy import require_words
 from fedprox.datasets.sources import places
 from fedprox.errors import InputError, require, require_whole
 from fedprox.federation import MOST_CLASSES, Client, Examples, Federation, Names, Rows
-from fedprox.files.mapping import let_go, map_file
+from fedprox.files.mapping import map_file, release_pages
+from fedprox.files.npy import require_words
 
 Array = NDArray[Any]
 
 BLOCK = 2**20
-"""Labels that are looked at in one go."""
+"""Labels that are checked at a time."""
 
 
 def mapped(
     path: str, *, classes: int | None = None, data_dir: str | Path | None = None
 ) -> Federation:
-    """A folder of .npy files that are mapped, not read, so that it may be larger than memory.
+    """A folder of .npy files that are memory-mapped, so that it may be larger than memory.
 
-    Only the files' headers and `offsets.npy` are read, so features are not looked through for
-    numbers that are not finite.
+    Only the files' headers and `offsets.npy` are read, so features are not checked for values that
+    are not finite. `fedprox.datasets.write_mapped` writes such a folder.
 
     Args:
-        path: The folder, as seen from here or from the data folder; see `write_mapped`.
-        classes: Number of classes C. Labels are then taken to be in range(C); where left out they
-            are all read once, and C is the largest plus one.
-        data_dir: The data folder; else `FEDPROX_DATA`.
+        path: The folder, relative to the current folder or the data folder.
+        classes: Number of classes C, for labels known to be in range(C). None to read all labels
+            once, and take the largest plus one.
+        data_dir: The data folder; None for `FEDPROX_DATA`.
+
+    Returns:
+        A federation whose rows stay on disk until they are read.
 
     Raises:
-        InputError: A file is missing, damaged, or of a type or shape that does not fit the others.
-            The message names the file.
+        InputError: If a file is missing, damaged, or of a type or shape that does not fit the
+            others. The message names the file.
+
+    Example:
+        >>> import tempfile
+        >>> import fedprox as fp
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     clients = [([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])]
+        ...     fp.datasets.write_mapped(f"{folder}/two", clients)
+        ...     federation = fp.datasets.mapped(f"{folder}/two")
+        >>> federation.train.sizes.tolist(), federation.classes
+        ([2, 1], 2)
+
+    References:
+        NumPy developers, `numpy.lib.format
+        <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>`_, the format of
+        the files.
     """
-    looked = places(path, data_dir)
-    found = [place for place in looked if (place / "x.npy").is_file()]
-    require(found, f"data.path: no x.npy in {' and '.join(map(str, looked))}")
-    folder = found[0]
+    candidates = places(path, data_dir)
+    folders = [place for place in candidates if (place / "x.npy").is_file()]
+    require(folders, f"data.path: no x.npy in {' and '.join(map(str, candidates))}")
+    folder = folders[0]
     train = _rows(folder, "")
     parts = [(folder / f"test_{name}.npy").exists() for name in ("x", "y", "offsets")]
     test = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
@@ -79,7 +97,7 @@ def mapped(
 
 
 def _rows(folder: Path, prefix: str, like: Rows | None = None) -> Rows:
-    """All clients' rows of files with a prefix; their shapes and types are those of `like`."""
+    """All clients' rows, from files with a prefix, in the shapes and types of `like`."""
     x_file, offsets_file = (folder / f"{prefix}{name}.npy" for name in ("x", "offsets"))
     x, y = _arrays(folder, prefix, like)
     offsets = _open(offsets_file, "iu", most=8)
@@ -102,7 +120,7 @@ def _rows(folder: Path, prefix: str, like: Rows | None = None) -> Rows:
 
 
 def _arrays(folder: Path, prefix: str, like: Rows | None) -> tuple[Array, Array]:
-    """Features and labels of files with a prefix; their shapes and types are those of `like`."""
+    """Features and labels, from files with a prefix, in the shapes and types of `like`."""
     x_file, y_file = (folder / f"{prefix}{name}.npy" for name in ("x", "y"))
     x, y = _open(x_file, "biuf"), _open(y_file, "iuf")
     require(y.ndim in (1, 2), f"{y_file}: shape {y.shape}; it must be (rows,) or (rows, length)")
@@ -121,17 +139,17 @@ def _arrays(folder: Path, prefix: str, like: Rows | None) -> tuple[Array, Array]
 
 
 def _open(path: Path, kinds: str, *, most: int = 4) -> Array:
-    """A mapped array of some kinds of numbers of at most so many bytes each."""
-    found = map_file(path)
-    kind, allowed = found.dtype, {"b": "booleans", "i": "whole", "u": "", "f": "floating-point"}
+    """A mapped array of numbers of some kinds, of at most `most` bytes each."""
+    array = map_file(path)
+    kind, allowed = array.dtype, {"b": "booleans", "i": "whole", "u": "", "f": "floating-point"}
     what = " or ".join(allowed[k] for k in kinds if allowed[k])
     require(
         kind.kind in kinds and kind.itemsize <= most and kind.isnative,
         f"{path}: numbers of type {kind.str}; they must be {what}, of at most {8 * most} bits",
     )
-    require(found.ndim, f"{path}: a single number")
-    require(found.flags.c_contiguous, f"{path}: in Fortran's order; it must be in C's")
-    return found
+    require(array.ndim, f"{path}: a single number")
+    require(array.flags.c_contiguous, f"{path}: in Fortran's order; it must be in C's")
+    return array
 
 
 def _names(folder: Path, clients: int) -> Names:
@@ -179,7 +197,7 @@ def _classes(
                 f"{folder / file}: label {most}; labels are 0 to {MOST_CLASSES - 1}; for more, "
                 "give data.classes",
             )
-            let_go(rows.y)
+            release_pages(rows.y)
     return most + 1
 
 
@@ -188,29 +206,31 @@ def write_mapped(
     clients: Federation | Iterable[Client],
     test: Iterable[Client] | None = None,
 ) -> None:
-    """Write a folder that `mapped` reads, client by client, so in the memory that one takes.
+    """Write a folder that `mapped` reads, client by client, in the memory that one client needs.
 
-    >>> from tempfile import TemporaryDirectory
-    >>> train = (([[float(k)]] * 3, [k % 2] * 3) for k in range(1000))
-    >>> test = (([[float(k)]], [k % 2]) for k in range(1000))
-    >>> with TemporaryDirectory() as folder:
-    ...     write_mapped(f"{folder}/thousand", train, test)
-    ...     federation = mapped(f"{folder}/thousand")
-    >>> len(federation), len(federation.train), len(federation.test), federation.classes
-    (1000, 3000, 1000, 2)
-
-    Numbers of 64 bits are written as 32 bits; what the first client's are, the others' must be.
+    Numbers of 64 bits are written with 32 bits. The first client's types hold for all clients.
 
     Args:
-        path: The folder, which must not exist yet. It appears when it is whole.
-        clients: A federation whose features are an array, with its validation rows and without its
-            augmentation; or an iterable
-            of each client's x (n_k, ...) and y (n_k,) or (n_k, length).
-        test: The same of each client's test rows, for an iterable.
+        path: The folder, which must not exist yet. It appears when it is complete.
+        clients: A federation whose features are an array, written with its validation rows but
+            without its augmentation; or an iterable of each client's x (n_k, ...) and y (n_k,) or
+            (n_k, length).
+        test: Each client's test rows likewise; only with an iterable.
 
     Raises:
-        InputError: The folder exists or cannot be written, or a client's arrays do not fit the
+        InputError: If the folder exists or cannot be written, or a client's arrays do not fit the
             first client's.
+
+    Example:
+        >>> import tempfile
+        >>> import fedprox as fp
+        >>> train = (([[float(k)]] * 3, [k % 2] * 3) for k in range(1000))
+        >>> test = (([[float(k)]], [k % 2]) for k in range(1000))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     fp.datasets.write_mapped(f"{folder}/thousand", train, test)
+        ...     federation = fp.datasets.mapped(f"{folder}/thousand")
+        >>> len(federation), len(federation.train), len(federation.test), federation.classes
+        (1000, 3000, 1000, 2)
     """
     folder = Path(path)
     names: NDArray[np.str_] | None = None
@@ -259,13 +279,13 @@ def write_mapped(
 
 
 Alike = tuple[Array, Array]
-"""Features and labels of no rows, of the type and shape that all must have."""
+"""Features and labels without rows, of the types and shapes that all clients must have."""
 
 
 def _write(
     folder: Path, prefix: str, clients: Iterable[Client], like: Alike | None
 ) -> tuple[int, Alike | None]:
-    """Write all clients' rows; how many clients, and what their arrays are like."""
+    """Write all clients' rows; returns the number of clients, and arrays like theirs."""
     offsets = array("q", [0])
     with (
         (folder / f"{prefix}x.npy").open("w+b") as x_file,
@@ -314,13 +334,13 @@ def _narrow(part: ArrayLike, where: str) -> Array:
     real = given.dtype.kind == "f"
     with np.errstate(over="ignore"):
         narrow = given.astype(np.float32 if real else np.int32)
-    kept = np.isfinite(narrow) == np.isfinite(given) if real else narrow == given
-    require(kept.all(), f"{where}: a number beyond 32 bits")
+    exact = np.isfinite(narrow) == np.isfinite(given) if real else narrow == given
+    require(exact.all(), f"{where}: a number beyond 32 bits")
     return narrow
 
 
 def _begin(files: Iterable[BinaryIO], like: Alike, rows: int) -> None:
-    """Write the headers for so many rows: as long for any number of them."""
+    """Write the headers for a number of rows; their length does not depend on it."""
     for file, alike in zip(files, like, strict=True):
         file.seek(0)
         header = {

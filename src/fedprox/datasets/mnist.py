@@ -1,11 +1,9 @@
 """MNIST (LeCun et al. 1998) as a federation."""
 
-import math
-import struct
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +12,11 @@ from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.augmentation import standardise
-from fedprox.datasets.sources import MNIST, QMNIST, find, most, reading, take
+from fedprox.datasets.sources import MNIST, QMNIST, find
 from fedprox.errors import require, require_one_of
 from fedprox.features import Prepared
 from fedprox.federation import Federation
+from fedprox.files.idx import read_idx
 
 
 def mnist(
@@ -31,89 +30,124 @@ def mnist(
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """MNIST's 70,000 images of 28 x 28 pixels, divided over clients.
+    """MNIST: 70,000 grey images of handwritten digits, 28 x 28 pixels.
 
-    Images are kept as bytes, and made into numbers where they are read.
+    Each `partition` is a paper's:
+
+    * "power-law" (Li et al.): 1,000 clients with two digits each and sizes that follow a power law.
+      All 70,000 images are pooled, each pixel is standardized over them, and each client's rows are
+      divided into training and test rows.
+    * "iid" (McMahan et al.): 100 clients with 600 training images each, pixels in [0, 1].
+    * "shards" (McMahan et al.): 100 clients with two shards of 300 images, each shard of mostly one
+      digit, pixels in [0, 1].
+    * "dirichlet" (Acar et al.): 100 clients that draw their own shares of the digits, standardized
+      pixels.
+    * "writers": a client for each writer, by QMNIST's labels, with pixels in [0, 1]. No writer is
+      in both of MNIST's parts, so each client's rows are divided into training and test rows.
+
+    With "iid", "shards" and "dirichlet" MNIST's test images are divided as the training images.
+    Images are stored as bytes and become float32 when they are read.
 
     Args:
-        partition: "power-law": 1,000 clients with two digits each and sizes that follow a power
-            law (Li et al. 2020, appendix C.1); all 70,000 images are used, each pixel is
-            standardised over them, and each client's rows are divided into training and test rows.
-            "iid": 100 clients with 600 training images each, or "shards": 100 clients with two
-            shards of 300 images of (almost always) one digit each (McMahan et al. 2017, section
-            3); MNIST's own test images are dealt out the same way, and pixels lie in [0, 1].
-            "dirichlet": 100 clients that draw their own shares of the digits (Acar et al. 2021,
-            appendix A.2); each has test images in the mix of its training images, and pixels are
-            standardised. "writers": a client for each of the people who wrote the 70,000 images,
-            by QMNIST's labels; since nobody wrote for both of MNIST's parts, each one's rows are
-            divided into training and test rows.
-        clients: Number of clients where not the paper's; not of "writers".
-        concentration: Of "dirichlet" only: 0.6 where left out; 0.3 is the paper's other value.
-        size_spread: Of "iid" and "dirichlet": standard deviation of the logarithm of a client's
-            size, 0 where left out; 0.3 for the unbalanced sets of Acar et al.
-        pixels: Not of "power-law": "unit" for pixels in [0, 1], or "standardised" by the mean
-            0.1307 and the standard deviation 0.3081 of all, as Acar et al. have them.
-        train_share: Of "power-law" and "writers": 0.8 where left out (Li et al., appendix C.2);
-            the authors' code for "power-law" has 0.9.
+        partition: "power-law", "iid", "shards", "dirichlet" or "writers".
+        clients: Number of clients; None for the paper's. Not with "writers".
+        concentration: Concentration of "dirichlet": 0.6 if None, or 0.3 for the paper's other
+            setting.
+        size_spread: Standard deviation of the logarithm of the clients' sizes, with "iid" and
+            "dirichlet": 0 if None, or 0.3 for the unbalanced sets of Acar et al.
+        pixels: "unit" for pixels in [0, 1], "standardised" for zero mean and unit variance over all
+            pixels; None for the partition's. Not with "power-law".
+        train_share: Share of a client's rows to train on, with "power-law" and "writers": 0.8 if
+            None, as in the paper; the code for "power-law" has 0.9.
         seed: Seed of the partition.
-        data_dir: Folder to read the four idx files from, and QMNIST's two of labels for "writers";
-            else `FEDPROX_DATA`, else they are downloaded once.
+        data_dir: Folder with the four idx files, packed (.gz) or not, and for "writers" with
+            QMNIST's two label files; None for `FEDPROX_DATA`, or else a download to the cache.
+
+    Returns:
+        A federation with 10 classes whose features are float32 of shape (28, 28).
 
     Raises:
-        InputError: A file is missing or broken, or an argument is out of range.
+        InputError: If a file is missing or damaged, or an argument is out of range or does not
+            belong to the partition.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.mnist("dirichlet", concentration=0.3)  # doctest: +SKIP
+
+    References:
+        LeCun et al., `Gradient-based learning applied to document recognition
+        <https://doi.org/10.1109/5.726791>`_, Proceedings of the IEEE, 1998. Partitions:
+        McMahan et al., `Communication-Efficient Learning of Deep Networks from Decentralized Data
+        <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, section 3;
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, appendix C.1;
+        Acar et al., `Federated Learning Based on Dynamic Regularization
+        <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2. Writers:
+        Yadav and Bottou, `Cold Case: The Lost MNIST Digits <https://arxiv.org/abs/1905.10498>`_,
+        NeurIPS 2019.
     """
     kinds = ("power-law", "iid", "shards", "dirichlet", "writers")
     require_one_of("data.partition", partition, kinds)
-    options = {
-        "clients": (clients, ("power-law", "iid", "shards", "dirichlet")),
-        "concentration": (concentration, ("dirichlet",)),
-        "size_spread": (size_spread, ("iid", "dirichlet")),
-        "pixels": (pixels, ("iid", "shards", "dirichlet", "writers")),
-        "train_share": (train_share, ("power-law", "writers")),
-    }
-    for name, (value, of) in options.items():
-        require(
-            value is None or partition in of,
-            f"data.{name} = {value}; it belongs to partition {' or '.join(of)}, not {partition!r}",
-        )
+    _check_options(
+        partition,
+        clients=(clients, ("power-law", "iid", "shards", "dirichlet")),
+        concentration=(concentration, ("dirichlet",)),
+        size_spread=(size_spread, ("iid", "dirichlet")),
+        pixels=(pixels, ("iid", "shards", "dirichlet", "writers")),
+        train_share=(train_share, ("power-law", "writers")),
+    )
+    if pixels is not None:
+        require_one_of("data.pixels", pixels, ("unit", "standardised"))
     spread = 0.0 if size_spread is None else size_spread
     share = 0.8 if train_share is None else train_share
     count = clients if clients is not None else 1000 if partition == "power-law" else 100
-    if pixels is not None:
-        require_one_of("data.pixels", pixels, ("unit", "standardised"))
-    images, labels, test_images, test_labels = _images(data_dir)
+    x, y, test_x, test_y = _images(data_dir)
     names: Iterable[str] = map(str, range(count))
     prepare = standardised if (pixels or partition) in ("standardised", "dirichlet") else unit
-
-    def deal(labels: NDArray[np.generic]) -> list[NDArray[np.int64]]:
-        if partition == "iid":
-            return partitions.iid(len(labels), clients=count, spread=spread, seed=seed)
-        return partitions.shards(labels, clients=count, seed=seed)
-
     if partition in ("power-law", "writers"):
-        # all images together, then each client's rows divided
-        images = test_images = np.concatenate([images, test_images])
-        labels = test_labels = np.concatenate([labels, test_labels])
+        # all images are pooled, then each client's rows are divided
+        x = test_x = np.concatenate([x, test_x])
+        y = test_y = np.concatenate([y, test_y])
         if partition == "power-law":
-            owned = partitions.two_class_power_law(labels, clients=count, seed=seed)
-            mean, scale = _pixel_statistics(images)
+            owned = partitions.two_class_power_law(y, clients=count, seed=seed)
+            mean, scale = _pixel_statistics(x)
             prepare = partial(_pixelwise, mean=mean, scale=scale)
         else:
-            names, owned = partitions.natural(_writers(labels, data_dir))
+            names, owned = partitions.natural(_writers(y, data_dir))
         parts = partitions.split(owned, train_share=share, seed=seed)
-    elif partition == "dirichlet":
+    elif partition == "shards":
+        parts = (
+            partitions.shards(y, clients=count, seed=seed),
+            partitions.shards(test_y, clients=count, seed=seed),
+        )
+    else:
         parts = partitions.with_test_set(
-            *(partition, labels, test_labels),
+            *(partition, y, test_y),
             clients=count,
             concentration=concentration,
             size_spread=spread,
             seed=seed,
         )
-    else:
-        parts = deal(labels), deal(test_labels)
-    train = partitions.take(Prepared(images, prepare), labels, parts[0])
-    test = partitions.take(Prepared(test_images, prepare), test_labels, parts[1])
-    return Federation(train, test, 10, tuple(names))
+    return Federation(
+        partitions.take(Prepared(x, prepare), y, parts[0]),
+        partitions.take(Prepared(test_x, prepare), test_y, parts[1]),
+        10,
+        tuple(names),
+    )
+
+
+def _check_options(partition: str, **options: tuple[object, tuple[str, ...]]) -> None:
+    """Raise `InputError` if an option is given that does not belong to a partition.
+
+    Args:
+        partition: The partition.
+        options: The value of each option, None if it is not given, and its partitions.
+    """
+    for name, (value, of) in options.items():
+        require(
+            value is None or partition in of,
+            f"data.{name} = {value}; it belongs to partition {' or '.join(of)}, not {partition!r}",
+        )
 
 
 def unit(raw: jax.Array) -> jax.Array:
@@ -145,9 +179,9 @@ def _images(data_dir: str | Path | None) -> list[NDArray[np.uint8]]:
 
 
 def _writers(labels: NDArray[np.uint8], data_dir: str | Path | None) -> NDArray[np.int32]:
-    """Who wrote each of MNIST's images: training images first, then test images.
+    """The writer of each of MNIST's images: training images first, then test images.
 
-    QMNIST's labels begin with MNIST's images, in order; its test part goes on after them.
+    QMNIST's labels begin with MNIST's images, in order; its test part has more.
     """
     files = [find(source, "mnist", data_dir) for source in QMNIST.values()]
     train, test = (read_idx(file, np.int32) for file in files)
@@ -181,50 +215,3 @@ def _pixel_statistics(
         mean.reshape(shape).astype(np.float32),
         (1 / (deviation + 0.001)).reshape(shape).astype(np.float32),
     )
-
-
-def read_idx(path: Path, kind: type[Any] = np.uint8) -> NDArray[Any]:
-    """Read an idx file, packed (.gz) or not.
-
-    Args:
-        path: The file.
-        kind: What it must hold: np.uint8 or np.int32.
-
-    Raises:
-        InputError: It is damaged, cut short, or holds something else.
-    """
-    with reading(path) as file:
-        packed = path.suffix == ".gz"
-        size = path.stat().st_size
-        return parse_idx(file, str(path), most(size) if packed else size, kind)
-
-
-_IDX: dict[type[Any], tuple[int, str, np.dtype[Any]]] = {
-    np.uint8: (8, "unsigned bytes", np.dtype("u1")),
-    np.int32: (12, "32-bit numbers", np.dtype(">i4")),
-}
-"""Code of each kind in an idx file, what to call it, and how it is stored."""
-
-
-def parse_idx(
-    file: IO[bytes], where: str, largest: int, kind: type[Any] = np.uint8
-) -> NDArray[Any]:
-    """The array in an idx file called `where`, of so many bytes at most; see `read_idx`."""
-    code, what, stored = _IDX[kind]
-    head = file.read(4)
-    dimensions = head[3] if len(head) == 4 and head[:3] == bytes([0, 0, code]) else 0
-    lengths = file.read(4 * dimensions)
-    require(
-        1 <= dimensions <= 4 and len(lengths) == 4 * dimensions,
-        f"{where}: not an idx file of {what}",
-    )
-    shape = struct.unpack(f">{dimensions}I", lengths)
-    require(0 not in shape, f"{where}: its header says that it holds nothing: shape {shape}")
-    needed = math.prod(shape) * stored.itemsize
-    content = take(file, min(needed, largest))
-    require(
-        len(content) == needed and not file.read(1),
-        f"{where}: {'more' if len(content) == needed else len(content)} bytes of data where its "
-        f"header says {needed}",
-    )
-    return np.frombuffer(content, stored).reshape(shape).astype(kind, copy=False)

@@ -1,22 +1,23 @@
 """Partitions of a labelled data set over clients: pure functions of a seed.
 
-Each returns one array of row indices per client; no row is given twice, unless an option says so.
-Sizes and label mixes are drawn from streams of their own, so that they compose: with one seed,
-clients have the same sizes whatever their labels.
+Each returns one array of row indices for each client, and no row is given twice. Sizes and labels
+are drawn from separate streams, so that they compose: with one seed, clients have the same sizes
+whatever their labels.
 
 | partition | a client's size | a client's labels |
 |---|---|---|
-| `iid` | equal or log-normal | as everyone's |
-| `dirichlet_by_client` | equal or log-normal | its own draw of class shares |
-| `dirichlet_by_class` | follows from the draw | each class is divided by a draw |
+| `iid` | equal or log-normal | the same distribution for all clients |
+| `dirichlet_by_client` | equal or log-normal | class shares drawn for each client |
+| `dirichlet_by_class` | random | client shares drawn for each class |
 | `classes_per_client` | nearly equal | k classes in equal parts |
 | `shards` | equal | those of k shards of the rows sorted by label |
 | `rotating_classes` | log-normal | k classes in turn |
 | `two_class_power_law` | power law | two classes in turn |
-| `natural` | as it is | as they are |
+| `natural` | given | given |
 """
 
 from bisect import bisect_right
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +31,13 @@ Indices = NDArray[np.int64]
 
 
 def sizes(rows: int, *, clients: int, spread: float = 0.0, seed: int) -> Indices:
-    """How many rows each client gets; every one at least one, and together all.
+    """The number of rows of each client, at least 1; they sum to `rows`.
 
     They are in proportion to draws of LogNormal(0, spread): Acar et al. 2021 (appendix A.2) call
-    0.3 unbalanced. With spread 0 they are equal, but for one row.
+    0.3 unbalanced. With spread 0 they differ by at most one row.
 
     Args:
-        rows: Rows to give out.
+        rows: Rows to divide.
         clients: Number of clients.
         spread: Standard deviation of the logarithm of a client's size.
         seed: Seed.
@@ -68,7 +69,7 @@ def iid(rows: int, *, clients: int, spread: float = 0.0, seed: int) -> list[Indi
 
 
 def natural(ids: NDArray[np.generic]) -> tuple[list[str], list[Indices]]:
-    """A client for each value of `ids`, in order; returns their names and their rows.
+    """A client for each value of `ids`, sorted; returns the clients' names and rows.
 
     >>> natural(np.array(["bob", "ann", "bob"]))
     (['ann', 'bob'], [array([1]), array([0, 2])])
@@ -86,15 +87,15 @@ def dirichlet_by_client(
     spread: float = 0.0,
     seed: int,
 ) -> list[Indices]:
-    """Every client draws its own class shares from a Dirichlet distribution; all rows are used.
+    """Class shares of each client are drawn from a Dirichlet distribution; all rows are used.
 
-    By the generator of Acar et al. 2021 (appendix A.2). Client k's shares of the C classes are a
-    draw of Dirichlet(a, ..., a), and its size is fixed beforehand; see `sizes`. Then, until no row
-    is left, a client that is not full yet is picked at random, a class is drawn from its shares,
-    and it gets a row of that class. A class that has run out is drawn no more, so clients that
-    fill up last may deviate from their shares.
+    This is the generator of Acar et al. 2021 (appendix A.2). Client k's shares of the C classes are
+    a draw of Dirichlet(a, ..., a), and its size is fixed beforehand; see `sizes`. Then, until no
+    row is left, a client that is not full is picked at random, a class is drawn from its shares,
+    and it gets a row of that class. A class without rows is not drawn, so clients that fill up last
+    may deviate from their shares.
 
-    This is not the more common `dirichlet_by_class`, where sizes are a matter of chance as well.
+    It differs from the more common `dirichlet_by_class`, which makes sizes random too.
 
     Args:
         labels: Classes, shape (rows,).
@@ -114,7 +115,7 @@ def dirichlet_by_client(
     shares = _dirichlet(stream, concentration, (clients, len(pools)))
     given: list[list[int]] = [[] for _ in range(clients)]
     waiting = list(range(clients))
-    # exhausted classes have no width here, which is drawing again until another class comes up
+    # exhausted classes have width 0, which amounts to drawing again until another class comes up
     ends = _ends(shares, pools)
     for which, level in stream.random((len(labels), 2)).tolist():
         place = int(which * len(waiting))
@@ -147,10 +148,10 @@ def _dirichlet(
 
 
 def _ends(shares: NDArray[np.float64], pools: list[list[int]]) -> list[list[float]]:
-    """Where each class ends in [0, 1], by client, among the classes that have rows left."""
+    """For each client, the ends in [0, 1] of the classes' shares, among classes with rows left."""
     left = np.array([len(pool) for pool in pools], float)
     open_shares = shares * (left > 0)
-    # a client whose shares of the open classes vanish as floats takes them as they come
+    # a client whose shares of the open classes underflow takes them in proportion to their rows
     open_shares[open_shares.sum(axis=1) < 1e-200] = left
     ends = np.cumsum(open_shares, axis=1)
     return (ends / ends[:, -1:]).tolist()
@@ -164,21 +165,21 @@ def dirichlet_by_class(
     least: int = 1,
     seed: int,
 ) -> list[Indices]:
-    """Every class is divided over the clients by a draw of a Dirichlet distribution.
+    """Each class is divided over the clients by a draw from a Dirichlet distribution.
 
-    The partition of Yurochkin et al. 2019, and what most benchmarks mean by "Dirichlet". Of the
-    rows of class c, client k gets the share p_ck, where p_c is a draw of Dirichlet(a, ..., a) over
-    the clients. All rows are used; sizes follow from the draws and differ much where a is small.
+    This is the partition of Yurochkin et al. 2019, which most benchmarks call "Dirichlet". Client k
+    gets the share p_ck of the rows of class c, where p_c is a draw of Dirichlet(a, ..., a) over the
+    clients. All rows are used; sizes differ much if a is small.
 
     Args:
         labels: Classes, shape (rows,).
         clients: Number of clients.
         concentration: a, above 0: the smaller, the fewer clients hold a class.
-        least: The division is drawn again until every client has so many rows.
+        least: Fewest rows of a client; the division is drawn again until every client has them.
         seed: Seed.
 
     Raises:
-        InputError: A thousand divisions left a client with fewer than `least` rows.
+        InputError: If a thousand divisions leave a client with fewer than `least` rows.
 
     >>> labels = np.repeat([0, 1, 2], 100)
     >>> parts = dirichlet_by_class(labels, clients=4, concentration=0.3, seed=0)
@@ -203,7 +204,7 @@ def dirichlet_by_class(
 
 
 def _gather(pools: list[list[int]], ends: Indices) -> list[Indices]:
-    """Each client's rows of each class, where class c's are cut at `ends[c]`."""
+    """Each client's rows, with the rows of class c cut at `ends[c]`."""
     pieces = [np.split(np.array(pool), cuts[:-1]) for pool, cuts in zip(pools, ends, strict=True)]
     return [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
 
@@ -211,15 +212,16 @@ def _gather(pools: list[list[int]], ends: Indices) -> list[Indices]:
 def classes_per_client(
     labels: NDArray[np.generic], *, clients: int, classes: int, seed: int
 ) -> list[Indices]:
-    """A few classes to a client, in equal parts; all rows are used.
+    """A few classes for each client, in equal parts; all rows are used.
 
-    The classes stand in a circle in random order and clients take turns to claim the next few, so
-    every class has the same number of holders but for one. Its rows are dealt evenly to them.
+    The classes form a circle in random order, and each client in turn takes the next few, so the
+    classes' numbers of holders differ by at most one. The rows of a class are dealt evenly to its
+    holders.
 
     Args:
         labels: Classes, shape (rows,).
         clients: Number of clients.
-        classes: Classes to a client.
+        classes: Classes of each client.
         seed: Seed.
 
     >>> labels = np.repeat([0, 1, 2, 3], 100)
@@ -256,12 +258,12 @@ def classes_per_client(
 def like(
     parts: list[Indices], labels: NDArray[np.generic], others: NDArray[np.generic], *, seed: int
 ) -> list[Indices]:
-    """Deal the rows of a second set so that each client has them in the mix of the first.
+    """Divide the rows of a second set so that each client has the class shares of the first.
 
-    Of the second set's rows of class c, client k gets the share that it has of the first set's.
-    All rows of classes that clients hold are dealt, and no other. So central test rows go to
-    clients that train on their classes, and accuracy over all clients' test rows is accuracy on
-    the central test set.
+    Client k's share of the second set's rows of class c is its share of the first set's. All rows
+    of classes that clients hold are dealt, and no others. So central test rows go to clients that
+    train on their classes, and accuracy over all clients' test rows is accuracy on the central test
+    set.
 
     Args:
         parts: Each client's rows of the first set.
@@ -280,7 +282,7 @@ def like(
     for c in np.unique(held):
         rows = stream.permutation(np.flatnonzero(others == c))
         counts = np.bincount(clients[held == c], minlength=len(parts))
-        # in random order, so that rounding favours nobody
+        # in random order, so that rounding favours no client
         order = stream.permutation(len(parts))
         ends = np.rint(np.cumsum(counts[order]) / counts.sum() * len(rows)).astype(int)
         for k, own in zip(order, np.split(rows, ends[:-1]), strict=True):
@@ -305,7 +307,7 @@ def with_test_set(
         labels: Training classes, shape (rows,).
         test_labels: Test classes; the rows are dealt `iid` as well, or `like` the training rows.
         clients: Number of clients.
-        concentration: Of "dirichlet" only; 0.6 where None.
+        concentration: Concentration of "dirichlet"; None for 0.6.
         size_spread: Standard deviation of the logarithm of a client's size.
         seed: Seed.
     """
@@ -333,10 +335,10 @@ def with_test_set(
 def shards(
     labels: NDArray[np.generic], *, clients: int, shards_per_client: int = 2, seed: int
 ) -> list[Indices]:
-    """Sort by label, cut into equal shards, give each client some (McMahan et al. 2017, "Non-IID").
+    """Sort by label, cut into equal shards, and deal the shards (McMahan et al. 2017, "Non-IID").
 
-    Which shards a client gets depends on the seed and the number of shards alone, so training and
-    test rows partitioned with the same seed have nearly the same mix of labels.
+    The shards of a client depend only on the seed and the number of shards, so training and test
+    rows partitioned with one seed have nearly the same class shares.
 
     >>> parts = shards(np.repeat([0, 1, 2, 3], 5), clients=2, seed=0)
     >>> [len(part) for part in parts]
@@ -355,12 +357,12 @@ def shards(
 def two_class_power_law(
     labels: NDArray[np.generic], *, clients: int = 1000, seed: int
 ) -> list[Indices]:
-    """Two classes to a client, with sizes that follow a power law.
+    """Two classes for each client, with sizes that follow a power law.
 
-    The MNIST federation of Li et al. 2020 (appendix C.1), by the authors' generator. With C
-    classes, client u holds classes u mod C and (u + 1) mod C. It first gets 5 rows of each. Then
-    what is left of each class is divided in proportion to LogNormal(0, 2) draws, rounded down; a
-    share that would take a class's last row is left out.
+    This is the MNIST federation of Li et al. 2020 (appendix C.1), by the authors' generator. With C
+    classes, client u holds classes u mod C and (u + 1) mod C. It gets 5 rows of each. The rest of
+    each class is then divided in proportion to LogNormal(0, 2) draws, rounded down; a share that
+    would take the last row of a class is left out.
 
     Args:
         labels: Classes 0 to C - 1, shape (rows,).
@@ -379,7 +381,7 @@ def two_class_power_law(
     require(
         (sizes > 2 * groups * minimum).all(),
         f"data.clients = {clients}; the smallest class has {sizes.min()} rows and "
-        f"{2 * groups * minimum} would be given out before the rest is divided",
+        f"{2 * groups * minimum} would be dealt before the rest is divided",
     )
     shares = stream.lognormal(0, 2, (classes, groups, 2))
     shares *= ((sizes - 2 * groups * minimum) / shares.sum((1, 2)))[:, None, None]
@@ -409,17 +411,17 @@ def rotating_classes(
     classes_per_client: int = 5,
     mean: float = 4.0,
     deviation: float = 1.0,
-    overlap: bool = False,
     seed: int,
 ) -> list[Indices]:
-    """Some classes to a client, in turn, with log-normal sizes.
+    """Some classes for each client, in turn, with log-normal sizes.
 
-    The FEMNIST federation of Li et al. 2020 (appendix C.1), by the authors' generator. With C
-    classes, client u asks for n_u = int(LogNormal(mean, deviation)) + 5 rows: the m-th part of
-    them, and at least 2, of each of the m classes u mod C, ..., (u + m - 1) mod C.
+    This is the FEMNIST federation of Li et al. 2020 (appendix C.1), by the authors' generator but
+    without its mistake, by which clients share rows. With C classes, client u asks for
+    n_u = int(LogNormal(mean, deviation)) + 5 rows: a share 1 / m of them, and at least 2, of each
+    of the m classes u mod C, ..., (u + m - 1) mod C.
 
-    Where a class has fewer rows than are asked for, each client that asks gets one row, and the
-    rest is divided in proportion to what each asked for beyond it, rounded down.
+    If a class has fewer rows than are asked for, each client that asks gets one row, and the rest
+    is divided in proportion to what each asks for beyond it, rounded down.
 
     Args:
         labels: Classes 0 to C - 1, shape (rows,).
@@ -427,9 +429,6 @@ def rotating_classes(
         classes_per_client: m.
         mean: Mean of log(n_u - 5).
         deviation: Standard deviation of log(n_u - 5).
-        overlap: The authors' generator gives the first rows of class c to every client with class
-            c, by a reversed inequality. With True ours does so too: rows are then given to many
-            clients, and one client's training rows are another's test rows.
         seed: Seed.
 
     >>> labels = np.repeat([0, 1, 2], 400)
@@ -437,6 +436,48 @@ def rotating_classes(
     >>> np.unique(labels[parts[2]]).tolist()
     [0, 2]
     """
+    requests = rotating_requests(
+        labels,
+        clients=clients,
+        classes_per_client=classes_per_client,
+        mean=mean,
+        deviation=deviation,
+        seed=seed,
+    )
+    parts: list[list[Indices]] = [[] for _ in range(clients)]
+    for pool, holders, counts in requests:
+        if counts.sum() > len(pool):
+            counts = 1 + (counts - 1) * (len(pool) - len(holders)) // (counts - 1).sum()
+        ends = np.cumsum(counts)
+        for u, count, end in zip(holders, counts, ends, strict=True):
+            parts[u].append(pool[end - count : end])
+    return [np.concatenate(part) for part in parts]
+
+
+class ClassRequest(NamedTuple):
+    """What clients ask for of one class.
+
+    Attributes:
+        pool: The rows of the class, in random order.
+        clients: The clients that hold the class.
+        counts: The rows that each of them asks for, shape (holders,).
+    """
+
+    pool: Indices
+    clients: list[int]
+    counts: NDArray[np.int64]
+
+
+def rotating_requests(
+    labels: NDArray[np.generic],
+    *,
+    clients: int,
+    classes_per_client: int,
+    mean: float,
+    deviation: float,
+    seed: int,
+) -> list[ClassRequest]:
+    """What the clients of `rotating_classes` ask for, class by class."""
     classes = int(labels.max()) + 1
     require_whole("data.clients", clients)
     require_whole("data.classes_per_client", classes_per_client)
@@ -448,30 +489,21 @@ def rotating_classes(
     sizes = stream.lognormal(mean, deviation, clients).astype(int) + 5
     pools = [stream.permutation(np.flatnonzero(labels == c)) for c in range(classes)]
     asked = np.maximum(sizes // classes_per_client, 2)
-    parts: list[list[Indices]] = [[] for _ in range(clients)]
+    requests = []
     for c, pool in enumerate(pools):
         holders = [u for u in range(clients) if (c - u) % classes < classes_per_client]
-        wanted = asked[holders]
         require(
             len(holders) <= len(pool),
             f"data.clients = {clients}; class {c} has {len(pool)} rows for {len(holders)} clients",
         )
-        if overlap:
-            given = [pool[:count] for count in wanted]
-        else:
-            if wanted.sum() > len(pool):
-                wanted = 1 + (wanted - 1) * (len(pool) - len(holders)) // (wanted - 1).sum()
-            ends = np.cumsum(wanted)
-            given = [pool[end - count : end] for end, count in zip(ends, wanted, strict=True)]
-        for u, rows in zip(holders, given, strict=True):
-            parts[u].append(rows)
-    return [np.concatenate(part) for part in parts]
+        requests.append(ClassRequest(pool, holders, asked[holders]))
+    return requests
 
 
 def split(
     parts: list[Indices], *, train_share: float, seed: int
 ) -> tuple[list[Indices], list[Indices]]:
-    """Divide each client's rows at random into training and test rows, at least one to train on.
+    """Divide each client's rows at random into test rows and at least one training row.
 
     >>> train, test = split([np.arange(10)], train_share=0.8, seed=0)
     >>> len(train[0]), len(test[0])
@@ -493,7 +525,7 @@ def take(x: Features, labels: NDArray[np.generic], parts: list[Indices]) -> Rows
 
     Args:
         x: Features, shape (rows, ...).
-        labels: Labels, shape (rows,): classes, or float32 where they are not.
+        labels: Labels, shape (rows,): classes, or float32 if they are not classes.
         parts: Each client's rows.
     """
     order = np.concatenate(parts)

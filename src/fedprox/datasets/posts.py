@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
 from fedprox.datasets.sequences import spans, unroll
-from fedprox.datasets.sources import places, reading, text_lines
+from fedprox.datasets.sources import places
 from fedprox.datasets.words import split_words
 from fedprox.errors import InputError, require, require_number, require_whole
 from fedprox.federation import Federation, Rows, offsets_of
+from fedprox.files.packed import reading, text_lines
 from fedprox.streams import Purpose, generator
 
 UNKNOWN, BEGIN = 0, 1
-"""The first two ids; those of the vocabulary's words follow."""
+"""The first two ids; the vocabulary's words follow."""
 
 UNROLL = 10
 WORDS_PER_AUTHOR = 5_000
@@ -34,58 +35,75 @@ def posts(
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """Posts of a file, one client to an author: the large-scale experiment of FedAvg.
+    r"""Posts of a file by author, for predicting the next word.
 
-    McMahan et al. 2017 (section 3) train on 10 million posts of a social network, which are not
-    public, and this does the same with any posts: a vocabulary of 10,000 words, an unroll of 10
-    words, at most 5,000 words of an author, and at most 100,000 posts of other authors for
-    testing. The test posts belong to no client, but a federation's test rows do; they are dealt
-    out to the clients evenly and at random, so accuracy over all clients is accuracy over the test
-    posts, and a single client's test rows say nothing of the client.
+    This is FedAvg's large-scale experiment on any posts; the paper's 10 million posts of a social
+    network are not public. It has a vocabulary of 10,000 words, rows of 10 words, at most 5,000
+    words of an author, and at most 100,000 test posts, of other authors. Test posts are dealt to
+    the clients evenly and at random, because a federation's test rows belong to clients: accuracy
+    over all clients is accuracy over the test posts, and a client's test rows say nothing about it.
 
-    Words are those of `words.split_words`, in lower case (the paper does not say). The vocabulary
-    has the most frequent words of the training posts. Ids: 0 is any other word, 1 the begin of a
-    post, and the words follow; all in all `vocabulary` of them, which are also the classes. A row
-    is 10 words, and its labels are the words that follow each: -1 after the end of a post and
-    where another word than the vocabulary's follows, which would make "unknown" a frequent right
-    answer. Rows without any label are left out, and then authors without rows.
+    Words are in lower case and split by `words.split_words`. The vocabulary has the most frequent
+    words of the training posts. Id 0 is any other word, 1 the begin of a post, and the words
+    follow; ids are also the classes. The labels of a row are the words that follow each of its
+    words, or -1 after the end of a post and before a word outside the vocabulary. Rows without
+    labels are left out, and then authors without rows.
 
     Args:
-        path: The file, as seen from here or from the data folder: UTF-8 text, packed (.gz) or not,
-            with an author, a tab and a post in each line. The first reading keeps four bytes a
-            word, and each author and different word once.
-        vocabulary: Number of ids.
-        test_share: Share of the authors whose posts are for testing.
-        clients: Training authors, drawn at random; all where left out.
+        path: A UTF-8 text file, packed (.gz) or not, with an author, a tab and a post in each line;
+            relative to the current folder or the data folder. The first reading needs memory for
+            four bytes a word, and for each author and distinct word once.
+        vocabulary: Number of ids, at least 3.
+        test_share: Share of the authors whose posts are for testing, from 0 to 1.
+        clients: Number of training authors, drawn at random; None for all.
         seed: Seed of the drawing.
-        data_dir: The data folder; else `FEDPROX_DATA`.
+        data_dir: The data folder; None for `FEDPROX_DATA`.
+
+    Returns:
+        A federation with `vocabulary` classes whose features and labels are int32 of shape (10,).
 
     Raises:
-        InputError: The file is missing or broken, or an argument is out of range. The message
+        InputError: If the file is missing or damaged, or an argument is out of range. The message
             names the line.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import fedprox as fp
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder, "posts.txt")
+        ...     _ = file.write_text("ann\thow are you\nbob\twho are you\n")
+        ...     federation = fp.datasets.posts(str(file), vocabulary=6, test_share=0)
+        >>> federation.names, federation.train.y[0, :5].tolist()
+        (('ann', 'bob'), [4, 2, 3, -1, -1])
+
+    References:
+        McMahan et al., `Communication-Efficient Learning of Deep Networks from Decentralized Data
+        <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, section 3 (the
+        large-scale LSTM experiments).
     """
     require_whole("data.vocabulary", vocabulary, least=3)
     require_number("data.test_share", test_share, most=1)
     if clients is not None:
         require_whole("data.clients", clients)
     file = _file(path, data_dir)
-    found = _posts(file)
+    content = _posts(file)
     stream = generator(seed, Purpose.PARTITION)
-    order = stream.permutation(len(found.authors))
-    apart = round(test_share * len(order))
-    testing, training = order[:apart], order[apart:]
+    order = stream.permutation(len(content.authors))
+    count = round(test_share * len(order))
+    testing, training = order[:count], order[count:]
     most = len(training)
-    require(most, f"data.test_share = {test_share}; of {apart} authors none is left to train on")
+    require(most, f"data.test_share = {test_share}; of {count} authors none is left to train on")
     require(clients is None or clients <= most, f"data.clients = {clients}; there are {most}")
     training = training[:clients]
-    train = _of_authors(found, training)
-    test = _of_authors(found, testing)
-    keep = np.sort(stream.permutation(len(test.begins))[:TEST_POSTS])
-    test = Posts(*(part[keep] for part in test))
+    train = _of_authors(content, training)
+    test = _of_authors(content, testing)
+    chosen = np.sort(stream.permutation(len(test.begins))[:TEST_POSTS])
+    test = Posts(*(part[chosen] for part in test))
 
-    ids = _ids(found, train, vocabulary)
-    x, y, owners = _rows(found.ids, ids, train)
-    test_x, test_y, _ = _rows(found.ids, ids, test)
+    ids = _ids(content, train, vocabulary)
+    x, y, owners = _rows(content.ids, ids, train)
+    test_x, test_y, _ = _rows(content.ids, ids, test)
     names = np.unique(owners)
     require(len(names), f"{file}: no author has a post with a word of the vocabulary")
     sizes = np.bincount(np.searchsorted(names, owners), minlength=len(names))
@@ -95,20 +113,19 @@ def posts(
         Rows(x, y, offsets_of(sizes)),
         Rows(test_x[deal], test_y[deal], bounds),
         vocabulary,
-        tuple(found.authors[k] for k in names),
+        tuple(content.authors[k] for k in names),
     )
 
 
-class Found(NamedTuple):
+class AllPosts(NamedTuple):
     """All posts of a file.
 
     Attributes:
-        authors: Their names, in order of appearance.
-        author: Each post's author, int32 (posts,).
-        ids: The words of all posts by number, int32 (words,): 0 for the first word to appear, 1
-            for the next new one, and so on.
-        offsets: Where each post's words begin and end, int64 (posts + 1,).
-        words: How many different words there are.
+        authors: Names of the authors, in order of appearance.
+        author: Index of each post's author, int32 (posts,).
+        ids: The words of all posts as numbers, int32 (words,), in order of first appearance.
+        offsets: First word of each post, and the number of words, int64 (posts + 1,).
+        words: Number of distinct words.
     """
 
     authors: list[str]
@@ -119,33 +136,33 @@ class Found(NamedTuple):
 
 
 class Posts(NamedTuple):
-    """Some posts, each as a stretch of `Found.ids`, and its author."""
+    """Some posts as stretches of `AllPosts.ids`, and their authors."""
 
     begins: NDArray[np.int64]
     lengths: NDArray[np.int64]
     authors: NDArray[np.int64]
 
 
-def _of_authors(found: Found, authors: NDArray[np.int64]) -> Posts:
-    """The posts of some authors, author by author, each up to the author's last allowed word."""
-    chosen = np.flatnonzero(np.isin(found.author, authors))
-    chosen = chosen[np.argsort(found.author[chosen], kind="stable")]
-    author = found.author[chosen].astype(np.int64)
-    begins = found.offsets[chosen]
-    lengths = found.offsets[chosen + 1] - begins
+def _of_authors(posts: AllPosts, authors: NDArray[np.int64]) -> Posts:
+    """The posts of some authors, author by author, up to each author's limit of words."""
+    chosen = np.flatnonzero(np.isin(posts.author, authors))
+    chosen = chosen[np.argsort(posts.author[chosen], kind="stable")]
+    author = posts.author[chosen].astype(np.int64)
+    begins = posts.offsets[chosen]
+    lengths = posts.offsets[chosen + 1] - begins
     before = np.cumsum(lengths) - lengths
     first = np.searchsorted(author, author)  # the author's first post
     lengths = np.clip(WORDS_PER_AUTHOR - (before - before[first]), 0, lengths)
-    kept = lengths > 0
-    return Posts(begins[kept], lengths[kept], author[kept])
+    nonempty = lengths > 0
+    return Posts(begins[nonempty], lengths[nonempty], author[nonempty])
 
 
-def _ids(found: Found, train: Posts, vocabulary: int) -> NDArray[np.int32]:
-    """Each word's id, by how frequent it is in the training posts."""
-    counts = np.bincount(found.ids[spans(train.begins, train.lengths)], minlength=found.words)
+def _ids(posts: AllPosts, train: Posts, vocabulary: int) -> NDArray[np.int32]:
+    """The id of each word, by its frequency in the training posts."""
+    counts = np.bincount(posts.ids[spans(train.begins, train.lengths)], minlength=posts.words)
     frequent = np.argsort(-counts, kind="stable")[: vocabulary - 2]
     frequent = frequent[counts[frequent] > 0]
-    ids = np.full(found.words, UNKNOWN, np.int32)
+    ids = np.full(posts.words, UNKNOWN, np.int32)
     ids[frequent] = np.arange(2, 2 + len(frequent))
     return ids
 
@@ -153,7 +170,7 @@ def _ids(found: Found, train: Posts, vocabulary: int) -> NDArray[np.int32]:
 def _rows(
     words: NDArray[np.int32], ids: NDArray[np.int32], chosen: Posts
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
-    """Words to read, words to predict, and the author, of each row."""
+    """The words to read, the words to predict, and the author of each row."""
     ends = np.cumsum(chosen.lengths + 1)
     begins = ends - chosen.lengths - 1
     text = np.full(ends[-1] if len(ends) else 0, BEGIN, np.int32)
@@ -165,14 +182,14 @@ def _rows(
 
 
 def _file(path: str, data_dir: str | Path | None) -> Path:
-    looked = places(path, data_dir)
-    found = next((place for place in looked if place.is_file()), None)
-    if found is None:
-        raise InputError(f"data.path: no file {' or '.join(map(str, looked))}")
-    return found
+    candidates = places(path, data_dir)
+    file = next((place for place in candidates if place.is_file()), None)
+    if file is None:
+        raise InputError(f"data.path: no file {' or '.join(map(str, candidates))}")
+    return file
 
 
-def _posts(path: Path) -> Found:
+def _posts(path: Path) -> AllPosts:
     def build() -> Arrays:
         authors: dict[str, int] = {}
         words: dict[str, int] = {}
@@ -194,16 +211,17 @@ def _posts(path: Path) -> Found:
 
     arrays = prepared("posts", [path], {}, build)
     authors = unpacked(arrays["authors"], arrays["authors_offsets"])
-    return Found(
+    return AllPosts(
         authors, arrays["author"], arrays["ids"], arrays["offsets"], int(arrays["words"][0])
     )
 
 
 def read_posts(path: Path) -> Iterator[tuple[str, str]]:
-    """Author and post of each line, as a stream; empty lines are skipped.
+    """Yield the author and the post of each line; empty lines are skipped.
 
     Raises:
-        InputError: It cannot be read, or a line is not an author in UTF-8, a tab and a post.
+        InputError: If the file cannot be read, or a line is not an author in UTF-8, a tab and a
+            post.
     """
     with reading(path) as file:
         for number, line in enumerate(text_lines(file, path), 1):

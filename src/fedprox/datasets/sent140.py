@@ -1,4 +1,4 @@
-"""Sentiment140 (Go et al. 2009): tweets by user, of good or bad mood."""
+"""Sentiment140 (Go et al. 2009): tweets by user, labelled glad or sad."""
 
 import csv
 from array import array
@@ -12,24 +12,17 @@ from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
-from fedprox.datasets.sources import (
-    LINE,
-    SENT140,
-    data_folder,
-    find,
-    present,
-    reading,
-    text_lines,
-)
+from fedprox.datasets.sources import SENT140, data_folder, find, present
 from fedprox.datasets.users import by_user
 from fedprox.datasets.words import most_frequent, split_words, word_vectors
 from fedprox.errors import InputError, require, require_one_of, require_whole
 from fedprox.features import Vectors
 from fedprox.federation import Federation, Rows, offsets_of
+from fedprox.files.packed import LINE, reading, text_lines
 from fedprox.streams import Purpose, generator
 
 LENGTH = 25
-"""Tokens of a tweet that a model reads."""
+"""Tokens of a tweet that a model reads; a longer tweet is cut."""
 
 CSV = "training.1600000.processed.noemoticon.csv"
 
@@ -38,12 +31,12 @@ Tweet = tuple[str, int, str]
 
 
 class Source(NamedTuple):
-    """Where the tweets are.
+    """The files with the tweets.
 
     Attributes:
         paths: The files.
-        read: What reads one.
-        least: Tweets that a user must have where nothing is said.
+        read: The function that reads one.
+        least: The default of the fewest tweets of a user.
     """
 
     paths: list[Path]
@@ -62,41 +55,55 @@ def sent140(
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """Tweets with label 1 (glad) or 0 (sad), by what emoticon they had; a client is a user.
+    """Sentiment140: tweets by user, labelled glad (1) or sad (0) by their emoticons.
 
-    As in Li et al. 2020 (Table 1: 772 users, 40,783 tweets, mean 53, standard deviation 32), the
-    users are drawn at random among those with more than 30 tweets, and each user's tweets are
-    split 80/20 at random. The authors draw without a seed, so their table is met in distribution.
-    A tweet is read as its first 25 tokens; a shorter one is filled up with unknown tokens, which
-    are id 0 or the zero vector.
+    A client is a user. As in the paper (Table 1: 772 users, 40,783 tweets, mean 53, standard
+    deviation 32), users are drawn at random among those with more than 30 tweets, and each user's
+    tweets are split 80/20 at random. The authors' drawing has no seed, so the table is met in
+    distribution. A tweet is its first 25 tokens; a shorter one is padded with unknown tokens, id 0
+    or the zero vector.
 
-    The data are the 1,600,000 tweets of the training file, or files in LEAF's layout. The latter
-    may hold a part of each user's tweets, as LEAF's test part with `-k 30` does: a tenth, 16,025
-    of 2,875 users, at least three each. There `least = 5` leaves 1,473 users with 10,625 tweets,
-    and `least = 10` 218 with 3,009.
+    The data are the 1,600,000 tweets of the original training file, or files in LEAF's layout. The
+    latter may hold only some of each user's tweets. LEAF's test part with `-k 30` has a tenth,
+    16,025 tweets of 2,875 users; there `least=5` leaves 1,473 users with 10,625 tweets.
 
     Args:
-        tokens: "words": by `words.split_words`, as the authors' code does; or "characters", as the
-            paper says.
-        vectors: Word vectors that are not trained, such as "glove.6B.300d" (the paper's) or the
-            path of a file; see `words.word_vectors`. Features are then `Vectors` of shape (25, d).
-            Where left out, features are int32 ids (25,), for a model that trains an embedding.
-        vocabulary: Without `vectors`: number of ids. Id 0 is unknown, the others are the most
-            frequent tokens of training tweets.
-        keep_capitals: Tokens are made lower-case otherwise. GloVe has lower-case words only, and
-            the authors' code looks words up as they are written, so that all words with a capital
-            are unknown to it; this does so too.
-        least: Tweets that a user must have. Where left out, 31 of the training file, and 5 of files
-            in LEAF's layout: who is in them was chosen before, and of 5 one is a test tweet.
-        clients: Users drawn.
+        tokens: "words" splits tweets by `words.split_words`, as the authors' code; "characters"
+            splits them into characters, as the paper says.
+        vectors: Word vectors that are not trained: "glove.6B.300d" (the paper's) or the path of a
+            file, see `words.word_vectors`. Features are then `fedprox.Vectors`. None for word ids,
+            for a model that trains an embedding.
+        vocabulary: Number of ids without `vectors`: 0 for unknown tokens, the others for the most
+            frequent tokens of the training tweets.
+        keep_capitals: Whether to keep capital letters. GloVe has lower-case words only, so words
+            with a capital are then unknown, as in the authors' code.
+        least: Fewest tweets of a user. None for 31 with the original file, and for 5 with files in
+            LEAF's layout, whose users were selected before.
+        clients: Number of users to draw.
         seed: Seed of the drawing and of the split.
-        data_dir: Folder with `sent140/trainingandtestdata.zip`, the training file out of it, or
-            `sent140/*.json` or `*.json.gz` in LEAF's layout (what comes first in this list; several
-            JSON files are joined); else `FEDPROX_DATA`; else the first is downloaded once. The
-            first reading takes 310 MB of memory, and 150 MB are kept in the cache.
+        data_dir: Folder with `sent140/trainingandtestdata.zip`, the training file from it, or
+            `sent140/*.json` or `*.json.gz` in LEAF's layout, in this order of preference; None for
+            `FEDPROX_DATA`, or else a download to the cache. The first reading takes 310 MB of
+            memory and leaves 150 MB in the cache.
+
+    Returns:
+        A federation with 2 classes whose features are int32 ids of shape (25,), or float32 vectors
+        of shape (25, d).
 
     Raises:
-        InputError: A file is missing or broken, or an argument is out of range.
+        InputError: If a file is missing or damaged, or an argument is out of range.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.sent140(vectors="glove.6B.300d")  # doctest: +SKIP
+
+    References:
+        Go et al., `Twitter Sentiment Classification using Distant Supervision
+        <https://cs.stanford.edu/people/alecmgo/papers/TwitterDistantSupervision09.pdf>`_, 2009.
+        Federation: Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, appendix C.1. Vectors:
+        Pennington et al., `GloVe: Global Vectors for Word Representation
+        <https://aclanthology.org/D14-1162/>`_, EMNLP 2014.
     """
     require_one_of("data.tokens", tokens, ("words", "characters"))
     require_whole("data.vocabulary", vocabulary, least=2)
@@ -123,8 +130,8 @@ def sent140(
 
     def rows(parts: list[NDArray[np.int64]], read: list[list[str]]) -> Rows:
         ids = np.zeros((len(read), LENGTH), np.int32)
-        for row, found in zip(ids, read, strict=True):
-            row[: len(found)] = [known.get(token, 0) for token in found]
+        for row, words in zip(ids, read, strict=True):
+            row[: len(words)] = [known.get(word, 0) for word in words]
         x = ids if table is None else Vectors(ids, table)
         y = tweets.labels[np.concatenate(parts)].astype(np.int32)
         return Rows(x, y, offsets_of(map(len, parts)))
@@ -139,9 +146,9 @@ class Tweets(NamedTuple):
         user: Each tweet's user, int32 (tweets,).
         labels: 1 glad, 0 sad; int8 (tweets,).
         text: All texts; see `cache.packed`.
-        offsets: Where each begins.
+        offsets: Their offsets.
         names: The names of all users, packed likewise.
-        names_offsets: Where each begins.
+        names_offsets: Their offsets.
     """
 
     user: NDArray[np.int32]
@@ -179,7 +186,7 @@ def _ids(
     vocabulary: int,
     data_dir: str | Path | None,
 ) -> tuple[NDArray[np.float32] | None, dict[str, int]]:
-    """The table of vectors, if any, and each known token's id."""
+    """The table of vectors, or None, and the id of each known token."""
     if vectors is None:
         words = most_frequent(chain.from_iterable(train), vocabulary - 1)
         return None, {word: k for k, word in enumerate(words, 1)}
@@ -217,9 +224,9 @@ def _tweets(source: Source) -> Tweets:
 
 
 def _source(data_dir: str | Path | None) -> Source:
-    found = present(SENT140.name, "sent140", data_dir) or present(CSV, "sent140", data_dir)
+    file = present(SENT140.name, "sent140", data_dir) or present(CSV, "sent140", data_dir)
     folder = data_folder(data_dir)
-    if not found and folder is not None:
+    if not file and folder is not None:
         home = folder / "sent140"
         json_files = sorted([*home.glob("*.json"), *home.glob("*.json.gz")])
         for path in json_files:
@@ -230,15 +237,15 @@ def _source(data_dir: str | Path | None) -> Source:
             )
         if json_files:
             return Source(json_files, read_leaf, 5)
-    return Source([found or find(SENT140, "sent140", data_dir)], read_csv, 31)
+    return Source([file or find(SENT140, "sent140", data_dir)], read_csv, 31)
 
 
 def read_csv(path: Path) -> Iterator[Tweet]:
-    """Tweets of Sentiment140's own file, or of the archive with it, as a stream.
+    """Yield the tweets of Sentiment140's own file, or of the archive with it.
 
     Raises:
-        InputError: It cannot be read, or a row is not polarity (0 or 4), id, date, query, user and
-            text. The message names the line.
+        InputError: If the file cannot be read, or a row is not polarity (0 or 4), id, date, query,
+            user and text. The message names the line.
     """
     with reading(path, CSV) as file:
         held = 0
@@ -266,12 +273,12 @@ def read_csv(path: Path) -> Iterator[Tweet]:
 
 
 def read_leaf(path: Path) -> Iterator[Tweet]:
-    """Tweets of a JSON file in LEAF's layout: rows of id, date, query, user, text and part.
+    """Yield the tweets of a JSON file in LEAF's layout: rows of id, date, query, user, text, part.
 
     Labels are 0 and 1, or 0 and 4.
 
     Raises:
-        InputError: It is not JSON or not in this layout. The message names the user.
+        InputError: If the file is not JSON or not in this layout. The message names the user.
     """
 
     def convert(name: str, data: Any) -> list[Tweet]:

@@ -1,4 +1,4 @@
-"""Sequences of symbols as rows of one width, with a label at every position."""
+"""Sequences of symbols as rows of a fixed width, with a label at every position."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +8,7 @@ Indices = NDArray[np.int64]
 
 
 def spans(begins: Indices, lengths: Indices) -> Indices:
-    """All indices of some stretches of a text, one stretch after another.
+    """The indices of some stretches of a text, one stretch after another.
 
     >>> spans(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
@@ -20,20 +20,20 @@ def spans(begins: Indices, lengths: Indices) -> Indices:
 def unroll(
     text: NDArray[np.integer], begins: Indices, ends: Indices, width: int
 ) -> tuple[Symbols, Symbols, Indices]:
-    """Cut sequences into rows in which each symbol is to be followed by the next.
+    """Cut sequences into rows whose labels are the next symbols.
 
-    A sequence of n + 1 symbols has n labels and takes ceil(n / width) rows, which do not overlap;
-    a row starts anew, without what the row before left in a model's memory.
+    A sequence of n + 1 symbols has n labels and takes ceil(n / width) rows, which do not overlap. A
+    model reads each row from its initial state.
 
     Args:
         text: Symbols.
-        begins: Where the sequences begin in it, shape (sequences,).
-        ends: Where they end, exclusive; each has at least two symbols.
+        begins: First symbol of each sequence, shape (sequences,).
+        ends: The end of each sequence, exclusive; each has at least two symbols.
         width: Symbols of a row.
 
     Returns:
         Symbols to read, 0 after the end, and symbols to predict, -1 after the end, both int32
-        (rows, width); and how many rows each sequence has.
+        (rows, width); and the number of rows of each sequence.
 
     >>> x, y, rows = unroll(np.arange(10, 20), np.array([0, 5]), np.array([4, 7]), width=2)
     >>> x.tolist(), y.tolist(), rows.tolist()

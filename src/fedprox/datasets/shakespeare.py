@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
 from fedprox.datasets.sequences import unroll
-from fedprox.datasets.sources import SHAKESPEARE, find, present, reading, text_lines
+from fedprox.datasets.sources import SHAKESPEARE, find, present
 from fedprox.errors import require, require_one_of, require_whole
 from fedprox.features import Windows
 from fedprox.federation import Federation, Rows, offsets_of
+from fedprox.files.packed import reading, text_lines
 from fedprox.streams import Purpose, generator
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's 80 symbols, by class. It looks any other character up as -1, which as a label is the last
-class; ours is the last class everywhere. In the plays there is no other character, and no "\\n"."""
+"""LEAF's 80 symbols, by class. Any other character is -1 in LEAF, which as a label is the last
+class; here it is the last class everywhere. The plays have no other character, and no "\\n"."""
 
 WIDTH = 80
 """Characters that a model reads."""
@@ -38,54 +39,67 @@ def shakespeare(
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """The Complete Works of William Shakespeare; a client is a role of a play.
+    """Shakespeare's plays by speaking role, for predicting the next character.
 
-    Roles and lines are read by LEAF's rules, see `read_roles`. The text has 1,130 roles of more
-    than 80 characters with 4,226,206 windows; LEAF (Caldas et al. 2018) counts 1,129 with
-    4,226,158, one role of 48 windows less.
+    A client is a role of a play. Roles and lines follow LEAF's rules; see `read_roles`. The text
+    has 1,130 roles of more than 80 characters with 4,226,206 windows; LEAF counts 1,129 with
+    4,226,158.
 
-    "roles", "roles-2000" and "iid-2000" ask for the character that follows 80 characters, one of
-    LEAF's 80 symbols. A role's lines are joined by spaces, and runs of spaces are one. Rows are
-    `Windows` of one text, which overlap.
+    "roles", "roles-2000" and "iid-2000" predict the character after 80 characters, one of LEAF's 80
+    symbols. A role's lines are joined by spaces. Rows are overlapping `fedprox.Windows` of one
+    text.
 
-    * "roles": the Shakespeare data of Li et al. 2020 (Table 1: 143 roles, 517,106 windows, mean
-      3,616, standard deviation 6,808): 143 roles drawn at random. The authors' drawing has no seed,
-      and their command (a fifth of all windows) would give about 226 roles, so their table is met
-      in distribution only. Each role's windows are split 80/20 at random, as the paper says
-      (appendix C.2). So most test windows overlap with training windows; `split = "time"` avoids
-      that.
-    * "roles-2000": 100 roles of 2,000 consecutive training windows and 400 test windows each, of
-      roles that have more (Acar et al. 2021, appendix A.2). The windows begin at random places of
-      the role's first 80 % and of the rest, which share no character.
-    * "iid-2000": the same numbers, each window drawn at random from the same parts of all roles.
+    * "roles" (Li et al.): 143 roles drawn at random; their Table 1 has 143 roles with 517,106
+      windows, mean 3,616 and standard deviation 6,808. The authors' drawing has no seed, so the
+      table is met in distribution. Each role's windows are split 80/20 at random, so that most test
+      windows overlap with training windows; `split="time"` avoids that.
+    * "roles-2000" (Acar et al.): 100 roles with 2,000 consecutive training windows and 400 test
+      windows each. The windows start at random in the role's first 80 % and in the rest, which
+      share no character.
+    * "iid-2000" (Acar et al.): the same numbers, with windows drawn from the same parts of all
+      roles.
 
-    "lines" and "lines-iid" (McMahan et al. 2017, section 3) ask for the next character after every
-    character of a line: 258 symbols (bytes, begin and end of a line), unrolled for 80 characters,
-    one row for each line; the one line that is longer takes two rows. Labels have shape (rows, 80),
-    with -1 after the end.
+    "lines" and "lines-iid" predict the next character after every character of a line: 258 symbols
+    (bytes, begin and end of a line) in rows of 80. Labels have shape (rows, 80), with -1 after the
+    end of a line.
 
-    * "lines": roles of at least three lines, the first 80 % of a role's lines for training and the
-      rest, at least one line, for testing. The text has 1,145 such roles, the paper 1,146; of at
-      least two lines, as the paper says, there are 1,202. Training lines have 3,577,551
-      characters and test lines 872,906, their ends included; in the paper 3,564,579 and 870,014.
-      A role has 74.5 training lines in the mean; the paper's Table 2 says 74 (u = 7.4 at E = 1 and
-      B = 10).
-    * "lines-iid": the same training and test lines, each dealt out evenly to as many clients.
+    * "lines" (McMahan et al.): roles of at least three lines, the first 80 % of a role's lines for
+      training and the rest, at least one line, for testing. The text has 1,145 such roles, the
+      paper 1,146; roles of at least two lines, as the paper says, are 1,202. Training lines have
+      3,577,551 characters and test lines 872,906; in the paper 3,564,579 and 870,014.
+    * "lines-iid" (McMahan et al.): the same lines, dealt out evenly to as many clients.
 
     Args:
         partition: One of the five above.
-        clients: Number of clients where not the paper's; of "roles", "roles-2000" and "lines" that
-            many roles drawn at random. For "roles", 1,130 are all.
-        split: Of "roles" only: "random" where left out, or "time": the first 80 % of a role's
-            windows for training, and for testing those that share no character with them, as
-            later versions of LEAF do.
+        clients: Number of clients; None for the paper's. With "roles", "roles-2000" and "lines"
+            that many roles are drawn at random; 1,130 are all of "roles".
+        split: How "roles" divides a role's windows: "random", also if None; or "time" for the first
+            80 % to train on and those that share no character with them to test on, as later
+            versions of LEAF do. Not with other partitions.
         seed: Seed of the drawing and of the split.
-        data_dir: Folder with `shakespeare/100.txt.gz`, `100.txt` or `1994-01-100.zip`; else
-            `FEDPROX_DATA`; else the last is downloaded once. Its terms of use are World Library's:
-            personal, non-commercial.
+        data_dir: Folder with `shakespeare/100.txt.gz`, `100.txt` or `1994-01-100.zip`; None for
+            `FEDPROX_DATA`, or else a download of the last to the cache. Its terms of use allow
+            personal, non-commercial use.
+
+    Returns:
+        A federation with 80 classes and int32 features of shape (80,); 258 classes for lines.
 
     Raises:
-        InputError: The text is missing, broken or another one, or an argument is out of range.
+        InputError: If the text is missing, damaged or another one, or an argument is out of range.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.shakespeare("roles", split="time")  # doctest: +SKIP
+
+    References:
+        Caldas et al., `LEAF: A Benchmark for Federated Settings
+        <https://arxiv.org/abs/1812.01097>`_, 2018. Partitions:
+        McMahan et al., `Communication-Efficient Learning of Deep Networks from Decentralized Data
+        <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, section 3;
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, appendix C; and
+        Acar et al., `Federated Learning Based on Dynamic Regularization
+        <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2.
     """
     kinds = ("roles", "roles-2000", "iid-2000", "lines", "lines-iid")
     require_one_of("data.partition", partition, kinds)
@@ -117,7 +131,7 @@ class Roles(NamedTuple):
     Attributes:
         names: Names of the roles, sorted.
         text: Symbols of all roles, one role after another, shape (length,).
-        offsets: Where each role's text begins and ends, int64 (roles + 1,).
+        offsets: First symbol of each role, and the number of symbols, int64 (roles + 1,).
     """
 
     names: tuple[str, ...]
@@ -131,8 +145,8 @@ class Lines(NamedTuple):
     Attributes:
         names: Names of the roles, sorted.
         text: Symbols of all lines, one line after another, shape (length,).
-        lines: Where each line begins and ends in the text, int64 (lines + 1,).
-        offsets: Each role's first line, and the last role's last + 1, int64 (roles + 1,).
+        lines: First symbol of each line, and the number of symbols, int64 (lines + 1,).
+        offsets: First line of each role, and the number of lines, int64 (roles + 1,).
     """
 
     names: tuple[str, ...]
@@ -212,7 +226,7 @@ def _draw(among: Indices, count: int, seed: int) -> Indices:
 
 
 def _all_windows(roles: Roles) -> list[Indices]:
-    """Where each role's windows begin: all that are followed by a character of the role."""
+    """The starts of each role's windows: all that a character of the role follows."""
     return [
         np.arange(begin, end - WIDTH)
         for begin, end in zip(roles.offsets, roles.offsets[1:], strict=False)
@@ -224,7 +238,7 @@ def _by_time(parts: list[Indices]) -> tuple[list[Indices], list[Indices]]:
     cuts = [max(1, int(0.8 * len(part))) for part in parts]
     return (
         [part[:cut] for part, cut in zip(parts, cuts, strict=True)],
-        # the last training window ends, with its label, at the character before cut + 80
+        # the last training window and its label end at the character before cut + 80
         [part[cut + WIDTH :] for part, cut in zip(parts, cuts, strict=True)],
     )
 
@@ -282,7 +296,7 @@ def _characters(path: Path) -> Roles:
 
 
 def _lines(path: Path) -> Lines:
-    """Each role's lines in bytes, with their begins and ends."""
+    """Each role's lines as bytes, each with a begin and an end symbol."""
 
     def build() -> Arrays:
         roles = _read(path)
@@ -317,26 +331,28 @@ def _read(path: Path) -> dict[str, list[str]]:
     """Roles of at least three lines, by name."""
     with reading(path, "100.txt") as file:
         roles = read_roles(line.decode("latin-1") for line in text_lines(file, path))
-    kept = {name: roles[name] for name in sorted(roles) if len(roles[name]) >= 3}
-    require(kept, f"{path}: no roles found; it must be Project Gutenberg's etext 100 of 1994")
-    return kept
+    long_enough = {name: roles[name] for name in sorted(roles) if len(roles[name]) >= 3}
+    require(
+        long_enough, f"{path}: no roles found; it must be Project Gutenberg's etext 100 of 1994"
+    )
+    return long_enough
 
 
 def read_roles(lines: Iterable[str]) -> dict[str, list[str]]:
     r"""Each role's lines, by LEAF's rules for the 1994 text.
 
     A work begins with "by William Shakespeare"; its title is the last line above that is not empty.
-    A role begins to speak at a line of two spaces, a name of letters and spaces, a full stop and a
-    space; lines indented by four spaces go on. Capitals in names do not count. The Comedy of Errors
-    is not indented: there any line goes on, but for stage directions ("<...") and headings of acts,
-    which end a speech. The first work (the sonnets) and works with fewer than two roles (poems)
+    A speech begins at a line of two spaces, a name of letters and spaces, a full stop and a space;
+    lines indented by four spaces continue it. Names are not case-sensitive. The Comedy of Errors is
+    not indented: there any line continues a speech, except stage directions ("<...") and headings
+    of acts, which end it. The first work (the sonnets) and works with fewer than two roles (poems)
     are left out.
 
     Args:
         lines: The text.
 
     Returns:
-        {play_ROLE: its lines}, in the order of their first words.
+        {play_ROLE: its lines}, in the order of their first speeches.
 
     >>> text = ["by William Shakespeare", "A PLAY", "", "by William Shakespeare", "  Ghost. Boo!"]
     >>> read_roles([*text, "    Adieu.", "  PRINCE. O God!", "  Exeunt"])

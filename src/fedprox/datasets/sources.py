@@ -1,30 +1,26 @@
-"""Where data files come from: a folder of the user's, or a checked download kept in a cache."""
+"""Where data files come from: the user's data folder, or a verified download in the cache."""
 
-import gzip
-import io
 import logging
-import lzma
 import os
 import time
-import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path, PureWindowsPath
-from typing import IO, Any, NamedTuple
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
 
 from fedprox.bar import Bar
-from fedprox.errors import InputError, reason, require
+from fedprox.errors import InputError, require
 
 
 class Source(NamedTuple):
-    """A file to be had from the network.
+    """A file that can be downloaded.
 
     Attributes:
         name: Its name.
-        hash: Its checksum, such as "md5:..."; empty where none is recorded.
-        folders: Addresses of folders that hold it, tried in order; none where it is the user's to
-            bring.
-        size: Its bytes; 0 where that is not known.
+        hash: Its checksum, such as "md5:..."; empty if none is recorded.
+        folders: Addresses of folders that hold it, tried in order; none if the user must provide
+            it.
+        size: Its bytes; 0 if unknown.
     """
 
     name: str
@@ -70,7 +66,7 @@ QMNIST = {
         "test": "5b5b05890a5e13444e108efe57b788aa",
     }.items()
 }
-"""Who wrote MNIST's digits (Yadav & Bottou 2019)."""
+"""The writers of MNIST's digits (Yadav & Bottou 2019)."""
 
 CIFAR_10 = Source(
     "cifar-10-python.tar.gz",
@@ -96,7 +92,7 @@ FEMNIST_SQLITE = {
     )
     for part in ("train", "test")
 }
-"""FEMNIST by writer as FedJAX keeps it (Ro et al. 2021): 3,400 writers. No checksum is recorded."""
+"""FEMNIST by writer in FedJAX's files (Ro et al. 2021): 3,400 writers. No checksum is recorded."""
 
 FEMNIST_WRITERS = Source("femnist_300writers.npz", "", ())
 """300 writers of LEAF's FEMNIST (Caldas et al. 2018)."""
@@ -124,10 +120,10 @@ GLOVE = Source(
 
 
 def data_folder(data_dir: str | Path | None) -> Path | None:
-    """The user's data folder: as given, else by the environment variable FEDPROX_DATA, else none.
+    """The user's data folder: as given, else the environment variable FEDPROX_DATA, else None.
 
     Raises:
-        InputError: It does not exist.
+        InputError: If it does not exist.
     """
     chosen = data_dir or os.environ.get("FEDPROX_DATA") or None
     if chosen is None:
@@ -140,55 +136,56 @@ def data_folder(data_dir: str | Path | None) -> Path | None:
 
 
 def places(path: str, data_dir: str | Path | None) -> list[Path]:
-    """Where a path of the user's may be: as seen from here, and from the data folder if any.
+    """Paths that a user's path may mean: relative to the current folder, and to the data folder.
 
     Raises:
-        InputError: The data folder does not exist.
+        InputError: If the data folder does not exist.
     """
     folder = data_folder(data_dir)
     return [Path(path), *([folder / path] if folder else [])]
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: the user's cache folder, or `FEDPROX_CACHE`."""
+    """The folder of downloads: `FEDPROX_CACHE`, else the user's cache folder."""
     import pooch
 
     return Path(os.environ.get("FEDPROX_CACHE") or pooch.os_cache("fedprox"))
 
 
 def find(source: Source, subfolder: str, data_dir: str | Path | None) -> Path:
-    """A source's file: from the user's data folder, else from the cache, else downloaded once.
+    """The path of a source's file: in the data folder, else in the cache, else downloaded.
 
-    In the data folder the file may lie in `subfolder` or at the top, packed (.gz) or unpacked.
-    Where there is a data folder, only `fetch` downloads.
+    In the data folder the file may be in `subfolder` or at the top, packed (.gz) or unpacked. With
+    a data folder, only `fetch` downloads.
 
     Raises:
-        InputError: It is neither in the data folder nor in the cache, or cannot be downloaded.
+        InputError: If the file is neither in the data folder nor in the cache, or cannot be
+            downloaded.
     """
     folder = data_folder(data_dir)
-    found = at_hand(source, subfolder, data_dir)
-    if found is None and folder is not None:
+    path = at_hand(source, subfolder, data_dir)
+    if path is None and folder is not None:
         how = ", packed or unpacked," if source.name.endswith(".gz") else ""
         raise InputError(
             f"{subfolder}: {source.name} is missing; put it{how} in {folder / subfolder}"
         )
-    checked = found == _cached(source, subfolder) and source.folders
-    return fetch(source, subfolder) if found is None or checked else found
+    verify = path == _cached(source, subfolder) and source.folders
+    return fetch(source, subfolder) if path is None or verify else path
 
 
 def at_hand(source: Source, subfolder: str, data_dir: str | Path | None) -> Path | None:
-    """A source's file where it lies already: in the data folder, else in the cache; else None."""
+    """The path of a source's file in the data folder or in the cache; None if it is in neither."""
     packed = source.name.endswith(".gz")
     for name in (source.name, *([source.name.removesuffix(".gz")] if packed else [])):
-        found = present(name, subfolder, data_dir)
-        if found is not None:
-            return found
+        path = present(name, subfolder, data_dir)
+        if path is not None:
+            return path
     cached = _cached(source, subfolder)
     return cached if cached.is_file() else None
 
 
 def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | None:
-    """A file of the user's data folder, in `subfolder` or at the top; None if it is not there."""
+    """The path of a file in the data folder, in `subfolder` or at the top; None if it is absent."""
     folder = data_folder(data_dir)
     if folder is None:
         return None
@@ -196,190 +193,8 @@ def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | No
     return next((place for place in inside if place.is_file()), None)
 
 
-LINE = 1 << 24
-"""Bytes of a line; a longer one is no text."""
-
-ROOM, RATIO = 1 << 24, 200
-"""Bytes that any packed file may unpack to, and for each of its own bytes."""
-
-
-def most(packed: int) -> int:
-    """Bytes that a packed file of that many may unpack to.
-
-    Data files unpack to three to thirty times their size. What unpacks to a thousand times is made
-    to fill the memory.
-    """
-    return ROOM + RATIO * packed
-
-
-@contextmanager
-def reading(
-    path: Path, member: str | None = None, *, unpack: bool = True
-) -> Iterator["io.BufferedReader[Any]"]:
-    """A file's content as a stream, unpacked on the way, so that none of it need be held whole.
-
-    A progress bar appears on a terminal when reading takes longer than a second.
-
-    Args:
-        path: The file.
-        member: Of a `.zip` or `.npz`: the name of the file in it, in whatever folder; without it
-            and with `unpack` such an archive is an error.
-        unpack: Whether `.zip`, `.npz`, `.gz` and `.xz` are unpacked, and a `.gz` in an archive.
-
-    Raises:
-        InputError: It cannot be read, is damaged, or unpacks to more than `most` bytes; also where
-            that shows later, while it is read.
-    """
-    with ExitStack() as opened:
-        try:
-            file: io.RawIOBase = opened.enter_context(_opened(path, member, unpack))
-        except InputError:
-            raise
-        except Exception as error:  # a damaged archive can fail in any way
-            raise InputError(f"{path}: cannot be read: {reason(error)}") from None
-        yield opened.enter_context(io.BufferedReader(file, BUFFER))
-
-
-BUFFER = 1 << 20
-
-
-@contextmanager
-def _opened(path: Path, member: str | None, unpack: bool) -> Iterator["_Stream"]:
-    size = path.stat().st_size
-    with ExitStack() as opened:
-        if unpack and path.suffix in (".zip", ".npz"):
-            archive = opened.enter_context(zipfile.ZipFile(path))
-            info = _member(path, archive, member)
-            where, total = f"{path}/{member}", info.file_size
-            raw: Any = opened.enter_context(archive.open(info))
-        else:
-            where, total = str(path), size
-            raw = opened.enter_context(path.open("rb", buffering=0))
-        bar = opened.enter_context(Bar(path.name, total, delay=1))
-        file = _Stream(raw, where, most(size), bar.update)
-        packing = Path(where).suffix if unpack else ""
-        if packing in (".gz", ".xz"):
-            buffered = io.BufferedReader(file, BUFFER)
-            unpacked = gzip.GzipFile(fileobj=buffered) if packing == ".gz" else _Unxz(buffered)
-            file = _Stream(unpacked, where, most(size))
-        yield file
-
-
-def _member(path: Path, archive: zipfile.ZipFile, member: str | None) -> zipfile.ZipInfo:
-    for name in archive.namelist():
-        require_inside(path, name)
-    names = {name.rsplit("/")[-1]: name for name in archive.namelist()}
-    require(member is not None, f"{path}: a .zip archive cannot be read here; unpack it")
-    require(member in names, f"{path}: {member} is missing in this archive")
-    info = archive.getinfo(names[str(member)])
-    require(not info.flag_bits & 1, f"{path}: {member} is encrypted")
-    return info
-
-
-def require_inside(path: Path, name: str) -> None:
-    """Raise `InputError` if a name in an archive leads out of the folder it is unpacked in.
-
-    Nothing of an archive is unpacked to disk here, but no data set has such a name.
-    """
-    parts = PureWindowsPath(name)  # which knows both kinds of slashes, and drives
-    outside = bool(parts.anchor) or ".." in parts.parts
-    require(not outside, f"{path}: {name!r} would lie outside the folder of this archive")
-
-
-def text_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    """The lines of a stream, with their ends.
-
-    Raises:
-        InputError: A line has more than `LINE` bytes.
-    """
-    number = 0
-    while line := file.readline(LINE + 1):
-        number += 1
-        if len(line) > LINE:
-            raise InputError(f"{path}: line {number}: more than {LINE:,} bytes; not a text")
-        yield line
-
-
-def take(file: IO[bytes], count: int) -> bytearray:
-    """As many bytes of a stream, or those that there are: memory grows as they come."""
-    content = bytearray()
-    while len(content) < count and (block := file.read(min(count - len(content), BUFFER))):
-        content += block
-    return content
-
-
-class _Stream(io.RawIOBase):
-    """A stream in which all that can go wrong is an `InputError`, and that has an end."""
-
-    def __init__(
-        self, file: Any, where: str, most: int, on_read: Callable[[int], object] = lambda _: None
-    ) -> None:
-        self._file, self._where, self._on_read = file, where, on_read
-        self._most = self._left = most
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            count: int = self._file.readinto(buffer)
-        except InputError:
-            raise
-        except Exception as error:  # a damaged archive can fail in any way
-            raise InputError(f"{self._where}: cannot be read: {reason(error)}") from None
-        self._left -= count
-        require(
-            self._left >= 0,
-            f"{self._where}: cannot be read: it unpacks to more than {self._most:,} bytes, which "
-            "is too much for its size",
-        )
-        self._on_read(count)
-        return count
-
-
-class _Unxz(io.RawIOBase):
-    """An .xz file unpacked, with no more memory than its common settings need.
-
-    It is one stream or several, one after another, with zeros between them.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._begin()
-
-    def _begin(self) -> None:
-        self._unpack = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=1 << 27)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        content = b""
-        while not content:
-            packed = b""
-            if self._unpack.eof:
-                packed = self._after()
-                if not packed:
-                    break
-                self._begin()
-            elif self._unpack.needs_input:
-                packed = self._file.read(1 << 16)
-                if not packed:
-                    raise EOFError("it ends before its last block")
-            content = self._unpack.decompress(packed, len(buffer))
-        buffer[: len(content)] = content
-        return len(content)
-
-    def _after(self) -> bytes:
-        """The beginning of the next stream; nothing after the last."""
-        packed = self._unpack.unused_data.lstrip(b"\0")
-        while not packed and (block := self._file.read(1 << 16)):
-            packed = block.lstrip(b"\0")
-        return packed
-
-
 DAY = 24 * 60 * 60
-"""Seconds after which nobody writes a partial download any more."""
+"""Seconds after which a partial download counts as abandoned."""
 
 
 def host(address: str) -> str:
@@ -396,11 +211,11 @@ def _cached(source: Source, subfolder: str) -> Path:
 
 
 def fetch(source: Source, subfolder: str) -> Path:
-    """A source's file in the cache, downloaded unless it is there already and whole.
+    """The path of a source's file in the cache, downloaded unless it is there and intact.
 
     Raises:
-        InputError: No address is known, or none of them gives the file.
-        OSError: The cache cannot be written.
+        InputError: If no address is known, or the file cannot be downloaded from any.
+        OSError: If the cache cannot be written.
     """
     import pooch
 
@@ -412,8 +227,8 @@ def fetch(source: Source, subfolder: str) -> Path:
     pooch.get_logger().setLevel(logging.ERROR)
     target = cache_folder() / subfolder
     target.mkdir(parents=True, exist_ok=True)
-    for left in target.glob("tmp*"):  # by a download that was killed
-        with suppress(OSError):  # a cache that can only be read is as good
+    for left in target.glob("tmp*"):  # from a download that was killed
+        with suppress(OSError):  # the cache may be read-only
             if time.time() - left.stat().st_mtime > DAY:
                 left.unlink()
     reasons = []

@@ -1,7 +1,4 @@
-"""What the papers say about their data sets: clients, samples, sizes and classes.
-
-A figure stands here as printed; None is a figure that the paper does not give.
-"""
+"""The papers' figures for their data sets: clients, samples, sizes and classes, as printed."""
 
 from typing import Literal, NamedTuple
 
@@ -12,7 +9,7 @@ FEDDYN = "Acar et al. 2021"
 
 
 class Paper(NamedTuple):
-    """One paper's figures for one partition of a data set.
+    """A paper's figures for a partition of a data set; None for what the paper does not give.
 
     Attributes:
         clients: Number of clients.
@@ -23,7 +20,7 @@ class Paper(NamedTuple):
         source: The paper and its table or section.
         rows: Which examples `samples`, `mean` and `deviation` count: training and test rows, or
             training rows alone.
-        note: What a reader must know to compare; empty where nothing.
+        note: What a reader must know to compare; empty if nothing.
     """
 
     clients: int | None

@@ -1,19 +1,7 @@
-"""Synthetic federations whose heterogeneity is set by two numbers.
+"""Synthetic federations with adjustable heterogeneity.
 
-Li et al. 2020, section 5.1 and appendix C.1, with the draws of the authors' generator: client k has
-
-    n_k = int(LogNormal(4, 2)) + 50 examples,   d = 60 features, C = 10 classes,
-    u_k ~ N(0, alpha),  W_k ~ N(u_k, 1) (C x d),  b_k ~ N(u_k, 1),
-    B_k ~ N(0, beta),   v_k ~ N(B_k, 1) (d),      x ~ N(v_k, diag(j^-1.2)),
-    y = argmax(W_k x + b_k).
-
-alpha and beta are standard deviations, as the authors' code uses them. beta sets how much the
-clients' features differ. alpha is meant to set how much their models do, but u_k raises the scores
-of all classes by the same u_k (sum_j x_j + 1), and no argmax depends on it: the data are the same
-for any alpha, and models differ by the N(0, 1) around u_k alone.
-
-Acar et al. 2021, appendix A.1.1 turn on one kind of heterogeneity at a time, with d = 30, C = 5 and
-20 clients of about 200 examples.
+The draws follow the authors' generators. Random numbers come from this library's streams, so the
+data agree with theirs in distribution.
 """
 
 from typing import Literal
@@ -38,24 +26,45 @@ def synthetic(
     train_share: float = 0.8,
     seed: int = 0,
 ) -> Federation:
-    """FedProx's Synthetic(alpha, beta), or its IID counterpart.
+    r"""FedProx's Synthetic(alpha, beta), or its IID counterpart.
+
+    Client :math:`k` has :math:`n_k` examples of 60 features, of 10 classes:
+
+    .. math::
+        n_k &= \lfloor \mathrm{LogNormal}(4, 2) \rfloor + 50, \\
+        x &\sim N(v_k, \Sigma), \quad \Sigma_{jj} = j^{-1.2}, \quad v_k \sim N(B_k, 1),
+        \quad B_k \sim N(0, \beta), \\
+        y &= \arg\max (W_k x + b_k), \quad W_k, b_k \sim N(u_k, 1), \quad u_k \sim N(0, \alpha).
+
+    alpha and beta are standard deviations, as in the authors' code. beta sets how much the clients'
+    features differ. alpha was meant to set how much their models differ, but :math:`u_k` raises the
+    scores of all classes equally, so no label depends on it.
 
     Args:
-        alpha: Standard deviation of the clients' mean model parameter u_k, on which no label
-            depends.
-        beta: Standard deviation of the clients' mean feature B_k.
-        iid: One W, b ~ N(0, 1) for all clients and v_k = 0; alpha and beta are not used.
+        alpha: Standard deviation of :math:`u_k`, at least 0.
+        beta: Standard deviation of :math:`B_k`, at least 0.
+        iid: Whether all clients share one :math:`W, b \sim N(0, 1)` and :math:`v_k = 0`; alpha and
+            beta then have no effect.
         clients: Number of clients.
-        train_share: Share of each client's examples to train on: 0.8 by the paper (appendix C.2),
-            0.9 in the authors' code.
-        seed: Seed of the data, apart from the seeds of runs on it.
+        train_share: Share of each client's examples to train on, above 0 and below 1: 0.8 in the
+            paper (appendix C.2), 0.9 in the authors' code.
+        seed: Seed of the data, independent of the seeds of runs.
+
+    Returns:
+        A federation whose features are float32 of shape (60,).
 
     Raises:
-        InputError: A negative alpha or beta, no clients, or a share not inside (0, 1).
+        InputError: If an argument is out of range.
 
-    >>> federation = synthetic(1.0, 1.0)
-    >>> len(federation), federation.train.x.shape[1], federation.classes
-    (30, 60, 10)
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.synthetic(alpha=1.0, beta=1.0)
+        >>> len(federation), federation.features.shape, federation.classes
+        (30, (60,), 10)
+
+    References:
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, section 5.1 and appendix C.1.
     """
     _check(alpha=alpha, beta=beta, clients=clients)
     features, classes = 60, 10
@@ -82,28 +91,37 @@ def synthetic_feddyn(
     mean_size: int = 200,
     seed: int = 0,
 ) -> Federation:
-    """FedDyn's synthetic federation, with one kind of heterogeneity turned on.
+    r"""FedDyn's synthetic data, with one kind of heterogeneity.
+
+    20 clients have about 200 examples each, of 30 features and 5 classes, drawn as in `synthetic`
+    except for what `heterogeneity` names.
 
     Args:
-        heterogeneity: "none", or what differs between clients: "type1" their models
-            (W_k, b_k ~ N(u_k, 1), u_k ~ N(0, gamma)), "type2" their features (v_k ~ N(B_k, 1),
-            B_k ~ N(0, gamma)), "type3" their sizes (int(LogNormal(log(mean_size), gamma))).
-        gamma: The paper's gamma_1, gamma_2 or gamma_3, a standard deviation as the authors' code
-            uses it. The paper gives no value; 1 for types 1 and 2 and 0.3 for type 3 where left
-            out. On that of type 1 no label depends.
+        heterogeneity: What differs between clients. "none"; "type1" for their models,
+            :math:`W_k, b_k \sim N(u_k, 1)` with :math:`u_k \sim N(0, \gamma)`; "type2" for their
+            features, :math:`v_k \sim N(B_k, 1)` with :math:`B_k \sim N(0, \gamma)`; or "type3" for
+            their sizes, LogNormal(log(mean_size), gamma) rounded down.
+        gamma: The paper's :math:`\gamma_1`, :math:`\gamma_2` or :math:`\gamma_3`, a standard
+            deviation. The paper gives no values. None for 1 with types 1 and 2 and 0.3 with type 3.
+            With type 1 no label depends on it.
         clients: Number of clients.
-        mean_size: Mean examples of a client.
-        seed: Seed of the data.
+        mean_size: Mean number of examples of a client.
+        seed: Seed of the data, independent of the seeds of runs.
 
     Returns:
-        A federation that is tested on its training data, as the authors do.
+        A federation that is tested on its training data, as in the paper.
 
     Raises:
-        InputError: An unknown kind of heterogeneity, a gamma that is negative, too large or has
-            nothing to scale, or no clients.
+        InputError: If an argument is out of range, or gamma is given with "none".
 
-    >>> synthetic_feddyn("type3").train.x.shape[1]
-    30
+    Example:
+        >>> import fedprox as fp
+        >>> fp.datasets.synthetic_feddyn("type3").features.shape
+        (30,)
+
+    References:
+        Acar et al., `Federated Learning Based on Dynamic Regularization
+        <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.1.
     """
     kinds = ("none", "type1", "type2", "type3")
     require_one_of("data.heterogeneity", heterogeneity, kinds)

@@ -6,28 +6,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedprox.datasets.sources import reading
 from fedprox.errors import InputError, distinct, reason, require
+from fedprox.files.packed import reading
 
 T = TypeVar("T")
 
 
 def by_user(path: Path, convert: Callable[[str, Any], T]) -> tuple[dict[str, Any], dict[str, T]]:
-    """What a file holds, with what `convert(name, data)` makes of each user's data.
+    """Read a file in LEAF's layout, with `convert(name, data)` applied to each user's data.
 
-    As Python's numbers and lists a file takes many times its size. So `user_data` is read one user
-    at a time.
+    As Python numbers and lists a file takes many times its size, so `user_data` is read one user at
+    a time.
 
     Args:
         path: The file, packed (.gz) or not.
         convert: Called for each user, in the order of the file.
 
     Returns:
-        The other keys of the file, and the users'.
+        The other keys of the file, and the converted data by user.
 
     Raises:
-        InputError: It cannot be read, is not a JSON object with one object `user_data`, or names a
-            user twice; or what `convert` raises.
+        InputError: If the file cannot be read, is not a JSON object with one object `user_data`, or
+            names a user twice, or if `convert` raises it.
     """
     with reading(path) as file:
         raw = file.read()
@@ -61,17 +61,17 @@ _DECODER = json.JSONDecoder()
 
 
 def _space(text: str, at: int) -> int:
-    """The place after white space."""
-    found = _SPACE.match(text, at)
-    assert found is not None
-    return found.end()
+    """The position after white space."""
+    match = _SPACE.match(text, at)
+    assert match is not None
+    return match.end()
 
 
 class _Object:
-    """A JSON object in a text: an iteration over its keys, at each of which `value` is to be read.
+    """A JSON object in a text: iterates over its keys; `value` must be called for each.
 
     Attributes:
-        at: Where reading stands: at a value, or behind the object.
+        at: The current position: at a value, or after the object.
     """
 
     def __init__(self, text: str, at: int) -> None:
@@ -95,9 +95,9 @@ class _Object:
             self._expect(",")
 
     def value(self) -> Any:
-        """The value that begins here, and move behind it."""
-        found, self.at = _DECODER.raw_decode(self.text, self.at)
-        return found
+        """Read the value at the current position."""
+        decoded, self.at = _DECODER.raw_decode(self.text, self.at)
+        return decoded
 
     def _expect(self, mark: str) -> None:
         self.at = _space(self.text, self.at)

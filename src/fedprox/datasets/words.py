@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets.cache import Arrays, prepared
-from fedprox.datasets.sources import GLOVE, find, places, present, reading, text_lines
+from fedprox.datasets.sources import GLOVE, find, places, present
 from fedprox.errors import InputError, require
+from fedprox.files.packed import reading, text_lines
 
 GLOVES = tuple(f"glove.6B.{d}d" for d in (50, 100, 200, 300))
 """The members of GloVe's archive (Pennington et al. 2014)."""
@@ -32,7 +33,7 @@ def split_words(text: str) -> list[str]:
 
 
 def most_frequent(words: Iterable[str], count: int) -> list[str]:
-    """The most frequent words, at most `count`, first come first where they are equally frequent.
+    """The most frequent words, at most `count`; ties go to the word that appears first.
 
     >>> most_frequent(["a", "b", "c", "b", "c"], 2)
     ['b', 'c']
@@ -43,24 +44,25 @@ def most_frequent(words: Iterable[str], count: int) -> list[str]:
 def word_vectors(
     name: str, words: Sequence[str], data_dir: str | Path | None
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """Vectors of those words that a file of word vectors knows.
+    """The vectors of some words, from a file of word vectors.
 
-    The file is read as a stream, and only the vectors asked for are kept; they are cached.
+    The file is read as a stream, and only the requested vectors are stored, in the cache.
 
     Args:
-        name: One of `GLOVES`, or the path of a text file (packed as .gz or not) as seen from here
-            or from the data folder: a word and its numbers a line, with spaces between, in UTF-8.
-            A first line of two whole numbers, as word2vec and fastText write it, is skipped.
-        words: Words, each once.
+        name: One of `GLOVES`, or the path of a UTF-8 text file, packed (.gz) or not, relative to
+            the current folder or the data folder: a word and its numbers in each line, separated by
+            spaces. A first line of two whole numbers, as word2vec and fastText write it, is
+            skipped.
+        words: Words, all different.
         data_dir: Folder with the file, or with `glove/glove.6B.300d.txt` or `glove/glove.6B.zip`;
-            else `FEDPROX_DATA`; else GloVe's archive of 862 MB is downloaded once.
+            None for `FEDPROX_DATA`, or else a download of GloVe's archive (862 MB) to the cache.
 
     Returns:
-        A table float32 (known words + 1, d), whose row 0 is zero and stands for unknown words; and
-        for each word its row, int32 (words,).
+        A table float32 (known words + 1, d), whose row 0 is zero, for unknown words; and the row of
+        each word, int32 (words,).
 
     Raises:
-        InputError: The file is missing or broken; the message names the line.
+        InputError: If the file is missing or damaged. The message names the line.
     """
     path, member = _file(name, data_dir)
     asked = hashlib.sha256(json.dumps(words).encode()).hexdigest()
@@ -73,7 +75,7 @@ def word_vectors(
 
 
 def _file(name: str, data_dir: str | Path | None) -> tuple[Path, str | None]:
-    """The file of vectors, and which member of it where it is an archive."""
+    """The file of vectors, and the name of its member if it is an archive."""
     if name in GLOVES:
         member = f"{name}.txt"
         unpacked = present(member, "glove", data_dir)
@@ -87,10 +89,10 @@ def _file(name: str, data_dir: str | Path | None) -> tuple[Path, str | None]:
 
 
 def read_vectors(path: Path, member: str | None, words: Sequence[str]) -> Arrays:
-    """`word_vectors` of a file, uncached: its "table" and "rows"."""
+    """`word_vectors` of a file without the cache: "table" and "rows"."""
     places = {word.encode("utf-8", "surrogatepass"): k for k, word in enumerate(words)}
     rows = np.zeros(len(words), np.int32)
-    found: list[NDArray[np.float32]] = []
+    vectors: list[NDArray[np.float32]] = []
     width = 0
     with reading(path, member) as file:
         for number, line in enumerate(text_lines(file, path), 1):
@@ -107,12 +109,12 @@ def read_vectors(path: Path, member: str | None, words: Sequence[str]) -> Arrays
                 continue
             fields = numbers.split()
             if len(fields) > width:
-                continue  # a word with spaces that begins with one of ours
-            found.append(_numbers(fields, width, path, number))
-            rows[place] = len(found)
+                continue  # a word with spaces whose first part is one of `words`
+            vectors.append(_numbers(fields, width, path, number))
+            rows[place] = len(vectors)
     require(width, f"{path}: no word vectors; a word and its numbers a line are needed")
-    table = np.zeros((len(found) + 1, width), np.float32)
-    for row, vector in enumerate(found, 1):
+    table = np.zeros((len(vectors) + 1, width), np.float32)
+    for row, vector in enumerate(vectors, 1):
         table[row] = vector
     return {"table": table, "rows": rows}
 

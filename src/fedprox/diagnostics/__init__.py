@@ -1,4 +1,4 @@
-"""Measurements of a federation's heterogeneity, and what theory makes of them."""
+"""Measures of a federation's heterogeneity, and the bounds that theory derives from them."""
 
 from fedprox.diagnostics.certificate import (
     Constants,

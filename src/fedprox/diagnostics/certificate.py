@@ -1,21 +1,9 @@
-"""When theory promises that a round of FedProx lowers f: rho of Theorem 4 and what follows from it.
+"""Conditions under which theory promises that a round of FedProx decreases f: rho of Theorem 4.
 
-If the F_k are L-smooth with Hessians of at least -L_- I, mu_bar = mu - L_- > 0, B(w^t) <= B, all
-local solutions are gamma-inexact, and K clients are drawn with probabilities p_k, with replacement,
-and their answers averaged plainly, then
-
-    E f(w^{t+1}) <= f(w^t) - rho ||grad f(w^t)||^2
-
-where, wherever it is positive (Li et al. 2020, Theorem 4),
-
-    rho = 1/mu - gamma B/mu - B (1 + gamma) sqrt(2) / (mu_bar sqrt(K))
-          - L B (1 + gamma) / (mu_bar mu) - L (1 + gamma)^2 B^2 / (2 mu_bar^2)
-          - L B^2 (1 + gamma)^2 (2 sqrt(2 K) + 2) / (mu_bar^2 K).
-
-Lemma 3 of the paper's first draft has no sqrt(2), and 2 sqrt(K) + 1 for 2 sqrt(2 K) + 2: it bounds
-the scatter of a cohort's mean by 1/K of that of its members, which is exact for this sampling,
-where the theorem takes 2/K. So Theorem 4 with K clients is Lemma 3 with K/2, and here they are
-one formula. The condition is sufficient and not necessary: a mu without it may work as well.
+Lemma 3 of the paper's first draft has no sqrt(2), and 2 sqrt(K) + 1 in place of 2 sqrt(2 K) + 2: it
+bounds the variance of a cohort's mean by 1/K of its members' variance, which is exact for this
+sampling, where the theorem uses 2/K. So Theorem 4 with K clients is Lemma 3 with K/2, and one
+formula serves both. The condition is sufficient, not necessary: a smaller mu may work as well.
 """
 
 import math
@@ -29,17 +17,23 @@ from fedprox.errors import require, require_number, require_whole
 
 @dataclass(frozen=True)
 class Constants:
-    """What the bound depends on besides mu.
+    """The constants of Theorem 4 besides mu.
 
     Attributes:
-        smoothness: L, above 0.
-        dissimilarity: B, at least 1.
-        clients_per_round: K.
-        negative_curvature: L_-, from 0 to L; 0 where all F_k are convex.
-        gamma: How inexact local solutions are, from 0 to 1 (Definition 1).
+        smoothness: L, the smoothness of the local objectives, above 0.
+        dissimilarity: B, a bound of B(w^t), at least 1.
+        clients_per_round: K, at least 1.
+        negative_curvature: L_-, from 0 to L: no Hessian of a local objective has an eigenvalue
+            below -L_-. It is 0 if all of them are convex.
+        gamma: Inexactness of the local solutions (Definition 1), from 0 to 1.
 
     Raises:
-        InputError: A number out of range.
+        InputError: If a number is out of range.
+
+    Example:
+        >>> from fedprox.diagnostics import Constants
+        >>> Constants(smoothness=1.0, dissimilarity=2.0, clients_per_round=10).gamma
+        0.0
     """
 
     smoothness: float
@@ -69,9 +63,8 @@ class _Polynomial(NamedTuple):
 def _polynomial(constants: Constants, *, draft: bool) -> _Polynomial:
     clients = constants.clients_per_round if draft else constants.clients_per_round / 2
     smoothness = constants.smoothness
-    moved = constants.dissimilarity * (
-        1 + constants.gamma
-    )  # mu_bar times a bound of E||w_k - w^t||
+    # mu_bar times a bound of E||w_k - w^t||
+    moved = constants.dissimilarity * (1 + constants.gamma)
     return _Polynomial(
         gain=1 - constants.gamma * constants.dissimilarity,
         noise=moved / math.sqrt(clients),
@@ -81,29 +74,48 @@ def _polynomial(constants: Constants, *, draft: bool) -> _Polynomial:
 
 
 def rho(mu: float, constants: Constants, *, draft: bool = False) -> float:
-    """The promised decrease of f in a round, in units of ||grad f||^2 (Li et al. 2020, Theorem 4).
+    r"""The promised decrease of f in a round, in units of the squared gradient norm.
+
+    Let the :math:`F_k` be :math:`L`-smooth with Hessians of at least :math:`-L_- I`,
+    :math:`\bar\mu = \mu - L_- > 0`, :math:`B(w^t) \le B`, and all local solutions
+    :math:`\gamma`-inexact. If :math:`K` clients are drawn with probabilities :math:`p_k`, with
+    replacement, and the server takes their plain mean, then
+
+    .. math:: E f(w^{t+1}) \le f(w^t) - \rho \|\nabla f(w^t)\|^2
+
+    wherever the following is positive:
+
+    .. math::
+        \rho = \frac{1}{\mu} - \frac{\gamma B}{\mu}
+        - \frac{B (1 + \gamma) \sqrt{2}}{\bar\mu \sqrt{K}}
+        - \frac{L B (1 + \gamma)}{\bar\mu \mu}
+        - \frac{L (1 + \gamma)^2 B^2}{2 \bar\mu^2}
+        - \frac{L B^2 (1 + \gamma)^2}{\bar\mu^2 K} (2 \sqrt{2 K} + 2).
 
     Args:
-        mu: Weight of the proximal term.
-        constants: What else the bound depends on.
-        draft: Lemma 3 of the paper's first draft (its equation 3) in place of Theorem 4.
+        mu: Proximal weight, at least 0.
+        constants: The other constants.
+        draft: Whether to use Lemma 3 of the paper's first draft (its equation 3) instead.
 
     Returns:
-        rho; nothing is promised where it is not positive. -infinity where mu <= L_-.
+        rho; nothing is promised unless it is positive. -infinity if mu is at most L_-.
 
     Raises:
-        InputError: mu is not a finite number of at least 0.
+        InputError: If mu is negative or not finite.
 
-    With L = 1, B = 1, K = 8: 1/20 - 1/40 - 1/400 - 1/800 - 10/3200 at mu = 20.
+    Example:
+        With L = 1, B = 1, K = 8, and mu = 20: 1/20 - 1/40 - 1/400 - 1/800 - 10/3200. The draft with
+        K = 4 gives the same.
 
-    >>> constants = Constants(smoothness=1.0, dissimilarity=1.0, clients_per_round=8)
-    >>> round(rho(20.0, constants), 9)
-    0.018125
+        >>> from fedprox.diagnostics import Constants, rho
+        >>> round(rho(20.0, Constants(1.0, 1.0, clients_per_round=8)), 9)
+        0.018125
+        >>> round(rho(20.0, Constants(1.0, 1.0, clients_per_round=4), draft=True), 9)
+        0.018125
 
-    K = 4 in the draft, where 1/sqrt(K) = 1/2 and (2 sqrt(K) + 1)/K = 5/4, comes to the same.
-
-    >>> round(rho(20.0, Constants(1.0, 1.0, clients_per_round=4), draft=True), 9)
-    0.018125
+    References:
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, Theorem 4.
     """
     require_number("mu", mu)
     mu_bar = mu - constants.negative_curvature
@@ -115,22 +127,31 @@ def rho(mu: float, constants: Constants, *, draft: bool = False) -> float:
 
 
 def mu_needed(constants: Constants, *, draft: bool = False) -> float | None:
-    """The mu above which rho is positive, or None where no mu makes it so.
+    r"""The mu above which rho is positive.
 
-    rho mu mu_bar^2 is a quadratic in mu_bar that is negative at 0; its leading coefficient is
-    1 - gamma B - B (1 + gamma) sqrt(2/K). So rho is positive for some mu exactly where that is,
-    and then for every mu above L_- + the one positive root, and for no other.
+    :math:`\rho \mu \bar\mu^2` is a quadratic in :math:`\bar\mu` that is negative at 0, with
+    leading coefficient :math:`1 - \gamma B - B (1 + \gamma) \sqrt{2 / K}`. If that is positive,
+    rho is positive exactly for mu above :math:`L_-` plus the positive root; else for no mu.
 
     Args:
-        constants: What the bound depends on.
-        draft: Lemma 3 of the paper's first draft in place of Theorem 4.
+        constants: The constants besides mu.
+        draft: Whether to use Lemma 3 of the paper's first draft instead of Theorem 4.
 
-    With L = 1, B = 1, K = 8 rho is 1/(2 mu) - 2.75/mu^2.
+    Returns:
+        The mu, or None if rho is positive for no mu.
 
-    >>> mu_needed(Constants(smoothness=1.0, dissimilarity=1.0, clients_per_round=8))
-    5.5
-    >>> mu_needed(Constants(smoothness=1.0, dissimilarity=3.0, clients_per_round=8)) is None
-    True
+    Example:
+        With L = 1, B = 1, K = 8, rho is 1/(2 mu) - 2.75/mu^2.
+
+        >>> from fedprox.diagnostics import Constants, mu_needed
+        >>> mu_needed(Constants(smoothness=1.0, dissimilarity=1.0, clients_per_round=8))
+        5.5
+        >>> mu_needed(Constants(smoothness=1.0, dissimilarity=3.0, clients_per_round=8)) is None
+        True
+
+    References:
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, Theorem 4.
     """
     p, below = _polynomial(constants, draft=draft), constants.negative_curvature
     leading = p.gain - p.noise
@@ -142,18 +163,27 @@ def mu_needed(constants: Constants, *, draft: bool = False) -> float | None:
 
 
 def best_mu(constants: Constants, *, draft: bool = False) -> float | None:
-    """The mu with the largest rho, or None where no mu makes rho positive.
+    r"""The mu with the largest rho.
 
-    Where L_- = 0 it is twice `mu_needed`. In general the derivative of rho, times
-    mu^2 mu_bar^3, is a cubic in mu_bar whose coefficients change sign once, so that it has one
-    positive root.
+    With :math:`L_- = 0` it is twice `mu_needed`. In general the derivative of rho, times
+    :math:`\mu^2 \bar\mu^3`, is a cubic in :math:`\bar\mu` whose coefficients change sign once, so
+    it has one positive root.
 
     Args:
-        constants: What the bound depends on.
-        draft: Lemma 3 of the paper's first draft in place of Theorem 4.
+        constants: The constants besides mu.
+        draft: Whether to use Lemma 3 of the paper's first draft instead of Theorem 4.
 
-    >>> round(best_mu(Constants(smoothness=1.0, dissimilarity=1.0, clients_per_round=8)), 9)
-    11.0
+    Returns:
+        The mu, or None if rho is positive for no mu.
+
+    Example:
+        >>> from fedprox.diagnostics import Constants, best_mu
+        >>> round(best_mu(Constants(1.0, dissimilarity=1.0, clients_per_round=8)), 9)
+        11.0
+
+    References:
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, Theorem 4.
     """
     if mu_needed(constants, draft=draft) is None:
         return None
@@ -166,45 +196,66 @@ def best_mu(constants: Constants, *, draft: bool = False) -> float | None:
             2 * p.bend * below**2,
         ]
     )
-    # the sum of the roots' products in pairs is at most 0, so the real parts of the other two are
+    # the sum of the roots' pairwise products is at most 0, so the other two have real parts <= 0
     return below + float(roots.real.max())
 
 
 def remark_5(constants: Constants) -> bool:
-    """Whether gamma B < 1 and B / sqrt(K) < 1, without which rho > 0 for no mu (Remark 5).
+    r"""Whether :math:`\gamma B < 1` and :math:`B / \sqrt{K} < 1`.
 
-    They do not suffice: see `mu_needed` for what does.
+    Both are necessary for a positive rho, but they do not suffice: see `mu_needed`.
 
-    >>> remark_5(Constants(smoothness=1.0, dissimilarity=3.0, clients_per_round=10))
-    True
-    >>> remark_5(Constants(smoothness=1.0, dissimilarity=4.0, clients_per_round=10))
-    False
+    Args:
+        constants: The constants besides mu.
+
+    Returns:
+        Whether both inequalities hold.
+
+    Example:
+        >>> from fedprox.diagnostics import Constants, remark_5
+        >>> remark_5(Constants(smoothness=1.0, dissimilarity=3.0, clients_per_round=10))
+        True
+        >>> remark_5(Constants(smoothness=1.0, dissimilarity=4.0, clients_per_round=10))
+        False
+
+    References:
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, Remark 5.
     """
     ratio = constants.dissimilarity / math.sqrt(constants.clients_per_round)
     return constants.gamma * constants.dissimilarity < 1 and ratio < 1
 
 
 class ConvexCase(NamedTuple):
-    """Corollary 7's `mu` and the decrease `rho` that goes with it."""
+    """The mu of Corollary 7 and its decrease rho."""
 
     mu: float
     rho: float
 
 
 def corollary_7(smoothness: float, dissimilarity: float) -> ConvexCase:
-    """The convex case: mu = 6 L B^2, with which rho is about 1 / (24 L B^2).
+    r"""The convex case: :math:`\mu = 6 L B^2`, for which rho is about :math:`1 / (24 L B^2)`.
 
-    For convex F_k, exact local solutions and 1 << B <= sqrt(K) / 2 (Li et al. 2020, Corollary 7).
+    It holds for convex :math:`F_k`, exact local solutions, and :math:`1 \ll B \le \sqrt{K} / 2`.
 
     Args:
-        smoothness: L.
-        dissimilarity: B.
+        smoothness: L, above 0.
+        dissimilarity: B, at least 1.
+
+    Returns:
+        The named tuple (mu, rho).
 
     Raises:
-        InputError: L <= 0 or B < 1.
+        InputError: If L or B is out of range.
 
-    >>> corollary_7(0.5, 2.0) == (12.0, 1 / 48)
-    True
+    Example:
+        >>> from fedprox.diagnostics import corollary_7
+        >>> corollary_7(0.5, 2.0) == (12.0, 1 / 48)
+        True
+
+    References:
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, Corollary 7.
     """
     constants = Constants(smoothness, dissimilarity, 1)
     scale = constants.smoothness * constants.dissimilarity * constants.dissimilarity
@@ -212,17 +263,29 @@ def corollary_7(smoothness: float, dissimilarity: float) -> ConvexCase:
 
 
 def dissimilarity_bound(variance: float, epsilon: float) -> float:
-    """B <= sqrt(1 + sigma^2 / epsilon), wherever ||grad f||^2 >= epsilon (Corollary 10).
+    r"""A bound of B from a bound of the gradients' variance.
+
+    .. math:: B \le \sqrt{1 + \sigma^2 / \epsilon} \quad
+        \text{wherever} \quad \|\nabla f(w)\|^2 \ge \epsilon.
 
     Args:
-        variance: sigma^2, a bound of E_k ||grad F_k - grad f||^2.
-        epsilon: Least ||grad f||^2 that matters, above 0.
+        variance: :math:`\sigma^2`, a bound of :math:`E_k \|\nabla F_k - \nabla f\|^2`, at least 0.
+        epsilon: The least :math:`\|\nabla f\|^2` of interest, above 0.
+
+    Returns:
+        The bound.
 
     Raises:
-        InputError: A number out of range.
+        InputError: If a number is out of range.
 
-    >>> dissimilarity_bound(3.0, 1.0)
-    2.0
+    Example:
+        >>> from fedprox.diagnostics import dissimilarity_bound
+        >>> dissimilarity_bound(3.0, 1.0)
+        2.0
+
+    References:
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, Corollary 10.
     """
     require_number("variance", variance)
     require_number("epsilon", epsilon, positive=True)
@@ -239,29 +302,38 @@ def rho_bounded_variance(
     negative_curvature: float = 0.0,
     gamma: float = 0.0,
 ) -> float:
-    """The rho of Theorem 4 where the gradients' variance is bounded in place of B.
+    r"""The rho of Theorem 4 with a bound of the gradients' variance in place of B.
 
-    Li et al. 2020, Theorem 11: B = sqrt(1 + sigma^2 / epsilon), and the decrease is promised
-    while ||grad f||^2 >= epsilon.
+    It is `rho` with the B of `dissimilarity_bound`. The decrease is promised while
+    :math:`\|\nabla f\|^2 \ge \epsilon`.
 
     Args:
-        mu: Weight of the proximal term.
-        smoothness: L.
-        variance: sigma^2, a bound of E_k ||grad F_k - grad f||^2.
-        epsilon: Least ||grad f||^2 that matters.
-        clients_per_round: K.
-        negative_curvature: L_-.
-        gamma: How inexact local solutions are.
+        mu: Proximal weight, at least 0.
+        smoothness: L, above 0.
+        variance: :math:`\sigma^2`, a bound of :math:`E_k \|\nabla F_k - \nabla f\|^2`, at least 0.
+        epsilon: The least :math:`\|\nabla f\|^2` of interest, above 0.
+        clients_per_round: K, at least 1.
+        negative_curvature: L_-, from 0 to L.
+        gamma: Inexactness of the local solutions, from 0 to 1.
+
+    Returns:
+        rho; nothing is promised unless it is positive.
 
     Raises:
-        InputError: A number out of range.
+        InputError: If a number is out of range.
 
-    With B = 2, L = 1, K = 32: 1/100 - 1/200 - 2/10^4 - 2/10^4 - 4 * 18/32 / 10^4 at mu = 100.
+    Example:
+        With B = 2, L = 1, K = 32, mu = 100: 1/100 - 1/200 - 2/10^4 - 2/10^4 - 4 * 18/32 / 10^4.
 
-    >>> round(rho_bounded_variance(
-    ...     100.0, smoothness=1.0, variance=3.0, epsilon=1.0, clients_per_round=32
-    ... ), 9)
-    0.004375
+        >>> from fedprox.diagnostics import rho_bounded_variance
+        >>> round(rho_bounded_variance(
+        ...     100.0, smoothness=1.0, variance=3.0, epsilon=1.0, clients_per_round=32
+        ... ), 9)
+        0.004375
+
+    References:
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, Theorem 11.
     """
     bound = dissimilarity_bound(variance, epsilon)
     return rho(mu, Constants(smoothness, bound, clients_per_round, negative_curvature, gamma))

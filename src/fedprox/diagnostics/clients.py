@@ -1,4 +1,4 @@
-"""How a model serves each client: who is left behind by a mean over all of them."""
+"""Evaluation of one model, over all rows of a federation and client by client."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,25 +13,36 @@ from fedprox.metrics import terms_of, value_of
 from fedprox.model import Model, Params, check_model, check_params, labels_met, losses_of
 
 ROWS = 512
-"""Rows that are on the device at once, so that its memory does not limit the federation."""
+"""Rows on the device at once, so that its memory does not limit the federation."""
 
 Values = NDArray[np.float64]
 
 
 class EvaluationResult(NamedTuple):
-    """A model on a federation, over all rows and on each client; see `evaluate`.
+    """Measures of one model, over all rows and on each client's rows; see `evaluate`.
 
     Attributes:
         train_loss: f(w), the mean loss of all training rows.
-        test_loss: The mean loss of all test rows; NaN where there are none.
-        test_accuracy: Share of all test labels that are met; NaN where there are none.
-        metrics: The model's metrics by name, "test_NAME" over all test rows and "train_NAME" over
-            all training rows.
+        test_loss: Mean loss of all test rows; NaN without test rows.
+        test_accuracy: Share of all test labels that are met; NaN without test rows, and for a model
+            without accuracy.
+        metrics: The model's metrics: "test_NAME" over all test rows and "train_NAME" over all
+            training rows.
         clients: The clients' names, in the order of the arrays below.
-        training_rows: n_k, shape (clients,).
-        test_rows: Test rows of each client, shape (clients,).
-        by_client: "train_loss", which is F_k(w), "test_loss", "test_accuracy" and the metrics on
-            each client's own rows, each of shape (clients,); NaN for a client without such rows.
+        training_rows: Training rows n_k of each client, int64 (clients,).
+        test_rows: Test rows of each client, int64 (clients,).
+        by_client: Measures of each client's own rows, float64 (clients,): "train_loss", which is
+            F_k(w), "test_loss", "test_accuracy" and the metrics. NaN for a client without such
+            rows.
+
+    Example:
+        >>> import jax
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.synthetic(clients=3)
+        >>> model = fp.models.logistic(federation, initial="zeros")
+        >>> result = fp.evaluate(model, model.init(jax.random.key(0)), federation)
+        >>> round(result.train_loss, 3), result.by_client["test_accuracy"].shape  # log(10)
+        (2.303, (3,))
     """
 
     train_loss: float
@@ -66,18 +77,24 @@ def evaluate(model: Model, params: Params, federation: Federation) -> Evaluation
         params: Its parameters, such as `Run.params` or what `load_model` returns.
         federation: The clients and their data.
 
+    Returns:
+        Losses, accuracy and the model's metrics, over all rows and by client.
+
     Raises:
-        InputError: The model does not fit the federation, or the parameters the model.
+        InputError: If the model does not fit the federation, or the parameters the model.
 
     Example:
+        The training loss is 3/4 * 0 + 1/4 * 4:
+
         >>> import jax.numpy as jnp
+        >>> import fedprox as fp
         >>> def squared(outputs, y):
         ...     return (outputs - y) ** 2
-        >>> model = Model(lambda key: jnp.ones(()), lambda w, x: w * x[:, 0], squared)
+        >>> model = fp.Model(lambda key: jnp.ones(()), lambda w, x: w * x[:, 0], squared)
         >>> clients = [([[1.0], [1.0], [1.0]], [1.0, 1.0, 1.0]), ([[3.0]], [1.0])]
-        >>> federation = Federation.from_arrays(clients)
-        >>> found = evaluate(model, jnp.ones(()), federation)
-        >>> found.train_loss, found.by_client["train_loss"].tolist()  # 3/4 * 0 + 1/4 * 4
+        >>> federation = fp.Federation.from_arrays(clients)
+        >>> result = fp.evaluate(model, jnp.ones(()), federation)
+        >>> result.train_loss, result.by_client["train_loss"].tolist()
         (1.0, [0.0, 4.0])
     """
     check_model(model, federation)
@@ -89,8 +106,8 @@ def evaluate(model: Model, params: Params, federation: Federation) -> Evaluation
         by_client |= _measures(model, kind, sums, rows.sizes, rows.labels)
         total = jax.tree.map(lambda a: a.sum(axis=0, keepdims=True), sums)
         counts = (np.array([count.sum()]) for count in (rows.sizes, rows.labels))
-        found = _measures(model, kind, total, *counts)
-        overall |= {name: float(value) for name, (value,) in found.items()}
+        pooled = _measures(model, kind, total, *counts)
+        overall |= {name: float(value) for name, (value,) in pooled.items()}
     return EvaluationResult(
         train_loss=overall.pop("train_loss"),
         test_loss=overall.pop("test_loss"),
@@ -110,12 +127,12 @@ def client_measures(federation: Federation, model: Model, params: Params) -> dic
 
     Args:
         federation: The clients and their data.
-        model: The model; the same one over several calls is compiled once.
+        model: The model. It is compiled once for several calls.
         params: Its parameters.
 
     Returns:
-        "test_accuracy", NaN for a model without accuracy, "test_loss", and of each metric
-        "test_NAME" and "train_NAME", each of shape (clients,) and NaN for clients without such
+        "test_accuracy", NaN for a model without accuracy, "test_loss", and for each metric
+        "test_NAME" and "train_NAME"; each float64 (clients,), and NaN for clients without such
         rows.
 
     >>> import jax.numpy as jnp
@@ -136,12 +153,12 @@ def client_measures(federation: Federation, model: Model, params: Params) -> dic
     [0.625, 4.0]
     """
     test, train = federation.test, federation.train
-    found = _measures(model, "test", _sums(model, params, test), test.sizes, test.labels)
+    measures = _measures(model, "test", _sums(model, params, test), test.sizes, test.labels)
     if model.metrics:
         sums = _sums(model, params, train)
-        found |= _measures(model, "train", sums, train.sizes, train.labels)
-        del found["train_loss"]
-    return found
+        measures |= _measures(model, "train", sums, train.sizes, train.labels)
+        del measures["train_loss"]
+    return measures
 
 
 def _measures(
@@ -151,25 +168,25 @@ def _measures(
     rows: NDArray[np.int64],
     labels: NDArray[np.int64],
 ) -> dict[str, Values]:
-    """Loss, accuracy of test rows, and metrics, given sums over some groups of rows.
+    """Loss, accuracy of test rows, and metrics, from sums over groups of rows.
 
     Args:
         model: The model.
         kind: "train" or "test".
-        sums: What `_summed` sums, leaves (groups, ...).
+        sums: Sums of the results of `_summed`, leaves (groups, ...).
         rows: Rows of each group, shape (groups,).
         labels: Labels of each group, shape (groups,).
     """
-    found = {f"{kind}_loss": _ratio(sums["loss"], rows)}
+    measures = {f"{kind}_loss": _ratio(sums["loss"], rows)}
     if kind == "test":
         met = sums.get("correct")
         unknown = np.full(len(rows), np.nan)
-        found["test_accuracy"] = unknown if met is None else _ratio(met, labels)
+        measures["test_accuracy"] = unknown if met is None else _ratio(met, labels)
     for name, metric in model.metrics.items():
         single = jax.tree.map(lambda a: a.astype(np.float32), sums["metrics"][name])
         values = jax.jit(jax.vmap(partial(value_of, name, metric)))(single)
-        found[f"{kind}_{name}"] = np.where(rows > 0, np.asarray(values, float), np.nan)
-    return found
+        measures[f"{kind}_{name}"] = np.where(rows > 0, np.asarray(values, float), np.nan)
+    return measures
 
 
 def _ratio(sums: Values, counts: NDArray[np.int64]) -> Values:
@@ -177,10 +194,10 @@ def _ratio(sums: Values, counts: NDArray[np.int64]) -> Values:
 
 
 def _sums(model: Model, params: Params, rows: Rows) -> dict[str, Any]:
-    """What `_summed` sums, over each client's rows: float64, leaves (clients, ...)."""
+    """The sums of `_summed` over each client's rows: float64, leaves (clients, ...)."""
     clients, index = len(rows.sizes), index_of(rows.x)
     owner = np.repeat(np.arange(clients), rows.sizes)
-    shared = jax.device_put(with_index(rows.x, index[:0]))  # such as a text; the rows follow
+    shared = jax.device_put(with_index(rows.x, index[:0]))  # such as a text, without rows
     width = max(1, min(ROWS, len(rows)))
     like = jax.eval_shape(
         partial(_summed, model),
@@ -191,14 +208,14 @@ def _sums(model: Model, params: Params, rows: Rows) -> dict[str, Any]:
     )
     sums = jax.tree.map(lambda a: np.zeros((clients, *a.shape[1:])), like)
     for start in range(0, len(rows), width):
-        # the last slice begins early enough to be as wide as the others: one shape, one program
+        # the last slice is as wide as the others, so that one program serves all
         begin = min(start, len(rows) - width)
         at = slice(begin, begin + width)
         here, place = np.unique(owner[at], return_inverse=True)
-        place[: start - begin] = width  # read before: nobody's
+        place[: start - begin] = width  # rows of the slice before are dropped
         part = _summed(model, params, with_index(shared, index[at]), rows.y[at], place)
-        for total, found in zip(*map(jax.tree.leaves, (sums, part)), strict=True):
-            total[here] += np.asarray(found)[: len(here)]
+        for total, of_slice in zip(*map(jax.tree.leaves, (sums, part)), strict=True):
+            total[here] += np.asarray(of_slice)[: len(here)]
     return sums
 
 

@@ -1,12 +1,9 @@
-"""How strongly the clients' objectives bend at a point: L and L_- by Lanczos.
+"""The curvature of the clients' objectives at a point: L and L_- by Lanczos.
 
-    L   = max_k ||Hessian of F_k||        L_- = max(0, -min_k smallest eigenvalue of that Hessian)
-
-are what Li et al. 2020, Theorem 4, asks of the local functions. No Hessian is formed: a product
-with a vector is the derivative of <grad F_k(w), v>, summed over slices of the client's rows, and
-Lanczos (1950) finds the extreme eigenvalues from a few of them. The eigenvalues found lie within
-the true range, so L and L_- are bounded from below, and those at the ends are found first: 20
-products give L to a few digits, whatever the number of parameters.
+No Hessian is formed: its product with a vector v is the gradient of <grad F_k(w), v>, summed over
+slices of the client's rows, and Lanczos (1950) approximates the extreme eigenvalues from a few
+products. The approximations lie within the true range, so they bound L and L_- from below, and the
+extreme ones converge first: 20 products give L to a few digits, whatever the number of parameters.
 """
 
 from collections.abc import Callable
@@ -28,17 +25,24 @@ from fedprox.streams import Purpose, generator
 Eigenvalues = NDArray[np.float64]
 
 WIDTH = 64
-"""Rows of a slice; measured on MNIST over 1,000 clients, two cores."""
+"""Rows of a slice: the fastest number on MNIST over 1,000 clients, on two cores."""
 
 
 class Curvature(NamedTuple):
-    """Extreme eigenvalues of Hessians at one point.
+    """Extreme eigenvalues of Hessians at one point; see `curvature`.
 
     Attributes:
-        smallest: Smallest eigenvalue of each F_k's Hessian, shape (clients,).
-        largest: Largest eigenvalue of each F_k's Hessian, shape (clients,).
+        smallest: Smallest eigenvalue of each client's Hessian, float64 (clients,).
+        largest: Largest eigenvalue of each client's Hessian, float64 (clients,).
         smallest_of_f: Smallest eigenvalue of the Hessian of f.
         largest_of_f: Largest eigenvalue of the Hessian of f.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedprox.diagnostics import Curvature
+        >>> at_w = Curvature(np.array([-1.0, 0.5]), np.array([2.0, 3.0]), 0.1, 2.5)
+        >>> at_w.smoothness, at_w.negative_curvature
+        (3.0, 1.0)
     """
 
     smallest: Eigenvalues
@@ -48,40 +52,60 @@ class Curvature(NamedTuple):
 
     @property
     def smoothness(self) -> float:
-        """L, the greatest |eigenvalue| of any F_k."""
+        """L: the largest absolute eigenvalue of any client's Hessian."""
         return float(max(self.largest.max(), -self.smallest.min()))
 
     @property
     def negative_curvature(self) -> float:
-        """L_-, how far the eigenvalues of the F_k reach below 0."""
+        """L_-: minus the smallest eigenvalue of any client's Hessian, or 0 if that is positive."""
         return max(0.0, -float(self.smallest.min()))
 
 
 def curvature(
     federation: Federation, model: Model, params: Params, *, iterations: int = 20, seed: int = 0
 ) -> Curvature:
-    """Extreme eigenvalues of the Hessians of f and of every F_k.
+    r"""Extreme eigenvalues of the Hessians of f and of every client's objective.
+
+    Theorem 4 of the reference depends on
+
+    .. math:: L = \max_k \|\nabla^2 F_k(w)\|, \qquad
+        L_- = \max(0, -\min_k \lambda_{\min}(\nabla^2 F_k(w))),
+
+    which Lanczos' method bounds from below.
 
     Args:
-        federation: The clients; their training rows are read.
+        federation: The clients, whose training rows are read.
         model: The model.
-        params: The point w.
-        iterations: Lanczos steps, each a product with the Hessian; fewer where the Hessian is
-            exhausted sooner. As many vectors like the parameters are kept.
+        params: The parameters w.
+        iterations: Lanczos steps, at least 1. Each computes a product with the Hessian and stores a
+            vector as large as the parameters. They end early if they have found all eigenvalues.
         seed: Seed of the first vector.
 
+    Returns:
+        The eigenvalues, with `smoothness` L and `negative_curvature` L_-.
+
     Raises:
-        InputError: `iterations` is not a whole number of at least 1, or a Hessian is not finite.
+        InputError: If `iterations` is not a whole number of at least 1, or a Hessian is not finite.
 
-    F(w) = 1/2 (3 w_0^2 - w_1^2):
+    Example:
+        F(w) = 1/2 (3 w_0^2 - w_1^2):
 
-    >>> def apply(w, x):
-    ...     return jnp.broadcast_to((3 * w[0] ** 2 - w[1] ** 2) / 2, len(x))
-    >>> model = Model(lambda key: jnp.ones(2), apply, lambda outputs, y: outputs, None)
-    >>> federation = Federation.from_arrays([([[0.0]], [0.0])])
-    >>> found = curvature(federation, model, jnp.ones(2))
-    >>> round(found.smoothness, 4), round(found.negative_curvature, 4)
-    (3.0, 1.0)
+        >>> import jax.numpy as jnp
+        >>> import fedprox as fp
+        >>> def apply(w, x):
+        ...     return jnp.broadcast_to((3 * w[0] ** 2 - w[1] ** 2) / 2, len(x))
+        >>> model = fp.Model(lambda key: jnp.ones(2), apply, lambda outputs, y: outputs, None)
+        >>> federation = fp.Federation.from_arrays([([[0.0]], [0.0])])
+        >>> at_w = fp.diagnostics.curvature(federation, model, jnp.ones(2))
+        >>> round(at_w.smoothness, 4), round(at_w.negative_curvature, 4)
+        (3.0, 1.0)
+
+    References:
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, Theorem 4; and
+        Lanczos, `An iteration method for the solution of the eigenvalue problem of linear
+        differential and integral operators <https://doi.org/10.6028/jres.045.026>`_, Journal of
+        Research of the National Bureau of Standards, 1950.
     """
     require_whole("iterations", iterations)
     train = federation.train
@@ -91,26 +115,34 @@ def curvature(
     # f is one more range of rows: all of them
     first = np.append(train.offsets[:-1], 0).astype(np.int32)
     last = np.append(train.offsets[1:], len(train)).astype(np.int32)
-    program = jax.jit(partial(_lanczos, model, restore, steps, min(WIDTH, len(train))))
+
+    def objective(w: jax.Array, x: Features, y: jax.Array, weights: jax.Array) -> jax.Array:
+        return weighted_loss(model, restore(w), x, y, weights)
+
+    program = jax.jit(partial(_lanczos, objective, steps, min(WIDTH, len(train))))
     with jax.default_matmul_precision("highest"):
-        found = program(
-            flat, (start / np.linalg.norm(start)).astype(flat.dtype), train.x, train.y, first, last
+        entries = program(
+            flat,
+            (start / np.linalg.norm(start)).astype(flat.dtype),
+            (train.x, train.y),
+            (first, last),
         )
-    diagonal, beside = (np.asarray(a, np.float64) for a in found)
+    diagonal, beside = (np.asarray(a, np.float64) for a in entries)
     require(np.isfinite(diagonal[:, 0]).all(), "params: the Hessian is not finite there")
     smallest, largest = _extremes(diagonal, beside)
     return Curvature(smallest[:-1], largest[:-1], float(smallest[-1]), float(largest[-1]))
 
 
 def _extremes(diagonal: Eigenvalues, beside: Eigenvalues) -> tuple[Eigenvalues, Eigenvalues]:
-    """Least and greatest eigenvalue of tridiagonal matrices.
+    """The smallest and the largest eigenvalue of tridiagonal matrices.
 
     Args:
-        diagonal: Shape (matrices, steps); NaN from where a matrix has ended.
-        beside: Shape (matrices, steps); entry i joins i and i + 1, and is 0 where a matrix ends.
+        diagonal: Shape (matrices, steps); NaN beyond the end of a matrix.
+        beside: Shape (matrices, steps); entry i is beside the diagonal's entries i and i + 1, and 0
+            at the end of a matrix.
     """
     steps = diagonal.shape[1]
-    # an entry of its own equal to the first lies within the others' range
+    # a separate entry equal to the first one lies within the range of the others
     diagonal = np.where(np.isnan(diagonal), diagonal[:, :1], diagonal)
     matrices = np.zeros((len(diagonal), steps, steps))
     i = np.arange(steps)
@@ -120,26 +152,41 @@ def _extremes(diagonal: Eigenvalues, beside: Eigenvalues) -> tuple[Eigenvalues, 
     return values[:, 0].astype(np.float64), values[:, -1].astype(np.float64)
 
 
+Objective = Callable[[jax.Array, Features, jax.Array, jax.Array], jax.Array]
+"""(parameters as a vector, features, labels, weights of the rows) -> weighted loss."""
+
+
 def _lanczos(
-    model: Model,
-    restore: Callable[[jax.Array], Params],
+    objective: Objective,
     steps: int,
     width: int,
     flat: jax.Array,
     start: jax.Array,
-    x: Features,
-    y: jax.Array,
-    first: jax.Array,
-    last: jax.Array,
+    data: tuple[Features, jax.Array],
+    ranges: tuple[jax.Array, jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
-    """Tridiagonal matrices, their entries (ranges, steps), of the mean loss of ranges of rows."""
+    """The tridiagonal matrices of the mean loss of ranges of rows.
+
+    Args:
+        objective: The weighted loss of some rows.
+        steps: Lanczos steps.
+        width: Rows of a slice.
+        flat: The point w, shape (d,).
+        start: The first vector, of norm 1, shape (d,).
+        data: All features and labels.
+        ranges: First rows, and rows behind the last, both (ranges,).
+
+    Returns:
+        Entries on the diagonal and beside it, both (ranges, steps); see `_extremes`.
+    """
+    x, y = data
 
     def product(v: jax.Array, first: jax.Array, last: jax.Array) -> jax.Array:
-        """The Hessian of sum_i loss_i / (last - first) times v."""
+        """The Hessian of the mean loss of rows first, ..., last - 1, times v."""
 
         def slope(w: jax.Array, x: jax.Array, y: jax.Array, weights: jax.Array) -> jax.Array:
-            # reverse over reverse: a layer may have a backward pass of its own, which has no jvp
-            gradient = jax.grad(lambda w: weighted_loss(model, restore(w), x, y, weights))(w)
+            # reverse over reverse: a layer may define its own backward pass, which has no jvp
+            gradient = jax.grad(lambda w: objective(w, x, y, weights))(w)
             return jnp.vdot(gradient, v)
 
         def add(i: jax.Array, total: jax.Array) -> jax.Array:
@@ -158,7 +205,7 @@ def _lanczos(
             image = product(v, *range_)
             diagonal = diagonal.at[i].set(jnp.vdot(v, image))
             scale = jnp.maximum(scale, jnp.linalg.norm(image))
-            # all of the basis is taken out, twice: rounding would let the first vectors back in
+            # orthogonalize against the whole basis, twice: rounding errors would accumulate
             for _ in range(2):
                 image = image - (basis @ image) @ basis
             left = jnp.linalg.norm(image)
@@ -177,4 +224,4 @@ def _lanczos(
         *_, diagonal, beside = jax.lax.while_loop(unfinished, step, begin)
         return diagonal, beside
 
-    return jax.lax.map(one, (first, last))
+    return jax.lax.map(one, ranges)

@@ -1,4 +1,4 @@
-"""What is known of all clients from a sample of them."""
+"""Estimates for all clients from a sample of them."""
 
 import math
 
@@ -7,24 +7,25 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def mean_error(values: ArrayLike, weights: ArrayLike, population: int) -> NDArray[np.float64]:
-    """The standard error of a weighted mean over clients, of which m of N were drawn.
+    """The standard error of a weighted mean over m clients drawn from N.
 
-    The clients were drawn uniformly without replacement, and R = sum_k w_k v_k / sum_k w_k over
-    those drawn estimates the same over all N. It is a ratio of two totals, so to first order
+    The clients were drawn uniformly without replacement, and R = sum_k w_k v_k / sum_k w_k over the
+    drawn clients estimates the same ratio over all N. To first order
 
         se^2 = (1 - m / N) m / (m - 1) sum_k (w_k (v_k - R))^2 / (sum_k w_k)^2
 
-    (Cochran 1977, Sampling Techniques, 6.3): f(w) = sum_k p_k F_k with v_k = F_k and w_k = n_k,
-    and accuracy with w_k the client's test labels. That clients' sizes differ costs little where
-    their values do not go with their sizes.
+    (Cochran 1977, Sampling Techniques, 6.3). For f(w) = sum_k p_k F_k, v_k = F_k and w_k = n_k; for
+    accuracy, w_k counts the client's test labels. Unequal sizes cost little precision unless values
+    depend on sizes.
 
     Args:
         values: v_k, shape (m, points).
-        weights: w_k, shape (m,) or (m, points); none is negative.
+        weights: w_k, shape (m,) or (m, points), at least 0.
         population: N.
 
     Returns:
-        Shape (points,): 0 where all were drawn, NaN where one of several was or all weights are 0.
+        Shape (points,): 0 if all clients were drawn; NaN if one of several was, or if all weights
+        are 0.
 
     >>> mean_error([[1.0], [3.0]], [1, 1], population=4).tolist() == [math.sqrt((1 - 2 / 4) * 1)]
     True

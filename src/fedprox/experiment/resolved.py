@@ -15,7 +15,7 @@ from fedprox.errors import InputError, require, require_whole
 from fedprox.experiment.messages import Table, explain
 from fedprox.experiment.named import named
 from fedprox.experiment.optimizers import SCHEDULES, named_optimizer
-from fedprox.experiment.sections import Experiment, InitialSection, SolverSection
+from fedprox.experiment.sections import Experiment, InitialSection, SolverSection, SystemsSection
 from fedprox.federation import Federation, require_share
 from fedprox.frozen import freeze
 from fedprox.model import Model, Params
@@ -30,6 +30,7 @@ from fedprox.simulation.results.selection import Selection
 from fedprox.simulation.results.target import Target
 from fedprox.solver import Solver
 from fedprox.streams import check_seed
+from fedprox.user_code import import_function
 
 
 class Resolved(NamedTuple):
@@ -78,7 +79,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     solver = Solver(**settings)
     evaluation = Evaluation(**experiment.evaluation.model_dump())
     cohort = Cohort(**experiment.cohort.model_dump())
-    systems = Systems(**experiment.systems.model_dump())
+    systems = _systems(experiment.systems)
     faults = Faults(**experiment.faults.model_dump()) if experiment.faults else None
     methods = [
         _method(table, section, solver, f"method.{i}") for i, table in enumerate(experiment.method)
@@ -141,6 +142,14 @@ def _federation(experiment: Experiment, data_dir: Path | None) -> tuple[Federati
         except InputError as error:
             raise InputError(f"validation_share: {error}") from None
     return federation, table
+
+
+def _systems(section: SystemsSection) -> Systems:
+    """What `[systems]` describes, with its function imported."""
+    settings = section.model_dump()
+    name = settings.pop("straggler_epochs")
+    draw = import_function("systems.straggler_epochs", name, None)() if name is not None else None
+    return Systems(**settings, straggler_epochs=draw)
 
 
 def _initial(

@@ -14,7 +14,6 @@ from fedprox.experiment.optimizers import OPTIMIZERS
 from fedprox.simulation.config.cohort import Sampling
 from fedprox.simulation.config.faults import Policy
 from fedprox.simulation.config.protocol import Storage
-from fedprox.simulation.config.systems import Partial
 from fedprox.simulation.results.selection import Keep
 from fedprox.simulation.results.target import StopAtTarget, Target, target_of
 
@@ -126,10 +125,12 @@ class SystemsSection(Section):
         description="Standard deviation of the logarithm of the clients' seconds per step, with a "
         "median in `step_seconds`.",
     )
-    partial: Partial = Field(
-        default="uniform",
-        description='Epochs of a straggler: "uniform" on 1 to E as in the paper, or drawn as in '
-        'the authors\' "code".',
+    straggler_epochs: str | None = Field(
+        default=None,
+        description='How a straggler\'s epochs are drawn: "package.module:function" of a function '
+        "without arguments that returns a function of a `Straggler`; uniform on 1 to E if left "
+        "out.",
+        examples=["fedprox.papers.quirks:epochs_after_reset"],
     )
 
 

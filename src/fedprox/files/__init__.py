@@ -1,1 +1,1 @@
-"""Files of any kind: written whole, locked, mapped, read with bounds."""
+"""Files: written atomically, locked, memory-mapped, and read with limits whatever they hold."""

@@ -1,10 +1,10 @@
-"""Files of arrays that know whether they are damaged.
+"""Files of arrays with a checksum.
 
 A file consists of
 
-* a line of text, which says what the file is,
+* a line of text, the head, which says what the file is,
 * arrays, each a line of JSON, [keys, dtype, shape], and its bytes,
-* the SHA-256 of all before it, which is to be checked before anything is used.
+* the SHA-256 of everything before it, to be checked before anything is used.
 """
 
 import hashlib
@@ -24,22 +24,22 @@ CHUNK = 2**20
 """Bytes that are read at a time to check a file."""
 
 
-class Damaged(Exception):  # noqa: N818 (whoever reads has another file to go on with)
-    """A file cannot be used. The text is one line that names it."""
+class Damaged(Exception):  # noqa: N818 (the caller has another file)
+    """A file cannot be used. The message is one line that names it."""
 
 
 def write_arrays(
     path: Path, head: str, arrays: Iterable[tuple[Sequence[str], NDArray[Any]]]
 ) -> None:
-    """Write a file, one array after another, so that it is there whole or not at all.
+    """Write a file atomically, one array after another.
 
     Args:
-        path: The file. Its folder is made if it is not there, and removed again on failure.
+        path: The file. Its folder is created if needed, and removed again on failure.
         head: The first line.
-        arrays: (keys, array) of each.
+        arrays: Pairs (keys, array).
     """
     if not path.parent.is_dir():
-        path.parent.mkdir(parents=True, exist_ok=True)  # another process may make it, too
+        path.parent.mkdir(parents=True, exist_ok=True)  # another process may create it too
         flush_folder(path.parent.parent)
     digest = hashlib.sha256()
     try:
@@ -56,15 +56,15 @@ def write_arrays(
             file.write(digest.digest())
     except BaseException:
         with suppress(OSError):
-            path.parent.rmdir()  # if there is nothing in it
+            path.parent.rmdir()  # if it is empty
         raise
 
 
 def check_arrays(path: Path) -> str:
-    """The first line of a file that is as it was written.
+    """The head of a file, after checking the checksum.
 
     Raises:
-        Damaged: It is not, or cannot be read.
+        Damaged: If the checksum is wrong, or the file cannot be read.
     """
     digest = hashlib.sha256()
     try:
@@ -85,7 +85,7 @@ def check_arrays(path: Path) -> str:
 
 
 def read_arrays(path: Path) -> Iterator[tuple[list[str], NDArray[Any]]]:
-    """The arrays of a file that is as it was written, (keys, array) one after another."""
+    """Yield the pairs (keys, array) of a file whose checksum is right."""
     with path.open("rb") as file:
         end = os.fstat(file.fileno()).st_size - hashlib.sha256().digest_size
         file.readline()

@@ -1,4 +1,4 @@
-"""One writer to a folder: an advisory lock that ends with its process, however that ends."""
+"""One writer for each folder: an advisory lock that ends with its process, however that ends."""
 
 import errno
 import os
@@ -19,61 +19,61 @@ except ImportError:  # Windows
 NAME = ".lock"
 
 _NO_LOCKS = (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK)
-"""What a file system says that has no locks, such as a cluster's that is mounted without them."""
+"""Errors of a file system without locks, such as a cluster's that is mounted without them."""
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder alone, and make it if it is not there.
+    """Lock a folder against other writers; create it if needed.
 
-    The lock is that of the operating system on a file `.lock` in the folder, which says who holds
-    it. So a process that is killed leaves a file, which the next one takes over, and no lock. In
-    the end the file is removed, and what folders were made here and are still empty. Where the
-    system or the file system has no locks, nothing is locked.
+    The operating system locks a file `.lock` in the folder, which names the holder. A process that
+    is killed leaves the file, which the next one takes over, but no lock. At the end the file is
+    removed, and so are folders that were created here and are still empty. Without support by the
+    system or the file system, nothing is locked.
 
     Args:
         folder: The folder.
 
     Raises:
-        InputError: Another process holds it, or `.lock` is a symbolic link.
-        OSError: The folder cannot be made or written.
+        InputError: If another process holds the lock, or `.lock` is a symbolic link.
+        OSError: If the folder cannot be created or written.
     """
-    made = _missing(folder)
+    created = _missing(folder)
     file = None
 
-    def leave() -> None:
+    def clean_up() -> None:
         if file is not None:
-            # while it is held: whoever opens it now finds out that it is another file
+            # while the lock is held: a process that opens the file now sees that it was removed
             (folder / NAME).unlink(missing_ok=True)
-        for path in made:
+        for path in created:
             with suppress(OSError):
                 path.rmdir()
 
     try:
-        with tidied(leave):
-            file = _take(folder)
-            for path in made:
+        with tidied(clean_up):
+            file = _acquire(folder)
+            for path in created:
                 flush_folder(path.parent)
             yield
     finally:
-        leave()
+        clean_up()
         if file is not None:
             os.close(file)
 
 
 def _missing(folder: Path) -> list[Path]:
-    """The folder and those above it that are not there, the innermost first."""
+    """The folder and its parents that do not exist, the innermost first."""
     return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
-def _take(folder: Path) -> int:
-    """The lock's open file, locked."""
+def _acquire(folder: Path) -> int:
+    """Open and lock the lock file; returns its descriptor."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             file = open_no_link(folder / NAME, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
-            continue  # another process has just removed the folder that it had made
+            continue  # another process has just removed the folder that it had created
         try:
             _lock(file, folder)
             if _is_at(file, folder / NAME):
@@ -102,7 +102,7 @@ def _lock(file: int, folder: Path) -> None:
 
 
 def _is_at(file: int, path: Path) -> bool:
-    """Whether an open file is still the one of that name."""
+    """Whether an open file is still the file at a path."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:

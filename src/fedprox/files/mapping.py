@@ -1,7 +1,7 @@
-"""Arrays that are mapped from files: reading some of their rows, and letting go of what was read.
+"""Memory-mapped arrays: reading some of their rows, and releasing the pages that were read.
 
-The pages of a mapped file that were read count as the process's memory until they are given back.
-Nothing is lost then: the file has them, and the system may keep them for the next time.
+The pages of a mapped file that were read count as the process's memory until they are released. The
+file still has them, and the system may keep them in its cache.
 """
 
 import mmap
@@ -20,21 +20,21 @@ from fedprox.errors import InputError, reason, require
 Array = NDArray[Any]
 
 STRETCHES = 16
-"""Stretches read before their pages are let go. The system maps 64 KB to 2 MB around each."""
+"""Stretches read before their pages are released. The system maps 64 KB to 2 MB around each."""
 
-ASKED_FOR = 64
-"""Stretches of an open file that the system is asked for before they are read. A disk reads many at
-a time, and whoever reads one after another waits for each."""
+PREFETCHED = 64
+"""Stretches of an open file that the system is asked to prefetch. A disk reads many at a time, but
+reads that follow each other wait for each."""
 
 
 class MappedFile(np.memmap):
-    """A mapped array whose file is kept open, so that rows can also be read in the usual way.
+    """A mapped array whose file stays open, so that rows can also be read by system calls.
 
-    For stretches of a few KB here and there that takes a third of the time of touching their pages,
-    and of a file that was cut short meanwhile it is an error and not the end of the process.
+    For scattered stretches of a few KB this takes a third of the time of touching their pages, and
+    a file that was truncated meanwhile gives an error instead of killing the process.
 
     Attributes:
-        file: The open file's number; None for a part of the array.
+        file: Descriptor of the open file; None for a view of the array.
     """
 
     file: int | None = None
@@ -44,28 +44,28 @@ def map_file(path: Path) -> Array:
     """Map an .npy file for reading.
 
     Raises:
-        InputError: It is missing, or not an array that can be mapped.
+        InputError: If it is missing, or not an array that can be mapped.
     """
     require(path.is_file(), f"{path}: missing")
     try:
         with path.open("rb") as file:
             read_header(file)
-        found = npy.open_memmap(path, mode="r").view(MappedFile)
-        found.file = os.open(path, os.O_RDONLY)
-        weakref.finalize(found, os.close, found.file)
+        array = npy.open_memmap(path, mode="r").view(MappedFile)
+        array.file = os.open(path, os.O_RDONLY)
+        weakref.finalize(array, os.close, array.file)
     except Exception as error:  # whatever is wrong with its header or its length
         raise InputError(f"{path}: not an array that can be mapped: {reason(error)}") from None
-    return found
+    return array
 
 
 def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read the beginning of an npy file: shape, whether columns come first, and type.
+    """Read the header of an .npy file: shape, whether it is in Fortran order, and type.
 
-    A header of version 1 is at most 64 KB long. Later ones may be of 4 GB, for which numpy makes
-    room at once. Lengths below 0 and types of no bytes can end the process where numpy maps them.
+    A header of version 1 has at most 64 KB. Later ones may have 4 GB, which NumPy would allocate at
+    once. Negative lengths and types of no bytes can kill the process if NumPy maps them.
 
     Raises:
-        ValueError: It is another file, or of a later version, or announces what cannot be.
+        ValueError: If it is another file or version, or the header describes no array.
     """
     major, minor = npy.read_magic(file)
     if major != 1:
@@ -76,14 +76,14 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return shape, columns_first, kind
 
 
-def let_go(array: Array) -> None:
-    """Give back the pages of an array that is mapped for reading alone; others are left alone."""
+def release_pages(array: Array) -> None:
+    """Release the pages of an array that is mapped read-only; other arrays are left as they are."""
     mapped = isinstance(array, np.memmap) and array.mode == "r"
-    held: Any = array
-    while isinstance(held, np.ndarray):
-        held = held.base
-    if mapped and isinstance(held, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-        held.madvise(mmap.MADV_DONTNEED)
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if mapped and isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 def copy_stretches(
@@ -93,7 +93,7 @@ def copy_stretches(
     place: NDArray[np.int64],
     room: int,
 ) -> Array:
-    """Stretches of an array's rows, in an array of their own.
+    """Copy stretches of an array's rows to a new array.
 
     >>> numbers, two = np.arange(10), np.array([2, 2])
     >>> copy_stretches(numbers, np.array([5, 1]), two, np.array([0, 3]), room=6).tolist()
@@ -102,40 +102,43 @@ def copy_stretches(
     Args:
         source: The array, shape (rows, ...).
         first: First row of each stretch, shape (stretches,).
-        size: Its rows, shape (stretches,).
-        place: Where it begins in the result, shape (stretches,).
-        room: Rows of the result; those of no stretch are zero.
+        size: Rows of each stretch, shape (stretches,).
+        place: First row of each stretch in the result, shape (stretches,).
+        room: Rows of the result; those outside all stretches are zero.
+
+    Returns:
+        The new array, shape (room, ...).
     """
-    found = np.zeros((room, *source.shape[1:]), source.dtype)
+    copy = np.zeros((room, *source.shape[1:]), source.dtype)
     stretches = list(zip(first.tolist(), size.tolist(), place.tolist(), strict=True))
     if isinstance(source, MappedFile) and source.file is not None and hasattr(os, "preadv"):
-        _read(source, source.file, stretches, found)
-        return found
+        _read(source, source.file, stretches, copy)
+        return copy
     plain = np.asarray(source)
     for i, (begin, rows, at) in enumerate(stretches, start=1):
-        found[at : at + rows] = plain[begin : begin + rows]
+        copy[at : at + rows] = plain[begin : begin + rows]
         if i % STRETCHES == 0:
-            let_go(source)
-    let_go(source)
-    return found
+            release_pages(source)
+    release_pages(source)
+    return copy
 
 
 def _read(
-    source: MappedFile, file: int, stretches: Sequence[tuple[int, int, int]], found: Array
+    source: MappedFile, file: int, stretches: Sequence[tuple[int, int, int]], target: Array
 ) -> None:
-    """Read (first row, rows, place) of an open file into an array."""
-    row = found[:1].nbytes
-    content = found.reshape(-1).view(np.uint8)
+    """Read stretches (first row, rows, place) of an open file into an array."""
+    row = target[:1].nbytes
+    content = target.reshape(-1).view(np.uint8)
 
-    def ask_for(some: Sequence[tuple[int, int, int]]) -> None:
+    def prefetch(some: Sequence[tuple[int, int, int]]) -> None:
         for begin, rows, _ in some:
-            if rows and hasattr(os, "posix_fadvise"):  # no length would be all that follows
+            if rows and hasattr(os, "posix_fadvise"):  # length 0 would mean the rest of the file
                 first = source.offset + begin * row
                 os.posix_fadvise(file, first, rows * row, os.POSIX_FADV_WILLNEED)
 
-    ask_for(stretches[:ASKED_FOR])
-    for i, (begin, rows, at) in enumerate(stretches, start=ASKED_FOR):
-        ask_for(stretches[i : i + 1])
+    prefetch(stretches[:PREFETCHED])
+    for i, (begin, rows, at) in enumerate(stretches, start=PREFETCHED):
+        prefetch(stretches[i : i + 1])
         done, end = at * row, (at + rows) * row
         begin_byte = source.offset + begin * row - done
         while done < end:

@@ -1,24 +1,24 @@
-"""TOML from outside: read in memory that is in proportion to the text."""
+"""TOML from outside, parsed in memory proportional to the text."""
 
 import re
 import tomllib
 from typing import Any
 
 PARTS = 16
-"""Parts of a dotted key at most. What tomllib takes grows with the square of their number."""
+"""Most parts of a dotted key. The memory of tomllib grows with the square of their number."""
 
 _PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(
     rf"(?:^|[\[{{,])[ \t]*+{_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{PARTS}}}", re.MULTILINE
 )
-"""Where a key can stand: paths in values have dots, too."""
+"""A long key in a place where keys can be; paths in values have dots too."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
     """The table of a TOML text.
 
     Raises:
-        ValueError: It is none, or nests too deep.
+        ValueError: If it is not TOML, or nested too deep.
 
     >>> parse_toml("solver.epochs = 1")
     {'solver': {'epochs': 1}}

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, after a power cut too, and no links followed."""
+"""Atomic writes, also in case of a power cut, that do not follow symbolic links."""
 
 import os
 from collections.abc import Iterator
@@ -10,26 +10,26 @@ from fedprox.errors import InputError
 from fedprox.signals import tidied
 
 NO_LINK, BINARY = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_BINARY", 0)
-"""Flags that not all systems have."""
+"""Flags of `os.open` that not all systems have."""
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all; see `writing_whole`."""
+    """Write a file atomically; see `writing_whole`."""
     with writing_whole(path) as file:
         file.write(content)
 
 
 @contextmanager
 def writing_whole(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file that gets its name when it is complete and on the disk, or never.
+    """Open a new file that gets its name once it is complete and on the disk.
 
-    Until then it is `.NAME.partial` in the same folder.
+    Until then its name is `.NAME.partial` in the same folder.
 
     Args:
-        path: The file, which is replaced if it is there. A symbolic link is replaced itself.
+        path: The file, which is replaced if it exists. A symbolic link is itself replaced.
 
     Raises:
-        OSError: The file cannot be written. The error names `path`.
+        OSError: If the file cannot be written. The error names `path`.
     """
     partial = path.with_name(f".{path.name}.partial")
     with naming(path), tidied(partial.unlink):
@@ -40,16 +40,16 @@ def writing_whole(path: Path) -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)
-        except BaseException:  # an interrupt, too
-            with suppress(OSError):  # what went wrong first is what counts
+        except BaseException:  # also an interrupt
+            with suppress(OSError):  # the first error is the one to report
                 partial.unlink()
             raise
     flush_folder(path.parent)
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush a folder to disk, so that a power cut undoes no creation, renaming or removal in it."""
-    with suppress(OSError):  # Windows and some network file systems cannot do it
+    """Flush a folder to disk, so that creations, renamings and removals survive a power cut."""
+    with suppress(OSError):  # Windows and some network file systems cannot flush folders
         opened = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(opened)
@@ -58,11 +58,11 @@ def flush_folder(folder: Path) -> None:
 
 
 def open_no_link(path: Path, flags: int) -> int:
-    """Open a file for writing as `os.open` does, but not through a symbolic link.
+    """Open a file for writing, by `os.open`, unless it is a symbolic link.
 
     Raises:
-        InputError: The file is a symbolic link.
-        OSError: It cannot be opened.
+        InputError: If the file is a symbolic link.
+        OSError: If it cannot be opened.
     """
     try:
         return os.open(path, flags | NO_LINK | BINARY, 0o666)

@@ -1,4 +1,4 @@
-"""The papers' models, one file each; `MODELS` is what experiment files can name."""
+"""The papers' models, one file each. Experiment files name those of `MODELS`."""
 
 from collections.abc import Callable
 

@@ -15,27 +15,40 @@ def char_lstm(
     hidden: int = 100,
     initial: Literal["glorot", "torch"] = "glorot",
 ) -> Model:
-    """Two layers of LSTM over characters with vectors of 8; the last step predicts the next one.
+    """A two-layer LSTM that predicts the character after a sequence of characters.
 
-    Li et al. 2020 (appendix C.1) and Acar et al. 2021 (appendix) use it on Shakespeare: 80
-    characters in, one of 80 out. It has 132,720 parameters with `hidden = 100`, 817,872 with 256.
+    Characters are embedded in 8 dimensions, and the last step of the second layer predicts the next
+    character. Both papers use it on Shakespeare, with 80 characters in and one of 80 out: 132,720
+    parameters with `hidden=100`, 817,872 with 256.
 
     Args:
-        federation: Its features are characters, (length,) integers; as many characters as classes.
-        hidden: Units of each layer: 100 by both papers and FedDyn's code, 256 in FedProx's code.
-        initial: "glorot": TensorFlow's defaults, with which FedProx's code begins (forget gates
-            have 1 added to their bias); "torch": torch's, with which FedDyn's does. torch keeps
-            two biases for each gate, which learn twice as fast as the one here.
+        federation: Clients whose features are characters, int (length,), from 0 to C - 1 for C
+            classes.
+        hidden: Units of each layer, at least 1: 100 in both papers and FedDyn's code, 256 in
+            FedProx's code.
+        initial: Initial values: "glorot" for TensorFlow's defaults, as FedProx's code (1 is added
+            to the biases of forget gates); "torch" for torch's, as FedDyn's code. torch has two
+            biases for each gate, which together learn twice as fast as the one here.
+
+    Returns:
+        A model for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: The features are no characters, or an option is not as above.
+        InputError: If the features are not characters, or an option has another value.
 
-    >>> import jax, numpy as np
-    >>> from fedprox import Federation
-    >>> federation = Federation.from_arrays([(np.zeros((1, 80), int), [79])])
-    >>> model = char_lstm(federation)
-    >>> sum(a.size for a in jax.tree.leaves(model.init(jax.random.key(0))))
-    132720
+    Example:
+        >>> import jax, numpy as np
+        >>> import fedprox as fp
+        >>> federation = fp.Federation.from_arrays([(np.zeros((1, 80), int), [79])])
+        >>> model = fp.models.char_lstm(federation)
+        >>> sum(a.size for a in jax.tree.leaves(model.shapes))
+        132720
+
+    References:
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, appendix C.1; and
+        Acar et al., `Federated Learning Based on Dynamic Regularization
+        <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2.
     """
     symbols = symbol_count("char-lstm", federation, every_position=False)
     require_whole("model.hidden", hidden)

@@ -7,30 +7,39 @@ from fedprox.models.recurrent import NextSymbol
 
 
 def char_lstm_fedavg(federation: Federation) -> Model:
-    """Two layers of LSTM of 256 over characters with vectors of 8, a prediction at every position.
+    """A two-layer LSTM that predicts the next character at every position of a line.
 
-    McMahan et al. 2017 (section 3) say 866,578 parameters. That is what 258 symbols (the bytes,
-    begin and end of a line) and cells with peepholes have:
+    Characters are embedded in 8 dimensions; both layers have 256 units and peephole connections.
+    For 258 symbols (bytes, begin and end of a line) it has the paper's number of parameters,
+    866,578::
 
         258 x 8  +  1024 (8 + 256 + 1) + 3 x 256  +  1024 (256 + 256 + 1) + 3 x 256  +  257 x 258
 
-    They do not say how it begins; here as TensorFlow's cells do: uniform kernels, zero biases, 1
-    added to the bias of forget gates.
+    The paper does not give initial values. These are TensorFlow's defaults: uniform kernels and
+    zero biases, with 1 added to the biases of forget gates.
 
     Args:
-        federation: Its features are characters, (length,) integers, with the next one as label of
-            each position; as many characters as classes.
+        federation: Clients whose features are characters, int (length,), from 0 to C - 1 for C
+            classes, and whose labels are the next character at each position, int (length,), or -1.
+
+    Returns:
+        A model for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: The features are no characters, or the labels are not one for each.
+        InputError: If the features are not characters, or a position has no label entry.
 
-    >>> import jax, numpy as np
-    >>> from fedprox import Federation
-    >>> text = np.arange(81)[None]
-    >>> federation = Federation.from_arrays([(text[:, :-1], text[:, 1:])], classes=258)
-    >>> model = char_lstm_fedavg(federation)
-    >>> sum(a.size for a in jax.tree.leaves(model.init(jax.random.key(0))))
-    866578
+    Example:
+        >>> import jax, numpy as np
+        >>> import fedprox as fp
+        >>> text = np.arange(81)[None]
+        >>> federation = fp.Federation.from_arrays([(text[:, :-1], text[:, 1:])], classes=258)
+        >>> model = fp.models.char_lstm_fedavg(federation)
+        >>> sum(a.size for a in jax.tree.leaves(model.shapes))
+        866578
+
+    References:
+        McMahan et al., `Communication-Efficient Learning of Deep Networks from Decentralized Data
+        <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, section 3.
     """
     symbols = symbol_count("char-lstm-fedavg", federation, every_position=True)
     return Model.from_nnx(

@@ -37,20 +37,36 @@ class CifarCNN(nnx.Module):
 
 
 def cifar_cnn(federation: Federation) -> Model:
-    """The CNN of TensorFlow's CIFAR-10 tutorial on 24x24 crops: 1,068,298 parameters.
+    """The CNN of TensorFlow's CIFAR-10 tutorial on 24x24 crops, as FedAvg's experiments use it.
 
-    FedAvg's experiments (McMahan et al. 2017, section 3: two convolutional layers, two dense ones
-    and a linear one, about 10^6 parameters) take it over. Pooling is 3x3 two apart, local response
-    normalisation follows the first pooling and precedes the second. Kernels begin as normal
-    numbers cut off at two standard deviations: 0.05 for convolutions, 0.04 for dense layers,
-    1 / 192 for the last; biases at 0, 0.1, 0.1, 0.1 and 0. The tutorial's weight decay on the dense
-    layers is left out, since the paper does not speak of one; a solver's optimizer can have it.
+    Two 5x5 convolutions of 64 channels, two dense layers of 384 and 192 units, and a linear layer:
+    1,068,298 parameters for ten classes. Pooling is 3x3 with stride 2; local response normalization
+    follows the first pooling and precedes the second. Kernels start from normal distributions cut
+    off at two standard deviations (0.05 for convolutions, 0.04 for dense layers, 1 / 192 for the
+    last layer), biases from 0, 0.1, 0.1, 0.1 and 0. The tutorial's weight decay on the dense layers
+    is left out, since the paper does not mention it.
 
     Args:
-        federation: Features 24 x 24 x 3, and any number of classes.
+        federation: Clients with images of shape (24, 24, 3) and any number of classes, such as
+            `fedprox.datasets.cifar_10(augmentation="fedavg")`.
+
+    Returns:
+        A model for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: The features are not such images, or the labels are not classes.
+        InputError: If the features have another shape, or the labels are not classes.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import fedprox as fp
+        >>> federation = fp.Federation.from_arrays([(np.zeros((1, 24, 24, 3)), [9])])
+        >>> model = fp.models.cifar_cnn(federation)
+        >>> sum(a.size for a in jax.tree.leaves(model.shapes))
+        1068298
+
+    References:
+        McMahan et al., `Communication-Efficient Learning of Deep Networks from Decentralized Data
+        <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, section 3.
     """
     classes = class_count("cifar-cnn", federation)
     image_shape("cifar-cnn", federation, needed=(24, 24, 3))

@@ -38,16 +38,33 @@ class FedDynCNN(nnx.Module):
 
 
 def feddyn_cnn(federation: Federation) -> Model:
-    """FedDyn's CNN for 32x32 images: 797,962 parameters for ten classes, 815,332 for a hundred.
+    """FedDyn's CNN for 32x32 colour images.
 
-    The paper writes 394 units in the third layer; its code has 384, and so has this. Kernels and
-    biases begin uniform on +-1 / sqrt(inputs of a unit), torch's default, as there.
+    Two 5x5 convolutions of 64 channels with 2x2 pooling, two dense layers of 384 and 192 units, and
+    a linear layer: 797,962 parameters for ten classes, 815,332 for a hundred. The paper writes 394
+    units in the third layer; its code and this model have 384. Kernels and biases start uniform on
+    +-1 / sqrt(inputs of a unit), torch's default.
 
     Args:
-        federation: Features 32 x 32 x 3, and any number of classes.
+        federation: Clients with images of shape (32, 32, 3) and any number of classes.
+
+    Returns:
+        A model for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: The features are not such images, or the labels are not classes.
+        InputError: If the features have another shape, or the labels are not classes.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import fedprox as fp
+        >>> federation = fp.Federation.from_arrays([(np.zeros((1, 32, 32, 3)), [9])])
+        >>> model = fp.models.feddyn_cnn(federation)
+        >>> sum(a.size for a in jax.tree.leaves(model.shapes))
+        797962
+
+    References:
+        Acar et al., `Federated Learning Based on Dynamic Regularization
+        <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2.
     """
     classes = class_count("feddyn-cnn", federation)
     image_shape("feddyn-cnn", federation, needed=(32, 32, 3))

@@ -1,4 +1,4 @@
-"""What a model asks of a federation: classes, images of the right shape, sequences of symbols."""
+"""Checks that a federation has what a model needs: classes, images, sequences of symbols."""
 
 import math
 
@@ -13,12 +13,13 @@ def class_count(model: str, federation: Federation, *, positions: int | None = N
     """The number of classes C.
 
     Args:
-        model: For the message.
-        federation: Its labels are the classes.
-        positions: Labels of an example, one for each position of a sequence; else one in all.
+        model: The model's name, for the message.
+        federation: The clients.
+        positions: Positions of a sequence, each of which needs a label; None for one label for each
+            example.
 
     Raises:
-        InputError: The labels are not classes, or not as many.
+        InputError: If the labels are not classes, or of another shape.
     """
     require(federation.classes > 0, f"model {model}: the labels must be classes, whole numbers")
     needed = () if positions is None else (positions,)
@@ -32,22 +33,22 @@ def class_count(model: str, federation: Federation, *, positions: int | None = N
 
 
 def feature_count(federation: Federation) -> int:
-    """Features d of an example, laid out in a row."""
+    """The numbers d of an example, whatever its shape."""
     return math.prod(federation.features.shape)
 
 
 def image_shape(
     model: str, federation: Federation, *, needed: tuple[int, int, int] | None = None
 ) -> tuple[int, int, int]:
-    """Height, width and channels of the images; those of shape (H, W) have one channel.
+    """Height, width and channels of the images; images of shape (H, W) have one channel.
 
     Args:
-        model: For the message.
-        federation: Its features are the images.
-        needed: The one shape that the model takes; any where left out.
+        model: The model's name, for the message.
+        federation: The clients.
+        needed: The only shape that the model takes; None for any.
 
     Raises:
-        InputError: The features are no images, or others than needed.
+        InputError: If the features are not images, or of another shape.
     """
     features = federation.features.shape
     height, width, channels = shape = (*features, 1, 1)[:3]
@@ -61,16 +62,15 @@ def image_shape(
 
 
 def symbol_count(model: str, federation: Federation, *, every_position: bool) -> int:
-    """How many symbols there are, where a model reads symbols and predicts the next.
+    """The number of symbols C of a model that reads symbols and predicts the next one.
 
     Args:
-        model: For the message.
-        federation: Its features are sequences of symbols 0, ..., C - 1, its classes the C symbols.
+        model: The model's name, for the message.
+        federation: Clients whose features are sequences of symbols 0, ..., C - 1.
         every_position: Whether each position has a label, or each sequence.
 
     Raises:
-        InputError: The features are no sequences of symbols, or have symbols that are no class, or
-            the labels are not as asked.
+        InputError: If the features are not such sequences, or the labels are of another shape.
     """
     length = sequence_length(model, federation)
     symbols = class_count(model, federation, positions=length if every_position else None)
@@ -85,10 +85,10 @@ def symbol_count(model: str, federation: Federation, *, every_position: bool) ->
 
 
 def sequence_length(model: str, federation: Federation) -> int:
-    """Length of the sequences of symbols that the features are.
+    """The length of the sequences of symbols.
 
     Raises:
-        InputError: They are no integers, or of another shape than (length,).
+        InputError: If the features are not integers of shape (length,).
     """
     features = federation.features
     require(
@@ -100,10 +100,10 @@ def sequence_length(model: str, federation: Federation) -> int:
 
 
 def greatest_symbol(model: str, rows: Rows | Examples) -> int:
-    """The greatest symbol among the features of some rows; 0 where there are none.
+    """The greatest symbol among the features of some rows; 0 without rows.
 
     Raises:
-        InputError: A symbol is negative.
+        InputError: If a symbol is negative.
     """
     symbols = rows.x.text if isinstance(rows.x, Windows) else np.asarray(rows.x)
     least = int(symbols.min(initial=0))

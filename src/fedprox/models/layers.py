@@ -1,7 +1,7 @@
-"""Layers in the formulation that runs fastest inside a compiled round on a CPU.
+"""Layers formulated so that they run fast inside a compiled round on a CPU.
 
-Convolutions choose theirs by backend. The others are written in plain products and comparisons,
-which an accelerator runs well too; that has not been measured.
+Convolutions have a formulation for each backend. The other layers consist of plain products and
+comparisons, which suit accelerators too; this has not been measured.
 """
 
 import itertools
@@ -19,10 +19,10 @@ from fedprox.errors import require
 
 
 class Dense(nnx.Module):
-    """x -> x W' + b with W kept as (outputs, inputs).
+    """x -> x W' + b with W stored as (outputs, inputs).
 
-    Stored this way both products of a step, x W' forwards and (dL/dy)' x backwards, run along
-    contiguous rows of the batch: up to twice as fast on a CPU as with W as (inputs, outputs).
+    Both products of a step, x W' forwards and (dL/dy)' x backwards, then run along contiguous rows
+    of the batch: up to twice as fast on a CPU as with W stored as (inputs, outputs).
 
     Args:
         inputs: Features d of an example.
@@ -59,7 +59,7 @@ class Dense(nnx.Module):
 
 
 FEW = 256
-"""Numbers in dL/dy up to which W's gradient is faster with it transposed beforehand."""
+"""Numbers in dL/dy up to which the gradient of W is faster from a transposed dL/dy."""
 
 
 class Conv(nnx.Module):
@@ -70,13 +70,13 @@ class Conv(nnx.Module):
         outputs: Channels O.
         size: Side k of the kernel.
         stride: Step between windows.
-        padding: Zeros put on every side.
+        padding: Zeros added on every side.
         kernel_init: Initializer of the kernel.
         bias_init: Initializer of the bias (O,); None for no bias.
         rngs: Random keys.
     """
 
-    def __init__(
+    def __init__(  # as many arguments as a convolution has settings
         self,
         inputs: int,
         outputs: int,
@@ -96,9 +96,9 @@ class Conv(nnx.Module):
     def __call__(
         self, x: jax.Array, pool: Callable[[jax.Array], jax.Array] | None = None
     ) -> jax.Array:
-        """(B, H, W, C) -> (B, H', W', O), max-pooled where `pool` is given.
+        """(B, H, W, C) -> (B, H', W', O), max-pooled by `pool` if it is given.
 
-        A maximum is taken before the bias is added: the same numbers for a quarter of the work.
+        The maximum is taken before the bias is added: the same numbers for a quarter of the work.
         """
         kernel = self.kernel[...]
         x = convolve(x.astype(kernel.dtype), kernel, self.stride, self.padding)  # bytes, too
@@ -107,7 +107,7 @@ class Conv(nnx.Module):
 
 
 class _Shape(NamedTuple):
-    """What the three products of a convolution must know: fixed numbers."""
+    """Static numbers that the three products of a convolution depend on."""
 
     stride: int
     padding: int
@@ -125,14 +125,14 @@ class _Shape(NamedTuple):
 def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
     """y[b,h,w,o] = sum_ijc x[b, s h + i - p, s w + j - p, c] kernel[i,j,c,o].
 
-    A convolution and the gradients in its two arguments are three products, each the derivative of
-    the others: so it can be differentiated in reverse mode as often as one likes.
+    A convolution and the gradients in its two arguments are three products, each a derivative of
+    the others, so it can be differentiated in reverse mode any number of times.
 
     Args:
         x: Images (B, H, W, C).
         kernel: Shape (k, k, C, O).
         stride: Step s between windows.
-        padding: Zeros p put on every side.
+        padding: Zeros p added on every side.
     """
     _, height, width, _ = x.shape
     return _output(_Shape(stride, padding, height, width, len(kernel)), x, kernel)
@@ -148,9 +148,9 @@ def _plain(shape: _Shape, x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _product(on_cpu: Callable[..., jax.Array], plain: Callable[..., jax.Array]) -> Any:
-    """(shape, a, b) -> product in the formulation for the backend.
+    """(shape, a, b) -> the product in the backend's formulation.
 
-    Under `vmap` a CPU takes one pair after another: XLA has no fast path for a batch of kernels.
+    Under `vmap` a CPU computes one pair after another: XLA has no fast path for a batch of kernels.
     """
 
     def product(shape: _Shape, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -191,7 +191,7 @@ def _canonical(
     spread: int = 1,
     dilation: int = 1,
 ) -> jax.Array:
-    """A convolution in the one layout that XLA's CPU backend runs fast inside loops."""
+    """A convolution in the layout that XLA's CPU backend runs fast inside loops."""
     return lax.conv_general_dilated(
         x,
         kernel,
@@ -204,7 +204,7 @@ def _canonical(
 
 
 def _x_gradient(shape: _Shape, dy: jax.Array, kernel: jax.Array) -> jax.Array:
-    """dL/dx: the full correlation of dy with the turned kernel."""
+    """dL/dx: the full correlation of dy with the rotated kernel."""
     low = shape.size - 1 - shape.padding
     height = (low, shape.height + shape.padding - 1 - shape.stride * (dy.shape[1] - 1))
     width = (low, shape.width + shape.padding - 1 - shape.stride * (dy.shape[2] - 1))
@@ -213,9 +213,9 @@ def _x_gradient(shape: _Shape, dy: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _kernel_gradient(shape: _Shape, x: jax.Array, dy: jax.Array) -> jax.Array:
-    """dL/dkernel: x with channels as its batch, correlated with dy as the kernel.
+    """dL/dkernel: x with its channels as batch, correlated with dy as the kernel.
 
-    Few images at a time, whose transposed copies stay in the cache.
+    It takes a few images at a time, whose transposed copies stay in the CPU's cache.
     """
 
     def ahead(length: int, windows: int) -> tuple[int, int]:
@@ -256,7 +256,7 @@ def _transposed_in_kernel(
 
 
 SMALL_IMAGE = 16
-"""Windows of an image up to which patches times a matrix beat XLA's convolutions on a CPU."""
+"""Windows of an image up to which patches times a matrix is faster than XLA's convolution."""
 
 
 def _patches(shape: _Shape, x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -298,20 +298,20 @@ _grad_kernel = jax.custom_vjp(_of_kernel, nondiff_argnums=(0,))
 
 _output.defvjp(
     lambda shape, x, kernel: (_output(shape, x, kernel), (x, kernel)),
-    lambda shape, kept, dy: (_grad_x(shape, dy, kept[1]), _grad_kernel(shape, kept[0], dy)),
+    lambda shape, saved, dy: (_grad_x(shape, dy, saved[1]), _grad_kernel(shape, saved[0], dy)),
 )
 _grad_x.defvjp(
     lambda shape, dy, kernel: (_grad_x(shape, dy, kernel), (dy, kernel)),
-    lambda shape, kept, dx: (_output(shape, dx, kept[1]), _grad_kernel(shape, dx, kept[0])),
+    lambda shape, saved, dx: (_output(shape, dx, saved[1]), _grad_kernel(shape, dx, saved[0])),
 )
 _grad_kernel.defvjp(
     lambda shape, x, dy: (_grad_kernel(shape, x, dy), (x, dy)),
-    lambda shape, kept, dk: (_grad_x(shape, kept[1], dk), _output(shape, kept[0], dk)),
+    lambda shape, saved, dk: (_grad_x(shape, saved[1], dk), _output(shape, saved[0], dk)),
 )
 
 
 def max_pool(x: jax.Array, size: int = 2, padding: tuple[int, int] = (0, 0)) -> jax.Array:
-    """Largest of size x size windows, two apart: (B, H, W, C) -> (B, H', W', C).
+    """Maximum of size x size windows with stride 2: (B, H, W, C) -> (B, H', W', C).
 
     The gradient goes to the first of equal maxima, as in torch.
 
@@ -325,7 +325,7 @@ def max_pool(x: jax.Array, size: int = 2, padding: tuple[int, int] = (0, 0)) -> 
 
 
 class _Pool(NamedTuple):
-    """Fixed numbers of a max pool."""
+    """Static numbers that a max pool depends on."""
 
     size: int
     padding: tuple[int, int]
@@ -333,7 +333,7 @@ class _Pool(NamedTuple):
     width: int
 
     def windows(self, x: jax.Array) -> list[tuple[int, jax.Array]]:
-        """Each place of a window (8 times its row plus its column), and x there (B, H', W', C)."""
+        """For each place of a window, 8 row + column: the place, and x there (B, H', W', C)."""
         pad = (0, 0), self.padding, self.padding, (0, 0)
         x = jnp.pad(x, pad, constant_values=-jnp.inf) if any(self.padding) else x
         rows, columns = ((length - self.size) // 2 + 1 for length in x.shape[1:3])
@@ -344,7 +344,7 @@ class _Pool(NamedTuple):
 
 
 def _winners(spec: _Pool, x: jax.Array) -> jax.Array:
-    """Place of the first largest of every window, int8."""
+    """The place of the first maximum of each window, int8."""
     (place, largest), *others = spec.windows(x)
     winner = jnp.full(largest.shape, place, jnp.int8)
     for place, value in others:
@@ -355,7 +355,7 @@ def _winners(spec: _Pool, x: jax.Array) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _pick(spec: _Pool, x: jax.Array, winner: jax.Array) -> jax.Array:
-    """What x is at the winners."""
+    """The values of x at the winners."""
     (_, picked), *others = spec.windows(x)
     for place, value in others:
         picked = jnp.where(winner == place, value, picked)
@@ -408,10 +408,10 @@ _put.defvjp(
 
 
 def local_response_normalisation(x: jax.Array) -> jax.Array:
-    """Scale x by (1 + alpha sum of x^2 over the channels at most 4 away)^-0.75.
+    """Multiply x by (1 + alpha s)^-0.75, where s sums x^2 over the channels at most 4 away.
 
-    Here alpha = 0.001 / 9. Krizhevsky et al. 2012, section 3.3, with the numbers of TensorFlow's
-    CIFAR tutorial. The sum over neighbours is a product with a band matrix.
+    This is Krizhevsky et al. 2012, section 3.3, with alpha = 0.001 / 9 and the other numbers of
+    TensorFlow's CIFAR tutorial. The sum over neighbours is a product with a band matrix.
     """
     channels = jnp.arange(x.shape[-1])
     near = (jnp.abs(channels[:, None] - channels) <= 4).astype(x.dtype)
@@ -420,10 +420,7 @@ def local_response_normalisation(x: jax.Array) -> jax.Array:
 
 
 def torch_default(fan_in: int) -> nnx.Initializer:
-    """Uniform on +-1 / sqrt(fan_in), where torch's linear and convolutional layers begin.
-
-    Kernel and bias alike.
-    """
+    """Uniform on +-1 / sqrt(fan_in): torch's default for kernels and biases."""
     bound = fan_in**-0.5
 
     def init(key: jax.Array, shape: Sequence[int], dtype: Any = jnp.float32) -> jax.Array:

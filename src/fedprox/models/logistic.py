@@ -1,4 +1,4 @@
-"""Multinomial logistic regression, the convex model of Li et al. 2020 (appendix C.1)."""
+"""Multinomial logistic regression."""
 
 from typing import Literal
 
@@ -26,20 +26,32 @@ class Logistic(nnx.Module):
 
 
 def logistic(federation: Federation, *, initial: Literal["glorot", "zeros"] = "glorot") -> Model:
-    """Logistic regression with (d + 1) C parameters: 610 for Synthetic, 7,850 for MNIST.
+    r"""Multinomial logistic regression, a convex model.
+
+    It predicts :math:`\mathrm{softmax}(W x + b)` from flattened features, with
+    :math:`(d + 1) C` parameters: 610 for Synthetic, 7,850 for MNIST.
 
     Args:
-        federation: Gives the number of features d and of classes C.
-        initial: "glorot": W uniform on +-sqrt(6 / (d + C)), b = 0, as the FedProx experiments
-            begin; "zeros" as FedDyn's on synthetic data do.
+        federation: Clients whose examples have d numbers, in any shape, and C classes.
+        initial: Initial values: "glorot" for W uniform on +-sqrt(6 / (d + C)) and b = 0, as in
+            FedProx's experiments; "zeros" as in FedDyn's on synthetic data.
+
+    Returns:
+        A model for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: The labels are not classes.
+        InputError: If the labels are not classes, or `initial` has another value.
 
-    >>> from fedprox.datasets import synthetic
-    >>> model = logistic(synthetic(clients=2))
-    >>> sum(a.size for a in jax.tree.leaves(model.init(jax.random.key(0))))
-    610
+    Example:
+        >>> import jax
+        >>> import fedprox as fp
+        >>> model = fp.models.logistic(fp.datasets.synthetic(clients=2))
+        >>> sum(a.size for a in jax.tree.leaves(model.shapes))
+        610
+
+    References:
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, appendix C.1.
     """
     classes, features = class_count("logistic", federation), feature_count(federation)
     require_one_of("model.initial", initial, ("glorot", "zeros"))

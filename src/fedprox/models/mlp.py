@@ -40,26 +40,38 @@ def mlp(
     hidden: list[int],
     initial: Literal["glorot", "torch"] = "glorot",
 ) -> Model:
-    """A perceptron with hidden layers.
+    """A multilayer perceptron: dense layers with ReLU between them.
 
-    On MNIST, [200, 200] is FedAvg's 2NN (McMahan et al. 2017, section 3) with 199,210 parameters.
-    Acar et al. 2021 write in section 3 of layers of 200 and 100, which would have 178,110; their
-    appendix A.2 means 200 twice for MNIST and 100 twice for EMNIST-L (89,610), as in their code.
+    On MNIST, `hidden=[200, 200]` is FedAvg's 2NN, with 199,210 parameters. FedDyn has 200 units
+    twice for MNIST and 100 units twice for EMNIST-L (89,610 parameters), by its appendix A.2 and
+    its code; its section 3 speaks of 200 and 100.
 
     Args:
-        federation: Gives the number of features and of classes.
-        hidden: Units of each hidden layer.
-        initial: "glorot": kernels uniform on +-sqrt(6 / (inputs + outputs)) and zero biases,
-            TensorFlow's default (FedAvg does not say); "torch": both uniform on
-            +-1 / sqrt(inputs), as FedDyn's code begins.
+        federation: Clients whose examples have numbers in any shape, and classes.
+        hidden: Units of each hidden layer, at least one layer.
+        initial: Initial values: "glorot" for kernels uniform on +-sqrt(6 / (inputs + outputs)) and
+            zero biases, TensorFlow's default (FedAvg's paper does not say); "torch" for both
+            uniform on +-1 / sqrt(inputs), as FedDyn's code.
+
+    Returns:
+        A model for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: The labels are not classes, or no layer, or one without units.
+        InputError: If the labels are not classes, there is no layer, a layer has no units, or
+            `initial` has another value.
 
-    >>> from fedprox.datasets import synthetic
-    >>> model = mlp(synthetic(clients=2), hidden=[30])
-    >>> sum(a.size for a in jax.tree.leaves(model.init(jax.random.key(0))))
-    2140
+    Example:
+        >>> import jax
+        >>> import fedprox as fp
+        >>> model = fp.models.mlp(fp.datasets.synthetic(clients=2), hidden=[30])
+        >>> sum(a.size for a in jax.tree.leaves(model.shapes))
+        2140
+
+    References:
+        McMahan et al., `Communication-Efficient Learning of Deep Networks from Decentralized Data
+        <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, section 3;
+        and Acar et al., `Federated Learning Based on Dynamic Regularization
+        <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2.
     """
     classes, features = class_count("mlp", federation), feature_count(federation)
     require(len(hidden) > 0, "model.hidden: no layers; at least one is needed")

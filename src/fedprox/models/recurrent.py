@@ -1,4 +1,4 @@
-"""Recurrent layers in the formulation that runs fastest inside a compiled round.
+"""Recurrent layers formulated so that they run fast inside a compiled round.
 
 Gates, with z_t = W_x' x_t + W_h' h_{t-1} + b split in four along its last axis, and p_i, p_f, p_o
 zero for a cell without peepholes (Gers and Schmidhuber 2000, "Recurrent nets that time and count"):
@@ -6,9 +6,9 @@ zero for a cell without peepholes (Gers and Schmidhuber 2000, "Recurrent nets th
     i = sigmoid(z_i + p_i c_{t-1})      f = sigmoid(z_f + p_f c_{t-1})      g = tanh(z_g)
     c_t = f c_{t-1} + i g               o = sigmoid(z_o + p_o c_t)          h_t = o tanh(c_t)
 
-Left to itself JAX adds up the gradient of W_h step by step and so rereads a matrix at each. Here
-the backward pass keeps dL/dz of all steps and forms every gradient of a weight by one matrix
-product after the loop; the input's product, forwards and backwards, is one for all steps too.
+By default JAX accumulates the gradient of W_h step by step and reads a matrix at each step. Here
+the backward pass stores dL/dz of all steps and computes each weight's gradient by one matrix
+product after the loop. The products with the inputs, forwards and backwards, also cover all steps.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ class Embedding(nnx.Module):
 
     Args:
         symbols: Number of symbols V; they are 0, ..., V - 1.
-        width: Numbers d of a vector.
+        width: Dimensions d of a vector.
         init: Initializer of the table, shape (V, d).
         rngs: Random keys.
     """
@@ -42,23 +42,23 @@ class Embedding(nnx.Module):
 
 
 class NextSymbol(nnx.Module):
-    """Embedding, layers of LSTM, and an output for each symbol: which comes next?
+    """Embedding, LSTM layers, and an output for each symbol, which predicts the next symbol.
 
     Args:
         symbols: Number of symbols V.
-        width: Numbers of a symbol's vector.
+        width: Dimensions of a symbol's vector.
         units: Units of each layer.
         layers: Number of layers.
-        every_position: Whether to predict what follows each position, or the last.
+        every_position: Whether to predict the symbol after each position, or after the last.
         peepholes: As in `LSTM`.
-        initial: "glorot": everything as in TensorFlow, kernels and embedding uniform on
-            +-sqrt(6 / (rows + columns)), biases zero, and 1 added to the forget gates'. "torch":
-            embedding normal with variance 1, everything else uniform on +-1 / sqrt(units); torch
-            keeps two biases for each gate, and their sum begins as its sum would.
+        initial: "glorot" as TensorFlow: kernels and embedding uniform on
+            +-sqrt(6 / (rows + columns)), biases zero, with 1 added for forget gates. "torch":
+            embedding normal with variance 1, all else uniform on +-1 / sqrt(units); torch has two
+            biases for each gate, and the one here starts as their sum.
         rngs: Random keys.
     """
 
-    def __init__(
+    def __init__(  # the settings of the papers' three recurrent models
         self,
         symbols: int,
         width: int,
@@ -109,18 +109,18 @@ class NextSymbol(nnx.Module):
 
 
 class LSTM(nnx.Module):
-    """A layer of long short-term memory; it starts from zeros and returns every step.
+    """A layer of long short-term memory, which starts from zeros and returns every step.
 
     It has 4 h (d + h + 1) parameters, and 3 h more with peepholes.
 
     Args:
         inputs: Features d of a step.
         units: Units h.
-        peepholes: Whether the gates see the cell's state.
-        forget_bias: Added to the forget gate's bias, which is itself a parameter.
-        kernel_init: Initializer of the kernel, both parts as one matrix of shape (d + h, 4 h), as
-            in TensorFlow. Peepholes begin uniform on +-sqrt(3 / h), TensorFlow's default for a
-            vector of h.
+        peepholes: Whether the gates read the cell's state.
+        forget_bias: A constant added to the forget gate's bias, which is a parameter besides.
+        kernel_init: Initializer of both kernels as one matrix of shape (d + h, 4 h), as in
+            TensorFlow. Peepholes start uniform on +-sqrt(3 / h), TensorFlow's default for a vector
+            of h.
         bias_init: Initializer of the bias, shape (4 h,).
         rngs: Random keys.
     """
@@ -163,9 +163,9 @@ def lstm(
     bias: jax.Array,
     peepholes: jax.Array | None,
 ) -> jax.Array:
-    """h_1, ..., h_length from h_0 = c_0 = 0; gates i, f, g, o stand in this order.
+    """h_1, ..., h_length from h_0 = c_0 = 0, with the gates in the order i, f, g, o.
 
-    It can be differentiated in reverse mode as often as one likes, not in forward mode.
+    It can be differentiated in reverse mode any number of times, but not in forward mode.
 
     Args:
         x: Inputs, shape (length, B, d).
@@ -194,7 +194,7 @@ def _steps(
     halves = jnp.repeat(jnp.array([0.5, 0.5, 1.0, 0.5], z.dtype), units)
 
     def gates(z: jax.Array) -> list[jax.Array]:
-        """i, f, g, and o where its z is given too.
+        """The gates i, f, g, and o if its z is given too.
 
         sigmoid(z) = 1/2 + tanh(z/2)/2: one tanh of all gates is one fast loop on a CPU.
         """
@@ -231,9 +231,9 @@ def _forward(
     return steps[0], (steps, x, input_kernel, hidden_kernel, peepholes)
 
 
-def _backward(kept: Any, d_hs: jax.Array) -> tuple[jax.Array | None, ...]:
+def _backward(saved: Any, d_hs: jax.Array) -> tuple[jax.Array | None, ...]:
     """Gradients in x, W_x, W_h, b and the peepholes, from those in h_1, ..., h_length."""
-    (hs, cs, *gates), x, input_kernel, hidden_kernel, peepholes = kept
+    (hs, cs, *gates), x, input_kernel, hidden_kernel, peepholes = saved
     h_before, c_before = (jnp.concatenate([jnp.zeros_like(a[:1]), a[:-1]]) for a in (hs, cs))
     back = hidden_kernel.T
 

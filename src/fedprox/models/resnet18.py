@@ -73,18 +73,36 @@ class ResNet18(nnx.Module):
 
 
 def resnet18(federation: Federation) -> Model:
-    """ResNet-18 with GroupNorm of two groups: 11,181,642 parameters on RGB images, ten classes.
+    """ResNet-18 with group normalization of two groups in place of batch normalization.
 
-    He et al. 2016, table 1, with each batch normalisation replaced: averaging running statistics
-    has no meaning. FedDyn's code has it so, with the strides of large images on 32x32 ones too
-    (their last blocks see one pixel); Acar et al. 2021 use it in Figure 11. Convolutions begin
-    normal with variance 2 / (size^2 outputs), the dense layer as torch's.
+    Running statistics of clients cannot be averaged, so batch normalization does not fit federated
+    training. The model is that of FedDyn's code, which keeps the strides for large images on 32x32
+    images too, so that the last blocks see one pixel. It has 11,181,642 parameters on RGB images
+    with ten classes. Convolutions start normal with variance 2 / (size^2 outputs), the dense layer
+    as torch's.
 
     Args:
-        federation: Features H x W or H x W x C of any size, and any number of classes.
+        federation: Clients with images of shape (H, W) or (H, W, C) and any number of classes.
+
+    Returns:
+        A model for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: The features are no images, or the labels are not classes.
+        InputError: If the features are not images, or the labels are not classes.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import fedprox as fp
+        >>> federation = fp.Federation.from_arrays([(np.zeros((1, 32, 32, 3)), [9])])
+        >>> model = fp.models.resnet18(federation)
+        >>> sum(a.size for a in jax.tree.leaves(model.shapes))
+        11181642
+
+    References:
+        He et al., `Deep Residual Learning for Image Recognition
+        <https://arxiv.org/abs/1512.03385>`_, CVPR 2016, Table 1; and
+        Acar et al., `Federated Learning Based on Dynamic Regularization
+        <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, Figure 11.
     """
     classes = class_count("resnet18", federation)
     channels = image_shape("resnet18", federation)[2]

@@ -1,4 +1,4 @@
-"""The tweet model of FedProx."""
+"""FedProx's model for tweets."""
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,8 @@ class SentimentLSTM(nnx.Module):
     """Two layers of LSTM over word vectors, a dense layer of 30, an output for each class.
 
     Args:
-        words: Number of words with a trained vector; 0 where features are vectors.
-        width: Numbers of a vector.
+        words: Number of words with a trained vector; 0 if features are vectors.
+        width: Dimensions of a vector.
         hidden: Units of each LSTM.
         classes: Number of classes.
         rngs: Random keys.
@@ -45,32 +45,40 @@ class SentimentLSTM(nnx.Module):
 
 
 def sentiment_lstm(federation: Federation, *, hidden: int = 256, embedding: int = 300) -> Model:
-    """Two layers of LSTM over the words of a tweet; the last step says how it sounds.
+    """A two-layer LSTM that classifies a tweet by its words.
 
-    Li et al. 2020 (appendix C.1) read 25 tokens as GloVe vectors of 300 that are not trained. As
-    in their code, a dense layer of 30 without activation stands before the output, and two classes
-    have one output z: here (0, z), for which softmax and cross-entropy are the code's sigmoid and
-    its cross-entropy, step by step. With `hidden = 256` and such vectors it has 1,103,421
-    parameters, with 100 243,861.
+    A dense layer of 30 units without activation precedes the output, as in the authors' code. Two
+    classes share one output z, here (0, z), whose softmax cross-entropy is the code's sigmoid
+    cross-entropy. With word vectors of 300 numbers, which are not trained, it has 1,103,421
+    parameters, or 243,861 with `hidden=100`. Initial values are TensorFlow's defaults, as in the
+    code: kernels and embedding uniform on +-sqrt(6 / (rows + columns)) and zero biases, with 1
+    added to the biases of forget gates.
 
     Args:
-        federation: Its features are vectors, (length, d) floating-point numbers, or words,
-            (length,) integers, for which vectors are trained.
-        hidden: Units of each LSTM: 256 by the paper, 100 in its code.
-        embedding: Numbers of a trained vector; vectors among the features are as wide as they are.
+        federation: Clients whose features are word vectors, float (length, d), or words, int
+            (length,), for which the model trains an embedding; and classes. The paper has a length
+            of 25.
+        hidden: Units of each LSTM layer, at least 1: 256 in the paper, 100 in its code.
+        embedding: Dimensions of a trained embedding, at least 1; not used for word vectors.
 
-    Kernels and embedding begin uniform on +-sqrt(6 / (rows + columns)), biases at zero, and forget
-    gates have 1 added to theirs: TensorFlow's defaults, with which the code begins.
+    Returns:
+        A model for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: The features are neither vectors nor words, the labels are not one class for
-            each tweet, or an option is not a whole number of at least 1.
+        InputError: If the features are neither word vectors nor words, a tweet has not one class,
+            or an option is out of range.
 
-    >>> from fedprox import Federation
-    >>> tweets = np.zeros((2, 25, 300), np.float32)
-    >>> model = sentiment_lstm(Federation.from_arrays([(tweets, [0, 1])]), hidden=100)
-    >>> sum(a.size for a in jax.tree.leaves(model.init(jax.random.key(0))))
-    243861
+    Example:
+        >>> import jax, numpy as np
+        >>> import fedprox as fp
+        >>> federation = fp.Federation.from_arrays([(np.zeros((2, 25, 300)), [0, 1])])
+        >>> model = fp.models.sentiment_lstm(federation, hidden=100)
+        >>> sum(a.size for a in jax.tree.leaves(model.shapes))
+        243861
+
+    References:
+        Li et al., `Federated Optimization in Heterogeneous Networks
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, appendix C.1.
     """
     name = "sentiment-lstm"
     classes = class_count(name, federation)

@@ -7,33 +7,41 @@ from fedprox.models.recurrent import NextSymbol
 
 
 def word_lstm(federation: Federation) -> Model:
-    """An LSTM of 256 over words with vectors of 192, a prediction at every position.
+    """An LSTM that predicts the next word at every position.
 
-    McMahan et al. 2017 (section 3, "Large-scale LSTM experiments") say 10,000 words, input and
-    output embeddings of dimension 192 and 4,950,544 parameters. That is what 10,000 words in all
-    (those that stand for unknown ones included), a cell with peepholes and an output layer right
-    from its 256 units have; outputs of dimension 192 would have fewer:
+    Words are embedded in 192 dimensions; the one layer has 256 units and peephole connections. For
+    10,000 words, the unknown word included, it has the paper's number of parameters, 4,950,544::
 
         10,000 x 192  +  1024 (192 + 256 + 1) + 3 x 256  +  257 x 10,000
 
-    They do not say how it begins; here as TensorFlow's cells do: uniform kernels, zero biases, 1
-    added to the bias of forget gates.
+    The paper speaks of output embeddings of dimension 192, which would have fewer parameters than
+    an output layer on the 256 units. It does not give initial values. These are TensorFlow's
+    defaults: uniform kernels and zero biases, with 1 added to the biases of forget gates.
 
     Args:
-        federation: Its features are words, (length,) integers (10 in the paper), with the next
-            one as label of each position, or -1; as many words as classes.
+        federation: Clients whose features are words, int (length,), from 0 to C - 1 for C classes,
+            and whose labels are the next word at each position, int (length,), or -1. The paper
+            has a length of 10.
+
+    Returns:
+        A model for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: The features are no words, or the labels are not one for each.
+        InputError: If the features are not words, or a position has no label entry.
 
-    >>> import jax, numpy as np
-    >>> from fedprox import Federation
-    >>> text = np.arange(11)[None]
-    >>> federation = Federation.from_arrays([(text[:, :-1], text[:, 1:])], classes=10_000)
-    >>> model = word_lstm(federation)
-    >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
-    >>> sum(a.size for a in jax.tree.leaves(shapes))
-    4950544
+    Example:
+        >>> import jax, numpy as np
+        >>> import fedprox as fp
+        >>> text = np.arange(11)[None]
+        >>> federation = fp.Federation.from_arrays([(text[:, :-1], text[:, 1:])], classes=10_000)
+        >>> model = fp.models.word_lstm(federation)
+        >>> sum(a.size for a in jax.tree.leaves(model.shapes))
+        4950544
+
+    References:
+        McMahan et al., `Communication-Efficient Learning of Deep Networks from Decentralized Data
+        <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, section 3 (the
+        large-scale LSTM experiments).
     """
     symbols = symbol_count("word-lstm", federation, every_position=True)
     return Model.from_nnx(

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fedprox.papers.common import GPU
+from fedprox.papers.quirks import WITHOUT_QUADRATIC
 from fedprox.reproduce.item import (
     MOST_SEEDS,
     SHORT,
@@ -182,7 +183,7 @@ def _table(
 def _with_halves(item: Item) -> Item:
     """A table with one more: FedProx without the quadratic, beside FedProx and its numbers."""
     runs = {
-        f"{key}-half": run | {"method": [run["method"][3] | {"quadratic": False}]}
+        f"{key}-half": run | {"method": [run["method"][3] | {"name": WITHOUT_QUADRATIC}]}
         for key, run in item.runs.items()
     }
     rows = [
@@ -252,7 +253,7 @@ def _synthetic(kind: str, *methods: Table, epochs: int = 10) -> Table:
     }
 
 
-HALF: Table = {"name": "fedprox", "mu": [0.01, 0.0001], "quadratic": False}
+HALF: Table = {"name": WITHOUT_QUADRATIC, "mu": [0.01, 0.0001]}
 """FedProx as the authors' code had it when the tables were made."""
 
 TABLE_6 = Item(

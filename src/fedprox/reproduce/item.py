@@ -256,7 +256,8 @@ class Item:
         """The data sets it needs."""
         runs = [*self.runs.values(), *(pair.experiment for pair in self.between.values())]
         tables = [*(table["data"] for table in runs), *(row.data for row in self.statistics)]
-        return tuple(dict.fromkeys(table["name"] for table in tables))
+        names = (table["name"].rpartition(":")[2] for table in tables)  # of papers.quirks too
+        return tuple(dict.fromkeys(names))
 
 
 class Scale(NamedTuple):

@@ -239,20 +239,14 @@ def slow_steps(
         stream = generator(seed, Purpose.WORK, round_, cohort[slot])
         if solver.epochs is None or solver.epochs == 1:
             steps[slot] = stream.integers(1, full[slot], endpoint=True)
-        elif systems.partial == "uniform":
-            epochs = stream.integers(1, solver.epochs, endpoint=True)
-            steps[slot] = epochs * math.ceil(sizes[slot] / solver.batch_of(sizes[slot]))
         else:
-            if slot:
-                stream = generator(seed, Purpose.WORK, 0, cohort[slot - 1])
-            epochs = stream.integers(1, solver.epochs)
+            epochs = stream.integers(1, solver.epochs, endpoint=True)
             steps[slot] = epochs * math.ceil(sizes[slot] / solver.batch_of(sizes[slot]))
     return steps
 
 
-@pytest.mark.parametrize("partial", ["uniform", "code"])
-def test_partial_work_of_many_epochs_is_that_of_one_client_after_another(partial: Any) -> None:
-    systems, solver = Systems(1.0, partial=partial), Solver(0.1, 10, epochs=1000)
+def test_partial_work_of_many_epochs_is_that_of_one_client_after_another() -> None:
+    systems, solver = Systems(1.0), Solver(0.1, 10, epochs=1000)
     cohort, sizes = [7, 3, 9, 1, 4], [5, 40, 1, 333, 20]
     for seed in range(4):
         work = systems.work(seed, 3, np.array(cohort), np.array(sizes), solver)
@@ -266,9 +260,7 @@ def test_partial_work_of_many_epochs_is_that_of_one_client_after_another(partial
     seed=SEEDS,
     round_=st.integers(0, 1000),
     systems=st.one_of(
-        st.builds(
-            Systems, stragglers=st.floats(0, 1), partial=st.sampled_from(["uniform", "code"])
-        ),
+        st.builds(Systems, stragglers=st.floats(0, 1)),
         st.builds(
             Systems,
             deadline=st.floats(0.1, 10),

@@ -6,24 +6,43 @@ a round has a deadline, which is what that draw stands for ("a global clock").
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import InputError, require, require_number, require_one_of, shown
+from fedprox.errors import InputError, require, require_number, require_whole, shown
 from fedprox.solver import Solver, as_values
 from fedprox.streams import Purpose, Streams, generator
+from fedprox.user_code import call
 
 CLIENTS_TOGETHER = 1000
 """Clients whose speeds are looked at together, in search of one that can take part."""
 
 
-Partial = Literal["uniform", "code"]
-"""How far stragglers get."""
+class Straggler(NamedTuple):
+    """A client of a round's cohort that cannot finish its epochs.
+
+    Attributes:
+        seed: Seed of the run.
+        round: Round t.
+        cohort: The cohort's clients, in the order in which they were drawn.
+        slot: The straggler's place in the cohort.
+        epochs: Epochs E that a client performs if it finishes, at least 2.
+    """
+
+    seed: int
+    round: int
+    cohort: tuple[int, ...]
+    slot: int
+    epochs: int
+
+
+StragglerEpochs = Callable[[Straggler], int]
+"""A straggler -> the epochs that it performs, from 1 to E."""
 
 
 class Work(NamedTuple):
@@ -45,10 +64,9 @@ class Systems:
             or each client's own, shape (clients,).
         spread: With a median: client k needs step_seconds exp(spread z_k), z_k ~ N(0, 1), the same
             in every round. At most 10.
-        partial: With a fraction, how many epochs a straggler does: "uniform", by the paper; or
-            "code", as in the authors' code, which draws on {1, ..., E - 1} from a generator that
-            the client before it in the cohort has reset: always the same number after the same
-            client. Without whole epochs to draw (E = 1, or steps) there is no such difference.
+        straggler_epochs: With a fraction, a function that draws a straggler's epochs; None for
+            uniform on {1, ..., E}. It must depend on its argument alone. It is not called if the
+            solver performs one epoch or counts steps.
 
     Raises:
         InputError: A number out of range, or a deadline beside a fraction or without speeds.
@@ -61,17 +79,21 @@ class Systems:
     deadline: float | None = None
     step_seconds: float | Sequence[float] | None = None
     spread: float = 0.0
-    partial: Partial = "uniform"
+    straggler_epochs: StragglerEpochs | None = None
 
     def __post_init__(self) -> None:
         require_number("systems.stragglers", self.stragglers, most=1)
         require_number("systems.spread", self.spread, most=10)
-        require_one_of("systems.partial", self.partial, get_args(Partial))
-        require(
-            self.partial == "uniform" or self.deadline is None,
-            f'systems.partial = "{self.partial}"; with systems.deadline it must be "uniform": the '
-            "deadline says how far stragglers get",
-        )
+        if self.straggler_epochs is not None:
+            require(
+                callable(self.straggler_epochs),
+                f"systems.straggler_epochs = {shown(self.straggler_epochs)}; it must be a function",
+            )
+            require(
+                self.deadline is None,
+                "systems.straggler_epochs: leave it out with systems.deadline, which determines "
+                "stragglers' work",
+            )
         require(
             self.deadline is None or self.step_seconds is not None,
             f"systems.deadline = {shown(self.deadline)}; give systems.step_seconds beside it",
@@ -132,9 +154,10 @@ class Systems:
         """The work of each client of a cohort.
 
         Of K different clients, round(s K) are stragglers, whichever they are. A straggler does a
-        whole number of epochs, uniform on {1, ..., E}, independent of every other client; where the
-        solver counts steps, or E = 1, a number of steps, uniform on {1, ..., all of them}. With a
-        deadline, a client's steps are those it has time for, none at the least.
+        whole number of epochs, uniform on {1, ..., E} unless `straggler_epochs` draws it,
+        independent of every other client; where the solver counts steps, or E = 1, a number of
+        steps, uniform on {1, ..., all of them}. With a deadline, a client's steps are those it has
+        time for, none at the least.
 
         Args:
             seed: Seed of the run.
@@ -153,14 +176,24 @@ class Systems:
         whole_epochs = solver.epochs is not None and solver.epochs > 1
         unit = solver.steps_per_epoch(sizes) if whole_epochs else np.ones_like(steps)
         most, clients = (steps // unit).tolist(), cohort.tolist()
-        quirk, streams = whole_epochs and self.partial == "code", Streams(seed, Purpose.WORK)
+        streams = Streams(seed, Purpose.WORK)
         for slot in np.flatnonzero(stragglers).tolist():
-            after = quirk and slot > 0
-            stream = (
-                streams.at(0, clients[slot - 1]) if after else streams.at(round_, clients[slot])
-            )
-            steps[slot] = unit[slot] * stream.integers(1, most[slot], endpoint=not quirk)
+            if whole_epochs and self.straggler_epochs is not None:
+                amount = self._drawn(
+                    Straggler(seed, round_, tuple(clients), slot, epochs=most[slot])
+                )
+            else:
+                amount = streams.at(round_, clients[slot]).integers(1, most[slot], endpoint=True)
+            steps[slot] = unit[slot] * amount
         return Work(steps, stragglers)
+
+    def _drawn(self, straggler: Straggler) -> int:
+        """The epochs that the user's function gives."""
+        assert self.straggler_epochs is not None
+        what = "systems.straggler_epochs(straggler)"
+        epochs = call(what, self.straggler_epochs, straggler)
+        require_whole(what, epochs, most=straggler.epochs)
+        return epochs
 
     def check_participation(
         self, seed: int, sizes: NDArray[np.int64], solver: Solver, cohorts: range, *, whole: bool

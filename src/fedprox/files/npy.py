@@ -1,4 +1,4 @@
-"""NumPy's own files, whose headers are not believed."""
+"""NumPy's .npz files, read without trusting their headers."""
 
 import math
 import sys
@@ -8,23 +8,23 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.datasets.sources import most, reading, take
 from fedprox.errors import InputError, reason, require
 from fedprox.files.mapping import read_header
+from fedprox.files.packed import read_up_to, reading, unpacked_limit
 
 
 def npz(path: Path, *names: str) -> list[NDArray[np.generic]]:
-    """Arrays of numbers or words of an npz file.
+    """Read arrays of numbers or words from an .npz file.
 
-    numpy would make room for whatever a header announces, before it reads.
+    NumPy would allocate whatever size a header announces before it reads.
 
     Raises:
-        InputError: It is damaged, or one of them is missing or of another kind.
+        InputError: The file is damaged, or an array is missing or of another type.
     """
     arrays = []
     for name in names:
         with reading(path, f"{name}.npy") as file:
-            arrays.append(_npy(file, f"{path}/{name}.npy", most(path.stat().st_size)))
+            arrays.append(_npy(file, f"{path}/{name}.npy", unpacked_limit(path.stat().st_size)))
     return arrays
 
 
@@ -38,19 +38,19 @@ def _npy(file: IO[bytes], where: str, largest: int) -> NDArray[np.generic]:
     require(kind.kind in "biufSU", f"{where}: holds {kind}; not numbers or words")
     require(shape, f"{where}: holds a single value")
     needed = math.prod(shape) * kind.itemsize
-    content = take(file, min(needed, largest))
+    content = read_up_to(file, min(needed, largest))
     require(
         0 < needed == len(content),
         f"{where}: not a whole npy file: {len(content)} bytes of data where its header says "
         f"{needed}",
     )
-    found = np.frombuffer(content, kind).reshape(shape, order="F" if columns_first else "C")
-    require_words(found, where)
-    return found
+    array = np.frombuffer(content, kind).reshape(shape, order="F" if columns_first else "C")
+    require_words(array, where)
+    return array
 
 
 def require_words(array: NDArray[Any], where: str) -> None:
-    """Raise `InputError` if an array of words holds what is no character."""
+    """Raise `InputError` if an array of words holds a code that is not a character."""
     if array.dtype.kind == "U" and array.size:
         codes = array.ravel(order="K").view(np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
         require(codes.max() <= sys.maxunicode, f"{where}: holds words of what are no characters")

@@ -1,0 +1,94 @@
+"""Every public name has a docstring in the one template of the project."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import fedprox as fp
+from fedprox.algorithms import ALGORITHMS
+from fedprox.datasets import DATASETS
+from fedprox.models import MODELS
+
+NOT_YET = ("fedprox.diagnose", "fedprox.report.", "fedprox.runner", "fedprox.simulation.")
+"""Modules whose public names do not have the template yet."""
+
+SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example", "References")
+"""The sections of a docstring, in their order."""
+
+CITED = {*ALGORITHMS.values(), *DATASETS.values(), *MODELS.values()}
+"""Methods, data sets and models, which name their source."""
+
+METRICS = ("auc", "f1", "mean_squared_error")
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    """The names that users see, and what they are: functions and classes."""
+    names = [(name, getattr(fp, name)) for name in fp.__all__]
+    for module in (fp.datasets, fp.diagnostics, fp.models):
+        names += [(f"{module.__name__}.{name}", getattr(module, name)) for name in module.__all__]
+    names += [(f"fedprox.metrics.{name}", getattr(fp.metrics, name)) for name in METRICS]
+    for name, value in names:
+        ours = callable(value) and not value.__module__.startswith(NOT_YET)
+        if not isinstance(value, ModuleType) and ours:
+            yield name, value
+
+
+PUBLIC = dict(public())
+
+
+def sections(value: Any) -> dict[str, str]:
+    """The text of each section of a docstring; what precedes the first one is called ""."""
+    parts = re.split(r"^(\w+):\n", inspect.cleandoc(value.__doc__ or ""), flags=re.MULTILINE)
+    return {"": parts[0]} | dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def documented(text: str) -> list[str]:
+    """The names that begin the entries of a section."""
+    return re.findall(r"^    (\w+):", text, flags=re.MULTILINE)
+
+
+def test_the_template_is_checked_on_most_names() -> None:
+    assert len(PUBLIC) > 50
+    assert set(PUBLIC.values()) >= CITED
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_docstring_begins_with_one_line(name: str) -> None:
+    summary, *rest = inspect.cleandoc(PUBLIC[name].__doc__ or "").splitlines()
+    assert re.fullmatch(r"[A-Z].*\.", summary)
+    assert not rest or not rest[0]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_sections_are_in_order(name: str) -> None:
+    known = [section for section in sections(PUBLIC[name]) if section]
+    assert known == [section for section in SECTIONS if section in known]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_each_parameter_is_documented_in_its_place(name: str) -> None:
+    value = PUBLIC[name]
+    parts = sections(value)
+    parameters = list(inspect.signature(value).parameters)
+    text = parts.get("Args", "") + (parts.get("Attributes", "") if inspect.isclass(value) else "")
+    assert documented(text)[: len(parameters)] == parameters
+
+
+@pytest.mark.parametrize("name", [n for n, value in PUBLIC.items() if inspect.isfunction(value)])
+def test_a_function_says_what_it_returns(name: str) -> None:
+    returns = inspect.signature(PUBLIC[name]).return_annotation
+    assert (returns is None) != ("Returns" in sections(PUBLIC[name]))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_there_is_an_example(name: str) -> None:
+    assert ">>> " in sections(PUBLIC[name]).get("Example", "")
+
+
+@pytest.mark.parametrize("name", [n for n, value in PUBLIC.items() if value in CITED])
+def test_methods_data_sets_and_models_link_to_their_source(name: str) -> None:
+    assert re.search(r"`[^`]+<https://[^>]+>`_", sections(PUBLIC[name]).get("References", ""))
