@@ -21,10 +21,11 @@ from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.config.warn import warn_of
 from fedprox.simulation.devices.compilation_cache import use_default_compilation_cache
 from fedprox.simulation.devices.mesh import lane_mesh
-from fedprox.simulation.loop.checkpoint import Checkpoints, Fingerprint, Snapshot
+from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.described import describe_comparison
 from fedprox.simulation.loop.method_run import Session, after_finished, run_method
 from fedprox.simulation.loop.progress import Progress, showing
+from fedprox.simulation.loop.snapshot import Fingerprint, Snapshot
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.selection import Selection

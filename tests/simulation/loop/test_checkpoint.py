@@ -40,7 +40,7 @@ from fedprox import (
 from fedprox.files.arrays import read_arrays
 from fedprox.report.directory import metrics_line
 from fedprox.simulation.config.protocol import Storage
-from fedprox.simulation.loop import checkpoint
+from fedprox.simulation.loop import checkpoint_files
 from fedprox.simulation.loop.checkpoint import stopping_on_signals
 from fedprox.simulation.loop.progress import Progress
 from fedprox.simulation.storage.client_store import open_store
@@ -229,8 +229,8 @@ def test_arrays_of_all_types_and_shapes_come_back(
 ) -> None:
     array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
     given = [(["a"], array), (["b", "c/d"], array.T)]
-    checkpoint._write(tmp_path / "1.state", given)
-    checkpoint._check(tmp_path / "1.state")
+    checkpoint_files.write(tmp_path / "1.state", given)
+    checkpoint_files.check(tmp_path / "1.state")
     for (keys, written), (found_keys, found) in zip(
         given, read_arrays(tmp_path / "1.state"), strict=True
     ):

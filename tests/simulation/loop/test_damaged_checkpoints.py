@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedprox import Checkpoints, InputError, fedavg, scaffold
-from fedprox.simulation.loop import checkpoint
-from fedprox.simulation.loop.checkpoint import Fingerprint, Snapshot
+from fedprox.simulation.loop import checkpoint_files
+from fedprox.simulation.loop.snapshot import Fingerprint, Snapshot
 from tests.files.test_lock import contents
 from tests.report.test_disk import TINY
 from tests.simulation.loop.test_checkpoint import same, train
@@ -120,7 +120,7 @@ def test_a_checkpoint_of_another_format_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
+        patch.setattr(checkpoint_files, "FORMAT", checkpoint_files.FORMAT + 1)
         train([fedavg()], Checkpoints(tmp_path, 4), seed=0)
     advice = "go on with the version that wrote it, or begin anew"
     with pytest.raises(InputError) as error:

@@ -26,7 +26,7 @@ from fedprox import (
     fedprox,
     scaffold,
 )
-from fedprox.simulation.loop import checkpoint
+from fedprox.simulation.loop import checkpoint, checkpoint_files, snapshot
 from tests.simulation.loop.test_checkpoint import Killed, same, train
 from tests.test_cli import SMALL, status
 
@@ -118,7 +118,7 @@ def test_more_rounds_are_the_same_as_all_from_the_start(case: str, tmp_path: Pat
     same(once, more)
     for run, again in zip(once[0], more[0], strict=True):
         assert (run.lane_idle, run.memory) == (again.lane_idle, again.memory)
-    seed_runs = sum(1 for _ in checkpoint.seed_runs_of(once[0]))
+    seed_runs = sum(1 for _ in snapshot.seed_runs_of(once[0]))
     names = sorted(path.name for path in (tmp_path / "state").glob("*.state"))
     assert names == [f"{number}-11.state" for number in range(seed_runs)]
 
@@ -150,7 +150,7 @@ def test_an_extension_that_is_killed_goes_on(
     """Killed before or after the so many-th file is written: an end's, or a checkpoint's."""
     once = train([scaffold()])
     train([scaffold()], ends(tmp_path, resume=False), rounds=5)
-    write, left = checkpoint._write, iter(range(count, 0, -1))
+    write, left = checkpoint_files.write, iter(range(count, 0, -1))
 
     def write_and_die(path: Path, arrays: Any) -> None:
         last = next(left) == 1
@@ -163,7 +163,7 @@ def test_an_extension_that_is_killed_goes_on(
     again = ends(tmp_path, resume=True)
     again.every = every
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write", write_and_die)
+        patch.setattr(checkpoint, "write", write_and_die)
         with pytest.raises(Killed):
             train([scaffold()], again)
     same(once, train([scaffold()], ends(tmp_path, resume=True)))
@@ -188,7 +188,7 @@ def test_without_room_for_its_state_a_run_is_finished_all_the_same(
         raise OSError(28, "No space left on device")
 
     once = train([scaffold()], seed=0)
-    monkeypatch.setattr(checkpoint, "_write", full)
+    monkeypatch.setattr(checkpoint, "write", full)
     same(once, train([scaffold()], ends(tmp_path, resume=False), seed=0))
     (line,) = caplog.messages
     assert line == (

@@ -21,34 +21,34 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from fedprox.errors import InputError, require, require_whole
-from fedprox.files.arrays import Damaged, check_arrays, read_arrays, write_arrays
+from fedprox.files.arrays import Damaged, read_arrays
 from fedprox.files.whole import flush_folder, refuse_link
-from fedprox.model import Model
 from fedprox.signals import answering
-from fedprox.simulation.compiled.layout import Capacity
-from fedprox.simulation.devices.mesh import replicate
 from fedprox.simulation.devices.processes import everyone
-from fedprox.simulation.loop.records import all_faulty, no_updates
-from fedprox.simulation.loop.rounds import RunState
+from fedprox.simulation.loop.checkpoint_files import (
+    FORMAT,
+    OTHER_FORMAT,
+    check,
+    entry_of,
+    files_in,
+    flat,
+    nested,
+    run_of,
+    write,
+)
+from fedprox.simulation.loop.snapshot import End, Fingerprint, Snapshot, _numbered, _unnumbered
 from fedprox.simulation.results.record import Record
-from fedprox.simulation.results.run import Run
-
-FORMAT = 3
-"""The format of checkpoints. Format 1 was written by orbax, in fedprox 0.1."""
-
 
 FIRST = "0.state"
 """The file that says what was asked for before the first checkpoint is made."""
@@ -56,16 +56,6 @@ FIRST = "0.state"
 
 KEPT = 2
 """Checkpoints of a comparison that are kept."""
-
-
-HEAD = "fedprox checkpoint "
-"""How the first line of a file begins; the format follows."""
-
-
-OTHER_FORMAT = "go on with the version that wrote it, or begin anew"
-
-
-Arrays = Mapping[str, Any]
 
 
 class Stopped(Exception):  # noqa: N818 (it is no error)
@@ -80,150 +70,6 @@ class Stopped(Exception):  # noqa: N818 (it is no error)
     def __init__(self, where: str, folder: Path, signal: signal.Signals) -> None:
         super().__init__(f"stopped {where}")
         self.where, self.folder, self.signal = where, folder, signal
-
-
-class Fingerprint(NamedTuple):
-    """What tells a comparison from one that its checkpoints do not fit.
-
-    Attributes:
-        labels: The labels of its runs.
-        seeds: Their seeds.
-        rounds: Rounds T.
-        settings: What else its result depends on, by name, see `Protocol.settings`.
-        model: The model, of which the parameters are.
-    """
-
-    labels: tuple[str, ...]
-    seeds: tuple[int, ...]
-    rounds: int
-    settings: Mapping[str, Any]
-    model: Model
-
-    @property
-    def known(self) -> dict[str, Any]:
-        """What a checkpoint says of it."""
-        return {
-            "labels": list(self.labels),
-            "seeds": list(self.seeds),
-            "rounds": self.rounds,
-            "processes": jax.process_count(),
-            **self.settings,
-        }
-
-
-class Snapshot(NamedTuple):
-    """What a checkpoint holds.
-
-    A seed run is all sweep points of a method with one seed.
-
-    Attributes:
-        finished: The runs of all finished seed runs.
-        under_way: The runs of the seed run under way; none between two seed runs.
-        round: Its rounds done.
-        arrays: Its state, see `arrays_of`.
-        client_state: State of its clients, see `Store.contents`, one array after another; None for
-            none.
-    """
-
-    finished: Sequence[Run]
-    under_way: Sequence[Run] = ()
-    round: int = 0
-    arrays: Arrays = MappingProxyType({})
-    client_state: Iterable[tuple[str, NDArray[Any]]] | None = None
-
-    @property
-    def seed_runs(self) -> int:
-        """Finished seed runs."""
-        return sum(1 for _ in seed_runs_of(self.finished))
-
-    @property
-    def records(self) -> Iterator[Record]:
-        """All records so far, in the order in which they became known."""
-        for runs in (*seed_runs_of(self.finished), self.under_way):
-            for together in zip(*(run.history for run in runs), strict=True):
-                yield from together
-
-    def state(self, structure: Any) -> Any:
-        """The server's state of the seed run under way, as a tree of the given structure."""
-        return _unnumbered(structure, self.arrays.get("state", {}))
-
-    def best(self, structure: Any) -> Any:
-        """Its best models, as a tree of the given structure; None if none are kept."""
-        return _unnumbered(structure, self.arrays["best"]) if "best" in self.arrays else None
-
-    @property
-    def capacity(self) -> Capacity | None:
-        """How much the last call's arrays held; None where no seed run is under way."""
-        if "capacity" not in self.arrays:
-            return None
-        return Capacity(*map(int, self.arrays["capacity"]))
-
-    def run_state(self, first: RunState, mesh: Mesh) -> RunState:
-        """Where the seed run under way is, given its state before round 0."""
-        state = _unnumbered(jax.tree.structure(first.state), self.arrays.get("state", {}))
-        memory = _unnumbered(jax.tree.structure(first.memory), self.arrays.get("memory", {}))
-        faulty = self.arrays.get("faulty", no_updates())
-        return RunState(
-            self.round,
-            replicate(mesh, state),
-            replicate(mesh, dict(self.arrays["hparams"])),
-            replicate(mesh, memory),
-            (self.arrays["taken"],),
-            (lambda: faulty,),
-            int(self.arrays["empty"]),
-            self.capacity,
-            replicate(mesh, self.best(jax.tree.structure(first.best))),
-        )
-
-
-class End(NamedTuple):
-    """The last state of a seed run.
-
-    Attributes:
-        rounds: Rounds T of its comparison; fewer were done where it stopped early.
-        snapshot: The seed run as one under way.
-    """
-
-    rounds: int
-    snapshot: Snapshot
-
-
-def seed_runs_of(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
-    """The runs of whole seed runs, seed run by seed run."""
-    begin = 0
-    while begin < len(runs):
-        end = begin + runs[begin].sweep_points
-        yield runs[begin:end]
-        begin = end
-
-
-def arrays_of(now: RunState, points: int) -> Arrays:
-    """A run state as arrays by name."""
-    taken = sum((np.broadcast_to(n, points) for n in now.taken), np.zeros(points, np.int64))
-    found: dict[str, Any] = {
-        "state": _numbered(now.state),
-        "hparams": jax.tree.map(np.asarray, dict(now.hparams)),
-        "taken": taken,
-        "empty": np.int64(now.empty),
-    }
-    if now.capacity is not None:
-        found["capacity"] = np.array(now.capacity, np.int64)
-    if now.best is not None:
-        found["best"] = _numbered(now.best)
-    if now.memory is not None:
-        found["memory"] = _numbered(now.memory)
-    faulty = all_faulty(now.faulty)
-    if len(faulty):
-        found["faulty"] = faulty
-    return found
-
-
-def _numbered(tree: Any) -> dict[str, Any]:
-    return {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
-
-
-def _unnumbered(structure: Any, numbered: Arrays) -> Any:
-    return jax.tree.unflatten(structure, [numbered[str(i)] for i in range(len(numbered))])
 
 
 @dataclass
@@ -346,7 +192,7 @@ class Checkpoints:
                         if self.ends is not None:
                             _remove(self.ends)
                     if self.every is not None or self.interval is not None:
-                        _write(self._state(self._step(first)), self._contents(first))
+                        write(self._state(self._step(first)), self._contents(first))
                 everyone(0)  # nobody writes before that
                 self._replaces = False
             on_record(record)
@@ -354,7 +200,7 @@ class Checkpoints:
         return recorded
 
     def _steps(self) -> list[int]:
-        found = (re.fullmatch(r"(\d+)\.state", path.name) for path in _files(self.folder))
+        found = (re.fullmatch(r"(\d+)\.state", path.name) for path in files_in(self.folder))
         return [int(name[1]) for name in found if name]
 
     def _read(self, step: int) -> Snapshot:
@@ -368,8 +214,8 @@ class Checkpoints:
 
     def _open(self, state: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         """The position and the arrays of a file, which fits this comparison but for its rounds."""
-        _check(state)
-        arrays = _nested(read_arrays(state))
+        check(state)
+        arrays = nested(read_arrays(state))
         position = json.loads(arrays.pop("position").tobytes())
         known = self._comparison.known
         for key in dict.fromkeys([*known, *position["comparison"]]):
@@ -382,11 +228,11 @@ class Checkpoints:
     ) -> Snapshot:
         client_state = None
         if position["kept"]:
-            _check(clients)
+            check(clients)
             client_state = ((name, block) for (name,), block in read_arrays(clients))
         structure = jax.tree.structure(self._comparison.model.shapes)
         finished, under_way = (
-            [_run(entry) for entry in position[part]] for part in ("finished", "under_way")
+            [run_of(entry) for entry in position[part]] for part in ("finished", "under_way")
         )
         for i, run in enumerate(finished):
             run.params = _unnumbered(structure, arrays["params"][str(i)])
@@ -448,13 +294,13 @@ class Checkpoints:
                 state.unlink(missing_ok=True)
             everyone(0)
             if snapshot.client_state is not None:
-                _write(clients, (((name,), block) for name, block in snapshot.client_state))
+                write(clients, (((name,), block) for name, block in snapshot.client_state))
         except OSError as error:
             problem = f"{clients}: {error.strerror}"
         failed = everyone(bool(problem)).any()
         if jax.process_index() == 0 and not failed:
             try:
-                _write(state, self._contents(snapshot))
+                write(state, self._contents(snapshot))
             except OSError as error:
                 problem = f"{state}: {error.strerror}"
         if everyone(bool(problem)).any():
@@ -471,7 +317,7 @@ class Checkpoints:
         """The files of a seed run's last states: their names, with rounds and kind."""
         assert self.ends is not None
         pattern = re.compile(rf"{seed_run}-(\d+)\.(state|clients-\d+)")
-        found = (pattern.fullmatch(path.name) for path in _files(self.ends))
+        found = (pattern.fullmatch(path.name) for path in files_in(self.ends))
         # without its state an end does not count, so that comes first
         return sorted(filter(None, found), key=lambda name: name[2] != "state")
 
@@ -532,16 +378,16 @@ class Checkpoints:
 
     @property
     def _has_ends(self) -> bool:
-        return self.ends is not None and bool(_files(self.ends))
+        return self.ends is not None and bool(files_in(self.ends))
 
     def _save(self, snapshot: Snapshot) -> None:
         begin = time.perf_counter()
         if snapshot.client_state is not None:
             blocks = (((name,), block) for name, block in snapshot.client_state)
-            _write(self._clients(self._step(snapshot)), blocks)
+            write(self._clients(self._step(snapshot)), blocks)
         everyone(0)  # all processes have written theirs
         if jax.process_index() == 0:
-            _write(self._state(self._step(snapshot)), self._contents(snapshot))
+            write(self._state(self._step(snapshot)), self._contents(snapshot))
             self._prune()
         everyone(0)  # the step counts from here on
         self.size = sum(p.stat().st_size for p in self.folder.glob(f"{self._step(snapshot)}.*"))
@@ -565,18 +411,18 @@ class Checkpoints:
             "every": self.every,
             "interval": self.interval,
             "round": snapshot.round,
-            "finished": [_entry(run) for run in snapshot.finished],
-            "under_way": [_entry(run) for run in snapshot.under_way],
+            "finished": [entry_of(run) for run in snapshot.finished],
+            "under_way": [entry_of(run) for run in snapshot.under_way],
             "kept": snapshot.client_state is not None,
         }
         arrays["position"] = np.frombuffer(json.dumps(position).encode(), np.uint8)
-        return _flat(arrays)
+        return flat(arrays)
 
     def _prune(self) -> None:
         """Remove all but the last checkpoints, and what a process that was killed has left."""
         client_state = {str(step) for step in sorted(self._steps())[-KEPT:]}
         # without its state a checkpoint does not count, so that goes first
-        for path in sorted(_files(self.folder), key=lambda path: path.suffix != ".state"):
+        for path in sorted(files_in(self.folder), key=lambda path: path.suffix != ".state"):
             name = re.fullmatch(r"(\d+)\.(state|clients-\d+)|\..+\.partial", path.name)
             if name and name[1] not in client_state:
                 path.unlink()
@@ -658,51 +504,3 @@ def _common(steps: Sequence[int]) -> Sequence[int]:
     theirs = np.stack([everyone(step) for step in (*last, *[-1] * (KEPT - len(last)))])
     common = set.intersection(*(set(each.tolist()) for each in theirs.T))
     return sorted(common - {-1}, reverse=True)
-
-
-def _files(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
-
-
-def _flat(arrays: Arrays) -> Iterator[tuple[list[str], NDArray[Any]]]:
-    for path, array in jax.tree_util.tree_leaves_with_path(dict(arrays)):
-        yield [part.key for part in path], np.asarray(array)
-
-
-def _nested(flat: Iterable[tuple[list[str], NDArray[Any]]]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for (*parents, last), array in flat:
-        inner = nested
-        for key in parents:
-            inner = inner.setdefault(key, {})
-        inner[last] = array
-    return nested
-
-
-def _write(path: Path, arrays: Iterable[tuple[Sequence[str], NDArray[Any]]]) -> None:
-    """Write a file of a checkpoint."""
-    write_arrays(path, f"{HEAD}{FORMAT}", arrays)
-
-
-def _check(path: Path) -> None:
-    """Make sure that a file is as it was written.
-
-    Raises:
-        Damaged: It is not, or cannot be read.
-        InputError: It is of another format.
-    """
-    found = check_arrays(path).removeprefix(HEAD)
-    require(
-        found == str(FORMAT),
-        f"{path}: a checkpoint of format {found}; this version reads {FORMAT}: {OTHER_FORMAT}",
-    )
-
-
-def _entry(run: Run) -> dict[str, Any]:
-    """A run but for its parameters, as JSON would hold it."""
-    entry = {f.name: getattr(run, f.name) for f in fields(run) if f.name != "params"}
-    return entry | {"history": [record._asdict() for record in run.history]}
-
-
-def _run(entry: dict[str, Any]) -> Run:
-    return Run(**entry | {"history": [Record(**record) for record in entry["history"]]})

@@ -19,11 +19,12 @@ from fedprox.simulation.compiled.layout import Layout, lay_out
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import replicate
-from fedprox.simulation.loop.checkpoint import Checkpoints, End, Snapshot, arrays_of
+from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.planner import PLANS_AHEAD, Planned, Planner, chunks
 from fedprox.simulation.loop.progress import Progress
 from fedprox.simulation.loop.records import best_loss
 from fedprox.simulation.loop.rounds import CompiledMethod, Listeners, Rounds, RunState
+from fedprox.simulation.loop.snapshot import End, Snapshot, arrays_of
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.storage.client_store import Store, open_store

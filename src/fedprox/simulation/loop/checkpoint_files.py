@@ -1,0 +1,79 @@
+"""The files of checkpoints: their format, and which arrays they hold under which names."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.errors import require
+from fedprox.files.arrays import check_arrays, write_arrays
+from fedprox.simulation.loop.snapshot import Arrays
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
+
+FORMAT = 3
+"""The format of checkpoints. Format 1 was written by orbax, in fedprox 0.1."""
+
+
+HEAD = "fedprox checkpoint "
+"""How the first line of a file begins; the format follows."""
+
+
+OTHER_FORMAT = "go on with the version that wrote it, or begin anew"
+"""What to do about a checkpoint of another format."""
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The files of a folder; none if there is no such folder."""
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def flat(arrays: Arrays) -> Iterator[tuple[list[str], NDArray[Any]]]:
+    """Nested arrays as a flat list of (keys, array)."""
+    for path, array in jax.tree_util.tree_leaves_with_path(dict(arrays)):
+        yield [part.key for part in path], np.asarray(array)
+
+
+def nested(flat: Iterable[tuple[list[str], NDArray[Any]]]) -> dict[str, Any]:
+    """The inverse of `flat`."""
+    nested: dict[str, Any] = {}
+    for (*parents, last), array in flat:
+        inner = nested
+        for key in parents:
+            inner = inner.setdefault(key, {})
+        inner[last] = array
+    return nested
+
+
+def write(path: Path, arrays: Iterable[tuple[Sequence[str], NDArray[Any]]]) -> None:
+    """Write a file of a checkpoint."""
+    write_arrays(path, f"{HEAD}{FORMAT}", arrays)
+
+
+def check(path: Path) -> None:
+    """Check that a file is as it was written.
+
+    Raises:
+        Damaged: It is not, or cannot be read.
+        InputError: It is of another format.
+    """
+    written = check_arrays(path).removeprefix(HEAD)
+    require(
+        written == str(FORMAT),
+        f"{path}: a checkpoint of format {written}; this version reads {FORMAT}: {OTHER_FORMAT}",
+    )
+
+
+def entry_of(run: Run) -> dict[str, Any]:
+    """A run without its parameters, as JSON would hold it."""
+    entry = {f.name: getattr(run, f.name) for f in fields(run) if f.name != "params"}
+    return entry | {"history": [record._asdict() for record in run.history]}
+
+
+def run_of(entry: dict[str, Any]) -> Run:
+    """The inverse of `entry_of`."""
+    return Run(**entry | {"history": [Record(**record) for record in entry["history"]]})

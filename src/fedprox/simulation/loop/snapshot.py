@@ -1,0 +1,164 @@
+"""Snapshots: what a checkpoint holds, as values."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from numpy.typing import NDArray
+
+from fedprox.model import Model
+from fedprox.simulation.compiled.layout import Capacity
+from fedprox.simulation.devices.mesh import replicate
+from fedprox.simulation.loop.records import all_faulty, no_updates
+from fedprox.simulation.loop.rounds import RunState
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
+
+Arrays = Mapping[str, Any]
+
+
+class Fingerprint(NamedTuple):
+    """What tells a comparison from one that its checkpoints do not fit.
+
+    Attributes:
+        labels: The labels of its runs.
+        seeds: Their seeds.
+        rounds: Rounds T.
+        settings: What else its result depends on, by name, see `Protocol.settings`.
+        model: The model, of which the parameters are.
+    """
+
+    labels: tuple[str, ...]
+    seeds: tuple[int, ...]
+    rounds: int
+    settings: Mapping[str, Any]
+    model: Model
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """What a checkpoint says of it."""
+        return {
+            "labels": list(self.labels),
+            "seeds": list(self.seeds),
+            "rounds": self.rounds,
+            "processes": jax.process_count(),
+            **self.settings,
+        }
+
+
+class Snapshot(NamedTuple):
+    """What a checkpoint holds.
+
+    A seed run is all sweep points of a method with one seed.
+
+    Attributes:
+        finished: The runs of all finished seed runs.
+        under_way: The runs of the seed run under way; none between two seed runs.
+        round: Its rounds done.
+        arrays: Its state, see `arrays_of`.
+        client_state: State of its clients, see `Store.contents`, one array after another; None for
+            none.
+    """
+
+    finished: Sequence[Run]
+    under_way: Sequence[Run] = ()
+    round: int = 0
+    arrays: Arrays = MappingProxyType({})
+    client_state: Iterable[tuple[str, NDArray[Any]]] | None = None
+
+    @property
+    def seed_runs(self) -> int:
+        """Finished seed runs."""
+        return sum(1 for _ in seed_runs_of(self.finished))
+
+    @property
+    def records(self) -> Iterator[Record]:
+        """All records so far, in the order in which they became known."""
+        for runs in (*seed_runs_of(self.finished), self.under_way):
+            for together in zip(*(run.history for run in runs), strict=True):
+                yield from together
+
+    def state(self, structure: Any) -> Any:
+        """The server's state of the seed run under way, as a tree of the given structure."""
+        return _unnumbered(structure, self.arrays.get("state", {}))
+
+    def best(self, structure: Any) -> Any:
+        """Its best models, as a tree of the given structure; None if none are kept."""
+        return _unnumbered(structure, self.arrays["best"]) if "best" in self.arrays else None
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """How much the last call's arrays held; None where no seed run is under way."""
+        if "capacity" not in self.arrays:
+            return None
+        return Capacity(*map(int, self.arrays["capacity"]))
+
+    def run_state(self, first: RunState, mesh: Mesh) -> RunState:
+        """Where the seed run under way is, given its state before round 0."""
+        state = _unnumbered(jax.tree.structure(first.state), self.arrays.get("state", {}))
+        memory = _unnumbered(jax.tree.structure(first.memory), self.arrays.get("memory", {}))
+        faulty = self.arrays.get("faulty", no_updates())
+        return RunState(
+            self.round,
+            replicate(mesh, state),
+            replicate(mesh, dict(self.arrays["hparams"])),
+            replicate(mesh, memory),
+            (self.arrays["taken"],),
+            (lambda: faulty,),
+            int(self.arrays["empty"]),
+            self.capacity,
+            replicate(mesh, self.best(jax.tree.structure(first.best))),
+        )
+
+
+class End(NamedTuple):
+    """The last state of a seed run.
+
+    Attributes:
+        rounds: Rounds T of its comparison; fewer were done where it stopped early.
+        snapshot: The seed run as one under way.
+    """
+
+    rounds: int
+    snapshot: Snapshot
+
+
+def seed_runs_of(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
+    """The runs of whole seed runs, seed run by seed run."""
+    begin = 0
+    while begin < len(runs):
+        end = begin + runs[begin].sweep_points
+        yield runs[begin:end]
+        begin = end
+
+
+def arrays_of(now: RunState, points: int) -> Arrays:
+    """A run state as arrays by name."""
+    taken = sum((np.broadcast_to(n, points) for n in now.taken), np.zeros(points, np.int64))
+    found: dict[str, Any] = {
+        "state": _numbered(now.state),
+        "hparams": jax.tree.map(np.asarray, dict(now.hparams)),
+        "taken": taken,
+        "empty": np.int64(now.empty),
+    }
+    if now.capacity is not None:
+        found["capacity"] = np.array(now.capacity, np.int64)
+    if now.best is not None:
+        found["best"] = _numbered(now.best)
+    if now.memory is not None:
+        found["memory"] = _numbered(now.memory)
+    faulty = all_faulty(now.faulty)
+    if len(faulty):
+        found["faulty"] = faulty
+    return found
+
+
+def _numbered(tree: Any) -> dict[str, Any]:
+    return {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
+
+
+def _unnumbered(structure: Any, numbered: Arrays) -> Any:
+    return jax.tree.unflatten(structure, [numbered[str(i)] for i in range(len(numbered))])
