@@ -322,7 +322,7 @@ def test_an_experiment_file_gives_target_and_stop() -> None:
         "rounds": 12,
         "target_loss": 2.0,
         "stop_at_target": "any",
-        "evaluation": Evaluation(gradients=False),
+        "evaluation": {"gradients": False},
         "data": {"name": "synthetic", "clients": 6},
         "cohort": {"clients_per_round": 3},
         "solver": {"learning_rate": [STILL, FAST], "batch_size": 10, "epochs": 1},
