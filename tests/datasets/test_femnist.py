@@ -337,7 +337,7 @@ def test_a_small_file_of_letters(tmp_path: Path) -> None:
         ({"labels": np.arange(140) % 10 + 256}, "n labels from 0 to 9"),
         ({"labels": np.arange(140) % 10 + 0.7}, "labels of float64"),
         ({"labels": np.array([*"abcdefghij"] * 14)}, "labels of <U1"),
-        ({"images": np.zeros((140, 28, 28), np.uint8)}, "all pixels .* are alike"),
+        ({"images": np.zeros((140, 28, 28), np.uint8)}, "all pixels .* are equal"),
     ],
 )
 def test_broken_files_of_letters_are_named(

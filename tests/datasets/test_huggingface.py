@@ -251,7 +251,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"client": "none"}, "column 'none' cannot name clients; each row needs a word or"),
     ({"client": None}, "data: give either client, the column that names the clients, or partition"),
     ({"partition": "iid"}, "data: give either client, .* or partition"),
-    ({"clients": 2}, r"data\.clients = 2; clients as they are do not have it"),
+    ({"clients": 2}, r"data\.clients = 2; it needs a partition"),
     ({"train_share": 1.5}, r"data\.train_share = 1\.5; it must be between 0 and 1"),
     ({"client": None, "partition": "iid"}, r"data\.clients: missing; partition 'iid' needs it"),
     (

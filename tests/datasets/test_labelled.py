@@ -86,7 +86,7 @@ def test_a_leaf_folder_can_be_divided_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clients": 3}, r"data\.clients = 3; clients as they are do not have it"),
+        ({"clients": 3}, r"data\.clients = 3; it needs a partition"),
         ({"partition": "iid"}, r"data\.clients: missing; partition 'iid' needs it"),
         ({"partition": "iid", "clients": 0}, r"data\.clients = 0"),
         ({"partition": "idd", "clients": 3}, r"data\.partition = 'idd'; it must be one of iid, sh"),

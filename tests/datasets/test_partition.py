@@ -198,7 +198,7 @@ def test_classes_per_client_gives_each_its_number_of_classes(
 ) -> None:
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(7), each))
     if clients * held < 7:
-        with pytest.raises(InputError, match="to nobody"):
+        with pytest.raises(InputError, match="classes without a client"):
             partition.classes_per_client(labels, clients=clients, classes=held, seed=seed)
         return
     parts = partition.classes_per_client(labels, clients=clients, classes=held, seed=seed)

@@ -78,7 +78,7 @@ def emnist_l(
     )
     mean, square = x.mean(), np.square(x, dtype=np.uint16).mean()
     deviation = np.sqrt(square - mean**2)
-    require(deviation > 0, "emnist-l: all pixels of the training images are alike")
+    require(deviation > 0, "emnist-l: all pixels of the training images are equal")
     prepare = partial(standardise, mean=(mean / 255,), deviation=(deviation / 255,))
     return Federation(
         partitions.take(Prepared(x, prepare), y, parts[0]),

@@ -109,8 +109,10 @@ def check_numbers(partition: Partition | None, numbers: Mapping[str, float | Non
         allowed = (*needed, *PARTITIONS[partition].takes)
     for name, value in numbers.items():
         if value is not None:
-            which = f"partition {partition!r} does" if partition else "clients as they are do"
-            require(name in allowed, f"data.{name} = {value}; {which} not have it")
+            why = (
+                f"partition {partition!r} does not have it" if partition else "it needs a partition"
+            )
+            require(name in allowed, f"data.{name} = {value}; {why}")
     for name in needed:
         missing = numbers.get(name) is None
         require(not missing, f"data.{name}: missing; partition {partition!r} needs it")

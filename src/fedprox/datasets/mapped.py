@@ -5,7 +5,7 @@ A folder of NumPy's `.npy` files, all in C order and of the machine's byte order
 | file | holds |
 |---|---|
 | `x.npy` | training features of all clients, one client after another, (rows, ...) |
-| `y.npy` | their labels, (rows,), or (rows, length) with -1 where there is none |
+| `y.npy` | their labels, (rows,), or (rows, length) with -1 for no label |
 | `offsets.npy` | where each client's rows begin, and the last one's end, (clients + 1,) |
 | `test_x.npy`, `test_y.npy`, `test_offsets.npy` | the same of test rows; all three, or none |
 | `validation_x.npy`, `validation_y.npy` | validation rows; both, or none |

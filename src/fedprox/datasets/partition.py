@@ -240,7 +240,7 @@ def classes_per_client(
     require(
         clients * classes >= len(pools),
         f"data.clients = {clients}; {clients} times {classes} classes leave some of the "
-        f"{len(pools)} classes to nobody",
+        f"{len(pools)} classes without a client",
     )
     turns = np.arange(clients * classes) % len(pools)
     parts: list[list[Indices]] = [[] for _ in range(clients)]

@@ -53,4 +53,7 @@ def require_words(array: NDArray[Any], where: str) -> None:
     """Raise `InputError` if an array of words holds a code that is not a character."""
     if array.dtype.kind == "U" and array.size:
         codes = array.ravel(order="K").view(np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
-        require(codes.max() <= sys.maxunicode, f"{where}: holds words of what are no characters")
+        require(
+            codes.max() <= sys.maxunicode,
+            f"{where}: holds words with codes that are not characters",
+        )
