@@ -84,7 +84,7 @@ class Rows:
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """Number of labels of each client, shape (clients,): rows, or positions with a label."""
+        """Number of labels of each client, its rows or positions with a label, shape (clients,)."""
         if self.y.ndim == 1:
             return self.sizes
         counts = np.count_nonzero(self.y >= 0, axis=tuple(range(1, self.y.ndim)))

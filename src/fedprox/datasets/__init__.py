@@ -1,4 +1,4 @@
-"""Data sets, one file each; `DATASETS` is what experiment files can name."""
+"""Data sets, one file each. Experiment files name those of `DATASETS`."""
 
 from collections.abc import Callable
 

@@ -23,8 +23,8 @@ class Constants:
         smoothness: L, the smoothness of the local objectives, above 0.
         dissimilarity: B, a bound of B(w^t), at least 1.
         clients_per_round: K, at least 1.
-        negative_curvature: L_-, from 0 to L: no Hessian of a local objective has an eigenvalue
-            below -L_-. It is 0 if all of them are convex.
+        negative_curvature: :math:`L_-`, from 0 to L: no Hessian of a local objective has an
+            eigenvalue below :math:`-L_-`. It is 0 if all of them are convex.
         gamma: Inexactness of the local solutions (Definition 1), from 0 to 1.
 
     Raises:
@@ -98,7 +98,8 @@ def rho(mu: float, constants: Constants, *, draft: bool = False) -> float:
         draft: Whether to use Lemma 3 of the paper's first draft (its equation 3) instead.
 
     Returns:
-        rho; nothing is promised unless it is positive. -infinity if mu is at most L_-.
+        rho; nothing is promised unless it is positive. -infinity if mu is at most
+        :math:`L_-`.
 
     Raises:
         InputError: If mu is negative or not finite.
@@ -313,7 +314,7 @@ def rho_bounded_variance(
         variance: :math:`\sigma^2`, a bound of :math:`E_k \|\nabla F_k - \nabla f\|^2`, at least 0.
         epsilon: The least :math:`\|\nabla f\|^2` of interest, above 0.
         clients_per_round: K, at least 1.
-        negative_curvature: L_-, from 0 to L.
+        negative_curvature: :math:`L_-`, from 0 to L.
         gamma: Inexactness of the local solutions, from 0 to 1.
 
     Returns:

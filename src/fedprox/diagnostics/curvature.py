@@ -52,12 +52,12 @@ class Curvature(NamedTuple):
 
     @property
     def smoothness(self) -> float:
-        """L: the largest absolute eigenvalue of any client's Hessian."""
+        """The smoothness L, the largest absolute eigenvalue of any client's Hessian."""
         return float(max(self.largest.max(), -self.smallest.min()))
 
     @property
     def negative_curvature(self) -> float:
-        """L_-: minus the smallest eigenvalue of any client's Hessian, or 0 if that is positive."""
+        """Minus the smallest eigenvalue of any client's Hessian, or 0 if that is positive."""
         return max(0.0, -float(self.smallest.min()))
 
 
@@ -82,7 +82,7 @@ def curvature(
         seed: Seed of the first vector.
 
     Returns:
-        The eigenvalues, with `smoothness` L and `negative_curvature` L_-.
+        The eigenvalues, with `smoothness` L and `negative_curvature` :math:`L_-`.
 
     Raises:
         InputError: If `iterations` is not a whole number of at least 1, or a Hessian is not finite.
