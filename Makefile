@@ -4,12 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
+DOCS := .venv-docs
+
 LOWEST := .venv-lowest
 # those that touch what pyproject.toml gives a floor
 LOWEST_TESTS := $(patsubst %,tests/%.py,test_cli test_data_command report/test_report report/test_disk files/test_readers \
 	simulation/loop/test_checkpoint models/test_models algorithms/test_fedopt test_solver_settings)
 
-.PHONY: demo test test-slow test-all test-lowest lint fuzz bench clean
+.PHONY: demo test test-slow test-all test-lowest lint docs fuzz bench clean
 
 demo: $(READY)  ## run the main job: FedAvg against FedProx on Synthetic(1,1), 90 % stragglers
 	$(VENV)/bin/fedprox run examples/demo.toml
@@ -29,6 +31,10 @@ lint: $(READY)  ## formatting, lint and types
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+
+docs: $(DOCS)/.ready  ## build the documentation site in docs/_build/html, with warnings as errors
+	$(DOCS)/bin/python -m sphinx -b html -d docs/_build/doctrees -j auto -W --keep-going -q docs docs/_build/html
+	@echo docs/_build/html/index.html
 
 fuzz: $(READY) $(VENV)/.atheris  ## drive every reader of files with 100,000 inputs
 	$(VENV)/bin/python -m tests.fuzz
@@ -55,6 +61,12 @@ $(READY): requirements.lock pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
+$(DOCS)/.ready: requirements-docs.lock pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
 $(LOWEST)/.ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
@@ -72,4 +84,4 @@ $(VENV)/.atheris: $(READY)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(DOCS) docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -434,6 +434,11 @@ def test_notes_say_whether_evaluations_read_a_sample(tmp_path: Path) -> None:
         assert f"Over {whose}" in notes[1]
 
 
+def test_notebooks_show_a_figure() -> None:
+    shown: Any = fp.figure([make_run("fedavg")])
+    assert shown._repr_png_().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("label", ["_mine", "a$x^$b $y_{$", "a [b] c", "q[/b]"])
 def test_labels_of_ones_own_are_shown_as_they_are(label: str, tmp_path: Path) -> None:
     runs = [make_run(label), make_run("fedavg")]

@@ -98,8 +98,7 @@ def rho(mu: float, constants: Constants, *, draft: bool = False) -> float:
         draft: Whether to use Lemma 3 of the paper's first draft (its equation 3) instead.
 
     Returns:
-        rho; nothing is promised unless it is positive. -infinity if mu is at most
-        :math:`L_-`.
+        rho; nothing is promised unless it is positive. -infinity if mu is at most :math:`L_-`.
 
     Raises:
         InputError: If mu is negative or not finite.

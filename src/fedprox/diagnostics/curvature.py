@@ -57,7 +57,7 @@ class Curvature(NamedTuple):
 
     @property
     def negative_curvature(self) -> float:
-        """Minus the smallest eigenvalue of any client's Hessian, or 0 if that is positive."""
+        """:math:`L_-`: minus the least eigenvalue of a client's Hessian, or 0 if that is positive."""
         return max(0.0, -float(self.smallest.min()))
 
 

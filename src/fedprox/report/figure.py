@@ -95,7 +95,8 @@ def figure(runs: Sequence[Run]) -> "Figure":
     Only what was measured is drawn: without gradients there is no panel of their variance. A
     model's metrics on test rows have panels of their own.
     """
-    from matplotlib.figure import Figure  # here, since it is slow to import
+    # here, since matplotlib is slow to import
+    from fedprox.report.notebook_figure import NotebookFigure
 
     panels = [
         (name, title)
@@ -105,7 +106,7 @@ def figure(runs: Sequence[Run]) -> "Figure":
         )
         if any(math.isfinite(_measure(r, name)) for run in runs for r in run.history)
     ] or PANELS[:1]
-    drawn = Figure(figsize=(4 * len(panels), 3.8), layout="constrained")
+    drawn = NotebookFigure(figsize=(4 * len(panels), 3.8), layout="constrained")
     axes = drawn.subplots(1, len(panels), squeeze=False)[0]
     for axis, (name, title) in zip(axes, panels, strict=True):
         looks = ({"color": f"C{i % 10}", "linestyle": DASHES[i // 10 % 3]} for i in count())

@@ -1,0 +1,30 @@
+"""Pages whose content is made from the code: a comment `<!-- NAME -->` stands for it."""
+
+from sphinx.application import Sphinx
+
+from fedprox_docs import commands, keys
+
+# made before autodoc changes the signatures that it reads
+PAGES = {
+    "reference/experiment-keys": ("<!-- experiment keys -->", keys.page()),
+    "reference/command": ("<!-- commands -->", commands.page()),
+}
+
+
+def _fill(app: Sphinx, name: str, source: list[str]) -> None:
+    del app
+    if name in PAGES:
+        mark, page = PAGES[name]
+        if mark not in source[0]:
+            raise ValueError(f"{name}: no {mark}")
+        source[0] = source[0].replace(mark, page)
+
+
+def _outdated(*_: object) -> list[str]:
+    return list(PAGES)
+
+
+def setup(app: Sphinx) -> None:
+    """Fill the pages each time they are read, and read them in every build."""
+    app.connect("source-read", _fill)
+    app.connect("env-get-outdated", _outdated)

@@ -1,0 +1,141 @@
+"""The reference is complete: every public name, every key of experiment files, every command."""
+
+import doctest
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import fedprox
+from fedprox import cli
+from fedprox.experiment import Experiment
+from fedprox_docs import commands, keys, offline
+from fedprox_docs.keys import default_text, to_markdown, type_text
+
+API = Path(__file__).parents[2] / "docs" / "reference" / "api"
+
+
+def documented() -> set[str]:
+    """The full names that the API's pages document."""
+    names = set()
+    for path in API.glob("*.md"):
+        module = "fedprox"
+        for line in path.read_text().splitlines():
+            if found := re.match(r"\.\. (?:currentmodule|module|automodule):: ([\w.]+)", line):
+                module = found[1]
+            elif found := re.match(r"\.\. (?:auto\w+|data):: ([\w.]+)", line):
+                names.add(f"{module}.{found[1]}")
+    return names
+
+
+def public(module: ModuleType) -> set[str]:
+    """The full public names of a module, and of the public modules in it."""
+    names: set[str] = set()
+    for name in getattr(module, "__all__", ()):
+        found = getattr(module, name)
+        names |= public(found) if isinstance(found, ModuleType) else {f"{module.__name__}.{name}"}
+    return names
+
+
+def defined(module: ModuleType) -> set[str]:
+    """The full names of the functions and classes that a module defines without an underscore."""
+    return {
+        f"{module.__name__}.{name}"
+        for name, found in vars(module).items()
+        if not name.startswith("_")
+        and callable(found)
+        and getattr(found, "__module__", "") == module.__name__
+    }
+
+
+def test_every_public_name_is_documented() -> None:
+    known = documented()
+    expected = public(fedprox) | defined(fedprox.datasets.partition)
+    expected |= {
+        f"fedprox.metrics.{name}"
+        for name, found in vars(fedprox.metrics).items()
+        if callable(found) and inspect.signature(found).return_annotation is fedprox.Metric
+    }
+    assert len(expected) > 100
+    assert expected - known == set()
+    assert known - expected == set()  # nothing that is gone
+
+
+def test_every_key_of_an_experiment_is_on_the_page() -> None:
+    page = keys.page()
+    for name, field in Experiment.model_fields.items():
+        if field.exclude:
+            continue
+        section = keys.section_of(field)
+        header = re.search(rf"^## `\[+{name}\]+`$", page, re.MULTILINE)
+        assert (header is not None) == (section is not None or name in keys.CATALOGUES), name
+        if section is None and name not in keys.CATALOGUES:
+            assert f"* - `{name}`\n" in page
+        for key in section.model_fields if section else ():
+            assert f"* - `{key}`\n" in page
+    for catalogue in keys.CATALOGUES.values():
+        for name in catalogue:
+            assert f"### `{name}`\n" in page
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text"),
+    [
+        (list[int], "list of integers"),
+        (float | list[float] | None, "number or list of numbers"),
+        (dict[str, int], "table"),
+        (Any, "string"),
+    ],
+)
+def test_types_are_those_of_toml(annotation: Any, text: str) -> None:
+    assert type_text(annotation) == text
+
+
+def test_defaults_are_written_as_in_toml() -> None:
+    assert [default_text(each) for each in (True, "all", [1, 2], None)] == [
+        "`true`",
+        '`"all"`',
+        "`[1, 2]`",
+        "",
+    ]
+
+
+def test_docstrings_become_markdown() -> None:
+    text = ":math:`a_b` of :func:`fedprox.run`, see `here <https://x.org>`_ and ``code``"
+    assert to_markdown(text) == "$a_b$ of {func}`fedprox.run`, see [here](https://x.org) and `code`"
+
+
+def test_every_command_is_on_the_page_as_its_help_prints_it() -> None:
+    found = dict(commands.commands())
+    assert {"fedprox", "fedprox run", "fedprox data describe"} <= found.keys()
+    for name, text in found.items():
+        arguments = [*name.split()[1:], "--help"]
+        printed = CliRunner().invoke(
+            cli.app, arguments, prog_name="fedprox", terminal_width=commands.WIDTH
+        )
+        assert printed.exit_code == 0
+        assert printed.output.split() == text.split()
+
+
+@pytest.mark.parametrize("module", [commands, keys, offline], ids=lambda module: module.__name__)
+def test_examples_of_the_extension(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted > 0
+    assert found.failed == 0
+
+
+def test_what_a_page_loads_from_elsewhere_is_found() -> None:
+    page = """
+        <link rel="stylesheet" href="_static/a.css"><a href="https://a.org">a</a>
+        <script src="//b.org/b.js"></script><img alt="" src='https://c.org/c.png'>
+        <link href="https://d.org/d.css" rel="stylesheet"><script src="_static/e.js"></script>
+    """
+    assert list(offline.loaded_from_elsewhere(page)) == [
+        "//b.org/b.js",
+        "https://c.org/c.png",
+        "https://d.org/d.css",
+    ]
