@@ -57,7 +57,7 @@ class Curvature(NamedTuple):
 
     @property
     def negative_curvature(self) -> float:
-        """:math:`L_-`: minus the least eigenvalue of a client's Hessian, or 0 if that is positive."""
+        """:math:`L_-`: minus the least eigenvalue of any client's Hessian, or 0 if positive."""
         return max(0.0, -float(self.smallest.min()))
 
 
