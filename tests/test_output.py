@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from fedprox.errors import printable
-from fedprox.output import lasting
+from fedprox.output import safe_stream
 from fedprox.report.table import table
 from fedprox.simulation.loop import progress
 from fedprox.simulation.loop.progress import Progress, showing
@@ -34,7 +34,7 @@ def test_hostile_streams_cost_neither_the_status_nor_a_traceback(tmp_path: Path)
         )
     assert done.returncode == 0
     assert done.stderr == (
-        "fedprox: stdout: No space left on device; the command goes on without it\n"
+        "fedprox: stdout: No space left on device; the command continues without it\n"
     )
     shell = f"exec {' '.join(map(repr, command))} >&- 2>&-"
     assert subprocess.run(["sh", "-c", shell], check=False, cwd=tmp_path).returncode == 2
@@ -45,16 +45,16 @@ def test_a_stream_escapes_what_its_encoding_lacks_and_says_a_loss_once() -> None
     reader, writer = os.pipe()
     errors: list[OSError] = []
     with os.fdopen(writer, "w", encoding="ascii") as pipe:
-        stream = lasting(pipe, errors.append)
+        stream = safe_stream(pipe, errors.append)
         print("0.7 ± 0.1", file=stream)
         assert os.read(reader, 100) == b"0.7 \\xb1 0.1\n"
         os.close(reader)
         for _ in range(3):
             print("lost", file=stream)
         assert [type(error) for error in errors] == [BrokenPipeError]
-    lasting(None).write("nowhere")
+    safe_stream(None).write("nowhere")
     memory = io.StringIO()
-    assert lasting(memory) is memory
+    assert safe_stream(memory) is memory
 
 
 def test_names_cannot_control_the_terminal() -> None:

@@ -125,7 +125,7 @@ def test_a_signal_while_results_are_written_names_the_last_checkpoint(
 ) -> None:
     out = tmp_path / "out"
     line = end(tmp_path, output, "writing", signal.SIGINT, "--checkpoint-every", "20")
-    again = f"go on from the last checkpoint with: fedprox run --resume {out}"
+    again = f"continue from the last checkpoint with: fedprox run --resume {out}"
     assert line == f"fedprox: interrupted; {again}\n"
     assert status(start(output, ["run", "--resume", str(out)])) == 0
     assert (out / "summary.json").exists()
@@ -136,7 +136,7 @@ def test_finished_methods_are_kept_where_the_next_is_being_compiled(
 ) -> None:
     out = tmp_path / "out"
     line = end(tmp_path, output, "the second method", signal.SIGTERM)
-    again = f"go on from the last checkpoint with: fedprox run --resume {out}"
+    again = f"continue from the last checkpoint with: fedprox run --resume {out}"
     assert line == f"fedprox: ended by SIGTERM; {again}\n"
     before = (out / "metrics.jsonl").read_bytes()
     assert status(start(output, ["run", "--resume", str(out)])) == 0
@@ -166,7 +166,7 @@ def test_an_ignored_hangup_and_a_broken_pipe_do_not_end_a_run(tmp_path: Path, ou
     (tmp_path / "experiment.toml").write_text(EXPERIMENT)
     command = ["run", str(tmp_path / "experiment.toml"), "--out", str(tmp_path / "out")]
     assert status(start(output, command, hang_up)) == 0
-    line = "fedprox: stdout: Broken pipe; the command goes on without it\n"
+    line = "fedprox: stdout: Broken pipe; the command continues without it\n"
     assert said(output) == line
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"summary.json", "clients.json", "figure.png", "report.html"} <= names

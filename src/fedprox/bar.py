@@ -1,4 +1,4 @@
-"""Bars on a terminal for what happens before training: downloads, and files that are read."""
+"""Progress bars for the work before training: downloading and reading files."""
 
 import sys
 import time
@@ -7,31 +7,31 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
-from fedprox.output import lasting
+from fedprox.output import safe_stream
 
 REFRESH = 0.1
-"""Seconds between two changes of a bar."""
+"""Seconds between updates of a bar."""
 
 _display: Progress | None = None
-"""All bars that are on the terminal at the moment; None while there are none."""
+"""The display of all current bars; None if there are none."""
 
 
 class Bar:
-    """A bar that goes when it is closed. Without a terminal nothing is shown.
+    """A progress bar that disappears when it is closed. It is shown only on a terminal.
 
-    pooch can use it as a progress bar.
+    pooch accepts it as a progress bar.
 
     Attributes:
-        done: How much is done.
-        total: How much there is to do; None or 0 where that is not known.
+        done: Amount done so far.
+        total: Amount to do; None or 0 if unknown.
     """
 
     def __init__(self, name: str, total: int | None = None, *, delay: float = 0.0) -> None:
-        """Begin.
+        """Start the bar.
 
         Args:
-            name: What is being done.
-            total: See above.
+            name: Text before the bar.
+            total: Amount to do; None if unknown.
             delay: Seconds before the bar appears, so that quick work shows none.
         """
         self.done, self.total, self._name = 0, total, name
@@ -40,7 +40,7 @@ class Bar:
         self.update(0)
 
     def update(self, count: int) -> None:
-        """Count so much more as done."""
+        """Add `count` to the amount done."""
         self.done += count
         if time.monotonic() < self._next:
             return
@@ -55,7 +55,7 @@ class Bar:
         self.done = 0
 
     def close(self) -> None:
-        """Take the bar off the terminal."""
+        """Remove the bar from the terminal."""
         global _display
         if self._task is not None and _display is not None:
             _display.remove_task(self._task)
@@ -72,10 +72,10 @@ class Bar:
 
 
 def _displayed() -> Progress:
-    """What is on the terminal; begun if there is nothing yet."""
+    """The display on the terminal, started if there is none."""
     global _display
     if _display is None:
-        stream = lasting(sys.stderr)
+        stream = safe_stream(sys.stderr)
         console = Console(file=stream)
         _display = Progress(
             TextColumn("{task.description}", markup=False),

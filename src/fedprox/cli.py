@@ -23,7 +23,7 @@ from rich.table import Table
 from fedprox.bar import Bar
 from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.sources import cache_folder, fetch
-from fedprox.diagnose import diagnose as find_out
+from fedprox.diagnose import diagnose as run_diagnosis
 from fedprox.errors import InputError, printable, require
 from fedprox.experiment import (
     Experiment,
@@ -37,7 +37,7 @@ from fedprox.experiment import (
     train,
 )
 from fedprox.files.whole import write_whole
-from fedprox.output import lasting_streams
+from fedprox.output import safe_streams
 from fedprox.papers import ITEMS, select
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
@@ -45,15 +45,15 @@ from fedprox.report.directory import CHECKPOINTS, ENDS, RunDirectory, write_figu
 from fedprox.report.page import write_report
 from fedprox.report.results import write_results
 from fedprox.report.table import (
-    empty_rounds,
-    faulty,
-    kept,
-    other_models,
-    sampled,
+    best_model_notes,
+    early_stop_notes,
+    empty_round_notes,
+    evaluated_model_notes,
+    fault_notes,
+    sampling_notes,
     table,
-    uneven,
-    unsolved,
-    validated,
+    unsolved_notes,
+    validation_notes,
 )
 from fedprox.reproduce.item import SCALES
 from fedprox.reproduce.run import Step, reproduce
@@ -70,8 +70,8 @@ COMMAND_LINE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__mro__
 """ClickException, which has no public name that all versions of typer share: older ones import it
 from click, newer ones have a copy of click."""
 
-TOGETHER = 60.0
-"""Seconds between checkpoints of several processes, where --checkpoint-every is not given."""
+SHARED_INTERVAL = 60.0
+"""Seconds between checkpoints of a run of several processes without --checkpoint-every."""
 
 app = typer.Typer(
     add_completion=False,
@@ -100,19 +100,19 @@ def _before_commands(
 
 
 EXAMPLE_FILE = "\n\n".join(f"\b\n{section}" for section in example_file())
-"""The paragraphs of the help that are not to be wrapped."""
+"""The example file as paragraphs of the help that click does not wrap (\\b)."""
 
 RUN_HELP = f"""Run the experiment in a TOML file.
 
-It trains every method on the same clients, stragglers and mini-batches, prints a table, and leaves
+It trains every method on the same clients, stragglers and mini-batches, prints a table, and writes
 a run directory with the metrics, the final models, a figure and an HTML report.
 
-With --checkpoint-every a run that is killed goes on with --resume DIR, and gives the same metrics
-and models, bit for bit. Ctrl-C, SIGTERM or SIGHUP ends the rounds under way and leaves a
-checkpoint; a second one ends at once, as the first does while no round is under way.
+With --checkpoint-every, a run that was killed continues with --resume DIR and gives the same
+metrics and models, bit for bit. Ctrl-C, SIGTERM or SIGHUP stops the run after the current rounds
+and leaves a checkpoint; a second signal, or one outside the rounds, stops it at once.
 
---resume DIR --set rounds=400 extends a finished run: it goes on from its last state, and ends with
-the metrics and models of a run that had 400 rounds from the start.
+--resume DIR --set rounds=400 extends a finished run: it continues from its last state, and ends
+with the metrics and models of a run that had 400 rounds from the start.
 
 The name of a model, a method or data may be a function of your own, "package.module:function". The
 module is imported, which runs its code: run only files that you trust.
@@ -122,22 +122,22 @@ An experiment file, with every key:
 
 {EXAMPLE_FILE}
 
-Bad input is named in one line, with exit status 2.
+Bad input is reported in one line, with exit status 2.
 """
 
 
-DIAGNOSE_HELP = """Say how heterogeneous the clients of an experiment are, and which mu to try.
+DIAGNOSE_HELP = """Measure how heterogeneous the clients of an experiment are, and suggest a mu.
 
-With evaluation.clients it is a diagnosis of as many clients, drawn at random.
+With evaluation.clients it diagnoses that many clients, drawn at random.
 
-It measures the clients' sizes, label skew, gradients and curvature, says which mu the theory asks
-for, and finds one for practice by a short sweep over {0, 0.001, 0.01, 0.1, 1} with the experiment's
-own solver, cohort and stragglers. The methods that the file names are not run.
+It measures the clients' sizes, label skew, gradients and curvature, states the mu that theory
+requires, and suggests one from a short sweep over {0, 0.001, 0.01, 0.1, 1} with the experiment's
+solver, cohort and stragglers. The methods of the file are not run.
 
-It leaves diagnosis.json and report.html; with --out naming the experiment's run directory, beside
+It writes diagnosis.json and report.html. If --out names the experiment's run directory, they join
 its results.
 
-Bad input is named in one line, with exit status 2.
+Bad input is reported in one line, with exit status 2.
 """
 
 File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")]
@@ -174,7 +174,7 @@ def run(
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Go on with the run in DIR; in place of FILE.toml."),
+        typer.Option(metavar="DIR", help="Continue the run in DIR; in place of FILE.toml."),
     ] = None,
     force: Annotated[
         bool,
@@ -184,33 +184,34 @@ def run(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Share the run with other processes, which meet there; or slurm.",
+            help="Share the run with other processes, which connect to HOST:PORT; or slurm.",
         ),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(metavar="P", help="How many they are. [default: SLURM_NTASKS]")
+        int | None, typer.Option(metavar="P", help="Number of processes. [default: SLURM_NTASKS]")
     ] = None,
     process: Annotated[
         int | None,
         typer.Option(
-            metavar="I", help="Which one this is. [default: SLURM_PROCID or JOB_COMPLETION_INDEX]"
+            metavar="I",
+            help="Index of this process. [default: SLURM_PROCID or JOB_COMPLETION_INDEX]",
         ),
     ] = None,
 ) -> None:
-    """Run an experiment file, or go on with one."""
+    """Run an experiment file, or resume a run."""
     file, folder = _file_and_folder(file, out, resume, settings or (), force=force)
-    meet = _meeting(coordinator, processes, process)
-    console, experiment, resolved = _prepare(Source(file, settings or (), data_dir), devices, meet)
+    join = _join_function(coordinator, processes, process)
+    console, experiment, resolved = _prepare(Source(file, settings or (), data_dir), devices, join)
     checkpoints = Checkpoints(
         folder / CHECKPOINTS,
         every=checkpoint_every,
-        interval=TOGETHER if meet is not None and checkpoint_every is None else None,
+        interval=SHARED_INTERVAL if join is not None and checkpoint_every is None else None,
         resume=resume is not None,
         ends=folder / ENDS,
     )
-    go = partial(train, experiment, resolved, devices=devices, checkpoints=checkpoints)
+    train_methods = partial(train, experiment, resolved, devices=devices, checkpoints=checkpoints)
     if jax.process_index():
-        _help(go, checkpoints)
+        _train_without_results(train_methods, checkpoints)
         return
     directory = RunDirectory(folder, resolved.table, replace=force, extend=resume is not None)
     done = resume is not None and directory.complete and directory.extended is None
@@ -218,8 +219,8 @@ def run(
     if done:
         console.print(f"{printable(folder)} is complete; nothing to do")
         return
-    _say_where(console, directory, resumed=resume is not None)
-    runs = _train_into(directory, go, resolved, checkpoints)
+    _print_start(console, directory, resumed=resume is not None)
+    runs = _train_into(directory, train_methods, resolved, checkpoints)
     _show_results(console, runs, resolved.target)
     if checkpoints.made:
         console.print(str(checkpoints))
@@ -227,7 +228,7 @@ def run(
 
 
 class Source(NamedTuple):
-    """What a command is given of an experiment: the file, changes to it, and where data lie."""
+    """An experiment as named on the command line: the file, changes to it, and the data folder."""
 
     file: Path
     settings: Sequence[str]
@@ -265,10 +266,10 @@ def _file_and_folder(
     return known, resume
 
 
-def _meeting(
+def _join_function(
     coordinator: str | None, processes: int | None, process: int | None
 ) -> Callable[[], None] | None:
-    """A function that joins the other processes of a run; None for a run of one."""
+    """A function that joins the other processes of a run; None for a single process."""
     if coordinator is not None:
         return partial(join_processes, coordinator, processes, process)
     require(
@@ -280,15 +281,15 @@ def _meeting(
 
 def _train_into(
     directory: RunDirectory,
-    go: Callable[..., list[Run]],
+    train_methods: Callable[..., list[Run]],
     resolved: Resolved,
     checkpoints: Checkpoints,
 ) -> list[Run]:
-    """Train, and write the records as they come and the results at the end."""
+    """Train, and write each record at once and the results at the end."""
     with directory, answering(partial(_interrupted, directory, checkpoints)):
         with stopping_on_signals(checkpoints):
-            runs = go(directory.record)
-        # the rows of others' clients are not at hand, so there is no clients.json of several
+            runs = train_methods(directory.record)
+        # with several processes, this one lacks the rows of the others' clients: no clients.json
         measured = (resolved.federation, resolved.model) if jax.process_count() == 1 else ()
         write_results(directory, runs, resolved.target, *measured)
         checkpoints.remove()
@@ -296,38 +297,48 @@ def _train_into(
 
 
 def _show_results(console: Console, runs: Sequence[Run], target: Target | None) -> None:
-    """Print the table of a run and what is to be known about it."""
+    """Print the table of results and the notes on it."""
     console.print(table(runs, target))
-    for lines in (other_models, validated, kept, sampled, uneven, empty_rounds, unsolved, faulty):
-        for line in lines(runs):
+    for notes in (
+        evaluated_model_notes,
+        validation_notes,
+        best_model_notes,
+        sampling_notes,
+        early_stop_notes,
+        empty_round_notes,
+        unsolved_notes,
+        fault_notes,
+    ):
+        for line in notes(runs):
             console.print(line)
 
 
-def _help(go: Callable[..., Any], checkpoints: Checkpoints) -> None:
-    """What the other processes do: work, and leave the results to the first."""
-    if everyone(0)[0]:  # it was complete already
+def _train_without_results(train_methods: Callable[..., Any], checkpoints: Checkpoints) -> None:
+    """Train in a process other than the first, which alone writes the results."""
+    if everyone(0)[0]:  # the run is already complete
         return
     with stopping_on_signals(checkpoints):
-        go(progress=False)
+        train_methods(progress=False)
     checkpoints.remove()
 
 
 def _interrupted(
     directory: RunDirectory, checkpoints: Checkpoints, number: signal.Signals
 ) -> NoReturn:
-    """End a run at once, and say what is left of it."""
-    left = ""
+    """End a run at once, and say what was saved."""
+    saved = ""
     if directory.complete:
-        left = f"; {directory.path} is complete" if directory.begun else ""
+        saved = f"; {directory.path} is complete" if directory.begun else ""
     elif checkpoints.exist:
-        left = f"; go on from the last checkpoint with: {_resume(directory.path, sys.argv[1:])}"
+        command = _resume_command(directory.path, sys.argv[1:])
+        saved = f"; continue from the last checkpoint with: {command}"
     elif directory.begun:
-        left = f"; {directory.path / 'metrics.jsonl'} holds the rounds evaluated so far"
-    end_now(number, printable(ended_by(number) + left))
+        saved = f"; {directory.path / 'metrics.jsonl'} holds the rounds evaluated so far"
+    end_now(number, printable(ended_by(number) + saved))
 
 
 def _require_only_rounds(file: Path, settings: Sequence[str]) -> None:
-    """Raise `InputError` if settings change more of a run's experiment than its rounds."""
+    """Raise `InputError` if settings change anything but the rounds of an experiment."""
     before, now = read_experiment(file), read_experiment(file, settings)
     for key, value in before.model_dump().items():
         require(
@@ -336,8 +347,8 @@ def _require_only_rounds(file: Path, settings: Sequence[str]) -> None:
         )
 
 
-def _say_where(console: Console, directory: RunDirectory, *, resumed: bool) -> None:
-    """Print what a user should know before a run begins or goes on."""
+def _print_start(console: Console, directory: RunDirectory, *, resumed: bool) -> None:
+    """Print which results a run replaces or continues, and changed versions."""
     path = printable(directory.path)
     if directory.replaced:
         line = f"{path}: --force replaces the results {printable(directory.replaced)}"
@@ -346,9 +357,9 @@ def _say_where(console: Console, directory: RunDirectory, *, resumed: bool) -> N
         return
     if directory.extended is not None:
         rounds = directory.experiment["rounds"]
-        console.print(f"{path}: goes on from round {directory.extended} to {rounds}")
+        console.print(f"{path}: continues from round {directory.extended} to {rounds}")
     elif not directory.checkpoints.is_dir() and not directory.ends.is_dir():
-        console.print(f"{path}: no checkpoint; the run begins anew")
+        console.print(f"{path}: no checkpoint; the run starts from the beginning")
     if changed := directory.changed_versions():
         console.print(
             f"{path}: begun with {', '.join(changed)}; the last bits may differ",
@@ -358,17 +369,17 @@ def _say_where(console: Console, directory: RunDirectory, *, resumed: bool) -> N
 
 REPORT_HELP = """Write the HTML report of run directories.
 
-One page: figures with the runs of all directories, and a section for each directory with its
-settings, table, figures to hover, zoom and switch, who is
-left behind, and the diagnosis where there is one. It opens offline and needs nothing beside it. A
-run that was interrupted is shown as far as it came.
+One HTML page has figures with the runs of all directories, and a section for each directory with
+its settings, results, interactive figures, accuracies by client and, if there is one, its
+diagnosis. The page opens offline and needs no other file. An interrupted run is shown up to its
+last evaluation.
 """
 
 
 @app.command(help=REPORT_HELP)
 def report(
     directories: Annotated[
-        list[Path], typer.Argument(metavar="RUN_DIR...", help="What `fedprox run` left.")
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Directories that `run` wrote.")
     ],
     out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
 ) -> None:
@@ -393,7 +404,7 @@ def diagnose(
     require(seeds, "seed: none given; at least one is needed")
     folder = out or Path("runs") / f"{file.stem}-diagnosis"
     with RunDirectory(folder, resolved.table) as directory:
-        found = find_out(
+        diagnosis = run_diagnosis(
             resolved.federation,
             resolved.model,
             solver=resolved.solver,
@@ -404,38 +415,32 @@ def diagnose(
             seed=seeds[0],
             initial=resolved.initial,
         )
-        directory.diagnosis(found.document())
+        directory.diagnosis(diagnosis.document())
         write_report([directory.path], directory.path / "report.html")
-    console.print(diagnosis_page(found))
+    console.print(diagnosis_page(diagnosis))
     console.print(f"\n{printable(directory.path)}: diagnosis.json, report.html")
 
 
 def _prepare(
-    source: Source, devices: int | None = None, meet: Callable[[], None] | None = None
+    source: Source, devices: int | None = None, join: Callable[[], None] | None = None
 ) -> Prepared:
-    """Read an experiment file and load its data, with JAX set up for it.
-
-    Args:
-        source: The file, changes to it, and where data lie.
-        devices: Devices that share a round.
-        meet: Joins other processes.
-    """
+    """Set up JAX for an experiment and load its data; `join` connects to the other processes."""
     experiment = read_experiment(source.file, source.settings)
     use_cpu_devices(experiment.cohort.clients_per_round, devices)
     use_compilation_cache(cache_folder() / "xla")
-    if meet is not None:
-        meet()
+    if join is not None:
+        join()
     console = Console(quiet=True) if jax.process_index() else _console()
     with Bar("loading the data"):
         resolved = resolve(experiment, source.data_dir)
     return Prepared(console, experiment, resolved)
 
 
-REPRODUCE_HELP = """Reproduce a figure or table of a paper, its numbers beside ours.
+REPRODUCE_HELP = """Reproduce a figure or table of a paper, and compare it with the paper's numbers.
 
-Without a name it lists what there is. ITEM is a name, all of a paper ("fedprox/"), or "all". DIR
-gets a folder for each item with a table, its data, a report and, where it has curves, a figure;
-the experiments lie in DIR/runs, where those that are complete are not run again.
+Without ITEM it lists all items. ITEM is a name, all items of a paper ("fedprox/"), or "all". DIR
+gets a folder for each item with a table, its data, a report and, if it has curves, a figure. The
+run directories are in DIR/runs; complete ones are not run again.
 """
 
 
@@ -453,7 +458,7 @@ def reproduce_items(
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run the items that a name stands for."""
+    """Run the items that a name selects."""
     console = _console()
     if name is None:
         console.print(_listing())
@@ -482,7 +487,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set that `data
 
 @data.command("list")
 def list_data(data_dir: DataDir = None) -> None:
-    """List all data sets: what they are, who used them, and where they are or come from."""
+    """List all data sets: content, papers, partitions, and where the files are."""
     _console().print(catalogue_table(data_dir))
 
 
@@ -494,10 +499,9 @@ def fetch_data(
         bool, typer.Option("--all", help="Also files that only some options need.")
     ] = False,
 ) -> None:
-    """Download a data set's files into the cache, or say where they are already.
+    """Download a data set's files into the cache, and print where they are.
 
-    Each is checked against its checksum where one is known. A file that is in the data folder is
-    not downloaded.
+    Checksums are checked if they are known. A file that is in the data folder is not downloaded.
     """
     require(name in CATALOGUE, f"{name!r} is not a data set; {choices(name, CATALOGUE)}")
     entry = CATALOGUE[name]
@@ -506,16 +510,16 @@ def fetch_data(
         print(f"{name}: nothing to fetch; it is {how}")
     shown = set()
     for file in sorted(entry.files, key=lambda file: not file.source.folders):
-        found = file.at_hand(data_dir)
-        if found is None and file.use and not everything:
+        path = file.at_hand(data_dir)
+        if path is None and file.use and not everything:
             print(f"{file.source.name}: not fetched, for {file.use} alone; --all fetches it too")
             continue
-        kept = found is not None and found.is_relative_to(cache_folder())
-        if found is None or (kept and file.source.folders):
-            found = fetch(file.source, file.folder)
-        if found not in shown:  # a file may serve in place of several
-            print(printable(found))
-        shown.add(found)
+        cached = path is not None and path.is_relative_to(cache_folder())
+        if path is None or (cached and file.source.folders):
+            path = fetch(file.source, file.folder)
+        if path not in shown:  # one file may replace several others
+            print(printable(path))
+        shown.add(path)
 
 
 @data.command("describe")
@@ -534,7 +538,7 @@ def describe_data(
         Path | None, typer.Option(help="Folder for the figure. [default: runs/NAME-data]")
     ] = None,
 ) -> None:
-    """Set a data set's statistics beside the paper's, and draw its clients' sizes and labels."""
+    """Compare a data set's statistics with the paper's, and plot its clients' sizes and labels."""
     console = _console()
     table: dict[str, Any] = {}
     for setting in settings or ():
@@ -598,21 +602,21 @@ def _listing() -> Table:
     return shown
 
 
-SURROUNDINGS = ("--data-dir", "--devices", "--coordinator", "--processes", "--process")
-"""Options that say where a run runs, and not what it is."""
+MACHINE_OPTIONS = ("--data-dir", "--devices", "--coordinator", "--processes", "--process")
+"""Options that describe the machine, not the experiment."""
 
 SUM_FAILED = "gloo|nccl|coordination"
-"""What an error names where a sum over processes has failed."""
+"""Pattern in the error of a failed sum over processes."""
 
 LOST = (
-    "process {}: another process has ended, or cannot be reached, and so the run ends ({}); go on "
-    "from its last checkpoint with --resume"
+    "process {}: another process has ended, or cannot be reached, and so the run ends ({}); "
+    "continue from its last checkpoint with --resume"
 )
 
 
 def main() -> None:
     """Entry point: bad input and files that cannot be written end in one line, status 2."""
-    with lasting_streams(), answering(end_now):
+    with safe_streams(), answering(end_now):
         try:
             _main()
         except Exception:
@@ -632,12 +636,12 @@ def _main() -> None:
     except InputError as error:
         _fail(str(error))
     except Stopped as stopped:
-        again = "the same command goes on from there"
+        advice = "the same command continues from there"
         if "run" in sys.argv[1:2]:
-            again = f"go on with: {_resume(stopped.folder.parent, sys.argv[1:])}"
-        _fail(f"{stopped}; {again}", 128 + stopped.signal)
+            advice = f"continue with: {_resume_command(stopped.folder.parent, sys.argv[1:])}"
+        _fail(f"{stopped}; {advice}", 128 + stopped.signal)
     except (jax.errors.JaxRuntimeError, ValueError) as error:
-        # a lost process raises either, by where its sum is waited for
+        # a lost process raises either, depending on where its sum is awaited
         if jax.distributed.is_initialized() and re.search(SUM_FAILED, str(error), re.I):
             _fail(LOST.format(jax.process_index(), str(error).partition("\n")[0]), 1)
         _out_of_memory(error)
@@ -649,18 +653,19 @@ def _main() -> None:
     raise SystemExit(status or 0)
 
 
-def _resume(directory: Path, arguments: list[str]) -> str:
-    """The command that goes on with a run, in the same surroundings.
+def _resume_command(directory: Path, arguments: list[str]) -> str:
+    """The command that resumes a run with the same machine options.
 
-    >>> _resume(Path("runs/a"), ["run", "a.toml", "--devices=2", "--out", "b", "--data-dir", "c d"])
+    >>> arguments = ["run", "a.toml", "--devices=2", "--out", "b", "--data-dir", "c d"]
+    >>> _resume_command(Path("runs/a"), arguments)
     "fedprox run --resume runs/a --devices=2 --data-dir 'c d'"
     """
-    kept = ["fedprox", "run", "--resume", str(directory)]
-    for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
-        name, _, given = option.partition("=")
-        if name in SURROUNDINGS:
-            kept += [option] if given else [option, value]
-    return shlex.join(kept)
+    command = ["fedprox", "run", "--resume", str(directory)]
+    for option, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, _, value = option.partition("=")
+        if name in MACHINE_OPTIONS:
+            command += [option] if value else [option, following]
+    return shlex.join(command)
 
 
 def _out_of_memory(error: Exception) -> NoReturn:
@@ -678,7 +683,7 @@ def _leave(status: int) -> NoReturn:
     if jax.distributed.is_initialized():
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)  # to leave in order would be to wait for the others, who wait for this one
+        os._exit(status)  # an orderly exit waits for the other processes, which wait for this one
     raise SystemExit(status)
 
 

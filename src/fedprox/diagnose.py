@@ -1,10 +1,10 @@
 """How heterogeneous is a federation, and which mu should FedProx try first?
 
-A diagnosis comes before training and costs a short sweep. Of their data clients would report their
-size, the effective number of classes among their labels and how strongly their objective bends; no
-label leaves them, and the sweep is training like any other. What theory asks for (Li et al. 2020,
-Theorem 4 and Corollary 7) is said beside what the sweep suggests, since the two are far apart: the
-paper itself chooses mu from {0.001, 0.01, 0.1, 1} by trying.
+A diagnosis precedes training and costs a short sweep, which is ordinary training. About their data,
+clients report only the number of rows, the effective number of classes and the curvature of their
+objective; no label leaves them. The diagnosis gives both the mu that theory requires (Li et al.
+2020, Theorem 4 and Corollary 7) and the mu that the sweep suggests, because the two are far apart:
+the paper itself tunes mu over {0.001, 0.01, 0.1, 1}.
 """
 
 import math
@@ -32,31 +32,30 @@ from fedprox.simulation.simulate import simulate
 from fedprox.solver import Solver
 
 MUS = (0.0, 0.001, 0.01, 0.1, 1.0)
-"""What is tried: no proximal term, and the grid of Li et al. 2020, section 5.3.2."""
+"""The values of mu tried: no proximal term, and the grid of Li et al. 2020, section 5.3.2."""
 
 SWEEP_ROUNDS = 40
-"""Rounds of the short sweep; with 20 the slow start still hides what a large mu is good for."""
+"""Rounds of the short sweep; with 20, the slow start of a large mu still hides its benefit."""
 
 SWEEP_SEEDS = 3
 """Seeds of the short sweep."""
 
 EVALUATIONS = 20
-"""Evaluations of each of its runs, beside that of the initial model."""
+"""Evaluations of each run of the sweep, besides that of the initial model."""
 
 Floats = NDArray[np.float64]
 
 
 class Tried(NamedTuple):
-    """One mu of the short sweep.
+    """The results of the short sweep for one mu.
 
     Attributes:
-        mu: Weight of the proximal term.
+        mu: Proximal weight at this sweep point.
         train_loss: f(w) at each evaluation, mean over seeds; NaN once a seed has diverged.
-        late_loss: Mean f(w) over the last quarter of the evaluations and the seeds.
-        spread: Standard deviation of its means over seeds.
-        expected_gap: How far f(w) is expected to stay above the best's at the end of the run that
-            the diagnosis is for; infinity where a seed has diverged or f(w) has risen above that of
-            the initial model.
+        late_loss: Mean f(w) over the last quarter of the evaluations and over the seeds.
+        spread: Standard deviation over seeds of each seed's mean over that quarter.
+        expected_gap: Expected difference between f(w) and that of the best mu at the end of the
+            planned run; infinity if a seed has diverged or f(w) is above that of the initial model.
     """
 
     mu: float
@@ -71,22 +70,23 @@ class Diagnosis:
     """What `diagnose` finds.
 
     Attributes:
-        of_clients: Clients of the federation; where these are more than are diagnosed, a sample of
-            them was drawn.
+        of_clients: Number of clients of the whole federation; the diagnosed clients may be a
+            sample of them.
         sizes: Training rows n_k of each client, shape (clients,).
         effective_classes: exp(entropy of its labels) of each client, shape (clients,); empty where
             labels are not classes.
-        classes: Classes there are.
-        clients_per_round: K.
+        classes: Number of classes.
+        clients_per_round: Clients K of a round.
         curvature: Extreme eigenvalues of the clients' Hessians at the initial model.
         rounds: The evaluated rounds of the short sweep, 0 first.
         dissimilarity: B(w) at these rounds with the suggested mu, shape (seeds, evaluations).
-        gradient_variance: E_k ||grad F_k - grad f||^2 likewise, mean over seeds.
+        gradient_variance: E_k ||grad F_k - grad f||^2 at these rounds with the suggested mu, mean
+            over seeds, shape (evaluations,).
         gamma_mean: Mean gamma_k of the local solves of these rounds (Definition 2).
-        gamma_max: The greatest of them.
-        sweep: Every mu that was tried.
-        suggested_mu: The mu to start with; None where none lowers the loss.
-        planned_rounds: Rounds of the run that it is for.
+        gamma_max: Greatest gamma_k of these local solves.
+        sweep: The results for each mu that was tried.
+        suggested_mu: The mu to start with; None if no mu lowers the loss.
+        planned_rounds: Rounds of the planned run.
     """
 
     of_clients: int
@@ -106,34 +106,34 @@ class Diagnosis:
 
     @property
     def largest_dissimilarity(self) -> float:
-        """The largest B(w) of the short runs, which Theorem 4's B must cover.
+        """The largest B(w) of the short runs, a lower bound for the B of Theorem 4.
 
-        Infinite where f's gradient vanishes and the clients' do not.
+        It is infinite if f's gradient vanishes and the clients' gradients do not.
         """
         known = self.dissimilarity[~np.isnan(self.dissimilarity)]
         return float(known.max(initial=1.0))
 
     @property
     def theory_mu(self) -> float | None:
-        """The mu above which Theorem 4 promises a decrease with exact local solutions, or None."""
+        """The mu above which Theorem 4 guarantees a decrease with exact local solves, or None."""
         constants = self._constants
         return mu_needed(constants) if constants else None
 
     @property
     def _constants(self) -> Constants | None:
-        """None where the objectives do not bend, and where no B covers B(w)."""
-        bend = self.curvature
-        if bend.smoothness == 0 or math.isinf(self.largest_dissimilarity):
+        """Theorem 4's constants; None if the objectives have no curvature or no B bounds B(w)."""
+        smoothness = self.curvature.smoothness
+        if smoothness == 0 or math.isinf(self.largest_dissimilarity):
             return None
         return Constants(
-            bend.smoothness,
+            smoothness,
             self.largest_dissimilarity,
             self.clients_per_round,
-            bend.negative_curvature,
+            self.curvature.negative_curvature,
         )
 
     def facts(self) -> list[tuple[str, str, str]]:
-        """What was found, its value, and what that means, a line each."""
+        """The findings: for each, the quantity, its value and its meaning."""
         return [
             *self._data_facts(),
             *self._gradient_facts(),
@@ -168,15 +168,14 @@ class Diagnosis:
         return facts
 
     def _gradient_facts(self) -> list[tuple[str, str, str]]:
-        b, variance, bend = self.dissimilarity[:, 0], self.gradient_variance, self.curvature
-        along = f"in the first {self.rounds[-1]} rounds"
-        convex = "" if bend.negative_curvature > 1e-4 * bend.smoothness else ": none to speak of"
+        b, variance, hessians = self.dissimilarity[:, 0], self.gradient_variance, self.curvature
+        convex = hessians.negative_curvature <= 1e-4 * hessians.smoothness
         return [
             (
                 "dissimilarity B(w)",
                 _number(float(b.mean())),
-                f"at the initial model; up to {_number(self.largest_dissimilarity)} {along}. "
-                "1 means that all clients pull the same way",
+                f"at the initial model; up to {_number(self.largest_dissimilarity)} in the first "
+                f"{self.rounds[-1]} rounds. 1 means that all clients' gradients agree",
             ),
             (
                 "gradient variance",
@@ -185,12 +184,17 @@ class Diagnosis:
             ),
             (
                 "smoothness L",
-                _number(bend.smoothness),
-                f"of the client that bends most, at the initial model; "
-                f"{_number(np.median(bend.largest))} the median client's, "
-                f"{_number(bend.largest_of_f)} that of f",
+                _number(hessians.smoothness),
+                f"of the client with the greatest curvature, at the initial model; "
+                f"{_number(np.median(hessians.largest))} of the median client, "
+                f"{_number(hessians.largest_of_f)} of f",
             ),
-            ("negative curvature L_-", _number(bend.negative_curvature), f"likewise{convex}"),
+            (
+                "negative curvature L_-",
+                _number(hessians.negative_curvature),
+                "of the client with the most, at the initial model"
+                + (": negligible" if convex else ""),
+            ),
             (
                 "inexactness gamma",
                 _number(self.gamma_mean),
@@ -201,26 +205,24 @@ class Diagnosis:
     def _theory_facts(self) -> list[tuple[str, str, str]]:
         constants, b, k = self._constants, self.largest_dissimilarity, self.clients_per_round
         if self.curvature.smoothness == 0:
-            return [("mu by theory", "any", "the clients' objectives do not bend")]
+            return [("mu by theory", "any", "the clients' objectives have no curvature")]
         if constants is None:
             unbounded = (
-                "no B covers B(w): f's gradient vanishes on the way, and the clients' do not"
+                "no B bounds B(w): f's gradient vanishes in some round, and the clients' do not"
             )
             return [("mu by theory", "none", unbounded)]
         within = "holds" if b <= math.sqrt(k) / 2 else "does not hold"
         convex, needed = corollary_7(constants.smoothness, b), mu_needed(constants)
         if needed is None:
             value, enough = "none", math.floor(2 * b**2) + 1
-            note = (
-                "no mu satisfies it, as is usual: it takes B sqrt(2/K) < 1 even with exact local "
-            )
-            note += f"solutions, so at least {enough:,} clients a round"
+            note = "no mu satisfies it, as is usual: even with exact local solutions, it requires "
+            note += f"B sqrt(2/K) < 1, so at least {enough:,} clients a round"
         else:
             value = f"above {_number(needed)}"
             note = (
-                "a decrease is then sure if local solutions are exact, cohorts are drawn by p_k, "
+                "it guarantees a decrease if local solutions are exact, cohorts are drawn by p_k, "
             )
-            note += "and the B and L found here bound those of all rounds"
+            note += "and the B and L measured here bound those of all rounds"
         return [
             (
                 "mu by Corollary 7",
@@ -237,8 +239,8 @@ class Diagnosis:
         return (
             "mu to start with",
             f"{self.suggested_mu:g}",
-            f"the largest of {', '.join(f'{t.mu:g}' for t in self.sweep)} that should keep up with "
-            f"the best over {self.planned_rounds} rounds",
+            f"the largest of {', '.join(f'{t.mu:g}' for t in self.sweep)} that is expected to end "
+            f"as low as the best after {self.planned_rounds} rounds",
         )
 
     def document(self) -> dict[str, Any]:
@@ -301,29 +303,33 @@ def diagnose(
         model: The model to train.
         solver: The local solver, with one learning rate.
         cohort: How a round's clients are chosen.
-        systems: Which of them cannot finish.
-        rounds: Rounds of the run that the suggestion is for; the sweep takes 40 at most.
-        evaluation: Its `clients` is how many clients are diagnosed at most, drawn at random; the
-            sweep draws its cohorts from them. The other settings are not read.
-        seed: Seed; the sweep runs with this one and the two that follow.
-        initial: The parameters to begin with, as in `simulate`.
-        on_progress: Called now and then during the sweep.
+        systems: Which clients cannot finish their work.
+        rounds: Rounds of the planned run; the sweep has at most 40.
+        evaluation: Its `clients` limits the number of clients that are diagnosed, drawn at random;
+            the sweep draws its cohorts from them. Its other settings are ignored.
+        seed: Seed; the sweep runs with this one and the next two.
+        initial: Initial parameters, as in `simulate`.
+        on_progress: Called with the sweep's progress, as in `simulate`.
         progress: Whether the sweep's progress is shown; see `simulate`.
 
-    Raises:
-        InputError: As `simulate`; or several learning rates.
+    Returns:
+        The measurements and the suggested mu.
 
-    >>> from fedprox import datasets, models
-    >>> federation = datasets.synthetic(clients=5)
-    >>> found = diagnose(
-    ...     federation,
-    ...     models.logistic(federation),
-    ...     solver=Solver(learning_rate=0.01, batch_size=10, epochs=1),
-    ...     cohort=Cohort(clients_per_round=2),
-    ...     rounds=4,
-    ... )
-    >>> found.suggested_mu in MUS, found.theory_mu is None
-    (True, True)
+    Raises:
+        InputError: An argument is refused, as by `simulate`, or there are several learning rates.
+
+    Example:
+        >>> from fedprox import datasets, models
+        >>> federation = datasets.synthetic(clients=5)
+        >>> diagnosis = diagnose(
+        ...     federation,
+        ...     models.logistic(federation),
+        ...     solver=Solver(learning_rate=0.01, batch_size=10, epochs=1),
+        ...     cohort=Cohort(clients_per_round=2),
+        ...     rounds=4,
+        ... )
+        >>> diagnosis.suggested_mu in MUS, diagnosis.theory_mu is None
+        (True, True)
     """
     check_parts(evaluation=evaluation)
     setting = _Setting(federation, model, solver, cohort, systems, rounds, seed, initial)
@@ -331,8 +337,8 @@ def diagnose(
         setting = setting.sampled(evaluation.clients)
     sweep = _sweep(setting, on_progress, progress=progress)
     suggested = suggest(MUS, sweep.gaps, sweep.noise)
-    shown = MUS[0] if suggested is None else suggested
-    gamma_mean, gamma_max = sweep.gamma(shown)
+    reported = MUS[0] if suggested is None else suggested
+    gamma_mean, gamma_max = sweep.gamma(reported)
     return Diagnosis(
         of_clients=len(federation),
         sizes=setting.federation.train.sizes,
@@ -341,8 +347,8 @@ def diagnose(
         clients_per_round=cohort.clients_per_round,
         curvature=curvature(setting.federation, model, setting.first_params, seed=seed),
         rounds=sweep.rounds,
-        dissimilarity=sweep.read(shown, lambda record: record.dissimilarity),
-        gradient_variance=sweep.read(shown, lambda record: record.gradient_variance).mean(axis=0),
+        dissimilarity=sweep.read(reported, lambda record: record.dissimilarity),
+        gradient_variance=sweep.read(reported, lambda r: r.gradient_variance).mean(axis=0),
         gamma_mean=gamma_mean,
         gamma_max=gamma_max,
         sweep=sweep.tried,
@@ -353,7 +359,7 @@ def diagnose(
 
 @dataclass(frozen=True)
 class _Setting:
-    """The arguments of `diagnose` that its sweep shares with the run that is planned."""
+    """The arguments of `diagnose` that its sweep shares with the planned run."""
 
     federation: Federation
     model: Model
@@ -376,7 +382,7 @@ class _Setting:
         require_whole("rounds", self.rounds)
 
     def sampled(self, clients: int) -> "_Setting":
-        """The same for some of the clients, with their speeds."""
+        """The same setting for a sample of the clients, with their speeds."""
         per_round = self.cohort.clients_per_round
         require(
             clients >= min(per_round, len(self.federation))
@@ -403,11 +409,11 @@ class _Sweep(NamedTuple):
     """The short sweep over mu.
 
     Attributes:
-        runs: Its runs, one for each mu and seed.
+        runs: One run for each mu and seed.
         rounds: The evaluated rounds.
         losses: f(w), shape (mus, seeds, evaluations).
         gaps: The expected gap of each mu, see `expected_gaps`.
-        noise: What counts as noise among them.
+        noise: Standard error of the best mu's late loss, see `expected_gaps`.
     """
 
     runs: Sequence[Run]
@@ -422,7 +428,7 @@ class _Sweep(NamedTuple):
 
     def gamma(self, mu: float) -> tuple[float, float]:
         """Mean and maximum of gamma over a mu's local solves; NaN where it is unknown."""
-        # the initial model had no local solves, and a round may have had no client
+        # the initial model has no local solves, and a round may have no client
         means = self.read(mu, lambda record: record.gamma_mean)[:, 1:]
         largest = self.read(mu, lambda record: record.gamma_max)[:, 1:]
         means, largest = means[np.isfinite(means)], largest[np.isfinite(largest)]
@@ -433,9 +439,9 @@ class _Sweep(NamedTuple):
 
     @property
     def tried(self) -> tuple[Tried, ...]:
-        """What became of each mu."""
+        """The results for each mu."""
         late = self.losses[:, :, -_quarter(len(self.rounds)) :].mean(axis=2)
-        found = zip(
+        columns = zip(
             MUS,
             self.losses.mean(axis=1),
             late.mean(axis=1).tolist(),
@@ -443,7 +449,7 @@ class _Sweep(NamedTuple):
             self.gaps.tolist(),
             strict=True,
         )
-        return tuple(Tried(*each) for each in found)
+        return tuple(Tried(*row) for row in columns)
 
 
 def _sweep(
@@ -451,10 +457,10 @@ def _sweep(
 ) -> _Sweep:
     """Train FedProx with every mu for a few rounds."""
     train = setting.federation.train
-    nothing = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
+    no_rows = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
     short = min(setting.rounds, SWEEP_ROUNDS)
     runs = simulate(
-        replace(setting.federation, test=nothing, validation=None),
+        replace(setting.federation, test=no_rows, validation=None),
         setting.model,
         [fedprox(mu=MUS)],
         solver=setting.solver,
@@ -483,7 +489,7 @@ def _read(
 
 
 def _history(run: Run, value: Callable[[Record], float], length: int) -> list[float]:
-    """One value of a run's records; NaN for those that a run ended without."""
+    """A measurement of each record of a run, padded with NaN if the run ended early."""
     known = [value(record) for record in run.history]
     return known + [math.nan] * (length - len(known))
 
@@ -493,25 +499,25 @@ def _quarter(evaluations: int) -> int:
 
 
 def expected_gaps(losses: Floats, evaluated: Sequence[int], rounds: int) -> tuple[Floats, float]:
-    """How far above the best mu's each mu's loss is expected to end, and what counts as noise.
+    """Each mu's expected final loss above the best mu's, and the noise of the best mu's loss.
 
-    A large mu slows the first rounds down and steadies the later ones, so the lowest loss of a
-    short sweep is no guide: on heterogeneous data a mu that will win is still behind. What tells is
-    whether it is catching up. The gap to the best over the last quarter of the sweep is carried on
-    to the last planned round, shrinking from quarter to quarter as it did in the last two; a gap
-    that does not shrink stays.
+    A large mu slows the first rounds down and stabilizes the later ones, so the lowest loss of a
+    short sweep is no guide: on heterogeneous data the mu that is best in the end is still behind.
+    What matters is whether it is catching up. The gap to the best mu over the last quarter of the
+    sweep is extrapolated to the last planned round: in each further quarter it shrinks by the same
+    factor as between the last two quarters. A gap that did not shrink stays the same.
 
     Args:
-        losses: f(w), shape (mus, seeds, evaluations); not finite where a run has diverged.
+        losses: f(w), shape (mus, seeds, evaluations); not finite if a run has diverged.
         evaluated: The evaluated rounds.
-        rounds: Rounds of the run that is planned.
+        rounds: Rounds of the planned run.
 
     Returns:
-        The gaps, shape (mus,), infinity where a seed diverged or f(w) rose above that of the
-        initial model; and the standard error of the best
-        mu's mean over the last quarter, from how its loss scatters around its own trend.
+        The gaps, shape (mus,), infinity if a seed diverged or f(w) rose above that of the initial
+        model; and the standard error of the best mu's mean over the last quarter, estimated from
+        the deviations of its loss from its trend.
 
-    A gap of 1 that became 1/2 in five rounds, with ten more to go:
+    A gap of 1 shrinks to 1/2 in five rounds, and ten rounds remain:
 
     >>> evaluated = range(21)
     >>> steady, late = np.ones(21), 1 + np.where(np.arange(21) < 16, 1.0, 0.5)
@@ -533,20 +539,20 @@ def expected_gaps(losses: Floats, evaluated: Sequence[int], rounds: int) -> tupl
     factor = np.where(shrinking, gap / np.where(shrinking, gap_before, 1), 1.0)
     span = max(1, evaluated[-1] - evaluated[-1 - quarter])
     gaps[usable] = gap * factor ** ((rounds - evaluated[-1]) / span)
-    # second differences are blind to a trend; those of independent numbers have six times their
-    # variance
+    # second differences remove a linear trend; for independent numbers, their variance is six
+    # times that of the numbers
     even = len(evaluated) < 3 or evaluated[-1] - evaluated[-2] == evaluated[1] - evaluated[0]
-    path = losses[usable][best][:, : None if even else -1]  # the last step may be a shorter one
-    bends = np.diff(path[:, -2 * quarter :], n=2, axis=1)
-    scatter = math.sqrt((bends**2).mean() / 6) if bends.size else 0.0
+    path = losses[usable][best][:, : None if even else -1]  # the last interval may be shorter
+    differences = np.diff(path[:, -2 * quarter :], n=2, axis=1)
+    scatter = math.sqrt((differences**2).mean() / 6) if differences.size else 0.0
     return gaps, scatter / math.sqrt(losses.shape[1] * quarter)
 
 
 def suggest(mus: Sequence[float], gaps: Floats, noise: float) -> float | None:
-    """The largest mu whose expected gap is no more than noise; None where all gaps are infinite.
+    """The largest mu whose expected gap is no more than noise; None if all gaps are infinite.
 
-    Of two that end alike the larger is the steadier. Where no round disturbs the loss, noise is
-    small and nothing speaks for a slow mu.
+    Of two values with equal final losses, the larger is more stable. If the loss is smooth, noise
+    is small, and a large mu, which is slower, has no advantage.
 
     >>> suggest([0.0, 0.1, 1.0], np.array([0.0, 0.01, 0.3]), noise=0.02)
     0.1

@@ -1,4 +1,4 @@
-"""Standard streams that cannot end the process: a broken pipe or a full disk costs output only."""
+"""Standard streams that never raise: after a broken pipe or a full disk, they drop output."""
 
 import io
 import sys
@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 
-class _Lasting(io.FileIO):
-    """A file that is written as far as possible and never raises OSError."""
+class _SafeFile(io.FileIO):
+    """A file that drops what it cannot write instead of raising OSError."""
 
     def __init__(self, number: int, lost: Callable[[OSError], None]) -> None:
         super().__init__(number, "w", closefd=False)
@@ -18,24 +18,25 @@ class _Lasting(io.FileIO):
         try:
             return super().write(content) or len(content)
         except OSError as error:
-            lost, self.lost = self.lost, None  # said once
+            lost, self.lost = self.lost, None  # reported once
             if lost is not None:
                 lost(error)
             return len(content)
 
 
-def lasting(stream: TextIO | None, lost: Callable[[OSError], None] = lambda _: None) -> TextIO:
-    """A stream that writes where another does and drops what cannot be written.
+def safe_stream(stream: TextIO | None, lost: Callable[[OSError], None] = lambda _: None) -> TextIO:
+    """A stream that writes to the file of another and drops what cannot be written.
 
-    Characters that the encoding lacks are written as escapes. Lines are written as they end.
+    Characters that the encoding lacks are written as escapes. The stream is flushed after each
+    line.
 
     Args:
-        stream: A standard stream; None where it is closed. One that is not a file is returned as it
-            is.
+        stream: A standard stream; None if it is closed. A stream without a file is returned
+            unchanged.
         lost: Called with the first error.
     """
     if stream is None:
-        return io.StringIO()  # which nobody reads
+        return io.StringIO()  # discards the output
     try:
         number = stream.fileno()
     except (OSError, ValueError):
@@ -43,7 +44,7 @@ def lasting(stream: TextIO | None, lost: Callable[[OSError], None] = lambda _: N
     with suppress(OSError):
         stream.flush()
     return io.TextIOWrapper(
-        io.BufferedWriter(_Lasting(number, lost)),
+        io.BufferedWriter(_SafeFile(number, lost)),
         encoding=stream.encoding,
         errors="backslashreplace",
         line_buffering=True,
@@ -51,15 +52,15 @@ def lasting(stream: TextIO | None, lost: Callable[[OSError], None] = lambda _: N
 
 
 @contextmanager
-def lasting_streams() -> Iterator[None]:
-    """Replace stdout and stderr by streams that last; the loss of stdout is a line on stderr."""
+def safe_streams() -> Iterator[None]:
+    """Replace stdout and stderr by safe streams; report the loss of stdout on stderr."""
     before = sys.stdout, sys.stderr
 
-    def say(error: OSError) -> None:
-        line = f"fedprox: stdout: {error.strerror}; the command goes on without it"
+    def report(error: OSError) -> None:
+        line = f"fedprox: stdout: {error.strerror}; the command continues without it"
         print(line, file=sys.stderr)
 
-    sys.stdout, sys.stderr = lasting(sys.stdout, say), lasting(sys.stderr)
+    sys.stdout, sys.stderr = safe_stream(sys.stdout, report), safe_stream(sys.stderr)
     try:
         yield
     finally:

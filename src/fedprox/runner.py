@@ -26,13 +26,13 @@ def run(
     Args:
         file: The experiment file; `fedprox run --help` lists every key.
         settings: Changes to it, such as "solver.epochs=1" or "method.0.mu=[0, 1]".
-        out: The run directory, which gets all that the command writes. Nothing is written where it
-            is left out.
+        out: Run directory, to which everything that the command writes is written. If omitted,
+            nothing is written.
         data_dir: Folder with data files, in place of `FEDPROX_DATA` or a download.
         progress: Whether progress is shown on stderr; see `simulate`.
 
     Returns:
-        One run for each method, seed and point, as `simulate` returns them.
+        One run for each method, seed and sweep point, as from `simulate`.
 
     Raises:
         InputError: The file is missing or not an experiment, a setting or the data cannot be used,

@@ -1,8 +1,9 @@
-"""Signals that ask the process to end, answered at once whatever the main thread is doing.
+"""Handling of signals that ask the process to end, at once, whatever the main thread is doing.
 
-Python runs signal handlers in the main thread between two bytecodes, and a compilation or a call of
-a compiled program may take minutes between two. So a thread answers them, woken by
-`signal.set_wakeup_fd`, and the handler itself only makes the main thread wait for the answer.
+Python runs signal handlers in the main thread between two bytecodes. A compilation, or a call of a
+compiled program, is a single bytecode and may take minutes. So a thread, woken by
+`signal.set_wakeup_fd`, handles the signals; Python's handler only makes the main thread wait for
+that thread.
 """
 
 import logging
@@ -20,23 +21,23 @@ ENDING = [
 """The signals that ask a process to end; Windows has no SIGHUP."""
 
 PATIENCE = 1.0
-"""Seconds that the main thread waits for an answer: it may hold a lock that the answer needs."""
+"""Seconds that the main thread waits at most: the answer may need a lock that it holds."""
 
 SHOW_CURSOR = b"\x1b[?25h"
-"""What a terminal is sent in the end, as a progress bar hides the cursor."""
+"""Sent to a terminal before the process ends, because a progress bar hides the cursor."""
 
 Answer = Callable[[signal.Signals], str | None]
-"""What is done about a signal: end the process, or return a line to log and go on.
+"""Answers a signal: ends the process, or returns a line to log and lets the process continue.
 
-None leaves the signal to the answer that was in force before, which in the end is `end_now`.
+If it returns None, the enclosing answer is called; the outermost is `end_now`.
 """
 
 _tidying: list[Callable[[], object]] = []
-"""What `end_now` calls; of the process, like the signals' handlers."""
+"""Functions that `end_now` calls; global, as signal handlers are."""
 
 
 class _Handler:
-    """A handler of signals, which knows the answer given in the thread."""
+    """A signal handler that waits until the thread has answered the signal."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -48,10 +49,10 @@ class _Handler:
 
 @contextmanager
 def answering(answer: Answer) -> Iterator[None]:
-    """Answer SIGINT, SIGTERM and SIGHUP within `with`, but for those that are ignored (`nohup`).
+    """Answer SIGINT, SIGTERM and SIGHUP within `with`, except those that are ignored (`nohup`).
 
     Args:
-        answer: Called in a thread of its own with each signal.
+        answer: Called with each signal, in a separate thread.
     """
     before = {number: signal.getsignal(number) for number in ENDING}
     before = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
@@ -95,7 +96,7 @@ def answering(answer: Answer) -> Iterator[None]:
 
 @contextmanager
 def tidied(tidy: Callable[[], object]) -> Iterator[None]:
-    """Call a function if the process ends within `with` by `end_now`; it may raise OSError."""
+    """Call `tidy`, which may raise OSError, if `end_now` ends the process within `with`."""
     _tidying.append(tidy)
     try:
         yield
@@ -108,7 +109,7 @@ def end_now(number: signal.Signals, message: str | None = None) -> NoReturn:
 
     Args:
         number: The signal.
-        message: The line; what ended the process where left out.
+        message: The line; None names the signal.
     """
     for tidy in reversed(_tidying):
         with suppress(OSError):
@@ -121,7 +122,7 @@ def end_now(number: signal.Signals, message: str | None = None) -> NoReturn:
 
 
 def ended_by(number: signal.Signals) -> str:
-    """What ended a process, in words.
+    """The signal that ended the process, in words.
 
     >>> ended_by(signal.SIGINT), ended_by(signal.SIGTERM)
     ('interrupted', 'ended by SIGTERM')

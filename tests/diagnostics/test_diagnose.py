@@ -219,7 +219,7 @@ def test_gradients_that_cancel_have_no_b_and_theory_no_mu() -> None:
     facts = {what: (value, note) for what, value, note in found.facts()}
     assert facts["dissimilarity B(w)"][0] == "infinite"
     assert facts["mu by theory"][0] == "none"
-    assert "no B covers B(w)" in facts["mu by theory"][1]
+    assert "no B bounds B(w)" in facts["mu by theory"][1]
     json.dumps(found.document(), allow_nan=False)
 
 

@@ -31,7 +31,7 @@ def help_text() -> str:
 def pasted(help_text: str) -> str:
     """The experiment file of the help, without the two spaces that all paragraphs have."""
     _, _, after = help_text.partition("An experiment file, with every key:\n")
-    lines = after.partition("Bad input is named")[0].splitlines()
+    lines = after.partition("Bad input is reported")[0].splitlines()
     return "\n".join(line.removeprefix("  ") for line in lines) + "\n"
 
 

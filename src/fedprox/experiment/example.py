@@ -1,4 +1,4 @@
-"""The experiment file with every key that the help of `fedprox run` shows."""
+"""The example file with every key, as shown by the help of `fedprox run`."""
 
 from collections.abc import Callable, Mapping
 from textwrap import fill, wrap
@@ -17,7 +17,7 @@ from fedprox.models import MODELS
 
 WIDTH = 98
 COLUMN = 32
-"""Where comments begin."""
+"""Column at which comments begin."""
 
 CATALOGUES: dict[str, Mapping[str, Callable[..., Any]]] = {
     "data": DATASETS,
@@ -26,17 +26,16 @@ CATALOGUES: dict[str, Mapping[str, Callable[..., Any]]] = {
 }
 
 NEEDED = {("solver", "epochs")}
-"""Keys that the file gives although they have no default: a solver needs `epochs` or `steps`."""
+"""Keys without a default that the file sets anyway: a solver needs `epochs` or `steps`."""
 
-OF_EXAMPLES = {"method": ("mu = [0.0, 1.0]", "A key of fedprox; a list is swept over.")}
-"""A parameter of the function that the file names, with a comment, by section."""
+FUNCTION_KEYS = {"method": ("mu = [0.0, 1.0]", "A key of fedprox; a list is swept over.")}
+"""By section, a parameter of the function that the file names, with a comment."""
 
 
 def example_file() -> list[str]:
     """An experiment file with every key, section by section.
 
-    The file runs. Keys that may be left out and have no default are commented out, with a value to
-    start from.
+    The file runs. Optional keys without a default are commented out, with an example value.
     """
     rows: dict[str, list[Key]] = {}
     for key in keys():
@@ -55,8 +54,8 @@ def _section(name: str, field: FieldInfo, rows: list[Key]) -> str:
     assert schema is not None
     lines = [_commented(HEADERS[name], str(field.description))]
     lines += [_line(key, schema.model_fields[key.key]) for key in rows]
-    if name in OF_EXAMPLES:
-        lines.append(_commented(*OF_EXAMPLES[name]))
+    if name in FUNCTION_KEYS:
+        lines.append(_commented(*FUNCTION_KEYS[name]))
     if name in CATALOGUES:
         lines.append(_catalogue(CATALOGUES[name]))
     return "\n".join(lines)
@@ -84,21 +83,21 @@ def _commented(text: str, comment: str) -> str:
 
 
 def _catalogue(catalogue: Mapping[str, Callable[..., Any]]) -> str:
-    """The keys of each function that a section can name, and the words that a key may be."""
+    """The keys of each function that a section can name, with the allowed words of each key."""
     names: dict[str, list[str]] = {}
     for name, function in catalogue.items():
-        own = []
+        shown = []
         for key, parameter in keys_of(function).items():
             words = " | ".join(f'"{word}"' for word in literals(parameter.annotation))
-            own.append(f"{key} = {words}" if words else key)
-        names.setdefault(", ".join(own) or "no more", []).append(name)
+            shown.append(f"{key} = {words}" if words else key)
+        names.setdefault(", ".join(shown) or "no more", []).append(name)
     return "\n".join(
         fill(
-            f"{', '.join(functions)}: {own}",
+            f"{', '.join(functions)}: {function_keys}",
             WIDTH,
             initial_indent="  # ",
             subsequent_indent="  #   ",
             break_on_hyphens=False,
         )
-        for own, functions in names.items()
+        for function_keys, functions in names.items()
     )

@@ -14,12 +14,12 @@ class Key(NamedTuple):
     """A key of an experiment file.
 
     Attributes:
-        section: The section that has it, such as "evaluation"; "" for the keys above all sections.
-        key: Its name.
-        type: Its allowed values in words.
-        default: Its default as TOML; "required" without one, "" where the key may be left out and
-            then has no value.
-        description: Its meaning and unit.
+        section: The key's section, such as "evaluation"; "" for the keys above all sections.
+        key: The key's name.
+        type: The allowed values in words.
+        default: The default as TOML; "required" for a required key, "" for an optional key that
+            has no value by default.
+        description: The key's meaning and unit.
     """
 
     section: str
@@ -39,20 +39,20 @@ def keys() -> list[Key]:
     Key(section='cohort', key='clients_per_round', type='a whole number', default='required',
         description='Clients K of a round.')
     """
-    found, tables = [], []
+    plain, tables = [], []
     for name, field in Experiment.model_fields.items():
         if name in HEADERS:
             if not field.exclude:
                 tables += _rows(name, NAMED.get(name) or table_of(field))
         else:
-            found.append(_row("", name, field))
+            plain.append(_row("", name, field))
             if schema := table_of(field):
                 tables += _rows(name, schema)
-    return found + tables
+    return plain + tables
 
 
 def table_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The keys of a field that is a table, or may be one; None for another field."""
+    """The schema of a field that is, or may be, a table; None for other fields."""
     kinds = get_args(field.annotation) or (field.annotation,)
     tables = (k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel))
     return next(tables, None)

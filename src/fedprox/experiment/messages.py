@@ -1,4 +1,4 @@
-"""What messages about experiment files say: nearest names, allowed values, pydantic's mistakes."""
+"""Parts of messages about experiment files: closest names, allowed values, pydantic's errors."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -37,18 +37,18 @@ KINDS: dict[Any, tuple[str, str]] = {
     float: ("a number", "numbers"),
     str: ("a string", "strings"),
 }
-"""The name of a value of each type, and of several in a list."""
+"""The words for one value of each type, and for a list of them."""
 
 
-def choices(given: str, allowed: Mapping[str, Any] | Sequence[str]) -> str:
-    """The allowed names in words, after the one that is nearest to the given name, if any is."""
-    near = difflib.get_close_matches(given, list(allowed), 1, cutoff=0.5)
+def choices(name: str, allowed: Mapping[str, Any] | Sequence[str]) -> str:
+    """The allowed names in words, preceded by the one closest to `name`, if one is close."""
+    near = difflib.get_close_matches(name, list(allowed), 1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{hint}allowed: {', '.join(allowed) or 'no more keys'}"
 
 
 def require_key(key: str, table: Mapping[str, Any], allowed: Mapping[str, Any], where: str) -> None:
-    """Raise `InputError` unless a section has a key; a key that is there instead is named."""
+    """Raise `InputError` if a section lacks a key; the message names a likely misspelling."""
     near = difflib.get_close_matches(key, list(table), 1)
     instead = f" (is {near[0]!r} a misspelling of it?)" if near else ""
     require(key in table, f"{where}: the key {key!r} is missing{instead}; {choices('', allowed)}")
@@ -81,15 +81,15 @@ def explain(
     where: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> str:
-    """A mistake that pydantic found, in one line.
+    """One of the mistakes that pydantic found, in one line.
 
-    Unknown keys come before others: they may be why another is missing.
+    Unknown keys come first: a misspelled key may be why another is missing.
 
     Args:
         error: The mistakes that pydantic found.
         schema: The schema that the table was checked against.
         table: The table.
-        where: The name of the table; nothing for a whole file.
+        where: The name of the table; empty for a whole file.
         headers: How the table's sections are written; None for a table without sections.
     """
     headers = headers or {}
@@ -100,10 +100,10 @@ def explain(
     value: Any = table
     for part in map(str, mistake["loc"]):
         if part not in fields:
-            break  # an unknown key, or what pydantic calls one of the types of a value
+            break  # an unknown key, or pydantic's name for one type of a union
         path.append(part)
         annotation, value = fields[part].annotation, value.get(part)
-        kind, *_ = get_args(annotation) or (annotation,)  # of a section that may be left out too
+        kind, *_ = get_args(annotation) or (annotation,)  # an optional section is a union
         fields = getattr(kind, "model_fields", {})
     place, last = ".".join(path), str(mistake["loc"][-1])
     header = headers.get(place)

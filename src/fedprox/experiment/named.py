@@ -19,7 +19,7 @@ Parameters = Mapping[str, inspect.Parameter]
 Keys = dict[str, inspect.Parameter]
 
 NOT_KEYS = ("federation", "data_dir")
-"""Parameters that no section gives."""
+"""Parameters that are not keys of a section."""
 
 
 def keys_of(function: Callable[..., Any]) -> Keys:
@@ -41,7 +41,7 @@ def keys_of(function: Callable[..., Any]) -> Keys:
 
 
 def _with_options(parameters: Parameters) -> Keys:
-    """The keys of some parameters: of an optimizer also that of its options."""
+    """The keys of some parameters; an optimizer has a second key for its options."""
     keys: Keys = {}
     for key, parameter in parameters.items():
         keys[key] = parameter
@@ -52,37 +52,36 @@ def _with_options(parameters: Parameters) -> Keys:
     return keys
 
 
-def _own_keys(function: Callable[..., Any], what: str, *, given: int) -> Keys:
-    """As `keys_of`, of a user's function, which is given so many arguments by position.
+def _user_keys(function: Callable[..., Any], what: str, *, positional: int) -> Keys:
+    """As `keys_of`, for a user's function whose first `positional` parameters are not keys.
 
-    A parameter of a type that TOML does not have, such as a function, is no key if it has a
-    default.
+    A parameter of a type that TOML lacks, such as a function, must have a default and is no key.
 
     Raises:
-        InputError: Its signature cannot be read, or needs what TOML cannot hold.
+        InputError: The signature cannot be read, or requires a value that TOML cannot hold.
     """
     try:
         parameters = inspect.signature(function, eval_str=True).parameters
     except (NameError, TypeError, ValueError) as error:
         raise InputError(f"{what}: its signature cannot be read: {reason(error)}") from None
-    require(len(parameters) >= given, f"{what}: its first parameter must be the federation")
-    found = {}
-    for key, parameter in list(parameters.items())[given:]:
-        several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if several or key == "data_dir":
+    require(len(parameters) >= positional, f"{what}: its first parameter must be the federation")
+    keys = {}
+    for key, parameter in list(parameters.items())[positional:]:
+        variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if variadic or key == "data_dir":
             continue
         if _can_be_key(parameter.annotation):
-            found[key] = parameter
+            keys[key] = parameter
         elif parameter.default is parameter.empty:
             raise InputError(
                 f"{what}: its parameter {key!r} has a type that no key has; use bool, int, float, "
                 "str, Literal or a list of them, or give it a default"
             )
-    return _with_options(found)
+    return _with_options(keys)
 
 
 def _can_be_key(annotation: Any) -> bool:
-    """Whether TOML has values of a type, or names for them.
+    """Whether TOML can hold, or name, the values of a type.
 
     >>> _can_be_key(float | Sequence[float] | None), _can_be_key(Callable[[int], int])
     (True, False)
@@ -116,8 +115,8 @@ def named(
         table: The section.
         catalogue: The library's functions.
         where: The name of the section.
-        kind: The class of what the function returns; None where it returns a function.
-        key: The key of the name.
+        kind: The class that the function returns; None if it returns a function.
+        key: The key whose value is the name.
 
     Returns:
         The function, and the section with every default.
@@ -127,20 +126,20 @@ def named(
     """
     require_key(key, table, catalogue, where)
     name = table[key]
-    function, keys = _found(name, catalogue, f"{where}.{key}", kind)
+    function, keys = _function_and_keys(name, catalogue, f"{where}.{key}", kind)
     options = _checked({k: v for k, v in table.items() if k != key}, keys, str(name), where)
     shown = {option: value for option, value in options.items() if value is not None}
     bound = _with_optimizers(options, keys, where)
     return functools.partial(function, **bound), {key: name, **shown}
 
 
-def _found(
+def _function_and_keys(
     name: Any, catalogue: Mapping[str, Callable[..., Any]], where: str, kind: type | None
 ) -> tuple[Callable[..., Any], Keys]:
-    """The function of a name and its keys."""
+    """The function of a name, and its keys."""
     if isinstance(name, str) and ":" in name:
         function = import_function(where, name, kind)
-        return function, _own_keys(function, f"{where} = {name!r}", given=int(kind is Model))
+        return function, _user_keys(function, f"{where} = {name!r}", positional=int(kind is Model))
     if isinstance(name, str) and name in catalogue:
         return catalogue[name], keys_of(catalogue[name])
     allowed = choices(str(name), catalogue)
@@ -148,35 +147,35 @@ def _found(
     raise InputError(f"{where} = {name!r}; {allowed}{own}")
 
 
-def _checked(given: Table, keys: Keys, name: str, where: str) -> Table:
-    """The value of every key, those that are not given with their defaults."""
+def _checked(options: Table, keys: Keys, name: str, where: str) -> Table:
+    """The value of every key, with the defaults of omitted keys."""
     fields: dict[str, Any] = {}
     for key, parameter in keys.items():
         needed = parameter.default is parameter.empty
         if is_optimizer(parameter.annotation):
             if needed:
-                require_key(key, given, OPTIMIZERS, where)
+                require_key(key, options, OPTIMIZERS, where)
             fields[key] = (Any, None)
         else:
-            free = parameter.annotation is parameter.empty or key in map(options_key, keys)
-            kind = Any if free else parameter.annotation
+            unchecked = parameter.annotation is parameter.empty or key in map(options_key, keys)
+            kind = Any if unchecked else parameter.annotation
             fields[key] = (kind, ... if needed else parameter.default)
     schema = create_model(f"{name} options", __base__=Section, **fields)
     try:
-        return schema.model_validate(given).model_dump()
+        return schema.model_validate(options).model_dump()
     except ValidationError as error:
-        raise InputError(explain(error, schema, given, where)) from None
+        raise InputError(explain(error, schema, options, where)) from None
 
 
 def _with_optimizers(options: Table, keys: Keys, where: str) -> Table:
-    """The options with optimizers in place of their names and options."""
+    """The options, with each optimizer's name and options replaced by the optimizer."""
     bound = dict(options)
     for key, parameter in keys.items():
         if not is_optimizer(parameter.annotation):
             continue
-        name, own = bound.pop(key), bound.pop(options_key(key))
+        name, optimizer_options = bound.pop(key), bound.pop(options_key(key))
         if name is not None:
-            bound[key] = named_optimizer(name, own, f"{where}.{key}")
-        else:  # the function's own
-            require(not own, f"{where}.{options_key(key)}: give {key} beside it")
+            bound[key] = named_optimizer(name, optimizer_options, f"{where}.{key}")
+        else:  # the function's default optimizer
+            require(not optimizer_options, f"{where}.{options_key(key)}: give {key} beside it")
     return bound

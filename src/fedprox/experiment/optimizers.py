@@ -18,11 +18,11 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
     name: getattr(optax, name)
     for name in ("adagrad", "adam", "adamw", "lbfgs", "lion", "nadam", "rmsprop", "sgd", "yogi")
 } | {"line-search-descent": line_search_descent}
-"""The optimizers that an experiment file can name: optax's, and gradient descent that searches."""
+"""The optimizers that an experiment file can name: optax's, and descent with a line search."""
 
 
 def is_optimizer(annotation: Any) -> bool:
-    """Whether a parameter of this type is an optimizer, `learning_rate=` -> transformation.
+    """Whether a type is that of an optimizer: a function that returns a transformation.
 
     >>> is_optimizer(Callable[..., optax.GradientTransformation] | None), is_optimizer(float)
     (True, False)
@@ -32,8 +32,8 @@ def is_optimizer(annotation: Any) -> bool:
         return any(map(is_optimizer, arguments))
     if origin is not Callable:
         return False
-    made = arguments[-1]
-    return inspect.isclass(made) and issubclass(made, optax.GradientTransformation)
+    result = arguments[-1]
+    return inspect.isclass(result) and issubclass(result, optax.GradientTransformation)
 
 
 def options_key(key: str) -> str:
@@ -77,7 +77,7 @@ def named_optimizer(name: Any, options: Any, where: str) -> Callable[..., Any]:
         line = {"value": one[0], "grad": one, "value_fn": lambda w: (w**2).sum() / 2}
         with np.errstate(all="ignore"):
             optimizer.update(one, optimizer.init(one), one, **line)
-        searches_line(bound, where)  # traced, some numbers overflow that did not before
+        searches_line(bound, where)  # some numbers overflow only when they are traced
     except (TypeError, ValueError, OverflowError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{where} = {options}; {name} refuses them: {reason}") from None
@@ -100,26 +100,26 @@ def option_kinds(function: Callable[..., Any]) -> dict[str, type]:
     return kinds
 
 
-def _of_numbers(build: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that makes an optax schedule, with types that TOML has in place of arrays."""
+def _with_toml_types(build: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that builds an optax schedule, with TOML's types in place of arrays."""
     signature = inspect.signature(build)
     kinds = option_kinds(build)
 
     @functools.wraps(build)
-    def made(**options: Any) -> Any:
+    def build_schedule(**options: Any) -> Any:
         return call(build.__name__, functools.partial(build, **options))
 
-    made.__signature__ = signature.replace(  # type: ignore[attr-defined]
+    build_schedule.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[
             parameter.replace(annotation=kind | None if parameter.default is None else kind)
             for parameter, kind in zip(signature.parameters.values(), kinds.values(), strict=True)
         ]
     )
-    return made
+    return build_schedule
 
 
 SCHEDULES: dict[str, Callable[..., Any]] = {
-    name: _of_numbers(getattr(optax, name))
+    name: _with_toml_types(getattr(optax, name))
     for name in (
         "constant_schedule",
         "cosine_decay_schedule",

@@ -39,7 +39,7 @@ def parse(where: str, table: Table) -> Experiment:
     """An experiment from a table as TOML would hold it.
 
     Raises:
-        InputError: It is not one; the line begins with `where`.
+        InputError: The table is not an experiment; the message begins with `where`.
     """
     data = table.get("data")
     require(

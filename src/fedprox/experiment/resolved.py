@@ -43,11 +43,11 @@ class Resolved(NamedTuple):
         solver: The local solver.
         evaluation: How records are measured.
         cohort: How a round's clients are chosen.
-        systems: Which of them cannot finish.
-        faults: What is done about faulty updates.
-        initial: The parameters to begin with; None for those of the model.
+        systems: Which clients cannot finish their work.
+        faults: Screening of faulty updates; None for no screening.
+        initial: Initial parameters; None for those of the model.
         table: The experiment as TOML would hold it.
-        target: What rounds are counted to.
+        target: The target to which rounds are counted; None for no target.
         selection: Whether runs keep their last or best model, and when they end without progress.
     """
 
@@ -69,9 +69,9 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     """Load the data and build the objects that an experiment names.
 
     Raises:
-        InputError: An unknown name, key or value; or the data cannot be had.
+        InputError: A name, key or value is unknown, or the data cannot be loaded.
     """
-    _ = experiment.target  # refused before data are loaded
+    _ = experiment.target  # raises before data are loaded
     if experiment.validation_share is not None:
         require_share("validation_share", experiment.validation_share)
     section = experiment.solver.model_dump(exclude_none=True)
@@ -110,7 +110,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     target = experiment.target_with(validated=bool(federation.validation))
     if target is not None:
         target = target.among(known, model.metrics)
-        if target.key != "target_metric":  # a measure that has a key of its own
+        if target.key != "target_metric":  # accuracies and losses have their own keys
             table.pop("target_metric", None)
         table[target.key] = target.setting
     return Resolved(
@@ -130,11 +130,11 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
 
 
 def _federation(experiment: Experiment, data_dir: Path | None) -> tuple[Federation, Table]:
-    """The clients with the rows that are used, and `[data]` with every default."""
+    """The clients, limited to the rows that are used, and `[data]` with every default."""
     federation, table = load_data(experiment.data, data_dir)
     if experiment.client_rows is not None:
         require_whole("client_rows", experiment.client_rows)
-        # another seed than that by which evaluations choose among these
+        # not the seed with which evaluations choose among these rows
         federation = federation.sample(experiment.client_rows, seed=1)
     if experiment.validation_share is not None:
         try:
@@ -145,7 +145,7 @@ def _federation(experiment: Experiment, data_dir: Path | None) -> tuple[Federati
 
 
 def _systems(section: SystemsSection) -> Systems:
-    """What `[systems]` describes, with its function imported."""
+    """The `Systems` of a `[systems]` section, with its function imported."""
     settings = section.model_dump()
     name = settings.pop("straggler_epochs")
     draw = import_function("systems.straggler_epochs", name, None)() if name is not None else None
@@ -153,31 +153,31 @@ def _systems(section: SystemsSection) -> Systems:
 
 
 def _initial(
-    given: str | InitialSection | None, model: Model, data_dir: Path | None
+    section: str | InitialSection | None, model: Model, data_dir: Path | None
 ) -> Params | None:
-    """The parameters that a path names, as seen from here or from the data folder; None without."""
-    if given is None:
+    """The parameters that `initial` names, with paths relative to here or to the data folder."""
+    if section is None:
         return None
-    path, label, seed = (
-        (given, None, None) if isinstance(given, str) else given.model_dump().values()
+    name, label, seed = (
+        (section, None, None) if isinstance(section, str) else section.model_dump().values()
     )
-    looked = places(path, data_dir)
-    found = next((place for place in looked if place.exists()), None)
-    if found is None:
-        raise InputError(f"initial: no {' and no '.join(map(str, looked))}")
-    return load_model(found, label, seed, model=model)
+    candidates = places(name, data_dir)
+    path = next((candidate for candidate in candidates if candidate.exists()), None)
+    if path is None:
+        raise InputError(f"initial: no {' and no '.join(map(str, candidates))}")
+    return load_model(path, label, seed, model=model)
 
 
 def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Table]:
     """The federation that a `[data]` section names, and the section with every default.
 
     Raises:
-        InputError: An unknown name, key or value; or the data cannot be had.
+        InputError: A name, key or value is unknown, or the data cannot be loaded.
     """
     load, table = named(data, DATASETS, "data", Federation)
     if "seed" in table:
-        check_seed(table["seed"], "data.seed")  # the file has a seed of runs too
-    data_folder(data_dir)  # it must be there, also for data that need no files
+        check_seed(table["seed"], "data.seed")  # not `seed`, the seed of runs
+    data_folder(data_dir)  # must exist, even if the data need no files
     takes_folder = "data_dir" in inspect.signature(load).parameters
     return (load(data_dir=data_dir) if takes_folder else load()), table
 
@@ -189,13 +189,13 @@ def _method(
 
     Args:
         table: The section.
-        section: `[solver]`, of which the method may have settings of its own.
-        solver: The solver that it describes.
+        section: `[solver]`, whose settings the method may replace.
+        solver: The solver that `[solver]` describes.
         where: The name of the section.
     """
     own = table.get("solver", {})
-    given = {key: value for key, value in table.items() if key != "solver"}
-    build, shown = named(given, ALGORITHMS, where, Algorithm)
+    others = {key: value for key, value in table.items() if key != "solver"}
+    build, shown = named(others, ALGORITHMS, where, Algorithm)
     algorithm: Algorithm = build()
     require(isinstance(own, dict), f"{where}.solver = {own!r}; it must be a table")
     if own:
@@ -234,13 +234,13 @@ def _solver(section: Table, where: str) -> tuple[Table, Table]:
 
 
 def _schedule(table: Table, where: str) -> tuple[Callable[[int], Any], Table]:
-    """The schedule that a table names, called by its name and options, and the whole table."""
+    """The schedule that a table names, with its options in `__name__`, and the whole table."""
     build, shown = named(table, SCHEDULES, where, None, key="schedule")
-    made = build()
+    optax_schedule = build()
 
-    @functools.wraps(made, assigned=())  # which says that it is one of optax's
+    @functools.wraps(optax_schedule, assigned=())  # `__wrapped__` is one of optax's
     def schedule(round_: int) -> Any:
-        return made(round_)
+        return optax_schedule(round_)
 
     options = {key: value for key, value in table.items() if key != "schedule"}
     schedule.__name__ = " ".join([table["schedule"], *(f"{k}={v}" for k, v in options.items())])

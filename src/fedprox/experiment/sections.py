@@ -27,7 +27,7 @@ class Section(BaseModel):
 
 
 class DataKeys(Section):
-    """The keys of `[data]` beside the parameters of the data set's function."""
+    """The keys of `[data]` other than the parameters of the data set's function."""
 
     name: str = Field(
         description=f"Data set by its name, {OWN_NAME}; the other keys are its parameters.",
@@ -36,7 +36,7 @@ class DataKeys(Section):
 
 
 class ModelKeys(Section):
-    """The keys of `[model]` beside the parameters of the model's function."""
+    """The keys of `[model]` other than the parameters of the model's function."""
 
     name: str = Field(
         default="logistic",
@@ -50,7 +50,7 @@ class ModelKeys(Section):
 
 
 class MethodKeys(Section):
-    """The keys of `[[method]]` beside the parameters of the method's function."""
+    """The keys of `[[method]]` other than the parameters of the method's function."""
 
     name: str = Field(
         description=f"Method by its name, {OWN_NAME}; the other keys are its parameters.",
@@ -58,7 +58,7 @@ class MethodKeys(Section):
     )
     solver: Table = Field(
         default_factory=dict,
-        description="Settings of [solver] that this method has instead of the common ones.",
+        description="Settings that replace those of [solver] for this method.",
         examples=[{"epochs": 10}],
     )
 
@@ -336,15 +336,15 @@ class Experiment(Section):
 
     @property
     def target(self) -> Target | None:
-        """What rounds are counted to without validation rows, where it is given.
+        """The target of a federation without validation rows; None without a target.
 
         Raises:
-            InputError: Several are given, or one is out of range.
+            InputError: There are several targets, or one is out of range.
         """
         return self.target_with(validated=False)
 
     def target_with(self, *, validated: bool) -> Target | None:
-        """The same, where there are validation rows or none."""
+        """The target, given whether the federation has validation rows."""
         metric = self.target_metric.model_dump() if self.target_metric else None
         return target_of(self.target_accuracy, self.target_loss, metric, validated=validated)
 

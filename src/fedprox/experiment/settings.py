@@ -11,7 +11,7 @@ def apply_setting(table: Table, setting: str) -> None:
     """Change a table by "KEY=VALUE"; see `fedprox.experiment.read`.
 
     Raises:
-        InputError: It is not of that form, or the key leads nowhere.
+        InputError: The setting is not of that form, or its key does not fit the table.
     """
     key, equals, text = setting.partition("=")
     require(equals and key.strip(), f"--set {setting}: it must be KEY=VALUE")

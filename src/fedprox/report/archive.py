@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
-"""A number that can be counted with."""
+"""A count: an integer from 0 that fits in 64 bits."""
 
 
 class MetricTarget(BaseModel):
@@ -35,7 +35,7 @@ class MetricTarget(BaseModel):
 
 
 class EvaluatedModel(BaseModel):
-    """What the report needs of `[evaluation]` beside showing it."""
+    """The keys of `[evaluation]` that the report interprets; it shows all of them."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -43,7 +43,7 @@ class EvaluatedModel(BaseModel):
 
 
 class Settings(BaseModel):
-    """What the report needs of `experiment.toml` beside showing it."""
+    """The keys of `experiment.toml` that the report interprets; it shows all of them."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -64,7 +64,7 @@ class _File(BaseModel):
 
 
 class RunTimes(_File):
-    """What `summary.json` knows of a run that `metrics.jsonl` does not."""
+    """The fields of a run in `summary.json` that `metrics.jsonl` lacks."""
 
     label: str
     seed: Whole
@@ -74,15 +74,15 @@ class RunTimes(_File):
 
 
 class RunClients(_File):
-    """What the report needs of an object of `clients.json`: accuracies of a run's final model.
+    """One run in `clients.json`: the final model's accuracy on each client.
 
     Attributes:
         label: The run's label.
         seed: The run's seed.
-        test_accuracy: One number for each client, None for those without test rows.
-        clients: Their names. Older files have them only of a sample of the clients.
-        training_rows: Training rows of each; older files have none.
-        test_rows: Test rows of each; likewise.
+        test_accuracy: Accuracy on each client's test rows; None for clients without test rows.
+        clients: The clients' names; None in some older files.
+        training_rows: Training rows of each client; None in older files.
+        test_rows: Test rows of each client; None in older files.
     """
 
     label: str
@@ -101,8 +101,8 @@ class Fact(_File):
     note: str
 
 
-class Route(_File):
-    """How heterogeneous the federation is along a run: one value for each evaluated round."""
+class Heterogeneity(_File):
+    """Heterogeneity of the federation during a run: one value for each evaluated round."""
 
     round: list[Whole]
     dissimilarity: list[float | None]
@@ -110,15 +110,16 @@ class Route(_File):
 
 
 class SweepPoint(_File):
-    """One value of mu that a diagnosis tried.
+    """One value of mu in the sweep of a diagnosis.
 
     Attributes:
-        mu: It.
+        mu: Proximal weight at this sweep point.
         round: The evaluated rounds.
-        train_loss: At each, the mean over seeds.
-        late_loss: Mean over the last quarter of them; None where it diverged.
-        spread: Its standard deviation over seeds.
-        expected_gap: How far above the best it should end; None where it does not lower the loss.
+        train_loss: f(w) at each evaluated round, mean over seeds.
+        late_loss: Mean f(w) over the last quarter of the evaluations; None if a seed diverged.
+        spread: Standard deviation of the late loss over seeds.
+        expected_gap: Expected final f(w) minus that of the best mu; None if this mu does not lower
+            the loss.
     """
 
     mu: float
@@ -130,22 +131,22 @@ class SweepPoint(_File):
 
 
 class DiagnosisFile(_File):
-    """What `diagnosis.json` holds.
+    """The contents of `diagnosis.json`.
 
     Attributes:
-        facts: Statements about the federation.
+        facts: The findings.
         sizes: Training rows of each client.
-        classes: exp(entropy of the labels) of each client: its effective number of classes.
-        path: B(w) and gradient variance along a run.
-        sweep: The values of mu that were tried.
-        suggested_mu: The one to begin with.
-        theory_mu: The mu above which theory promises a decrease, where there is one.
+        classes: Effective number of classes of each client, exp(entropy of its labels).
+        path: B(w) and gradient variance during a run.
+        sweep: The results for each mu that was tried.
+        suggested_mu: The mu to start with; None if no mu lowers the loss.
+        theory_mu: The mu above which theory guarantees a decrease; None if there is none.
     """
 
     facts: list[Fact]
     sizes: list[Whole]
     classes: list[float]
-    path: Route
+    path: Heterogeneity
     sweep: list[SweepPoint]
     suggested_mu: float | None
     theory_mu: float | None
@@ -158,11 +159,11 @@ class Archive:
     Attributes:
         path: The folder.
         experiment: The resolved experiment, as in `experiment.toml`.
-        runs: The runs with their histories; without parameters, and without seconds where the
+        runs: The runs with their histories; without parameters, and without seconds if the
             comparison did not finish.
         finished: Whether the comparison ran to its end.
-        clients: Test accuracy by client of each run, where it was measured.
-        diagnosis: The diagnosis, where there is one.
+        clients: Test accuracy by client of each run; empty if it was not measured.
+        diagnosis: The diagnosis; None if there is none.
     """
 
     path: Path
@@ -174,11 +175,11 @@ class Archive:
 
     @property
     def shown(self) -> list[Run]:
-        """The runs that lines and tables are of.
+        """The runs in figures and tables.
 
-        Seeds run one after another. Where a comparison was broken off, the seed that was running
-        is left out if others of its label were done: a mean would mix their last rounds with its
-        first.
+        Seeds run one after another. If the comparison was interrupted, the seed that was running
+        is left out if other seeds of its label were finished: a mean would mix their last rounds
+        with its earlier ones.
         """
         if self.finished or not self.runs:
             return self.runs
@@ -195,7 +196,7 @@ class Archive:
 
     @property
     def target(self) -> Target | None:
-        """The experiment's target, where it has one."""
+        """The experiment's target; None without one."""
         return target_of_runs(self.experiment, self.runs)
 
 
@@ -209,7 +210,8 @@ def read_archive(path: Path) -> Archive:
     """Read a run directory.
 
     Raises:
-        InputError: It is none, has no evaluated round and no diagnosis, or holds a damaged file.
+        InputError: It is not a run directory, has neither evaluated rounds nor a diagnosis, or
+            holds a damaged file.
     """
     require(path.is_dir(), f"{path}: no such folder; name a run directory")
     require(
@@ -228,10 +230,10 @@ def read_archive(path: Path) -> Archive:
 
 
 def read_summary(path: Path) -> list[RunTimes] | None:
-    """The runs of a run directory that its `summary.json` names; None before that is written.
+    """The runs in a run directory's `summary.json`; None if that is not written yet.
 
     Raises:
-        InputError: It is damaged.
+        InputError: The file is damaged.
     """
     return _json(path / "summary.json", list[RunTimes])
 
@@ -304,7 +306,7 @@ def _runs(path: Path, times: Sequence[RunTimes]) -> list[Run]:
         return []
     known = {(t.label, t.seed): t for t in times}
     runs: dict[tuple[str, int], Run] = {}
-    # what stands behind the last end of a line was being written when the run was killed
+    # an incomplete last line was being written when the run was killed
     *whole, _ = path.read_bytes().split(b"\n")
     for number, line in enumerate(whole, start=1):
         try:
@@ -330,7 +332,7 @@ def _runs(path: Path, times: Sequence[RunTimes]) -> list[Run]:
 
 
 def _json(path: Path, kind: type[T]) -> T | None:
-    """A JSON file's checked content, None where there is no such file."""
+    """A JSON file's checked content; None if there is no such file."""
     if not path.is_file():
         return None
     try:

@@ -1,7 +1,7 @@
 """The report's figures as plotly data: dicts of plain lists, which the page draws.
 
-One line for each label, the mean over its seeds, with a band of one sample standard deviation on
-either side, as in the table. A number that is not finite is None, a gap in its line.
+Each label has one line, the mean over its seeds, with a band of one sample standard deviation on
+either side, as in the table. A number that is not finite becomes None, a gap in the line.
 """
 
 import html
@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedprox.report.figure import FEW_DECADES, band, is_logarithmic
-from fedprox.report.table import held
+from fedprox.report.table import align_histories
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
 Trace = dict[str, Any]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5508f", "#b07d00", "#2f9fd0", "#5b3f9e", "#555555")
-"""Told apart by colour-blind readers and on white paper (after Okabe and Ito)."""
+"""Colours that colour-blind readers can tell apart on white paper (after Okabe and Ito)."""
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 
@@ -32,7 +32,7 @@ MOST_BINS = 30
 
 
 class Style(NamedTuple):
-    """How a label's lines look, wherever they are drawn."""
+    """The appearance of a label's lines in all figures."""
 
     colour: str
     dash: str
@@ -42,7 +42,7 @@ class Line(NamedTuple):
     """One label's curve.
 
     Attributes:
-        label: Its name.
+        label: The label.
         x: Shape (points,).
         values: Shape (seeds, points).
     """
@@ -53,7 +53,7 @@ class Line(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """An axis: its title, and whether it shows shares as per cent."""
+    """An axis: its title, and whether it shows fractions as per cent."""
 
     title: str
     percent: bool = False
@@ -63,10 +63,10 @@ class Chart(NamedTuple):
     """A figure of the page.
 
     Attributes:
-        title: Its heading.
-        note: What it shows, one sentence.
+        title: The heading.
+        note: One sentence that says what the figure shows.
         traces: plotly's data.
-        layout: plotly's layout, where it differs from the page's.
+        layout: plotly's layout where it differs from the page's.
     """
 
     title: str
@@ -78,8 +78,8 @@ class Chart(NamedTuple):
 def styles(labels: Iterable[str]) -> dict[str, Style]:
     """A style for each label in order of first appearance: all colours first, then dashes.
 
-    >>> found = styles(["fedavg", "fedprox mu=1", "fedavg"])
-    >>> [style.dash for style in found.values()]
+    >>> looks = styles(["fedavg", "fedprox mu=1", "fedavg"])
+    >>> [style.dash for style in looks.values()]
     ['solid', 'solid']
     """
     looks = itertools.cycle(Style(c, d) for d in DASHES for c in COLOURS)
@@ -89,10 +89,10 @@ def styles(labels: Iterable[str]) -> dict[str, Style]:
 def curves(
     groups: dict[str, list[Run]], x: Callable[[Run], Sequence[float]], y: Callable[[Record], float]
 ) -> list[Line]:
-    """A line for each label: x is averaged over its longest seeds, y kept for each."""
+    """A line for each label, with x averaged over its longest seeds, and y for each seed."""
     lines = []
     for label, group in groups.items():
-        longest, histories = held(group)
+        longest, histories = align_histories(group)
         length = len(longest.history)
         along = np.mean([x(run) for run in group if len(run.history) == length], axis=0)
         values = np.array([[y(record) for record in history] for history in histories])
@@ -118,7 +118,7 @@ def chart(
         lines: The lines.
         looks: The style of each label.
         x: The horizontal axis.
-        y: The vertical axis; logarithmic where its numbers span more than a factor of 20.
+        y: The vertical axis; logarithmic if its numbers span more than a factor of 20.
         compare_at_x: Whether lines have points at the same x, so that hovering shows them all.
     """
     values = np.concatenate([line.values.ravel() for line in lines])
@@ -149,9 +149,9 @@ def _traces(line: Line, style: Style, shown: str, floor: float) -> list[Trace]:
 
     Args:
         line: The line.
-        style: How it looks.
-        shown: What hovering says.
-        floor: Where the band is cut off below: a logarithmic axis has no place for 0.
+        style: The line's style.
+        shown: Text for hovering.
+        floor: Lower limit of the band: a logarithmic axis cannot show 0.
     """
     mean, low, high = band(line.values)
     low = np.maximum(low, floor)
@@ -171,11 +171,11 @@ def _traces(line: Line, style: Style, shown: str, floor: float) -> list[Trace]:
     outline_x: list[float | None] = []
     outline_y: list[float | None] = []
     for stretch in _stretches(known):
-        there = np.concatenate([line.x[stretch], line.x[stretch][::-1]])
-        edge = np.concatenate([low[stretch], high[stretch][::-1]])
-        outline_x += [*([None] if outline_x else []), *numbers(there)]
-        outline_y += [*([None] if outline_y else []), *numbers(edge)]
-    around = {
+        xs = np.concatenate([line.x[stretch], line.x[stretch][::-1]])
+        ys = np.concatenate([low[stretch], high[stretch][::-1]])
+        outline_x += [*([None] if outline_x else []), *numbers(xs)]
+        outline_y += [*([None] if outline_y else []), *numbers(ys)]
+    outline = {
         "legendgroup": line.label,
         "x": outline_x,
         "y": outline_y,
@@ -185,11 +185,11 @@ def _traces(line: Line, style: Style, shown: str, floor: float) -> list[Trace]:
         "fillcolor": f"{style.colour}2e",
         "hoverinfo": "skip",
     }
-    return [around, trace]
+    return [outline, trace]
 
 
 def _stretches(known: NDArray[np.bool_]) -> list[slice]:
-    """The runs of True.
+    """The stretches of True.
 
     >>> _stretches(np.array([False, True, True, False, True]))
     [slice(1, 3, None), slice(4, 5, None)]
@@ -199,18 +199,18 @@ def _stretches(known: NDArray[np.bool_]) -> list[slice]:
 
 
 def _axis(axis: Axis, values: NDArray[np.float64]) -> dict[str, Any]:
-    """Plotly's axis for numbers to show."""
-    found: dict[str, Any] = {"title": {"text": axis.title}}
+    """Plotly's settings of an axis for some values."""
+    settings: dict[str, Any] = {"title": {"text": axis.title}}
     known = values[np.isfinite(values)]
     if axis.percent:
-        found["tickformat"] = ".0%"
+        settings["tickformat"] = ".0%"
     elif len(known) and is_logarithmic(known.min(), known.max()):
-        # at 1, 2 and 5, or at powers of ten alone where there are many; without a format plotly
+        # ticks at 1, 2 and 5, or only at powers of ten if there are many; without a format plotly
         # writes 0.2 and 20 as a small "2"
         few = known.max() < FEW_DECADES * known.min()
-        found |= {"type": "log", "dtick": "D2" if few else 1, "tickformat": "~g"}
-        found["title"]["text"] += " (log scale)"
-    return found
+        settings |= {"type": "log", "dtick": "D2" if few else 1, "tickformat": "~g"}
+        settings["title"]["text"] += " (log scale)"
+    return settings
 
 
 def numbers(values: ArrayLike) -> list[float | None]:
@@ -225,7 +225,7 @@ def numbers(values: ArrayLike) -> list[float | None]:
 
 
 def ranked(label: str, accuracies: Sequence[NDArray[np.float64]]) -> Line:
-    """Clients in order from worst to best: the accuracy at each share of them, one row a seed.
+    """Accuracy against the share of clients from worst to best, one row for each seed.
 
     >>> line = ranked("fedavg", [np.array([0.9, 0.1, 0.5])])
     >>> line.x.tolist(), line.values.tolist()
@@ -236,24 +236,25 @@ def ranked(label: str, accuracies: Sequence[NDArray[np.float64]]) -> Line:
 
 
 def histogram(title: str, note: str, values: Sequence[float], what: str) -> Chart:
-    """How many clients have how much of something; bins of equal ratio where it spans decades.
+    """A histogram of one number for each client; bins have equal ratios if these span decades.
 
-    Where all have the same, this is one bar, and the note says so.
+    If all clients have the same number, there is one bar, and the note says so. Without clients
+    nothing is drawn.
 
     Args:
         title: Heading.
         note: What it shows.
         values: One number for each client.
-        what: Their unit, such as "training rows". Without any numbers nothing is drawn.
+        what: The unit of the numbers, such as "training rows".
     """
-    found = np.asarray(values, float)
-    if not len(found):
+    array = np.asarray(values, float)
+    if not len(array):
         return Chart(title, note, [], {})
-    if np.allclose(found, found[0], rtol=1e-9, atol=0):
-        return _all_the_same(title, float(found[0]), len(found), what)
-    logarithmic = is_logarithmic(found.min(), found.max())
-    scaled = np.log10(found) if logarithmic else found
-    bins = min(MOST_BINS, math.ceil(2 * len(found) ** (1 / 3)))
+    if np.allclose(array, array[0], rtol=1e-9, atol=0):
+        return _single_bar(title, float(array[0]), len(array), what)
+    logarithmic = is_logarithmic(array.min(), array.max())
+    scaled = np.log10(array) if logarithmic else array
+    bins = min(MOST_BINS, math.ceil(2 * len(array) ** (1 / 3)))
     counts, edges = np.histogram(scaled, bins)
     ends = 10**edges if logarithmic else edges
     trace = {
@@ -277,8 +278,8 @@ def histogram(title: str, note: str, values: Sequence[float], what: str) -> Char
     return Chart(title, note, [trace], layout)
 
 
-def _all_the_same(title: str, value: float, count: int, what: str) -> Chart:
-    """The histogram of clients that all have the same."""
+def _single_bar(title: str, value: float, count: int, what: str) -> Chart:
+    """The histogram of `count` clients that all have the same value."""
     shown = (
         f"{round(value):,}" if math.isclose(value, round(value), rel_tol=1e-9) else f"{value:.4g}"
     )

@@ -1,4 +1,4 @@
-"""Data sets on a page: what there is, and how a federation's clients compare with the paper's."""
+"""Tables and figures of data sets: the catalogue, and a federation compared with the papers'."""
 
 import math
 from collections import defaultdict
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CLIENTS_SHOWN, CLASSES_SHOWN = 60, 100
-"""Rows and columns of the picture of label mixes, at most."""
+"""The most rows and columns of the picture of label mixes."""
 
 
 def catalogue_table(data_dir: str | Path | None = None) -> Table:
-    """All data sets, a row each, and whether they are at hand.
+    """All data sets, a row each, with where their files are.
 
     Raises:
         InputError: The data folder does not exist.
@@ -37,7 +37,7 @@ def catalogue_table(data_dir: str | Path | None = None) -> Table:
 
 
 def where(entry: DataSet, data_dir: str | Path | None = None) -> str:
-    """Where a data set is, or comes from.
+    """Where a data set's files are, or come from.
 
     Raises:
         InputError: The data folder does not exist.
@@ -71,12 +71,12 @@ def where(entry: DataSet, data_dir: str | Path | None = None) -> str:
 
 
 class Labels(NamedTuple):
-    """How many labels of each class each client has, where it has any, by client and class.
+    """Number of labels for each pair of a client and a class that it has, sorted by both.
 
     Attributes:
-        clients: Clients, shape (pairs,), ascending.
-        classes: Classes, shape (pairs,).
-        counts: Labels of that class of that client, shape (pairs,).
+        clients: The client of each pair, shape (pairs,), ascending.
+        classes: The class of each pair, shape (pairs,).
+        counts: The client's labels of the class, shape (pairs,).
     """
 
     clients: NDArray[np.int64]
@@ -85,7 +85,7 @@ class Labels(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """A federation in the papers' figures; see `statistics`."""
+    """A federation's statistics as the papers report them; see `statistics`."""
 
     clients: int
     samples: int
@@ -100,7 +100,7 @@ Which = Literal["all", "train", "labels"]
 
 
 def sizes(federation: Federation, which: Which) -> NDArray[np.int64]:
-    """How many each client has, shape (clients,)."""
+    """Rows, or labels, of each client, shape (clients,)."""
     if which == "labels":
         return federation.train.labels
     train = federation.train.sizes
@@ -108,7 +108,7 @@ def sizes(federation: Federation, which: Which) -> NDArray[np.int64]:
 
 
 def labels(federation: Federation, which: Which) -> Labels:
-    """Counts of the clients' labels; none where labels are not classes."""
+    """Counts of the clients' labels; empty if labels are not classes."""
     keys = []
     parts = (federation.train, federation.test) if which == "all" else (federation.train,)
     for rows in parts if federation.classes else ():
@@ -121,39 +121,38 @@ def labels(federation: Federation, which: Which) -> Labels:
 
 
 def statistics(federation: Federation, which: Which) -> Statistics:
-    """A federation in the papers' figures.
+    """A federation's statistics as the papers report them.
 
     Returns:
-        Clients; samples n; the mean and the standard deviation of n_k; and for each client the
-        number of classes that it holds, and the least number of classes that make 80 % of its
-        labels (Acar et al. 2021, Figure 3), both of shape (clients,), 0 where labels are not
-        classes.
+        The number of clients; samples n; the mean and the standard deviation of n_k; and for each
+        client the number of its classes, and the least number of classes that make up 80 % of its
+        labels (Acar et al. 2021, Figure 3), both of shape (clients,), 0 if labels are not classes.
 
     >>> rows = np.zeros((4, 1))
     >>> federation = Federation.from_arrays([(rows, [0, 0, 0, 1]), (rows[:2], [0, 1])])
-    >>> found = statistics(federation, "train")
-    >>> found.samples, found.mean, found.deviation, found.classes.tolist(), found.most.tolist()
+    >>> train = statistics(federation, "train")
+    >>> train.samples, train.mean, train.deviation, train.classes.tolist(), train.most.tolist()
     (6, 3.0, 1.0, [2, 2], [2, 2])
     """
     n = sizes(federation, which)
-    found = labels(federation, which)
-    held = np.bincount(found.clients, minlength=len(federation))
+    pairs = labels(federation, which)
+    classes = np.bincount(pairs.clients, minlength=len(federation))
     most = np.zeros(len(federation), np.int64)
-    for k, counts in enumerate(np.split(found.counts, np.cumsum(held)[:-1])):
+    for k, counts in enumerate(np.split(pairs.counts, np.cumsum(classes)[:-1])):
         growing = np.cumsum(-np.sort(-counts))
         most[k] = np.searchsorted(growing, 0.8 * growing[-1]) + 1 if len(counts) else 0
-    return Statistics(len(n), int(n.sum()), float(n.mean()), float(n.std()), held, most)
+    return Statistics(len(n), int(n.sum()), float(n.mean()), float(n.std()), classes, most)
 
 
 def statistics_table(federation: Federation, name: str, partition: str = "") -> Table:
-    """A federation's figures, with the papers' for the same data set and partition beside them.
+    """A federation's statistics, with the papers' for the same data set and partition below.
 
-    Rows are counted, and of sequences with many labels each the labels as well.
+    Rows are counted; if a row has several labels, the labels are counted too.
 
     Args:
         federation: The federation.
-        name: Its name in the catalogue.
-        partition: Its partition; empty where the data set has one alone.
+        name: The data set's name in the catalogue.
+        partition: The data set's partition; empty if it has only one.
     """
     shown = Table(box=None, pad_edge=False, header_style="bold")
     shown.add_column("")
@@ -177,9 +176,9 @@ def statistics_table(federation: Federation, name: str, partition: str = "") -> 
         )
     for paper in PAPERS.get((name, partition), ()):
         figures = (paper.clients, paper.samples, paper.mean, paper.deviation)
-        given = ["-" if x is None else f"{x:,}" for x in (*figures, paper.classes_per_client)]
+        cells = ["-" if x is None else f"{x:,}" for x in (*figures, paper.classes_per_client)]
         note = f" ({paper.note})" if paper.note else ""
-        shown.add_row(paper.source + note, names[paper.rows], *given, "-")
+        shown.add_row(paper.source + note, names[paper.rows], *cells, "-")
     return shown
 
 
@@ -191,14 +190,14 @@ def _median(values: NDArray[np.int64]) -> str:
 
 
 def data_figure(federation: Federation, title: str) -> "Figure":
-    """The clients' sizes, largest first, and the label mixes of some of them.
+    """A figure of the clients' sizes, largest first, and the label mixes of some clients.
 
-    Rows are training and test rows. The clients of the second panel are evenly spread over the
-    first, in its order.
+    Sizes count training and test rows. The second panel shows clients that are evenly spaced in
+    the order of the first.
 
     Args:
         federation: The federation.
-        title: What to write above.
+        title: The figure's title.
     """
     from matplotlib.figure import Figure  # here, since it is slow to import
     from matplotlib.ticker import LogFormatter
@@ -243,29 +242,29 @@ def data_figure(federation: Federation, title: str) -> "Figure":
 def _draw_labels(
     drawn: "Figure",
     grid: Any,
-    found: Labels,
+    pairs: Labels,
     classes: int,
     clients: NDArray[np.int64],
-    everybody: int,
+    client_count: int,
 ) -> None:
-    """The label mix of all clients, so many, and below it of some, a row each."""
+    """Draw the label mix of all clients and, below it, a row for each of some clients."""
     from matplotlib.colors import PowerNorm
 
-    total = np.bincount(found.classes, found.counts, minlength=classes)
+    total = np.bincount(pairs.classes, pairs.counts, minlength=classes)
     columns = np.sort(np.argsort(-total, kind="stable")[:CLASSES_SHOWN])
     mixes = np.zeros((len(clients), classes))
     for row, k in zip(mixes, clients, strict=True):
-        mine = slice(*np.searchsorted(found.clients, [k, k + 1]))
-        row[found.classes[mine]] = found.counts[mine] / max(found.counts[mine].sum(), 1)
-    everyone, mixes = (total / max(total.sum(), 1))[None, columns], mixes[:, columns]
+        own = slice(*np.searchsorted(pairs.clients, [k, k + 1]))
+        row[pairs.classes[own]] = pairs.counts[own] / max(pairs.counts[own].sum(), 1)
+    overall, mixes = (total / max(total.sum(), 1))[None, columns], mixes[:, columns]
     above, below = drawn.add_subplot(grid[0, 1]), drawn.add_subplot(grid[1, 1])
-    # the root keeps small shares visible beside a client with one label alone
+    # the square root keeps small shares visible next to clients with a single label
     scale: dict[str, Any] = {
         "norm": PowerNorm(0.5, 0, mixes.max()),
         "cmap": "Blues",
         "aspect": "auto",
     }
-    above.imshow(everyone, **scale)
+    above.imshow(overall, **scale)
     picture = below.imshow(mixes, **scale, interpolation="nearest")
     drawn.colorbar(picture, ax=[above, below], label="share of the client's labels")
     above.set_xticks([])
@@ -276,5 +275,5 @@ def _draw_labels(
     below.set_xticks(ticks, [str(c) for c in columns[ticks]])
     few = f", the {len(columns)} most frequent of {classes:,}" if len(columns) < classes else ""
     below.set_xlabel(f"class{few}")
-    which = f"{len(clients)} of " if len(clients) < everybody else ""
-    above.set_title(f"labels of {which}the {everybody:,} clients", fontsize=10)
+    which = f"{len(clients)} of " if len(clients) < client_count else ""
+    above.set_title(f"labels of {which}the {client_count:,} clients", fontsize=10)

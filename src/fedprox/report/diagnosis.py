@@ -10,14 +10,14 @@ from fedprox.diagnose import Diagnosis
 
 
 def diagnosis_page(diagnosis: Diagnosis) -> Group:
-    """Facts, then the short sweep, then what to do."""
+    """The findings, the short sweep and the suggestion."""
     facts = Table(box=None, pad_edge=False, show_header=False)
     facts.add_column(no_wrap=True, style="bold")
     facts.add_column(no_wrap=True, justify="right")
     facts.add_column()
-    *found, suggestion = diagnosis.facts()
-    for fact in found:
-        facts.add_row(*fact)
+    *findings, suggestion = diagnosis.facts()
+    for finding in findings:
+        facts.add_row(*finding)
     last = diagnosis.rounds[-1]
     sweep = Table(box=None, pad_edge=False, header_style="bold")
     sweep.add_column("mu")
@@ -38,7 +38,7 @@ def diagnosis_page(diagnosis: Diagnosis) -> Group:
 def sweep_cells(
     late_loss: float | None, spread: float | None, expected_gap: float | None
 ) -> tuple[str, str]:
-    """What a table says of one mu that was tried; None, as JSON has it, is what is not finite.
+    """The cells of a table for one mu of the sweep; None is a number that is not finite.
 
     >>> sweep_cells(0.5, 0.01, 0.02), sweep_cells(0.5, None, 0.02)
     (('0.5000 ± 0.0100', '0.0200'), ('0.5000', '0.0200'))

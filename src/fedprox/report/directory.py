@@ -41,41 +41,41 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CHECKPOINTS = "checkpoint"
-"""The folder for checkpoints in a run directory."""
+"""Name of the folder for checkpoints in a run directory."""
 
 ENDS = "state"
-"""The folder for the last states of a run directory's legs, see `Checkpoints.ends`."""
+"""Name of the folder for final states in a run directory, see `Checkpoints.ends`."""
 
 LONGEST = 150
-"""Bytes of a label in a file's name, which file systems give 255."""
+"""Most bytes of a label in a file name; file systems allow 255 for the whole name."""
 
 FLUSH = 5.0
-"""Seconds after which `metrics.jsonl` is flushed to disk again, as far as it has come."""
+"""Seconds between flushes of `metrics.jsonl` to disk."""
 
 PACKAGES = ("fedprox", "flax", "jax", "jaxlib", "numpy", "optax")
 
 
 class RunDirectory:
-    """A folder that fills while a comparison runs.
+    """A run directory, written while a comparison runs.
 
-    Within `with` no other process writes it. Nothing stays before the first record, so an
-    experiment that cannot run leaves nothing. `metrics.jsonl` grows by whole lines; every other
-    file appears whole or not at all, `summary.json` last.
+    Within `with`, no other process can write to it. No file is written before the first record, so
+    an experiment that cannot run leaves nothing. `metrics.jsonl` grows by whole lines; every other
+    file is written whole or not at all, `summary.json` last.
 
     Args:
         path: The folder.
         experiment: The resolved experiment.
         replace: Whether another experiment's results may be replaced.
-        extend: Whether the folder's experiment may have other rounds: fewer, if its last states
-            are there.
+        extend: Whether the folder may hold finished results of the same experiment with fewer
+            rounds, to be extended.
 
     Attributes:
-        replaced: What is replaced, for people; empty for nothing.
-        extended: Rounds of the folder's results where the experiment has more; None otherwise.
+        replaced: Description of the results that are replaced; empty if there are none.
+        extended: Rounds of the results that are extended; None if none are.
 
     Raises:
-        InputError: The folder holds another experiment's results, or something else, or its
-            `metrics.jsonl` is a symbolic link; or, at `with`, another process writes it.
+        InputError: The folder holds another experiment's results, or other files, or its
+            `metrics.jsonl` is a symbolic link; or, at `with`, another process is writing to it.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RunDirectory:
         self._replace, self._extend = replace, extend
         self._metrics: BinaryIO | None = None
         self._flushed = time.monotonic()
-        self._held = ExitStack()
+        self._lock = ExitStack()
         self._check()
 
     def _check(self) -> None:
@@ -115,10 +115,10 @@ class RunDirectory:
             self.extended = self._rounds_to_extend(before["rounds"], now["rounds"])
         elif different and self._replace:
             require(ours, f"--force: {known} was not written by fedprox; name another folder")
-            for found in self.path.iterdir():
+            for path in self.path.iterdir():
                 require(
-                    _is_ours(found),
-                    f"--force: {self.path} also holds {found.name}, which is no result of fedprox; "
+                    _is_ours(path),
+                    f"--force: {self.path} also holds {path.name}, which is no result of fedprox; "
                     "name another folder",
                 )
             self.replaced = f"of an experiment that differs in {', '.join(different)}"
@@ -130,7 +130,7 @@ class RunDirectory:
             )
 
     def _rounds_to_extend(self, done: int, rounds: int) -> int:
-        """The rounds done, if there can be more."""
+        """The rounds done, after checking that they can be extended to `rounds`."""
         require(
             rounds > done,
             f"--set rounds={rounds}: {self.path} is a run of {done} rounds; with --resume there "
@@ -143,8 +143,8 @@ class RunDirectory:
         )
         require(
             self.ends.is_dir(),
-            f"--set rounds={rounds}: {self.path} has no folder {ENDS} with its last state to go on "
-            "from; run it anew",
+            f"--set rounds={rounds}: {self.path} has no folder {ENDS} with its last state to "
+            "continue from; run it anew",
         )
         return done
 
@@ -155,7 +155,7 @@ class RunDirectory:
 
     @property
     def ends(self) -> Path:
-        """The folder for the last states of its legs."""
+        """The folder for final states."""
         return self.path / ENDS
 
     @property
@@ -169,12 +169,12 @@ class RunDirectory:
         return self._metrics is not None
 
     def changed_versions(self) -> list[str]:
-        """What differs from the versions that the results so far were made with."""
+        """Versions that differ from those with which the existing results were made."""
         known = self.path / "experiment.toml"
         if not known.is_file():
             return []
-        found = parse_toml(known.read_text(encoding="utf-8")).get("versions")
-        before, now = found if isinstance(found, dict) else {}, versions()
+        recorded = parse_toml(known.read_text(encoding="utf-8")).get("versions")
+        before, now = recorded if isinstance(recorded, dict) else {}, versions()
         return [
             f"{name} {before.get(name)}, now {now.get(name)}"
             for name in sorted(before.keys() | now.keys())
@@ -182,14 +182,14 @@ class RunDirectory:
         ]
 
     def __enter__(self) -> "RunDirectory":
-        with self._held:
-            self._held.enter_context(locked(self.path))
-            self._check()  # again: another process may have written it meanwhile
-            self._held = self._held.pop_all()
+        with self._lock:
+            self._lock.enter_context(locked(self.path))
+            self._check()  # again: another process may have written to it meanwhile
+            self._lock = self._lock.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._held:
+        with self._lock:
             if self._metrics is not None:
                 self._metrics.close()
 
@@ -217,7 +217,7 @@ class RunDirectory:
             self._flushed = time.monotonic()
 
     def diagnosis(self, document: dict[str, Any]) -> None:
-        """Write `diagnosis.json`, beside the experiment's results where there are any."""
+        """Write `diagnosis.json`, next to the experiment's results if there are any."""
         if not (self.path / "experiment.toml").exists():
             self._write_experiment()
         content = json.dumps(document, indent=2, allow_nan=False).encode() + b"\n"
@@ -229,8 +229,8 @@ class RunDirectory:
         write_whole(self.path / "experiment.toml", tomli_w.dumps(table).encode())
 
     def _begin(self) -> BinaryIO:
-        # an earlier run's results must not stand beside this one's; the summary, which makes them
-        # complete, goes first
+        # an earlier run's results must not mix with this run's; the summary, which marks them as
+        # complete, is removed first
         for pattern in (*RESULTS, *(["diagnosis.json"] if self.replaced else [])):
             for path in self.path.glob(pattern):
                 path.unlink()
@@ -252,7 +252,7 @@ class RunDirectory:
 
 
 def _is_leftover(path: Path) -> bool:
-    """Whether an ended process of ours may have left a file or folder before its first record."""
+    """Whether a process of ours that has ended may have left a path before its first record."""
     if path.name == CHECKPOINTS and path.is_dir():
         return all(_is_leftover(inside) or inside.name == FIRST for inside in path.iterdir())
     return path.name in (LOCK, f".{CHECKPOINTS}.removed", f".{ENDS}.removed") or bool(
@@ -268,11 +268,11 @@ RESULTS = (
     "clients.json",
     "report.html",
 )
-"""What a finished run writes beside its metrics."""
+"""Files that a finished run writes, other than its metrics."""
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file or folder of a run directory is one that we write."""
+    """Whether fedprox writes files or folders of this name in a run directory."""
     if path.name in (CHECKPOINTS, ENDS):
         names = re.compile(r"\d+(-\d+)?\.(state|clients-\d+)")
         return path.is_dir() and all(
@@ -283,7 +283,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def model_file(label: str, seed: int) -> str:
-    """The file of a run's model, named by its label; a long one is cut, and told apart by a digest.
+    """The file name of a run's model: its label, if long cut and followed by a digest, and seed.
 
     >>> model_file("fedprox mu=1", 0)
     'model-fedprox-mu=1-0.safetensors'
@@ -314,14 +314,14 @@ def write_clients(
     runs: Sequence[Run],
     most: int | None = None,
 ) -> None:
-    """Write `clients.json`: each client's name and rows, and what each run's model comes to on it.
+    """Write `clients.json`: each client's name, rows, and measures of each run's model on it.
 
     Args:
         path: The run directory.
         federation: The clients and their data.
         model: The model.
         runs: The runs.
-        most: Clients that evaluations read at most; None for all.
+        most: The most clients that evaluations read; None for all.
     """
     if most is not None:
         federation = federation.sample_clients(most)
@@ -348,8 +348,8 @@ def write_clients(
 def metrics_line(record: Record) -> dict[str, Any]:
     """A record as a JSON object; numbers that are not finite become null.
 
-    Standard errors are there where evaluations read a sample of clients, and validation measures
-    where there are validation rows. Metrics stand beside the others by their names.
+    It has standard errors if evaluations read a sample of clients, and validation measures if there
+    are validation rows. Each of the model's metrics has a key of its own.
 
     >>> known = ("fedprox mu=1", "fedprox", {"mu": 1.0}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0)
     >>> line = metrics_line(Record(*known, math.nan, math.nan, 0, 0, 10, 9, 0, 70, 350, 5))
@@ -418,14 +418,14 @@ def _json_number(value: Any) -> Any:
 
 def versions() -> dict[str, str]:
     """Versions of what the results depend on, the devices, and the git revision if there is one."""
-    found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    known = {name: importlib.metadata.version(name) for name in PACKAGES}
     devices = jax.devices()
-    found |= {
+    known |= {
         "python": platform.python_version(),
         "devices": f"{len(devices)} x {devices[0].device_kind}",
     }
     revision = _git_revision()
-    return found | ({"git": revision} if revision else {})
+    return known | ({"git": revision} if revision else {})
 
 
 def _git_revision() -> str | None:

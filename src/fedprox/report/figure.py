@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.report.table import by_label, held, metrics_on_test_rows
+from fedprox.report.table import align_histories, by_label, metrics_on_test_rows
 from fedprox.simulation.results.measure import ACCURACIES
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOGARITHMIC_FROM = 20
-"""Ratio of greatest to least from which an axis is logarithmic."""
+"""Ratio of greatest to least value above which an axis is logarithmic."""
 
 FEW_DECADES = 1000
-"""The same from which a logarithmic axis has labels at powers of ten alone, not at 2 and 5."""
+"""That ratio from which a logarithmic axis has labels only at powers of ten, not at 2 and 5."""
 
 PANELS = (
     ("train_loss", "training loss f(w)"),
@@ -34,14 +34,14 @@ PANELS = (
 
 DASHES = ("solid", "dashed", "dotted")
 FEW = 7
-"""Lines whose legend has room in a panel."""
+"""The most lines whose legend fits into a panel."""
 
 SHORT, WRAPPED = 32, 56
-"""Characters of a label that has room in a panel, and of a line of a longer one below."""
+"""The most characters of a label in a panel, and of a line of a label below the panels."""
 
 
 def is_logarithmic(low: float, high: float) -> bool:
-    """Whether an axis from the least to the greatest value is.
+    """Whether an axis from `low` to `high` is logarithmic.
 
     >>> is_logarithmic(0.1, 1), is_logarithmic(0.1, 10), is_logarithmic(0, 1)
     (False, True, False)
@@ -51,8 +51,8 @@ def is_logarithmic(low: float, high: float) -> bool:
 
 def _measure(record: Record, name: str) -> float:
     """A field of a record, or one of its metrics; NaN where the record has none of this name."""
-    found = record.metrics.get(name, getattr(record, name, None))
-    return math.nan if found is None else float(found)
+    value = record.metrics.get(name, getattr(record, name, None))
+    return math.nan if value is None else float(value)
 
 
 def band(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
@@ -74,10 +74,10 @@ def band(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
 
 
 def explained(groups: Iterable[Sized]) -> str:
-    """A sentence on what lines and bands are; empty where all have one seed.
+    """A sentence that explains lines and bands; empty if every line has one seed.
 
     Args:
-        groups: The seeds of each line.
+        groups: The runs of each line, one for each seed.
 
     >>> explained([range(5), range(5)])
     'Lines are means over 5 seeds, bands ± one standard deviation, as in the table.'
@@ -112,7 +112,7 @@ def figure(runs: Sequence[Run]) -> "Figure":
         looks = ({"color": f"C{i % 10}", "linestyle": DASHES[i // 10 % 3]} for i in count())
         lowest, highest = math.inf, -math.inf
         for group in by_label(runs).values():
-            longest, histories = held(group)
+            longest, histories = align_histories(group)
             rounds = [record.round for record in longest.history]
             values = np.array([[_measure(r, name) for r in one] for one in histories], float)
             mean, low, high = band(values)
@@ -132,7 +132,7 @@ def figure(runs: Sequence[Run]) -> "Figure":
     handles, labels = list(axes[0].lines), list(by_label(runs))
     if len(labels) <= FEW and max(map(len, labels)) <= SHORT:
         legend = axes[0].legend(handles, labels, frameon=False)
-    else:  # below the panels, which keep their size
+    else:  # below the panels, in additional height
         labels = [fill(label, WRAPPED, subsequent_indent="  ") for label in labels]
         lines = sum(label.count("\n") + 1 for label in labels)
         drawn.set_figheight(drawn.get_figheight() + 0.19 * -(-lines // len(panels)) + 0.2)
@@ -145,14 +145,14 @@ def figure(runs: Sequence[Run]) -> "Figure":
             frameon=False,
         )
     for text in legend.get_texts():
-        text.set_parse_math(False)  # a label of one's own may hold dollars
+        text.set_parse_math(False)  # a user's label may contain dollar signs
     return drawn
 
 
 def _make_logarithmic(axis: "Axes", lowest: float, highest: float) -> None:
-    """Give an axis a logarithmic scale that says so, with numbers at its ticks.
+    """Make an axis logarithmic, with a label that says so and plain numbers at its ticks.
 
-    A band is cut off below the lowest value: there is no place for 0.
+    The axis ends just below the lowest value, which cuts off bands that reach 0.
     """
     from matplotlib.ticker import LogLocator, NullFormatter
 

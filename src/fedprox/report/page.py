@@ -26,26 +26,26 @@ from fedprox.report.charts import (
 from fedprox.report.diagnosis import sweep_cells
 from fedprox.report.figure import explained
 from fedprox.report.table import (
+    best_model_notes,
     by_label,
-    empty_rounds,
-    faulty,
-    kept,
-    other_models,
-    sampled,
+    early_stop_notes,
+    empty_round_notes,
+    evaluated_model_notes,
+    fault_notes,
+    sampling_notes,
     spread,
     table,
-    uneven,
-    unsolved,
-    validated,
+    unsolved_notes,
+    validation_notes,
 )
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
 WORST = 0.1
-"""Share of the clients that count as left behind."""
+"""Fraction of the clients that counts as left behind."""
 
 MANY = 20
-"""Values of a setting that are not shown one by one, such as each client's speed."""
+"""Length above which a list, such as each client's speed, is shortened."""
 
 ROUND = Axis("round")
 ACCURACY = Axis("test accuracy", percent=True)
@@ -64,13 +64,13 @@ AGAINST_ROUNDS = (
     (
         "gradient_variance",
         "Gradient variance",
-        "How far the clients' gradients lie from their mean.",
+        "How far the clients' gradients are from their mean.",
         VARIANCE,
     ),
     (
         "dissimilarity",
         "Dissimilarity B(w)",
-        "1 where all clients' gradients agree (Li et al. 2020, Definition 3).",
+        "1 if all clients' gradients agree (Li et al. 2020, Definition 3).",
         DISSIMILARITY,
     ),
     (
@@ -83,7 +83,14 @@ AGAINST_ROUNDS = (
 
 
 class Table(NamedTuple):
-    """A table of the page; the first cell of a row is its heading, and what the others hold."""
+    """A table of the page.
+
+    Attributes:
+        caption: The caption.
+        headers: The heading of each column.
+        rows: The cells of each row, the row's heading first.
+        holds: Whether the other cells hold numbers or words.
+    """
 
     caption: str
     headers: list[str]
@@ -96,9 +103,9 @@ class Group(NamedTuple):
 
     Attributes:
         title: The heading.
-        keys: Labels whose lines can be switched, with their styles.
+        keys: Labels whose lines can be switched on and off, with their styles.
         charts: The figures.
-        tables: Tables beside them.
+        tables: Tables of the same group.
         note: A sentence below the heading.
     """
 
@@ -114,11 +121,11 @@ class Section(NamedTuple):
 
     Attributes:
         title: Name of the folder.
-        path: Where it was read from.
-        lead: The experiment in a line.
-        settings: Each part of the experiment with its keys and values.
-        warnings: What the reader must know of the results.
-        results: The table, where there are runs.
+        path: Path of the folder.
+        lead: Summary of the experiment in one line.
+        settings: Each section of the experiment with its keys and values.
+        warnings: Restrictions of the results.
+        results: The table of results; None without runs.
         groups: The figures.
     """
 
@@ -141,7 +148,7 @@ def write_report(directories: Sequence[Path], out: Path, *, together: bool = Tru
 
     Raises:
         InputError: A folder is no run directory, has no evaluated rounds or is damaged, or `out`
-            cannot be a file or has not the name of one of HTML.
+            cannot be written or its name does not end in .html or .htm.
     """
     require(len(directories) > 0, "report: no run directories; at least one is needed")
     require(not out.exists() or out.is_file(), f"--out: {out} is not a file")
@@ -170,18 +177,18 @@ def overlay(archives: Sequence[Archive]) -> Group | None:
         known = {
             key
             for key, runs in lines.items()
-            if any(math.isfinite(_known(measure)(r)) for run in runs for r in run.history)
+            if any(math.isfinite(_reader(measure)(r)) for run in runs for r in run.history)
         }
         if sum(not known.isdisjoint(directory) for directory in directories) > 1:
             drawn = {key: runs for key, runs in lines.items() if key in known}
-            along = curves(drawn, _rounds, _known(measure))
-            charts.append(chart(title, note.format(""), along, looks, ROUND, axis))
+            measured = curves(drawn, _rounds, _reader(measure))
+            charts.append(chart(title, note.format(""), measured, looks, ROUND, axis))
     words = ["Each line is named by its directory and its label.", explained(lines.values())]
     return Group("All runs", looks, charts, [], " ".join(words)) if charts else None
 
 
 def _names(archives: Sequence[Archive]) -> list[str]:
-    """The directories by name; by path where names are the same."""
+    """The directories' names, or paths where names are the same."""
     names = [archive.path.resolve().name for archive in archives]
     return [
         name if names.count(name) == 1 else str(archive.path)
@@ -190,10 +197,10 @@ def _names(archives: Sequence[Archive]) -> list[str]:
 
 
 def section(archive: Archive, looks: dict[str, Style]) -> Section:
-    """What the page says of a run directory.
+    """The page's section for a run directory.
 
     Args:
-        archive: Its contents.
+        archive: The directory's contents.
         looks: Style of each label.
     """
     runs = archive.shown
@@ -233,7 +240,7 @@ def render(sections: Sequence[Section], shared: Group | None = None) -> str:
 
 
 def _lead(archive: Archive) -> str:
-    """The experiment in a line, from those keys that it has."""
+    """A summary of the experiment in one line, from the keys that it has."""
     e = archive.experiment
     data, systems, seeds = e["data"], e.get("systems", {}), e.get("seed", 0)
     stragglers = systems.get("stragglers")
@@ -251,19 +258,19 @@ def _lead(archive: Archive) -> str:
 
 
 def _settings(experiment: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """Each part of the experiment, in the order of its file; plain keys make the first part."""
-    whole = {k: v for k, v in experiment.items() if not isinstance(v, dict) and k != "method"}
-    found = {"run": _pairs(whole)}
-    found |= {k: _pairs(v) for k, v in experiment.items() if isinstance(v, dict)}
-    versions = found.pop("versions", None)
-    found["methods"] = [
+    """Each section of the experiment in the order of its file, after the keys of no section."""
+    plain = {k: v for k, v in experiment.items() if not isinstance(v, dict) and k != "method"}
+    sections = {"run": _pairs(plain)}
+    sections |= {k: _pairs(v) for k, v in experiment.items() if isinstance(v, dict)}
+    versions = sections.pop("versions", None)
+    sections["methods"] = [
         (
             str(method.get("name", "")),
             ", ".join(f"{k} = {_plain(v)}" for k, v in method.items() if k != "name"),
         )
         for method in experiment.get("method", [])
     ]
-    return found | ({"versions": versions} if versions else {})
+    return sections | ({"versions": versions} if versions else {})
 
 
 def _pairs(part: dict[str, Any]) -> list[tuple[str, str]]:
@@ -271,7 +278,7 @@ def _pairs(part: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _plain(value: object) -> str:
-    """A setting for reading.
+    """A setting's value as text for people.
 
     >>> _plain([0.0, 1.0]), _plain(True), _plain({"momentum": 0.9})
     ('0, 1', 'yes', 'momentum = 0.9')
@@ -306,32 +313,32 @@ def _warnings(archive: Archive) -> Iterator[str]:
                 f"at round {run.diverged_at}."
             )
     if archive.finished:
-        yield from (f"{line}." for line in uneven(archive.runs))
-    for lines in (empty_rounds, unsolved, faulty):
-        yield from (f"{line}." for line in lines(archive.runs))
+        yield from (f"{line}." for line in early_stop_notes(archive.runs))
+    for notes in (empty_round_notes, unsolved_notes, fault_notes):
+        yield from (f"{line}." for line in notes(archive.runs))
 
 
 def _results(archive: Archive) -> Table:
-    """The table that the command prints."""
+    """The table of results, as `fedprox run` prints it."""
     runs = archive.shown
     printed = table(runs, archive.target)
-    # an unfinished run's seconds are not known
+    # the seconds of an unfinished run are unknown
     columns = [c for c in printed.columns if archive.finished or c.header != "seconds"]
     rows = [list(row) for row in zip(*(map(str, c.cells) for c in columns), strict=True)]
     seeds = len({run.seed for run in runs})
     over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
-    lines = ["Models sent are relative to one round of FedAvg", *other_models(runs)]
-    lines += [*validated(runs), *kept(runs), *sampled(runs)]
+    lines = ["Models sent are relative to one round of FedAvg", *evaluated_model_notes(runs)]
+    lines += [*validation_notes(runs), *best_model_notes(runs), *sampling_notes(runs)]
     caption = f"Results{over}. {'; '.join(lines)}."
     return Table(caption, [str(c.header) for c in columns], rows)
 
 
-def _known(measure: str) -> Callable[[Record], float]:
-    """Record -> a measure of it; NaN where it has none."""
+def _reader(measure: str) -> Callable[[Record], float]:
+    """A function that returns a record's value of a measure, NaN if it has none."""
 
     def read(record: Record) -> float:
-        found: float | None = getattr(record, measure)
-        return math.nan if found is None else found
+        value: float | None = getattr(record, measure)
+        return math.nan if value is None else value
 
     return read
 
@@ -342,13 +349,13 @@ def _rounds(run: Run) -> list[float]:
 
 def _against_rounds(archive: Archive, looks: dict[str, Style]) -> Group:
     groups = by_label(archive.shown)
-    some = {"clients", "rows"} & archive.experiment.get("evaluation", {}).keys()
-    whose = "a sample of the clients' " if some else "all clients' "
+    is_sampled = {"clients", "rows"} & archive.experiment.get("evaluation", {}).keys()
+    whose = "a sample of the clients' " if is_sampled else "all clients' "
     charts = [
         chart(
             title,
             note.format(whose),
-            curves(groups, _rounds, _known(name)),
+            curves(groups, _rounds, _reader(name)),
             looks,
             ROUND,
             axis,
@@ -399,22 +406,22 @@ def _against_cost(runs: Sequence[Run], looks: dict[str, Style]) -> Group:
 
 
 def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
-    """The clients' own test accuracies under the final models."""
+    """The final models' accuracies on each client's test rows."""
     diverged = {(r.label, r.seed) for r in archive.runs if r.diverged_at is not None}
-    found: dict[str, list[NDArray[np.float64]]] = {}
-    without = 0
+    accuracies: dict[str, list[NDArray[np.float64]]] = {}
+    without_rows = 0
     for run in archive.clients:
-        every = np.array(run.test_accuracy, float)
-        known = every[np.isfinite(every)]
+        of_clients = np.array(run.test_accuracy, float)
+        known = of_clients[np.isfinite(of_clients)]
         if run.label in looks and (run.label, run.seed) not in diverged and len(known):
-            found.setdefault(run.label, []).append(known)
-            without = len(every) - len(known)
-    if not found:
+            accuracies.setdefault(run.label, []).append(known)
+            without_rows = len(of_clients) - len(known)
+    if not accuracies:
         return []
-    lines = [ranked(label, accuracies) for label, accuracies in found.items()]
+    lines = [ranked(label, by_seed) for label, by_seed in accuracies.items()]
     drawn = chart(
         "Clients from worst to best",
-        "Each client's accuracy on its own test rows; the left end is who is left behind.",
+        "Each client's accuracy on its own test rows; the clients left behind are at the left end.",
         lines,
         looks,
         Axis("share of the clients", percent=True),
@@ -426,20 +433,20 @@ def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
     rows = [
         [
             label,
-            *(spread([100 * f(a) for a in found[label]], "{:.2f}", " %") for f in SPREAD.values()),
+            *(spread([100 * f(a) for a in by_seed], "{:.2f}", " %") for f in SPREAD.values()),
         ]
-        for label in found
+        for label, by_seed in accuracies.items()
     ]
-    caption = "Test accuracy by client, every client counting alike"
+    caption = "Test accuracy by client, all clients weighted equally"
     notes = [
         "These are the clients that evaluations read."
         if "clients" in archive.experiment.get("evaluation", {})
         else "",
-        f"{without:,} clients have no test rows and are left out." if without else "",
-        explained(found.values()),
+        f"{without_rows:,} clients have no test rows and are left out." if without_rows else "",
+        explained(accuracies.values()),
     ]
     note = " ".join(filter(None, notes))
-    keys = {label: looks[label] for label in found}
+    keys = {label: looks[label] for label in accuracies}
     figures = Table(caption, ["method", *SPREAD], rows)
     return [Group("Who is left behind", keys, [drawn], [figures], note)]
 
@@ -464,62 +471,65 @@ SPREAD: dict[str, Callable[[NDArray[np.float64]], float]] = {
 """Columns of the table of clients."""
 
 
-def _diagnosis(found: DiagnosisFile) -> list[Group]:
-    """What `fedprox diagnose` found out about the federation."""
-    rows = [[fact.what, fact.value, fact.note] for fact in found.facts]
+def _diagnosis(diagnosis: DiagnosisFile) -> list[Group]:
+    """The findings of `fedprox diagnose`."""
+    rows = [[fact.what, fact.value, fact.note] for fact in diagnosis.facts]
     facts = Table("The federation", ["what", "value", "note"], rows, "words")
-    one = styles([""])
-    rounds = np.array(found.path.round, float)
+    looks = styles([""])
+    rounds = np.array(diagnosis.path.round, float)
 
     def along(title: str, note: str, values: Sequence[float | None], axis: Axis) -> Chart:
-        return chart(title, note, [Line("", rounds, np.array([values], float))], one, ROUND, axis)
+        return chart(title, note, [Line("", rounds, np.array([values], float))], looks, ROUND, axis)
 
     drawn = [
-        histogram("Client sizes", "Clients by training rows.", found.sizes, "training rows"),
+        histogram("Client sizes", "Clients by training rows.", diagnosis.sizes, "training rows"),
         histogram(
             "Classes of a client",
             "Effective number of classes: exp of the entropy of a client's labels.",
-            found.classes,
+            diagnosis.classes,
             "classes",
         ),
         along(
             "B(w) along the path",
-            "How dissimilar the clients are as training goes on.",
-            found.path.dissimilarity,
+            "How dissimilar the clients are during training.",
+            diagnosis.path.dissimilarity,
             DISSIMILARITY,
         ),
         along(
             "Gradient variance along the path",
-            "How far the clients' gradients lie from their mean.",
-            found.path.gradient_variance,
+            "How far the clients' gradients are from their mean.",
+            diagnosis.path.gradient_variance,
             VARIANCE,
         ),
     ]
     charts = [c for c in drawn if _any_known(c)]
     federation = Group("Diagnosis: the federation", {}, charts, [facts])
-    return [federation, *([_sweep(found)] if found.sweep else [])]
+    return [federation, *([_sweep(diagnosis)] if diagnosis.sweep else [])]
 
 
-def _sweep(found: DiagnosisFile) -> Group:
-    """The values of mu that were tried, and which to begin with."""
+def _sweep(diagnosis: DiagnosisFile) -> Group:
+    """The values of mu that were tried, and the suggested one."""
 
     def label(point: SweepPoint) -> str:
-        return f"mu = {point.mu:g}" + (" (suggested)" if point.mu == found.suggested_mu else "")
+        suggested = point.mu == diagnosis.suggested_mu
+        return f"mu = {point.mu:g}" + (" (suggested)" if suggested else "")
 
-    looks = styles(map(label, found.sweep))
+    looks = styles(map(label, diagnosis.sweep))
     lines = [
         Line(label(p), np.array(p.round, float), np.array([p.train_loss], float))
-        for p in found.sweep
+        for p in diagnosis.sweep
     ]
     drawn = chart(
         "Training loss for each mu", "Mean over seeds.", lines, looks, ROUND, Axis("f(w)")
     )
-    rows = [[label(p), *sweep_cells(p.late_loss, p.spread, p.expected_gap)] for p in found.sweep]
+    rows = [
+        [label(p), *sweep_cells(p.late_loss, p.spread, p.expected_gap)] for p in diagnosis.sweep
+    ]
     header = ["mu", "loss, last quarter", "expected above the best at the end"]
     tried = Table("The values of mu tried", header, rows)
     note = "No value of mu is suggested."
-    if found.suggested_mu is not None:
-        note = f"Suggested: mu = {found.suggested_mu:g}."
-    if found.theory_mu is not None:
-        note += f" Theory asks for a mu above {found.theory_mu:.3g}."
+    if diagnosis.suggested_mu is not None:
+        note = f"Suggested: mu = {diagnosis.suggested_mu:g}."
+    if diagnosis.theory_mu is not None:
+        note += f" Theory requires a mu above {diagnosis.theory_mu:.3g}."
     return Group("Diagnosis: which mu", looks, [drawn], [tried], note)

@@ -1,7 +1,7 @@
 """The content of a file of parameters: arrays by path, in safetensors' format, and their structure.
 
-The arrays lie under their dotted paths ("dense.bias"). How dicts, lists and tuples hold them stands
-beside them as JSON, in the file's metadata: the path alone would not tell the key 0 from "0".
+Arrays are stored under their dotted paths ("dense.bias"). The file's metadata describe, as JSON,
+how dicts, lists and tuples hold them: the paths alone do not distinguish the key 0 from "0".
 """
 
 import json
@@ -21,7 +21,7 @@ from fedprox.model import Params, dotted
 Array = NDArray[Any]
 
 STRUCTURE = "structure"
-"""The key of the metadata."""
+"""The key of the structure in the metadata."""
 
 TYPES = {
     "F64": np.dtype(np.float64),
@@ -37,7 +37,7 @@ class Content(NamedTuple):
 
     Attributes:
         arrays: The arrays by their names.
-        params: The arrays in the structure that was saved; None where the file does not say it.
+        params: The arrays in the structure that was saved; None if the file has no structure.
     """
 
     arrays: dict[str, Array]
@@ -45,7 +45,7 @@ class Content(NamedTuple):
 
 
 def names_of(params: Params) -> list[str]:
-    """The name of each array of a pytree: its dotted path, lengthened where that is taken.
+    """The name of each array of a pytree: its dotted path, with "_" appended until it is unique.
 
     >>> names_of({"a": {"b": 1.0}, "a.b": 2.0})
     ['a.b', 'a.b_']
@@ -60,9 +60,9 @@ def names_of(params: Params) -> list[str]:
 
 
 def encode(params: Params) -> bytes:
-    """The content of the file of a model's parameters.
+    """The content of a file with a model's parameters.
 
-    A pytree with other nodes than dicts, lists and tuples is saved without its structure.
+    A pytree with nodes other than dicts, lists and tuples is saved without its structure.
 
     Raises:
         InputError: A leaf is not an array of floating-point numbers.
@@ -82,10 +82,10 @@ def encode(params: Params) -> bytes:
 
 
 def _outline(node: Any) -> Any:
-    """A tree of names as JSON holds it: a name, null, or a container by its kind.
+    """A tree of names as JSON: a name, null, or an object with the kind of a container.
 
     Raises:
-        TypeError: It has another node.
+        TypeError: The tree has another kind of node.
     """
     if node is None or isinstance(node, str):
         return node
@@ -100,7 +100,7 @@ def decode(content: bytes) -> Content:
     """Read the content of a file of parameters.
 
     Raises:
-        ValueError: It is not one.
+        ValueError: It is not the content of such a file.
     """
     try:
         tensors = safetensors.deserialize(content)
@@ -116,30 +116,30 @@ def decode(content: bytes) -> Content:
     outline = (header.get("__metadata__") or {}).get(STRUCTURE)
     if outline is None:
         return Content(arrays, None)
-    left = dict(arrays)
+    remaining = dict(arrays)
     try:
-        params = _restored(json.loads(outline), left)
+        params = _restore(json.loads(outline), remaining)
     except RecursionError:
         raise ValueError("its structure is too deep") from None
-    if left:
-        raise ValueError(f"its structure has no place for {next(iter(left))!r}")
+    if remaining:
+        raise ValueError(f"its structure has no place for {next(iter(remaining))!r}")
     return Content(arrays, params)
 
 
-def _restored(node: Any, left: dict[str, Array]) -> Params:
-    """The inverse of `_outline`, which takes the arrays from those that are left."""
+def _restore(node: Any, remaining: dict[str, Array]) -> Params:
+    """The inverse of `_outline`; removes the arrays that it uses from `remaining`."""
     if node is None:
         return None
-    if isinstance(node, str) and node in left:
-        return left.pop(node)
+    if isinstance(node, str) and node in remaining:
+        return remaining.pop(node)
     (kind, parts), *others = node.items() if isinstance(node, Mapping) else [("", None)]
     if isinstance(parts, list) and not others:
         if kind == "list":
-            return [_restored(part, left) for part in parts]
+            return [_restore(part, remaining) for part in parts]
         if kind == "tuple":
-            return tuple(_restored(part, left) for part in parts)
+            return tuple(_restore(part, remaining) for part in parts)
         if kind == "dict" and all(map(_is_entry, parts)):
-            return {key: _restored(part, left) for key, part in parts}
+            return {key: _restore(part, remaining) for key, part in parts}
     raise ValueError(f"its structure has {str(node)[:50]!r}")
 
 

@@ -8,17 +8,17 @@ from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
 ERRORS = ("train_loss_se", "test_accuracy_se")
-"""What only records of evaluations on a sample of clients have."""
+"""Keys of records whose evaluations read a sample of clients."""
 
 VALIDATION = ("validation_loss", "validation_accuracy")
-"""What only records of a federation with validation rows have."""
+"""Keys of records of a federation with validation rows."""
 
 OPTIONAL = ("faulty", "faulty_clients", "unmeasured", *ERRORS, *VALIDATION)
-"""What records have only with screening, validation rows or evaluations on a sample of clients."""
+"""Keys that depend on screening, validation rows or a sample of clients."""
 
 
 def flat(record: Record) -> dict[str, Any]:
-    """A record by the keys of `metrics.jsonl`; None where it has no value."""
+    """A record as a dict with the keys of `metrics.jsonl`; None for missing values."""
     line = record._asdict()
     hparams, metrics = line.pop("hparams"), line.pop("metrics")
     named = {"label": line.pop("label"), "method": line.pop("method")}
@@ -29,10 +29,10 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """All records of some runs as flat rows, for a data frame.
 
     Keys and their order are those of `metrics.jsonl`. All rows have the same keys: a number that a
-    method does not have, such as mu, is NaN. The keys that exist only with screening (`faulty`,
-    `faulty_clients`, `unmeasured`), only where evaluations read a sample of clients
+    method does not have, such as mu, is NaN. Keys that exist only with screening (`faulty`,
+    `faulty_clients`, `unmeasured`), only if evaluations read a sample of clients
     (`train_loss_se`, `test_accuracy_se`) or only with validation rows (`validation_loss`,
-    `validation_accuracy`) are left out where no record has them.
+    `validation_accuracy`) are omitted if no record has them.
 
     Args:
         runs: The runs, such as `simulate` returns.

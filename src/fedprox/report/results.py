@@ -25,11 +25,11 @@ def write_results(
     """Write all files of a run directory but `experiment.toml` and `metrics.jsonl`.
 
     Args:
-        directory: The run directory, which has the records.
+        directory: The run directory, to which the records have been written.
         runs: The runs.
-        target: What rounds are counted to; see `fedprox.table`.
+        target: The target to which rounds are counted; see `fedprox.table`.
         federation: The clients and their data, for `clients.json`.
-        model: The model, likewise.
+        model: The model, for `clients.json`.
     """
     if federation is not None and model is not None:
         most = directory.experiment.get("evaluation", {}).get("clients")
@@ -45,25 +45,25 @@ def save(
     federation: Federation | None = None,
     model: Model | None = None,
 ) -> None:
-    """Write the runs of a comparison into a run directory, as `fedprox run` leaves it.
+    """Write the runs of a comparison into a run directory, as `fedprox run` does.
 
-    Its `experiment.toml` describes what `simulate` was given: the settings, the methods with their
-    numbers, the model by the name of its class or function, and of the data the numbers of clients
-    and rows. Such an experiment cannot be run from that file; one from `fedprox.run` can.
+    Its `experiment.toml` describes the arguments of `simulate`: the settings, the methods with
+    their hyperparameters, the name of the model's class or function, and the numbers of clients and
+    rows. The file of such a comparison cannot be run; that of a comparison from `fedprox.run` can.
 
     Args:
         runs: What `simulate` or `run` returned, or some of these runs.
         folder: The folder. It must be new, empty, or hold results of the same experiment, which
             are replaced.
-        federation: The clients and their data. With `model` beside it the run directory gets
-            `clients.json`, the final models' test accuracy on each client, and the report shows it.
-            Runs do not hold the federation, so that its memory can be freed.
-        model: The model.
+        federation: The clients and their data. With `federation` and `model`, the run directory
+            gets `clients.json`, the final models' test accuracy on each client, and the report
+            shows it. Runs do not hold the federation, so that its memory can be freed.
+        model: The model; needed together with `federation`.
 
     Raises:
-        InputError: There are no runs, or they are of several comparisons; one of `federation` and
-            `model` is missing, or they do not fit the runs; or the folder holds something else, or
-            another process writes it.
+        InputError: There are no runs, or they are of several comparisons; only one of `federation`
+            and `model` is given, or they do not fit the runs; or the folder holds other files, or
+            another process is writing to it.
 
     Example:
         >>> import tempfile
@@ -79,8 +79,8 @@ def save(
         ...     fp.load_model(folder)["dense"]["kernel"].shape
         (10, 60)
     """
-    several = isinstance(runs, Sequence) and all(isinstance(run, Run) for run in runs)
-    require(several and len(runs), f"runs = {shown(runs)}; it must be a list of fedprox.Run")
+    are_runs = isinstance(runs, Sequence) and all(isinstance(run, Run) for run in runs)
+    require(are_runs and len(runs), f"runs = {shown(runs)}; it must be a list of fedprox.Run")
     experiment = runs[0].experiment
     require(experiment, "runs: made by neither fedprox.simulate nor fedprox.run, so not known how")
     names = [(run.label, run.seed) for run in runs]
@@ -98,13 +98,13 @@ def save(
             check_params(f"model: not that of {run.label!r}", run.params, model.shapes)
     target = target_of_runs(experiment, runs)
     with RunDirectory(Path(folder), dict(experiment)) as directory:
-        for record in _as_they_came(runs):
+        for record in _in_order_of_training(runs):
             directory.record(record)
         write_results(directory, runs, target, federation, model)
 
 
-def _as_they_came(runs: Sequence[Run]) -> Iterator[Record]:
-    """All records in the order in which they became known: points of a sweep run together."""
-    for _, together in groupby(runs, key=lambda run: (run.method, run.seed)):
-        records = [record for run in together for record in run.history]
+def _in_order_of_training(runs: Sequence[Run]) -> Iterator[Record]:
+    """All records in the order of training, in which the points of a sweep run together."""
+    for _, sweep in groupby(runs, key=lambda run: (run.method, run.seed)):
+        records = [record for run in sweep for record in run.history]
         yield from sorted(records, key=lambda record: record.round)

@@ -13,10 +13,10 @@ from fedprox.report.parameters import decode, encode, names_of
 
 
 def save_model(path: str | Path, params: Params) -> None:
-    """Write a model's parameters to a file, as run directories hold them.
+    """Write a model's parameters to a file, in the format of run directories.
 
     Args:
-        path: The file, such as "model.safetensors". It is there whole or not at all.
+        path: The file, such as "model.safetensors". It is written whole or not at all.
         params: A pytree of floating-point arrays, such as `Run.params`.
 
     Raises:
@@ -38,11 +38,11 @@ def load_model(
 
     Args:
         path: A run directory, or a file.
-        label: Of a run directory only: the run's label, as tables show it. It may be left out where
-            all runs have the same.
-        seed: Of a run directory only: the run's seed; likewise.
-        model: The model, to check the parameters against. It is needed for parameters in other
-            containers than dicts, lists and tuples, and for files that do not say their structure.
+        label: For a run directory: the run's label, as tables show it. Needed only if the runs
+            have different labels.
+        seed: For a run directory: the run's seed. Needed only if the runs have different seeds.
+        model: The model, to check the parameters against. It is needed for parameters in
+            containers other than dicts, lists and tuples, and for files without a structure.
 
     Returns:
         A pytree of NumPy arrays of the structure that was saved; with `model`, of the structure
@@ -87,7 +87,7 @@ def load_model(
 
 
 def _chosen(path: Path, label: str | None, seed: int | None) -> RunTimes:
-    """The one run of a run directory with a label and a seed."""
+    """The only run of a run directory with a label and a seed."""
     runs = read_summary(path) or []
     require(runs, f"{path}: no summary.json; not a run directory, or not finished")
     labels = ", ".join(dict.fromkeys(repr(run.label) for run in runs))

@@ -14,11 +14,11 @@ from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import Target
 
 WIDEST = 10_000
-"""Characters of a line of a table as text, so that no cell is folded."""
+"""Width of a table as text, in characters, so that no cell is folded."""
 
 
 class TextTable(Table):
-    """A table that is also its text: `print` shows it, as a console and a notebook do."""
+    """A rich table whose `str` is its text, so that `print` shows it as a console does."""
 
     def __str__(self) -> str:
         text = io.StringIO()
@@ -29,7 +29,7 @@ class TextTable(Table):
 
 
 def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs of each method and its numbers, one per seed."""
+    """The runs of each label (a method and its hyperparameters), one for each seed."""
     grouped: dict[str, list[Run]] = {}
     for run in runs:
         grouped.setdefault(run.label, []).append(run)
@@ -37,9 +37,9 @@ def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def common_target(runs: Sequence[Run]) -> Target | None:
-    """The highest whole per cent of test accuracy that every run reaches but those that diverged.
+    """The highest whole per cent of test accuracy that all runs reach, without diverged runs.
 
-    Of validation accuracy where all have that. None where there is no such per cent.
+    If all runs have validation accuracy, it is used instead. None if there is no such per cent.
     """
     compared = [run for run in runs if run.diverged_at is None]
     measure = "test_accuracy"
@@ -53,7 +53,7 @@ def common_target(runs: Sequence[Run]) -> Target | None:
 
 
 def _highest(values: Sequence[float | None]) -> float:
-    """The highest finite value; NaN without any."""
+    """The highest finite value; NaN if there is none."""
     return max((v for v in values if v is not None and math.isfinite(v)), default=math.nan)
 
 
@@ -64,26 +64,27 @@ def metrics_on_test_rows(runs: Sequence[Run]) -> list[str]:
 
 
 def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
-    """One row for each method and its numbers: mean over seeds, +- their standard deviation.
+    """A table of results with one row for each method and its hyperparameters.
 
-    Of a single seed, +- is the standard error where evaluations read a sample of clients.
+    Values are means over seeds, +- their standard deviation. With a single seed, +- is the standard
+    error if evaluations read a sample of clients.
 
     Losses, accuracies and metrics are those of each run's parameters: of its last round, or of its
-    best one where it keeps that.
+    best round if the run keeps that.
 
-    A model's metrics on test rows have columns of their own. Where there are validation rows their
-    accuracy has one, and the best accuracy is the test accuracy of the record whose validation
-    accuracy is the highest.
+    Each of the model's metrics on test rows has a column. With validation rows, their accuracy has
+    a column too, and the best accuracy is the test accuracy of the record with the highest
+    validation accuracy.
 
-    Models sent until the target are relative to one round of FedAvg. Where a seed has not reached
-    it, rounds and models are those of all its rounds, with a "+".
+    Models sent until the target are in units of one round of FedAvg. If a seed has not reached the
+    target, rounds and models are those of all its rounds, with a "+".
 
     Args:
-        runs: The runs of a comparison. The points of a sweep run together; their seconds say for
-            how many.
-        target: What to count rounds to; the highest whole per cent of test accuracy, or of
-            validation accuracy where there are validation rows, that every run reaches where left
-            out.
+        runs: The runs of a comparison. The points of a sweep run together; their seconds are shown
+            with the number of points.
+        target: The target to which rounds are counted. If omitted, it is the highest whole per cent
+            of test accuracy, or of validation accuracy with validation rows, that every run
+            reaches.
 
     Returns:
         A `rich.table.Table` whose `str` is the table as text.
@@ -107,27 +108,27 @@ EVALUATED = {
     "cohort": "the mean of the round's clients",
     "clients": "the mean of every client's last model",
 }
-"""What is evaluated in place of the model that is sent out, by name."""
+"""The models that may be evaluated in place of the one that is sent out, by name."""
 
 
-def other_models(runs: Sequence[Run]) -> list[str]:
-    """A line for each other model than the one sent out that was evaluated."""
+def evaluated_model_notes(runs: Sequence[Run]) -> list[str]:
+    """A line for each evaluated model other than the one that is sent out."""
     names = dict.fromkeys(run.evaluated for run in runs)
     return [f'evaluated, as "{name}": {EVALUATED[name]}' for name in names if name in EVALUATED]
 
 
-def held(group: Sequence[Run]) -> tuple[Run, list[list[Record]]]:
-    """The longest of some runs, and every run's records along its rounds.
+def align_histories(group: Sequence[Run]) -> tuple[Run, list[list[Record]]]:
+    """The longest of some runs, and every run's records extended to that length.
 
-    A run that has stopped, at its target or because it diverged, stands at its last record.
+    The last record of a run that stopped early, at its target or by divergence, is repeated.
     """
     longest = max(group, key=lambda run: len(run.history))
     length = len(longest.history)
     return longest, [run.history + [run.final] * (length - len(run.history)) for run in group]
 
 
-def validated(runs: Sequence[Run]) -> list[str]:
-    """A line that says what validation rows are for, where there are any."""
+def validation_notes(runs: Sequence[Run]) -> list[str]:
+    """A line on the use of validation rows, if there are any."""
     if not any(run.validated for run in runs):
         return []
     return [
@@ -136,8 +137,8 @@ def validated(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def sampled(runs: Sequence[Run]) -> list[str]:
-    """A line that says how far estimates from a sample of clients may be off."""
+def sampling_notes(runs: Sequence[Run]) -> list[str]:
+    """A line with the standard errors of estimates from a sample of clients."""
     finals = [run.final for run in runs if run.diverged_at is None]
     errors = [[r.train_loss_se for r in finals], [r.test_accuracy_se for r in finals]]
     loss, accuracy = (
@@ -157,7 +158,7 @@ def sampled(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def uneven(runs: Sequence[Run]) -> list[str]:
+def early_stop_notes(runs: Sequence[Run]) -> list[str]:
     """A line for each method whose seeds stopped after different rounds."""
     lines = []
     for label, group in by_label(runs).items():
@@ -171,8 +172,8 @@ def uneven(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def unsolved(runs: Sequence[Run]) -> list[str]:
-    """A line for each method whose solver came to its limit before its gamma."""
+def unsolved_notes(runs: Sequence[Run]) -> list[str]:
+    """A line for each method whose solver reached its limit before its gamma."""
     lines = []
     for label, group in by_label(runs).items():
         records = [record for run in group for record in run.history[1:]]
@@ -180,13 +181,13 @@ def unsolved(runs: Sequence[Run]) -> list[str]:
         solves = sum(record.solves for record in records)
         if missed:
             lines.append(
-                f"{label}: {missed} of {solves} local solves measured came to the solver's limit "
+                f"{label}: {missed} of {solves} measured local solves reached the solver's limit "
                 "before its gamma"
             )
     return lines
 
 
-def empty_rounds(runs: Sequence[Run]) -> list[str]:
+def empty_round_notes(runs: Sequence[Run]) -> list[str]:
     """A line for each method with rounds in which no client took part."""
     lines = []
     for label, group in by_label(runs).items():
@@ -200,7 +201,7 @@ def empty_rounds(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def faulty(runs: Sequence[Run]) -> list[str]:
+def fault_notes(runs: Sequence[Run]) -> list[str]:
     """A line for each method that had faulty updates, or clients that could not be measured."""
     lines = []
     for label, group in by_label(runs).items():
@@ -219,8 +220,8 @@ def faulty(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def kept(runs: Sequence[Run]) -> list[str]:
-    """A line that says of which models the figures are, if not of the last ones."""
+def best_model_notes(runs: Sequence[Run]) -> list[str]:
+    """A line that says that figures are of the best models, if they are not of the last ones."""
     if all(run.model_record is run.final for run in runs):
         return []
     return ["figures are of each run's best model; summary.json names its round"]
@@ -279,7 +280,7 @@ def _best(group: Sequence[Run]) -> str:
 def _estimate(
     values: Sequence[float], errors: Sequence[float | None], form: str, unit: str = ""
 ) -> str:
-    """As `spread`, and of a single value +- its standard error if it has one."""
+    """As `spread`; a single value is shown with its standard error if it has one."""
     text = spread(values, form)
     error = errors[0] if len(errors) == 1 else None
     if text != "-" and error is not None and math.isfinite(error):
@@ -293,11 +294,11 @@ def _cost(group: Sequence[Run], target: Target | None) -> list[str]:
         return ["", ""]
     rounds = [run.rounds_to(target) for run in group]
     if None in rounds:
-        short = [run.final for run, found in zip(group, rounds, strict=True) if found is None]
-        last = max(short, key=lambda record: record.round)
+        missed = [run.final for run, count in zip(group, rounds, strict=True) if count is None]
+        last = max(missed, key=lambda record: record.round)
         return [f"{last.round}+", f"{last.communication}+"]
     models = [run.models_to(target) for run in group]
-    return [spread([n for n in found if n is not None], "{:.1f}") for found in (rounds, models)]
+    return [spread([n for n in counts if n is not None], "{:.1f}") for counts in (rounds, models)]
 
 
 def spread(values: Sequence[float], form: str, unit: str = "") -> str:

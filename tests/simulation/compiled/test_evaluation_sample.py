@@ -25,7 +25,7 @@ from fedprox.model import cross_entropy, top_1
 from fedprox.report.archive import read_record
 from fedprox.report.directory import metrics_line
 from fedprox.report.records import ERRORS
-from fedprox.report.table import sampled, table
+from fedprox.report.table import sampling_notes, table
 from fedprox.simulation.config.protocol import initial_params
 from fedprox.simulation.storage import training_data
 from tests.test_cli import SMALL, status
@@ -125,7 +125,7 @@ def test_as_many_as_there_are_is_no_sample(exact: Run, clients: int) -> None:
     of_all = run(federation(), evaluation=fp.Evaluation(clients=clients))
     assert repr(of_all.history) == repr(exact.history)  # with repr NaN is NaN
     assert cells([of_all])[:-1] == cells([exact])[:-1]  # all but the seconds
-    assert sampled([of_all]) == []
+    assert sampling_notes([of_all]) == []
 
 
 def test_a_sample_is_measured_and_the_rounds_are_the_same(exact: Run, estimated: Run) -> None:
@@ -223,12 +223,12 @@ def test_the_table_shows_them_for_a_single_seed(exact: Run, estimated: Run) -> N
         f"{last.train_loss:.4f} ± {last.train_loss_se:.4f}",
         f"{100 * last.test_accuracy:.2f} ± {100 * last.test_accuracy_se:.2f} %",
     ]
-    assert sampled([exact]) == []
-    (line,) = sampled([estimated])
+    assert sampling_notes([exact]) == []
+    (line,) = sampling_notes([estimated])
     assert "shown after ±, of at most" in line
     assert f"{last.train_loss_se:.2g} of training loss" in line
     # over seeds ± is their standard deviation
-    (line,) = sampled([estimated, estimated])
+    (line,) = sampling_notes([estimated, estimated])
     assert "standard errors of at most" in line
     assert cells([estimated, estimated])[1] == f"{last.train_loss:.4f} ± 0.0000"
 

@@ -231,7 +231,7 @@ def test_a_finished_run_is_extended(finished: Path, tmp_path: Path, capsys: Any)
     assert status("run", tmp_path / "small.toml", "--set", "rounds=7", "--out", once) == 0
     capsys.readouterr()
     assert status("run", "--resume", out, "--set", "rounds=7") == 0
-    assert f"{out}: goes on from round 3 to 7" in capsys.readouterr().out.replace("\n", "")
+    assert f"{out}: continues from round 3 to 7" in capsys.readouterr().out.replace("\n", "")
     assert results(once) == results(out)
     assert status("run", "--resume", out, "--set", "rounds=7") == 0
     assert "is complete; nothing to do" in capsys.readouterr().out
@@ -251,7 +251,7 @@ def not_finished(folder: Path) -> None:
         (None, "rounds=2", "rounds=2: {} is a run of 3 rounds; with --resume there can only be"),
         (None, "solver.epochs=3", "--set solver: with --resume only rounds can change"),
         (None, "rounds=many", "rounds"),
-        (no_state, "rounds=4", "has no folder state with its last state to go on from; run it"),
+        (no_state, "rounds=4", "has no folder state with its last state to continue from; run it"),
         (not_finished, "rounds=4", "is not finished; finish it first, with fedprox run --resume"),
     ],
 )

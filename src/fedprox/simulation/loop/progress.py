@@ -22,7 +22,7 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from fedprox.errors import printable
-from fedprox.output import lasting
+from fedprox.output import safe_stream
 
 
 class Progress(NamedTuple):
@@ -74,7 +74,7 @@ def showing(progress: bool, on_progress: Report | None = None) -> Iterator[Repor
     with ExitStack() as shown:
         reports = [] if on_progress is None else [on_progress]
         if progress:
-            stream = lasting(sys.stderr)
+            stream = safe_stream(sys.stderr)
             console = Console(file=stream)
             if console.is_jupyter:
                 kind: Any = _bars_in_notebook(console)
