@@ -1,4 +1,4 @@
-"""The papers' tables and figures, each run by one command; `ITEMS` is what it can name."""
+"""The papers' tables and figures: `ITEMS` are those that `fedprox reproduce` can run."""
 
 import difflib
 
@@ -23,7 +23,7 @@ def select(name: str) -> dict[str, Item]:
     """The items of a name: one, those of a paper ("fedprox/"), or "all".
 
     Raises:
-        InputError: There is no such item.
+        InputError: There is no item of this name.
 
     >>> list(select("fedprox/table-1"))
     ['fedprox/table-1']

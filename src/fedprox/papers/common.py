@@ -1,4 +1,4 @@
-"""What the items of both FedProx papers are put together from."""
+"""Parts of the items of both FedProx papers."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ FEWER_LETTERS = "of `emnist_lowercase.npz` about half the paper's images"
 
 
 def table_1(name: str, partition: str = "", *, paper: str = FEDPROX) -> tuple[Any, ...]:
-    """What a paper's Table 1 prints of a data set: clients, examples, their mean and deviation."""
+    """A row of a paper's Table 1: clients, examples, and their mean and deviation by client."""
     return next(row[:4] for row in PAPERS[name, partition] if row.source.startswith(paper))
 
 
@@ -42,7 +42,7 @@ def mu_label(mu: float) -> str:
 
 
 def two_mus(run: str, mu: float | str) -> tuple[Curve, Curve]:
-    """FedProx's lines with mu = 0 and with a mu above 0, or a label for it."""
+    """FedProx's lines with mu = 0 and with another mu, which is given as a number or a label."""
     label = mu if isinstance(mu, str) else mu_label(mu)
     return (
         Curve(run, "fedprox mu=0", "FedProx, mu = 0"),
@@ -64,20 +64,20 @@ def synthetic_tasks(clients_per_round: int) -> tuple[Task, ...]:
 
 
 def on_each(
-    tasks: Sequence[Task], run: str, greater: str, less: str, prefix: str = ""
+    tasks: Sequence[Task], run: str, greater: str, less: str, suffix: str = ""
 ) -> tuple[Comparison, ...]:
     """The same comparison on several data sets.
 
     Args:
-        tasks: They; those that cannot be run are left out.
-        run: Name of the run with "{}" for the task's key.
+        tasks: The data sets; those that cannot be run are left out.
+        run: Name of the run, with "{}" for the task's key.
         greater: Label of the greater side, with "{}" for the task's best mu.
-        less: Label of the other.
-        prefix: What `where` begins with.
+        less: Label of the other side, with "{}" for the task's best mu.
+        suffix: Text after the task's title in `where`.
     """
     return tuple(
         Comparison(
-            f"{task.title}{prefix}",
+            f"{task.title}{suffix}",
             Side(run.format(task.key), greater.format(f"{task.mu:g}")),
             Side(run.format(task.key), less.format(f"{task.mu:g}")),
             task.note,
@@ -87,8 +87,8 @@ def on_each(
     )
 
 
-def in_turn(tasks: Sequence[Task], run: str, label: str) -> tuple[Comparison, ...]:
-    """Each data set against the one before it, which should have less."""
+def each_above_previous(tasks: Sequence[Task], run: str, label: str) -> tuple[Comparison, ...]:
+    """Each data set against the one before it, which should have the smaller value."""
     return tuple(
         Comparison(
             f"{after.title} above {before.title}",

@@ -1,13 +1,12 @@
 """McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data".
 
-Its tables count rounds to a test accuracy, with the best learning rate of a grid; a grid is one
-sweep here, which ends when one rate is there. The numbers that are drawn or printed are the
-paper's; the learning rates of most rows are not in it, so the grids are ours, and stand below as
-data: `PERCEPTRON`, `CNN` and `LSTM`.
+Its tables count rounds to a test accuracy, with the best learning rate of a grid. Here a grid is
+one sweep, which ends when one rate reaches the target. The paper does not state the learning rates
+of most rows, so the grids `PERCEPTRON`, `CNN` and `LSTM` are ours.
 
-What takes hours on two cores stands here all the same, at the paper's size for a GPU, with a short
-scale that shows that it runs; what is cut there stands in the row's note. Figures 2, 6 and 7 show
-the runs of Tables 2 and 4, the last two for longer, and are left out.
+Items that take hours on two cores are included at the paper's size, for a GPU; their short scale
+only shows that they run, and the notes of their rows say what it leaves out. Figures 2, 6 and 7
+show the runs of Tables 2 and 4, the last two for more rounds, and are left out.
 """
 
 from collections.abc import Callable
@@ -46,11 +45,11 @@ GRID = (0.001, 0.00215, 0.00464, 0.01, 0.0215, 0.0464, 0.1, 0.215, 0.464, 1.0, 2
 """Learning rates, each 10^(1/3) times the one before (section 3)."""
 
 WHOLE = 250
-"""The 2NN's cells of at most so many rounds run whole at the short scale too, others a fifth."""
+"""The 2NN's cells with more rounds than this run a fifth of them at the short scale."""
 
 
 def grid(lowest: float, highest: float) -> list[float]:
-    """The rates of `GRID` from one to another.
+    """The rates of `GRID` from the lowest to the highest given.
 
     >>> grid(0.0464, 0.215)
     [0.0464, 0.1, 0.215]
@@ -59,13 +58,13 @@ def grid(lowest: float, highest: float) -> list[float]:
 
 
 class Cell(NamedTuple):
-    """A cell of a table, by what it is run with.
+    """The settings of a cell of a table.
 
     Attributes:
-        partition: Of the data.
+        partition: Partition of the data.
         clients: Clients of a round.
-        batch: B.
-        epochs: E.
+        batch: Batch size B.
+        epochs: Local epochs E.
     """
 
     partition: str
@@ -75,16 +74,16 @@ class Cell(NamedTuple):
 
     @property
     def key(self) -> str:
-        """For the names of runs."""
+        """Part of the names of runs."""
         return f"{self.partition}-k{self.clients}-b{self.batch}-e{self.epochs}"
 
 
-class Plan(NamedTuple):
-    """How a cell is run.
+class RateSearch(NamedTuple):
+    """The search for a cell's best learning rate.
 
     Attributes:
         rates: Lowest and highest learning rate, both of `GRID`.
-        rounds: Rounds at most: more than the paper took, in all but a few cells by half or less.
+        rounds: Most rounds, more than the paper took: by half or less in all but a few cells.
         every: Rounds between evaluations.
     """
 
@@ -95,99 +94,99 @@ class Plan(NamedTuple):
 
 # ---------------------------------------------------------------------------- what is run, as data
 
-PERCEPTRON: dict[Cell, Plan] = {
+PERCEPTRON: dict[Cell, RateSearch] = {
     # Table 1: clients a round, E = 1
-    Cell("iid", 1, ALL, 1): Plan((0.215, 2.15), 2200, 20),
-    Cell("iid", 10, ALL, 1): Plan((0.464, 2.15), 2200, 10),
-    Cell("iid", 20, ALL, 1): Plan((0.464, 1.0), 2400, 10),
-    Cell("iid", 50, ALL, 1): Plan((0.464, 1.0), 2000, 10),
-    Cell("iid", 100, ALL, 1): Plan((0.464, 1.0), 2000, 10),
-    Cell("iid", 1, 10, 1): Plan((0.0215, 0.215), 500, 5),
-    Cell("iid", 10, 10, 1): Plan((0.1, 0.464), 150),
-    Cell("iid", 20, 10, 1): Plan((0.1, 0.464), 120),
-    Cell("iid", 50, 10, 1): Plan((0.1, 0.464), 120),
-    Cell("iid", 100, 10, 1): Plan((0.1, 0.464), 110),
-    Cell("shards", 1, ALL, 1): Plan((0.0464, 0.464), 6000, 20),
-    Cell("shards", 10, ALL, 1): Plan((0.215, 1.0), 2700, 10),
-    Cell("shards", 20, ALL, 1): Plan((0.464, 1.0), 2300, 10),
-    Cell("shards", 50, ALL, 1): Plan((0.464, 1.0), 2000, 10),
-    Cell("shards", 1, 10, 1): Plan((0.01, 0.1), 5000, 20),
-    Cell("shards", 10, 10, 1): Plan((0.1, 0.464), 1250, 5),
-    Cell("shards", 20, 10, 1): Plan((0.1, 0.215), 900, 2),
-    Cell("shards", 50, 10, 1): Plan((0.1, 0.215), 650),
-    Cell("shards", 100, 10, 1): Plan((0.1, 0.215), 550),
+    Cell("iid", 1, ALL, 1): RateSearch((0.215, 2.15), 2200, 20),
+    Cell("iid", 10, ALL, 1): RateSearch((0.464, 2.15), 2200, 10),
+    Cell("iid", 20, ALL, 1): RateSearch((0.464, 1.0), 2400, 10),
+    Cell("iid", 50, ALL, 1): RateSearch((0.464, 1.0), 2000, 10),
+    Cell("iid", 100, ALL, 1): RateSearch((0.464, 1.0), 2000, 10),
+    Cell("iid", 1, 10, 1): RateSearch((0.0215, 0.215), 500, 5),
+    Cell("iid", 10, 10, 1): RateSearch((0.1, 0.464), 150),
+    Cell("iid", 20, 10, 1): RateSearch((0.1, 0.464), 120),
+    Cell("iid", 50, 10, 1): RateSearch((0.1, 0.464), 120),
+    Cell("iid", 100, 10, 1): RateSearch((0.1, 0.464), 110),
+    Cell("shards", 1, ALL, 1): RateSearch((0.0464, 0.464), 6000, 20),
+    Cell("shards", 10, ALL, 1): RateSearch((0.215, 1.0), 2700, 10),
+    Cell("shards", 20, ALL, 1): RateSearch((0.464, 1.0), 2300, 10),
+    Cell("shards", 50, ALL, 1): RateSearch((0.464, 1.0), 2000, 10),
+    Cell("shards", 1, 10, 1): RateSearch((0.01, 0.1), 5000, 20),
+    Cell("shards", 10, 10, 1): RateSearch((0.1, 0.464), 1250, 5),
+    Cell("shards", 20, 10, 1): RateSearch((0.1, 0.215), 900, 2),
+    Cell("shards", 50, 10, 1): RateSearch((0.1, 0.215), 650),
+    Cell("shards", 100, 10, 1): RateSearch((0.1, 0.215), 550),
     # Table 4: B and E, ten clients a round
-    Cell("iid", 10, ALL, 10): Plan((0.215, 1.0), 230, 2),
-    Cell("iid", 10, 50, 1): Plan((0.215, 1.0), 220, 2),
-    Cell("iid", 10, ALL, 20): Plan((0.215, 1.0), 140),
-    Cell("iid", 10, 50, 10): Plan((0.1, 0.464), 70),
-    Cell("iid", 10, 50, 20): Plan((0.1, 0.464), 60),
-    Cell("iid", 10, 10, 10): Plan((0.1, 0.464), 50),
-    Cell("iid", 10, 10, 20): Plan((0.1, 0.464), 50),
-    Cell("shards", 10, ALL, 10): Plan((0.1, 0.464), 1300, 5),
-    Cell("shards", 10, 50, 1): Plan((0.1, 0.464), 1800, 10),
-    Cell("shards", 10, ALL, 20): Plan((0.1, 0.215), 1100, 2),
-    Cell("shards", 10, 50, 10): Plan((0.1, 0.215), 1000, 2),
-    Cell("shards", 10, 50, 20): Plan((0.1, 0.215), 950, 2),
-    Cell("shards", 10, 10, 10): Plan((0.1, 0.215), 600, 2),
-    Cell("shards", 10, 10, 20): Plan((0.1, 0.215), 850, 2),
+    Cell("iid", 10, ALL, 10): RateSearch((0.215, 1.0), 230, 2),
+    Cell("iid", 10, 50, 1): RateSearch((0.215, 1.0), 220, 2),
+    Cell("iid", 10, ALL, 20): RateSearch((0.215, 1.0), 140),
+    Cell("iid", 10, 50, 10): RateSearch((0.1, 0.464), 70),
+    Cell("iid", 10, 50, 20): RateSearch((0.1, 0.464), 60),
+    Cell("iid", 10, 10, 10): RateSearch((0.1, 0.464), 50),
+    Cell("iid", 10, 10, 20): RateSearch((0.1, 0.464), 50),
+    Cell("shards", 10, ALL, 10): RateSearch((0.1, 0.464), 1300, 5),
+    Cell("shards", 10, 50, 1): RateSearch((0.1, 0.464), 1800, 10),
+    Cell("shards", 10, ALL, 20): RateSearch((0.1, 0.215), 1100, 2),
+    Cell("shards", 10, 50, 10): RateSearch((0.1, 0.215), 1000, 2),
+    Cell("shards", 10, 50, 20): RateSearch((0.1, 0.215), 950, 2),
+    Cell("shards", 10, 10, 10): RateSearch((0.1, 0.215), 600, 2),
+    Cell("shards", 10, 10, 20): RateSearch((0.1, 0.215), 850, 2),
 }
-"""The 2NN. Cheap rows have wide grids, the dear ones two rates around those of their neighbours."""
+"""The 2NN. Cheap rows have wide grids, expensive ones two rates near those of their neighbours."""
 
-CNN: dict[Cell, Plan] = {
+CNN: dict[Cell, RateSearch] = {
     # Table 2's rows that fit two cores
-    Cell("iid", 10, ALL, 1): Plan((0.215, 0.215), 900, 10),
-    Cell("iid", 10, 50, 1): Plan((0.215, 0.215), 100),
-    Cell("iid", 10, 10, 1): Plan((0.1, 0.1), 60),
-    Cell("iid", 10, 50, 5): Plan((0.215, 0.215), 80),
-    Cell("iid", 10, 10, 5): Plan((0.1, 0.1), 30),
-    Cell("shards", 10, 10, 1): Plan((0.0464, 0.0464), 500, 2),
-    # and the others
-    Cell("iid", 10, ALL, 5): Plan((0.1, 0.464), 500),
-    Cell("iid", 10, ALL, 20): Plan((0.1, 0.464), 350),
-    Cell("iid", 10, 50, 20): Plan((0.0464, 0.215), 50),
-    Cell("iid", 10, 10, 20): Plan((0.0464, 0.215), 30),
-    Cell("shards", 10, ALL, 1): Plan((0.1, 0.464), 1000, 5),
-    Cell("shards", 10, ALL, 5): Plan((0.1, 0.464), 1500, 5),
-    Cell("shards", 10, 50, 1): Plan((0.0464, 0.215), 900, 5),
-    Cell("shards", 10, ALL, 20): Plan((0.0464, 0.215), 1000),
-    Cell("shards", 10, 50, 5): Plan((0.0215, 0.1), 500),
-    Cell("shards", 10, 50, 20): Plan((0.0215, 0.1), 650),
-    Cell("shards", 10, 10, 5): Plan((0.0215, 0.1), 350),
-    Cell("shards", 10, 10, 20): Plan((0.0215, 0.1), 260),
+    Cell("iid", 10, ALL, 1): RateSearch((0.215, 0.215), 900, 10),
+    Cell("iid", 10, 50, 1): RateSearch((0.215, 0.215), 100),
+    Cell("iid", 10, 10, 1): RateSearch((0.1, 0.1), 60),
+    Cell("iid", 10, 50, 5): RateSearch((0.215, 0.215), 80),
+    Cell("iid", 10, 10, 5): RateSearch((0.1, 0.1), 30),
+    Cell("shards", 10, 10, 1): RateSearch((0.0464, 0.0464), 500, 2),
+    # Table 2's other rows
+    Cell("iid", 10, ALL, 5): RateSearch((0.1, 0.464), 500),
+    Cell("iid", 10, ALL, 20): RateSearch((0.1, 0.464), 350),
+    Cell("iid", 10, 50, 20): RateSearch((0.0464, 0.215), 50),
+    Cell("iid", 10, 10, 20): RateSearch((0.0464, 0.215), 30),
+    Cell("shards", 10, ALL, 1): RateSearch((0.1, 0.464), 1000, 5),
+    Cell("shards", 10, ALL, 5): RateSearch((0.1, 0.464), 1500, 5),
+    Cell("shards", 10, 50, 1): RateSearch((0.0464, 0.215), 900, 5),
+    Cell("shards", 10, ALL, 20): RateSearch((0.0464, 0.215), 1000),
+    Cell("shards", 10, 50, 5): RateSearch((0.0215, 0.1), 500),
+    Cell("shards", 10, 50, 20): RateSearch((0.0215, 0.1), 650),
+    Cell("shards", 10, 10, 5): RateSearch((0.0215, 0.1), 350),
+    Cell("shards", 10, 10, 20): RateSearch((0.0215, 0.1), 260),
     # Table 1: clients a round, E = 5
-    Cell("iid", 1, ALL, 5): Plan((0.1, 0.464), 600, 5),
-    Cell("iid", 20, ALL, 5): Plan((0.1, 0.464), 500),
-    Cell("iid", 50, ALL, 5): Plan((0.1, 0.464), 500),
-    Cell("iid", 100, ALL, 5): Plan((0.1, 0.464), 500),
-    Cell("iid", 1, 10, 5): Plan((0.0464, 0.215), 80),
-    Cell("iid", 20, 10, 5): Plan((0.0464, 0.215), 30),
-    Cell("iid", 50, 10, 5): Plan((0.0464, 0.215), 30),
-    Cell("iid", 100, 10, 5): Plan((0.0464, 0.215), 30),
-    Cell("shards", 1, ALL, 5): Plan((0.0215, 0.1), 1800, 5),
-    Cell("shards", 20, ALL, 5): Plan((0.1, 0.464), 1500, 5),
-    Cell("shards", 50, ALL, 5): Plan((0.1, 0.464), 1600, 5),
-    Cell("shards", 100, ALL, 5): Plan((0.1, 0.464), 1600, 5),
-    Cell("shards", 1, 10, 5): Plan((0.00215, 0.01), 1500, 5),
-    Cell("shards", 20, 10, 5): Plan((0.0215, 0.1), 300),
-    Cell("shards", 50, 10, 5): Plan((0.0215, 0.1), 400),
-    Cell("shards", 100, 10, 5): Plan((0.0215, 0.1), 150),
+    Cell("iid", 1, ALL, 5): RateSearch((0.1, 0.464), 600, 5),
+    Cell("iid", 20, ALL, 5): RateSearch((0.1, 0.464), 500),
+    Cell("iid", 50, ALL, 5): RateSearch((0.1, 0.464), 500),
+    Cell("iid", 100, ALL, 5): RateSearch((0.1, 0.464), 500),
+    Cell("iid", 1, 10, 5): RateSearch((0.0464, 0.215), 80),
+    Cell("iid", 20, 10, 5): RateSearch((0.0464, 0.215), 30),
+    Cell("iid", 50, 10, 5): RateSearch((0.0464, 0.215), 30),
+    Cell("iid", 100, 10, 5): RateSearch((0.0464, 0.215), 30),
+    Cell("shards", 1, ALL, 5): RateSearch((0.0215, 0.1), 1800, 5),
+    Cell("shards", 20, ALL, 5): RateSearch((0.1, 0.464), 1500, 5),
+    Cell("shards", 50, ALL, 5): RateSearch((0.1, 0.464), 1600, 5),
+    Cell("shards", 100, ALL, 5): RateSearch((0.1, 0.464), 1600, 5),
+    Cell("shards", 1, 10, 5): RateSearch((0.00215, 0.01), 1500, 5),
+    Cell("shards", 20, 10, 5): RateSearch((0.0215, 0.1), 300),
+    Cell("shards", 50, 10, 5): RateSearch((0.0215, 0.1), 400),
+    Cell("shards", 100, 10, 5): RateSearch((0.0215, 0.1), 150),
 }
 """MNIST's CNN."""
 
-LSTM: dict[Cell, Plan] = {
-    Cell("lines-iid", 115, ALL, 1): Plan((1.0, 4.64), 4000, 20),
-    Cell("lines-iid", 115, 50, 1): Plan((0.464, 2.15), 2500, 10),
-    Cell("lines-iid", 115, ALL, 5): Plan((0.464, 2.15), 1000, 5),
-    Cell("lines-iid", 115, 10, 1): Plan((0.464, 2.15), 700, 5),
-    Cell("lines-iid", 115, 50, 5): Plan((0.464, 2.15), 600, 5),
-    Cell("lines-iid", 115, 10, 5): Plan((0.464, 2.15), 300, 5),
-    Cell("lines", 115, ALL, 1): Plan((1.0, 4.64), 6000, 20),
-    Cell("lines", 115, 50, 1): Plan((0.464, 2.15), 900, 5),
-    Cell("lines", 115, ALL, 5): Plan((0.464, 2.15), 900, 5),
-    Cell("lines", 115, 10, 1): Plan((0.464, 2.15), 250, 2),
-    Cell("lines", 115, 50, 5): Plan((0.464, 2.15), 250, 2),
-    Cell("lines", 115, 10, 5): Plan((0.464, 2.15), 80),
+LSTM: dict[Cell, RateSearch] = {
+    Cell("lines-iid", 115, ALL, 1): RateSearch((1.0, 4.64), 4000, 20),
+    Cell("lines-iid", 115, 50, 1): RateSearch((0.464, 2.15), 2500, 10),
+    Cell("lines-iid", 115, ALL, 5): RateSearch((0.464, 2.15), 1000, 5),
+    Cell("lines-iid", 115, 10, 1): RateSearch((0.464, 2.15), 700, 5),
+    Cell("lines-iid", 115, 50, 5): RateSearch((0.464, 2.15), 600, 5),
+    Cell("lines-iid", 115, 10, 5): RateSearch((0.464, 2.15), 300, 5),
+    Cell("lines", 115, ALL, 1): RateSearch((1.0, 4.64), 6000, 20),
+    Cell("lines", 115, 50, 1): RateSearch((0.464, 2.15), 900, 5),
+    Cell("lines", 115, ALL, 5): RateSearch((0.464, 2.15), 900, 5),
+    Cell("lines", 115, 10, 1): RateSearch((0.464, 2.15), 250, 2),
+    Cell("lines", 115, 50, 5): RateSearch((0.464, 2.15), 250, 2),
+    Cell("lines", 115, 10, 5): RateSearch((0.464, 2.15), 80),
 }
 """Shakespeare's LSTM by play and role ("lines") and IID, a tenth of 1,145 roles a round."""
 
@@ -265,7 +264,7 @@ def _experiment(
     evaluation: Table,
     **options: Any,
 ) -> Table:
-    """An experiment as TOML would hold it, of one seed, without gradients."""
+    """An experiment as TOML would hold it, with one seed and without gradient measurements."""
     return {
         "rounds": rounds,
         MOST_SEEDS: 1,
@@ -281,31 +280,37 @@ def _experiment(
 
 
 def _race(
-    data: str, model: Table, cell: Cell, plan: Plan, accuracy: float, rows: int, short: Table
+    data: str,
+    model: Table,
+    cell: Cell,
+    search: RateSearch,
+    accuracy: float,
+    rows: int,
+    short: Table,
 ) -> Table:
-    """A cell's experiment: all rates of the grid as one sweep, until one is at the target."""
+    """A cell's experiment: a sweep over the rates, which stops when one reaches the target."""
     return _experiment(
         {"name": data, "partition": cell.partition},
         model,
-        {"learning_rate": grid(*plan.rates), "batch_size": cell.batch, "epochs": cell.epochs},
+        {"learning_rate": grid(*search.rates), "batch_size": cell.batch, "epochs": cell.epochs},
         clients=cell.clients,
-        rounds=plan.rounds,
+        rounds=search.rounds,
         short=short,
-        evaluation={"every": plan.every, "rows": rows},
+        evaluation={"every": search.every, "rows": rows},
         target_accuracy=accuracy,
         stop_at_target="any",
     )
 
 
 def _perceptron(cell: Cell) -> tuple[str, Table]:
-    """All test rows are read (100 of each client), and as many training rows."""
-    plan = PERCEPTRON[cell]
-    rates = grid(*plan.rates)
+    """A 2NN cell; evaluations read all test rows, 100 of each client, and 100 training rows."""
+    search = PERCEPTRON[cell]
+    rates = grid(*search.rates)
     short = {
-        "rounds": plan.rounds if plan.rounds <= WHOLE else plan.rounds // 5,
+        "rounds": search.rounds if search.rounds <= WHOLE else search.rounds // 5,
         "solver": {"learning_rate": [rates[len(rates) // 2]]},
     }
-    run = _race("mnist", TWO_LAYERS, cell, plan, 0.97, 100, short)
+    run = _race("mnist", TWO_LAYERS, cell, search, 0.97, 100, short)
     return f"2nn-{cell.key}", run
 
 
@@ -333,7 +338,7 @@ TWENTY_ROLES: Table = {
 
 
 def _lstm(cell: Cell) -> tuple[str, Table]:
-    """Of each role 10 training lines and 10 test lines are read."""
+    """An LSTM cell; evaluations read 10 training lines and 10 test lines of each role."""
     model: Table = {"name": "char-lstm-fedavg"}
     short = TWENTY_ROLES | {"rounds": 2}
     run = _race("shakespeare", model, cell, LSTM[cell], 0.54, 10, short)
@@ -380,9 +385,9 @@ def _by_clients(
     for clients, numbers in printed.items():
         entries = []
         for (partition, batch), number in zip(COLUMNS, numbers, strict=True):
-            # all clients with one step each: the gradient of f, whoever has which rows
-            same = (clients, batch, epochs) == (100, ALL, 1)
-            run = make(Cell("iid" if same else partition, clients, batch, epochs))
+            # all clients take one step with all rows: the gradient of f, for any partition
+            full_gradient = (clients, batch, epochs) == (100, ALL, 1)
+            run = make(Cell("iid" if full_gradient else partition, clients, batch, epochs))
             runs[run[0]] = run[1]
             entries.append(_entry(run, number))
         share = 0 if clients == 1 else clients / 100
@@ -401,7 +406,10 @@ def _by_work(
     note: str = "",
     only: frozenset[Cell] | None = None,
 ) -> tuple[dict[str, Table], Race]:
-    """Tables 2 and 4: a row for each E and B, a column for each partition; some cells or all."""
+    """Tables 2 and 4: a row for each E and B, a column for each partition.
+
+    `only` limits the table to some cells.
+    """
     runs: dict[str, Table] = {}
     rows = []
     for (epochs, batch), numbers in printed.items():
@@ -467,7 +475,7 @@ FITTING = frozenset(
         Cell("shards", 10, 10, 1),
     }
 )
-"""What of Table 2 fits two cores."""
+"""The cells of Table 2 that fit two cores."""
 
 _runs, _rows = _by_work(TABLE_2_CNN, _cnn, ("iid", "shards"), 10, 0.99, FEW_IMAGES, only=FITTING)
 TABLE_2_ITEM = Item(
@@ -699,7 +707,7 @@ CIFAR: Table = {"name": "cifar-10", "partition": "iid", "augmentation": "fedavg"
 TENSORFLOW: Table = {"name": "cifar-cnn"}
 _FEW_PHOTOS = "50 images of a client, of which 10 are measured"
 DECAYS = {"fedsgd": (0.9934, 0.99934), "fedavg": (0.99, 0.999)}
-"""The caption's of Figure 4, and a slower one."""
+"""Learning rate decays: that of Figure 4's caption, and a slower one."""
 RATES = {"fedsgd": grid(0.215, 1.0), "fedavg": grid(0.0464, 0.215)}
 SHORT_PHOTOS: Table = {"client_rows": 50, "evaluation": {"rows": 10}}
 
@@ -760,8 +768,8 @@ _CIFAR_NOTE = f"short: {_FEW_PHOTOS}"
 _DECAY_NOTE = (
     "The caption of Figure 4 says that rates are multiplied by 0.9934 (FedSGD) and 0.99 (FedAvg) "
     "every round. With that they are 2 x 10^-11 of the first at FedSGD's round 3,750, and "
-    "2 x 10^-9 at FedAvg's 2,000, where Table 3 still sees progress, so that cannot be all; runs "
-    "with 0.99934 and 0.999 stand beside. Rates, and SGD's decay of 0.99998, are ours."
+    "2 x 10^-9 at FedAvg's 2,000, where Table 3 still sees progress, so the caption must be "
+    "incomplete; runs with 0.99934 and 0.999 are added. Rates and SGD's decay, 0.99998, are ours."
 )
 TABLE_3_ITEM = Item(
     "Table 3: CIFAR-10",
@@ -848,7 +856,7 @@ STEPS = 200_000
 
 
 def _by_steps(clients: int, epochs: int, method: Table, rate: float) -> Table:
-    """10 steps an epoch of a client's 500 images; at the short scale 2 of 100."""
+    """A line of Figure 9; a client's epoch has 10 steps, at the short scale 2."""
     a_round = clients * epochs
     return _experiment(
         CIFAR,

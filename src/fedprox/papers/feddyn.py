@@ -2,12 +2,12 @@
 
 The tables count models sent until a test accuracy, or for Table 6 a training loss, is reached. The
 settings are those of appendices A.1 and A.2: the learning rate 0.1 (1 for Shakespeare), batches of
-50 (10, 100), and for each method its own local work and numbers. What the paper does not say is as
-in the authors' code: `AS_IN_THE_CODE`, and below full participation every client takes part with a
-probability of its own.
+50 (10, 100), and for each method its local work and hyperparameters. Settings that the paper omits
+are those of the authors' code, see `AS_IN_THE_CODE`; with partial participation, clients
+participate independently of each other.
 
-A row of a table is a run. It has two accuracies and stops at the higher. The rows of CIFAR-100 are
-left out.
+A row of a table is a run with two target accuracies, which stops at the higher one. The rows of
+CIFAR-100 are left out.
 """
 
 from collections.abc import Sequence
@@ -41,12 +41,12 @@ COLUMNS = ("FedDyn", "SCAFFOLD", "FedAvg", "FedProx")
 NAMES = ("feddyn", "scaffold", "fedavg", "fedprox")
 
 Printed = tuple[float, int | str, int | str, int | str, int | str]
-"""A line of a table: the accuracy in per cent, or the loss; then the models that each method sent,
+"""A line of a table: the accuracy in per cent, or the loss, and the models that each method sent,
 in the order of `COLUMNS`."""
 
 
 class Split(NamedTuple):
-    """How data are divided over clients: a title, and options of the data set."""
+    """A partition of the data over clients: its title, and the data set's options."""
 
     title: str
     options: Table
@@ -62,12 +62,12 @@ SPLITS = {
 
 
 class Setting(NamedTuple):
-    """A row of a table: its run, and the two lines that the paper prints of it.
+    """A row of a table: a run, and the two lines that the paper prints for it.
 
     Attributes:
         key: Name of the run.
-        title: What the row is called.
-        lines: The higher accuracy and the lower, and what the paper has for each.
+        title: Title of the row.
+        lines: The paper's lines for the higher and for the lower accuracy.
         run: The experiment.
         note: How ours differs, and what the short scale changes.
     """
@@ -80,9 +80,9 @@ class Setting(NamedTuple):
 
 
 def _methods(feddyn: Table, scaffold: Table, fedprox: Table) -> list[Table]:
-    """`[[method]]` for all four, each with what is its own."""
-    own: tuple[Table, ...] = (feddyn, scaffold, {}, fedprox)
-    return [{"name": name, **numbers} for name, numbers in zip(NAMES, own, strict=True)]
+    """`[[method]]` for all four methods, with the keys of each; FedAvg has none."""
+    keys: tuple[Table, ...] = (feddyn, scaffold, {}, fedprox)
+    return [{"name": name, **table} for name, table in zip(NAMES, keys, strict=True)]
 
 
 MEAN_OF_CLIENTS: Table = {"model": "clients", "gradients": False}
@@ -101,7 +101,7 @@ def _run(
     short: Table,
     evaluation: Table,
 ) -> Table:
-    """An experiment in which a share of the clients takes part in a round."""
+    """An experiment in which `percent` of the clients take part in a round."""
     return {
         "rounds": rounds,
         MOST_SEEDS: 1,
@@ -119,12 +119,12 @@ def _run(
 
 
 def _until(setting: Setting) -> Table:
-    """Its run, each method until one of its sweep has reached the higher accuracy."""
+    """A setting's run; each method stops when a point of its sweep reaches the higher accuracy."""
     return setting.run | {"target_accuracy": share(setting.lines[0][0]), "stop_at_target": "any"}
 
 
 def share(percent: float) -> float:
-    """A printed accuracy as a share, the number nearest to what it says.
+    """A printed accuracy as a fraction, rounded to the nearest float of the decimal.
 
     >>> 94.9 / 100, share(94.9)
     (0.9490000000000001, 0.949)
@@ -181,7 +181,7 @@ def _table(
 
 
 def _with_halves(item: Item) -> Item:
-    """A table with one more: FedProx without the quadratic, beside FedProx and its numbers."""
+    """An item with a second table that compares FedProx with and without the quadratic part."""
     runs = {
         f"{key}-half": run | {"method": [run["method"][3] | {"name": WITHOUT_QUADRATIC}]}
         for key, run in item.runs.items()
@@ -199,7 +199,7 @@ def _with_halves(item: Item) -> Item:
 # ------------------------------------------------------------------------ Table 6: synthetic data
 
 DRAW = 1
-"""Of our draws of the data the first on which all of the paper's losses lie above the optimum."""
+"""Seed of our first draw of the data on which all of the paper's losses are above the optimum."""
 
 SYNTHETIC: dict[str, tuple[str, float, Printed]] = {
     "none": ("Homogeneous", 0.0512, (0.0603, 32, 70, 136, 49)),
@@ -207,12 +207,12 @@ SYNTHETIC: dict[str, tuple[str, float, Printed]] = {
     "type2": ("Type 2: features differ", 0.0177, (0.1205, 150, 164, 274, 275)),
     "type3": ("Type 3: sizes differ", 0.0753, (0.0854, 34, 260, 79, 106)),
 }
-"""By `heterogeneity`: a title; f where f + (weight decay / 2) ||w||^2 is least, on our draw; and
-the line of the table."""
+"""By `heterogeneity`: a title; f at the minimizer of f + (weight decay / 2) ||w||^2 on our draw;
+and the line of the table."""
 
 
 def _searched(heterogeneity: str) -> list[Table]:
-    """Appendix A.1: each method with E = 1, 10 and 50, or as many steps of batches of 10 of 200."""
+    """The grid of appendix A.1: each method with E = 1, 10 and 50, or as many steps (20 E)."""
     balance = heterogeneity == "type3"
     return [
         method
@@ -232,7 +232,7 @@ def _searched(heterogeneity: str) -> list[Table]:
 
 
 def _synthetic(kind: str, *methods: Table, epochs: int = 10) -> Table:
-    """A setting of Table 6, until one of each method's sweep has reached the paper's loss."""
+    """A run of Table 6; each method stops when a point of its sweep reaches the paper's loss."""
     return {
         "rounds": 300,
         "evaluation": MEAN_OF_CLIENTS,
@@ -254,7 +254,7 @@ def _synthetic(kind: str, *methods: Table, epochs: int = 10) -> Table:
 
 
 HALF: Table = {"name": WITHOUT_QUADRATIC, "mu": [0.01, 0.0001]}
-"""FedProx as the authors' code had it when the tables were made."""
+"""FedProx as, most likely, in the authors' code when the tables were made."""
 
 TABLE_6 = Item(
     "Table 6: models sent to a training loss on synthetic data",
@@ -324,7 +324,7 @@ TABLE_6 = Item(
 # ----------------------------------------------------------------- MNIST and EMNIST-L: perceptrons
 
 Lines = dict[tuple[int, str], tuple[Printed, Printed]]
-"""Per cent of the clients in a round, and key of `SPLITS` -> what a table prints."""
+"""By per cent of the clients in a round and key of `SPLITS`: the two lines of a table."""
 
 MNIST_2: Lines = {
     (100, "iid"): ((98.2, 38, 72, 194, 445), (97.2, 9, 18, 31, 28)),
@@ -360,11 +360,11 @@ EMNIST_ALPHAS = {
     (10, "dirichlet-0.3"): 0.01,
     (1, "dirichlet-0.3"): 0.005,
 }
-"""FedDyn's alpha where not all clients take part."""
+"""FedDyn's alpha with partial participation."""
 
 
 def _digits(percent: int, split: str, lines: tuple[Printed, Printed]) -> Setting:
-    """MNIST: 98.4 % if trained centrally."""
+    """A row for MNIST, where central training reaches 98.4 %."""
     full = percent == 100
     run = _run(
         {"name": "mnist", "pixels": "standardised", **SPLITS[split].options},
@@ -393,7 +393,7 @@ def _digits(percent: int, split: str, lines: tuple[Printed, Printed]) -> Setting
 
 
 def _letters(percent: int, split: str, lines: tuple[Printed, Printed]) -> Setting:
-    """EMNIST-L: 95.0 % if trained centrally."""
+    """A row for EMNIST-L, where central training reaches 95.0 %."""
     full = percent == 100
     run = _run(
         {"name": "emnist-l", **SPLITS[split].options},
@@ -547,7 +547,7 @@ def _cifar(
     clients: int = 100,
     evaluation: Table,
 ) -> Table:
-    """CIFAR-10: 85.2 % if trained centrally."""
+    """An experiment on CIFAR-10, where central training reaches 85.2 %."""
     data = {
         "name": "cifar-10",
         "augmentation": "feddyn",
@@ -619,7 +619,7 @@ def _cifar_row(
 def _cifar_rows(
     table: Lines, title: str = "", *, clients: int = 100, spread: float = 0.0
 ) -> list[Setting]:
-    """Rows of a table, called by a title or the per cent of clients, and the split."""
+    """Rows of a table, titled by `title` or the per cent of clients, and the split."""
     return [
         _cifar_row(
             f"{title or f'{percent} %'}, {SPLITS[split].title}",
@@ -700,7 +700,7 @@ SHAKESPEARE_5: Lines = {
 
 
 def _plays(percent: int, split: str, lines: tuple[Printed, Printed]) -> Setting:
-    """Shakespeare: 50.8 % (IID) and 51.2 % if trained centrally."""
+    """A row for Shakespeare, where central training reaches 50.8 % (IID) and 51.2 %."""
 
     def methods(steps: int) -> list[Table]:
         alpha = {100: 0.009, 10: 0.015, 1: 0.001}[percent]
@@ -758,7 +758,7 @@ ALPHAS = (1.0, 0.5, 0.1, 0.05, 0.01, 0.001)
 
 
 def _figure_run(percent: int, methods: Sequence[Table], short: Table | None = None) -> Table:
-    """IID, 100 clients, for all rounds."""
+    """A run on IID data with 100 clients and without a target, for a figure."""
     return _cifar(
         percent,
         "iid",

@@ -1,8 +1,8 @@
 """Li et al. 2020, "Federated Optimization in Heterogeneous Networks": its table and figures.
 
-Batch 10, 10 clients a round, E = 20 and the learning rates of section 5.1 and appendix C.2; the
-best mu for Figure 1's five data sets is 1, 1, 1, 0.001 and 0.01 (section 5.3.2). The figures show
-200, 100, 200, 40 and 800 rounds of them.
+The experiments have batches of 10, 10 clients a round, E = 20 and the learning rates of section 5.1
+and appendix C.2. For the five data sets of Figure 1 the best mu is 1, 1, 1, 0.001 and 0.01 (section
+5.3.2), and the figures show 200, 100, 200, 40 and 800 rounds.
 """
 
 from fedprox.papers.common import (
@@ -11,9 +11,9 @@ from fedprox.papers.common import (
     FEWER_TWEETS,
     SMALLER_MODEL,
     TOO_LONG,
+    each_above_previous,
     feddane,
     fedprox,
-    in_turn,
     measures_by_task,
     mu_label,
     on_each,
@@ -83,7 +83,7 @@ def _key(task: Task, stragglers: float, epochs: int = 20) -> str:
 
 
 def _with_stragglers(task: Task, stragglers: float, epochs: int = 20) -> Table:
-    """FedAvg, mu = 0, and with E = 20 the best mu; without stragglers FedAvg is mu = 0."""
+    """FedAvg if there are stragglers (else it equals mu = 0), mu = 0, and with E = 20 the best mu."""
     methods = [FEDAVG] if stragglers else []
     mus = (0.0, task.mu) if epochs == 20 else (0.0,)
     return task.experiment(*methods, fedprox(*mus), stragglers=stragglers, epochs=epochs)
@@ -249,7 +249,7 @@ WORSE_WITH_HETEROGENEITY = Claim(
     "With mu = 0 more heterogeneous data end at a larger loss.",
     "train_loss",
     FINAL,
-    in_turn(SYNTHETIC, "{}-s0", "fedprox mu=0"),
+    each_above_previous(SYNTHETIC, "{}-s0", "fedprox mu=0"),
 )
 MU_HELPS = Claim(
     "mu = 1 helps on heterogeneous data: the loss rises less.",
@@ -267,7 +267,7 @@ VARIANCE_GROWS = Claim(
     "The variance of gradients grows with heterogeneity.",
     "gradient_variance",
     MEAN,
-    in_turn(SYNTHETIC, "{}-s0", "fedprox mu=0"),
+    each_above_previous(SYNTHETIC, "{}-s0", "fedprox mu=0"),
 )
 MU_LOWERS_VARIANCE = Claim(
     "mu = 1 makes the variance of gradients smaller.",
@@ -301,7 +301,7 @@ FIGURE_6 = _synthetic_item(
 
 
 def _adaptive(tasks: tuple[Task, ...], measures: tuple[str, ...], title: str, source: str) -> Item:
-    """Adaptive mu from 1 on IID data and from 0 elsewhere, beside mu = 0 and mu = 1."""
+    """Adaptive mu, from 1 on IID data and from 0 on other data, with mu = 0 and mu = 1."""
 
     def start(task: Task) -> float:
         return 1.0 if task is IID else 0.0
@@ -596,13 +596,13 @@ LONG = 1000
 
 
 def _headline(task: Task, **changes: object) -> Table:
-    """FedAvg and the best mu at 90 % stragglers, evaluated every round, for long."""
+    """FedAvg and the best mu at 90 % stragglers for `LONG` rounds, evaluated every round."""
     table = task.experiment(FEDAVG, fedprox(task.mu), stragglers=0.9, rounds=LONG)
     return overlaid(table, {"data": changes, "evaluation": {"every": 1}})
 
 
 def _as_the_code(task: Task) -> Table:
-    """With the code's data and stragglers, and cohorts that depend on the round alone."""
+    """The headline with the code's data and stragglers, and the same cohorts for all data."""
     femnist = {"name": OVERLAPPING_FEMNIST} if task is FEMNIST else {}
     table = _headline(task, train_share=0.9, **femnist)
     return table | {
@@ -620,7 +620,7 @@ AS_THE_CODE = tuple(
 
 
 def _gap(text: str, over: Summary, *, code: bool = False) -> Claim:
-    """The headline's gap, read off in some way."""
+    """The claim that FedProx is more accurate by the headline's gap, for a summary of rounds."""
     tasks, run = (AS_THE_CODE, "{}-headline-code") if code else (HEADLINE_TASKS, "{}-headline")
     return Claim(
         text,

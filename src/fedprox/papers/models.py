@@ -1,7 +1,7 @@
 """Every model of the papers trained centrally: does each learn what the papers say it can?
 
-SGD on all rows in one place, a row of the table for each model and data set. The papers train for
-longer than two cores can: a round here is an epoch.
+Central SGD on all rows, with a row of the table for each model and data set. A round is an epoch.
+The papers train for more epochs than two cores allow.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ def _run(
     rows: int = 1000,
     **options: Any,
 ) -> Table:
-    """Central SGD; the clients are only the slices in which the test rows are read."""
+    """Central SGD; the clients only divide the rows."""
     return {
         "rounds": epochs,
         MOST_SEEDS: 1,

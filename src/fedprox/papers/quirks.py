@@ -1,7 +1,7 @@
-"""What the papers' own code does otherwise than the papers say.
+"""Differences between the papers' code and the papers.
 
 The experiments of `fedprox.papers` name these functions as "fedprox.papers.quirks:NAME", so that
-the library's own methods and data sets need no options for them.
+the library's methods and data sets need no options for them.
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ def fedprox_without_quadratic(mu: HParam) -> Algorithm:
     made without it. The linear part alone does not hold a client back: it makes weights grow.
 
     Args:
-        mu: Weight of the proximal term, at least 0, or several to sweep over.
+        mu: Proximal weight, at least 0. A sequence sweeps over its values.
 
     Returns:
         A variant of `fedprox.fedprox`.
@@ -60,10 +60,11 @@ def linear_part(params: Params, hparams: HParams, context: ClientContext) -> Sub
 
 
 def epochs_after_reset() -> StragglerEpochs:
-    """How the code of Li et al. 2020 draws the epochs of stragglers.
+    """Stragglers' epochs as drawn by the code of Li et al. 2020.
 
-    It draws from {1, ..., E - 1}, from a generator that the previous client of the cohort has
-    reset: the straggler performs the same number of epochs whenever it follows the same client.
+    It draws them from {1, ..., E - 1}, with a generator that the training of the previous client in
+    the cohort has reset: a straggler performs the same number of epochs whenever it follows the
+    same client.
 
     Returns:
         A function for `fedprox.Systems(straggler_epochs=...)`.
@@ -84,14 +85,14 @@ def overlapping_femnist(
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """FEMNIST as the generator of Li et al. 2020 draws it, whose clients share images.
+    """FEMNIST as drawn by the code of Li et al. 2020, in which clients share images.
 
-    It gives the first images of a letter to every client that has the letter, because of a reversed
-    inequality. Test images of one client are training images of another.
+    Because of a reversed inequality, the code gives the first images of a letter to every client
+    that has the letter. Test images of one client are training images of another.
 
     Args:
         classes_per_client: Letters of each client, out of ten; 5 in the paper, 3 in the code.
-        train_share: Share of each client's rows to train on.
+        train_share: Fraction of each client's rows for training.
         seed: Seed of the partition.
         data_dir: Folder with the files, see `fedprox.datasets.femnist`.
 
@@ -111,7 +112,7 @@ def overlapping_femnist(
 def overlapping_classes(
     labels: NDArray[np.generic], *, clients: int, classes_per_client: int, seed: int
 ) -> list[Indices]:
-    """As `rotating_classes`, but all clients with a class hold the first rows of its pool."""
+    """As `rotating_classes`, but every client with a class gets the first rows of its pool."""
     requests = rotating_requests(
         labels,
         clients=clients,

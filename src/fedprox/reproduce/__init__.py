@@ -1,1 +1,1 @@
-"""Machinery that trains the papers' items, and draws and judges what comes out."""
+"""Training of the papers' items, and their figures, tables and verdicts."""

@@ -2,7 +2,7 @@
 
     f(theta w + (1 - theta) w'),    f the mean loss over all clients' training rows
 
-where w and w' were trained by two clients, each on its own rows alone.
+where w and w' were trained by two clients, each only on its own rows.
 """
 
 from pathlib import Path
@@ -21,19 +21,19 @@ from fedprox.simulation.simulate import simulate
 
 THETAS = np.linspace(-0.2, 1.2, 50)
 LINE, PARENT = "theta w + (1 - theta) w'", "the better of w and w'"
-"""The labels of what is measured: the loss at each theta, and the lower of those at 0 and 1."""
+"""The labels of two series: the loss at each theta, and the lower of the losses at 0 and 1."""
 
 
 def between(pair: Between, seed: int, data_dir: Path | None = None) -> list[Series]:
-    """Train a pair of models, and measure those on the line through them.
+    """Train a pair of models, and measure the models on the line through them.
 
     Args:
-        pair: It.
-        seed: The data are divided by it, and the models begin and are trained by seeds from it.
+        pair: The experiment of both models, and whether they share the initial model.
+        seed: Seed of the data's partition, from which the seeds of both models are derived.
         data_dir: Folder with data files.
 
     Returns:
-        `LINE` and `PARENT`, with "theta" and "train_loss" at `THETAS`.
+        The series `LINE` and `PARENT`, with "theta" and "train_loss" at `THETAS`.
 
     Raises:
         InputError: The experiment is refused, or data are missing.
@@ -42,7 +42,7 @@ def between(pair: Between, seed: int, data_dir: Path | None = None) -> list[Seri
     experiment = parse("between", table | {"data": table["data"] | {"seed": seed}})
     resolved = resolve(experiment, data_dir)
 
-    def trained(client: int, model_seed: int) -> Params:
+    def train(client: int, model_seed: int) -> Params:
         (run,) = simulate(
             alone(resolved.federation, client),
             resolved.model,
@@ -55,7 +55,7 @@ def between(pair: Between, seed: int, data_dir: Path | None = None) -> list[Seri
         )
         return run.params
 
-    first, second = trained(0, 2 * seed), trained(1, 2 * seed + (not pair.shared))
+    first, second = train(0, 2 * seed), train(1, 2 * seed + (not pair.shared))
     rows = resolved.federation.train
 
     def series(label: str, losses: Numbers) -> Series:
@@ -68,7 +68,7 @@ def between(pair: Between, seed: int, data_dir: Path | None = None) -> list[Seri
 
 
 def alone(federation: Federation, client: int) -> Federation:
-    """A federation of one of the clients, with its rows."""
+    """A federation of a single client, with its rows."""
     return federation.of_clients(np.array([client]))
 
 

@@ -1,4 +1,4 @@
-"""One drawer for all figures: a grid of panels, the same colour for the same name everywhere."""
+"""The figure of any item: a grid of panels; a name has the same colour in all figures."""
 
 import re
 from typing import TYPE_CHECKING, Any
@@ -69,14 +69,14 @@ COLOURS = {
 """The colour of each name that a legend may show."""
 
 SHOWN_RANGE = 5
-"""A loss axis ends where the highest line is this many times the level of the tamest one."""
+"""Upper limit of a loss axis, in multiples of the lowest line's 95th percentile."""
 
 
 def figure(item: Item, measured: Measured) -> "Figure":
     """An item's panels in the paper's arrangement.
 
-    Lines are means over seeds, and bands span the least and the greatest. Lines that leave the
-    axes have diverged, or nearly so: axes of losses end at `SHOWN_RANGE` times the tamest line.
+    Lines are means over seeds, and bands span the least and the greatest value. A line that leaves
+    the axes has diverged, or nearly so: see `SHOWN_RANGE`.
     """
     from matplotlib.figure import Figure  # here, since it is slow to import
 
@@ -126,7 +126,7 @@ def _title(panel: Panel, measured: Measured) -> str:
 
 
 def _draw(axis: "Axes", panel: Panel, measured: Measured) -> dict[str, Any]:
-    """Draw a panel; returns its lines by their names."""
+    """Draw a panel, and return its lines by their names."""
     if panel.missing:
         axis.set_xticks([])
         axis.set_yticks([])
@@ -144,53 +144,55 @@ def _draw(axis: "Axes", panel: Panel, measured: Measured) -> dict[str, Any]:
     lines, levels = {}, []
     for curve in panel.curves:
         group = pick(measured[curve.run], curve.label)
-        places = max((series.along(panel.x) for series in group), key=len)
-        values = np.full((len(group), len(places)), np.nan)
+        x = max((series.along(panel.x) for series in group), key=len)
+        values = np.full((len(group), len(x)), np.nan)
         for row, series in zip(values, group, strict=True):
-            found = series.values[panel.measure]  # shorter where the run has diverged and stopped
-            row[: len(found)] = np.where(np.isfinite(found), found, np.nan)
+            measured_values = series.values[panel.measure]  # shorter if the run diverged
+            length = len(measured_values)
+            row[:length] = np.where(np.isfinite(measured_values), measured_values, np.nan)
             if panel.best:
-                row[: len(found)] = np.fmax.accumulate(row[: len(found)])
+                row[:length] = np.fmax.accumulate(row[:length])
         dashed = "--" if "proportional" in curve.shown else "-"
         colour = COLOURS[curve.shown]
-        (line,) = axis.plot(places, _mean(values), dashed, color=colour, linewidth=1.3)
+        (line,) = axis.plot(x, _mean(values), dashed, color=colour, linewidth=1.3)
         if len(group) > 1:
-            low, high = _over(np.nanmin, values), _over(np.nanmax, values)
-            axis.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+            low, high = _over_seeds(np.nanmin, values), _over_seeds(np.nanmax, values)
+            axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         lines[curve.shown] = line
         levels.append(values[np.isfinite(values)])
     if panel.x == "theta":
         for end in (0, 1):  # w' and w
             axis.axvline(end, color="0.6", linewidth=0.8)
     else:
-        _limits(axis, panel.measure, levels)
+        _set_limits(axis, panel.measure, levels)
     axis.grid(alpha=0.3)
     return lines
 
 
-def _over(function: Any, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A function over seeds, NaN where none is known."""
+def _over_seeds(function: Any, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A reduction over seeds; NaN where no seed has a value."""
     known = np.isfinite(values).any(axis=0)
-    found = np.full(values.shape[1], np.nan)
-    found[known] = function(values[:, known], axis=0)
-    return found
+    reduced = np.full(values.shape[1], np.nan)
+    reduced[known] = function(values[:, known], axis=0)
+    return reduced
 
 
 def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean over seeds, NaN where one of them has diverged."""
+    """Mean over seeds; NaN where a seed has diverged."""
     return np.asarray(values.mean(axis=0))
 
 
-def _limits(axis: "Axes", measure: str, levels: list[NDArray[np.float64]]) -> None:
-    """End the axis so that a diverging line does not flatten the others."""
+def _set_limits(axis: "Axes", measure: str, levels: list[NDArray[np.float64]]) -> None:
+    """Limit the axis so that a diverging line does not flatten the others."""
     levels = [values for values in levels if len(values)]
     if not levels or measure in ("test_accuracy", "mu"):
         return
     lowest = min(float(values.min()) for values in levels)
     highest = max(float(values.max()) for values in levels)
-    tamest = min(float(np.percentile(values, 95)) for values in levels)
+    lowest_line = min(float(np.percentile(values, 95)) for values in levels)
     if measure != "train_loss" and is_logarithmic(lowest, highest):
         axis.set_yscale("log")
         return
-    margin = 0.05 * (min(highest, SHOWN_RANGE * tamest) - lowest)
-    axis.set_ylim(lowest - margin, min(highest, SHOWN_RANGE * tamest) + margin)
+    top = min(highest, SHOWN_RANGE * lowest_line)
+    margin = 0.05 * (top - lowest)
+    axis.set_ylim(lowest - margin, top + margin)

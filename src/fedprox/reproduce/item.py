@@ -1,8 +1,8 @@
-"""What a figure or table of a paper is, as data.
+"""Figures and tables of papers as data.
 
-An item holds experiments, each written as in an experiment file, at the paper's scale; the grid of
-panels that is drawn from them; and the paper's claims as comparisons between two of their runs. The
-runner, the figure and the table know nothing of any one paper.
+An item holds experiments, written as in an experiment file, at the paper's scale; the grid of
+panels of its figure; and the paper's claims as comparisons between two runs. The modules that run,
+draw and tabulate items depend on no particular paper.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from fedprox.simulation.results.target import Target
 Table = dict[str, Any]
 
 BEST = "fedprox best mu"
-"""As a label: the mu above 0 of a run's FedProx that ends at the lowest training loss."""
+"""A label that selects the FedProx with mu > 0 whose final training loss is the lowest."""
 
 MEASURES = {
     "train_loss": "training loss",
@@ -24,14 +24,14 @@ MEASURES = {
     "dissimilarity": "B(w)",
     "mu": "mu in force",
 }
-"""What a panel can show, by the names of `metrics.jsonl`."""
+"""The measures that a panel can show, by their names in `metrics.jsonl`."""
 
 AXES = {
     "round": "round",
     "total_steps": "mini-batch gradients",
     "theta": "theta",
 }
-"""What it can show that over: steps are those of all rounds so far, theta that of `Between`."""
+"""The horizontal axes of a panel: steps are those of all rounds so far, theta is of `Between`."""
 
 
 class Curve(NamedTuple):
@@ -39,8 +39,8 @@ class Curve(NamedTuple):
 
     Attributes:
         run: Key of the item's `runs`.
-        label: Which of its methods, such as "fedprox mu=1", or `BEST`.
-        shown: What the legend calls it; lines of one name have one colour in all figures.
+        label: Label of a method of the run, such as "fedprox mu=1", or `BEST`.
+        shown: Name in the legend; a name has the same colour in all figures.
     """
 
     run: str
@@ -54,10 +54,10 @@ class Panel(NamedTuple):
     Attributes:
         title: Such as the data set.
         measure: Key of `MEASURES`.
-        curves: Its lines.
-        missing: Why it is empty, where it is.
+        curves: The lines.
+        missing: Why the panel is empty; "" if it is not.
         x: Key of `AXES`.
-        best: Whether lines show the best value so far, as "monotonic" curves do.
+        best: Whether lines show the best value so far ("monotonic" curves).
     """
 
     title: str
@@ -69,7 +69,7 @@ class Panel(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of panels, with what is said of all of them at its left."""
+    """A row of panels, with a label for all of them at the left."""
 
     label: str
     panels: tuple[Panel, ...]
@@ -83,13 +83,13 @@ class Side(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """`greater` has a larger value than `less`, by the paper.
+    """The paper's statement that `greater` has a larger value than `less`.
 
     Attributes:
-        where: What it is looked at on, such as the data set.
-        greater: The one that should be larger.
-        less: The other.
-        note: How ours differs from the paper's, if it does.
+        where: Name of the comparison's row, such as the data set.
+        greater: The side that should have the larger value.
+        less: The other side.
+        note: How our runs differ from the paper's, if they do.
     """
 
     where: str
@@ -99,15 +99,15 @@ class Comparison(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What a paper says of its figure, as comparisons between runs.
+    """A paper's claim about its figure, as comparisons between runs.
 
     Attributes:
         text: The claim.
         measure: Key of `MEASURES`.
-        over: How a run's rounds become one number.
+        over: How a run's rounds are summarized by one number.
         comparisons: One for each data set.
-        alike: Where the claim is that both sides are about equal: the largest difference that
-            counts as equal.
+        alike: The largest difference that counts as equal, if the claim is that both sides are
+            about equal; else None.
         paper: The number that the paper prints for the mean difference over its data sets.
     """
 
@@ -124,9 +124,10 @@ class Statistics(NamedTuple):
 
     Attributes:
         title: The data set.
-        paper: The paper's clients, examples, and mean and standard deviation of a client's.
+        paper: The paper's clients, examples, and mean and standard deviation of the examples of a
+            client.
         data: `[data]` of an experiment.
-        note: How ours differs.
+        note: How our data differ from the paper's.
     """
 
     title: str
@@ -141,8 +142,8 @@ class Score(NamedTuple):
     Attributes:
         title: The model and the data.
         side: The run, and the label of a method in it.
-        paper: What the paper says, in words.
-        note: How ours differs, and what was scaled down.
+        paper: The paper's statement, in words.
+        note: How our run differs, and what was scaled down.
     """
 
     title: str
@@ -156,9 +157,9 @@ class Entry(NamedTuple):
 
     Attributes:
         run: Key of the item's `runs`.
-        method: Label, or words that several labels begin with (a sweep): the one that reaches the
-            target first counts, and the table says which.
-        paper: What the paper prints: a number; "1000+" where that many did not do; "" for nothing.
+        method: A label, or the common beginning of the labels of a sweep. Of a sweep, the line
+            that reaches the target first counts, and the table names it.
+        paper: The paper's number; "1000+" if that many were not enough; "" if it prints none.
     """
 
     run: str
@@ -171,9 +172,9 @@ class RaceRow(NamedTuple):
 
     Attributes:
         title: Such as the data set, or E and B.
-        target: What is to be reached.
-        entries: One for each column, None where there is no run.
-        note: How ours differs, and what was scaled down.
+        target: The target to reach.
+        entries: One for each column; None without a run.
+        note: How our runs differ, and what was scaled down.
     """
 
     title: str
@@ -186,11 +187,11 @@ class Race(NamedTuple):
     """A table of the rounds, or the models sent, that methods or settings take to a target.
 
     Attributes:
-        columns: What its columns are called, such as methods.
-        rows: Its rows.
+        columns: Names of the columns, such as methods.
+        rows: The rows.
         unit: What is counted.
-        relative: What the ratios are to: the savings of the first column in its row, or the
-            speed-ups over the first row in each column.
+        relative: The cells to which ratios are taken: the first column for savings within a row,
+            or the first row for speed-ups within a column.
     """
 
     columns: tuple[str, ...]
@@ -200,12 +201,12 @@ class Race(NamedTuple):
 
 
 class Between(NamedTuple):
-    """Models on the line through two, w and w', each trained by one client on its own rows alone.
+    """Models on the line through w and w', which two clients train, each only on its own rows.
 
     Attributes:
-        experiment: The data, the model, the solver and the rounds, as an experiment of one client a
-            round has them; w is trained by the first client, w' by the second.
-        shared: Whether both begin as the same model.
+        experiment: An experiment with one client a round; the first client trains w, the second
+            w'.
+        shared: Whether both start from the same model.
     """
 
     experiment: Table
@@ -217,20 +218,19 @@ class Item:
     """A figure or table of a paper.
 
     Attributes:
-        title: Its number and what it shows.
-        source: Where it stands.
-        seconds: Time it takes alone on two cores, by scale: "short" as measured, "paper" reckoned
-            from that (Figure 1 then took what was reckoned).
-        runs: Experiments by name, without a seed: the scale gives seeds. A fixed `seed` in one
-            means: this seed for the run, and the scale's for the data.
-        rows: The figure, from the top.
+        title: The item's number and content.
+        source: Where the paper has it.
+        seconds: Time on two cores by scale: "short" as measured, "paper" extrapolated from that.
+        runs: Experiments by name, without seeds, which the scale gives. If an experiment has a
+            `seed`, the run uses that seed, and the scale's seeds are for the data.
+        rows: The figure's rows of panels, from the top.
         claims: The paper's claims.
         statistics: The paper's table of data sets.
         scores: A table of accuracies.
         races: Tables of rounds to targets.
-        between: Pairs of models by name: runs to curves and claims, with the labels of
-            `between.py`.
-        notes: What must be known to read it.
+        between: Pairs of models by name. Curves and claims refer to them as to runs, with the
+            labels of `between.py`.
+        notes: Remarks that the reader of the item needs.
     """
 
     title: str
@@ -247,13 +247,13 @@ class Item:
 
     @property
     def missing(self) -> dict[str, str]:
-        """Data sets that it lacks, and why."""
+        """The data sets that are left out, and why."""
         panels = (panel for row in self.rows for panel in row.panels if panel.missing)
         return {panel.title.partition(",")[0]: panel.missing for panel in panels}
 
     @property
     def data(self) -> tuple[str, ...]:
-        """The data sets it needs."""
+        """The data sets that the item needs."""
         runs = [*self.runs.values(), *(pair.experiment for pair in self.between.values())]
         tables = [*(table["data"] for table in runs), *(row.data for row in self.statistics)]
         names = (table["name"].rpartition(":")[2] for table in tables)  # of papers.quirks too
@@ -264,9 +264,9 @@ class Scale(NamedTuple):
     """How much of a paper's work is done.
 
     Attributes:
-        name: Its name.
-        divisor: The paper's rounds are divided by it.
-        seeds: Seeds.
+        name: The scale's name.
+        divisor: Divisor of the paper's rounds.
+        seeds: The seeds to run.
     """
 
     name: str
@@ -279,25 +279,25 @@ SCALES = {
 }
 
 GENERATED = ("synthetic", "synthetic-feddyn")
-"""Data sets that are drawn: seed s of a run goes with seed s of the data."""
+"""Data sets that are drawn at random: seed s of a run also draws the data."""
 
 
 MOST_SEEDS = "most_seeds"
-"""A key of a run beside those of an experiment: how many of a scale's seeds it can afford."""
+"""A key of a run that experiments lack: how many of a scale's seeds are run at most."""
 
 SHORT = "short"
-"""Likewise: what the short scale changes, where a fifth of the rounds is still too much.
+"""A key of a run that experiments lack: changes at the short scale, instead of fewer rounds.
 
-The table is laid over the experiment, section by section, `MOST_SEEDS` included; its rounds, or the
-paper's, are those that are run.
+The changes, which may include `MOST_SEEDS`, replace keys of the experiment section by section.
+Their rounds, or else the paper's, are run undivided.
 """
 
 AT_SHORT = f"{SHORT}: "
-"""What a note of a row, a comparison or a score begins with that is said at that scale alone."""
+"""Beginning of a note of a row, a comparison or a score that applies only at the short scale."""
 
 
 def at_scale(table: Table, scale: Scale) -> Table:
-    """A run at a scale, but for its seeds.
+    """A run's experiment at a scale, without seeds.
 
     >>> short = {"rounds": 8, "solver": {"epochs": 1}}
     >>> table = {"rounds": 200, "solver": {"epochs": 5, "batch_size": 10}, SHORT: short}
@@ -305,10 +305,10 @@ def at_scale(table: Table, scale: Scale) -> Table:
     {'rounds': 8, 'solver': {'epochs': 1, 'batch_size': 10}}
     """
     changes = table.get(SHORT)
-    less = {key: value for key, value in table.items() if key != SHORT}
+    experiment = {key: value for key, value in table.items() if key != SHORT}
     if changes is not None and scale.name == SHORT:
-        return overlaid(less, changes)
-    return less | {"rounds": max(table["rounds"] // scale.divisor, 1)}
+        return overlaid(experiment, changes)
+    return experiment | {"rounds": max(table["rounds"] // scale.divisor, 1)}
 
 
 def overlaid(table: Table, changes: Table) -> Table:
@@ -324,44 +324,45 @@ def overlaid(table: Table, changes: Table) -> Table:
 
 
 def expand(table: Table, scale: Scale) -> dict[str, Table]:
-    """The experiments that stand behind a run at a scale, by what is added to its name.
+    """The experiments of a run at a scale, by the suffix of their names.
 
-    There is one with all seeds, but for `MOST_SEEDS`; or, where the run's seed is fixed or the data
-    are generated, one for each seed of the data. Generated data with a fixed seed are one draw for
-    all seeds.
+    There is one experiment with all seeds, up to `MOST_SEEDS`. If the run's seed is fixed or the
+    data are generated, there is one for each seed of the data. Generated data with a fixed seed are
+    the same for all seeds.
 
     >>> table = {"rounds": 200, "data": {"name": "synthetic"}}
     >>> expand(table, Scale("short", 5, (0, 1)))["-seed-1"]
     {'rounds': 40, 'data': {'name': 'synthetic', 'seed': 1}, 'seed': 1}
     """
-    less = at_scale(table, scale)
-    seeds = scale.seeds[: less.pop(MOST_SEEDS, None)]
-    drawn = less["data"]["name"] in GENERATED and "seed" not in less["data"]
+    experiment = at_scale(table, scale)
+    data = experiment["data"]
+    seeds = scale.seeds[: experiment.pop(MOST_SEEDS, None)]
+    drawn = data["name"] in GENERATED and "seed" not in data
     if "seed" not in table and not drawn:
-        return {"": less | {"seed": list(seeds)}}
+        return {"": experiment | {"seed": list(seeds)}}
     return {
-        f"-seed-{s}": less | {"data": less["data"] | {"seed": s}, "seed": table.get("seed", s)}
+        f"-seed-{s}": experiment | {"data": data | {"seed": s}, "seed": table.get("seed", s)}
         for s in seeds
     }
 
 
 class Task(NamedTuple):
-    """A data set with its model and the numbers that a paper tuned for it.
+    """A data set with its model and the hyperparameters that a paper tuned for it.
 
     Attributes:
         key: Short name, for runs.
         title: Name in figures.
         data: `[data]` of an experiment.
-        learning_rate: The paper's.
+        learning_rate: The paper's learning rate.
         mu: The paper's best mu.
-        rounds: Rounds of its figures.
-        clients_per_round: K.
+        rounds: Rounds of the paper's figures.
+        clients_per_round: Clients K of a round.
         note: How ours differs from the paper's, and what was scaled down.
-        missing: Why it cannot be run, where it cannot.
+        missing: Why the task cannot be run; "" if it can.
         model: `[model]` of an experiment.
         client_rows: Rows of each client that are used at most.
         evaluation: `[evaluation]` of an experiment.
-        seeds: Most seeds, where the machine is too slow for all.
+        seeds: Most seeds to run; None for all of the scale.
     """
 
     key: str
@@ -387,7 +388,7 @@ class Task(NamedTuple):
         sampling: str = "uniform",
         rounds: int | None = None,
     ) -> Table:
-        """An experiment on it as TOML would hold it; batch 10, as in all the papers' figures."""
+        """An experiment as TOML would hold it; batch 10, as in all figures of the papers."""
         limits = {
             "client_rows": self.client_rows,
             MOST_SEEDS: self.seeds,
@@ -412,6 +413,6 @@ class Task(NamedTuple):
         }
 
     def panel(self, measure: str, *curves: Curve, title: str = "") -> Panel:
-        """A panel of it, empty where it cannot be run."""
+        """A panel of the task, empty if the task cannot be run."""
         shown = () if self.missing else curves
         return Panel(title or self.title, measure, shown, self.missing)

@@ -1,4 +1,4 @@
-"""Races: the paper's rounds, or models sent, to a target beside ours."""
+"""Races: rounds, or models sent, to a target, in the paper and in our runs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from fedprox.reproduce.verdicts import Measured
 from fedprox.simulation.results.target import Target
 
 FACTOR = 1.5
-"""Where ours and the paper's number differ by more, the table points it out."""
+"""The table marks numbers that differ from the paper's by more than this factor."""
 
 
 class Count(NamedTuple):
@@ -20,7 +20,7 @@ class Count(NamedTuple):
 
     Attributes:
         value: The number.
-        more: Whether it was not enough, as in the papers' "1000+".
+        more: Whether that many were not enough, as in the papers' "1000+".
     """
 
     value: float
@@ -28,17 +28,17 @@ class Count(NamedTuple):
 
 
 Counts = Sequence[Sequence[Count | None]]
-"""The numbers of a table, by row; None where there is none."""
+"""The numbers of a table, by row; None for empty cells."""
 
 
-class Ours(NamedTuple):
-    """What we measured for a cell, an element for each seed.
+class MeasuredCell(NamedTuple):
+    """Our measurements for a cell.
 
     Attributes:
-        counts: Rounds or models until the target, or all that there were, shape (seeds,).
+        counts: Rounds or models until the target, or of the whole run, shape (seeds,).
         reached: Whether the target was reached, shape (seeds,).
-        diverged: Whether instead all lines of the sweep have diverged, shape (seeds,).
-        settings: What tells the lines that reached it from the others of their sweep.
+        diverged: Whether all lines of the sweep diverged before the target, shape (seeds,).
+        settings: The settings in the labels of the lines that reached the target first.
     """
 
     counts: NDArray[np.float64]
@@ -48,9 +48,9 @@ class Ours(NamedTuple):
 
     @property
     def mean(self) -> Count | None:
-        """The mean over seeds: a lower bound where one has not reached the target.
+        """The mean over seeds, a lower bound if a seed has not reached the target.
 
-        None where one diverged, whose last round says nothing.
+        None if a seed diverged, because its last round means nothing.
         """
         if self.diverged.any():
             return None
@@ -67,22 +67,25 @@ def printed(paper: float | str) -> Count | None:
     return Count(float(text.removesuffix("+")), text.endswith("+")) if text else None
 
 
-def measure(race: Race, measured: Measured) -> list[list[Ours | None]]:
-    """Ours for each cell of a table, by row; None where there is no run.
+def measure(race: Race, measured: Measured) -> list[list[MeasuredCell | None]]:
+    """Our measurements for each cell of a table, by row; None without a run.
 
     Raises:
         KeyError: A run has no such method.
     """
     return [
-        [entry and _ours(entry, row.target, race, measured[entry.run]) for entry in row.entries]
+        [
+            entry and _measure_cell(entry, row.target, race, measured[entry.run])
+            for entry in row.entries
+        ]
         for row in race.rows
     ]
 
 
-def _ours(entry: Entry, target: Target, race: Race, run: Sequence[Series]) -> Ours:
-    """Of a sweep the line that reaches the target first counts, for each seed.
+def _measure_cell(entry: Entry, target: Target, race: Race, run: Sequence[Series]) -> MeasuredCell:
+    """The cell of an entry: for each seed, the line of the sweep that reaches the target first.
 
-    So a run that stopped when any line was there counts the same as one that went on.
+    So a run that stops when any line reaches the target counts the same as one that continues.
     """
     lines = [one for one in run if f"{one.label} ".startswith(f"{entry.method} ")]
     if not lines:
@@ -90,24 +93,24 @@ def _ours(entry: Entry, target: Target, race: Race, run: Sequence[Series]) -> Ou
     counts, reached, diverged, settings = [], [], [], []
     for seed in sorted({line.seed for line in lines}):
         group = [line for line in lines if line.seed == seed]
-        arrived = [(rounds, s) for s in group if (rounds := s.rounds_to(target)) is not None]
-        # without one, all the rounds of the line that went on for longest
-        ends = arrived or [(float(s.rounds[-1]), s) for s in group]
-        rounds, line = (min if arrived else max)(ends, key=lambda end: end[0])
+        hits = [(rounds, s) for s in group if (rounds := s.rounds_to(target)) is not None]
+        # if no line reached the target: all rounds of the longest line
+        ends = hits or [(float(s.rounds[-1]), s) for s in group]
+        rounds, line = (min if hits else max)(ends, key=lambda end: end[0])
         counts.append(rounds * (line.models if race.unit == "models" else 1))
-        reached.append(bool(arrived))
-        diverged.append(not arrived and all(np.isnan(s.values["train_loss"][-1]) for s in group))
-        if arrived:
+        reached.append(bool(hits))
+        diverged.append(not hits and all(np.isnan(s.values["train_loss"][-1]) for s in group))
+        if hits:
             settings.append(line.label.removeprefix(entry.method).strip())
     different = tuple(dict.fromkeys(filter(None, settings)))
-    return Ours(np.array(counts), np.array(reached), np.array(diverged), different)
+    return MeasuredCell(np.array(counts), np.array(reached), np.array(diverged), different)
 
 
 def ratio(counts: Counts, row: int, column: int, relative: str) -> str:
-    """A cell's saving or speed-up as the papers print it; "" for the cell that it is to.
+    """A cell's saving or speed-up as the papers print it; "" for the reference cell.
 
-    FedDyn's are the cell over the first of its row, FedAvg's the first of its column over the cell.
-    Where one number was not enough, the ratio is a bound.
+    FedDyn's paper divides the cell by the first of its row, FedAvg's paper the first of the column
+    by the cell. If one number was not enough to reach the target, the ratio is a bound.
 
     >>> counts = [[Count(637), Count(1852), Count(1000, more=True)]]
     >>> [ratio(counts, 0, column, "first column") for column in range(3)]
@@ -126,10 +129,10 @@ def ratio(counts: Counts, row: int, column: int, relative: str) -> str:
 
 
 def off(paper: Count | None, ours: Count | None) -> str:
-    """How far ours is from the paper's number where that is more than `FACTOR`; else nothing.
+    """The ratio of ours to the paper's number in words, if it exceeds `FACTOR`; else "".
 
-    Where one was not enough, only what is certain: 200 that were not enough say nothing against
-    the paper's 1,000, and against its 50 that it takes more than 4 times as many.
+    If a number was not enough to reach the target, only what is certain is reported: 200 that were
+    not enough are consistent with the paper's 1,000, but are more than 4 times the paper's 50.
 
     >>> off(Count(50), Count(200, more=True)), off(Count(50), Count(60))
     ('more than 4 times', '')

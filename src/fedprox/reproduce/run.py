@@ -33,12 +33,12 @@ INTERVAL = 300.0
 
 
 class Step(NamedTuple):
-    """An experiment of an item is about to start.
+    """An experiment of an item that is about to start.
 
     Attributes:
-        name: Its folder.
-        number: Which of the item's experiments it is, from 1.
-        of: How many there are.
+        name: Name of the experiment's folder.
+        number: Number of the experiment among the item's, from 1.
+        of: How many experiments the item has.
     """
 
     name: str
@@ -54,28 +54,28 @@ def reproduce(
     data_dir: Path | None = None,
     on_step: Callable[[Step], None] = lambda _: None,
 ) -> str:
-    """Run an item and write what it leaves.
+    """Run an item and write its results.
 
-    Its experiments go to `out/runs/NAME`, ordinary run directories that items share: one that is
-    complete is not run again, and one that was interrupted goes on from its last checkpoint. The
-    rest goes to `out/NAME-OF-ITEM`: `figure.png`, `figure.svg`,
-    `metrics.csv` (every measure of every run), `table.md`, `report.html`.
+    Experiments are written to `out/runs/NAME`, ordinary run directories that items share: a
+    complete one is not run again, and an interrupted one continues from its last checkpoint. The
+    results of the item are written to `out/NAME-OF-ITEM`: `figure.png`, `figure.svg`, `metrics.csv`
+    (every measure of every run), `table.md`, `report.html`.
 
     Args:
         name: The item's name, such as "fedprox/figure-1".
-        item: It.
+        item: The item.
         scale: How much of the paper's work to do.
-        out: The folder for all that is reproduced.
+        out: The folder for all items.
         data_dir: Folder with data files.
-        on_step: Called as experiments start.
+        on_step: Called before each experiment.
 
     Returns:
         The table.
 
     Raises:
         InputError: An experiment is refused, data are missing, a folder holds other results, or
-            another process writes it.
-        Stopped: A signal asked for it.
+            another process is writing to it.
+        Stopped: A signal stopped the run.
     """
     with locked(out / name):
         return _reproduce(name, item, scale, out, data_dir, on_step)
@@ -131,7 +131,7 @@ def _reproduce(
     text = table(name, item, scale, measured, statistics, took)
     write_whole(folder / "table.md", text.encode())
     if parsed:
-        # without its runs in one figure: an item has a figure of its own, and may have many runs
+        # no figure of all runs: an item has its own figure, and there may be many runs
         runs = [out / "runs" / run for run in parsed]
         write_report(runs, folder / "report.html", together=False)
     return text
@@ -139,7 +139,7 @@ def _reproduce(
 
 @contextmanager
 def _naming(where: str) -> Iterator[None]:
-    """Say which experiment of which item was refused."""
+    """Begin the message of an `InputError` with the item and its experiment."""
     try:
         yield
     except InputError as error:
@@ -152,12 +152,12 @@ def _resolve(where: str, experiment: Experiment, data_dir: Path | None) -> Resol
 
 
 def _check_data(name: str, parsed: Mapping[str, Experiment], data_dir: Path | None) -> None:
-    """Load each data set once before anything runs, so that a missing file is known at once."""
+    """Load each data set once before training, so that a missing file is reported at once."""
     loaded = set()
     for run, experiment in parsed.items():
-        known = json.dumps(experiment.data | {"seed": 0}, sort_keys=True)
-        if known not in loaded:
-            loaded.add(known)
+        data = json.dumps(experiment.data | {"seed": 0}, sort_keys=True)
+        if data not in loaded:
+            loaded.add(data)
             _resolve(f"{name}: {run}", experiment, data_dir)
 
 
@@ -167,7 +167,7 @@ def _train(
     path: Path,
     data_dir: Path | None,
 ) -> bool:
-    """Run an experiment into its run directory; False if it is complete there already."""
+    """Run an experiment into its run directory; False if that is already complete."""
     resolved = _resolve(where, experiment, data_dir)
     directory = RunDirectory(path, resolved.table)
     if directory.complete:
@@ -181,7 +181,7 @@ def _train(
             stopping_on_signals(checkpoints),
             warnings.catch_warnings(),
         ):
-            # an item's settings and data are the paper's; the user cannot change them
+            # warnings on settings and data are of no use: they are the paper's
             warnings.filterwarnings("ignore", category=UserWarning, module=train.__module__)
             runs = train(experiment, resolved, directory.record, checkpoints=checkpoints)
         write_clients(path, resolved.federation, resolved.model, runs)
@@ -195,7 +195,7 @@ def read_series(directory: Path, data_seed: int | None = None) -> list[Series]:
 
     Args:
         directory: The run directory.
-        data_seed: Seed of the data where there is a directory for each, which then is the series'.
+        data_seed: Seed of the data if each seed has a directory, which replaces the run's seed.
     """
     return [
         Series(
@@ -217,7 +217,7 @@ def _measure(record: Record, name: str) -> float:
 
 
 def _sizes(where: str, data: Table, seed: int, data_dir: Path | None) -> NDArray[np.float64]:
-    """Clients, examples, and mean and deviation of a client's, of a data set drawn with a seed."""
+    """Clients, examples, and their mean and deviation by client, of data drawn with a seed."""
     with _naming(where):
         federation, _ = load_data(data | {"seed": seed}, data_dir)
     sizes = federation.train.sizes + federation.test.sizes
@@ -232,8 +232,8 @@ def _csv(measured: Mapping[str, list[Series]]) -> bytes:
     writer.writerow(["run", "label", "seed", "round", *keys])
     for run, group in measured.items():
         for series in group:
-            nothing = np.full(len(series.rounds), np.nan)
-            columns = [series.values.get(key, nothing) for key in keys]
+            missing = np.full(len(series.rounds), np.nan)
+            columns = [series.values.get(key, missing) for key in keys]
             for round_, *values in zip(series.rounds, *columns, strict=True):
                 shown = ["" if np.isnan(value) else f"{value:.6g}" for value in values]
                 writer.writerow([run, series.label, series.seed, round_, *shown])

@@ -1,4 +1,4 @@
-"""How the rounds of a run become one number."""
+"""Summaries of a run's rounds by one number."""
 
 import math
 from collections.abc import Callable
@@ -15,14 +15,14 @@ WORST = {"train_loss": np.inf, "test_accuracy": -np.inf, "gradient_variance": np
 
 
 class Series(NamedTuple):
-    """What was measured of one run.
+    """The measurements of one run.
 
     Attributes:
-        label: The method and its numbers.
+        label: The method and its hyperparameters.
         seed: The scale's seed.
-        rounds: Evaluated rounds, shape (n,), the initial model's first.
+        rounds: Evaluated rounds, shape (n,), starting with 0, the initial model.
         values: Each measure at those rounds, shape (n,), by name; NaN where it is not finite.
-        models: What a round sends, in units of a round of FedAvg.
+        models: Models sent in a round, in units of a round of FedAvg.
     """
 
     label: str
@@ -32,7 +32,7 @@ class Series(NamedTuple):
     models: float = 1.0
 
     def along(self, axis: str) -> Numbers | NDArray[np.int64]:
-        """Where its values stand on an axis, a key of `item.AXES`: shape (n,)."""
+        """The coordinates of the values on an axis, a key of `item.AXES`: shape (n,)."""
         return self.rounds if axis == "round" else self.values[axis]
 
     def rounds_to(self, target: Target) -> float | None:
@@ -40,7 +40,7 @@ class Series(NamedTuple):
         return target.rounds(self.rounds.tolist(), self.values[target.measure].tolist())
 
     def of(self, measure: str) -> Numbers:
-        """A measure, as bad as can be where the model has diverged: its loss is not finite."""
+        """A measure, with its worst value where the loss is not finite (the model diverged)."""
         values = self.values[measure]
         if measure not in WORST:
             return values
@@ -48,24 +48,24 @@ class Series(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """A way to summarise: how it is called, and the function of a run and a measure."""
+    """A way to summarize: its name in tables, and a function of a run and a measure."""
 
     text: str
     of: Callable[[Series, str], float]
 
 
 class Stop(NamedTuple):
-    """Where a run is judged: an index into its evaluations, and why there."""
+    """The evaluation at which a run is judged: its index, and the reason."""
 
     place: int
     why: Literal["converged", "diverged", "last round"]
 
 
 def stop(losses: Numbers) -> Stop:
-    """Where the paper reads off a run's accuracy (Li et al. 2020, appendix C.3.2).
+    """The evaluation at which the paper reads a run's accuracy (Li et al. 2020, appendix C.3.2).
 
-    Once it has converged, |f_t - f_{t-1}| < 0.0001, or started to diverge, f_t - f_{t-10} > 1, or
-    at the last round, whichever comes first. A loss that is not finite has diverged.
+    It is the first at which the run has converged, |f_t - f_{t-1}| < 0.0001, or started to diverge,
+    f_t - f_{t-10} > 1, or else the last round. A loss that is not finite has diverged.
 
     Args:
         losses: f at rounds 0, 1, 2, ..., shape (rounds + 1,).

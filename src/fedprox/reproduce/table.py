@@ -1,4 +1,4 @@
-"""One table maker for all items: the paper's claims and numbers beside ours, as Markdown."""
+"""The table of any item as Markdown: the paper's claims and numbers, and ours."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,22 +16,31 @@ from fedprox.reproduce.item import (
     Statistics,
     at_scale,
 )
-from fedprox.reproduce.races import FACTOR, Count, Counts, Ours, measure, off, printed, ratio
+from fedprox.reproduce.races import (
+    FACTOR,
+    Count,
+    Counts,
+    MeasuredCell,
+    measure,
+    off,
+    printed,
+    ratio,
+)
 from fedprox.reproduce.summaries import RULE, Series, stop
-from fedprox.reproduce.verdicts import Judged, Measured, judge, pick
+from fedprox.reproduce.verdicts import JudgedComparison, Measured, judge, pick
 
 HOW = (
     "Ours are means over seeds, ± their standard deviation; in brackets the least, the median and "
-    "the greatest over seeds. A claim holds, or does not, where the mean of the paired differences "
-    "is two standard errors from zero, or where all of five seeds agree; with one seed the sign "
-    "counts."
+    "the greatest over seeds. A claim holds, or does not hold, if the mean of the paired "
+    "differences is two standard errors from zero, or if all of five seeds agree; with one seed "
+    "the sign decides."
 )
 
 HOW_RACES = (
     "Each cell has the paper's number, then ours: the mean over seeds ± their standard deviation, "
-    "on the curve of the best value so far, interpolated between evaluated rounds. Of a sweep the "
-    "setting that is first at the target counts, for each seed. T+: a seed was not there after T; "
-    "its T goes into the ratio, which is then a bound."
+    "on the curve of the best value so far, interpolated between evaluated rounds. Of a sweep, the "
+    "setting that reaches the target first counts, for each seed. T+: a seed had not reached the "
+    "target after T; its T enters the ratio, which is then a bound."
 )
 
 
@@ -43,18 +52,18 @@ def table(
     statistics: Mapping[str, NDArray[np.float64]],
     took: str,
 ) -> str:
-    """An item's Markdown.
+    """An item's table as Markdown.
 
     Args:
-        name: Its name in the catalogue.
-        item: It.
-        scale: The scale it was run at.
-        measured: Its series by run.
+        name: The item's name in the catalogue.
+        item: The item.
+        scale: The scale at which it was run.
+        measured: The item's series by run.
         statistics: By title, our clients, examples, mean and deviation, shape (seeds, 4).
         took: How long it took, in words.
     """
-    ran = {series.seed for group in measured.values() for series in group}
-    seeds = sorted(ran) if ran else scale.seeds
+    seeds_run = {series.seed for group in measured.values() for series in group}
+    seeds = sorted(seeds_run) if seeds_run else scale.seeds
     shown = f"seed{'s' if len(seeds) > 1 else ''} {_numbers(seeds)}"
     lines = [
         f"# {item.title}",
@@ -76,11 +85,11 @@ def table(
     if item.claims:
         lines += [HOW, ""]
     judged = [(claim, judge(claim, measured)) for claim in item.claims]
-    averages = [(claim, found) for claim, found in judged if claim.paper]
+    averages = [(claim, comparisons) for claim, comparisons in judged if claim.paper]
     if averages:
         lines += _averages(averages)
-    for claim, found in judged:
-        lines += _claim(claim, found, item, scale, measured)
+    for claim, comparisons in judged:
+        lines += _claim(claim, comparisons, item, scale, measured)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -100,12 +109,14 @@ def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [*("| " + " | ".join(line) + " |" for line in lines), ""]
 
 
-def _statistics(rows: Sequence[Statistics], found: Mapping[str, NDArray[np.float64]]) -> list[str]:
+def _statistics(
+    rows: Sequence[Statistics], measured: Mapping[str, NDArray[np.float64]]
+) -> list[str]:
     header = ["data", "", "clients", "examples", "mean", "standard deviation", "made with"]
     body = []
     for row in rows:
         body.append([row.title, "paper", *(f"{number:,}" for number in row.paper), ""])
-        ours = found[row.title]
+        ours = measured[row.title]
         shown = [f"{ours[0, 0]:,.0f}"]
         for values in ours[:, 1:].T:
             same = np.ptp(values) == 0
@@ -142,29 +153,29 @@ def _race(race: Race, item: Item, scale: Scale, measured: Measured) -> list[str]
     if race.relative == "first row":
         brackets = f"the speed-up over {race.rows[0].title}"
     header = ["", "target", *race.columns, f"more than {FACTOR} times off", "made with"]
-    found = measure(race, measured)
-    ours = [[one and one.mean for one in row] for row in found]
+    cells = measure(race, measured)
+    ours = [[cell and cell.mean for cell in row] for row in cells]
     papers = [[entry and printed(entry.paper) for entry in row.entries] for row in race.rows]
     rows = []
     for i, row in enumerate(race.rows):
         shown, far = [], []
-        for j, (one, paper) in enumerate(zip(found[i], papers[i], strict=True)):
-            shown.append(_race_cell(one, papers, ours, (i, j), race.relative))
-            difference = off(paper, one.mean) if one else ""
+        for j, (cell, paper) in enumerate(zip(cells[i], papers[i], strict=True)):
+            shown.append(_race_cell(cell, papers, ours, (i, j), race.relative))
+            difference = off(paper, cell.mean) if cell else ""
             if difference:
                 far.append(f"**{race.columns[j]}: {difference}**")
         runs = list(dict.fromkeys(entry.run for entry in row.entries if entry))
-        seeds = min((len(one.counts) for one in found[i] if one), default=0)
+        seeds = min((len(cell.counts) for cell in cells[i] if cell), default=0)
         made = f"at most {_scaled(item, runs, scale, seeds, row.note)}" if runs else row.note
         rows.append([row.title, str(row.target), *shown, "; ".join(far), made])
     return [f"{what} to the target; in brackets {brackets}.", "", *_grid(header, rows)]
 
 
 def _race_cell(
-    found: Ours | None, papers: Counts, ours: Counts, place: tuple[int, int], relative: str
+    cell: MeasuredCell | None, papers: Counts, ours: Counts, place: tuple[int, int], relative: str
 ) -> str:
     """The paper's number and ours, each with its ratio, and the settings of ours."""
-    if found is None:
+    if cell is None:
         return ""
 
     def with_ratio(number: str, counts: Counts) -> str:
@@ -173,13 +184,13 @@ def _race_cell(
 
     paper = papers[place[0]][place[1]]
     parts = [with_ratio(f"paper {_count(paper)}", papers)] if paper else []
-    if found.diverged.any():
-        bad, seeds = int(found.diverged.sum()), len(found.diverged)
+    if cell.diverged.any():
+        bad, seeds = int(cell.diverged.sum()), len(cell.diverged)
         who = "" if bad == seeds else f" ({bad} of {seeds} seeds)"
         return "; ".join([*parts, f"ours diverged{who}"])
-    parts.append(with_ratio(f"ours {_reached(found)}", ours))
-    if found.settings:
-        parts.append(" or ".join(found.settings))
+    parts.append(with_ratio(f"ours {_cell_text(cell)}", ours))
+    if cell.settings:
+        parts.append(" or ".join(cell.settings))
     return "; ".join(parts)
 
 
@@ -187,22 +198,25 @@ def _count(count: Count) -> str:
     return f"{count.value:g}" + ("+" if count.more else "")
 
 
-def _reached(found: Ours) -> str:
-    """Ours over seeds; T+ where one was not at the target after T."""
-    if not found.reached.all():
-        most, some = found.counts[~found.reached].max(), int(found.reached.sum())
-        return f"{most:g}+" + (f" ({some} of {len(found.counts)} seeds got there)" if some else "")
-    form = ".1f" if found.counts.mean() < 10 else ".0f"
-    text = f"{found.counts.mean():{form}}"
-    return text + (f" ± {found.counts.std(ddof=1):{form}}" if len(found.counts) > 1 else "")
+def _cell_text(cell: MeasuredCell) -> str:
+    """Our mean and deviation over seeds; T+ if a seed had not reached the target after T."""
+    counts = cell.counts
+    if not cell.reached.all():
+        most, some = counts[~cell.reached].max(), int(cell.reached.sum())
+        return f"{most:g}+" + (f" ({some} of {len(counts)} seeds got there)" if some else "")
+    form = ".1f" if counts.mean() < 10 else ".0f"
+    text = f"{counts.mean():{form}}"
+    return text + (f" ± {counts.std(ddof=1):{form}}" if len(counts) > 1 else "")
 
 
-def _averages(claims: Sequence[tuple[Claim, Sequence[Judged]]]) -> list[str]:
-    """Claims about a mean over data sets, side by side."""
-    places = list(dict.fromkeys(one.comparison.where for _, found in claims for one in found))
+def _averages(claims: Sequence[tuple[Claim, Sequence[JudgedComparison]]]) -> list[str]:
+    """A table of the claims about a mean over data sets."""
+    places = list(
+        dict.fromkeys(one.comparison.where for _, comparisons in claims for one in comparisons)
+    )
     rows = []
-    for claim, found in claims:
-        by_place = {one.comparison.where: one.differences for one in found}
+    for claim, comparisons in claims:
+        by_place = {one.comparison.where: one.differences for one in comparisons}
         mean = np.mean(list(by_place.values()), axis=0)
         shown = [
             _spread(by_place[place], claim.measure) if place in by_place else "" for place in places
@@ -212,14 +226,18 @@ def _averages(claims: Sequence[tuple[Claim, Sequence[Judged]]]) -> list[str]:
 
 
 def _claim(
-    claim: Claim, found: Sequence[Judged], item: Item, scale: Scale, measured: Measured
+    claim: Claim,
+    comparisons: Sequence[JudgedComparison],
+    item: Item,
+    scale: Scale,
+    measured: Measured,
 ) -> list[str]:
     sides = ["larger, says the paper", "smaller, says the paper"]
     if claim.alike:
         sides = [f"within {_value(claim.alike, claim.measure)}, by our reading", "of this"]
     header = ["data", *sides, "difference", "verdict", "made with"]
     rows = []
-    for one in found:
+    for one in comparisons:
         sides = [
             f"{_side(label, side.run, one)} {_spread(values, claim.measure, brackets=False)}"
             for label, side, values in zip(
@@ -239,42 +257,42 @@ def _claim(
             ]
         )
     lines = [
-        f"**{claim.text}** ({MEASURES[claim.measure]} {claim.over.text}; {_tally(found)})",
+        f"**{claim.text}** ({MEASURES[claim.measure]} {claim.over.text}; {_tally(comparisons)})",
         "",
         *_grid(header, rows),
     ]
     return lines + (_stops(claim, measured) if claim.over is RULE else [])
 
 
-def _side(label: str, run: str, one: Judged) -> str:
+def _side(label: str, run: str, one: JudgedComparison) -> str:
     other = one.comparison.less if run == one.comparison.greater.run else one.comparison.greater
     return label if other.run == run else f"{label} ({run})"
 
 
-def _tally(found: Sequence[Judged]) -> str:
-    verdicts = [one.verdict for one in found]
+def _tally(comparisons: Sequence[JudgedComparison]) -> str:
+    verdicts = [one.verdict for one in comparisons]
     return ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
 
 
-def _made_with(one: Judged, item: Item, scale: Scale) -> str:
+def _made_with(one: JudgedComparison, item: Item, scale: Scale) -> str:
     runs = {side.run: None for side in (one.comparison.greater, one.comparison.less)}
     return _scaled(item, list(runs), scale, len(one.greater), one.comparison.note)
 
 
 def _scaled(item: Item, runs: Sequence[str], scale: Scale, seeds: int, note: str) -> str:
-    """How much of the paper's work was done, and what else differs."""
+    """The part of the paper's rounds that was run, the seeds, and the note."""
     tables = [item.runs[run] for run in runs if run in item.runs]
     rounds = sorted({table["rounds"] for table in tables})
     done = sorted({at_scale(table, scale)["rounds"] for table in tables})
     shown = _numbers(done) if done == rounds else f"{_numbers(done)} of {_numbers(rounds)}"
-    said = "" if note.startswith(AT_SHORT) and scale.name != SHORT else note
-    said = said.removeprefix(AT_SHORT)
-    parts = [f"{shown} rounds" if tables else "", f"{seeds} seed{'s' if seeds > 1 else ''}", said]
+    text = "" if note.startswith(AT_SHORT) and scale.name != SHORT else note
+    text = text.removeprefix(AT_SHORT)
+    parts = [f"{shown} rounds" if tables else "", f"{seeds} seed{'s' if seeds > 1 else ''}", text]
     return "; ".join(filter(None, parts))
 
 
 def _stops(claim: Claim, measured: Measured) -> list[str]:
-    """Where the paper's rule stopped each run."""
+    """A table of the rounds at which the paper's rule stopped each run."""
     rows = []
     for one in claim.comparisons:
         for side in (one.greater, one.less):
@@ -301,9 +319,9 @@ def _spread(values: NDArray[np.float64], measure: str, *, brackets: bool = True)
     bad = int((~np.isfinite(values)).sum())
     if bad:
         return "diverged" + (f" ({bad} of {len(values)})" if len(values) > 1 else "")
-    share = measure == "test_accuracy"
-    scale, form = (100, ".1f") if share else (1, ".3g")
-    unit = (" points" if brackets else " %") if share else ""
+    percent = measure == "test_accuracy"
+    scale, form = (100, ".1f") if percent else (1, ".3g")
+    unit = (" points" if brackets else " %") if percent else ""
     sign = "+" if brackets else ""
     text = f"{scale * values.mean():{sign}{form}}"
     if len(values) > 1:

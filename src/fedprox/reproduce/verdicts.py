@@ -1,4 +1,4 @@
-"""Claims against what was measured."""
+"""Verdicts on the papers' claims, from our measurements."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,15 @@ Measured = Mapping[str, Sequence[Series]]
 """An item's series by the name of the run."""
 
 
-class Judged(NamedTuple):
-    """A comparison with our numbers.
+class JudgedComparison(NamedTuple):
+    """A comparison with our numbers and the verdict.
 
     Attributes:
-        comparison: It.
+        comparison: The paper's comparison.
         labels: The labels of both sides.
-        greater: The greater side's number for each seed, shape (seeds,).
-        less: The other's.
-        verdict: What the differences say.
+        greater: Our number of the side that should be greater, shape (seeds,).
+        less: Our number of the other side, shape (seeds,).
+        verdict: Whether our numbers confirm the comparison.
     """
 
     comparison: Comparison
@@ -34,13 +34,13 @@ class Judged(NamedTuple):
 
     @property
     def differences(self) -> NDArray[np.float64]:
-        """The differences greater - less for each seed: NaN where both have diverged."""
+        """The differences greater - less for each seed; NaN where both sides have diverged."""
         with np.errstate(invalid="ignore"):
             return np.asarray(self.greater - self.less)
 
 
-def judge(claim: Claim, measured: Measured) -> list[Judged]:
-    """All comparisons of a claim."""
+def judge(claim: Claim, measured: Measured) -> list[JudgedComparison]:
+    """Judge all comparisons of a claim."""
     judged = []
     for comparison in claim.comparisons:
         sides = [
@@ -49,20 +49,20 @@ def judge(claim: Claim, measured: Measured) -> list[Judged]:
         greater, less = (
             np.array([claim.over.of(series, claim.measure) for series in side]) for side in sides
         )
-        found = Judged(
+        unjudged = JudgedComparison(
             comparison, (sides[0][0].label, sides[1][0].label), greater, less, "within noise"
         )
-        judged.append(found._replace(verdict=verdict(found.differences, claim.alike)))
+        judged.append(unjudged._replace(verdict=verdict(unjudged.differences, claim.alike)))
     return judged
 
 
 def verdict(differences: NDArray[np.float64], alike: float | None = None) -> Verdict:
-    """What paired differences say, one for each seed.
+    """The verdict from paired differences, one for each seed.
 
-    They say something where their mean is two standard errors from zero, or where all of five or
-    more agree (by chance that happens once in 16); a single seed says nothing of noise, so its sign
-    decides. Where a difference is infinite (one side diverged), or not a number (both did), all
-    must agree. `alike`: the size of the mean must be below it instead.
+    A claim holds, or does not hold, if their mean is two standard errors from zero, or if all of
+    five or more have the same sign (by chance that happens once in 16). The sign of a single seed
+    decides, because its noise is unknown. If a difference is infinite (one side diverged) or NaN
+    (both did), all must have the same sign. With `alike`, the absolute mean must be below it.
 
     >>> verdict(np.array([1.0, 1.1, 0.9])), verdict(np.array([1.0, -1.1]))
     ('holds', 'within noise')
@@ -95,10 +95,10 @@ def _beyond(mean: float, noise: float) -> Verdict:
 def pick(series: Sequence[Series], label: str) -> list[Series]:
     """The series of one label, by seed."""
     chosen = best(series) if label == BEST else label
-    found = sorted((s for s in series if s.label == chosen), key=lambda s: s.seed)
-    if not found:
+    group = sorted((s for s in series if s.label == chosen), key=lambda s: s.seed)
+    if not group:
         raise KeyError(f"no {label!r} among {sorted({s.label for s in series})}")
-    return found
+    return group
 
 
 def best(series: Sequence[Series]) -> str:
