@@ -1,1 +1,1 @@
-"""Measurements of speed, each as a ratio against something run beside it in the same process."""
+"""Measurements of speed, most as ratios to a reference that runs in the same process."""

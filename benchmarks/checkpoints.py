@@ -1,11 +1,12 @@
-"""What a checkpoint costs, and what it costs to go on from one.
+"""The cost of a checkpoint, and of resuming from one.
 
     python -m benchmarks.checkpoints [--data-dir DIR]
 
-MNIST, 10 clients a round, B = 10, E = 1. *To write* is the mean of some checkpoints. *To go on*
-is what a call with `resume` takes for the one round that is left, more than a call that trains one
-round from the start, compilation left out of both: reading, and giving clients what they kept.
-*One per cent* is the number of rounds between checkpoints at which they take a hundredth of a run.
+MNIST, 10 clients a round, B = 10, E = 1. *To write* is the mean over several checkpoints. *To
+resume* is the time of a call with `resume` for the only round that is left, minus that of a call
+that trains one round from the start, both without compilation: the time to read the checkpoint and
+to restore client state. *One per cent* is the number of rounds between checkpoints at which
+checkpoints take one per cent of a run's time.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def call(
 ) -> tuple[fp.Run, float]:
     """A run, and the seconds of the whole call."""
     begin = time.perf_counter()
-    (found,) = fp.simulate(
+    (run,) = fp.simulate(
         federation,
         model,
         method,
@@ -59,39 +60,37 @@ def call(
         evaluation=fp.Evaluation(every=rounds, rows=1, gradients=False),
         checkpoints=checkpoints,
     )
-    return found, time.perf_counter() - begin
+    return run, time.perf_counter() - begin
 
 
 def main() -> None:
-    """A line for each problem."""
+    """Print a line for each problem."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", default=os.environ.get("FEDPROX_DATA"))
     arguments = parser.parse_args()
     fp.use_cpu_devices(10)
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    headers = ("method", "ms a round", "MB", "ms to write", "ms to go on", "one per cent, rounds")
+    headers = ("method", "ms a round", "MB", "ms to write", "ms to resume", "one per cent, rounds")
     for header in ("model", *headers):
         shown.add_column(header, justify="left" if header in ("model", "method") else "right")
     for name, partition, method, rounds in PROBLEMS:
         federation = fp.datasets.mnist(partition, data_dir=arguments.data_dir)
-        made = model(name, federation)
-
-        train = partial(call, federation, made, method)
+        train = partial(call, federation, model(name, federation), method)
         with tempfile.TemporaryDirectory() as folder:
-            place, last = Path(folder) / "checkpoint", rounds * CHECKPOINTS + 1
+            path, last = Path(folder) / "checkpoint", rounds * CHECKPOINTS + 1
             plain, _ = train(last)
-            keeping = fp.Checkpoints(place, every=rounds)
-            kept, _ = train(last, keeping)
-            again, seconds = train(last, fp.Checkpoints(place, resume=True))
-            seconds -= again.compile_seconds - kept.compile_seconds
+            checkpoints = fp.Checkpoints(path, every=rounds)
+            written, _ = train(last, checkpoints)
+            resumed, seconds = train(last, fp.Checkpoints(path, resume=True))
+            seconds -= resumed.compile_seconds - written.compile_seconds
             fresh, one_round = train(1)
             seconds -= one_round - fresh.compile_seconds
-        write, a_round = keeping.seconds / keeping.made, plain.run_seconds / last
+        write, a_round = checkpoints.seconds / checkpoints.made, plain.run_seconds / last
         shown.add_row(
             name,
             method.name,
             f"{1e3 * a_round:.2f}",
-            f"{keeping.size / 1e6:.2f}",
+            f"{checkpoints.size / 1e6:.2f}",
             f"{1e3 * write:.0f}",
             f"{1e3 * seconds:.0f}",
             f"{100 * write / a_round:.0f}",

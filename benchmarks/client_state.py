@@ -1,13 +1,12 @@
-"""What it costs that clients keep a state, and how much memory it takes.
+"""The time and memory that client state costs.
 
     python -m benchmarks.client_state [--data-dir DIR]
 
 FedDyn's CNN (797,962 parameters) on CIFAR-10 over 1,000 IID clients of 50 images, 100 clients a
-round, one step each, which is as much state for as little work as there can be. FedAvg keeps
-nothing; FedDyn and SCAFFOLD keep a vector for each client, and where the mean of all clients' last
-models is evaluated a second one. Each line is a process of its own, since memory is counted for a
-process: the most it ever had resident, of which the data and the rounds' program take what FedAvg's
-line says.
+round with one step each: the most state for the least work. FedAvg has no client state. FedDyn and
+SCAFFOLD store a vector for each client, and a second one if the mean of all clients' last models is
+evaluated. Each line runs in a separate process and shows the greatest resident memory of that
+process; FedAvg's line shows how much of it the data and the rounds' program take.
 """
 
 import argparse
@@ -54,7 +53,7 @@ def measure(method: str, where: Any, evaluated: Any, data_dir: str | None) -> No
 
 
 def main() -> None:
-    """One line, or all of them, each in a process of its own."""
+    """Measure one line, or all of them, each in a separate process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", default=os.environ.get("FEDPROX_DATA"))
     parser.add_argument("--line", nargs=3)

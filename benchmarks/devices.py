@@ -2,11 +2,11 @@
 
     python -m benchmarks.devices
 
-Logistic regression on Synthetic(1,1), 30 clients, and on MNIST over 1,000 (E = 20, B = 10), and the
-character LSTM (2 x 100) on made texts of 80 characters (E = 1, B = 10). Both counts of devices run
-in this process and take turns; the least of some turns counts. Seconds are those of all rounds and
-two small evaluations; *idle* is the planned share of a lane's ticks without a client. MNIST's files
-come from `FEDPROX_DATA` or a download.
+Logistic regression on Synthetic(1,1) with 30 clients and on MNIST with 1,000 clients (E = 20,
+B = 10), and the character LSTM (2 x 100) on random texts of 80 characters (E = 1, B = 10). Runs
+with one and with two devices alternate in this process, and the shortest time counts. Times are
+those of all rounds and two small evaluations; *idle* is the planned share of lane ticks without a
+client. MNIST's files come from `FEDPROX_DATA` or a download.
 """
 
 import numpy as np
@@ -19,19 +19,20 @@ TURNS = 3
 
 
 def texts(clients: int = 20, rows: int = 50) -> fp.Federation:
-    """Rows of 80 of 80 characters each."""
-    chance = np.random.default_rng(0)
-    made = [
-        (chance.integers(80, size=(rows, 80)).astype(np.int32), chance.integers(80, size=rows))
+    """Random rows of 80 characters from an alphabet of 80."""
+    rng = np.random.default_rng(0)
+    data = [
+        (rng.integers(80, size=(rows, 80)).astype(np.int32), rng.integers(80, size=rows))
         for _ in range(clients)
     ]
-    return fp.Federation.from_arrays(made, classes=80)
+    return fp.Federation.from_arrays(data, classes=80)
 
 
-def run(
+def train(
     federation: fp.Federation, model: fp.Model, cohort: int, epochs: int, rounds: int, devices: int
 ) -> fp.Run:
-    (found,) = fp.simulate(
+    """A run of FedAvg with so many devices."""
+    (run,) = fp.simulate(
         federation,
         model,
         fp.fedavg(),
@@ -41,11 +42,11 @@ def run(
         evaluation=fp.Evaluation(every=rounds, rows=2, gradients=False),
         devices=devices,
     )
-    return found
+    return run
 
 
 def main() -> None:
-    """A line for each model."""
+    """Print a line for each model."""
     fp.use_cpu_devices(100, devices=2)
     synthetic, mnist, characters = fp.datasets.synthetic(1.0, 1.0), fp.datasets.mnist(), texts()
     logistic = fp.models.logistic
@@ -60,11 +61,11 @@ def main() -> None:
         ("character LSTM", characters, fp.models.char_lstm(characters, hidden=100), 10, 1, 6),
     ):
         turns = [
-            [run(federation, model, cohort, epochs, rounds, devices) for devices in (1, 2)]
+            [train(federation, model, cohort, epochs, rounds, devices) for devices in (1, 2)]
             for _ in range(TURNS)
         ]
         least = [min(turn[i].run_seconds for turn in turns) / rounds * 1e3 for i in (0, 1)]
-        idle = [f"{100 * found.lane_idle:.0f} %" for found in turns[0]]
+        idle = [f"{100 * run.lane_idle:.0f} %" for run in turns[0]]
         milliseconds = (f"{ms:.1f}" for ms in least)
         shown.add_row(name, str(cohort), *milliseconds, f"{least[0] / least[1]:.2f}", *idle)
     Console(width=120).print(shown)

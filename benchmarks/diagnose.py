@@ -1,14 +1,14 @@
-"""Diagnose: does the suggested mu hold in a full run?
+"""Diagnosis: is the suggested mu the best one in full runs?
 
     python -m benchmarks.diagnose [NAME ...] [--data-dir DIR] [--data-seed N]
 
-On each set, without stragglers and with 90 %, the diagnosis suggests a mu from a sweep of 40 rounds
-over three seeds; then full runs with every mu of its grid, over five other seeds, show which was
-best. Learning rates, rounds, batches of 10, E = 20 and 10 clients a round are the paper's.
+For each data set, without stragglers and with 90 %, the diagnosis suggests a mu from a sweep of 40
+rounds over three seeds. Full runs with every mu of its grid, over five other seeds, show which mu
+is best. Learning rates, rounds, batches of 10, E = 20 and 10 clients a round are the paper's.
 
 The final loss is f(w) averaged over a run's last ten rounds. A mu is best within noise if its loss
-is above the best mu's by no more than two standard errors of the paired differences over seeds, or
-1 per cent. `argmin` is what the plain rule, the lowest loss at the end of the sweep, would suggest.
+exceeds that of the best mu by no more than two standard errors of the paired differences over
+seeds, or 1 per cent. `argmin` is the mu with the lowest loss at the end of the sweep.
 """
 
 import argparse
@@ -29,7 +29,7 @@ LAST = 10
 
 
 class Experiment(NamedTuple):
-    """A data set and how long and fast the paper trains on it."""
+    """A data set with the paper's learning rate and rounds."""
 
     load: Callable[[Path | None, int], fp.Federation]
     learning_rate: float
@@ -64,7 +64,7 @@ EXPERIMENTS = {
 def final_losses(
     federation: fp.Federation, experiment: Experiment, solver: fp.Solver, systems: fp.Systems
 ) -> NDArray[np.float64]:
-    """f(w) over the last rounds of full runs, shape (mus, seeds); infinity where one diverged."""
+    """f(w) over the last rounds of full runs, shape (mus, seeds); infinity if a run diverged."""
     runs = fp.simulate(
         federation,
         fp.models.logistic(federation),
@@ -75,11 +75,11 @@ def final_losses(
         rounds=experiment.rounds,
         seed=SEEDS,
     )
-    found = {
+    means = {
         (run.hparams["mu"], run.seed): np.mean([r.train_loss for r in run.history[-LAST:]])
         for run in runs
     }
-    losses = np.array([[found[mu, seed] for seed in SEEDS] for mu in MUS])
+    losses = np.array([[means[mu, seed] for seed in SEEDS] for mu in MUS])
     return np.where(np.isfinite(losses), losses, np.inf)
 
 
@@ -87,11 +87,12 @@ def verdict(losses: NDArray[np.float64], suggested: int) -> str:
     best = int(losses.mean(axis=1).argmin())
     if suggested == best:
         return "best"
-    apart = losses[suggested] - losses[best]
-    excess = apart.mean() / losses[best].mean()
+    differences = losses[suggested] - losses[best]
+    excess = differences.mean() / losses[best].mean()
     if not np.isfinite(excess):
         return "no: diverged"
-    within = apart.mean() <= 2 * apart.std(ddof=1) / np.sqrt(len(apart)) or excess <= 0.01
+    noise = 2 * differences.std(ddof=1) / np.sqrt(len(differences))
+    within = differences.mean() <= noise or excess <= 0.01
     return f"{'within noise' if within else 'no'}: {100 * excess:+.1f} %"
 
 
@@ -99,7 +100,7 @@ def row(name: str, federation: fp.Federation, stragglers: float) -> str:
     experiment = EXPERIMENTS[name]
     solver = fp.Solver(experiment.learning_rate, 10, epochs=20)
     systems = fp.Systems(stragglers)
-    found = fp.diagnose(
+    diagnosis = fp.diagnose(
         federation,
         fp.models.logistic(federation),
         solver=solver,
@@ -110,11 +111,11 @@ def row(name: str, federation: fp.Federation, stragglers: float) -> str:
     )
     losses = final_losses(federation, experiment, solver, systems)
     best = int(losses.mean(axis=1).argmin())
-    tried = [np.inf if np.isnan(t.late_loss) else t.late_loss for t in found.sweep]
-    argmin = int(np.argmin(tried))
-    if found.suggested_mu is None:
+    late_losses = [np.inf if np.isnan(t.late_loss) else t.late_loss for t in diagnosis.sweep]
+    argmin = int(np.argmin(late_losses))
+    if diagnosis.suggested_mu is None:
         return f"| {name} | {stragglers:g} | none |"
-    suggested = MUS.index(found.suggested_mu)
+    suggested = MUS.index(diagnosis.suggested_mu)
 
     def loss(i: int) -> str:
         return f"{losses[i].mean():.4f} ± {losses[i].std(ddof=1):.4f}"

@@ -1,12 +1,12 @@
-"""What it costs to look for faulty updates.
+"""The cost of screening faulty updates.
 
     python -m benchmarks.faults [--data-dir DIR]
 
 FedAvg on MNIST, 10 clients a round, B = 10, E = 1: logistic regression over the 1,000 clients of
-the power law, and the 2NN over 100 IID clients. The same rounds without screening, with updates
-that must be finite, and with updates whose sizes are compared too; no update is faulty. Evaluations
-are one at the start and one at the end, of a row of each client, without gradients. All take turns
-in this process, and the shortest run counts; the final losses must agree.
+the power law, and the 2NN over 100 IID clients. The same rounds run without screening, with a check
+that updates are finite, and with a check of their norms too; no update is faulty. The initial and
+the final model are evaluated on a row of each client, without gradients. The three variants
+alternate in this process, and the shortest run counts; their final losses must agree.
 """
 
 import argparse
@@ -31,19 +31,19 @@ POLICIES = {
 }
 
 
-def run(federation: fp.Federation, model: fp.Model, name: str, rounds: int) -> fp.Run:
-    """A run of some rounds."""
-    (found,) = fp.simulate(
+def train(federation: fp.Federation, model: fp.Model, policy: str, rounds: int) -> fp.Run:
+    """A run of some rounds with a key of `POLICIES`."""
+    (run,) = fp.simulate(
         federation,
         model,
         fp.fedavg(),
         solver=fp.Solver(0.03, 10, epochs=1),
         cohort=fp.Cohort(10),
-        faults=POLICIES[name],
+        faults=POLICIES[policy],
         rounds=rounds,
         evaluation=fp.Evaluation(every=rounds, rows=1, gradients=False),
     )
-    return found
+    return run
 
 
 def main() -> None:
@@ -57,17 +57,17 @@ def main() -> None:
         table.add_column(header, justify="right")
     for name, partition, rounds in PROBLEMS:
         federation = fp.datasets.mnist(partition, data_dir=arguments.data_dir)
-        two = fp.models.mlp(federation, hidden=[200, 200])
-        model = two if name == "2NN" else fp.models.logistic(federation)
+        two_layers = fp.models.mlp(federation, hidden=[200, 200])
+        model = two_layers if name == "2NN" else fp.models.logistic(federation)
         times = dict.fromkeys(POLICIES, math.inf)
         for _ in range(TURNS):
             losses = []
             for policy in POLICIES:
-                found = run(federation, model, policy, rounds)
-                times[policy] = min(times[policy], 1000 * found.run_seconds / rounds)
-                losses.append(found.final.train_loss)
-                if found.faulty:
-                    raise SystemExit(f"{name}, {policy}: {found.faulty} faulty updates")
+                run = train(federation, model, policy, rounds)
+                times[policy] = min(times[policy], 1000 * run.run_seconds / rounds)
+                losses.append(run.final.train_loss)
+                if run.faulty:
+                    raise SystemExit(f"{name}, {policy}: {run.faulty} faulty updates")
             if max(losses) - min(losses) > 1e-3 * min(losses):
                 raise SystemExit(f"{name}: losses differ, {losses}")
         none = times["none"]

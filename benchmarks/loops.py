@@ -1,8 +1,8 @@
-"""What users write instead: the same training as plain loops in NumPy and in torch.
+"""The same training as plain loops in NumPy and in torch, as users would write them.
 
-Both see the same federation, the same cohorts and the same mini-batches as the library, and do the
-same: local SGD on each client of the cohort, one after another, n_k-weighted averaging, and the
-asked-for evaluation. Both are written with care for speed within what their style allows.
+Both loops use the federation, the cohorts and the mini-batches of the library, and do the same
+work: local SGD on the clients of the cohort one after another, averaging weighted by n_k, and the
+same evaluation. Both are optimized as far as a plain loop allows.
 """
 
 import itertools
@@ -30,7 +30,7 @@ class Setting:
         clients_per_round: K.
         rounds: Rounds T.
         evaluate_every: Rounds between evaluations.
-        mu: Weight of the proximal term.
+        mu: Proximal weight.
     """
 
     federation: Federation
@@ -69,7 +69,7 @@ class Timing(NamedTuple):
 def _alternate(
     setting: Setting, one_round: Callable[[int], None], evaluate: Callable[[], float]
 ) -> Timing:
-    """Rounds and evaluations in turn, each timed; the initial model is evaluated too."""
+    """Run and time rounds and evaluations; the initial model is evaluated too."""
     rounds, clock = 0.0, time.perf_counter
     begin = clock()
     loss = evaluate()
@@ -83,7 +83,7 @@ def _alternate(
 
 
 def numpy_loop(setting: Setting) -> Timing:
-    """Logistic regression with its gradient by hand."""
+    """Logistic regression with a hand-written gradient."""
     federation, batch = setting.federation, setting.solver.batch_size
     assert isinstance(batch, int)
     train, test = federation.train, federation.test
@@ -116,7 +116,7 @@ def numpy_loop(setting: Setting) -> Timing:
             own = error[rows] / (rows.stop - rows.start)
             np.matmul(own.T, client_x[k], out=gradients[k])
             bias_gradients[k] = own.sum(axis=0)
-        # E_k ||g_k||^2 - ||E_k g_k||^2 costs less than deviations, and precision
+        # E_k ||g_k||^2 - ||E_k g_k||^2 is faster than deviations, but less precise
         variance = 0.0
         for all_of_them in (gradients, bias_gradients):
             flat = all_of_them.reshape(len(clients), -1)

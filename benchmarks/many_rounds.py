@@ -1,10 +1,10 @@
-"""What a run costs before its first rounds are done, by the number of its rounds.
+"""The time and memory until a run's first record, by the number of its rounds.
 
     python -m benchmarks.many_rounds
 
-Logistic regression on Synthetic(1,1), an evaluation every 100 rounds. Each run is a process of its
-own, ended at its first evaluated round after the initial model. *Seconds* are from the call of
-`simulate` to that record, compilation included; *MB* is the most memory that the process had.
+Logistic regression on Synthetic(1,1), an evaluation every 100 rounds. Each run has a separate
+process and ends at the first evaluation after that of the initial model. *Seconds* are from the
+call of `simulate` to that evaluation, compilation included; *MB* is the process's greatest memory.
 """
 
 import json
@@ -19,23 +19,23 @@ from rich.table import Table
 import fedprox as fp
 
 CASES = ((30, 10, 1, (10**3, 10**5, 10**7)), (1000, 1000, 5, (10**3, 5 * 10**3, 10**7)))
-"""Clients, clients of a round, seeds, and numbers of rounds."""
+"""Clients, clients of a round, seeds, and several numbers of rounds."""
 
 
-class Enough(Exception):
-    """The first rounds are done."""
+class FirstRoundsDone(Exception):
+    """Raised to end a run after its first rounds."""
 
 
-def one(clients: int, cohort: int, seeds: int, rounds: int) -> None:
+def measure(clients: int, cohort: int, seeds: int, rounds: int) -> None:
     """Print the seconds and the megabytes of one run, as JSON."""
     fp.use_cpu_devices(cohort)
     federation = fp.datasets.synthetic(1.0, 1.0, clients=clients)
     model = fp.models.logistic(federation)
     begin = time.perf_counter()
 
-    def until(record: fp.Record) -> None:
+    def stop_after_first(record: fp.Record) -> None:
         if record.round:
-            raise Enough
+            raise FirstRoundsDone
 
     try:
         fp.simulate(
@@ -48,23 +48,23 @@ def one(clients: int, cohort: int, seeds: int, rounds: int) -> None:
             rounds=rounds,
             evaluation=fp.Evaluation(every=100, gradients=False),
             seed=list(range(seeds)),
-            on_record=until,
+            on_record=stop_after_first,
         )
-    except Enough:
+    except FirstRoundsDone:
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
         print(json.dumps([time.perf_counter() - begin, memory]))
 
 
 def main() -> None:
-    """A line for each number of rounds."""
+    """Print a line for each number of rounds."""
     if len(sys.argv) > 1:
-        one(*map(int, sys.argv[1:]))
+        measure(*map(int, sys.argv[1:]))
         return
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for header in ("clients", "a round", "seeds", "rounds", "seconds", "MB"):
         shown.add_column(header, justify="right")
-    for clients, cohort, seeds, several in CASES:
-        for rounds in several:
+    for clients, cohort, seeds, round_counts in CASES:
+        for rounds in round_counts:
             case = (clients, cohort, seeds, rounds)
             command = [sys.executable, "-m", "benchmarks.many_rounds", *map(str, case)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -3,13 +3,13 @@
     python -m benchmarks.million [--folder DIR] [--clients N] [--repeats R]
 
 Logistic regression on 8 features and 4 classes, 50 to 150 rows of a client, FedAvg with 100 clients
-a round, batches of 10, evaluated on 1,000 clients. The files, 1.9 GB, go to a temporary folder and
-are removed in the end. Each line is a process of its own, since memory is counted for a process;
-lines are run in turn, several times, and the median over all stretches of 50 rounds, an evaluation
-of training loss and accuracy included, is shown. Ratios are to a thousand clients in files.
+a round, batches of 10, evaluated on 1,000 clients. The files, 1.9 GB, are written to a temporary
+folder and removed at the end. Each line runs in a separate process, because memory is measured by
+process. Lines alternate and are repeated; the table shows medians over all blocks of 50 rounds,
+each with an evaluation of training loss and accuracy. Ratios are to a thousand clients in files.
 
-"files" are mapped, "memory" is the same federation in arrays. A cold line begins after the system
-was asked to forget the files' pages, so that its rounds read from the disk.
+"files" are mapped files, "memory" is the same federation in arrays. Before a "cold" line the system
+is asked to drop the files' pages from its cache, so that rounds read from the disk.
 """
 
 import argparse
@@ -35,11 +35,11 @@ import fedprox as fp
 
 FEATURES, CLASSES, FEW, COHORT, TESTS = 8, 4, 1000, 100, 10
 BLOCK = 10_000
-"""Clients that are drawn at once."""
+"""Clients whose rows are generated together."""
 
 ROUNDS, EVERY, FIRST = 1000, 50, 5
-"""Rounds, rounds between evaluations, and evaluations before which time is not counted: the first
-rounds' plans are made while programs compile."""
+"""Rounds, rounds between evaluations, and the first evaluation from which time is counted: the
+plans of earlier rounds are made while programs compile."""
 
 EPOCHS = (1, 5)
 CLOCKS = ("seconds", "processor")
@@ -48,33 +48,33 @@ Array = NDArray[Any]
 
 
 def sizes(clients: int) -> NDArray[np.int64]:
-    """Rows of each client: from 50 to 150, 100 in the mean."""
+    """Rows of each client: from 50 to 150, 100 on average."""
     return 50 + np.arange(clients) * 37 % 101
 
 
 def clients(count: int, rows: NDArray[np.int64], seed: int) -> Iterator[tuple[Array, Array]]:
-    """Each client's rows: its own mean, and labels by a rule that all share, with noise."""
+    """Each client's rows: features around its own mean, labels by a common rule with noise."""
     rule = np.random.default_rng(0).normal(size=(FEATURES, CLASSES)).astype(np.float32)
     for begin in range(0, count, BLOCK):
         stream = np.random.default_rng([seed, begin])
-        mine = rows[begin : begin + BLOCK]
-        mean = np.random.default_rng([7, begin]).normal(size=(len(mine), FEATURES))
-        x = stream.standard_normal((int(mine.sum()), FEATURES), np.float32)
-        x += np.repeat(mean.astype(np.float32), mine, axis=0)
+        block_rows = rows[begin : begin + BLOCK]
+        mean = np.random.default_rng([7, begin]).normal(size=(len(block_rows), FEATURES))
+        x = stream.standard_normal((int(block_rows.sum()), FEATURES), np.float32)
+        x += np.repeat(mean.astype(np.float32), block_rows, axis=0)
         noise = stream.standard_normal((len(x), CLASSES), np.float32)
         y = (x @ rule + noise).argmax(axis=1).astype(np.uint8)
-        edges = np.cumsum(mine)[:-1]
+        edges = np.cumsum(block_rows)[:-1]
         yield from zip(np.split(x.astype(np.float16), edges), np.split(y, edges), strict=True)
 
 
 def generate(folder: Path, count: int) -> None:
-    """Write a federation of so many clients."""
+    """Write the files of a federation of `count` clients."""
     train = clients(count, sizes(count), 1)
     fp.datasets.write_mapped(folder, train, clients(count, np.full(count, TESTS), 2))
 
 
-def forget(folder: Path) -> None:
-    """Ask the system to drop the files' pages."""
+def drop_pages(folder: Path) -> None:
+    """Ask the system to drop the files' pages from its cache."""
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -82,7 +82,7 @@ def forget(folder: Path) -> None:
 
 
 def measure(folder: str, where: str, epochs: int) -> None:
-    """Print what a process takes, as JSON."""
+    """Print the measurements of a line, as JSON."""
     fp.use_cpu_devices(COHORT)
     begin = time.perf_counter()
     federation = fp.datasets.mapped(folder, classes=CLASSES)
@@ -106,7 +106,7 @@ def measure(folder: str, where: str, epochs: int) -> None:
     )
     last = run.final
     rounds = np.diff(times[FIRST:], axis=0) / EVERY
-    found = {
+    measurements = {
         "seconds": rounds[:, 0].tolist(),
         "processor": rounds[:, 1].tolist(),
         "open": opened,
@@ -115,24 +115,24 @@ def measure(folder: str, where: str, epochs: int) -> None:
         "loss": [last.train_loss, last.train_loss_se],
         "accuracy": [last.test_accuracy, last.test_accuracy_se],
     }
-    print(json.dumps(found))
+    print(json.dumps(measurements))
 
 
-def line(folder: Path, where: str, epochs: int) -> dict[str, Any]:
-    """What a process of its own takes."""
+def measure_in_process(folder: Path, where: str, epochs: int) -> dict[str, Any]:
+    """The measurements of a line in a new process."""
     command = [sys.executable, "-m", "benchmarks.million", "--line", str(folder), where]
     done = subprocess.run([*command, str(epochs)], check=True, capture_output=True, text=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    measurements: dict[str, Any] = json.loads(done.stdout)
+    return measurements
 
 
 def compare(folder: Path, count: int, repeats: int) -> Table:
-    """Both federations in turn."""
+    """A table with both federations, whose lines alternate."""
     lines = [(FEW, "memory"), (FEW, "files"), (count, "files"), (count, "cold")]
     shown = Table(title="FedAvg, 100 clients a round", box=None)
     for header in (
         "clients",
-        "rows lie in",
+        "rows in",
         "E",
         "ms a round (ratio)",
         "processor, ms (ratio)",
@@ -144,30 +144,32 @@ def compare(folder: Path, count: int, repeats: int) -> Table:
     ):
         shown.add_column(header, justify="right")
     for epochs in EPOCHS:
-        found: dict[tuple[int, str], list[dict[str, Any]]] = {each: [] for each in lines}
+        repeated: dict[tuple[int, str], list[dict[str, Any]]] = {each: [] for each in lines}
         for _ in range(repeats):
             for clients_, where in lines:
                 if where == "cold":
-                    forget(folder / str(clients_))
-                place = "files" if where == "cold" else where
-                found[clients_, where].append(line(folder / str(clients_), place, epochs))
-        typical = {
-            each: [statistics.median(s for one in many for s in one[what]) for what in CLOCKS]
-            for each, many in found.items()
+                    drop_pages(folder / str(clients_))
+                storage = "files" if where == "cold" else where
+                repeated[clients_, where].append(
+                    measure_in_process(folder / str(clients_), storage, epochs)
+                )
+        medians = {
+            each: [statistics.median(s for one in runs for s in one[what]) for what in CLOCKS]
+            for each, runs in repeated.items()
         }
-        for each, many in found.items():
-            (loss, loss_error), (accuracy, error) = many[0]["loss"], many[0]["accuracy"]
+        for each, runs in repeated.items():
+            (loss, loss_error), (accuracy, error) = runs[0]["loss"], runs[0]["accuracy"]
             shown.add_row(
                 f"{each[0]:,}",
                 "files, cold" if each[1] == "cold" else each[1],
                 str(epochs),
                 *(
                     f"{1e3 * t:.2f} ({t / base:.2f})"
-                    for t, base in zip(typical[each], typical[FEW, "files"], strict=True)
+                    for t, base in zip(medians[each], medians[FEW, "files"], strict=True)
                 ),
-                f"{statistics.median(one['open'] for one in many):.2f}",
-                f"{statistics.median(one['setup'] for one in many):.1f}",
-                f"{statistics.median(one['memory'] for one in many):.0f}",
+                f"{statistics.median(one['open'] for one in runs):.2f}",
+                f"{statistics.median(one['setup'] for one in runs):.1f}",
+                f"{statistics.median(one['memory'] for one in runs):.0f}",
                 f"{loss:.4f} ± {loss_error:.4f}",
                 f"{100 * accuracy:.2f} ± {100 * error:.2f}",
             )
@@ -175,7 +177,7 @@ def compare(folder: Path, count: int, repeats: int) -> Table:
 
 
 def main() -> None:
-    """Make the files, and measure."""
+    """Write the files, measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help="where the temporary folder is made")
     parser.add_argument("--clients", type=int, default=10**6)
@@ -186,8 +188,8 @@ def main() -> None:
         folder, where, epochs = arguments.line
         measure(folder, where, int(epochs))
         return
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
+        folder = Path(temporary)
         for count in (FEW, arguments.clients):
             begin = time.perf_counter()
             generate(folder / str(count), count)

@@ -2,11 +2,11 @@
 
     python -m benchmarks.models [NAME ...]
 
-A round is ten clients (on an accelerator also fifty), each with some mini-batches of made-up data
-of the right shape; the library runs it as `simulate` does, torch as a plain loop over the clients.
-Both take turns, the fastest of several runs counts, and both are held against the fastest product
-of two large matrices that was seen. Operations are counted from the layers' shapes: the products
-of a step forwards and for both gradients, without the one for the input of the first layer.
+A round has ten clients (on an accelerator also fifty), each with a few mini-batches of random data
+of the right shape. The library runs it with `simulate`, torch as a plain loop over the clients.
+Both alternate, the fastest of several runs counts, and both are compared with the fastest product
+of two large matrices. Operations are counted from the layers' shapes: a step has the products of
+the forward pass and of both gradients, except the gradient of the first layer's input.
 """
 
 import argparse
@@ -41,17 +41,17 @@ class Row:
     """A model of the table.
 
     Attributes:
-        name: Its name there.
+        name: The model's name.
         batch: Rows B of a mini-batch.
         model: Our model for a federation.
-        torch: The same as a torch module, of images with their channels in front.
+        torch: The same model as a torch module; images have their channels first.
         shape: Shape of one example.
-        products: Multiply-and-add operations of each layer's product for one example.
+        products: Multiply-add operations of each layer's product for one example.
         classes: Number of classes.
-        tokens: Number of different tokens where features are tokens, else 0.
+        tokens: Number of different tokens if features are tokens, else 0.
         labels: Shape of one example's labels.
-        learns_input: Whether the first product needs a gradient in its input (after an embedding).
-        wanted: How many times as fast as torch it is asked to be.
+        learns_input: Whether the first product needs the gradient of its input, an embedding.
+        wanted: Required speed relative to torch; None for no requirement.
         steps: Mini-batches of a client.
     """
 
@@ -75,7 +75,7 @@ class Row:
         return 2.0 * self.batch * (3 * sum(self.products) - free)
 
     def federation(self, clients: int) -> fp.Federation:
-        """Made-up data: each client has its own."""
+        """Random data, different for each client."""
         rng, rows = np.random.default_rng(0), self.steps * self.batch
 
         def client() -> tuple[Array, Array]:
@@ -98,7 +98,7 @@ def resnet_products() -> tuple[int, ...]:
 
 
 def lstm_products(length: int, width: int, *units: int) -> tuple[int, ...]:
-    """The products of layers of LSTM: of each one's inputs, and of its own outputs."""
+    """The products of LSTM layers: for each, those of its inputs and of its previous outputs."""
     layers = zip((width, *units[:-1]), units, strict=True)
     return tuple(length * 4 * h * size for d, h in layers for size in (d, h))
 
@@ -255,7 +255,7 @@ def fastest(run: Callable[[], object], repeats: int) -> float:
 
 
 def ceiling() -> tuple[float, float]:
-    """GFLOP/s of a product of two large matrices: by jax, by torch."""
+    """GFLOP/s of a product of two large matrices, in JAX and in torch."""
     size = 2048
     a = jax.numpy.ones((size, size))
     product = jax.jit(lambda a: a @ a)
@@ -289,7 +289,7 @@ def compare(row: Row, clients: int, best: float) -> tuple[str, ...]:
         theirs = min(theirs, fastest(module.round, rounds))
         our_one = min(our_one, fastest(alone, 10))
         their_one = min(their_one, fastest(module.step, 10))
-    ours = (more - one) / rounds  # planning, evaluations and the like take as long in both
+    ours = (more - one) / rounds  # planning and evaluations cancel
     each = clients * row.steps
     parameters = sum(a.size for a in jax.tree.leaves(cold.params))
     data = federation.train.x.nbytes + federation.train.y.nbytes

@@ -1,10 +1,10 @@
-"""One process with one CPU device, one with two, and two that meet over the loopback.
+"""One process with one CPU device, one with two, and two processes over the loopback.
 
     python -m benchmarks.processes
 
-Each line is `fedprox run` on MNIST with FedAvg, E = 20 and B = 10, and takes turns with the others;
-`FEDPROX_DATA` names the data, or they are downloaded. Seconds are those of all rounds and two small
-evaluations, without compilation, as `summary.json` has them: the least of some turns.
+Each setting runs `fedprox run` on MNIST with FedAvg, E = 20 and B = 10. The settings alternate, and
+the shortest time counts. Times are the `run_seconds` of `summary.json`: all rounds and two small
+evaluations, without compilation. MNIST's files come from `FEDPROX_DATA` or a download.
 """
 
 import json
@@ -41,31 +41,31 @@ def seconds(folder: Path, experiment: Path, processes: int, devices: int) -> flo
     out = folder / "run"
     command = [str(Path(sys.executable).with_name("fedprox")), "run", str(experiment)]
     command += ["--devices", str(devices), "--out", str(out)]
-    meet: list[list[str]] = [[]]
+    options: list[list[str]] = [[]]
     if processes > 1:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
-        several = ["--coordinator", address, "--processes", str(processes), "--process"]
-        meet = [[*several, str(i)] for i in range(processes)]
-    started = [subprocess.Popen(command + each, stdout=subprocess.DEVNULL) for each in meet]
-    ended = [process.wait() for process in started]
-    if any(ended):
+        shared = ["--coordinator", address, "--processes", str(processes), "--process"]
+        options = [[*shared, str(i)] for i in range(processes)]
+    started = [subprocess.Popen(command + each, stdout=subprocess.DEVNULL) for each in options]
+    statuses = [process.wait() for process in started]
+    if any(statuses):
         raise SystemExit(f"{experiment}: a process failed")
-    (found,) = json.loads((out / "summary.json").read_text())
+    (run,) = json.loads((out / "summary.json").read_text())
     out.rename(folder / f"done-{len(list(folder.iterdir()))}")
-    return float(found["run_seconds"])
+    return float(run["run_seconds"])
 
 
 def main() -> None:
-    """A line for each problem."""
+    """Print a line for each problem."""
     shown = Table(title="milliseconds a round", box=None, pad_edge=False, header_style="bold")
     for header in ("model", *SETTINGS, "2 devices / 1", "2 processes / 1"):
         shown.add_column(header, justify="left" if header == "model" else "right")
     for name, (partition, model, epochs, clients, rounds) in PROBLEMS.items():
         least = dict.fromkeys(SETTINGS, math.inf)
-        with tempfile.TemporaryDirectory() as made:
-            folder = Path(made)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
             experiment = folder / "experiment.toml"
             experiment.write_text(
                 EXPERIMENT.format(
@@ -76,9 +76,9 @@ def main() -> None:
                 for setting, counts in SETTINGS.items():
                     took = 1e3 * seconds(folder, experiment, *counts) / rounds
                     least[setting] = min(least[setting], took)
-        one, two, meeting = least.values()
+        one, two_devices, two_processes = least.values()
         times = (f"{ms:.1f}" for ms in least.values())
-        shown.add_row(name, *times, f"{one / two:.2f}", f"{one / meeting:.2f}")
+        shown.add_row(name, *times, f"{one / two_devices:.2f}", f"{one / two_processes:.2f}")
     Console(width=140).print(shown)
 
 

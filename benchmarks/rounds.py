@@ -3,10 +3,10 @@
     python -m benchmarks.rounds [--data-dir DIR]
 
 SYN is Synthetic(1,1) with E = 20, evaluated every round; LR-MNIST is MNIST over 1,000 clients with
-E = 1 and E = 20, evaluated every 20 rounds. Batches of 10, 10 clients a round, no stragglers. All
-three sides train the same clients on the same mini-batches from the same start, and their final
-losses must agree. An evaluation is training loss, test accuracy and gradient variance on all sides;
-the library measures gamma besides.
+E = 1 and E = 20, evaluated every 20 rounds. Batches of 10, 10 clients a round, no stragglers. The
+library and the loops train the same clients on the same mini-batches from the same initial model,
+and their final losses must agree. All evaluate training loss, test accuracy and gradient variance;
+the library also measures gamma.
 """
 
 import argparse
@@ -26,26 +26,26 @@ import fedprox as fp
 from benchmarks.loops import Setting, Timing, numpy_loop, torch_loop
 
 SYN_SEED = 1834
-"""Data seed whose client sizes make a round about 13,000 client steps."""
+"""Data seed with which a round has about 13,000 client steps."""
 
 
 def settings(data_dir: str | None) -> dict[str, Setting]:
     """The benchmarks by name, with mu = 0."""
     synthetic = fp.datasets.synthetic(1.0, 1.0, seed=SYN_SEED)
-    found = {"SYN": Setting(synthetic, fp.Solver(0.01, 10, epochs=20), 10, 60, 1, 0.0)}
+    known = {"SYN": Setting(synthetic, fp.Solver(0.01, 10, epochs=20), 10, 60, 1, 0.0)}
     try:
         mnist = fp.datasets.mnist(data_dir=data_dir)
     except fp.InputError as error:
         print(f"LR-MNIST is left out: {error}", file=sys.stderr)
-        return found
+        return known
     for epochs in (1, 20):
         solver = fp.Solver(0.03, 10, epochs=epochs)
-        found[f"LR-MNIST E={epochs}"] = Setting(mnist, solver, 10, 100, 20, 0.0)
-    return found
+        known[f"LR-MNIST E={epochs}"] = Setting(mnist, solver, 10, 100, 20, 0.0)
+    return known
 
 
 def library(setting: Setting, *mus: float) -> fp.Run:
-    """The fastest of three runs; the programs are compiled first and not timed."""
+    """The fastest of three runs, without compilation."""
 
     def once() -> fp.Run:
         return fp.simulate(
@@ -69,7 +69,8 @@ def fastest(loop: Callable[[Setting], Timing], setting: Setting, runs: int) -> T
 def rounds_alone(setting: Setting) -> float:
     """Seconds of the setting's rounds without evaluations.
 
-    Those of three times as many less those of as many, both evaluated at their ends only, halved.
+    This is half the difference between runs of three times the rounds and of the rounds, in which
+    only the initial and the final model are evaluated.
     """
     few = replace(setting, evaluate_every=setting.rounds)
     many = replace(few, rounds=3 * few.rounds, evaluate_every=3 * few.rounds)
@@ -79,31 +80,31 @@ def rounds_alone(setting: Setting) -> float:
 def compare_rounds(name: str, setting: Setting, table: Table) -> None:
     """Add a row with evaluations and one without, for FedAvg and for FedProx mu = 1."""
     for mu in (0.0, 1.0):
-        here = replace(setting, mu=mu)
-        ours = library(here, mu)
-        by_numpy = fastest(numpy_loop, here, 3)
+        with_mu = replace(setting, mu=mu)
+        ours = library(with_mu, mu)
+        by_numpy = fastest(numpy_loop, with_mu, 3)
         check(name, ours.final.train_loss, by_numpy.loss)
-        # torch is slow where a client does twenty epochs: fewer rounds, evaluated in proportion,
-        # and a run of the library to agree with
-        few = here
-        if here.solver.epochs != 1:
+        # torch is slow at twenty epochs: it runs fewer rounds, evaluated in proportion, and its
+        # loss is compared with that of a shorter run of the library
+        few = with_mu
+        if with_mu.solver.epochs != 1:
             few = replace(
-                here,
-                rounds=here.rounds // 10,
-                evaluate_every=max(1, here.evaluate_every // 10),
+                with_mu,
+                rounds=with_mu.rounds // 10,
+                evaluate_every=max(1, with_mu.evaluate_every // 10),
             )
         by_torch = fastest(torch_loop, few, 2)
         check(name, library(few, mu).final.train_loss, by_torch.loss)
-        alone = rounds_alone(here)
+        alone = rounds_alone(with_mu)
         method = f"FedProx mu = {mu:g}" if mu else "FedAvg"
         whole = [
-            1e3 * ours.run_seconds / here.rounds,
-            1e3 * (by_numpy.rounds + by_numpy.evaluations) / here.rounds,
+            1e3 * ours.run_seconds / with_mu.rounds,
+            1e3 * (by_numpy.rounds + by_numpy.evaluations) / with_mu.rounds,
             1e3 * (by_torch.rounds + by_torch.evaluations) / few.rounds,
         ]
         parts = [
-            1e3 * alone / here.rounds,
-            1e3 * by_numpy.rounds / here.rounds,
+            1e3 * alone / with_mu.rounds,
+            1e3 * by_numpy.rounds / with_mu.rounds,
             1e3 * by_torch.rounds / few.rounds,
         ]
         for what, (fast, numpy_, torch_) in (("run", whole), ("rounds alone", parts)):
@@ -121,13 +122,13 @@ def compare_rounds(name: str, setting: Setting, table: Table) -> None:
 
 
 def check(name: str, ours: float, theirs: float) -> None:
-    """The sides must have trained the same model."""
+    """Exit if the losses, and so the trained models, differ."""
     if abs(ours - theirs) > 1e-3 * abs(theirs):
         raise SystemExit(f"{name}: losses differ, {ours} against {theirs}")
 
 
 def sweep(setting: Setting) -> str:
-    """Time of four values of mu in one program against one."""
+    """The time of four values of mu in one program, relative to one value."""
     one, four = library(setting, 1.0), library(setting, 0.0, 0.01, 0.1, 1.0)
     ratio = four.run_seconds / one.run_seconds
     return f"SYN, four values of mu in one program: {ratio:.2f} times the time of one"
@@ -153,7 +154,7 @@ print(json.dumps([imported - begin, loaded - imported, run.compile_seconds, run.
 
 
 def cold(data_dir: str | None, cache: Path | None) -> list[float]:
-    """Seconds of a fresh process for LR-MNIST E = 1: import, data, compile, run, all inside it."""
+    """Seconds of LR-MNIST E = 1 in a new process: import, data, compile, run, inside, whole."""
     line = f"import pathlib; fp.use_compilation_cache(pathlib.Path({str(cache)!r}))"
     code = COLD.format(cache=line if cache else "")
     command = [sys.executable, "-c", code, data_dir or ""]

@@ -1,4 +1,4 @@
-"""What a stop rule, a line search and a first exchange cost against plain mini-batch SGD.
+"""The cost of a stopping rule, a line search and FedDANE's extra exchange against plain SGD.
 
 `python -m benchmarks.solvers` prints a Markdown table: Synthetic(1,1), 10 clients a round, mu = 1.
 """
@@ -14,7 +14,7 @@ REPEATS = 3
 
 
 def main() -> None:
-    """Time each local solver in turn, in one process, and compare with the first."""
+    """Time each local solver, in one process, and compare it with the first."""
     fp.use_cpu_devices(clients_per_round=10)
     federation = fp.datasets.synthetic(seed=1834)
     model = fp.models.logistic(federation)

@@ -2,16 +2,16 @@
 
     python -m benchmarks.sweeps [--data-dir DIR]
 
-Four learning rates times four mu of FedProx on MNIST, 10 clients a round, E = 1: logistic
-regression over the 1,000 clients of the power law, and FedAvg's 2NN over 100 IID clients.
-Evaluations are one at the start and one at the end, without gradients. Both sides run in this
-process and take turns, the shortest of some turns counts, and the losses of the point that ran
-alone must agree. A single run is that of one point, times 16: all do the same work.
+Four learning rates times four values of mu of FedProx on MNIST, 10 clients a round, E = 1: logistic
+regression over the 1,000 clients of the power law, and FedAvg's 2NN over 100 IID clients. The
+initial and the final model are evaluated, without gradients. Single runs and sweeps alternate in
+this process, the shortest time counts, and the losses of the point that runs alone must agree. Only
+one point runs alone; its time is multiplied by 16, because all points do the same work.
 
-*Single run* and *sweep* are seconds to compile and seconds of the rest. Of the ratios, *warm* is
-that of the rest alone, *cold* counts compilation, which every run started by itself pays,
-*processes* adds to both what a process of its own needs to import and to read the data, and
-*processor* is the cold one in processor seconds, which other work on the machine disturbs less.
+*Single run* and *sweep* are seconds of compilation and of the rest. Among the ratios, *warm* is
+without compilation, *cold* with it, *processes* also adds the time in which a new process imports
+the library and reads the data, and *processor* is *cold* in processor seconds, which other work on
+the machine disturbs less.
 """
 
 import argparse
@@ -38,12 +38,12 @@ PARTITIONS: dict[str, Literal["power-law", "iid"]] = {
 
 
 class Seconds(NamedTuple):
-    """What a run takes, by the clock but for the last.
+    """Times of a run, in seconds.
 
     Attributes:
-        compile: To compile.
-        run: For rounds and evaluations.
-        processor: Of all cores, for everything.
+        compile: Wall-clock time of compilation.
+        run: Wall-clock time of rounds and evaluations.
+        processor: Processor time of the whole call, over all cores.
     """
 
     compile: float
@@ -59,7 +59,7 @@ def run(
     rates: Sequence[float],
     mus: Sequence[float],
 ) -> tuple[fp.Run, Seconds]:
-    """A sweep, with its first point's run."""
+    """The first run of a sweep, and the sweep's times."""
     mlp = name == "2NN"
     begin = time.process_time()
     first, *_ = fp.simulate(
@@ -76,12 +76,12 @@ def run(
 
 
 def least(turns: list[Seconds]) -> Seconds:
-    """The least of each."""
+    """The least value of each time."""
     return Seconds(*map(min, zip(*turns, strict=True)))
 
 
 def start(name: str, data_dir: str | None) -> float:
-    """Seconds in which a process of its own imports the library and reads the data."""
+    """Seconds in which a new process imports the library and reads the data."""
     code = "import sys, fedprox; fedprox.datasets.mnist(sys.argv[1], data_dir=sys.argv[2] or None)"
     command = [sys.executable, "-c", code, PARTITIONS[name], data_dir or ""]
     times = []
@@ -95,7 +95,7 @@ def start(name: str, data_dir: str | None) -> float:
 def compare(
     federation: fp.Federation, name: str, batch: int, rounds: int, alone: float
 ) -> tuple[str, ...]:
-    """A row of the table, given what a process takes to start."""
+    """A row of the table; `alone` is the time in which a process starts."""
     ones, sweeps = [], []
     for _ in range(TURNS):
         single, seconds = run(federation, name, batch, rounds, RATES[:1], MUS[:1])

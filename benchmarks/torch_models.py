@@ -1,4 +1,4 @@
-"""The papers' models as torch modules, and rounds of them as a plain loop."""
+"""The papers' models as torch modules, and rounds as a plain loop."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def to_device(array: Any) -> Any:
-    """A tensor where torch works."""
+    """The array as a tensor on torch's device."""
     return torch.from_numpy(np.ascontiguousarray(array)).to(DEVICE)
 
 
 def wait() -> None:
-    """Until torch has done what it was asked to."""
+    """Wait until torch has finished all pending work."""
     if DEVICE == "cuda":
         torch.cuda.synchronize()
 
@@ -123,7 +123,7 @@ def resnet18() -> nn.Module:
 
 
 class Loop:
-    """FedAvg with one epoch of SGD, client after client.
+    """FedAvg with one epoch of SGD, one client after another.
 
     Args:
         module: The model.
@@ -155,7 +155,7 @@ class Loop:
         wait()
 
     def round(self) -> None:
-        """All clients' epochs from the same start, and the mean of their models."""
+        """One epoch of each client from the same model, and the mean of the results."""
         with torch.no_grad():
             start = [p.clone() for p in self.parameters]
             mean = [torch.zeros_like(p) for p in start]

@@ -1,7 +1,7 @@
 """The papers' recurrent models as torch modules.
 
-torch's LSTM has no peepholes, so FedAvg's models do a little less here than there, and two biases
-for each gate.
+torch's LSTM has no peepholes, so FedAvg's models do a little less work than in the library, and it
+has two biases for each gate.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from torch import nn
 
 
 class NextSymbol(nn.Module):
-    """Embedding, layers of LSTM, an output for each symbol."""
+    """An embedding, LSTM layers, and an output for each symbol."""
 
     def __init__(
         self, symbols: int, width: int, units: int, *, layers: int, every_position: bool
@@ -41,20 +41,20 @@ class Sentiment(nn.Module):
 
 
 def char_lstm(hidden: int) -> nn.Module:
-    """FedProx's and FedDyn's: 80 characters."""
+    """The model of FedProx and FedDyn: 80 characters."""
     return NextSymbol(80, 8, hidden, layers=2, every_position=False)
 
 
 def char_lstm_fedavg() -> nn.Module:
-    """FedAvg's: 258 characters, a label at every position, no peepholes."""
+    """FedAvg's model: 258 characters, a label at every position, no peepholes."""
     return NextSymbol(258, 8, 256, layers=2, every_position=True)
 
 
 def word_lstm() -> nn.Module:
-    """FedAvg's: 10,000 words, a label at every position, no peepholes."""
+    """FedAvg's model: 10,000 words, a label at every position, no peepholes."""
     return NextSymbol(10_000, 192, 256, layers=1, every_position=True)
 
 
 def sentiment_lstm(hidden: int) -> nn.Module:
-    """FedProx's: word vectors of 300."""
+    """FedProx's model: word vectors of 300."""
     return Sentiment(300, hidden)

@@ -83,7 +83,7 @@ def _key(task: Task, stragglers: float, epochs: int = 20) -> str:
 
 
 def _with_stragglers(task: Task, stragglers: float, epochs: int = 20) -> Table:
-    """FedAvg if there are stragglers (else it equals mu = 0), mu = 0, and with E = 20 the best mu."""
+    """FedAvg (without stragglers it equals mu = 0), mu = 0, and with E = 20 the best mu."""
     methods = [FEDAVG] if stragglers else []
     mus = (0.0, task.mu) if epochs == 20 else (0.0,)
     return task.experiment(*methods, fedprox(*mus), stragglers=stragglers, epochs=epochs)
