@@ -242,7 +242,25 @@ def test_a_label_is_the_name_the_variant_and_the_numbers(method: Algorithm, expe
     solver = method.solver(Solver(0.1, "all", epochs=1))
     (point,) = sweep_points(method, solver)
     assert label(method, solver, point) == expected
-    assert (method.stragglers == "drop") == (method.name in ("fedsgd", "fedavg", "fedopt"))
+
+
+@pytest.mark.parametrize(
+    ("method", "stragglers"),
+    [
+        (fedsgd(), "drop"),
+        (fedavg(), "drop"),
+        (fedopt(optax.adam), "drop"),
+        (fedprox(mu=0.1), "keep"),
+        (feddane(mu=0.1), "keep"),
+        (scaffold(), "keep"),
+        (feddyn(alpha=0.1), "keep"),
+        (fedsplit(2.0), "keep"),
+    ],
+)
+def test_partial_work_is_dropped_where_the_papers_drop_it(
+    method: Algorithm, stragglers: str
+) -> None:
+    assert method.stragglers == stragglers
 
 
 def test_numbers_with_the_same_label_are_refused() -> None:

@@ -39,6 +39,7 @@ def test_the_method_in_contributing_is_the_oracles(monkeypatch: pytest.MonkeyPat
     (source,) = re.findall(r"```python\n(.*?)```", CONTRIBUTING, re.DOTALL)
     module = ModuleType("momentum")
     monkeypatch.setitem(sys.modules, "momentum", module)
+    assert max(map(len, source.splitlines())) <= 100  # as in the project's own files
     exec(source, module.__dict__)
     beside_the_oracle(
         module.momentum(beta=[0.5, 0.9]),
