@@ -90,10 +90,30 @@ def explained(groups: Iterable[Sized]) -> str:
 
 
 def figure(runs: Sequence[Run]) -> "Figure":
-    """A panel for each measure, a line for each method; bands are ± one standard deviation.
+    """A figure with a panel for each measure and a line for each method.
 
-    Only what was measured is drawn: without gradients there is no panel of their variance. A
-    model's metrics on test rows have panels of their own.
+    Bands are ± one standard deviation over seeds. Only what was measured is drawn: without gradients
+    there is no panel of their variance. A model's metrics on test rows have panels of their own.
+
+    Args:
+        runs: The runs of a comparison, as `simulate` returns them.
+
+    Returns:
+        A Matplotlib figure that is not registered with pyplot; notebooks show it.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.synthetic(clients=4)
+        >>> runs = fp.simulate(
+        ...     federation,
+        ...     fp.models.logistic(federation),
+        ...     fp.fedavg(),
+        ...     solver=fp.Solver(learning_rate=0.01, batch_size=10, epochs=1),
+        ...     cohort=fp.Cohort(clients_per_round=2),
+        ...     rounds=2,
+        ... )
+        >>> [panel.get_title() for panel in figure(runs).axes][:2]
+        ['training loss f(w)', 'test accuracy']
     """
     # here, since matplotlib is slow to import
     from fedprox.report.notebook_figure import NotebookFigure

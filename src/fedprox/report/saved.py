@@ -21,6 +21,14 @@ def save_model(path: str | Path, params: Params) -> None:
 
     Raises:
         InputError: There is no such folder, or a parameter is not a floating-point array.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_model(f"{folder}/a.safetensors", {"w": np.arange(3.0)})
+        ...     load_model(f"{folder}/a.safetensors")["w"].tolist()
+        [0.0, 1.0, 2.0]
     """
     path = Path(path)
     require(path.parent.is_dir(), f"{path.parent}: no such folder")
