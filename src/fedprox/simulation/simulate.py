@@ -1,4 +1,4 @@
-"""Training methods on a federation: the public entry point and the checks of its arguments."""
+"""The entry point `simulate`, and the checks of its arguments."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -59,70 +59,73 @@ def simulate(
     on_progress: Callable[[Progress], None] | None = None,
     progress: bool = True,
 ) -> list[Run]:
-    """Train a method on a federation, or several on the same clients, stragglers and mini-batches.
+    """Train one method on a federation, or compare several on identical random draws.
 
-    Compiled programs are kept on disk, so that the same call compiles nothing again, in this
-    process or another one. JAX's own settings are left as they are:
-    `jax_enable_compilation_cache = False` turns this off, and `jax_compilation_cache_dir` names
-    another folder.
+    All methods see the same cohorts, stragglers and mini-batches.
+
+    Compiled programs are cached on disk and reused by later calls, also in other processes. JAX's
+    own settings take precedence: `jax_enable_compilation_cache = False` turns the cache off, and
+    `jax_compilation_cache_dir` sets its folder.
 
     Args:
         federation: The clients and their data.
         model: The model to train.
-        methods: The algorithm, such as `fedprox(mu=1.0)`, or several. A method's numbers and the
-            solver's learning rate may each be several: every combination is a point, and all
-            points run as one batched axis of the same program over the same plan.
+        methods: An algorithm, such as `fedprox(mu=1.0)`, or a list of them. If hyperparameters or
+            the solver's learning rate are sequences, each combination of their values is a sweep
+            point. All sweep points of a method run together in one program.
         solver: The local solver.
-        cohort: How a round's clients are chosen.
-        systems: Which of them cannot finish.
-        faults: What is done about updates that are not finite, or far larger than the others'.
-            None for nothing: they count, and a run that they ruin is shown as diverged.
-        rounds: Rounds T.
-        evaluation: How often, on which rows and clients, and of which model records are measured.
-        client_store: Where that lies which clients keep from round to round: "device", "host", a
-            file on "disk", or the first of them where it fits. Results are the same.
-        seed: Seed, or several: each a run of its own through the same compiled program.
-        target: What `stop_at_target` waits for, such as a test accuracy to reach or a training loss
-            to come down to; see `Target`.
-        stop_at_target: Whether a run ends at the first evaluation where "all", or "any", of its
-            points have reached the target; points that have diverged are not waited for. Until
-            there it is the same run, bit for bit.
-        selection: Whether a run keeps its last or its best model, and when it ends without
+        cohort: How each round's clients are sampled.
+        systems: Which of these clients are stragglers, and how much work they do.
+        faults: How updates are treated that are not finite or far larger than the others. With
+            None they count like any other update, and a run that they ruin is reported as diverged.
+        rounds: Number of rounds T.
+        evaluation: How often, on which rows and clients, and for which model measures are computed.
+        client_store: Where client state is stored between rounds: on the "device", in "host"
+            memory or on "disk". "auto" takes the first of these that has room. Results do not
+            depend on it.
+        seed: A seed, or a sequence of seeds. Each seed is a separate run of the same compiled
+            program.
+        target: The target for `stop_at_target`, such as a test accuracy or a training loss.
+        stop_at_target: When a run ends early: at the first evaluation at which "all" or "any" of
+            its sweep points have reached the target, or "never". "all" ignores sweep points that
+            have diverged. Up to its end, the run is bit for bit the same.
+        selection: Whether a run keeps its last or its best model, and how long it continues without
             progress.
-        stop: Called with each record but those of the last round; a run ends where it returns True,
-            and keeps what it has found. Sweep points run together, until it has returned True of
-            all of them. Of several processes it must say the same in each.
-        initial: The parameters that every method and seed begins with, a pytree like that of
-            `model.init`, such as `load_model` gives; those of `model.init` where left out.
-        devices: How many of the devices that JAX sees share a round's clients; all where left out.
-            The result differs in the last bits, by the order of sums.
-        checkpoints: Where and how often checkpoints are made; none where left out. A run that goes
-            on from one is the same as one that was never interrupted, bit for bit; and so is a
-            finished run that goes on with more rounds, see `Checkpoints.ends`.
-        on_record: Called with each record as soon as it is known, and first with those of a
-            checkpoint.
-        on_progress: Called with each phase and as rounds end.
-        progress: Whether progress is shown on stderr: as bars in a terminal and in a notebook, else
-            by a line after ten seconds and another one every minute.
+        stop: Called with each record except those of the last round. A run ends when it returns
+            True, and keeps its results so far. Sweep points run together until it has returned True
+            for each of them. It must return the same in all processes.
+        initial: The initial parameters of every method and seed, a pytree like that of
+            `model.init`, for example from `load_model`. None means the parameters of `model.init`.
+        devices: Number of JAX devices that share a round's clients. None means all devices. The
+            order of sums depends on it, so results differ in the last bits.
+        checkpoints: Where and how often checkpoints are written. None means no checkpoints. A
+            resumed run has the same bits as an uninterrupted one. So has a finished run that is
+            extended by more rounds, see `Checkpoints.ends`.
+        on_record: Called with each new record. If the run resumes from a checkpoint, it is first
+            called with the records of the checkpoint.
+        on_progress: Called when a phase begins and when rounds end.
+        progress: Whether to show progress on stderr: as bars in a terminal or a notebook, otherwise
+            as a line after ten seconds and then every minute.
 
     Returns:
-        One run for each method, seed and point, methods outermost and points innermost.
+        One run for each method, seed and sweep point, with methods outermost and sweep points
+        innermost.
 
     Raises:
-        InputError: A number out of range, a cohort larger than the federation, a stop without a
-            target, a target on a measure that records do not have, training rows that stay with
-            the host and are too many to be evaluated on unasked, a method that is not as
-            `Algorithm` says or whose functions give arrays of wrong shapes, a model with fewer
-            outputs than classes, initial parameters that are not the model's or not finite, or a
-            faulty update where `faults.policy` is "fail".
+        InputError: If an argument is invalid or does not fit the others: for example if a number is
+            out of range, the cohort is larger than the federation, `stop_at_target` has no target,
+            records lack the target's measure, or the initial parameters do not fit the model; if
+            the training rows stay on the host and evaluations would read too many of them; if an
+            algorithm's functions return arrays of wrong shapes; or if an update is faulty and
+            `faults.policy` is "fail".
 
     Warns:
-        UserWarning: `evaluation.every` is above `rounds`; the training labels are all of one class;
-            or test labels are of a class that no client trains on. The last is not looked for
-            among labels in files that evaluations do not read.
+        UserWarning: If `evaluation.every` is above `rounds`, all training labels are of one class,
+            or test labels are of a class that no client trains on. The last check skips labels in
+            files that evaluations do not read.
     """
     use_default_compilation_cache()
-    methods = _several(methods)
+    methods = _as_list(methods)
     require(
         checkpoints is None or isinstance(checkpoints, Checkpoints),
         f"checkpoints = {shown(checkpoints)}; it must be a fedprox.Checkpoints or None",
@@ -145,7 +148,7 @@ def simulate(
         stop=stop,
         initial=initial,
     )
-    compared = _checked(protocol, methods)
+    compared = _checked_methods(protocol, methods)
     begin = Snapshot(())
     mesh = lane_mesh(devices)
     on_record = on_record or _ignore
@@ -171,12 +174,12 @@ def simulate(
     return runs
 
 
-def _checked(protocol: Protocol, algorithms: Sequence[Algorithm]) -> list[Method]:
-    """The methods of a comparison.
+def _checked_methods(protocol: Protocol, algorithms: Sequence[Algorithm]) -> list[Method]:
+    """Check the algorithms, and make them the methods of a comparison.
 
     Raises:
-        InputError: The model does not fit the federation, an algorithm is not as `Algorithm` says
-            or cannot follow the protocol, or two methods have the same label.
+        InputError: If the model does not fit the federation, an algorithm is invalid or cannot
+            follow the protocol, or two methods have the same label.
     """
     check_model(protocol.model, protocol.federation)
     for algorithm in algorithms:
@@ -194,63 +197,64 @@ def _checked(protocol: Protocol, algorithms: Sequence[Algorithm]) -> list[Method
 
 
 def _fingerprint(protocol: Protocol, methods: Sequence[Method]) -> Fingerprint:
-    """What a comparison's checkpoints are told from those of others by."""
-    known = {
+    """What distinguishes the checkpoints of this comparison from those of others."""
+    settings = {
         "parameters": describe(protocol.model.shapes),
-        # labels have six digits
+        # labels are not enough: they have six digits
         "points": [list(point.values()) for method in methods for point in method.points],
     }
     for method in methods:
-        known |= _scheduled(method)
+        settings |= _schedule(method)
     return Fingerprint(
         tuple(label for method in methods for label in method.labels),
         protocol.seeds,
         protocol.rounds,
-        protocol.settings | known,
+        protocol.settings | settings,
         protocol.model,
     )
 
 
 def _run_all(session: Session, methods: Sequence[Method], begin: Snapshot) -> list[Run]:
-    """Run all methods that are left, and return the runs of all."""
+    """Run the methods that `begin` has not finished, and return the runs of all methods."""
     for record in begin.records:
         session.on_record(record)
     runs, seeds = list(begin.finished), session.protocol.seeds
     for number, method in enumerate(methods):
-        left = seeds[max(0, begin.seed_runs - number * len(seeds)) :]
-        if left:
-            begin = run_method(session, method, left, runs, begin)
+        remaining = seeds[max(0, begin.seed_runs - number * len(seeds)) :]
+        if remaining:
+            begin = run_method(session, method, remaining, runs, begin)
     return runs
 
 
-def _several(methods: Algorithm | Sequence[Algorithm]) -> list[Algorithm]:
-    """The methods of a comparison, of which there may be one."""
-    needed = "it must be an algorithm, such as fedprox.fedavg(), or a list of them"
+def _as_list(methods: Algorithm | Sequence[Algorithm]) -> list[Algorithm]:
+    """The methods as a list, also if there is only one."""
+    allowed = "it must be an algorithm, such as fedprox.fedavg(), or a list of them"
     if isinstance(methods, Algorithm):
         return [methods]
     require(
         isinstance(methods, Sequence) and not isinstance(methods, str | bytes),
-        f"methods = {shown(methods)}; {needed}",
+        f"methods = {shown(methods)}; {allowed}",
     )
-    require(len(methods) > 0, f"methods: none given; {needed}")
+    require(len(methods) > 0, f"methods: none given; {allowed}")
     for i, method in enumerate(methods):
-        require(isinstance(method, Algorithm), f"methods[{i}] = {shown(method)}; {needed}")
+        require(isinstance(method, Algorithm), f"methods[{i}] = {shown(method)}; {allowed}")
     return list(methods)
 
 
 def _seeds(seed: int | Sequence[int]) -> tuple[int, ...]:
-    """The seeds of a comparison, of which there may be one."""
-    given: Any = seed.tolist() if isinstance(seed, np.ndarray) else seed
-    several = isinstance(given, Sequence) and not isinstance(given, str | bytes)
-    return tuple(given) if several else (given,)
+    """The seeds as a tuple, also if there is only one."""
+    seeds: Any = seed.tolist() if isinstance(seed, np.ndarray) else seed
+    is_sequence = isinstance(seeds, Sequence) and not isinstance(seeds, str | bytes)
+    return tuple(seeds) if is_sequence else (seeds,)
 
 
 COMPARED_ROUNDS = 0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000
-"""Rounds by whose learning rates checkpoints tell schedules apart, also of an extended run."""
+"""Rounds whose learning rates identify a schedule in a checkpoint. They do not depend on T, since a
+run may be extended."""
 
 
-def _scheduled(method: Method) -> dict[str, Any]:
-    """A method's schedule of learning rates as checkpoints know it; nothing without one."""
+def _schedule(method: Method) -> dict[str, Any]:
+    """How a checkpoint identifies a method's learning rate schedule; empty without a schedule."""
     solver = method.solver
     if solver.schedule is None:
         return {}
@@ -258,7 +262,7 @@ def _scheduled(method: Method) -> dict[str, Any]:
     for t in COMPARED_ROUNDS:
         try:
             factors.append(solver.factor(t))
-        except InputError:  # beyond the run it may have none
+        except InputError:  # a schedule may end with the run
             factors.append(None)
     return {f"{method.labels[0]}: learning rates": [name_of(solver.schedule), *factors]}
 

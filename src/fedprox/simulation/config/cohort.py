@@ -1,4 +1,4 @@
-"""Which clients take part in a round, and what share each one's answer has in the server's mean."""
+"""Cohorts: which clients take part in a round, and how their messages are weighted."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
@@ -17,9 +17,9 @@ class Drawn(NamedTuple):
     """The clients of a cohort.
 
     Attributes:
-        clients: Their indices, all different, shape (m,).
-        mass: What each one's answer counts, shape (m,): the mean over those that took part has
-            weights mass / sum of their masses.
+        clients: Indices of the clients, all different, shape (m,).
+        mass: Unnormalized weight of each client's message, shape (m,). The mean over the clients
+            that take part divides by the sum of their masses.
     """
 
     clients: NDArray[np.int64]
@@ -28,19 +28,19 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class Cohort:
-    """How a round's clients are chosen, and how their answers are averaged.
+    """How a round's clients are sampled, and how their messages are weighted.
 
     Attributes:
-        clients_per_round: K, the clients of a round.
+        clients_per_round: Number of clients per round, K.
         sampling: "uniform": K clients uniformly without replacement, weights n_k / sum of the
             cohort's n_j (McMahan et al. 2017, Algorithm 1; Li et al. 2020, section 5.1).
             "proportional": K draws with replacement, client k with probability p_k = n_k / n, and
             the plain mean over the draws (Li et al. 2020, Algorithms 1 and 2). A client drawn
             twice works once and counts twice.
-            "bernoulli": every client by itself with probability K / N, weights n_k / sum of the
-            cohort's n_j; an empty cohort is drawn anew (Acar et al. 2021, the authors' code).
-            Methods that count each client once (`Algorithm.average`) have equal weights in the
-            first and the last.
+            "bernoulli": each client independently with probability K / N, weights n_k / sum of the
+            cohort's n_j; an empty cohort is drawn again (Acar et al. 2021, the authors' code).
+            With "uniform" and "bernoulli", methods that count each client once
+            (`Algorithm.average`) use equal weights instead.
     """
 
     clients_per_round: int
@@ -51,7 +51,7 @@ class Cohort:
         require_one_of("cohort.sampling", self.sampling, get_args(Sampling))
 
     def sizes(self, clients: int) -> range:
-        """The possible numbers of clients in a cohort, drawn from so many."""
+        """The possible sizes of a cohort that is drawn from `clients` clients."""
         least = self.clients_per_round if self.sampling == "uniform" else 1
         most = clients if self.sampling == "bernoulli" else min(self.clients_per_round, clients)
         return range(least, most + 1)
@@ -65,13 +65,13 @@ class Cohort:
     ) -> Drawn:
         """The cohort of a round.
 
-        Its cost hardly grows with the number of clients.
+        The cost hardly grows with the number of clients.
 
         Args:
             seed: Seed of the run.
             round_: Round t.
             offsets: Where each client's training rows begin, shape (clients + 1,).
-            purpose: What the cohort is for: cohorts of different purposes are independent.
+            purpose: The random stream: cohorts of different purposes are independent.
 
         >>> drawn = Cohort(2).draw(0, 7, np.array([0, 5, 6, 16]))
         >>> len(drawn.clients), bool((drawn.mass == np.array([5, 1, 10])[drawn.clients]).all())
@@ -87,14 +87,14 @@ class Cohort:
         if self.sampling == "bernoulli":
             count = 0
             while not count:
-                # given how many took part, who did is uniform
+                # given its size, a Bernoulli cohort is a uniform sample
                 count = stream.binomial(clients, self.clients_per_round / clients)
         chosen = stream.choice(clients, count, replace=False)
         return Drawn(chosen, offsets[chosen + 1] - offsets[chosen])
 
 
 def weights(mass: NDArray[np.int64]) -> NDArray[np.float64]:
-    """mass_k / sum_j mass_j over the clients that took part.
+    """The weights mass_k / sum_j mass_j of the clients that took part.
 
     >>> weights(np.array([30, 10])).tolist()
     [0.75, 0.25]

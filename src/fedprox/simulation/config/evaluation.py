@@ -51,7 +51,7 @@ class Evaluation:
             value = getattr(self, name)
             if value is not None or name == "every":
                 require_whole(f"evaluation.{name}", value)
-                object.__setattr__(self, name, int(value))  # NumPy's too: records hold it
+                object.__setattr__(self, name, int(value))  # no NumPy integers in JSON files
         require_one_of("evaluation.model", self.model, get_args(Evaluated))
         require(
             isinstance(self.gradients, bool | np.bool_),
@@ -59,6 +59,6 @@ class Evaluation:
         )
 
     def of(self, federation: Federation) -> "Evaluation":
-        """The same evaluation with `clients` None where that is no less than all clients."""
+        """The same evaluation, with `clients` set to None if it is not fewer than all clients."""
         sampled = self.clients is not None and self.clients < len(federation)
         return self if sampled else replace(self, clients=None)

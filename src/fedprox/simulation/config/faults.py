@@ -1,19 +1,20 @@
-"""Faulty updates: what a client sends that is not finite, or far larger than what the others send.
+"""Faulty updates: updates that are not finite, or far larger than the others of their round.
 
-An update is the message that a client sends and what it would keep. It is faulty at a point of a
-sweep if a number in it is NaN or infinite, or its square is (beyond 1.8e19 in single precision); or
-if its size is more than `norm` times the median of the round's finite updates,
+An update is a client's message and its new client state. It is faulty at a sweep point if one of
+its numbers or their squares is NaN or infinite (in single precision, squares overflow beyond
+1.8e19). It is also faulty if its size is more than `norm` times the median size of the round's
+finite updates,
 
     s_k > norm * median_j s_j,   s_k = ||message_k||,
 
-the lower median where their count is even. So up to half of a cohort may be faulty in size and the
-others are still told from them. In a cohort of two the smaller is the measure of the larger, and a
-single update is never beyond itself; where the median is 0 there is nothing to compare with.
+with the lower median if their number is even. Faulty sizes are therefore detected as long as they
+are at most half of the cohort. In a cohort of two, the larger update is compared with the smaller.
+A single update is never too large, and no update is if the median is 0.
 
-What a method calls the size of its message is `Algorithm.size`: the norm of all of it, but for
-parts that differ between sound clients for a reason. Updates are then left out, as if their clients
-had not been in the cohort: the mean is over the others, the share of the clients that took part is
-theirs, and the client keeps what it had. Without a sound update the round changes nothing.
+`Algorithm.size` defines the size of a message: its norm, without parts that may well differ between
+sound clients. A faulty update is left out as if its client had not been in the cohort: the mean and
+the participation are those of the other clients, and the client keeps its old state. A round
+without a sound update changes nothing.
 """
 
 import math
@@ -24,25 +25,28 @@ from typing import Literal, get_args
 from fedprox.errors import as_float, require, require_one_of, shown
 
 Policy = Literal["drop", "fail", "clip"]
-"""What becomes of a faulty update, or of the run."""
+"""What happens to a faulty update, or to the run."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """What is done about faulty updates.
+    """How faulty updates are treated.
 
-    Finding those that are not finite takes a pass over each message as it comes in. Comparing sizes
-    takes all of a round's messages at its end: each device then has room for the messages of its
-    clients in the round, and for what they would keep, until the next.
+    The test for finite numbers is one pass over each message when it arrives. The comparison of
+    sizes needs all messages of a round: each device then stores the messages and new client states
+    of its clients until the end of the round.
 
     Attributes:
-        policy: "drop": a faulty update is left out; "fail": the run ends; "clip": one that is only
-            too large is scaled down to `norm` times the median, what its client keeps changes by
-            the same share, and one that is not finite is left out.
-        norm: How many times the median size an update may have, at least 1; infinity for any.
+        policy: "drop": faulty updates are left out. "fail": a faulty update ends the run. "clip":
+            an update that is only too large is scaled down to `norm` times the median, and the
+            change of its client's state by the same factor; an update that is not finite is left
+            out.
+        norm: Largest allowed size of an update, as a multiple of the median, at least 1. Infinity
+            allows any finite size.
 
     Raises:
-        InputError: Another policy, a number out of range, or nothing to clip to.
+        InputError: If `policy` is unknown, `norm` is out of range, or `norm` is infinite with
+            "clip".
 
     >>> Faults(norm=5)
     Faults(policy='drop', norm=5)

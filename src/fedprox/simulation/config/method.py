@@ -22,8 +22,8 @@ class Method:
     """An algorithm under a protocol.
 
     Attributes:
-        protocol: What compared methods share.
-        algorithm: The algorithm, with the model that is evaluated (see `Protocol.reported`).
+        protocol: The settings that compared methods share.
+        algorithm: The algorithm, from `Protocol.reported`.
     """
 
     protocol: Protocol
@@ -46,14 +46,14 @@ class Method:
 
     @property
     def name(self) -> str:
-        """What progress calls it."""
+        """The method's name in progress reports."""
         if len(self.points) == 1:
             return self.labels[0]
         return f"{self.algorithm.name} ({len(self.points)} points together)"
 
     @property
     def faults(self) -> Faults | None:
-        """How its faulty updates are treated; None without screening."""
+        """How faulty updates are treated; None without screening."""
         return self.protocol.screening(self.algorithm)
 
     @property
@@ -62,14 +62,15 @@ class Method:
         return self.protocol.by_client or self.faults is not None
 
     def initial_state(self, params: Params, mesh: Mesh) -> State:
-        """The server's state before round 0, the same at every sweep point."""
+        """The server's state before round 0, equal at all sweep points."""
         return replicate(mesh, self._at_points(self.algorithm.init(params)))
 
     def initial_client_state(self, params: Params) -> ClientState:
-        """The state of every client before round 0, the same at every sweep point."""
-        first = self.algorithm.client_state
-        return None if first is None else self._at_points(first(params))
+        """The state of each client before round 0, equal at all sweep points."""
+        initial = self.algorithm.client_state
+        return None if initial is None else self._at_points(initial(params))
 
     def _at_points(self, tree: Any) -> Any:
+        """The same arrays at each sweep point, leaves (points, ...)."""
         count, host = len(self.points), jax.tree.map(np.asarray, tree)
         return jax.tree.map(lambda a: np.broadcast_to(a, (count, *a.shape)), host)

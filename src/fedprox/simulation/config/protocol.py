@@ -1,7 +1,7 @@
-"""The protocol: everything that compared methods share.
+"""The protocol: the settings that compared methods share.
 
-Cohorts, stragglers and mini-batches are drawn from (seed, round, client) alone, so methods with the
-same protocol are paired by construction.
+Cohorts, stragglers and mini-batches depend only on (seed, round, client), so methods with the same
+protocol see the same random draws.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from fedprox.solver import Solver, name_of
 from fedprox.streams import Purpose, check_seed, generator
 
 Storage = Literal["auto", "device", "host", "disk"]
-"""Where the store lies."""
+"""Where client state is stored."""
 
 
 PARTS = {
@@ -45,43 +45,44 @@ PARTS = {
     "target": Target,
     "selection": Selection,
 }
-"""What a protocol is made of, by type; faults and target may be None."""
+"""The types of a protocol's parts; faults and target may be None."""
 
 
 MOST_ROUNDS = 10**7
-"""Rounds of a run at most."""
+"""Most rounds of a run."""
 
 
 LONGEST = 100
-"""Characters of a setting as text, such as the speeds of all clients; of more there is a digest."""
+"""Characters after which the text of a setting, such as the speeds of all clients, is replaced by a
+digest."""
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What compared methods share.
+    """The settings that compared methods share.
+
+    `rounds` and `seeds` are converted from NumPy's integers to Python's, since they are written as
+    JSON.
 
     Attributes:
         federation: The clients and their data.
         model: The model to train.
         solver: The local solver.
-        cohort: How a round's clients are chosen.
-        systems: Which of them cannot finish.
-        faults: What is done about faulty updates; None for no screening.
-        rounds: Rounds T.
-        evaluation: How records are measured; its `clients` is None where as many are given as
-            there are.
-        client_store: Where what clients keep lies.
-        seeds: Seeds, each a run of its own.
-        target: What rounds are counted to, for methods that stop there.
-        stop_at_target: When they do.
+        cohort: How each round's clients are sampled.
+        systems: Which of these clients are stragglers, and how much work they do.
+        faults: How faulty updates are treated; None means no screening.
+        rounds: Number of rounds T.
+        evaluation: How records are measured; `clients` is None if that is all clients.
+        client_store: Where client state is stored.
+        seeds: The seeds, one for each run.
+        target: The target for `stop_at_target`.
+        stop_at_target: When a run that reaches the target ends.
         selection: Which of a run's models is kept, and when a run without progress ends.
-        stop: Says of a record whether its run ends there; None for never.
-        initial: The parameters that all begin with; None for those of `model.init`.
-
-    Whole numbers and seeds may be NumPy's; they are Python's here, since records hold them.
+        stop: A function of a record that returns whether its run ends; None means never.
+        initial: The initial parameters; None means those of `model.init`.
 
     Raises:
-        InputError: A number out of range, or a cohort larger than the federation.
+        InputError: If a setting is out of range or does not fit the others.
     """
 
     federation: Federation
@@ -126,8 +127,8 @@ class Protocol:
             "target_loss",
         )
         if self.target is not None:
-            known = self.target.among(self.measures, self.model.metrics)
-            object.__setattr__(self, "target", known)
+            target = self.target.among(self.measures, self.model.metrics)
+            object.__setattr__(self, "target", target)
         object.__setattr__(self, "selection", self.selection.among(self.measures))
         require(
             self.stop is None or callable(self.stop),
@@ -136,15 +137,15 @@ class Protocol:
         self.systems.check(len(self.federation))
 
     def best(self, history: Sequence[Record] = ()) -> Best:
-        """The best value, in the records of a run, of the measure that runs are judged by."""
+        """The best value of the selection's measure in the records of a run."""
         measure = self.selection.measure
-        assert measure is not None  # `Selection.among` has seen to it
+        assert measure is not None  # set by `Selection.among`
         lower = lower_is_better(measure, self.model.metrics)
         return Best(measure, lower_is_better=lower, history=history)
 
     @property
     def waits(self) -> bool:
-        """Whether runs wait for each evaluation, since it may end them."""
+        """Whether a run waits for each evaluation, since the evaluation may end it."""
         ends = self.stop_at_target != "never" or self.selection.patience is not None
         return ends or self.stop is not None
 
@@ -162,7 +163,7 @@ class Protocol:
 
     @cached_property
     def measured(self) -> Federation:
-        """The same with the rows that evaluations read."""
+        """The clients that evaluations read, with the rows that evaluations read."""
         if self.evaluation.rows is None:
             return self.sampled
         return self.sampled.sample(self.evaluation.rows)
@@ -174,61 +175,64 @@ class Protocol:
 
     @cached_property
     def by_client(self) -> bool:
-        """Whether evaluations say what they find client by client.
+        """Whether evaluations return measures client by client.
 
-        Of a sample of clients, for standard errors; and where test or validation rows are left
-        out, since a client counts by all it has.
+        A sample of clients needs them for standard errors. If only some of the test or validation
+        rows are read, they are needed to weight each client by all of its rows.
         """
         held_out = zip(self.measured.parts[1:], self.sampled.parts[1:], strict=True)
-        some = any(len(read) < len(whole) for read, whole in held_out)
-        return some or self.evaluation.clients is not None
+        partial = any(len(read) < len(whole) for read, whole in held_out)
+        return partial or self.evaluation.clients is not None
 
     @cached_property
     def measured_ownership(self) -> Ownership:
-        """Which process reads which of them: where all are read, their ownership."""
+        """Which process reads which of the clients that evaluations read."""
         if self.sampled is self.federation:
             return self.ownership
         return ownership_of_processes(self.sampled.train.offsets)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What results depend on beside methods, model, seeds and rounds, as JSON would hold it.
+        """All settings that results depend on, except methods, model, seeds and rounds, for JSON.
 
-        For the data stand their numbers of clients and rows.
+        The data are represented by their numbers of clients and rows.
         """
         others = {"federation", "model", "seeds", "rounds", "client_store", "initial"}
-        found: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "clients": len(self.federation),
             "training rows": len(self.federation.train),
             "test rows": len(self.federation.test),
         }
         if self.initial is not None:
-            found["initial"] = digest(self.initial)
+            settings["initial"] = digest(self.initial)
         if self.federation.validation:
-            found["validation rows"] = len(self.federation.validation)
+            settings["validation rows"] = len(self.federation.validation)
         if self.model.metrics:
-            found["model.metrics"] = ", ".join(self.model.metrics)
+            settings["model.metrics"] = ", ".join(self.model.metrics)
         for each in fields(self):
             if each.name not in others:
-                found |= _by_name(each.name, getattr(self, each.name))
+                settings |= _by_name(each.name, getattr(self, each.name))
         if self.target is not None and self.target.lower_is_better is None:
-            del found["target.lower_is_better"]  # older checkpoints do not have it
-        return found
+            del settings["target.lower_is_better"]  # older checkpoints do not have it
+        return settings
 
     def first_params(self, seed: int) -> Params:
-        """w^0 of a seed."""
+        """The initial parameters w^0 of a seed."""
         return initial_params(self.model, seed) if self.initial is None else self.initial
 
     def reported(self, algorithm: Algorithm) -> Algorithm:
-        """The method with the model that is to be evaluated; central training has only one."""
+        """The algorithm with `evaluation.model` as its evaluated model.
+
+        Central training has only one model.
+        """
         return algorithm if algorithm.pooled else reporting(algorithm, self.evaluation.model)
 
     def screening(self, algorithm: Algorithm) -> Faults | None:
-        """What is done about faulty updates; central training has no clients who send any."""
+        """How a method's faulty updates are treated; central training has no updates."""
         return None if algorithm.pooled else self.faults
 
     def check(self, algorithm: Algorithm, solver: Solver) -> None:
-        """Raise `InputError` where a method cannot follow the protocol.
+        """Raise `InputError` if a method cannot follow the protocol.
 
         Args:
             algorithm: The method.
@@ -238,7 +242,8 @@ class Protocol:
             solver.factor(t)
         require(
             self.evaluation.gradients or solver.gamma is None,
-            "evaluation.gradients = false; whether solver.gamma was met could then not be told",
+            "evaluation.gradients = false; with solver.gamma it must be true, since gradients show "
+            "whether gamma was reached",
         )
         where, noise = "data", "augmentation"
         if self.federation.augment is None:
@@ -246,18 +251,18 @@ class Protocol:
         noisy = is_noisy(self.federation, self.model)
         require(
             not noisy or (solver.gamma is None and not solver.searches_line),
-            f"{where}: with {noise} every mini-batch has an objective of its own, so neither "
+            f"{where}: with {noise} each mini-batch has a different objective, so neither "
             "solver.gamma nor an optimizer that searches along a line can be used",
         )
         require(
             algorithm.stragglers == "keep" or solver.gamma is None or self.systems.deadline is None,
-            f"{algorithm.name} drops stragglers, and with solver.gamma and systems.deadline who is "
-            "late is known only after its work: leave out one of the three",
+            f"{algorithm.name} drops stragglers, but with solver.gamma and systems.deadline a "
+            "straggler is known only after its work: leave out one of the three",
         )
         require(
             not algorithm.own_gradient or not noisy,
-            f"{algorithm.name}: with {noise} mini-batches have other objectives than the "
-            f"gradients that its clients read first; use {where} without",
+            f"{algorithm.name}: with {noise} mini-batches do not have the objective of the "
+            f"gradients that its clients compute first; use {where} without",
         )
         require(
             algorithm.client_state is None or self.cohort.sampling != "proportional",
@@ -277,8 +282,8 @@ class Protocol:
         )
         require(
             not algorithm.pooled or not callable(solver.gamma),
-            f"{algorithm.name} has no clients of which solver.gamma could be a function; it must "
-            "be a number",
+            f"{algorithm.name} has no clients, so solver.gamma cannot be a function of them; it "
+            "must be a number",
         )
         for seed in self.seeds:
             try:
@@ -290,7 +295,7 @@ class Protocol:
                     whole=algorithm.stragglers == "drop" and not algorithm.pooled,
                 )
             except InputError as error:
-                raise InputError(f"{algorithm.name}: {error}; nobody would ever train") from None
+                raise InputError(f"{algorithm.name}: {error}; no client would ever train") from None
 
 
 def is_noisy(federation: Federation, model: Model) -> bool:
@@ -299,7 +304,7 @@ def is_noisy(federation: Federation, model: Model) -> bool:
 
 
 def measures_of(model: Model, federation: Federation) -> tuple[str, ...]:
-    """The names of all measures that records have of a model on a federation."""
+    """The names of all measures in records of a model on a federation."""
     return measures(
         model.metrics,
         accuracy=model.correct is not None,
@@ -308,9 +313,9 @@ def measures_of(model: Model, federation: Federation) -> tuple[str, ...]:
     )
 
 
-def check_parts(**given: object) -> None:
-    """Raise `InputError` unless each part of a protocol, by its name, is of its type."""
-    for name, part in given.items():
+def check_parts(**parts: object) -> None:
+    """Raise `InputError` unless each part of a protocol has its type in `PARTS`."""
+    for name, part in parts.items():
         kind = PARTS[name]
         optional = name in ("faults", "target")
         if not (isinstance(part, kind) or (optional and part is None)):
@@ -321,7 +326,7 @@ def check_parts(**given: object) -> None:
 
 
 def digest(params: Params) -> str:
-    """What tells parameters from others, as a few characters."""
+    """A short hash of parameters."""
     content = hashlib.sha256()
     for leaf in jax.tree.leaves(params):
         content.update(np.asarray(leaf, order="C").tobytes())
@@ -329,7 +334,7 @@ def digest(params: Params) -> str:
 
 
 def _by_name(name: str, value: Any) -> dict[str, str]:
-    """A setting as text, or those that it consists of.
+    """A setting as text by its name; a dataclass as the texts of its fields.
 
     >>> _by_name("cohort", Cohort(10))
     {'cohort.clients_per_round': '10', 'cohort.sampling': "'uniform'"}
@@ -338,7 +343,7 @@ def _by_name(name: str, value: Any) -> dict[str, str]:
         parts = [_by_name(f"{name}.{f.name}", getattr(value, f.name)) for f in fields(value)]
         return {key: text for part in parts for key, text in part.items()}
     if isinstance(value, np.generic):
-        value = value.item()  # NumPy's number says its type too
+        value = value.item()  # the repr of NumPy's numbers includes their type
     text = name_of(value) if callable(value) else repr(value)
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]}... ({hashlib.sha256(text.encode()).hexdigest()[:16]})"
@@ -346,7 +351,8 @@ def _by_name(name: str, value: Any) -> dict[str, str]:
 
 
 def initial_params(model: Model, seed: int) -> Params:
-    """w^0, a function of the model and the seed."""
+    """The model's initial parameters for a seed."""
     key = jax.random.key(int(generator(seed, Purpose.MODEL).integers(2**31)))
-    params = jax.jit(model.init)(key)  # one small program in place of many
-    return jax.block_until_ready(params)  # too large, it raises; reading it would hang
+    params = jax.jit(model.init)(key)  # one program instead of many small ones
+    # raises if the parameters do not fit in memory; reading them would hang
+    return jax.block_until_ready(params)

@@ -14,10 +14,10 @@ def sweep_points(algorithm: Algorithm, solver: Solver) -> list[dict[str, float]]
 
 
 def label(algorithm: Algorithm, solver: Solver, point: dict[str, float]) -> str:
-    """What tells a run from the others of its comparison: method, hyperparameters and settings.
+    """The label of a run in its comparison: method, hyperparameters and settings.
 
-    The learning rate is shown if there are several or the method has its own, the server's unless
-    it is exactly 1.
+    It includes the learning rate if there is more than one or the method sets its own, and the
+    server's learning rate unless it is exactly 1.
     """
 
     def shown(key: str) -> bool:

@@ -1,8 +1,8 @@
 """Systems heterogeneity: which clients of a cohort cannot finish, and how far they get.
 
-Li et al. 2020, section 5.2: in every round a fraction of the cohort performs x epochs, x uniform
-on {1, ..., E}, where the others perform E. Or by the clock: every client has a speed of its own and
-a round has a deadline, which is what that draw stands for ("a global clock").
+There are two models. In Li et al. 2020, section 5.2, a fraction of each cohort performs x epochs, x
+uniform on {1, ..., E}, and the others perform E. Alternatively, each round has a deadline and each
+client has its own speed. This is the "global clock" that the random x represents.
 """
 
 import math
@@ -20,7 +20,7 @@ from fedprox.streams import Purpose, Streams, generator
 from fedprox.user_code import call
 
 CLIENTS_TOGETHER = 1000
-"""Clients whose speeds are looked at together, in search of one that can take part."""
+"""Clients whose speeds are drawn together in the search for one that can take part."""
 
 
 class Straggler(NamedTuple):
@@ -30,8 +30,8 @@ class Straggler(NamedTuple):
         seed: Seed of the run.
         round: Round t.
         cohort: The cohort's clients, in the order in which they were drawn.
-        slot: The straggler's place in the cohort.
-        epochs: Epochs E that a client performs if it finishes, at least 2.
+        slot: The straggler's index in `cohort`.
+        epochs: Epochs E of a client that finishes, at least 2.
     """
 
     seed: int
@@ -42,11 +42,16 @@ class Straggler(NamedTuple):
 
 
 StragglerEpochs = Callable[[Straggler], int]
-"""A straggler -> the epochs that it performs, from 1 to E."""
+"""A straggler -> the number of epochs that it performs, from 1 to E."""
 
 
 class Work(NamedTuple):
-    """A round's work: `steps` (K,) mini-batches of each client, `stragglers` (K,) booleans."""
+    """The work of a cohort's clients in a round.
+
+    Attributes:
+        steps: Mini-batch steps of each client, shape (K,).
+        stragglers: Whether each client is a straggler, shape (K,).
+    """
 
     steps: NDArray[np.int64]
     stragglers: NDArray[np.bool_]
@@ -54,22 +59,26 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Systems:
-    """How clients differ in the work they can do.
+    """Which clients are stragglers, and how much work they do.
+
+    Stragglers are either a fraction of each cohort, or the clients that miss a deadline.
 
     Attributes:
-        stragglers: Fraction of every cohort that cannot finish, from 0 to 1; or else
-        deadline: seconds that a round lasts. A client takes as many steps as it has time for, and
-            is a straggler where these are fewer than the solver's epochs or steps.
-        step_seconds: With a deadline: seconds of a mini-batch step, the median over the clients;
-            or each client's own, shape (clients,).
-        spread: With a median: client k needs step_seconds exp(spread z_k), z_k ~ N(0, 1), the same
-            in every round. At most 10.
-        straggler_epochs: With a fraction, a function that draws a straggler's epochs; None for
-            uniform on {1, ..., E}. It must depend on its argument alone. It is not called if the
-            solver performs one epoch or counts steps.
+        stragglers: Fraction of each cohort that cannot finish, from 0 to 1.
+        deadline: Seconds that a round lasts. A client takes as many steps as it has time for, and
+            is a straggler if these are fewer than the solver's epochs or steps. None means no
+            deadline.
+        step_seconds: Seconds per mini-batch step, required with a deadline: the median over the
+            clients, or a sequence with the seconds of each client.
+        spread: Variation of the speeds around a median `step_seconds`, from 0 to 10: in all rounds,
+            client k needs step_seconds exp(spread z_k) per step, z_k ~ N(0, 1).
+        straggler_epochs: A function that draws the epochs of a straggler, with a fraction of
+            stragglers. None means uniform on {1, ..., E}. It must depend only on its argument. It
+            is not called if the solver performs one epoch or counts steps.
 
     Raises:
-        InputError: A number out of range, or a deadline beside a fraction or without speeds.
+        InputError: If a number is out of range, if both a fraction and a deadline are set, or if a
+            deadline has no `step_seconds`.
 
     >>> Systems(deadline=60.0, step_seconds=0.1, spread=1.0).deadline
     60.0
@@ -124,13 +133,13 @@ class Systems:
 
     @cached_property
     def speeds(self) -> tuple[float, ...] | None:
-        """Each client's own seconds of a step, if they are given."""
+        """Seconds per step of each client; None if `step_seconds` is a median."""
         if self.step_seconds is None or np.ndim(self.step_seconds) == 0:
             return None
         return as_values("systems.step_seconds", self.step_seconds)
 
     def check(self, clients: int) -> None:
-        """Raise `InputError` where speeds are given, and not one for each client."""
+        """Raise `InputError` if the number of speeds is not that of the clients."""
         require(
             self.speeds is None or len(self.speeds) == clients,
             f"systems.step_seconds: {len(self.speeds or ())} numbers; the federation has "
@@ -138,7 +147,7 @@ class Systems:
         )
 
     def of_clients(self, clients: NDArray[np.int64]) -> "Systems":
-        """The same for some clients alone, in their order."""
+        """These systems for a subset of the clients, in its order."""
         if self.speeds is None:
             return self
         return replace(self, step_seconds=[self.speeds[k] for k in clients.tolist()])
@@ -153,18 +162,18 @@ class Systems:
     ) -> Work:
         """The work of each client of a cohort.
 
-        Of K different clients, round(s K) are stragglers, whichever they are. A straggler does a
-        whole number of epochs, uniform on {1, ..., E} unless `straggler_epochs` draws it,
-        independent of every other client; where the solver counts steps, or E = 1, a number of
-        steps, uniform on {1, ..., all of them}. With a deadline, a client's steps are those it has
-        time for, none at the least.
+        Of K clients, round(s K) are stragglers, chosen uniformly. Each straggler performs a number
+        of epochs that is drawn independently, by `straggler_epochs` or uniform on {1, ..., E}. If
+        the solver counts steps, or E = 1, the straggler performs a number of steps that is uniform
+        on {1, ..., all steps}. With a deadline, a client performs the steps that it has time for,
+        possibly none.
 
         Args:
             seed: Seed of the run.
             round_: Round t.
-            cohort: The clients' indices, shape (K,).
+            cohort: Indices of the clients, shape (K,).
             sizes: Their training rows n_k, shape (K,).
-            solver: What a client that finishes would do.
+            solver: Defines the work of a client that finishes.
         """
         steps = solver.steps_for(sizes)
         if self.deadline is not None:
@@ -179,7 +188,7 @@ class Systems:
         streams = Streams(seed, Purpose.WORK)
         for slot in np.flatnonzero(stragglers).tolist():
             if whole_epochs and self.straggler_epochs is not None:
-                amount = self._drawn(
+                amount = self._draw_epochs(
                     Straggler(seed, round_, tuple(clients), slot, epochs=most[slot])
                 )
             else:
@@ -187,8 +196,8 @@ class Systems:
             steps[slot] = unit[slot] * amount
         return Work(steps, stragglers)
 
-    def _drawn(self, straggler: Straggler) -> int:
-        """The epochs that the user's function gives."""
+    def _draw_epochs(self, straggler: Straggler) -> int:
+        """The epochs that the user's function returns."""
         assert self.straggler_epochs is not None
         what = "systems.straggler_epochs(straggler)"
         epochs = call(what, self.straggler_epochs, straggler)
@@ -198,14 +207,14 @@ class Systems:
     def check_participation(
         self, seed: int, sizes: NDArray[np.int64], solver: Solver, cohorts: range, *, whole: bool
     ) -> None:
-        """Raise `InputError` where no client can ever take part in a round.
+        """Raise `InputError` if no client can ever take part in a round.
 
         Args:
             seed: Seed of the run.
             sizes: Training rows n_k of all clients, shape (clients,).
-            solver: What a client that finishes would do.
+            solver: Defines the work of a client that finishes.
             cohorts: The possible sizes of a cohort.
-            whole: Whether only clients count that do all of it.
+            whole: Whether stragglers are dropped, so that only clients that finish take part.
         """
         if self.deadline is None:
             counts = np.arange(cohorts.start, cohorts.stop)
@@ -217,9 +226,9 @@ class Systems:
             return
         steps = solver.steps_for(sizes)
         for first in range(0, len(sizes), CLIENTS_TOGETHER):
-            some = np.arange(first, min(first + CLIENTS_TOGETHER, len(sizes)))
-            in_time = self._steps_in_time(seed, some)
-            if (in_time >= (steps[some] if whole else 1)).any():
+            clients = np.arange(first, min(first + CLIENTS_TOGETHER, len(sizes)))
+            in_time = self._steps_in_time(seed, clients)
+            if (in_time >= (steps[clients] if whole else 1)).any():
                 return
         raise InputError(
             f"systems.deadline = {self.deadline:g}: no client has time for "
@@ -227,18 +236,18 @@ class Systems:
         )
 
     def _steps_in_time(self, seed: int, clients: NDArray[np.int64]) -> NDArray[np.float64]:
-        """How many steps each client has time for, shape (K,)."""
+        """Number of steps that each client has time for, shape (K,)."""
         assert self.deadline is not None
         with np.errstate(over="ignore"):
-            # 0.3 / 0.1 is three steps
+            # 0.3 / 0.1 must give three steps
             return np.floor(self.deadline / self._step_seconds(seed, clients) * (1 + 1e-9))
 
     def _step_seconds(self, seed: int, cohort: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Each client's seconds of a step, shape (K,)."""
+        """Seconds per step of each client, shape (K,)."""
         if self.speeds is not None:
             return np.array([self.speeds[k] for k in cohort.tolist()])
         assert self.step_seconds is not None  # there is a deadline
         streams = Streams(seed, Purpose.SPEED)
         (median,) = as_values("systems.step_seconds", self.step_seconds)
-        z = [streams.at(0, k).standard_normal() for k in cohort.tolist()]
-        return np.array([median * math.exp(self.spread * each) for each in z])
+        normals = [streams.at(0, k).standard_normal() for k in cohort.tolist()]
+        return np.array([median * math.exp(self.spread * z) for z in normals])

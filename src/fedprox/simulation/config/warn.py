@@ -1,4 +1,4 @@
-"""Warnings about settings and data that make results say less than they seem to."""
+"""Warnings about settings and data that make results misleading."""
 
 import warnings
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from fedprox.simulation.config.protocol import Protocol
 
 BLOCK = 2**16
-"""Labels that are looked at in one go: most data sets show all of their classes in the first."""
+"""Labels that are read together: most data sets have all of their classes in the first block."""
 
 
 NAMED = 5
-"""Classes that a warning names at most."""
+"""Most classes that a warning names."""
 
 
 Array = NDArray[Any]
@@ -24,7 +24,7 @@ def warn_of(protocol: Protocol, stacklevel: int) -> None:
     """Issue a `UserWarning` for each setting or property of the data that spoils a comparison.
 
     Args:
-        protocol: What compared methods share.
+        protocol: The protocol of the comparison.
         stacklevel: As in `warnings.warn`, from the caller's point of view.
     """
     lines = [*_seldom_evaluated(protocol), *_one_class(protocol), *_unseen_classes(protocol)]
@@ -42,7 +42,7 @@ def _seldom_evaluated(protocol: Protocol) -> Iterator[str]:
 
 
 def _one_class(protocol: Protocol) -> Iterator[str]:
-    # only labels that evaluations read: they are copied to the devices anyway
+    # reads only labels that are copied to the devices anyway
     seen = np.zeros(protocol.federation.classes, bool)
     for block in _blocks(protocol, protocol.measured.train.y):
         seen[block] = True
@@ -58,7 +58,7 @@ def _one_class(protocol: Protocol) -> Iterator[str]:
 def _unseen_classes(protocol: Protocol) -> Iterator[str]:
     read, train = protocol.measured, protocol.federation.train
     if isinstance(train.y, np.memmap) and read.train is not train:
-        return  # labels in files may be many more than evaluations read
+        return  # files may hold many more labels than evaluations read
     unseen = np.zeros(protocol.federation.classes, bool)
     for block in _blocks(protocol, read.test.y):
         unseen[block] = True
@@ -78,9 +78,9 @@ def _unseen_classes(protocol: Protocol) -> Iterator[str]:
 
 
 def _blocks(protocol: Protocol, y: Array) -> Iterator[Array]:
-    """The labels block by block, without positions that have none; nothing if they are no classes.
+    """The labels block by block, without missing labels; no blocks if labels are not classes.
 
-    A model without accuracy does not treat labels as classes, even where they are whole numbers.
+    A model without accuracy does not treat labels as classes, even if they are whole numbers.
     """
     classes = protocol.federation.classes
     if not classes or protocol.model.correct is None:

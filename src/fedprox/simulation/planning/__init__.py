@@ -1,1 +1,1 @@
-"""What a round will do: its jobs, their lanes and the rows of every tick, as arrays."""
+"""Plans of rounds as arrays: jobs, their lanes, and the rows of each tick."""

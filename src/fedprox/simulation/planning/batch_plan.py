@@ -1,9 +1,9 @@
 """The batch plan of a round: which lane works on which rows at which tick.
 
-A tick reads at most `width` rows. A mini-batch wider than that takes several ticks, whose
-gradients add up. Where a mini-batch solver stops at a gamma, ticks that read all of a client's rows
-and take no step, a check, come before each epoch. An optimizer that searches along a line reads a
-client's rows itself: its tick is one step, and names the client's rows by the first.
+A tick reads at most `width` rows. A wider mini-batch takes several ticks, whose gradients are
+added. If a mini-batch solver stops at a gamma, each epoch begins with a check: ticks that read all
+of the client's rows and take no step. An optimizer that searches along a line reads the client's
+rows itself: its tick is one step, and the plan holds only the client's first row.
 """
 
 from collections.abc import Sequence
@@ -18,20 +18,21 @@ from fedprox.solver import Solver
 from fedprox.streams import Purpose, Streams
 
 ROWS_TOGETHER = 2**15
-"""Rows that are planned in one go: few enough to stay in a core's cache."""
+"""Rows that are planned together: few enough to stay in a core's cache."""
 
 
 WIDEST_TICK = 128
-"""Rows of a tick at most: wide enough for matrix products, narrow enough for ragged clients."""
+"""Most rows of a tick: enough for efficient matrix products, and few enough that clients of
+different sizes need little padding."""
 
 
 def tick_width(solver: Solver, largest: int) -> int:
-    """Rows a tick reads, where the largest client has `largest` rows."""
+    """Rows that a tick reads, if the largest client has `largest` rows."""
     return 1 if solver.searches_line else min(solver.batch_of(largest), WIDEST_TICK)
 
 
 def needs_checks(solver: Solver) -> bool:
-    """Whether the stop rule takes ticks of its own."""
+    """Whether the stop rule needs separate ticks."""
     return solver.gamma is not None and solver.batch_size != "all"
 
 
@@ -39,17 +40,17 @@ class Jobs(NamedTuple):
     """The work of a round: one job for each client that trains, arrays of shape (jobs,).
 
     Attributes:
-        client: Index of the client: names the random stream its mini-batches come from.
-        first_row: Its first row among all training rows.
-        size: Its number of rows.
+        client: Index of the client, which determines the random stream of its mini-batches.
+        first_row: The client's first row among all training rows.
+        size: Rows of the client.
         steps: Mini-batch steps to take.
-        weight: Weight of its message in the server's mean.
-        gamma: How inexactly it may be solved; 0 where the solver has no stop rule.
-        participation: Its part of all clients' weight, such as n_k / n.
-        relative_size: n_k / the mean n of all clients.
-        owner: The process that does it.
-        device_row: Its first row in the arrays that the round reads: `first_row` until
-            `TrainingRows.of` says otherwise.
+        weight: Weight of the client's message in the server's mean.
+        gamma: Inexactness at which the local solver may stop; 0 if it has no stop rule.
+        participation: The client's share of the weight of all clients, such as n_k / n.
+        relative_size: n_k divided by the mean n of all clients.
+        owner: The process that owns the client.
+        device_row: The client's first row in the arrays on the devices. It equals `first_row` until
+            `TrainingRows.of` sets it.
     """
 
     client: NDArray[np.int64]
@@ -65,23 +66,23 @@ class Jobs(NamedTuple):
 
 
 def no_jobs() -> Jobs:
-    """Nobody trains."""
-    whole, real = np.zeros(0, np.int64), np.zeros(0)
-    return Jobs(whole, whole, whole, whole, real, real, real, real, whole, whole)
+    """The jobs of a round in which no client trains."""
+    ints, floats = np.zeros(0, np.int64), np.zeros(0)
+    return Jobs(ints, ints, ints, ints, floats, floats, floats, floats, ints, ints)
 
 
 class Shape(NamedTuple):
-    """The fixed shape of a program's plans, so that nothing is compiled twice.
+    """The fixed shape of a program's plans, so that one program runs all of them.
 
     Attributes:
         rounds: Most rounds in one call.
-        devices: Devices the lanes are spread over.
+        devices: Number of devices.
         lanes: Lanes per device.
         ticks: Most ticks of a round.
         slots: Most jobs of a round.
         width: Rows of a tick.
-        places: Most jobs of a round on one device, where clients keep a state or their updates are
-            compared; else 0.
+        places: Most jobs of a round on one device, if the method has client state or the sizes of
+            updates are compared; else 0.
         processes: Processes that share the devices.
     """
 
@@ -96,19 +97,20 @@ class Shape(NamedTuple):
 
     @property
     def plan_bytes(self) -> int:
-        """Memory of a plan, but for its few small arrays."""
+        """Bytes of a plan, without its small arrays."""
         return self.rounds * self.devices * self.ticks * self.lanes * (4 * self.width + 14)
 
 
 class Slots(NamedTuple):
-    """What is known of the jobs of some rounds, arrays of shape (R, slots).
+    """The jobs of R rounds by slot, arrays of shape (R, slots).
 
     Attributes:
-        weight: Each job's weight in the server's mean, float32.
-        gamma: Its gamma, float32.
-        steps: Its mini-batch steps, int32.
-        relative_size: n_k / the mean n, float32.
-        place: Where its client's state lies, int32: place p of device d is d * places + p.
+        weight: Weight of each job's message in the server's mean, float32.
+        gamma: Gamma of each job, float32.
+        steps: Mini-batch steps of each job, int32.
+        relative_size: n_k divided by the mean n, float32.
+        place: Place of the state of each job's client, int32: place p of device d is
+            d * places + p.
     """
 
     weight: Array
@@ -119,21 +121,21 @@ class Slots(NamedTuple):
 
 
 class BatchPlan(NamedTuple):
-    """What some rounds will do, as arrays; R rounds, D devices, L lanes each.
+    """The plan of R rounds on D devices with L lanes each.
 
     Attributes:
-        rows: Flat row numbers, int32 (R, D, ticks, L, width). Where a tick has fewer, a negative
-            number ~i stands for padding with row i, one of the same client's.
-        size: Examples of the tick's mini-batch, int32 (R, D, ticks, L).
+        rows: Flat row numbers, int32 (R, D, ticks, L, width). A tick with fewer rows is padded with
+            negative numbers ~i, where i is a row of the same client.
+        size: Rows of the tick's mini-batch, int32 (R, D, ticks, L).
         last: Whether the tick completes its mini-batch, bool (R, D, ticks, L).
-        check: Whether its mini-batch is a check of the stop rule, bool (R, D, ticks, L); None for
-            a solver that needs none.
+        check: Whether the mini-batch is a check of the stop rule, bool (R, D, ticks, L); None if
+            the solver needs no checks.
         noise: Random key of the tick, for augmentation and dropout, uint32 (R, D, ticks, L, 2);
-            None for neither.
-        ends: Where jobs begin and end, each array with a leading axis R.
-        jobs: What is known of each job.
-        rate: What the learning rate is multiplied by, float32 (R,).
-        participation: The share of all clients' weight that takes part, float32 (R,).
+            None if nothing is random.
+        ends: When jobs begin and end, arrays with a leading axis R.
+        jobs: The jobs by slot.
+        rate: Factor of the learning rate, float32 (R,).
+        participation: Share of the weight of all clients that takes part, float32 (R,).
     """
 
     rows: Array
@@ -156,18 +158,17 @@ def plan_rounds(
     noisy: bool = False,
     process_index: int = 0,
 ) -> BatchPlan:
-    """The plan of some rounds.
+    """Plan the mini-batches of some rounds.
 
-    A function of its arguments alone: which rows a client reads at which of its steps depends on
-    (seed, round, client) and on nothing else.
+    Which rows a client reads in which step depends only on (seed, round, client).
 
     Args:
-        shape: Room in the plan; fewer rounds than `shape.rounds` leave the rest empty.
-        solver: Batch size and whether there is a stop rule; steps and gammas are in the jobs.
+        shape: Shape of the plan; with fewer rounds than `shape.rounds`, the rest is empty.
+        solver: Defines the batch size and the stop rule; steps and gammas are in the jobs.
         seed: Seed of the run.
         rounds: (t, jobs) of each round.
         noisy: Whether mini-batches need random keys.
-        process_index: The process whose clients' mini-batches are planned; others are left out.
+        process_index: The process for which to plan; it only reads the rows of its own clients.
     """
     r, d, lanes, ticks, slots, width, places, processes = shape
     room, layout = min(slots, ticks), (r, d, ticks, lanes)
@@ -175,7 +176,7 @@ def plan_rounds(
     size, last = np.ones(layout, np.int32), np.zeros(layout, bool)
     check = np.zeros(layout, bool) if needs_checks(solver) else None
     noise = np.zeros((*layout, 2), np.uint32) if noisy else None
-    each = Slots(
+    slot_arrays = Slots(
         *(np.zeros((r, slots), t) for t in (np.float32, np.float32, np.int32, np.float32, np.int32))
     )
     rate, participation = np.ones(r, np.float32), np.zeros(r, np.float32)
@@ -184,50 +185,50 @@ def plan_rounds(
     for index, (t, jobs) in enumerate(rounds):
         packing = pack(job_ticks(solver, jobs, width), d * lanes, jobs.owner, processes)
         ends.append(segments(packing, d, lanes, room))
-        known = Slots(
+        slot_values = Slots(
             jobs.weight,
             jobs.gamma,
             jobs.steps,
             jobs.relative_size,
             job_places(packing, lanes, places),
         )
-        for array, values in zip(each, known, strict=True):
+        for array, values in zip(slot_arrays, slot_values, strict=True):
             array[index, : len(values)] = values
         rate[index] = solver.factor(t)
         participation[index] = jobs.participation.sum()
-        # in an array of all ticks, those of a lane lie `lanes` apart
+        # in a flat array of all ticks, consecutive ticks of a lane are `lanes` apart
         device, lane = np.divmod(packing.lane, lanes)
         begin = ((index * d + device) * ticks + packing.start) * lanes + lane
         length = packing.end - packing.start
-        for some in _in_parts(np.flatnonzero(jobs.owner == process_index), length * width):
-            part = Jobs(*(array[some] for array in jobs))  # type: ignore[arg-type]
-            found = _ticks_of(solver, part, length[some], width, streams, t)
-            at = np.repeat(begin[some], length[some]) + lanes * found.number
-            rows.reshape(-1, width)[at] = found.rows
-            size.reshape(-1)[at], last.reshape(-1)[at] = found.size, found.last
+        for part in _in_parts(np.flatnonzero(jobs.owner == process_index), length * width):
+            part_jobs = Jobs(*(array[part] for array in jobs))  # type: ignore[arg-type]
+            planned = _ticks_of(solver, part_jobs, length[part], width, streams, t)
+            at = np.repeat(begin[part], length[part]) + lanes * planned.number
+            rows.reshape(-1, width)[at] = planned.rows
+            size.reshape(-1)[at], last.reshape(-1)[at] = planned.size, planned.last
             if check is not None:
-                check.reshape(-1)[at] = found.check
+                check.reshape(-1)[at] = planned.check
             if noise is None:
                 continue
-            drawn = zip(*(a[some].tolist() for a in (jobs.client, begin, length)), strict=True)
-            for client, first, count in drawn:
+            ranges = zip(*(a[part].tolist() for a in (jobs.client, begin, length)), strict=True)
+            for client, first, count in ranges:
                 key = keys.at(t, client).integers(2**32, size=(count, 2), dtype=np.uint32)
                 noise.reshape(-1, 2)[first : first + count * lanes : lanes] = key
     ends += [segments(pack(np.zeros(0, np.int64), 1), d, lanes, room)] * (r - len(rounds))
     joined = Segments(*map(np.stack, zip(*ends, strict=True)))
-    return BatchPlan(rows, size, last, check, noise, joined, each, rate, participation)
+    return BatchPlan(rows, size, last, check, noise, joined, slot_arrays, rate, participation)
 
 
 class Epochs(NamedTuple):
-    """How the epochs of some jobs become ticks, arrays of shape (jobs,).
+    """How the epochs of jobs are divided into ticks, arrays of shape (jobs,).
 
-    An epoch is its checks, if there is a stop rule that needs any, and then its mini-batches.
+    An epoch is a check, if the stop rule needs one, followed by mini-batches.
 
     Attributes:
-        begun: Epochs that are begun.
-        checks: Ticks of an epoch's check: all rows, one after another.
-        batch: Rows of a mini-batch, but for the epoch's last one.
-        of_batch: Ticks of such a mini-batch.
+        begun: Number of epochs, including a partial last one.
+        checks: Ticks of an epoch's check, which reads all rows.
+        batch: Rows of a mini-batch; the last one of an epoch may be smaller.
+        of_batch: Ticks of a mini-batch of this size.
         of_epoch: Ticks of a whole epoch.
     """
 
@@ -239,7 +240,7 @@ class Epochs(NamedTuple):
 
 
 def job_epochs(solver: Solver, jobs: Jobs, width: int) -> Epochs:
-    """How the epochs of jobs become ticks of at most `width` rows."""
+    """Divide the epochs of jobs into ticks of at most `width` rows."""
     size = jobs.size
     batch = size if solver.batch_size == "all" else np.minimum(solver.batch_size, size)
     checks = -(-size // width) if needs_checks(solver) else 0 * size
@@ -259,19 +260,19 @@ def job_ticks(solver: Solver, jobs: Jobs, width: int) -> NDArray[np.int64]:
         return jobs.steps
     epochs = job_epochs(solver, jobs, width)
     per_epoch = solver.steps_per_epoch(jobs.size)
-    whole, left = jobs.steps // per_epoch, jobs.steps % per_epoch
-    return whole * epochs.of_epoch + (left > 0) * epochs.checks + left * epochs.of_batch
+    whole, partial = jobs.steps // per_epoch, jobs.steps % per_epoch
+    return whole * epochs.of_epoch + (partial > 0) * epochs.checks + partial * epochs.of_batch
 
 
 class _Ticks(NamedTuple):
     """The ticks of some jobs, one job after another.
 
     Attributes:
-        number: Of a job's ticks, which it is, shape (ticks,).
+        number: Index of the tick in its job, shape (ticks,).
         rows: As in `BatchPlan`, shape (ticks, width).
-        size: Likewise, shape (ticks,).
-        last: Likewise.
-        check: Likewise.
+        size: As in `BatchPlan`, shape (ticks,).
+        last: As in `BatchPlan`, shape (ticks,).
+        check: As in `BatchPlan`, shape (ticks,).
     """
 
     number: NDArray[np.int64]
@@ -303,7 +304,7 @@ def _ticks_of(
     epoch, tick = np.divmod(number, epochs.of_epoch[job])
     checks = epochs.checks[job]
     check = tick < checks
-    # a check is like a mini-batch of all rows
+    # a check has the ticks of a mini-batch of all rows
     batch = np.where(check, rows, epochs.batch[job])
     of_batch = np.where(check, checks, epochs.of_batch[job])
     which, part = np.divmod(np.where(check, tick, tick - checks), of_batch)
@@ -312,16 +313,16 @@ def _ticks_of(
     before = offsets_of(epochs.begun * jobs.size)[job]
     first = before + epoch * rows + which * batch + part * width
     padded = np.append(orders, np.zeros(width, np.int32))
-    # a view of the `width` numbers from each on
+    # windows[i] is a view of orders[i : i + width]
     windows: NDArray[np.int32] = np.ndarray((len(orders), width), np.int32, padded, strides=(4, 4))
-    found = windows[first]
+    tick_rows = windows[first]
     short = np.flatnonzero(count < width)
     beyond = np.arange(width) >= count[short, None]
-    found[short] = np.where(beyond, ~offset[job[short], None], found[short])
-    return _Ticks(number, found, size, last=part * width + count == size, check=check)
+    tick_rows[short] = np.where(beyond, ~offset[job[short], None], tick_rows[short])
+    return _Ticks(number, tick_rows, size, last=part * width + count == size, check=check)
 
 
 def _in_parts(slots: NDArray[np.int64], rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Some slots in parts whose rows stay in the caches, given how many each job reads (jobs,)."""
+    """Split slots into parts that fit in the caches, given the rows that each job reads (jobs,)."""
     part = np.cumsum(rows[slots]) // ROWS_TOGETHER
     return np.split(slots, np.flatnonzero(np.diff(part)) + 1) if len(slots) else []

@@ -1,9 +1,9 @@
 """Packing jobs into lanes.
 
-A cohort is a list of jobs: a client each, with a number of ticks. Jobs are packed into lanes, the
-longest job first onto the least loaded lane (Graham 1969, LPT). Each lane runs its jobs one after
-another, and all lanes tick together. A segment ends where any lane ends a job: between segment ends
-the program only ticks, so the inner loop pays for nothing but the steps themselves.
+A job is the work of one client, a number of ticks. Jobs are packed into lanes, the longest job
+first onto the least loaded lane (Graham 1969, LPT). Each lane runs its jobs one after another, and
+all lanes tick together. A segment ends when any lane ends a job. Within a segment the program only
+ticks, so the inner loop consists of nothing but steps.
 """
 
 import heapq
@@ -19,12 +19,12 @@ Array = Any
 
 
 class Grid(NamedTuple):
-    """The lanes of all devices, numbered through the devices.
+    """The lanes of all devices, numbered device by device.
 
     Attributes:
         devices: Number of devices.
         lanes: Lanes per device.
-        processes: Processes that share the devices, each an equal part of them.
+        processes: Processes that share the devices equally.
     """
 
     devices: int
@@ -37,8 +37,8 @@ class Packing(NamedTuple):
 
     Attributes:
         lane: Each job's lane, shape (jobs,).
-        start: The tick at which it starts, shape (jobs,).
-        end: The tick before which it ends, shape (jobs,).
+        start: Each job's first tick, shape (jobs,).
+        end: The tick after each job's last one, shape (jobs,).
     """
 
     lane: NDArray[np.int64]
@@ -62,8 +62,8 @@ def pack(
     Args:
         lengths: Ticks of each job, shape (jobs,).
         lanes: Number of lanes, at least 1.
-        owner: Which part of the lanes each job must go to, shape (jobs,); any where left out.
-        processes: Number of these parts, of equal size.
+        owner: The process whose lanes each job must use, shape (jobs,). None means any.
+        processes: Processes that share the lanes equally.
 
     >>> packing = pack(np.array([5, 2, 4, 3]), lanes=2)
     >>> packing.lane.tolist(), packing.start.tolist(), packing.ticks
@@ -71,32 +71,34 @@ def pack(
     """
     lane, start = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64)
     if owner is not None and processes > 1:
-        each = lanes // processes
+        own_lanes = lanes // processes
         for p in range(processes):
-            mine = np.flatnonzero(owner == p)
-            packing = pack(lengths[mine], each)
-            lane[mine], start[mine] = p * each + packing.lane, packing.start
+            own = np.flatnonzero(owner == p)
+            packing = pack(lengths[own], own_lanes)
+            lane[own], start[own] = p * own_lanes + packing.lane, packing.start
         return Packing(lane, start, start + lengths)
     order = np.argsort(-lengths, kind="stable")
-    load, least = [(0, i) for i in range(lanes)], []
+    loads, assigned = [(0, i) for i in range(lanes)], []
     for length in lengths[order].tolist():
-        filled, i = load[0]
-        least.append(load[0])
-        heapq.heapreplace(load, (filled + length, i))
-    if least:
-        start[order], lane[order] = np.array(least).T
+        load, i = loads[0]  # the least loaded lane
+        assigned.append(loads[0])
+        heapq.heapreplace(loads, (load + length, i))
+    if assigned:
+        start[order], lane[order] = np.array(assigned).T
     return Packing(lane, start, start + lengths)
 
 
 class Segments(NamedTuple):
-    """Where jobs end, for each device by itself.
+    """The segments of each device: when jobs begin and end.
 
     Attributes:
-        stop: The tick at which each segment ends, int32 (devices, room); only `count` are used.
+        stop: The tick at which each segment ends, int32 (devices, room); the first `count` are
+            used.
         count: Number of segments, int32 (devices,).
-        begin: The job that a lane begins with the segment, -1 for none, int32 (devices, room,
+        begin: The job that begins in each lane with the segment, -1 for none, int32 (devices, room,
             lanes).
-        slot: The job that a lane ends with it, -1 for none, int32 (devices, room, lanes).
+        slot: The job that ends in each lane with the segment, -1 for none, int32 (devices, room,
+            lanes).
     """
 
     stop: Array
@@ -106,14 +108,14 @@ class Segments(NamedTuple):
 
 
 def segments(packing: Packing, devices: int, lanes: int, room: int) -> Segments:
-    """The segments of packed jobs, lanes being numbered through the devices.
+    """The segments of packed jobs.
 
     Args:
-        packing: Jobs in `devices * lanes` lanes, ending at `room` different ticks at most; those
-            without ticks are left out.
+        packing: Jobs in `devices * lanes` lanes, numbered device by device. They end at `room`
+            different ticks at most. Jobs without ticks are left out.
         devices: Number of devices.
         lanes: Lanes per device.
-        room: Room for segments in the result.
+        room: Most segments of a device.
 
     >>> ends = segments(pack(np.array([5, 2, 4, 3]), lanes=2), devices=1, lanes=2, room=4)
     >>> ends.stop.tolist(), ends.count.tolist()
@@ -127,24 +129,24 @@ def segments(packing: Packing, devices: int, lanes: int, room: int) -> Segments:
     count = np.zeros(devices, np.int32)
     begin, slot = (np.full((devices, room, lanes), -1, np.int32) for _ in range(2))
     for device in range(devices):
-        mine = np.flatnonzero((packing.lane // lanes == device) & (packing.end > packing.start))
-        ends = np.unique(packing.end[mine])
+        own = np.flatnonzero((packing.lane // lanes == device) & (packing.end > packing.start))
+        ends = np.unique(packing.end[own])
         count[device] = len(ends)
         stop[device, : len(ends)] = ends
-        lane = packing.lane[mine] % lanes
-        slot[device, np.searchsorted(ends, packing.end[mine]), lane] = mine
-        # a job begins with the tick, so with the segment, after its lane's last one ended
-        begin[device, np.searchsorted(ends, packing.start[mine], side="right"), lane] = mine
+        lane = packing.lane[own] % lanes
+        slot[device, np.searchsorted(ends, packing.end[own]), lane] = own
+        # a job begins with the segment after the one that ends its lane's previous job
+        begin[device, np.searchsorted(ends, packing.start[own], side="right"), lane] = own
     return Segments(stop, count, begin, slot)
 
 
 def job_places(packing: Packing, lanes: int, places: int) -> NDArray[np.int64]:
-    """Where the state of each job's client lies, shape (jobs,).
+    """The place of the state of each job's client, shape (jobs,).
 
-    A device's jobs take its places in their order.
+    The jobs of a device take its places in order.
 
     Args:
-        packing: Jobs in lanes, numbered through the devices.
+        packing: Jobs in lanes, numbered device by device.
         lanes: Lanes per device.
         places: Places per device.
 
@@ -154,25 +156,25 @@ def job_places(packing: Packing, lanes: int, places: int) -> NDArray[np.int64]:
     device = packing.lane // lanes
     place = np.zeros(len(device), np.int64)
     for d in np.unique(device):
-        mine = np.flatnonzero(device == d)
-        place[mine] = d * places + np.arange(len(mine))
+        own = np.flatnonzero(device == d)
+        place[own] = d * places + np.arange(len(own))
     return place
 
 
 def choose_lanes(
     rounds: Sequence[NDArray[np.int64]], devices: int, overhead: float, most: int
 ) -> int:
-    """Lanes per device that make the given rounds fastest.
+    """The number of lanes per device that makes some rounds fastest.
 
-    A tick of w lanes side by side is taken to cost `overhead` + w, in units of one lane's
-    arithmetic, so many lanes pay where a tick is mostly overhead (small models, accelerators) and
-    cost where lanes would wait for the longest client.
+    A tick of w lanes is assumed to cost `overhead` + w, in units of one lane's arithmetic. Many
+    lanes are faster if a tick is mostly overhead (small models, accelerators), and slower if they
+    would wait for the longest client.
 
     Args:
-        rounds: Job lengths of some typical rounds.
-        devices: Devices the lanes are spread over.
+        rounds: Ticks of each job in some typical rounds.
+        devices: Number of devices.
         overhead: Cost of a tick that does not grow with its lanes.
-        most: Largest number of lanes per device to consider.
+        most: Most lanes per device to consider.
 
     >>> one_long = [np.array([100, 10, 10, 10])]
     >>> choose_lanes(one_long, devices=1, overhead=0.0, most=8)
@@ -193,7 +195,7 @@ def choose_lanes(
         ticks = (max(longest, -(-total // (w * devices))) for longest, total in totals)
         return sum(ticks) * (overhead + w)
 
-    # packing takes long, and hardly ever much more ticks than the least possible
+    # packing is slow, so try counts in the order of their lower bounds, which are nearly tight
     best = math.inf, 0
     for least, w in sorted((least_cost(w), w) for w in choices):
         if least > best[0]:
@@ -203,4 +205,5 @@ def choose_lanes(
 
 
 def _lane_counts(most: int) -> list[int]:
+    """The numbers of lanes to consider: 2^e and 3/2 2^e."""
     return sorted({w for e in range(12) for w in (2**e, 3 * 2**e // 2) if w <= most})

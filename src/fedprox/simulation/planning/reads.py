@@ -1,6 +1,6 @@
 """Plans for reading whole clients: which slices of the flat rows each lane reads.
 
-A job is a client, or any range of rows; a tick reads a slice of at most `width` of its rows.
+A job is a client or another range of rows. A tick reads a slice of at most `width` rows.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from fedprox.simulation.planning.batch_plan import Jobs
 from fedprox.simulation.planning.packing import Array, Grid, Segments, pack, segments
 
 TICK_COST = 16
-"""What a tick costs beside its rows, in rows."""
+"""Fixed cost of a tick, in units of the cost of a row."""
 
 
 class Reading(NamedTuple):
@@ -22,9 +22,9 @@ class Reading(NamedTuple):
 
     Attributes:
         begin: First row of the slice, int32 (D, ticks, L).
-        end: The row before which it ends, int32 (D, ticks, L).
-        job: The job a slice belongs to, int32 (D, ticks, L).
-        ends: Where jobs end; arrays with a leading axis D.
+        end: The row after the slice's last one, int32 (D, ticks, L).
+        job: The job of the slice, int32 (D, ticks, L).
+        ends: When jobs end, arrays with a leading axis D.
     """
 
     begin: Array
@@ -34,12 +34,12 @@ class Reading(NamedTuple):
 
 
 WIDTHS = (16, 32, 64)
-"""Rows of a slice. Wider ones are no gain on a CPU: XLA's matrix products take a slower path from
-128 rows on."""
+"""Candidate widths of a slice, in rows. Wider slices are not faster on a CPU: from 128 rows on,
+XLA's matrix products take a slower path."""
 
 
 def slice_width(sizes: NDArray[np.int64]) -> int:
-    """Rows per tick that read clients of these sizes at the least cost.
+    """The width of slices that reads clients of these sizes at the least cost, in rows.
 
     >>> slice_width(np.array([1000])), slice_width(np.array([30] * 100))
     (64, 32)
@@ -53,7 +53,7 @@ def slice_width(sizes: NDArray[np.int64]) -> int:
 
 
 def slices(sizes: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-    """Ticks that each client's rows take."""
+    """Number of slices, and so of ticks, of each client."""
     return -(-sizes // width)
 
 
@@ -67,16 +67,16 @@ def plan_reading(
     ticks: int | None = None,
     slots: int | None = None,
 ) -> Reading:
-    """Read row ranges, each being a job.
+    """Plan how to read ranges of rows, each of which is a job.
 
     Args:
         first: First flat row of each job, shape (jobs,).
-        last: The row before which it ends, shape (jobs,).
+        last: The row after each job's last one, shape (jobs,).
         width: Rows of a slice.
         grid: The lanes.
-        owner: The process that does each job, shape (jobs,); any if left out.
-        ticks: Room for ticks; what is needed if left out.
-        slots: Room for jobs; as many as there are if left out.
+        owner: The process whose lanes each job must use, shape (jobs,). None means any.
+        ticks: Room for ticks. None means no more than needed.
+        slots: Room for jobs. None means no more than needed.
     """
     devices, lanes, processes = grid
     packing = pack(slices(last - first, width), devices * lanes, owner, processes)
@@ -92,11 +92,11 @@ def plan_reading(
 
 
 def read_everything(bounds: NDArray[np.int64], width: int, grid: Grid) -> Reading:
-    """Read all flat rows in equal slices, whichever client they belong to.
+    """Plan how to read all flat rows in equal slices, regardless of clients.
 
     Args:
-        bounds: Where the rows of each process begin, and where the last one's end, shape
-            (processes + 1,). Rows are numbered from 0 in each process.
+        bounds: First row of each process, and the number of all rows, shape (processes + 1,). The
+            plan numbers the rows of each process from 0.
         width: Rows of a slice.
         grid: The lanes.
     """
@@ -109,14 +109,16 @@ def read_everything(bounds: NDArray[np.int64], width: int, grid: Grid) -> Readin
 
 
 class Exchange(NamedTuple):
-    """Whose gradients are read before the work of some rounds, R of them.
+    """How gradients are read before the local work of R rounds.
 
-    Jobs are the clients about to work, in their slots, and after them those of the first cohort.
+    The jobs are the clients about to work, in their slots, followed by those of the first cohort,
+    whose mean gradient the clients receive.
 
     Attributes:
-        reading: Which rows each lane reads; arrays with a leading axis R.
+        reading: Which rows each lane reads, arrays with a leading axis R.
         size: Rows of each job's client, float32 (R, jobs).
-        weight: Its weight in the mean gradient, 0 for the clients about to work, float32 (R, jobs).
+        weight: Weight of each job in the mean gradient, float32 (R, jobs); 0 for the clients about
+            to work.
     """
 
     reading: Reading
@@ -125,7 +127,7 @@ class Exchange(NamedTuple):
 
 
 class ExchangeRoom(NamedTuple):
-    """How much the plan of some first exchanges holds.
+    """How much the plan of first exchanges holds.
 
     Attributes:
         rounds: Room for rounds.
@@ -143,7 +145,7 @@ class ExchangeRoom(NamedTuple):
 def plan_exchanges(
     rounds: Sequence[tuple[Jobs, Jobs]], room: ExchangeRoom, width: int, grid: Grid
 ) -> Exchange:
-    """The first exchanges of some rounds.
+    """Plan the first exchanges of some rounds.
 
     Args:
         rounds: Jobs of the clients about to work, and of the first cohort, in each round.

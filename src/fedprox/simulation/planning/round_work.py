@@ -1,4 +1,4 @@
-"""The work of a round: which clients take part, and how much each of them does."""
+"""The work of a round: which clients take part, and how much work each of them does."""
 
 from typing import NamedTuple
 
@@ -17,11 +17,11 @@ class RoundWork(NamedTuple):
     """One round's cohort and the jobs that a method makes of it.
 
     Attributes:
-        clients: Clients of the cohort.
-        stragglers: Of these, those that cannot finish.
-        dropped: Of these, those whose work does not count.
-        jobs: The others' work.
-        exchange: Clients of the first exchange, if the method has one; they take no steps.
+        clients: Number of clients in the cohort.
+        stragglers: How many of these cannot finish.
+        dropped: How many of these do not count, so that they have no job.
+        jobs: The jobs of the other clients.
+        exchange: Jobs of the first cohort, if the method has a first exchange; they take no steps.
     """
 
     clients: int
@@ -34,7 +34,7 @@ class RoundWork(NamedTuple):
 def round_work(
     protocol: Protocol, algorithm: Algorithm, solver: Solver, seed: int, t: int
 ) -> RoundWork:
-    """Who works on what in round t."""
+    """Draw the cohort and the stragglers of round t, and make the jobs of the round."""
     train = protocol.federation.train
     drawn = protocol.cohort.draw(seed, t, train.offsets)
     chosen = drawn.clients
@@ -45,7 +45,7 @@ def round_work(
         return RoundWork(len(chosen), stragglers, 0, no_jobs(), no_jobs())
     if algorithm.pooled:
         one = np.ones(1, np.int64)
-        jobs = Jobs(
+        jobs = Jobs(  # one client with all rows
             client=one * len(protocol.federation),
             first_row=one * 0,
             size=one * len(train),
@@ -58,21 +58,22 @@ def round_work(
             device_row=one * 0,
         )
         return RoundWork(len(chosen), stragglers, 0, jobs, no_jobs())
-    kept = ~work.stragglers if algorithm.stragglers == "drop" else work.steps > 0
-    gamma = solver.gammas(t, chosen[kept])
-    taking_part = _counted(protocol, algorithm, Drawn(chosen[kept], drawn.mass[kept]))
-    jobs = _jobs(protocol, algorithm, taking_part, work.steps[kept], gamma)
+    takes_part = ~work.stragglers if algorithm.stragglers == "drop" else work.steps > 0
+    gamma = solver.gammas(t, chosen[takes_part])
+    counted = Drawn(chosen[takes_part], drawn.mass[takes_part])
+    counted = _with_method_mass(protocol, algorithm, counted)
+    jobs = _jobs(protocol, algorithm, counted, work.steps[takes_part], gamma)
     exchange = no_jobs()
     if algorithm.exchange is not None:
         first = protocol.cohort.draw(seed, t, train.offsets, Purpose.GRADIENT_COHORT)
-        nothing = np.zeros(len(first.clients))
-        first = _counted(protocol, algorithm, first)
-        exchange = _jobs(protocol, algorithm, first, nothing.astype(np.int64), nothing)
-    return RoundWork(len(chosen), stragglers, int((~kept).sum()), jobs, exchange)
+        zeros = np.zeros(len(first.clients))
+        first = _with_method_mass(protocol, algorithm, first)
+        exchange = _jobs(protocol, algorithm, first, zeros.astype(np.int64), zeros)
+    return RoundWork(len(chosen), stragglers, int((~takes_part).sum()), jobs, exchange)
 
 
-def _counted(protocol: Protocol, algorithm: Algorithm, drawn: Drawn) -> Drawn:
-    """The same clients, with what each counts in the method's mean."""
+def _with_method_mass(protocol: Protocol, algorithm: Algorithm, drawn: Drawn) -> Drawn:
+    """The same clients, with equal masses if the method counts each client once."""
     if algorithm.average == "rows" or protocol.cohort.sampling == "proportional":
         return drawn
     return Drawn(drawn.clients, np.ones_like(drawn.mass))
@@ -85,6 +86,7 @@ def _jobs(
     steps: NDArray[np.int64],
     gamma: NDArray[np.float64],
 ) -> Jobs:
+    """The jobs of clients with these steps and gammas."""
     clients = len(protocol.federation)
     offsets = protocol.federation.train.offsets
     rows = offsets[drawn.clients + 1] - offsets[drawn.clients]

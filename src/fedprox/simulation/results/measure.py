@@ -11,14 +11,14 @@ ACCURACIES = ("test_accuracy", "validation_accuracy")
 
 
 KINDS = ("train", "test", "validation")
-"""What measures of rows begin with."""
+"""First words of measures on rows, as in `train_loss`."""
 
 
 def lower_is_better(measure: str, metrics: Mapping[str, Metric]) -> bool:
     """Whether smaller values of a measure are better.
 
     Args:
-        measure: Its name in records: `train_loss`, `test_accuracy`, `test_NAME`, ...
+        measure: The measure's name in records: `train_loss`, `test_accuracy`, `test_NAME`, ...
         metrics: The model's metrics.
 
     >>> lower_is_better("train_loss", {}), lower_is_better("test_accuracy", {})
@@ -42,7 +42,7 @@ def measures(
     >>> measures({}, accuracy=True, test=True)
     ('train_loss', 'test_loss', 'test_accuracy')
     """
-    held_out = [kind for kind, given in (("test", test), ("validation", validation)) if given]
+    held_out = [kind for kind, exists in (("test", test), ("validation", validation)) if exists]
     return (
         "train_loss",
         *(f"train_{name}" for name in metrics),
@@ -53,9 +53,9 @@ def measures(
 
 
 def choosable(known: Collection[str]) -> list[str]:
-    """The measures by which rounds and models may be chosen, of those that records have.
+    """The measures that may choose rounds and models, from the measures of records.
 
-    Where there are validation rows, those of test rows are read for the report alone.
+    With validation rows, measures on test rows serve the report only.
 
     >>> choosable(["train_loss", "test_loss"])
     ['train_loss', 'test_loss']

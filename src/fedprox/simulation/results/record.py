@@ -1,56 +1,61 @@
-"""Records: what is known of a run after an evaluated round."""
+"""Records: the measures of a run after an evaluated round."""
 
 import math
 from typing import NamedTuple
 
 
 class Record(NamedTuple):
-    """What is known of one run after `round` rounds. The names are those of `metrics.jsonl`.
+    """The measures of one run after `round` rounds, under their names in `metrics.jsonl`.
 
     Attributes:
-        label: Method and those numbers that tell the run from the others of its comparison.
+        label: The method, and the hyperparameters in which the run differs from the others of its
+            comparison.
         method: Name of the algorithm.
-        hparams: The algorithm's hyperparameters, such as mu, that led to this model; an adaptive mu
-            is that of the last round.
-        learning_rate: The local solver's; of a schedule that of the last round, and of round 0 for
-            the initial model.
+        hparams: The algorithm's hyperparameters, such as mu. An adaptive mu has its value in the
+            last round.
+        learning_rate: Learning rate of the local solver. A schedule has its value in the last
+            round, or in round 0 for the initial model.
         seed: Seed of the run.
-        round: Rounds done; 0 is the initial model.
-        train_loss: f(w) over the rows that evaluations read; NaN or infinity once diverged.
-        test_accuracy: Over all clients' test rows; where evaluations read some of them, a client
-            still counts by all it has. NaN without any.
-        gradient_variance: E_k ||grad F_k - grad f||^2; NaN where gradients are not measured.
-        dissimilarity: B(w); likewise.
-        gamma_mean: Mean gamma_k over the clients that trained in this round, and whose updates
-            were not faulty; NaN if there are none, and likewise.
-        gamma_max: The greatest of them, gamma^t of Corollary 9.
-        solves: Local problems worked on in this round.
-        unsolved: Of these, those that came to the solver's limit before its gamma; faulty ones not
-            counted.
-        clients: Clients of this round's cohort.
-        stragglers: Of these, those that could not finish.
-        dropped: Of these, those that the method dropped.
-        client_steps: Mini-batch steps taken in this round.
+        round: Number of rounds done; 0 is the initial model.
+        train_loss: f(w) over the training rows that evaluations read; NaN or infinity once the run
+            has diverged.
+        test_accuracy: Accuracy over the test rows that evaluations read, each client weighted by
+            all of its test rows; NaN without test rows.
+        gradient_variance: E_k ||grad F_k - grad f||^2; NaN if gradients are not measured.
+        dissimilarity: B(w); NaN if gradients are not measured.
+        gamma_mean: Mean gamma_k over the clients that trained in the last round and whose updates
+            were not faulty; NaN without such clients, or if gradients are not measured.
+        gamma_max: The maximum of these gamma_k, gamma^t of Corollary 9.
+        solves: Number of local problems in the last round.
+        unsolved: How many of these reached the solver's limit of steps before its gamma, without
+            faulty updates.
+        clients: Number of clients in the last round's cohort.
+        stragglers: How many of these could not finish.
+        dropped: How many of these the method dropped.
+        client_steps: Mini-batch steps taken in the last round.
         total_steps: Mini-batch steps taken in all rounds so far.
-        communication: What all rounds so far have sent, in units of a round of FedAvg.
-        empty_rounds: Rounds since the record before in which no client took part, so that the model
-            stayed as it was.
-        faulty: Faulty updates since the record before; None without screening, see
+        communication: Communication of all rounds so far, in units of one round of FedAvg.
+        empty_rounds: Rounds since the previous record in which no client took part, so that the
+            model did not change.
+        faulty: Number of faulty updates since the previous record; None without screening, see
             `fedprox.Faults`.
-        faulty_clients: Names of the clients that sent them, in the federation's order; likewise.
-        unmeasured: Clients whose own loss or gradient was not finite, whom training loss, gradient
-            variance and B(w) leave out; likewise.
+        faulty_clients: Names of the clients that sent them, in the federation's order; None without
+            screening.
+        unmeasured: Number of clients whose loss or gradient was not finite. Training loss, gradient
+            variance and B(w) leave these clients out. None without screening.
         train_loss_se: Standard error of `train_loss` as an estimate from a sample of clients; None
-            where evaluations read all.
-        test_accuracy_se: That of `test_accuracy`.
-        test_loss: Mean loss over all clients' test rows, likewise; NaN without any. With screening,
-            the clients that the training loss leaves out are left out here, too.
-        metrics: The model's metrics, `train_NAME` over the training rows and `test_NAME` over the
-            test rows of the same clients, each of whom counts by all the rows it has; and
-            `validation_NAME` where there are validation rows.
-        validation_loss: Mean loss over the validation rows: of the clients, as `test_loss`, or of
-            the set that belongs to no client. None without any.
-        validation_accuracy: Likewise; NaN for a model without accuracy.
+            if evaluations read all clients.
+        test_accuracy_se: Standard error of `test_accuracy`; None if evaluations read all clients.
+        test_loss: Mean loss over the test rows that evaluations read, each client weighted by all
+            of its test rows; NaN without test rows. With screening, the unmeasured clients are left
+            out.
+        metrics: The model's metrics: `train_NAME` over training rows, `test_NAME` over test rows
+            and, if there are any, `validation_NAME` over validation rows. Each client is weighted
+            by all of its rows.
+        validation_loss: Mean loss over the validation rows of the clients, or of the validation set
+            that belongs to no client; None without validation rows.
+        validation_accuracy: Accuracy over the validation rows; NaN for a model without accuracy,
+            None without validation rows.
     """
 
     label: str
@@ -88,21 +93,21 @@ class Record(NamedTuple):
         """A measure by its name in `metrics.jsonl`, such as "test_accuracy" or "test_NAME".
 
         Raises:
-            KeyError: The record has no such measure.
+            KeyError: If the record has no such measure.
         """
-        found: float | None = (
+        value: float | None = (
             self.metrics[measure] if measure in self.metrics else self._asdict()[measure]
         )
-        if found is None:
+        if value is None:
             raise KeyError(measure)
-        return found
+        return value
 
     def __repr__(self) -> str:
         return f"Record({self.label!r}, seed {self.seed}, round {self.round}: {figures(self)})"
 
 
 def figures(record: Record) -> str:
-    """Loss and accuracy of a record as text; without accuracy where there is none."""
+    """Loss and accuracy of a record as text, without an accuracy that is NaN."""
     loss = f"train loss {record.train_loss:.4g}"
     if math.isnan(record.test_accuracy):
         return loss

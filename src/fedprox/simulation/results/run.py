@@ -14,29 +14,30 @@ from fedprox.simulation.results.target import Target
 
 @dataclass
 class Run:
-    """One method with one set of numbers and one seed, start to end.
+    """One method with one set of hyperparameters and one seed, from start to end.
 
     Attributes:
         method: Name of the algorithm.
-        hparams: The algorithm's hyperparameters, such as mu; where mu adapts, the first.
-        learning_rate: The local solver's; of a schedule that of round 0.
+        hparams: The algorithm's hyperparameters, such as mu; an adaptive mu has its initial value.
+        learning_rate: Learning rate of the local solver; a schedule has its value in round 0.
         seed: Seed of the run.
-        label: Method and those numbers that tell it from the others of its comparison.
-        history: One record for each evaluated round, the initial model's first.
+        label: The method, and the hyperparameters in which the run differs from the others of its
+            comparison.
+        history: One record for each evaluated round, beginning with the initial model.
         params: The final parameters, as NumPy arrays.
-        compile_seconds: Time to compile its programs (shared by the points of a sweep).
-        run_seconds: Time of its rounds and evaluations (likewise).
-        sweep_points: How many points shared that time.
-        lane_idle: Share of lane ticks, as planned for the first rounds, in which a lane has no
-            client.
-        memory: Bytes that its rounds' program has on a device at most, data included.
-        evaluated: Which model its records and `params` are of: "server", "cohort" or "clients"; see
-            `fedprox.simulate`.
+        compile_seconds: Seconds to compile the programs, shared by the points of a sweep.
+        run_seconds: Seconds of the rounds and evaluations, shared by the points of a sweep.
+        sweep_points: Number of sweep points that share these seconds.
+        lane_idle: Share of lane ticks in which a lane has no client, as planned for the first
+            rounds.
+        memory: Peak bytes of the rounds' program on one device, data included.
+        evaluated: The model that `history` and `params` describe: "server", "cohort" or "clients",
+            see `fedprox.Evaluation`.
         client_steps: Mini-batch steps over all rounds.
-        model_round: The round after which `params` were the model: the last one, or with
-            `Selection(keep="best")` the best. None before the run has ended.
-        experiment: What its comparison was made of, as `experiment.toml` of a run directory holds
-            it; all runs of the comparison share it. Empty before `simulate` returns.
+        model_round: The round after which `params` were the model: the last round, or the best with
+            `Selection(keep="best")`. None before the run has ended.
+        experiment: The settings of the comparison, as in the `experiment.toml` of a run directory.
+            All runs of a comparison share them. Empty before `simulate` returns.
     """
 
     method: str
@@ -65,7 +66,7 @@ class Run:
 
     @property
     def diverged_at(self) -> int | None:
-        """First evaluated round whose training loss is not finite, if any."""
+        """First evaluated round whose training loss is not finite; None if there is none."""
         return next((r.round for r in self.history if not math.isfinite(r.train_loss)), None)
 
     @property
@@ -80,10 +81,10 @@ class Run:
 
     @property
     def best_accuracy(self) -> float:
-        """Highest test accuracy of any record; NaN without test rows.
+        """Highest test accuracy of all records; NaN without test rows.
 
-        With validation rows it is the test accuracy of the record whose validation accuracy is the
-        highest, the first of equals, so that test rows choose nothing.
+        With validation rows, the test accuracy of the record with the highest validation accuracy
+        (on ties the first), so that test rows choose nothing.
         """
         validated = [
             (r.validation_accuracy, r.test_accuracy)
@@ -92,8 +93,8 @@ class Run:
         ]
         if validated:
             return max(validated, key=itemgetter(0))[1]
-        known = [r.test_accuracy for r in self.history if math.isfinite(r.test_accuracy)]
-        return max(known, default=math.nan)
+        accuracies = [r.test_accuracy for r in self.history if math.isfinite(r.test_accuracy)]
+        return max(accuracies, default=math.nan)
 
     @property
     def validated(self) -> bool:
@@ -102,26 +103,26 @@ class Run:
 
     @property
     def models_a_round(self) -> float:
-        """What a round sends, in units of a round of FedAvg; 0 before there was one."""
+        """Communication per round, in units of one round of FedAvg; 0 before the first round."""
         return self.final.communication / self.final.round if self.final.round else 0.0
 
     @property
     def faulty(self) -> int | None:
-        """Faulty updates of all records; None without screening."""
-        known = [record.faulty for record in self.history if record.faulty is not None]
-        return sum(known) if known else None
+        """Number of faulty updates in all records; None without screening."""
+        counts = [record.faulty for record in self.history if record.faulty is not None]
+        return sum(counts) if counts else None
 
     @property
     def empty_rounds(self) -> int:
-        """Rounds in which no client took part."""
+        """Number of rounds in which no client took part."""
         return sum(record.empty_rounds for record in self.history)
 
     def rounds_to(self, target: Target) -> float | None:
-        """Rounds until the run reaches a target, None if it never does; see `Target.rounds`.
+        """Rounds until the run reaches a target, see `Target.rounds`; None if it never does.
 
         Raises:
-            InputError: The run's records do not have the target's measure, or which values of it
-                are better is not known.
+            InputError: If records do not have the target's measure, or it is not known which of its
+                values are better.
         """
         rounds = [record.round for record in self.history]
         try:
@@ -133,10 +134,11 @@ class Run:
         return target.rounds(rounds, values)
 
     def models_to(self, target: Target) -> float | None:
-        """Models sent until then, relative to one round of FedAvg (Acar et al. 2021, Table 1).
+        """Communication until the run reaches a target, in units of one round of FedAvg.
 
-        Communication per round times rounds: SCAFFOLD, which also sends its control variates,
-        counts two a round.
+        This is the communication per round times `rounds_to`, as in Acar et al. 2021, Table 1.
+        SCAFFOLD, which also sends its control variates, counts two per round. None if the run never
+        reaches the target.
         """
         rounds = self.rounds_to(target)
         return None if rounds is None else rounds * self.models_a_round

@@ -19,23 +19,23 @@ VALIDATION_LOSS = "validation_loss"
 class Selection:
     """Which of a run's models is kept, and when a run without progress ends.
 
-    A run is judged by one measure at its evaluations. Where there are validation rows, no measure
-    on test rows is allowed: the test rows of a model that they chose would flatter it.
+    A run is judged by one measure at each evaluation. If there are validation rows, measures on
+    test rows are not allowed: a model chosen by its test rows would look better than it is.
 
     >>> Selection(keep="best", patience=5)
     Selection(keep='best', measure=None, patience=5)
 
     Attributes:
-        keep: "last" for the model after the last round, or "best" for the evaluated model with the
-            best value of the measure, the first of equals.
-        measure: A measure by its name in `metrics.jsonl`, such as "validation_accuracy" or
-            "test_f1". The validation loss where left out.
-        patience: Evaluations in a row without a better value after which a run ends; None for a run
-            of all rounds. Sweep points run together, until this has happened to all of them.
+        keep: "last" keeps the model after the last round, "best" the evaluated model with the best
+            value of the measure (on ties the first).
+        measure: Name of the measure in `metrics.jsonl`, such as "validation_accuracy" or "test_f1".
+            None means the validation loss.
+        patience: Number of consecutive evaluations without a better value after which a run ends.
+            None means never. Sweep points run together until each of them has come to this point.
 
     Raises:
-        InputError: Another `keep`, a measure that is not text, or a patience that is not a whole
-            number of at least 1.
+        InputError: If `keep` or `measure` is invalid, or `patience` is not a whole number of at
+            least 1.
     """
 
     keep: Keep = "last"
@@ -57,14 +57,14 @@ class Selection:
         return self.keep == "best" or self.patience is not None
 
     def among(self, known: Sequence[str]) -> "Selection":
-        """The same with its measure, which must be one of those that records have.
+        """The same selection with its measure, checked against the measures of records.
 
         Args:
-            known: The measures that records have.
+            known: The measures of records.
 
         Raises:
-            InputError: There are no validation rows and no other measure is given, the measure is
-                unknown, or it reads test rows although there are validation rows.
+            InputError: If the measure is unknown, is on test rows although there are validation
+                rows, or is omitted although there are no validation rows.
         """
         if not self.selects:
             return self
@@ -87,8 +87,8 @@ class Best:
     """The best value of a measure in a run so far.
 
     Attributes:
-        round: The round of the first record that has it.
-        since: Records after that one.
+        round: The round of the first record with this value.
+        since: Number of records after that one.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Best:
             self.see(record)
 
     def see(self, record: Record) -> bool:
-        """Take in the next record, and say whether it is the best so far; NaN never is."""
+        """Add the next record, and return whether it is the best so far; NaN never is."""
         value = self._sign * record.value(self._measure)
         if value > self._value:
             self._value, self.round, self.since = value, record.round, 0

@@ -1,4 +1,4 @@
-"""Targets: how many rounds a run takes to bring a measure to a value."""
+"""Targets: the value that a measure is to reach, and the rounds that a run takes to reach it."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -11,7 +11,7 @@ from fedprox.metrics import Metric
 from fedprox.simulation.results.measure import ACCURACIES, KINDS, LOSSES, choosable, lower_is_better
 
 StopAtTarget = Literal["never", "all", "any"]
-"""When the rounds of a method end early: once all, or any, of its sweep points are there."""
+"""When a method ends early: once all, or any, of its sweep points have reached the target."""
 
 
 KEYS = ("target_accuracy", "target_loss", "target_metric")
@@ -20,7 +20,7 @@ KEYS = ("target_accuracy", "target_loss", "target_metric")
 
 @dataclass(frozen=True)
 class Target:
-    """A value that a measure is to reach, such as a test accuracy, or to come down to, as a loss.
+    """A value that a measure is to reach, such as a test accuracy or a training loss.
 
     >>> print(Target("test_accuracy", 0.97), "and", Target("train_loss", 0.0603))
     97 % and loss 0.0603
@@ -28,18 +28,18 @@ class Target:
     validation f1 0.8 and validation accuracy 97 %
 
     Attributes:
-        measure: What must be good enough, by its name in `metrics.jsonl`: `train_loss`, `test_loss`
-            or `test_accuracy`, `validation_loss` or `validation_accuracy` where there are
-            validation rows, or `train_NAME`, `test_NAME` or `validation_NAME` of a metric NAME of
-            the model. Where there are validation rows it is none of the test rows, which are read
-            for the report alone.
-        value: An accuracy above 0 and at most 1, a loss above 0, or any finite value of a metric.
-        lower_is_better: Whether smaller values of a metric are better. `simulate` takes it from the
-            model's metric where it is left out. Losses and accuracies need none.
+        measure: Name of the measure in `metrics.jsonl`: `train_loss`, `test_loss`, `test_accuracy`,
+            `validation_loss`, `validation_accuracy`, or `train_NAME`, `test_NAME` or
+            `validation_NAME` for a metric NAME of the model. With validation rows, measures on test
+            rows are not allowed.
+        value: The value to reach: an accuracy above 0 and at most 1, a loss above 0, or any finite
+            value of a metric.
+        lower_is_better: Whether smaller values of a metric are better. None means that `simulate`
+            takes it from the model's metric. Losses and accuracies do not need it.
 
     Raises:
-        InputError: No such measure, a value out of range, or `lower_is_better` is not True or False
-            or contradicts the measure.
+        InputError: If the measure is unknown, the value is out of range, or `lower_is_better` is
+            invalid or contradicts the measure.
     """
 
     measure: str
@@ -81,26 +81,26 @@ class Target:
 
     @property
     def key(self) -> str:
-        """Its key in experiment files and in `summary.json`."""
+        """The target's key in experiment files and in `summary.json`."""
         if self.measure in ACCURACIES:
             return "target_accuracy"
         return "target_loss" if self.measure == "train_loss" else "target_metric"
 
     @property
     def setting(self) -> float | dict[str, Any]:
-        """What that key holds there."""
+        """The value of this key."""
         if self.key != "target_metric":
             return self.value
-        found: dict[str, Any] = {"name": self.measure, "value": self.value}
+        setting: dict[str, Any] = {"name": self.measure, "value": self.value}
         if self.lower_is_better is not None:
-            found["lower_is_better"] = self.lower_is_better
-        return found
+            setting["lower_is_better"] = self.lower_is_better
+        return setting
 
-    def good(self, value: float) -> float:
-        """The measure turned so that more is better.
+    def _score(self, value: float) -> float:
+        """The value with its sign changed if smaller values are better, so that more is better.
 
         Raises:
-            InputError: Which values of a metric are better is not known.
+            InputError: If it is not known which values of a metric are better.
         """
         lower = self.measure in LOSSES if _is_known(self.measure) else self.lower_is_better
         require(
@@ -111,18 +111,18 @@ class Target:
         return -value if lower else value
 
     def met(self, value: float) -> bool:
-        """Whether a value of the measure is good enough; NaN is not."""
-        return self.good(value) >= self.good(self.value)
+        """Whether a value of the measure reaches the target; NaN does not."""
+        return self._score(value) >= self._score(self.value)
 
     def among(self, known: Collection[str], metrics: Mapping[str, Metric]) -> "Target":
-        """The same where records have some measures, knowing which values are better.
+        """The same target, checked against the measures of records, with `lower_is_better` set.
 
         Args:
             known: The measures of records.
             metrics: The model's metrics.
 
         Raises:
-            InputError: Records do not have the measure, or it is one of test rows where there are
+            InputError: If records do not have the measure, or it is on test rows although there are
                 validation rows.
         """
         allowed, why = choosable(known), "records do not have it"
@@ -137,14 +137,14 @@ class Target:
         return replace(self, lower_is_better=lower_is_better(self.measure, metrics))
 
     def rounds(self, evaluated: Sequence[int], values: Sequence[float]) -> float | None:
-        """Rounds until a curve meets the target; None if it never does.
+        """Rounds until a curve reaches the target; None if it never does.
 
-        McMahan et al. 2017, section 3: on the curve of the best value so far, with linear
-        interpolation between evaluated rounds. Of losses the least is the best.
+        As in McMahan et al. 2017, section 3, the curve is the best value so far, interpolated
+        linearly between evaluated rounds.
 
         Args:
-            evaluated: Evaluated rounds, rising, shape (n,).
-            values: The measure after each of them, shape (n,); NaN where it is not known.
+            evaluated: Evaluated rounds in ascending order, shape (n,).
+            values: The measure after each of these rounds, shape (n,); NaN if unknown.
 
         >>> Target("test_accuracy", 0.7).rounds([0, 10, 20, 30], [0.1, 0.5, 0.2, 0.9])
         25.0
@@ -154,21 +154,21 @@ class Target:
             if self.met(value):
                 if best == -math.inf:
                     return float(round_)
-                share = (self.good(self.value) - best) / (self.good(value) - best)
+                share = (self._score(self.value) - best) / (self._score(value) - best)
                 return float(before + share * (round_ - before))
             before = float(round_)
-            if self.good(value) > best:
-                best = self.good(value)
+            if self._score(value) > best:
+                best = self._score(value)
         return None
 
 
 def _is_known(measure: str) -> bool:
-    """Whether it is a loss or an accuracy."""
+    """Whether a measure is a loss or an accuracy."""
     return measure in (*ACCURACIES, *LOSSES)
 
 
 def _is_of_metric(measure: str) -> bool:
-    """Whether a measure may be a metric's; training rows have no accuracy."""
+    """Whether a measure may be that of a metric."""
     kind, _, name = measure.partition("_")
     return kind in KINDS and name.isidentifier() and name not in ("loss", "accuracy")
 
@@ -180,25 +180,25 @@ def target_of(
     *,
     validated: bool = False,
 ) -> Target | None:
-    """The target that the keys of an experiment give, if one does.
+    """The target that an experiment's keys define; None without such a key.
 
     Args:
-        accuracy: `target_accuracy`, of validation rows where there are any.
-        loss: `target_loss`, of training rows.
+        accuracy: `target_accuracy`, on validation rows if there are any, else on test rows.
+        loss: `target_loss`, on training rows.
         metric: `target_metric`: a measure's name, its value and which values are better.
         validated: Whether there are validation rows.
 
     Raises:
-        InputError: Several are given, or one is out of range.
+        InputError: If more than one key is set, or a value is out of range.
     """
-    given = {
+    targets = {
         key: value
         for key, value in zip(KEYS, (accuracy, loss, metric), strict=True)
         if value is not None
     }
     require(
-        len(given) < 2,
-        f"{' and '.join(f'{key} = {value}' for key, value in given.items())}; give one of them, "
+        len(targets) < 2,
+        f"{' and '.join(f'{key} = {value}' for key, value in targets.items())}; give one of them, "
         "and not both",
     )
     if metric is not None:
