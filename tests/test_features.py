@@ -27,7 +27,7 @@ from fedprox.models import logistic
 from fedprox.simulation.devices.mesh import lane_mesh
 from fedprox.simulation.devices.ownership import find_ownership
 from fedprox.simulation.planning.batch_plan import Jobs, Shape, plan_rounds
-from fedprox.simulation.storage.training_data import resident
+from fedprox.simulation.storage.training_data import copy_to_devices
 
 SIZES = [7, 1, 12, 5]
 OFFSETS = np.concatenate([[0], np.cumsum(SIZES)]).astype(np.int64)
@@ -276,10 +276,10 @@ def test_what_parts_share_is_on_a_device_once() -> None:
     few = Rows(windows[:5], LABELS[:5], np.array([0, 1, 2, 3, 5]))
     federation = Federation(rows, few, 3, tuple("abcd"))
     alone = find_ownership(OFFSETS, 1)
-    data = resident(lane_mesh(), federation, federation.sample(5), alone, alone)
+    data = copy_to_devices(lane_mesh(), federation, federation.sample(5), alone, alone)
     assert data.x is not None
     assert data.x.text is data.measured_x.text is data.test_x.text
-    whole = resident(lane_mesh(), federation, federation, alone, alone)
+    whole = copy_to_devices(lane_mesh(), federation, federation, alone, alone)
     assert whole.x is not None
     assert whole.x.starts is whole.measured_x.starts
     assert whole.y is whole.measured_y

@@ -192,7 +192,7 @@ SIMULATE: dict[str, Any] = {
 def test_any_argument_is_taken_or_refused_in_one_line(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulating, "resident", begun)
+    monkeypatch.setattr(simulating, "copy_to_devices", begun)
     federation = fp.datasets.synthetic(clients=3)
     arguments = {"federation": federation, "model": fp.models.logistic(federation), **SIMULATE}
     for value in JUNK:

@@ -30,7 +30,7 @@ from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.selection import Selection
 from fedprox.simulation.results.target import StopAtTarget, Target
-from fedprox.simulation.storage.training_data import check_measured, resident
+from fedprox.simulation.storage.training_data import check_measured, copy_to_devices
 from fedprox.solver import Solver, name_of
 from fedprox.user_code import describe
 
@@ -163,7 +163,7 @@ def simulate(
         warn_of(protocol, stacklevel=2)
     with showing(progress, on_progress) as report:
         count = len(protocol.seeds) * sum(len(method.points) for method in compared)
-        data = resident(
+        data = copy_to_devices(
             mesh, federation, protocol.measured, protocol.ownership, protocol.measured_ownership
         )
         session = Session(protocol, mesh, data, count, checkpoints, on_record, report)

@@ -19,7 +19,7 @@ from fedprox.simulation.compiled.layout import Layout
 from fedprox.simulation.compiled.round import After, Inputs, Server, rounds_program
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import is_noisy
-from fedprox.simulation.devices.mesh import REPLICATED, on_all, replicate, zeros_on
+from fedprox.simulation.devices.mesh import REPLICATED, accept_host_arrays, replicate, zeros_on
 from fedprox.simulation.planning.batch_plan import BatchPlan, Jobs, no_jobs, plan_rounds
 from fedprox.simulation.planning.reads import (
     Exchange,
@@ -106,7 +106,7 @@ class Compiler:
         with ThreadPoolExecutor() as pool:
             compiled = pool.map(lambda each: each.lower().compile(), traced.values())
             programs = dict(zip(traced, compiled, strict=True))
-        ready = {name: on_all(program) for name, program in programs.items()}
+        ready = {name: accept_host_arrays(program) for name, program in programs.items()}
         if self._evaluate is None:
             evaluation, algorithm = ready["evaluation"], self.method.algorithm
             self._evaluate = lambda state: evaluation(evaluated(algorithm, state), inputs)

@@ -151,7 +151,7 @@ class Protocol:
 
     @cached_property
     def ownership(self) -> Ownership:
-        """Which process is home to which clients."""
+        """Which process owns which clients."""
         return ownership_of_processes(self.federation.train.offsets)
 
     @cached_property

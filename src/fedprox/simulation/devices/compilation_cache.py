@@ -16,22 +16,22 @@ from jax.experimental.compilation_cache import compilation_cache
 from fedprox.datasets.sources import cache_folder
 
 UNREADABLE = r"Error reading persistent compilation cache entry for '(\w+)'"
-"""What JAX warns of a program in the compilation cache that it cannot read."""
+"""JAX's warning about a program in the compilation cache that it cannot read."""
 
 
 def use_compilation_cache(folder: str | Path) -> None:
-    """Keep compiled programs in a folder, so that the next process need not compile them.
+    """Cache compiled programs in a folder, so that later processes do not compile them again.
 
-    Compiled programs are code, which JAX runs without a check: whoever can write the folder can run
-    code as its user. So a new folder is accessible to its owner alone (mode 0700), and a folder
-    that belongs to somebody else, or that others can write, is not used; a warning is logged.
+    JAX runs cached programs without a check, so whoever can write to the folder can run code as its
+    user. A new folder is therefore accessible only to its owner (mode 0700). A folder that belongs
+    to another user, or that others can write to, is not used, and a warning is logged.
 
-    Where it cannot be written, a warning is logged, and what is in it already is used. A program
-    that cannot be read, since whoever wrote it was killed, had a full disk or is still at it, is
-    removed and compiled anew: JAX would warn of it and leave it there, run after run.
+    If the folder cannot be written, a warning is logged, and its programs are still used. A program
+    that cannot be read is removed and compiled again: its writer was killed, had a full disk or is
+    still writing. JAX alone would warn about it in every run.
 
     Args:
-        folder: The folder; it is made if it is missing.
+        folder: The folder, which is created if it is missing.
     """
     folder = Path(folder).absolute()
     log = logging.getLogger(__name__)
@@ -50,17 +50,17 @@ def use_compilation_cache(folder: str | Path) -> None:
         )
         if not folder.is_dir():
             return
-    # said once, above; and JAX says it of every program, also when the disk is full later
+    # logged once above; JAX would warn for each program, also if the disk is full later
     warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry")
     warnings.filterwarnings("always", UNREADABLE)
     show = warnings.showwarning
 
     def remove_unreadable(message: Warning | str, *args: Any, **options: Any) -> None:
-        found = re.match(UNREADABLE, str(message))
-        if found is None:
+        unreadable = re.match(UNREADABLE, str(message))
+        if unreadable is None:
             show(message, *args, **options)
             return
-        for program in folder.glob(f"{found[1]}-*"):
+        for program in folder.glob(f"{unreadable[1]}-*"):
             with suppress(OSError):
                 program.unlink()
 
@@ -72,11 +72,11 @@ def use_compilation_cache(folder: str | Path) -> None:
 
 
 def use_default_compilation_cache() -> None:
-    """Keep compiled programs in the user's cache, unless JAX's own settings say otherwise.
+    """Cache compiled programs in the user's cache folder, unless JAX's settings say otherwise.
 
-    They do where `jax_compilation_cache_dir` names a folder, or `jax_enable_compilation_cache` is
-    false. Both can be given as environment variables, `JAX_COMPILATION_CACHE_DIR` and
-    `JAX_ENABLE_COMPILATION_CACHE`.
+    These settings are `jax_compilation_cache_dir`, which sets another folder, and
+    `jax_enable_compilation_cache`, which turns the cache off. Both can be set as environment
+    variables, `JAX_COMPILATION_CACHE_DIR` and `JAX_ENABLE_COMPILATION_CACHE`.
     """
     config: Any = jax.config
     if config.jax_enable_compilation_cache and config.jax_compilation_cache_dir is None:
@@ -84,10 +84,10 @@ def use_default_compilation_cache() -> None:
 
 
 def _danger(folder: Path) -> str:
-    """Why others may have put code into a folder; empty if they cannot."""
-    found = folder.stat()
-    if hasattr(os, "geteuid") and found.st_uid != os.geteuid():
+    """Why others may have written code into a folder; empty if they cannot."""
+    status = folder.stat()
+    if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
         return "it belongs to another user, whose code it may hold"
-    if os.name == "posix" and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if os.name == "posix" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return "others can write code into it; remove it, or allow its owner alone (chmod 700)"
     return ""

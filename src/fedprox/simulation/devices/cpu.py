@@ -1,4 +1,4 @@
-"""How many CPU devices JAX is given."""
+"""The number of CPU devices that JAX uses."""
 
 import os
 
@@ -8,26 +8,27 @@ from fedprox.errors import require_whole
 
 PATIENCE = 10**6
 """Seconds that a CPU device waits for the others at the end of a round. By default XLA ends the
-process after 40, and a client with a large model may take longer than the rest of its cohort."""
+process after 40 seconds, but a client with a large model may take longer than the rest of its
+cohort."""
 
 MOST_DEVICES = 256
-"""CPU devices of a process at most: each has threads of its own, and a round waits for all."""
+"""Most CPU devices of a process: each has its own threads, and a round waits for all of them."""
 
 
 def use_cpu_devices(clients_per_round: int, devices: int | None = None) -> None:
-    """Let JAX see some CPU devices: one for each core, and no more than a cohort has clients.
+    """Set the number of CPU devices of JAX: one per core, but at most one per client of a cohort.
 
-    Lanes are spread over all devices. It must come before the first JAX computation of the
-    process, and leaves what `XLA_FLAGS` sets as it is. It also lets devices wait for each other as
-    long as a round takes, by `XLA_FLAGS`.
+    Lanes are spread over all devices. Call this function before the first JAX computation of the
+    process. Settings in `XLA_FLAGS` take precedence. The function also adds flags to `XLA_FLAGS`
+    that let devices wait for each other as long as a round takes.
 
     Args:
-        clients_per_round: K, the clients of a round.
-        devices: How many, whatever the cores and the clients.
+        clients_per_round: Number of clients per round, K.
+        devices: Number of devices. None means one per core, as above.
 
     Raises:
-        InputError: `devices` is not a whole number from 1 to 256.
-        RuntimeError: JAX has already started.
+        InputError: If `devices` is not a whole number from 1 to 256.
+        RuntimeError: If JAX has already started.
     """
     if devices is not None:
         require_whole("devices", devices, most=MOST_DEVICES)

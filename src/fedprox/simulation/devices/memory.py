@@ -1,4 +1,4 @@
-"""How much memory is free, and how much of it one thing may take."""
+"""Free memory of devices and of the host."""
 
 from pathlib import Path
 
@@ -6,20 +6,20 @@ import jax
 from jax.sharding import Mesh
 
 FITS = 0.5
-"""Share of the memory that is free, of a device or of the host, that one thing may take."""
+"""Share of a device's or the host's free memory that one use, such as training rows, may take."""
 
 
 def free_on_devices(mesh: Mesh) -> int:
-    """Bytes that are free on each accelerator; 0 if unknown, and on a CPU, which has the host's."""
+    """Free bytes on each accelerator; 0 if unknown, and on a CPU, which uses the host's memory."""
     if jax.default_backend() == "cpu":
         return 0
-    here = next(d for d in mesh.devices.flat if d.process_index == jax.process_index())
-    memory = here.memory_stats() or {}
+    device = next(d for d in mesh.devices.flat if d.process_index == jax.process_index())
+    memory = device.memory_stats() or {}
     return int(memory.get("bytes_limit", 0) - memory.get("bytes_in_use", 0))
 
 
 def free_on_host() -> int:
-    """Bytes that this process can still have, in its container if it is in one; 0 if unknown."""
+    """Free bytes of the host, or of this process's container; 0 if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         (available,) = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))

@@ -26,15 +26,15 @@ PER_ROUND_AND_DEVICE = PartitionSpec(None, AXIS)
 
 
 def lane_mesh(count: int | None = None) -> Mesh:
-    """Some or all devices in a row, for lanes to be spread over.
+    """A mesh with one axis, over which lanes are spread.
 
-    Of several processes those of the first come first, and each has the same number.
+    With several processes, each has the same number of devices, in the order of the processes.
 
     Args:
-        count: How many devices of this process; all where left out.
+        count: Number of devices of this process. None means all.
 
     Raises:
-        InputError: There are not so many.
+        InputError: If there are fewer devices, or processes have different numbers of them.
     """
     devices = jax.local_devices()
     if count is not None:
@@ -50,19 +50,19 @@ def lane_mesh(count: int | None = None) -> Mesh:
 
 
 def replicate(mesh: Mesh, tree: T) -> T:
-    """A copy of every array of `tree` on every device of `mesh`."""
+    """Copy each array of `tree` to each device of `mesh`."""
     return put_on(NamedSharding(mesh, REPLICATED), tree)
 
 
 def shard(mesh: Mesh, tree: T) -> T:
-    """Each device's part of every array of `tree`, whose first axis is the devices."""
+    """Split the first axis of each array of `tree` over the devices of `mesh`."""
     return put_on(NamedSharding(mesh, PER_DEVICE), tree)
 
 
 def put_on(sharding: NamedSharding, tree: T) -> T:
-    """Every array of `tree` on the devices.
+    """Put each array of `tree` on devices.
 
-    Of several processes each puts its own part of a host array there.
+    With several processes, each process puts its own part of a host array on its devices.
     """
     if sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)
@@ -76,32 +76,32 @@ def put_on(sharding: NamedSharding, tree: T) -> T:
     return jax.tree.map(one, tree)
 
 
-def on_all(compiled: Compiled) -> Callable[..., Any]:
-    """A compiled program that takes host arrays, also where its devices are several processes'."""
+def accept_host_arrays(compiled: Compiled) -> Callable[..., Any]:
+    """A compiled program that accepts host arrays, also with devices of several processes."""
 
-    def none(part: Any) -> bool:
+    def is_none(part: Any) -> bool:
         return part is None
 
-    # None also stands for what the program does not use
-    shardings = jax.tree.leaves(compiled.input_shardings[0], is_leaf=none)
+    # None marks inputs that the program does not use
+    shardings = jax.tree.leaves(compiled.input_shardings[0], is_leaf=is_none)
     if all(s is None or s.is_fully_addressable for s in shardings):
         return compiled
 
     def call(*arguments: Any) -> Any:
-        leaves, structure = jax.tree.flatten(arguments, is_leaf=none)
-        put = [
+        leaves, structure = jax.tree.flatten(arguments, is_leaf=is_none)
+        on_devices = [
             put_on(sharding, leaf)
             if isinstance(leaf, np.ndarray | np.generic) and sharding
             else leaf
             for leaf, sharding in zip(leaves, shardings, strict=True)
         ]
-        return compiled(*jax.tree.unflatten(structure, put))
+        return compiled(*jax.tree.unflatten(structure, on_devices))
 
     return call
 
 
 def zeros_on(mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Zeros whose first axis is spread over the devices."""
+    """An array of zeros whose first axis is split over the devices."""
     return jnp.zeros(shape, dtype, device=NamedSharding(mesh, PER_DEVICE))
 
 
@@ -113,9 +113,10 @@ def spread(
     out_specs: Any = REPLICATED,
     donated: tuple[int, ...] = (),
 ) -> Wrapped:
-    """`body` on every device with its part of the lanes; replicated results must be equal on all.
+    """Compile-once program that runs `body` on each device with its part of the inputs.
 
-    Memory of the `donated` arguments is used for the results: the caller gives them up.
+    Replicated results must be equal on all devices. The results reuse the memory of the `donated`
+    arguments, which the caller can no longer use.
     """
     mapped = jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     return jax.jit(mapped, donate_argnums=donated)

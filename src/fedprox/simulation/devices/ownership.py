@@ -1,8 +1,8 @@
-"""Ownership: where several processes share a federation, each client's work is done by one of them.
+"""Ownership: if several processes share a federation, each client is owned by one of them.
 
-Process p of P is home to a block of consecutive clients with about n / P of the rows. It reads
-their rows and no others, and keeps their state. Who takes part in a round does not depend on it, so
-a round waits for the process whose clients have most to do.
+Process p of P owns a block of consecutive clients with about n / P of the rows. It reads only their
+rows, does their work and stores their state. Cohorts do not depend on ownership, so a round waits
+for the process whose clients have the most work.
 """
 
 from typing import NamedTuple
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 
 class Ownership(NamedTuple):
-    """Which process is home to which clients.
+    """Which process owns which clients.
 
     Attributes:
-        bounds: The first client of each process, and their number, shape (processes + 1,).
-        process_index: This process.
+        bounds: First client of each process, and the number of clients, shape (processes + 1,).
+        process_index: Index of this process.
     """
 
     bounds: NDArray[np.int64]
@@ -34,21 +34,21 @@ class Ownership(NamedTuple):
         return range(int(self.bounds[self.process_index]), int(self.bounds[self.process_index + 1]))
 
     def of(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The home of each client."""
+        """The process that owns each client."""
         return np.searchsorted(self.bounds, clients, side="right") - 1
 
     def first_rows(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the rows of each process begin, and where the last one's end."""
+        """First row of each process, and the number of rows, shape (processes + 1,)."""
         return offsets[self.bounds]
 
 
 def find_ownership(offsets: NDArray[np.int64], processes: int, process_index: int = 0) -> Ownership:
-    """Blocks of consecutive clients with about the same number of rows.
+    """Divide clients into consecutive blocks with about equal numbers of rows.
 
     Args:
-        offsets: Where each client's rows begin, shape (clients + 1,).
+        offsets: First row of each client, and the number of rows, shape (clients + 1,).
         processes: Number of processes.
-        process_index: This process.
+        process_index: Index of this process.
 
     >>> find_ownership(np.array([0, 5, 10, 20, 30, 40]), processes=2).bounds.tolist()
     [0, 3, 5]
@@ -59,5 +59,5 @@ def find_ownership(offsets: NDArray[np.int64], processes: int, process_index: in
 
 
 def ownership_of_processes(offsets: NDArray[np.int64]) -> Ownership:
-    """Ownership of all processes of this run."""
+    """Ownership among the JAX processes of this run."""
     return find_ownership(offsets, jax.process_count(), jax.process_index())

@@ -1,7 +1,7 @@
 """Several processes that run one comparison together, through `jax.distributed`.
 
 Every process runs the same program on the same experiment. Each has its own clients
-(`ownership.py`) and its own devices; they meet in one sum a round.
+(`ownership.py`) and its own devices. Once per round, they exchange one sum.
 """
 
 import logging
@@ -22,7 +22,7 @@ PATIENCE = 120
 
 
 NOTICE = 10
-"""Seconds after which a process says that it waits."""
+"""Seconds after which a process logs that it waits for the others."""
 
 
 HEARTBEAT = 30
@@ -33,7 +33,7 @@ CLUSTERS = (
     ("processes", ("SLURM_NTASKS",)),
     ("process", ("SLURM_PROCID", "JOB_COMPLETION_INDEX")),
 )
-"""Variables in which SLURM and a Kubernetes indexed job say what was not given."""
+"""Options, and the variables of SLURM and of Kubernetes indexed jobs that replace them."""
 
 
 def join_processes(
@@ -42,24 +42,23 @@ def join_processes(
     """Join the other processes of a run, before JAX starts.
 
     Args:
-        coordinator: HOST:PORT at which process 0 can be reached; or "slurm", where the first host
-            of the job step is found from SLURM's variables.
-        processes: Number of processes; SLURM_NTASKS where left out.
-        process: This one's number, from 0; SLURM_PROCID or JOB_COMPLETION_INDEX where left out.
+        coordinator: HOST:PORT of process 0, or "slurm" for the first host of the SLURM job step.
+        processes: Number of processes. None means SLURM_NTASKS.
+        process: Number of this process, from 0. None means SLURM_PROCID or JOB_COMPLETION_INDEX.
 
     Raises:
-        InputError: Something is missing or out of range, or the others cannot be reached.
+        InputError: If a value is missing or out of range, or the other processes cannot be reached.
     """
-    given = {"processes": processes, "process": process}
+    options = {"processes": processes, "process": process}
     for name, variables in CLUSTERS:
         for variable in variables:
-            if given[name] is None and variable in os.environ:
-                given[name] = _number(variable, os.environ[variable])
+            if options[name] is None and variable in os.environ:
+                options[name] = _number(variable, os.environ[variable])
         require(
-            given[name] is not None,
+            options[name] is not None,
             f"--{name}: not given, and neither {' nor '.join(variables)} is set",
         )
-    count, number = given["processes"], given["process"]
+    count, number = options["processes"], options["process"]
     require_whole("--processes", count)
     require_whole("--process", number, least=0)
     assert count is not None
@@ -70,20 +69,20 @@ def join_processes(
     address = _address(f"--coordinator {coordinator}: it must be HOST:PORT or slurm", coordinator)
     bind = os.environ.get(BIND)
     listen = _address(f"{BIND} = {bind!r}; it must be HOST:PORT", bind) if bind else None
-    waits = f"process {number}: waiting for the others at {coordinator}, up to {PATIENCE:g} s"
-    notice = threading.Timer(NOTICE, logging.getLogger(__name__).warning, [waits])
-    notice.start()
+    notice = f"process {number}: waiting for the others at {coordinator}, up to {PATIENCE:g} s"
+    timer = threading.Timer(NOTICE, logging.getLogger(__name__).warning, [notice])
+    timer.start()
     try:
-        met = meet(address, count, number, seconds=PATIENCE, listen=listen)
-        # one program at a time: sums of two that overlap would be taken for each other's
+        service = meet(address, count, number, seconds=PATIENCE, listen=listen)
+        # one program at a time: the sums of two concurrent programs could be mixed up
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         jax.distributed.initialize(
-            met,
+            service,
             count,
             number,
             heartbeat_timeout_seconds=HEARTBEAT,
             initialization_timeout=PATIENCE,
-            coordinator_bind_address=met,
+            coordinator_bind_address=service,
         )
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
@@ -91,24 +90,24 @@ def join_processes(
             f"--coordinator {coordinator}: the processes do not meet: {reason}"
         ) from None
     finally:
-        notice.cancel()
+        timer.cancel()
 
 
 def _address(message: str, text: str) -> Address:
-    """The host and the port of HOST:PORT, where an IPv6 address stands in brackets."""
+    """Parse HOST:PORT, with brackets around an IPv6 address."""
     host, _, port = text.rpartition(":")
-    right = bool(host) and port.isdecimal() and 0 < int(port) < 2**16
-    require(right, message)
+    valid = bool(host) and port.isdecimal() and 0 < int(port) < 2**16
+    require(valid, message)
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def slurm_coordinator() -> str:
-    """The first host of the job step, and a port that depends on the job, as JAX chooses them."""
-    given = []
+    """The first host of the job step, and a port that depends on the job, chosen as in JAX."""
+    values = []
     for name in ("SLURM_JOB_ID", "SLURM_STEP_NODELIST"):
         require(name in os.environ, f"--coordinator slurm: {name} is not set")
-        given.append(os.environ[name])
-    job, nodes = given
+        values.append(os.environ[name])
+    job, nodes = values
     first = re.match(r"([^,\[]+)(?:\[(\w+)[^]]*\])?([^,\[]*)", nodes)  # node[01-04,07],other
     require(first, f"SLURM_STEP_NODELIST = {nodes!r}; it must be a list of hosts")
     assert first is not None
@@ -122,7 +121,7 @@ def _number(name: str, text: str) -> int:
 
 
 def everyone(value: int) -> NDArray[np.int64]:
-    """What each process has for a value, shape (processes,)."""
+    """Gather a value of each process, shape (processes,)."""
     if jax.process_count() == 1:
         return np.array([value], np.int64)
     return np.asarray(multihost_utils.process_allgather(np.int64(value))).reshape(-1)

@@ -1,9 +1,9 @@
 """How the processes of a run meet before JAX connects them.
 
 If a process is missing, or two have the same number, JAX's client ends with a C++ stack trace and
-status 134, which Python cannot catch. So the processes first meet in this module, at the address
-that JAX uses afterwards, where such a mistake becomes an `InputError`. Nothing here is secret or
-authenticated, and JAX's own service is not either.
+status 134, which Python cannot catch. So the processes first connect in this module, at the address
+that JAX uses afterwards, where such a mistake raises an `InputError`. Like JAX's own service, this
+exchange is neither secret nor authenticated.
 """
 
 import errno
@@ -25,7 +25,7 @@ ATTEMPT = 5.0
 
 
 BIND = "JAX_COORDINATOR_BIND_ADDRESS"
-"""JAX's variable for the address at which process 0 listens, where it is not the coordinator's."""
+"""JAX's variable for the address at which process 0 listens, if it is not the coordinator's."""
 
 
 GO = b"fedprox: go"
@@ -46,21 +46,21 @@ def meet(
     seconds: float,
     listen: Address | None = None,
 ) -> str:
-    """Wait until all processes are there.
+    """Wait until all processes have connected.
 
     Args:
-        coordinator: Where process 0 is reached.
+        coordinator: Address of process 0.
         processes: Number of processes.
-        process: The number of this one.
-        seconds: How long to wait.
-        listen: Where process 0 listens, if not at `coordinator`.
+        process: Number of this process.
+        seconds: Longest time to wait.
+        listen: Address at which process 0 listens. None means `coordinator`.
 
     Returns:
-        The numeric HOST:PORT of process 0, where JAX's service is to listen.
+        HOST:PORT of process 0 with a numeric host, for JAX's service.
 
     Raises:
-        InputError: Process 0 cannot listen or be reached, a process is missing, its number is
-            taken, or the processes differ in how many they expect.
+        InputError: If process 0 cannot listen or be reached, a process is missing, two processes
+            have the same number, or processes expect different numbers of processes.
     """
     deadline = time.monotonic() + seconds
     if process:
@@ -80,17 +80,17 @@ def _listen(address: Address, deadline: float) -> socket.socket:
     host, port = address
     while True:
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             break
         except socket.gaierror as error:  # a cluster may publish the name a little later
             _pause(deadline, f"{host} is not known", error)
     failed = OSError()
-    for family, _, _, _, where in found:
+    for family, _, _, _, numeric in addresses:
         try:
-            return socket.create_server((str(where[0]), port), family=family)
+            return socket.create_server((str(numeric[0]), port), family=family)
         except OSError as error:
             failed = error
-            if error.errno == errno.EADDRINUSE:  # the others would reach the program there
+            if error.errno == errno.EADDRINUSE:  # the others would connect to that program
                 break
     hint = ""
     if failed.errno == errno.EADDRNOTAVAIL:
@@ -106,35 +106,35 @@ def _gather(
     selector = opened.enter_context(selectors.DefaultSelector())
     selector.register(listener, selectors.EVENT_READ)
     while len(waiting) < processes - 1:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
             text = _missing(listener, processes, seconds, waiting)
             for connection in waiting:
                 with suppress(OSError):
                     connection.sendall(REFUSED + text.encode())
             raise InputError(text)
-        for key, _ in selector.select(left):
+        for key, _ in selector.select(remaining):
             if key.fileobj is listener:
                 connection = opened.enter_context(listener.accept()[0])
                 connection.setblocking(False)
                 selector.register(connection, selectors.EVENT_READ)
                 continue
             connection = cast("socket.socket", key.fileobj)
-            if not _greeted(connection, processes, waiting):
+            if not _admit(connection, processes, waiting):
                 selector.unregister(connection)
                 connection.close()
     return waiting
 
 
-def _greeted(connection: socket.socket, processes: int, waiting: dict[socket.socket, int]) -> bool:
-    """Whether what a connection has sent makes it that of a process that waits."""
-    if waiting.pop(connection, None):  # a process that waits sends nothing, so it has ended
+def _admit(connection: socket.socket, processes: int, waiting: dict[socket.socket, int]) -> bool:
+    """Read a greeting; if it is valid, add the connection to `waiting` and return True."""
+    if waiting.pop(connection, None):  # a waiting process sends nothing, so it has ended
         return False
     try:
         greeting = re.fullmatch(rb"fedprox (\d+) (\d+)\n", connection.recv(64))
     except OSError:
         return False
-    if greeting is None:  # a stranger
+    if greeting is None:  # not a process of fedprox
         return False
     count, number = map(int, greeting.groups())
     if count != processes:
@@ -154,16 +154,16 @@ def _missing(
 ) -> str:
     absent = sorted(set(range(1, processes)) - set(waiting.values()))
     names = f"process{'es' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
-    where = listener.getsockname()
-    local = where[0].startswith("127.") or where[0] == "::1"
+    address = listener.getsockname()
+    local = address[0].startswith("127.") or address[0] == "::1"
     reach = ", which only this machine reaches," if local else ""
-    return f"{names} of {processes} did not come to {_text(where)}{reach} within {seconds:g} s"
+    return f"{names} of {processes} did not come to {_text(address)}{reach} within {seconds:g} s"
 
 
 def _join(
     coordinator: Address, processes: int, process: int, seconds: float, deadline: float
 ) -> str:
-    """Say to process 0 that this process is there, and wait for its answer."""
+    """Greet process 0, and wait for its answer."""
     while True:
         failed: str | OSError = "what answers there is not a process 0 that waits for others"
         try:

@@ -1,8 +1,8 @@
-"""The store of what clients keep between rounds: gathered and scattered for each cohort.
+"""The store of client state between rounds: gathered and scattered for each cohort.
 
-It has an array for each leaf of what a client keeps, on the accelerator, in the host's memory, or
-mapped from a file on disk. Which of them changes no bit of any result. A client is given a row when
-it first takes part; in memory and on disk a row takes no room before that.
+The store has one array for each leaf of the client state: on the devices, in host memory, or mapped
+from a file on disk. The choice changes no bit of any result. A client gets a row when it first
+takes part. In host memory and on disk, a row takes no room before that.
 """
 
 import mmap
@@ -27,27 +27,28 @@ T = TypeVar("T")
 
 
 BLOCK_BYTES = 2**26
-"""Most memory of a block of rows in a checkpoint."""
+"""Most bytes of a block of rows in a checkpoint."""
 
 
 KNOWN = "known"
-"""The name in a checkpoint of what says which rows have been written."""
+"""Name of the array in a checkpoint that says which clients have rows."""
 
 
 class Store(NamedTuple):
-    """What clients keep.
+    """The state of all clients.
 
-    Clients are given by place: `clients[p]` is the client whose state lies at place p of all
-    devices, -1 for none. Its leaves there have shape (places, points, ...) and are spread over the
+    Functions take clients by place: `clients[p]` is the client at place p of all devices, -1 for
+    none. The leaves of their state have shape (places, points, ...) and are sharded over the
     devices.
 
     Attributes:
-        read: Clients (places,) -> their state.
-        write: Clients, their state -> nothing.
-        contents: What a checkpoint must hold, as names and arrays: which clients have a row, and
-            these rows in the clients' order, block by block, so that only a block is in memory.
-        restore: Name and bytes of all that `contents` gave, `KNOWN` first -> nothing.
-        close: Give up the store's memory.
+        read: (clients) -> their state.
+        write: (clients, their state) -> None.
+        contents: () -> names and arrays for a checkpoint: which clients have rows, and these rows
+            in the order of the clients. Large arrays come in blocks, of which only one is in memory
+            at a time.
+        restore: (names and bytes from `contents`, `KNOWN` first) -> None.
+        close: () -> None. Frees the memory.
     """
 
     read: Callable[[NDArray[np.int64]], ClientState]
@@ -70,12 +71,12 @@ class _Index:
         self._row = np.full(len(clients), -1, np.int64)
 
     def find(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The row of each client, -1 where it has none, or where the client is -1."""
+        """The row of each client; -1 for a client without a row, and for client -1."""
         place = np.maximum(clients - self.clients.start, 0)
         return np.where(clients >= 0, self._row[place], -1)
 
     def assign(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Give a row to each of some different clients that has none; the rows given now."""
+        """Assign rows to those of some distinct clients that have none, and return these rows."""
         place = clients - self.clients.start
         new = place[self._row[place] < 0]
         rows = np.arange(self.taken, self.taken + len(new))
@@ -90,36 +91,35 @@ class _Index:
 
     @property
     def in_order(self) -> NDArray[np.int64]:
-        """The rows that have been given, in the order of their clients."""
+        """The assigned rows, in the order of their clients."""
         return self._row[self.known]
 
 
 def open_store(
     where: Storage, initial: ClientState, clients: range, mesh: Mesh, most: int
 ) -> Store:
-    """A store in which every client keeps the same at first.
+    """Open a store in which all clients have the same initial state.
 
     Args:
-        where: Where it lies; "auto" is the first of device (an accelerator), host and disk in which
-            it fits. On disk it is a file without a name in the folder for temporary files (TMPDIR),
-            which goes with the process however that ends.
-        initial: What each keeps, leaves (points, ...).
+        where: Where to store the state. "auto" takes the first of device (if it is an accelerator),
+            host and disk that has room. On disk, the store is an unnamed file in the folder for
+            temporary files (TMPDIR), which disappears with the process however that ends.
+        initial: The initial state of each client, leaves (points, ...).
         clients: The clients of this process.
         mesh: The devices.
-        most: How many of them can ever take part, at most.
+        most: Most clients that can ever take part.
 
     Raises:
-        InputError: It does not fit on the disk.
+        InputError: If the store does not fit, or is on a device with several processes.
     """
     require(
         where != "device" or jax.process_count() == 1,
-        'client_store = "device"; of several processes each keeps its own clients\', so it must be '
-        '"auto", "host" or "disk"',
+        'client_store = "device"; with several processes it must be "auto", "host" or "disk"',
     )
     index = _Index(clients, min(len(clients), most))
     if where == "auto":
-        one = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(initial))
-        where = _where_it_fits(index.rows * one, mesh)
+        row_bytes = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(initial))
+        where = _where_it_fits(index.rows * row_bytes, mesh)
     if where == "device":
         return _on_devices(initial, index, mesh)
     return _on_host(initial, index, mesh, mapped=where == "disk")
@@ -133,28 +133,28 @@ def _on_host(initial: ClientState, index: _Index, mesh: Mesh, *, mapped: bool) -
         ]
     except (OSError, MemoryError) as error:
         raise InputError(_no_room("disk" if mapped else "host", error)) from None
-    here = [device.process_index == jax.process_index() for device in mesh.devices.flat]
+    local = [device.process_index == jax.process_index() for device in mesh.devices.flat]
 
     def own(at: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The client at each place, -1 where it is another process's."""
-        return np.where(np.repeat(here, len(at) // len(here)), at, -1)
+        """The client at each place of this process's devices; -1 at all other places."""
+        return np.where(np.repeat(local, len(at) // len(local)), at, -1)
 
     def read(at: NDArray[np.int64]) -> ClientState:
         filled = own(at)
         row = index.find(filled)
-        found = [
+        gathered = [
             shard(mesh, rows.gather(row, filled >= 0, leaf))
             for leaf, rows in zip(leaves, arrays, strict=True)
         ]
-        return jax.tree.unflatten(structure, found)
+        return jax.tree.unflatten(structure, gathered)
 
     def write(at: NDArray[np.int64], client_state: ClientState) -> None:
         at = own(at)
         new = index.assign(at[at >= 0])
         row = index.find(at)
-        for given, rows in zip(jax.tree.leaves(client_state), arrays, strict=True):
+        for leaf, rows in zip(jax.tree.leaves(client_state), arrays, strict=True):
             rows.make_room(new)
-            for part in given.addressable_shards:
+            for part in leaf.addressable_shards:
                 first, values = part.index[0].start or 0, np.asarray(part.data)
                 for place in np.flatnonzero(row[first : first + len(values)] >= 0):
                     rows.array[row[first + place]] = values[place]
@@ -179,7 +179,7 @@ def _on_host(initial: ClientState, index: _Index, mesh: Mesh, *, mapped: bool) -
 
 
 def _in_blocks(index: _Index, arrays: Sequence[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Which clients have rows, and then these rows of all arrays, in blocks."""
+    """Which clients have rows, followed by these rows of all arrays in blocks."""
     yield KNOWN, index.known
     rows = index.in_order
     for i, array in enumerate(arrays):
@@ -191,7 +191,7 @@ def _in_blocks(index: _Index, arrays: Sequence[Any]) -> Iterator[tuple[str, NDAr
 def _from_blocks(
     saved: Iterable[tuple[str, NDArray[Any]]], index: _Index, arrays: Sequence[T]
 ) -> Iterator[tuple[T, NDArray[np.int64], NDArray[Any]]]:
-    """Give the clients their rows, and find of each block its array and the rows it has of it."""
+    """Assign rows to the saved clients, and yield each block with its array and its rows."""
     for name, block in saved:
         if name == KNOWN:
             index.assign(index.clients.start + np.flatnonzero(block.view(bool)))
@@ -201,12 +201,12 @@ def _from_blocks(
 
 
 class _Rows(NamedTuple):
-    """An array in memory, or mapped from a file, in which a row takes room when it is first used.
+    """An array in memory or mapped from a file, whose rows take room when they are first used.
 
     Attributes:
         array: The array.
-        file: The file.
-        mapped: Its map.
+        file: The file; None for an array in memory.
+        mapped: The file's map; None for an array in memory.
     """
 
     array: NDArray[Any]
@@ -218,11 +218,11 @@ class _Rows(NamedTuple):
         if not mapped:
             return cls(np.zeros(shape, dtype))
         size = max(int(np.prod(shape)) * np.dtype(dtype).itemsize, 1)
-        # without a name: it goes with the process
+        # an unnamed file disappears with the process
         file = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as its map)
         file.truncate(size)
-        held = mmap.mmap(file.fileno(), size)
-        return cls(np.frombuffer(held, dtype, int(np.prod(shape))).reshape(shape), file, held)
+        pages = mmap.mmap(file.fileno(), size)
+        return cls(np.frombuffer(pages, dtype, int(np.prod(shape))).reshape(shape), file, pages)
 
     def gather(
         self,
@@ -230,7 +230,7 @@ class _Rows(NamedTuple):
         filled: NDArray[np.bool_],
         initial: NDArray[Any],
     ) -> NDArray[Any]:
-        """What the client at each filled place keeps: its row, or the initial value without one."""
+        """The state of the client at each filled place: its row, or the initial state if none."""
         gathered = np.zeros((len(row), *initial.shape), initial.dtype)
         for place in np.flatnonzero(filled):
             gathered[place] = self.array[row[place]] if row[place] >= 0 else initial
@@ -238,12 +238,12 @@ class _Rows(NamedTuple):
         return gathered
 
     def make_room(self, rows: NDArray[np.int64]) -> None:
-        """Take room on the disk for rows about to be written.
+        """Allocate disk space for rows about to be written.
 
-        A write to a map that finds the disk full would end the process without a word.
+        Without this, a write to the map would kill the process if the disk is full.
 
         Raises:
-            InputError: There is none.
+            InputError: If the disk is full.
         """
         if self.file is None or not hasattr(os, "posix_fallocate"):
             return
@@ -256,13 +256,13 @@ class _Rows(NamedTuple):
             raise InputError(_no_room(where, error)) from None
 
     def release(self) -> None:
-        """Give pages back that have been read or written: the file has them."""
+        """Release the memory of pages that have been read or written; the file holds them."""
         if self.mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
             self.mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _no_room(where: str, error: Exception) -> str:
-    return f"client_store: no room on {where} for what clients keep: {error}"
+    return f"client_store: no room on {where} for client state: {error}"
 
 
 def _on_devices(initial: ClientState, index: _Index, mesh: Mesh) -> Store:
@@ -275,11 +275,11 @@ def _on_devices(initial: ClientState, index: _Index, mesh: Mesh) -> Store:
     def gather(
         rows: ClientState, first: ClientState, row: jax.Array, known: jax.Array
     ) -> ClientState:
-        def one(stored: jax.Array, initial: jax.Array) -> jax.Array:
-            chosen = known.reshape((-1,) + (1,) * initial.ndim)
-            return jnp.where(chosen, stored[row], initial)
+        def gather_leaf(stored: jax.Array, initial: jax.Array) -> jax.Array:
+            has_row = known.reshape((-1,) + (1,) * initial.ndim)
+            return jnp.where(has_row, stored[row], initial)
 
-        return jax.tree.map(one, rows, first)
+        return jax.tree.map(gather_leaf, rows, first)
 
     def scatter(rows: ClientState, client_state: ClientState, row: jax.Array) -> ClientState:
         return jax.tree.map(lambda s, k: s.at[row].set(k, mode="drop"), rows, client_state)
@@ -310,7 +310,7 @@ def _on_devices(initial: ClientState, index: _Index, mesh: Mesh) -> Store:
 
 
 def _where_it_fits(size: int, mesh: Mesh) -> Storage:
-    """The first place with room for `size` bytes."""
+    """The first of device, host and disk with room for `size` bytes."""
     if jax.process_count() == 1 and size <= FITS * free_on_devices(mesh) * mesh.devices.size:
         return "device"
     return "host" if size <= FITS * free_on_host() else "disk"

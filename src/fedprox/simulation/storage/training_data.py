@@ -1,10 +1,10 @@
-"""Where rows lie: on every device where they fit, or else with the host, in memory or mapped files.
+"""Storage of rows: on each device if they fit, else on the host, in memory or in mapped files.
 
-Of rows that stay with the host, those of the next call's clients are gathered while the call before
-it computes, into arrays of one fixed shape. The row numbers of its plans point into these. They are
-the same rows in the same order, so no bit of any result depends on where they lie.
+If training rows stay on the host, the rows of a call's clients are gathered in the background, into
+arrays of a fixed shape, while earlier calls compute. The call's plans use row numbers in these
+arrays. They are the same rows in the same order, so results have the same bits in either case.
 
-What evaluations read is on every device in either case.
+The rows that evaluations read are always on each device.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,11 +29,12 @@ from fedprox.simulation.planning.reads import WIDTHS
 from fedprox.simulation.planning.round_work import RoundWork
 
 GATHERED_BYTES = 2**23
-"""Most memory of the rows that are gathered for one call, where a round does not need more."""
+"""Most bytes of the rows gathered for one call, unless a single round needs more."""
 
 
 EVALUATED_BYTES = 2**28
-"""Most memory that evaluations take unasked, for a copy of rows that stay with the host."""
+"""Most bytes that evaluations copy of rows that stay on the host, unless the user sets a number of
+clients."""
 
 
 DeviceRows = tuple[Features, Array]
@@ -44,14 +45,14 @@ class Data(NamedTuple):
     """A federation's rows on every device.
 
     Attributes:
-        x: Training features; None where training rows stay with the host.
-        y: Training labels, likewise.
+        x: Training features; None if training rows stay on the host.
+        y: Training labels; None if training rows stay on the host.
         measured_x: Features of the training rows that evaluations read.
         measured_y: Their labels.
         test_x: Features of the test rows that evaluations read.
         test_y: Their labels.
         validation: Features and labels of the validation rows that evaluations read; None without
-            any.
+            validation rows.
     """
 
     x: Features | None
@@ -64,27 +65,28 @@ class Data(NamedTuple):
 
     @property
     def measured(self) -> tuple[Features, Array, Features, Array]:
-        """What every evaluation reads."""
+        """The training and test rows that evaluations read."""
         return self.measured_x, self.measured_y, self.test_x, self.test_y
 
 
-def resident(
+def copy_to_devices(
     mesh: Mesh,
     federation: Federation,
     measured: Federation,
     ownership: Ownership,
     measured_ownership: Ownership,
 ) -> Data:
-    """Copy the rows that evaluations read, and training rows where they fit, to every device.
+    """Copy the rows that evaluations read, and training rows if they fit, to each device.
 
-    Devices of one of several processes have its own clients' rows, numbered from 0.
+    With several processes, a process's devices have only the rows of its own clients, numbered from
+    0.
 
     Args:
         mesh: The devices.
         federation: The clients and their data.
         measured: The clients and rows that evaluations read.
         ownership: Which process owns which clients.
-        measured_ownership: Which process reads which of those that evaluations read.
+        measured_ownership: Which process reads which of the clients that evaluations read.
     """
     train, read, test = federation.train, measured.train, measured.test
     validation = (measured.validation.x, measured.validation.y) if measured.validation else None
@@ -106,7 +108,7 @@ def resident(
             return Data._make([*arrays, (x, y)])
         return Data._make([*arrays, replicate(mesh, validation)])  # rows of no client
     leaves, structure = jax.tree.flatten(data)
-    # rows that are read for both, and a text or a table that all share, are copied once
+    # arrays used twice, such as a table that all rows share, are copied once
     distinct = {id(leaf): leaf for leaf in leaves}
     copies = dict(zip(distinct, replicate(mesh, list(distinct.values())), strict=True))
     return jax.tree.unflatten(structure, [copies[id(leaf)] for leaf in leaves])
@@ -115,18 +117,18 @@ def resident(
 def _rows_of_process(
     mesh: Mesh, x: Features, offsets: NDArray[np.int64], ownership: Ownership
 ) -> Features:
-    """This process's rows of an array, with room for as many as any has, and for a slice."""
+    """This process's rows of an array, padded to the most rows of any process and to a slice."""
     bounds = ownership.first_rows(offsets)
-    here = index_of(x)[bounds[ownership.process_index] : bounds[ownership.process_index + 1]]
-    padded = np.zeros((max(*WIDTHS, *np.diff(bounds)), *here.shape[1:]), here.dtype)
-    padded[: len(here)] = here
+    own = index_of(x)[bounds[ownership.process_index] : bounds[ownership.process_index + 1]]
+    padded = np.zeros((max(*WIDTHS, *np.diff(bounds)), *own.shape[1:]), own.dtype)
+    padded[: len(own)] = own
     if not isinstance(x, np.ndarray):
         x = replicate(mesh, with_index(x, np.zeros(0)))  # what all rows share
-    return with_index(x, each_process(mesh, padded))
+    return with_index(x, on_own_devices(mesh, padded))
 
 
-def each_process(mesh: Mesh, rows: Array) -> jax.Array:
-    """Rows of which each process has its own, as many, on each of its devices."""
+def on_own_devices(mesh: Mesh, rows: Array) -> jax.Array:
+    """An array with this process's rows on each of its devices; all have equally many rows."""
     sharding = NamedSharding(mesh, PER_DEVICE)
     shape = (mesh.devices.size * len(rows), *rows.shape[1:])
     return jax.make_array_from_callback(shape, sharding, lambda _: rows)
@@ -140,11 +142,12 @@ def rows_spec(x: Features, ownership: Ownership) -> Any:
 
 
 def stays_with_host(mesh: Mesh, rows: Rows) -> bool:
-    """Whether rows are not copied to the devices.
+    """Whether rows stay on the host, since they do not fit on the devices.
 
-    An accelerator takes them if they fit in half of its free memory. A CPU's devices have the
-    host's memory: a copy for each must fit in it, and of a file mapped as an `np.memmap` none is
-    made. Of several processes each has its share of the rows, and all do what one of them must.
+    They are copied to accelerators if they fit in half of the free memory. CPU devices use the
+    host's memory: one copy per device must fit, and mapped files (`np.memmap`) are not copied. With
+    several processes, each has its part of the rows, and the rows stay on the host in all processes
+    if they do in one.
     """
     size, devices = row_bytes(rows) * len(rows) // jax.process_count(), mesh.local_mesh.devices.size
     if jax.default_backend() != "cpu":
@@ -156,10 +159,11 @@ def stays_with_host(mesh: Mesh, rows: Rows) -> bool:
 
 
 def check_measured(mesh: Mesh, federation: Federation, measured: Federation) -> None:
-    """Refuse evaluations on all clients where these are too many.
+    """Refuse evaluations that would copy too many rows to the devices.
 
     Raises:
-        InputError: Training rows stay with the host, and those that evaluations read are many.
+        InputError: If training rows stay on the host and evaluations read more than
+            `EVALUATED_BYTES`.
     """
     parts = measured.parts
     size = sum(row_bytes(rows) * len(rows) for rows in parts)
@@ -172,24 +176,25 @@ def check_measured(mesh: Mesh, federation: Federation, measured: Federation) -> 
 
 
 def row_bytes(rows: Rows | Examples) -> int:
-    """Bytes of one row as it is kept, with its label."""
-    kept = (index_of(rows.x), rows.y)
-    return sum(int(np.prod(a.shape[1:])) * np.dtype(a.dtype).itemsize for a in kept)
+    """Bytes of one row as it is stored, with its label."""
+    stored = (index_of(rows.x), rows.y)
+    return sum(int(np.prod(a.shape[1:])) * np.dtype(a.dtype).itemsize for a in stored)
 
 
 class TrainingRows(NamedTuple):
     """The training rows of one method's calls.
 
-    Rows that stay with the host are gathered for each call, into arrays with room for some of them.
+    Rows that stay on the host are gathered for each call, into arrays with room for a fixed number
+    of rows. In the arguments, width means the rows of a slice.
 
     Attributes:
-        together: The work of some rounds -> how many such rounds a call has at most, so that the
-            rows gathered for it take little memory.
-        needed: The work of a call's rounds, and the rows of a slice when reading whole clients ->
-            how many rows must be gathered; 0 where all rows are on the devices.
-        like: Room -> what programs are compiled for: arrays, or their shapes.
-        of: The work of a call's rounds, the rows of a slice, and the room -> rows on every device,
-            and the work with these rows' numbers.
+        together: (work of some rounds) -> the most such rounds of one call, so that the rows
+            gathered for it take little memory.
+        needed: (work of a call, width) -> the number of rows to gather; 0 if all rows are on the
+            devices.
+        like: (room) -> the arrays that programs are compiled for, or their shapes.
+        of: (work of a call, width, room) -> the rows on each device, and the work with `device_row`
+            set for these rows.
     """
 
     together: Callable[[Sequence[RoundWork]], int]
@@ -201,31 +206,31 @@ class TrainingRows(NamedTuple):
 def training_rows(
     mesh: Mesh, rows: Rows, data: Data, ownership: Ownership, *, ahead: int
 ) -> TrainingRows:
-    """The rows as they lie on the devices, or gathered for each call.
+    """The training rows: those on the devices, or rows gathered for each call.
 
     Args:
         mesh: The devices.
-        rows: All clients' training rows.
-        data: What is on the devices.
+        rows: The training rows of all clients.
+        data: The rows on the devices.
         ownership: Which process owns which clients.
-        ahead: Calls whose rows are gathered before they are needed.
+        ahead: Number of calls whose rows are gathered ahead.
 
     Returns:
-        The rows. Where a call's rows do not fit in memory, `like` raises `InputError`.
+        The training rows. `like` raises `InputError` if the rows of a call do not fit in memory.
     """
     if data.x is not None:
-        held = data.x, data.y
+        on_devices = data.x, data.y
         base = ownership.first_rows(rows.offsets)
 
-        def numbered_rows_of_process(jobs: Jobs) -> Jobs:
+        def number_in_process(jobs: Jobs) -> Jobs:
             return jobs._replace(device_row=jobs.first_row - base[jobs.owner])
 
-        def all_here(work: Sequence[RoundWork], *_: int) -> tuple[DeviceRows, Sequence[RoundWork]]:
-            return held, _with_jobs(work, numbered_rows_of_process)
+        def all_rows(work: Sequence[RoundWork], *_: int) -> tuple[DeviceRows, Sequence[RoundWork]]:
+            return on_devices, _with_jobs(work, number_in_process)
 
-        return TrainingRows(len, lambda *_: 0, lambda _: held, all_here)
-    several = ownership.processes > 1
-    sharding = NamedSharding(mesh, PER_DEVICE if several else REPLICATED)
+        return TrainingRows(len, lambda *_: 0, lambda _: on_devices, all_rows)
+    distributed = ownership.processes > 1
+    sharding = NamedSharding(mesh, PER_DEVICE if distributed else REPLICATED)
     index = index_of(rows.x)
 
     def together(work: Sequence[RoundWork]) -> int:
@@ -234,7 +239,8 @@ def training_rows(
 
     def needed(work: Sequence[RoundWork], width: int) -> int:
         return max(
-            _places(_at(owner, work), len(rows), width).room for owner in range(ownership.processes)
+            _places(_work_of(owner, work), len(rows), width).room
+            for owner in range(ownership.processes)
         )
 
     def like(room: int) -> DeviceRows:
@@ -242,54 +248,55 @@ def training_rows(
         free = free_on_devices(mesh) or free_on_host() // mesh.devices.size
         require(
             not free or (ahead + 1) * size <= FITS * free,
-            f"training rows: a round reads {room:,} of them, {size / 2**30:.1f} GiB, of which "
-            f"there must be {ahead + 1} times as much in half of the {free / 2**30:.1f} GiB that "
-            "are free; choose fewer clients a round",
+            f"training rows: a round reads {room:,} of them, {size / 2**30:.1f} GiB, and "
+            f"{ahead + 1} times as much must fit in half of the {free / 2**30:.1f} GiB that are "
+            "free; choose fewer clients a round",
         )
 
-        def one(array: Array) -> Any:
+        def like_array(array: Array) -> Any:
             kind = jax.dtypes.canonicalize_dtype(array.dtype)
-            shape = (room * (mesh.devices.size if several else 1), *array.shape[1:])
+            shape = (room * (mesh.devices.size if distributed else 1), *array.shape[1:])
             return jax.ShapeDtypeStruct(shape, kind, sharding=sharding)
 
-        return with_index(data.measured_x, one(index)), one(rows.y)
+        return with_index(data.measured_x, like_array(index)), like_array(rows.y)
 
-    def gathered(
+    def gather(
         work: Sequence[RoundWork], width: int, room: int
     ) -> tuple[DeviceRows, Sequence[RoundWork]]:
-        places = _places(_at(ownership.process_index, work), len(rows), width)
+        places = _places(_work_of(ownership.process_index, work), len(rows), width)
         at = np.where(places.place < 0, room, 0) + places.place
-        found = [copy_stretches(a, places.first, places.size, at, room) for a in (index, rows.y)]
-        x, y = [each_process(mesh, a) for a in found] if several else replicate(mesh, found)
+        arrays = [copy_stretches(a, places.first, places.size, at, room) for a in (index, rows.y)]
+        x, y = [on_own_devices(mesh, a) for a in arrays] if distributed else replicate(mesh, arrays)
 
-        def placed(jobs: Jobs) -> Jobs:
-            # where other processes have the rows of their clients is theirs to know
-            row, mine = np.zeros_like(jobs.first_row), jobs.owner == ownership.process_index
-            row[mine] = at[np.searchsorted(places.first, jobs.first_row[mine])]
+        def place(jobs: Jobs) -> Jobs:
+            # other processes set the rows of their own clients
+            row, own = np.zeros_like(jobs.first_row), jobs.owner == ownership.process_index
+            row[own] = at[np.searchsorted(places.first, jobs.first_row[own])]
             return jobs._replace(device_row=row)
 
-        return (with_index(data.measured_x, x), y), _with_jobs(work, placed)
+        return (with_index(data.measured_x, x), y), _with_jobs(work, place)
 
-    return TrainingRows(together, needed, like, gathered)
+    return TrainingRows(together, needed, like, gather)
 
 
 def _with_jobs(work: Sequence[RoundWork], change: Callable[[Jobs], Jobs]) -> Sequence[RoundWork]:
     return [w._replace(jobs=change(w.jobs), exchange=change(w.exchange)) for w in work]
 
 
-def _at(owner: int, work: Sequence[RoundWork]) -> Sequence[RoundWork]:
-    """What one process does of some rounds."""
+def _work_of(owner: int, work: Sequence[RoundWork]) -> Sequence[RoundWork]:
+    """The part of some rounds' work that one process does."""
     return _with_jobs(work, lambda jobs: Jobs(*(a[jobs.owner == owner] for a in jobs)))
 
 
 class _Places(NamedTuple):
-    """Where the rows of a call's clients go.
+    """Where the rows of a call's clients are gathered.
 
     Attributes:
         first: First row of each client among all rows, ascending, shape (clients,).
-        size: Its rows, shape (clients,).
-        place: The row where it begins, or where negative, how far before the end, shape (clients,).
-        room: Rows needed.
+        size: Number of rows of each client, shape (clients,).
+        place: Each client's first row in the gathered array, shape (clients,). Negative values
+            count from the array's end.
+        room: Number of rows needed.
     """
 
     first: NDArray[np.int64]
@@ -299,11 +306,12 @@ class _Places(NamedTuple):
 
 
 def _places(work: Sequence[RoundWork], rows: int, width: int) -> _Places:
-    """The clients of some rounds, each once, in their order.
+    """The clients of some rounds, each once, in ascending order.
 
-    A slice that would reach beyond the last row begins earlier instead, and so has its rows at
-    other places in its sums. For the same bits this must befall the same clients: those within a
-    slice's width of the end of all rows lie as far from the end here, and others farther.
+    A slice that would reach beyond the last row begins earlier instead, which changes the order of
+    its sums. To get the same bits, this must happen to the same clients as with all rows on the
+    devices. So clients within a slice's width of the end of all rows have the same distance from
+    the end of the gathered rows, and all others a greater one.
     """
     jobs = [each for w in work for each in (w.jobs, w.exchange)]
     first, chosen = np.unique(np.concatenate([j.first_row for j in jobs]), return_index=True)
