@@ -61,7 +61,7 @@ from fedprox.reproduce.table import duration
 from fedprox.signals import answering, end_now, ended_by
 from fedprox.simulation.devices.compilation_cache import use_compilation_cache
 from fedprox.simulation.devices.cpu import use_cpu_devices
-from fedprox.simulation.devices.processes import everyone, join_processes
+from fedprox.simulation.devices.processes import allgather, join_processes
 from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped, stopping_on_signals
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import Target
@@ -215,7 +215,7 @@ def run(
         return
     directory = RunDirectory(folder, resolved.table, replace=force, extend=resume is not None)
     done = resume is not None and directory.complete and directory.extended is None
-    everyone(done)
+    allgather(done)
     if done:
         console.print(f"{printable(folder)} is complete; nothing to do")
         return
@@ -315,7 +315,7 @@ def _show_results(console: Console, runs: Sequence[Run], target: Target | None) 
 
 def _train_without_results(train_methods: Callable[..., Any], checkpoints: Checkpoints) -> None:
     """Train in a process other than the first, which alone writes the results."""
-    if everyone(0)[0]:  # the run is already complete
+    if allgather(0)[0]:  # the run is already complete
         return
     with stopping_on_signals(checkpoints):
         train_methods(progress=False)

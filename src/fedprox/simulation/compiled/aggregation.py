@@ -1,8 +1,8 @@
 """Aggregation of a round's updates: added as they arrive, screened one by one, or compared.
 
-Without screening, a message is added to the mean where its job ends. Messages that only have to be
-finite are treated likewise, or left out. Where sizes are compared, messages wait in their clients'
-places until the last one has arrived.
+Without screening, a message is added to the mean when its job ends. If updates only have to be
+finite, each is tested when its job ends, and then added or left out. If sizes are compared,
+messages are stored in their clients' places until the last one has arrived.
 """
 
 from collections.abc import Callable
@@ -19,31 +19,31 @@ from fedprox.simulation.planning.batch_plan import Shape, Slots
 
 
 class Arrived(NamedTuple):
-    """What the lanes bring where a segment ends, the first axis of all being the lanes.
+    """The updates of the jobs that end with a segment, arrays with a leading axis of lanes.
 
     Attributes:
-        slot: The job that ends, -1 for none.
-        place: Where its client's state lies on this device.
-        weight: Its weight in the mean, 0 for none.
-        messages: What its client sends, leaves (lanes, points, ...).
-        keeps: What it keeps, likewise.
+        slot: Slot of the job that ends, -1 for none.
+        place: Place of its client's state on this device.
+        weight: Weight of its message in the mean, 0 without a job.
+        messages: Messages, leaves (lanes, points, ...).
+        client_state: New client states, leaves (lanes, points, ...).
     """
 
     slot: jax.Array
     place: jax.Array
     weight: jax.Array
     messages: Message
-    keeps: ClientState
+    client_state: ClientState
 
 
 class Result(NamedTuple):
-    """What a round's updates come to.
+    """The aggregated updates of a round.
 
     Attributes:
         mean: The weighted mean of the messages, leaves (points, ...).
-        client_state: What clients keep from now on, leaves (places, points, ...).
-        counted: The weight of the updates that counted, (points,); None without screening.
-        faulty: Which were faulty, bool (slots, points); likewise.
+        client_state: The clients' new state, leaves (places, points, ...).
+        counted: Weight of the updates that counted, (points,); None without screening.
+        faulty: Which updates were faulty, bool (slots, points); None without screening.
     """
 
     mean: Message
@@ -53,12 +53,12 @@ class Result(NamedTuple):
 
 
 class Aggregation(NamedTuple):
-    """What becomes of updates.
+    """How the updates of a round are aggregated, as functions of a method-specific `sums`.
 
     Attributes:
-        begin: Messages of the lanes (in shape), what clients keep -> nothing has come in.
-        take: What has come in, what clients keep, what arrives -> both with it.
-        end: What has come in, what clients keep, the jobs of the round -> the result.
+        begin: (messages of the lanes, client state) -> empty sums; only shapes matter.
+        take: (sums, client state, arrived updates) -> new sums and client state.
+        end: (sums, client state, the round's jobs) -> the result.
     """
 
     begin: Callable[[Message, ClientState], Any]
@@ -69,39 +69,42 @@ class Aggregation(NamedTuple):
 def aggregation(
     faults: Faults | None, size: Callable[[Message], jax.Array], shape: Shape
 ) -> Aggregation:
-    """How updates come together under a policy.
+    """The aggregation for a treatment of faulty updates.
 
     Args:
-        faults: What is done about faulty updates; None for no screening.
-        size: Message -> its size.
+        faults: How faulty updates are treated; None means no screening.
+        size: (message) -> its size.
         shape: Shape of the plans.
     """
     if faults is None:
-        return _trusting(shape)
+        return _without_screening(shape)
     if faults.compares:
-        return _comparing(faults, size, shape)
-    return _screening(faults, shape)
+        return _comparing_sizes(faults, size, shape)
+    return _screening_finite(faults, shape)
 
 
-def _no_mean(messages: Message) -> Message:
+def _zero_mean(messages: Message) -> Message:
     return jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), messages)
 
 
-def _of_jobs(messages: Message, shape: Shape) -> jax.Array:
-    """A zero for each job and point."""
+def _zeros_by_slot(messages: Message, shape: Shape) -> jax.Array:
+    """Zeros of shape (slots, points)."""
     return jnp.zeros((shape.slots, jax.tree.leaves(messages)[0].shape[1]))
 
 
-def _trusting(shape: Shape) -> Aggregation:
+def _without_screening(shape: Shape) -> Aggregation:
+    """Add each message to the mean when it arrives."""
+
     def begin(messages: Message, client_state: ClientState) -> Message:
         del client_state
-        return _no_mean(messages)
+        return _zero_mean(messages)
 
     def take(mean: Message, client_state: ClientState, new: Arrived) -> tuple[Message, ClientState]:
         ended = new.slot >= 0
         messages = where_lanes(ended, new.messages, jax.tree.map(jnp.zeros_like, new.messages))
         mean = add_weighted(mean, new.weight, messages)
-        return mean, put(client_state, jnp.where(ended, new.place, shape.places), new.keeps)
+        place = jnp.where(ended, new.place, shape.places)
+        return mean, put(client_state, place, new.client_state)
 
     def end(mean: Message, client_state: ClientState, jobs: Slots) -> Result:
         del jobs
@@ -110,25 +113,27 @@ def _trusting(shape: Shape) -> Aggregation:
     return Aggregation(begin, take, end)
 
 
-def _screening(faults: Faults, shape: Shape) -> Aggregation:
+def _screening_finite(faults: Faults, shape: Shape) -> Aggregation:
+    """Add each message to the mean when it arrives, if the update is finite."""
+
     def begin(messages: Message, client_state: ClientState) -> tuple[Message, jax.Array]:
         del client_state
-        return _no_mean(messages), _of_jobs(messages, shape)
+        return _zero_mean(messages), _zeros_by_slot(messages, shape)
 
     def take(
         sums: tuple[Message, jax.Array], client_state: ClientState, new: Arrived
     ) -> tuple[Any, ClientState]:
-        mean, known = sums
-        ended, good = new.slot >= 0, jax.vmap(jax.vmap(sound))(new.messages, new.keeps)
-        mean = add_weighted(mean, new.weight, scaled(good, new.messages))
-        known = put(known, jnp.where(ended, new.slot, shape.slots), good)
+        mean, finite = sums
+        ended, is_finite = new.slot >= 0, jax.vmap(jax.vmap(sound))(new.messages, new.client_state)
+        mean = add_weighted(mean, new.weight, scaled(is_finite, new.messages))
+        finite = put(finite, jnp.where(ended, new.slot, shape.slots), is_finite)
         before = jax.tree.map(lambda a: a[new.place], client_state)
-        keeps = choose(good > 0, new.keeps, before)
-        return (mean, known), put(client_state, jnp.where(ended, new.place, shape.places), keeps)
+        after = choose(is_finite > 0, new.client_state, before)
+        return (mean, finite), put(client_state, jnp.where(ended, new.place, shape.places), after)
 
     def end(sums: tuple[Message, jax.Array], client_state: ClientState, jobs: Slots) -> Result:
-        mean, known = total(sums)
-        screened = screen(faults, known, None, jobs.weight)
+        mean, finite = total(sums)
+        screened = screen(faults, finite, None, jobs.weight)
         return Result(
             mean_of_others(mean, screened.counted), client_state, screened.counted, screened.faulty
         )
@@ -137,46 +142,51 @@ def _screening(faults: Faults, shape: Shape) -> Aggregation:
 
 
 class _Waiting(NamedTuple):
-    """Updates that wait for the round's last.
+    """Updates that are stored until the end of the round.
 
     Attributes:
-        slot: The job of each place, -1 for none, int32 (places,).
-        messages: Leaves (places, points, ...).
-        keeps: Likewise.
-        sound: 1 for the finite ones of all jobs of this device, float32 (slots, points).
-        size: Their sizes, 0 for all others, likewise.
+        slot: Slot of each place's job, -1 for none, int32 (places,).
+        messages: Messages, leaves (places, points, ...).
+        client_state: New client states, leaves (places, points, ...).
+        finite: 1 for the finite updates of this device, else 0, float32 (slots, points).
+        size: Sizes of these updates, else 0, float32 (slots, points).
     """
 
     slot: jax.Array
     messages: Message
-    keeps: ClientState
-    sound: jax.Array
+    client_state: ClientState
+    finite: jax.Array
     size: jax.Array
 
 
-def _comparing(faults: Faults, size: Callable[[Message], jax.Array], shape: Shape) -> Aggregation:
+def _comparing_sizes(
+    faults: Faults, size: Callable[[Message], jax.Array], shape: Shape
+) -> Aggregation:
+    """Store all updates of the round, and compare their sizes at its end."""
+
     def begin(messages: Message, client_state: ClientState) -> _Waiting:
         room = jax.tree.map(lambda a: jnp.zeros((shape.places, *a.shape[1:]), a.dtype), messages)
-        keeps, nothing = jax.tree.map(jnp.zeros_like, client_state), _of_jobs(messages, shape)
-        return _Waiting(jnp.full(shape.places, -1, jnp.int32), room, keeps, nothing, nothing)
+        state, zeros = jax.tree.map(jnp.zeros_like, client_state), _zeros_by_slot(messages, shape)
+        return _Waiting(jnp.full(shape.places, -1, jnp.int32), room, state, zeros, zeros)
 
     def take(
         waiting: _Waiting, client_state: ClientState, new: Arrived
     ) -> tuple[_Waiting, ClientState]:
-        ended, good = new.slot >= 0, jax.vmap(jax.vmap(sound))(new.messages, new.keeps)
-        sizes = jnp.where(good > 0, jax.vmap(jax.vmap(size))(new.messages), 0)
+        ended, is_finite = new.slot >= 0, jax.vmap(jax.vmap(sound))(new.messages, new.client_state)
+        sizes = jnp.where(is_finite > 0, jax.vmap(jax.vmap(size))(new.messages), 0)
         slot = jnp.where(ended, new.slot, shape.slots)
         place = jnp.where(ended, new.place, shape.places)
-        here = put(waiting[:3], place, (new.slot, new.messages, new.keeps))
-        return _Waiting(*here, *put(waiting[3:], slot, (good, sizes))), client_state
+        by_place = put(waiting[:3], place, (new.slot, new.messages, new.client_state))
+        by_slot = put(waiting[3:], slot, (is_finite, sizes))
+        return _Waiting(*by_place, *by_slot), client_state
 
     def end(waiting: _Waiting, client_state: ClientState, jobs: Slots) -> Result:
         screened = screen(faults, *total(waiting[3:]), jobs.weight)
-        there = waiting.slot >= 0
-        scale = jnp.where(there[:, None], screened.scale[waiting.slot], 0)
+        occupied = waiting.slot >= 0
+        scale = jnp.where(occupied[:, None], screened.scale[waiting.slot], 0)
         weighted = scaled(jobs.weight[waiting.slot][:, None] * scale, waiting.messages)
         mean = total(jax.tree.map(lambda a: a.sum(axis=0), weighted))
-        client_state = _part_of_the_way(scale, client_state, waiting.keeps)
+        client_state = _interpolate(scale, client_state, waiting.client_state)
         return Result(
             mean_of_others(mean, screened.counted), client_state, screened.counted, screened.faulty
         )
@@ -184,12 +194,12 @@ def _comparing(faults: Faults, size: Callable[[Message], jax.Array], shape: Shap
     return Aggregation(begin, take, end)
 
 
-def _part_of_the_way(scale: jax.Array, before: ClientState, after: ClientState) -> ClientState:
-    """From one state to another by a share of the way (places, points); leaves alike."""
+def _interpolate(scale: jax.Array, before: ClientState, after: ClientState) -> ClientState:
+    """The state before + scale (after - before), where scale has shape (places, points)."""
 
-    def part(a: jax.Array, b: jax.Array) -> jax.Array:
+    def between_leaves(a: jax.Array, b: jax.Array) -> jax.Array:
         s = scale.reshape(scale.shape + (1,) * (a.ndim - 2))
         return a + s * (b - a) if jnp.issubdtype(a.dtype, jnp.inexact) else b
 
-    between = choose(scale < 1, jax.tree.map(part, before, after), after)
+    between = choose(scale < 1, jax.tree.map(between_leaves, before, after), after)
     return choose(scale > 0, between, before)

@@ -24,23 +24,23 @@ from fedprox.simulation.storage.training_data import DeviceRows
 from fedprox.solver import Solver
 from fedprox.user_code import call
 
-OF_MODEL = 0x6D6F6465
-"""Folded into a tick's random key for the model. It is so large that augmentation, which may split
-the same key, never derives the model's."""
+MODEL_KEY = 0x6D6F6465
+"""Number folded into a tick's random key for the model. It is so large that augmentation, which may
+split the same key, never derives the model's key."""
 
 
 def random_key(noise: jax.Array) -> jax.Array:
-    """A tick's random key, given its two words."""
+    """A tick's random key from its two words."""
     return jax.random.wrap_key_data(noise, impl="threefry2x32")
 
 
-def of_the_round(hparams: HParams, rate: jax.Array, participation: jax.Array) -> HParams:
+def round_hparams(hparams: HParams, rate: jax.Array, participation: jax.Array) -> HParams:
     """The hyperparameters of a round at all sweep points, arrays (points,).
 
     Args:
         hparams: The algorithm's hyperparameters, and the base learning rate.
-        rate: What the learning rate is multiplied by.
-        participation: The share of all clients' weight that takes part.
+        rate: Factor of the learning rate in this round.
+        participation: Share of the weight of all clients that takes part.
     """
     base = hparams["learning_rate"]
     return {
@@ -55,8 +55,8 @@ class Stop(NamedTuple):
 
     Attributes:
         gamma: The client's gamma.
-        reference: ||grad h_k(s_k)||, negative until it is known.
-        done: Whether the rule is met.
+        reference: ||grad h_k(s_k)||, negative until it is computed.
+        done: Whether the client has stopped.
         steps: Steps taken, int32.
     """
 
@@ -71,7 +71,7 @@ class Broadcast(NamedTuple):
 
     Attributes:
         state: The server's state.
-        hparams: The hyperparameters of the round, see `of_the_round`.
+        hparams: The hyperparameters of the round, from `round_hparams`.
     """
 
     state: State
@@ -82,11 +82,12 @@ class LaneState(NamedTuple):
     """The client of a lane.
 
     Attributes:
-        params: Its model so far.
-        optimizer: Its optimizer's state.
-        gradient: The gradient of its mini-batch so far, if a mini-batch can take several ticks.
-        context: What it knows by itself.
-        stop: Its stop rule, if the solver has one.
+        params: The client's current model.
+        optimizer: The optimizer's state.
+        gradient: Sum of the gradients of the mini-batch's ticks so far; None if each mini-batch is
+            one tick.
+        context: The client's own gradient, state and size.
+        stop: The stop rule; None if the solver has none.
     """
 
     params: Params
@@ -97,12 +98,12 @@ class LaneState(NamedTuple):
 
 
 def steps_taken(lanes: LaneState) -> jax.Array | None:
-    """Steps of each lane's client so far; None if it takes those that are planned."""
+    """Steps of each lane's client so far; None if clients take the planned steps."""
     return None if lanes.stop is None else lanes.stop.steps
 
 
-def at_rest(lanes: LaneState, chosen: jax.Array) -> LaneState:
-    """Mark the `chosen` lanes (lanes,) as waiting for a client, if there is a stop rule."""
+def mark_done(lanes: LaneState, chosen: jax.Array) -> LaneState:
+    """If there is a stop rule, mark the clients of the `chosen` lanes (lanes,) as done."""
     if lanes.stop is None:
         return lanes
     done = lanes.stop.done | chosen[:, None]
@@ -110,12 +111,12 @@ def at_rest(lanes: LaneState, chosen: jax.Array) -> LaneState:
 
 
 class ClientStep:
-    """What the clients of a program do: functions of one client, and of all lanes and points.
+    """The local solver: functions of one client, and of all lanes and sweep points.
 
     Args:
         model: The model.
         algorithm: The method.
-        solver: The local solver, with the algorithm's own settings.
+        solver: The local solver, with the algorithm's settings.
         layout: The shapes of the method's programs.
     """
 
@@ -124,8 +125,7 @@ class ClientStep:
         self.accumulate, self.width = layout.accumulate, layout.width
         self.begin_all = over(over(self.begin, (0, 0, None)), (None, 0, 0))
         self.gradient_all = over(over(self.gradient, (0, *[None] * 4)), (0, 0, 0, 0, 0))
-        # a single lane keeps its axis here: only so does XLA step in place, without a copy of the
-        # model
+        # a single lane keeps its axis here, since without it XLA copies the model in each step
         self.tick_all = jax.vmap(
             jax.vmap(self.tick, in_axes=(0, 0, 0, None, None)), (0, None, 0, 0, 0)
         )
@@ -140,7 +140,7 @@ class ClientStep:
             self.solver.init(params, broadcast.hparams["learning_rate"]),
             jax.tree.map(jnp.zeros_like, params) if self.accumulate else None,
             context,
-            None if self.solver.gamma is None else _not_done(gamma),
+            None if self.solver.gamma is None else _initial_stop(gamma),
         )
 
     def gradient(
@@ -154,15 +154,15 @@ class ClientStep:
         """The gradient of a tick's rows.
 
         Args:
-            params: The client's model so far.
+            params: The client's current model.
             x: Features of the rows (B, ...).
-            y: Their labels.
-            weights: 1 / the mini-batch's size for rows that count, else 0, shape (B,).
-            noise: The tick's random key, uint32 (2,); None where nothing is random.
+            y: Labels of the rows.
+            weights: 1 / the mini-batch's size, or 0 for padding, shape (B,).
+            noise: The tick's random key, uint32 (2,); None if nothing is random.
         """
         key = None
         if noise is not None and self.model.train is not None:
-            key = jax.random.fold_in(random_key(noise), OF_MODEL)
+            key = jax.random.fold_in(random_key(noise), MODEL_KEY)
         gradient = jax.grad(weighted_loss, argnums=1)
         return call(DERIVED, gradient, self.model, params, x, y, weights, key)
 
@@ -174,14 +174,15 @@ class ClientStep:
         last: jax.Array,
         check: jax.Array | None,
     ) -> LaneState:
-        """A mini-batch step, a part of one, or a part of a check.
+        """One tick: a mini-batch step, a part of one, or a part of a check.
 
         Args:
             lane: The client.
-            broadcast: What the server has sent.
+            broadcast: The server's broadcast.
             gradient: The gradient of the tick's rows.
             last: Whether the tick completes its mini-batch.
-            check: Whether that is a check of the stop rule; None for a solver without checks.
+            check: Whether the mini-batch is a check of the stop rule; None for a solver without
+                checks.
         """
         if self.accumulate:
             gradient = jax.tree.map(jnp.add, lane.gradient, gradient)
@@ -212,7 +213,7 @@ class ClientStep:
 
         Args:
             lane: The client.
-            broadcast: What the server has sent.
+            broadcast: The server's broadcast.
             rows: All clients' features and labels.
             first: The client's first row.
             size: Its number of rows.
@@ -242,12 +243,12 @@ class ClientStep:
     def message(
         self, lane: LaneState, broadcast: Broadcast, steps: jax.Array
     ) -> tuple[Message, ClientState]:
-        """What a client sends once its job has ended, and its new state.
+        """The message of a client whose job has ended, and its new state.
 
         Args:
             lane: The client.
-            broadcast: What the server has sent.
-            steps: Mini-batch steps that were planned for it.
+            broadcast: The server's broadcast.
+            steps: The planned mini-batch steps.
         """
         problem = self.algorithm.subproblem(*broadcast, lane.context)
         taken = steps if lane.stop is None else lane.stop.steps
@@ -255,7 +256,7 @@ class ClientStep:
         return self.algorithm.message(*broadcast, lane.context, solution)
 
 
-def _not_done(gamma: jax.Array) -> Stop:
+def _initial_stop(gamma: jax.Array) -> Stop:
     return Stop(gamma, jnp.float32(-1), jnp.bool_(False), jnp.int32(0))
 
 
@@ -265,30 +266,30 @@ def _apply_stop_rule(
     """The stop rule after a tick, and whether the client takes a step.
 
     Args:
-        stop: The rule so far; None for none.
-        gradient: grad h_k where the client stands.
+        stop: The stop rule before the tick; None without a rule.
+        gradient: grad h_k at the client's current model.
         last: Whether the gradient is complete.
-        check: Whether it is for the rule alone; None where every gradient is of all rows.
+        check: Whether the gradient is a check; None if every gradient is of all rows.
     """
     if stop is None:
         return None, last
-    known = last if check is None else last & check
+    is_full = last if check is None else last & check
     norm = optax.tree.norm(gradient)
-    reference = jnp.where(known & (stop.reference < 0), norm, stop.reference)
-    done = stop.done | (known & (norm <= stop.gamma * reference))
+    reference = jnp.where(is_full & (stop.reference < 0), norm, stop.reference)
+    done = stop.done | (is_full & (norm <= stop.gamma * reference))
     step = last & ~done if check is None else last & ~done & ~check
     return Stop(stop.gamma, reference, done, stop.steps + step), step
 
 
 DERIVED = "model: jax.grad of its loss"
-"""What fails where a model's functions work and cannot be differentiated."""
+"""The failing part in messages about a model that works but cannot be differentiated."""
 
 
 def _whole_client(model: Model, width: int) -> Callable[..., jax.Array]:
-    """(params, x, y, first row, rows) -> F_k(params), differentiable in params.
+    """(params, x, y, first row, number of rows) -> F_k(params), differentiable in params.
 
-    A client's rows are read slice by slice, so memory does not grow with them; values and gradient
-    come from the same pass.
+    A client's rows are read slice by slice, so memory does not grow with their number. Value and
+    gradient come from the same pass.
     """
 
     def both(
@@ -297,13 +298,13 @@ def _whole_client(model: Model, width: int) -> Callable[..., jax.Array]:
         def add(j: jax.Array, sums: Any) -> Any:
             begin = first + j * width
             batch = read_slice(x, y, begin, first + size, width)
-            found = call(
+            slice_sums = call(
                 DERIVED, jax.value_and_grad(weighted_loss, argnums=1), model, params, *batch
             )
-            return jax.tree.map(jnp.add, sums, found)
+            return jax.tree.map(jnp.add, sums, slice_sums)
 
-        nothing = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
-        sums = jax.lax.fori_loop(0, -(-size // width), add, nothing)
+        zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+        sums = jax.lax.fori_loop(0, -(-size // width), add, zeros)
         return jax.tree.map(lambda a: a / size, sums)
 
     @jax.custom_vjp

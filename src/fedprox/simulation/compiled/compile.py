@@ -35,12 +35,12 @@ class Programs(NamedTuple):
     """The compiled programs of one method for one layout.
 
     Attributes:
-        rounds: server, inputs -> After; see `rounds_program`.
-        evaluate: state -> Measures.
-        inexactness: server, local models, rows, cohort -> gamma; see `inexactness_program`. None if
-            gradients are not measured.
-        compile_seconds: How long they took to compile.
-        memory: Most bytes that the rounds' program has on a device, data included.
+        rounds: (server, inputs) -> After, see `rounds_program`.
+        evaluate: (state) -> Measures.
+        inexactness: (state, hparams, local models, rows, cohort) -> gamma, see
+            `inexactness_program`; None if gradients are not measured.
+        compile_seconds: Seconds to compile them.
+        memory: Peak bytes of the rounds' program on one device, data included.
     """
 
     rounds: Callable[..., After]
@@ -53,17 +53,17 @@ class Programs(NamedTuple):
 class Compiler:
     """Compiles the programs of one method, once for each layout.
 
-    The evaluation is the same for all layouts, since these differ only in how much a round holds.
+    All layouts share one evaluation program, since they differ only in the size of a round.
 
     Args:
         method: The method.
         mesh: The devices.
         data: The rows that evaluations read, on the devices.
         params: Initial parameters of one sweep point.
-        like: Room for gathered rows -> training rows of a call, or their shapes.
+        like: (room for gathered rows) -> training rows of a call, or their shapes.
 
     Attributes:
-        hparams: The hyperparameters of all sweep points, each (points,) on every device.
+        hparams: The hyperparameters of all sweep points, arrays (points,) on each device.
     """
 
     def __init__(
@@ -82,21 +82,21 @@ class Compiler:
         self.hparams: HParams = replicate(mesh, values)
         self._params = params
         self._evaluate: Callable[[State], Measures] | None = None
-        self._known: dict[Layout, Programs] = {}
+        self._compiled: dict[Layout, Programs] = {}
 
     def __call__(self, layout: Layout) -> Programs:
-        """The programs for a layout, compiled when first asked for."""
-        if layout not in self._known:
-            self._known[layout] = self._compile(layout)
-        return self._known[layout]
+        """The programs for a layout, compiled on first use."""
+        if layout not in self._compiled:
+            self._compiled[layout] = self._compile(layout)
+        return self._compiled[layout]
 
     def _compile(self, layout: Layout) -> Programs:
-        """Compile the programs side by side, for exactly the shapes they will see."""
+        """Compile the programs of a layout in parallel."""
         begin = time.perf_counter()
         state = self.method.initial_state(self._params, self.mesh)
         traced: dict[str, Traced] = {"rounds": self._trace_rounds(layout, state)}
         inputs: Any = None
-        # measurements are made in full precision, also where an accelerator trains in less
+        # measure in full precision, even if an accelerator trains in a lower one
         with jax.default_matmul_precision("highest"):
             if self._evaluate is None:
                 traced["evaluation"], inputs = self._trace_evaluation(layout, state)
@@ -127,12 +127,12 @@ class Compiler:
         specs = self._specs(rows)
         server = Server(state, self._cohort_state(layout))
         x, y = rows
-        plan, exchange = self._no_plan(layout), exchanges([], layout)
+        plan, exchange = self._empty_plan(layout), exchanges([], layout)
         inputs = Inputs(self.hparams, x, y, plan, exchange, np.int32(0))
         return rounds_program(self.method, layout, self.mesh, specs).trace(server, inputs)
 
     def _trace_evaluation(self, layout: Layout, state: State) -> tuple[Traced, Any]:
-        """The evaluation, and what it is given beside the models."""
+        """The evaluation program, and its inputs except the models."""
         protocol, params = self.method.protocol, evaluated(self.method.algorithm, state)
         shape, inputs, specs = EvaluationReads(self.method, self.data, layout, self.mesh).plan()
         program = evaluation_program(protocol.model, self.mesh, shape, specs)
@@ -146,18 +146,20 @@ class Compiler:
         rows = self.like(layout.rows)
         program = inexactness_program(self.method, layout, self.mesh, self._specs(rows))
         client_state = self._cohort_state(layout)
-        cohort = read_cohort(no_jobs(), self._no_plan(layout), 0, client_state, layout, self.mesh)
+        cohort = read_cohort(
+            no_jobs(), self._empty_plan(layout), 0, client_state, layout, self.mesh
+        )
         return program.trace(state, self.hparams, local, rows, cohort)
 
     def _cohort_state(self, layout: Layout) -> ClientState:
-        """The state of a cohort's clients, in shape."""
+        """Zeros with the shapes of the state of a cohort's clients."""
         places = layout.rounds.places * self.mesh.devices.size
         return jax.tree.map(
             lambda a: zeros_on(self.mesh, (places, *a.shape), a.dtype),
             self.method.initial_client_state(self._params),
         )
 
-    def _no_plan(self, layout: Layout) -> BatchPlan:
+    def _empty_plan(self, layout: Layout) -> BatchPlan:
         protocol = self.method.protocol
         noisy = is_noisy(protocol.federation, protocol.model)
         return plan_rounds(layout.rounds, self.method.solver, 0, [], noisy=noisy)
@@ -167,19 +169,19 @@ class Compiler:
 
 
 def evaluated(algorithm: Algorithm, state: State) -> Params:
-    """The model that is evaluated."""
+    """The algorithm's evaluated model, from the server's state."""
     return (algorithm.evaluated or algorithm.params)(state)
 
 
 def read_cohort(
     jobs: Jobs, plan: BatchPlan, index: int, client_state: ClientState, layout: Layout, mesh: Mesh
 ) -> Cohort:
-    """How to read all rows of the clients of round `index` of a plan.
+    """Plan how to read all rows of a round's clients.
 
     Args:
         jobs: The round's jobs.
-        plan: The plan.
-        index: Which of its rounds.
+        plan: The plan of the call.
+        index: Index of the round in the plan.
         client_state: The clients' state before the round.
         layout: The shapes of the programs.
         mesh: The devices.
@@ -207,7 +209,7 @@ def read_cohort(
 
 
 def exchanges(work: Sequence[RoundWork], layout: Layout) -> Exchange | None:
-    """How to read gradients before the work of some rounds; None for methods that do not."""
+    """Plan how to read gradients before the work of some rounds; None if the method does not."""
     if not layout.exchange_ticks:
         return None
     shape = layout.rounds

@@ -1,6 +1,6 @@
 """Evaluation: one compiled pass over the rows of all clients, or of a sample of them.
 
-It is a lane program like a round: a job is a client, a tick reads a slice of its rows and adds
+An evaluation uses lanes like a round: a job is a client, a tick reads a slice of its rows and adds
 their gradients, and at the end of the job the client's gradient is complete.
 """
 
@@ -29,11 +29,11 @@ T = TypeVar("T")
 
 
 class ByClient(NamedTuple):
-    """What an evaluation finds of each client that it reads, each of shape (clients, points).
+    """The measures of each client that an evaluation reads, arrays of shape (clients, points).
 
     Attributes:
         loss: F_k(w); NaN for a client that is left out.
-        correct: How many of its test labels are met, int32.
+        correct: Number of correct test labels, int32.
     """
 
     loss: jax.Array
@@ -41,23 +41,25 @@ class ByClient(NamedTuple):
 
 
 class Measures(NamedTuple):
-    """What an evaluation finds, each of shape (points,).
+    """The measures of an evaluation, arrays of shape (points,).
 
     Attributes:
         train_loss: f(w) over the training rows that are read.
-        test_correct: How many of all clients' test labels are met, int32.
-        gradient_variance: E_k ||grad F_k - grad f||^2; NaN where gradients are not measured.
-        dissimilarity: B(w); likewise.
-        test_loss: Mean loss over the test rows that are read, where a client counts by all it has;
-            NaN without any.
-        metrics: The model's metrics, `train_NAME`, `test_NAME` and, where there are validation
-            rows, `validation_NAME`, likewise.
-        unmeasured: Clients that the other measures but test_correct leave out, int32; None where
-            none is.
-        by_client: The same client by client; None where nobody asks.
-        validation_loss: As `test_loss` over the validation rows; None without any.
-        validation_accuracy: The share of validation labels that are met, where a client counts by
-            all it has; NaN for a model without accuracy, None without any validation rows.
+        test_correct: Number of correct test labels, int32.
+        gradient_variance: E_k ||grad F_k - grad f||^2; NaN if gradients are not measured.
+        dissimilarity: B(w); NaN if gradients are not measured.
+        test_loss: Mean loss over the test rows that are read, each client weighted by all of its
+            test rows; NaN without test rows.
+        metrics: The model's metrics: `train_NAME`, `test_NAME` and, if there are validation rows,
+            `validation_NAME`, weighted in the same way.
+        unmeasured: Number of clients that all measures except `test_correct` leave out, int32; None
+            without screening.
+        by_client: Loss and correct labels client by client; None if the shape does not ask for
+            them.
+        validation_loss: Mean loss over the validation rows, weighted like `test_loss`; None without
+            validation rows.
+        validation_accuracy: Share of correct validation labels, weighted like `test_loss`; NaN for
+            a model without accuracy, None without validation rows.
     """
 
     train_loss: jax.Array
@@ -73,7 +75,7 @@ class Measures(NamedTuple):
 
 
 class StandFor(NamedTuple):
-    """How many of a client's rows each that is read stands for, float32 arrays (clients,)."""
+    """How many rows of its client each read row represents, float32 arrays (clients,)."""
 
     train: Array
     test: Array
@@ -85,9 +87,9 @@ class Validation(NamedTuple):
     Attributes:
         x: Features.
         y: Labels.
-        reading: Which rows each lane reads; the jobs are clients where `stand_for` is given.
-        stand_for: How many of a client's rows each that is read stands for, float32 (clients,);
-            None where all rows are read alike.
+        reading: Which rows each lane reads. The jobs are the clients if `stand_for` is not None.
+        stand_for: How many rows of its client each read row represents, float32 (clients,); None if
+            all rows have weight 1.
     """
 
     x: Features
@@ -97,11 +99,11 @@ class Validation(NamedTuple):
 
 
 class Tested(NamedTuple):
-    """What is summed over held-out rows; leaves have leading axes of lanes and points.
+    """Sums over held-out rows; leaves have leading axes of lanes and points.
 
     Attributes:
-        correct: Labels that are met, int32.
-        sums: Of the loss, and of each metric's terms.
+        correct: Number of correct labels, int32.
+        sums: Sums of the terms of the loss and of each metric.
     """
 
     correct: jax.Array
@@ -109,17 +111,17 @@ class Tested(NamedTuple):
 
 
 class EvaluationShape(NamedTuple):
-    """What an evaluation program is compiled for.
+    """The static configuration of an evaluation program.
 
     Attributes:
-        gradients: Whether it measures gradients too.
-        screened: Whether it leaves out clients whose own loss or gradient is not finite. Measures
-            are then those of the other clients, and NaN if there are none.
-        by_client: Whether it reports losses and labels met client by client too.
+        gradients: Whether it measures gradients.
+        screened: Whether it leaves out clients whose loss or gradient is not finite. Measures are
+            then those of the other clients, or NaN if there are none.
+        by_client: Whether it returns losses and correct labels client by client.
         lanes: Lanes per device.
         width: Rows of a slice of training rows.
         test_width: Rows of a slice of test rows.
-        validation_width: Rows of a slice of validation rows; 0 without any.
+        validation_width: Rows of a slice of validation rows; 0 without validation rows.
     """
 
     gradients: bool
@@ -132,21 +134,21 @@ class EvaluationShape(NamedTuple):
 
 
 class EvaluationInputs(NamedTuple):
-    """What an evaluation reads beside the models.
+    """The inputs of an evaluation program, except the models.
 
     Attributes:
-        x: Features of training rows.
-        y: Their labels.
-        test_x: Features of test rows.
-        test_y: Their labels.
+        x: Features of the training rows.
+        y: Labels of the training rows.
+        test_x: Features of the test rows.
+        test_y: Labels of the test rows.
         reading: Which training rows each lane reads; its jobs are the clients.
-        sizes: Training rows that are read of each client, float32 (clients,).
-        shares: p_k of each client, float32 (clients,); of a sample of clients, n_k by the sample's
-            rows.
-        stand_for: How many rows each row that is read stands for.
-        test_reading: Which test rows each lane reads. Its jobs are the clients if the shape is
-            screened or by client.
-        validation: The validation rows; None without any.
+        sizes: Number of training rows read of each client, float32 (clients,).
+        shares: p_k of each client, float32 (clients,). For a sample of clients, the share of the
+            sample's rows.
+        stand_for: How many rows of its client each read row represents.
+        test_reading: Which test rows each lane reads. Its jobs are the clients if `screened` or
+            `by_client` is set in the shape.
+        validation: The validation rows; None without validation rows.
     """
 
     x: Features
@@ -169,7 +171,7 @@ def evaluation_program(
     Args:
         model: The model.
         mesh: The devices.
-        shape: What it is compiled for.
+        shape: The program's static configuration.
         specs: How each input is spread over the devices.
 
     Returns:
@@ -185,11 +187,11 @@ def evaluation_program(
     )
 
     def program(params: Params, inputs: EvaluationInputs) -> Measures:
-        train = _Training(model, shape, params, inputs)
+        train = _TrainingPass(model, shape, params, inputs)
         sums = train.read()
-        measured, unmeasured, of_measured = train.screen(sums)
-        variance, between = train.gradients(sums, of_measured)
-        metrics = _values(model, "train", _of_all(sums.terms))
+        measured, unmeasured, mean_of_measured = train.screen(sums)
+        variance, b = train.gradients(sums, mean_of_measured)
+        metrics = _values(model, "train", _sum_lanes(sums.terms))
 
         points, clients = train.points, len(inputs.sizes)
         correct, test_loss = jnp.zeros((clients, points), jnp.int32), jnp.full(points, jnp.nan)
@@ -199,16 +201,16 @@ def evaluation_program(
             weights = weights if measured is None else weights * measured
             reading = my_part(inputs.test_reading)
             correct, terms = test(params, inputs.test_x, inputs.test_y, reading, weights)
-            terms = _of_all(terms)
+            terms = _sum_lanes(terms)
             test_loss = terms["loss"]["sum"] / terms["loss"]["rows"]
             metrics |= _values(model, "test", terms)
         validated, validation_metrics = validate(params, inputs.validation, measured)
         losses = sums.losses
         return Measures(
-            train_loss=of_measured(total(sums.loss.sum(axis=0))),
+            train_loss=mean_of_measured(total(sums.loss.sum(axis=0))),
             test_correct=total(correct.sum(axis=0)),
             gradient_variance=variance,
-            dissimilarity=between,
+            dissimilarity=b,
             test_loss=test_loss,
             metrics=metrics | validation_metrics,
             unmeasured=unmeasured,
@@ -220,18 +222,19 @@ def evaluation_program(
 
 
 class _Sums(NamedTuple):
-    """What the lanes have summed over the training rows so far.
+    """The sums over the training rows that the lanes have read so far.
 
     Attributes:
-        client: Loss and gradient, and the metrics' terms, of each lane's client; leaves (lanes,
-            points, ...).
-        loss: sum_k p_k F_k of the clients that are done, (lanes, points).
-        scatter: Mean and scatter of their gradients; None without gradients.
-        terms: The sums of their metrics' terms.
-        weights: With screening, the p_k of the measured clients and the number of others, (lanes,
-            points, 2); else None.
-        measured: With screening, 1 for each client that is measured, (clients, points); else None.
-        losses: F_k of each client, (clients, points), where asked for; else None.
+        client: Sums of each lane's current client: ((loss, gradient), metrics' terms), leaves
+            (lanes, points, ...).
+        loss: sum_k p_k F_k of the finished clients, (lanes, points).
+        scatter: Mean and scatter of the finished clients' gradients; None if gradients are not
+            measured.
+        terms: Sums of the finished clients' metrics' terms.
+        weights: Sum of p_k of the measured clients, and the number of the others, (lanes, points,
+            2); None without screening.
+        measured: 1 for each measured client, else 0, (clients, points); None without screening.
+        losses: F_k of each client, (clients, points); None if the shape does not ask for it.
     """
 
     client: Any
@@ -243,14 +246,14 @@ class _Sums(NamedTuple):
     losses: jax.Array | None
 
 
-class _Training:
+class _TrainingPass:
     """The pass over the training rows.
 
     Args:
         model: The model.
-        shape: What the program is compiled for.
+        shape: The program's static configuration.
         params: The models, leaves (points, ...).
-        inputs: What is read.
+        inputs: The program's inputs.
     """
 
     def __init__(
@@ -266,7 +269,7 @@ class _Training:
         return run_segments(self.reading.ends, self.tick, self.end_jobs, self.begin())
 
     def begin(self) -> _Sums:
-        """Nothing is read yet."""
+        """The sums before any row is read."""
         lanes, clients, points = self.shape.lanes, len(self.inputs.sizes), self.points
         screened = self.shape.screened
         zero = _zeros(lambda: self.slice_sums(0))
@@ -304,7 +307,7 @@ class _Training:
         return sums._replace(client=jax.tree.map(jnp.add, sums.client, self.slice_sums(i)))
 
     def end_jobs(self, slot: jax.Array, sums: _Sums) -> _Sums:
-        """Count the clients whose rows are all read: those in `slot` (lanes,), -1 for none."""
+        """Add the finished clients, those in `slot` (lanes,), to the sums; -1 for none."""
         ended, share = slot >= 0, self.inputs.shares[slot]
         client, terms = sums.client
         mean_loss, gradient = per_lane(client, self.inputs.sizes[slot])
@@ -312,35 +315,38 @@ class _Training:
         stand_for = self.inputs.stand_for.train[slot]
         weight = jnp.broadcast_to(stand_for[:, None], mean_loss.shape)
         if sums.weights is not None:
-            good = jax.vmap(jax.vmap(sound))((mean_loss, gradient))
-            share = good * share[:, None]
-            mean_loss, gradient = scaled(good, (mean_loss, gradient))
-            new = jnp.stack([share, 1 - good], axis=-1)
+            finite = jax.vmap(jax.vmap(sound))((mean_loss, gradient))
+            share = finite * share[:, None]
+            mean_loss, gradient = scaled(finite, (mean_loss, gradient))
+            new = jnp.stack([share, 1 - finite], axis=-1)
             sums = sums._replace(
                 weights=sums.weights + choose(ended, new, jnp.zeros_like(new)),
-                measured=_noted(sums.measured, slot, good),
+                measured=_set_clients(sums.measured, slot, finite),
             )
-            weight = good * weight
-            own_loss = jnp.where(good > 0, mean_loss, jnp.nan)
+            weight = finite * weight
+            own_loss = jnp.where(finite > 0, mean_loss, jnp.nan)
         if self.shape.by_client:
-            sums = sums._replace(losses=_noted(sums.losses, slot, own_loss))
+            sums = sums._replace(losses=_set_clients(sums.losses, slot, own_loss))
         if self.shape.gradients:
-            each = 0 if self.shape.screened else None
-            include_all = over(over(include, (0, 0, each)), (0, 0, 0))
+            share_axis = 0 if self.shape.screened else None
+            include_all = over(over(include, (0, 0, share_axis)), (0, 0, 0))
             included = include_all(sums.scatter, gradient, share)
             sums = sums._replace(scatter=where_lanes(ended, included, sums.scatter))
-        none = jax.tree.map(jnp.zeros_like, (client, terms))
+        zeros = jax.tree.map(jnp.zeros_like, (client, terms))
         share = choose(ended, share, jnp.zeros_like(share)).reshape(len(slot), -1)
         return sums._replace(
-            client=where_lanes(ended, none, (client, terms)),
+            client=where_lanes(ended, zeros, (client, terms)),
             loss=sums.loss + share * mean_loss,
-            terms=_with_ended(sums.terms, slot, weight, terms),
+            terms=_add_ended(sums.terms, slot, weight, terms),
         )
 
     def screen(
         self, sums: _Sums
     ) -> tuple[jax.Array | None, jax.Array | None, Callable[[jax.Array], jax.Array]]:
-        """Which clients are measured, how many are not, and how to make sums means over them."""
+        """The measured clients, the number of others, and a function from sums to means.
+
+        The means are over the measured clients.
+        """
         if sums.weights is None:
             return None, None, lambda summed: summed
         measured = total(sums.measured)
@@ -349,36 +355,35 @@ class _Training:
         return measured, left_out.astype(jnp.int32), lambda summed: summed / weight
 
     def gradients(
-        self, sums: _Sums, of_measured: Callable[[jax.Array], jax.Array]
+        self, sums: _Sums, mean_of_measured: Callable[[jax.Array], jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
-        """Gradient variance and B(w); NaN where gradients are not measured."""
+        """Gradient variance and B(w); NaN if gradients are not measured."""
         if sums.scatter is None:
             unknown = jnp.full(self.points, jnp.nan)
             return unknown, unknown
         merged = _merge(sums.scatter)
-        variance = of_measured(merged.scatter)
+        variance = mean_of_measured(merged.scatter)
         norm_squared = jax.vmap(optax.tree.norm)(merged.mean) ** 2
         return variance, dissimilarity(variance, norm_squared)
 
 
-def _noted(known: Any, slot: jax.Array, values: jax.Array) -> jax.Array:
-    """`known` (clients, points) with the values (lanes, points) of the clients in `slot`."""
-    return known.at[jnp.where(slot >= 0, slot, len(known))].set(values, mode="drop")
+def _set_clients(array: Any, slot: jax.Array, values: jax.Array) -> jax.Array:
+    """`array` (clients, points) with the values (lanes, points) of the clients in `slot`."""
+    return array.at[jnp.where(slot >= 0, slot, len(array))].set(values, mode="drop")
 
 
 def _tester(
     model: Model, width: int, *, jobs_are_clients: bool, accuracy: bool = False
 ) -> Callable[..., Tested]:
-    """(params, x, y, reading, weights) -> what is found on held-out rows, the weights by client.
+    """(params, x, y, reading, weights) -> sums over held-out rows.
 
-    With `accuracy` the sums hold that of the labels that are met, as they hold that of the loss.
-
-    Where jobs are clients, labels met are (clients, points), and sums have these weights (clients,
-    points); else both are those of each lane, (lanes, points, ...), and rows have weight 1.
+    If jobs are clients, each client's sums are multiplied by its weight (clients, points), and
+    correct labels have shape (clients, points). Otherwise rows have weight 1, and correct labels
+    have shape (lanes, points). With `accuracy`, the sums include the terms of the accuracy.
     """
     read = reader(width)
 
-    def tested(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> Tested:
+    def test(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> Tested:
         outputs = model.apply(params, x)
         correct = jnp.int32(0)
         if model.correct is not None:
@@ -390,53 +395,53 @@ def _tester(
             terms["accuracy"] = _accuracy_terms(model, outputs, y)
         return Tested(correct, weighted_sums(terms, mask))
 
-    tested_all = over(over(tested, (0, None, None, None)), (None, 0, 0, 0))
+    test_all = over(over(test, (0, None, None, None)), (None, 0, 0, 0))
 
     def all_rows(
         params: Params, x: Features, y: jax.Array, reading: Reading, weights: jax.Array | None
     ) -> Tested:
-        def found(i: jax.Array | int) -> Tested:
-            return tested_all(params, *read(x, y, reading, i))
+        def test_slices(i: jax.Array | int) -> Tested:
+            return test_all(params, *read(x, y, reading, i))
 
         def tick(i: jax.Array, current: Tested) -> Tested:
-            return jax.tree.map(jnp.add, current, found(i))
+            return jax.tree.map(jnp.add, current, test_slices(i))
 
-        def tick_on(i: jax.Array, carry: Any) -> Any:
+        def tick_client(i: jax.Array, carry: Any) -> Any:
             return tick(i, carry[0]), carry[1]
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
             assert weights is not None
             current, (correct, sums) = carry
-            correct = _noted(correct, slot, current.correct)
-            sums = _with_ended(sums, slot, weights[slot], current.sums)
+            correct = _set_clients(correct, slot, current.correct)
+            sums = _add_ended(sums, slot, weights[slot], current.sums)
             return where_lanes(slot >= 0, zero, current), Tested(correct, sums)
 
-        zero = _zeros(lambda: found(0))
+        zero = _zeros(lambda: test_slices(0))
         if weights is None or not jobs_are_clients:
             return jax.lax.fori_loop(0, jnp.max(reading.ends.stop), tick, zero)
-        nothing = Tested(jnp.zeros(weights.shape, zero.correct.dtype), zero.sums)
-        return run_segments(reading.ends, tick_on, end_jobs, (zero, nothing))[1]
+        initial = Tested(jnp.zeros(weights.shape, zero.correct.dtype), zero.sums)
+        return run_segments(reading.ends, tick_client, end_jobs, (zero, initial))[1]
 
     return all_rows
 
 
-Found = dict[str, jax.Array]
-"""Measures by name, each (points,)."""
+Named = dict[str, jax.Array]
+"""Measures by name, arrays (points,)."""
 
 
 def _validator(
     model: Model, width: int, *, jobs_are_clients: bool
-) -> Callable[[Params, Validation | None, jax.Array | None], tuple[Found, Found]]:
+) -> Callable[[Params, Validation | None, jax.Array | None], tuple[Named, Named]]:
     """(params, validation, measured) -> loss and accuracy on validation rows, and the metrics.
 
-    Where jobs are clients, those count that are `measured` (clients, points), all if it is None.
-    Without validation there are no measures.
+    If jobs are clients, only the `measured` ones (clients, points) count; None means all of them.
+    Without validation rows, both results are empty.
     """
     test = _tester(model, width, jobs_are_clients=jobs_are_clients, accuracy=True)
 
     def validate(
         params: Params, validation: Validation | None, measured: jax.Array | None
-    ) -> tuple[Found, Found]:
+    ) -> tuple[Named, Named]:
         if validation is None:
             return {}, {}
         x, y, reading, stand_for = validation
@@ -445,18 +450,18 @@ def _validator(
             points = jax.tree.leaves(params)[0].shape[0]
             weights = jnp.broadcast_to(stand_for[:, None], (len(stand_for), points))
             weights = weights if measured is None else weights * measured
-        sums = _of_all(test(params, x, y, my_part(reading), weights).sums)
-        found = {
+        sums = _sum_lanes(test(params, x, y, my_part(reading), weights).sums)
+        loss_and_accuracy = {
             f"validation_{name}": sums[name]["sum"] / sums[name]["rows"]
             for name in ("loss", "accuracy")
         }
-        return found, _values(model, "validation", sums)
+        return loss_and_accuracy, _values(model, "validation", sums)
 
     return validate
 
 
 def _accuracy_terms(model: Model, outputs: jax.Array, y: jax.Array) -> Terms:
-    """What each row adds to the labels met and to all labels; NaN for a model without accuracy."""
+    """Correct labels (NaN for a model without accuracy) and all labels, by row."""
     labels = jnp.ones(len(y)) if y.ndim == 1 else _by_row(y >= 0)
     if model.correct is None:
         return {"sum": jnp.full(len(y), jnp.nan), "rows": labels}
@@ -464,37 +469,37 @@ def _accuracy_terms(model: Model, outputs: jax.Array, y: jax.Array) -> Terms:
 
 
 def _by_row(counted: jax.Array) -> jax.Array:
-    """How many are true in each row, float32 (B,), given booleans (B, ...)."""
+    """The number of true values in each row, float32 (B,), from booleans (B, ...)."""
     return counted.reshape(len(counted), -1).sum(axis=1).astype(jnp.float32)
 
 
 def _values(model: Model, kind: str, sums: dict[str, Terms]) -> dict[str, jax.Array]:
-    """The model's metrics (points,) by kind and name, given their sums, leaves (points, ...)."""
+    """The model's metrics (points,) by kind and name, from their sums, leaves (points, ...)."""
     return {
         f"{kind}_{name}": jax.vmap(partial(value_of, name, metric))(sums[name])
         for name, metric in model.metrics.items()
     }
 
 
-def _zeros(found: Callable[[], T]) -> T:
-    """Zeros of the shapes and types that a function returns."""
-    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(found))
+def _zeros(function: Callable[[], T]) -> T:
+    """Zeros with the shapes and types that a function returns."""
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(function))
 
 
-def _with_ended(sums: T, slot: jax.Array, weight: jax.Array, found: T) -> T:
-    """Sums plus weight (lanes, points) times what is found, in the lanes whose job ends."""
-    parts = scaled(weight, found)
+def _add_ended(sums: T, slot: jax.Array, weight: jax.Array, values: T) -> T:
+    """Add weight (lanes, points) times values to the sums, in the lanes whose job ends."""
+    parts = scaled(weight, values)
     ended = choose(slot >= 0, parts, jax.tree.map(jnp.zeros_like, parts))
     return jax.tree.map(jnp.add, sums, ended)
 
 
-def _of_all(sums: T) -> T:
-    """Sums over all lanes on all devices; leaves are (lanes, points, ...)."""
+def _sum_lanes(sums: T) -> T:
+    """The sum over all lanes on all devices; leaves are (lanes, points, ...)."""
     return total(jax.tree.map(lambda a: a.sum(axis=0), sums))
 
 
 def _merge(parts: Scatter) -> Scatter:
-    """Scatter of all lanes on all devices together; leaves are (lanes, points, ...)."""
+    """Merge the scatters of all lanes on all devices; leaves are (lanes, points, ...)."""
 
     def weighted(a: jax.Array) -> jax.Array:
         weight = parts.weight.reshape(parts.weight.shape + (1,) * (a.ndim - 2))

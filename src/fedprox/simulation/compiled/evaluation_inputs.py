@@ -1,4 +1,4 @@
-"""The inputs of an evaluation: which rows each lane reads, and what each row stands for."""
+"""The inputs of an evaluation: which rows each lane reads, and how many rows each represents."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ class EvaluationReads:
         self.tests_by_client = method.tests_by_client
 
     def plan(self) -> tuple[EvaluationShape, EvaluationInputs, EvaluationInputs]:
-        """What the program is compiled for, its inputs, and how these are spread."""
+        """The program's shape, its inputs, and how these are spread over the devices."""
         layout, mesh = self.layout, self.mesh
         train, test = self.read.train, self.read.test
         reading = self._client_by_client(train, layout.width)
@@ -80,7 +80,7 @@ class EvaluationReads:
         return shape, inputs, specs
 
     def _validation(self) -> tuple[Validation | None, Validation | None, int]:
-        """The validation rows, how they are spread, and the rows of a slice."""
+        """The validation rows, how they are spread over the devices, and the width of a slice."""
         if self.data.validation is None:
             return None, None, 0
         read, whole = self.read.validation, self.whole.validation
@@ -121,5 +121,5 @@ class EvaluationReads:
 
 
 def stands_for(whole: Rows, read: Rows) -> Array:
-    """How many of a client's rows each that is read stands for, float32 (clients,)."""
+    """How many rows of its client each read row represents, float32 (clients,)."""
     return (whole.sizes / np.maximum(read.sizes, 1)).astype(np.float32)

@@ -28,27 +28,28 @@ def my_part(reading: Reading) -> Reading:
 
 
 def reader(width: int) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
-    """(x, y, reading, tick) -> each lane's slice, see `read_slice`."""
+    """A function (x, y, reading, tick) -> each lane's slice, see `read_slice`."""
 
     def read(
         x: Features, y: jax.Array, begin: jax.Array, end: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         return read_slice(x, y, begin, end, width)
 
-    every = over(read, (None, None, 0, 0))
-    return lambda x, y, reading, i: every(x, y, reading.begin[i], reading.end[i])
+    read_all = over(read, (None, None, 0, 0))
+    return lambda x, y, reading, i: read_all(x, y, reading.begin[i], reading.end[i])
 
 
 def summed_gradients(model: Model, *, shared: bool) -> Callable[..., Params]:
-    """Gradients summed over each lane's slice, at all points of a sweep.
+    """Gradients summed over each lane's slice, at all sweep points.
 
     Args:
         model: The model.
-        shared: Whether all lanes stand at the same parameters, leaves (points, ...), or each at its
+        shared: Whether all lanes share the same parameters, leaves (points, ...), or each has its
             own, leaves (lanes, points, ...).
 
     Returns:
-        (params, x, y, inside) -> sums (lanes, points, ...), given what `reader` gives.
+        (params, x, y, inside) -> sums (lanes, points, ...), where the last three arguments are the
+        result of `reader`.
     """
 
     def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Params:
@@ -71,12 +72,12 @@ def exchange_gradients(
     Args:
         model: The model.
         layout: The shapes of the method's programs.
-        faults: How faulty gradients of the first cohort are treated; None for no screening. With
-            screening all gradients are kept until the last is known.
+        faults: How faulty gradients of the first cohort are treated; None means no screening. With
+            screening, all gradients are stored until the last one is computed.
 
     Returns:
         (w^t, x, y, exchange) -> grad F_k(w^t) of the clients about to work (slots, points, ...),
-        the first cohort's weighted mean g^t, and which of its gradients count.
+        the weighted mean g^t of the first cohort, and which of its gradients count.
     """
     slots, lanes = layout.rounds.slots, layout.lanes
     read, summed = reader(layout.width), summed_gradients(model, shared=True)
@@ -98,15 +99,15 @@ def exchange_gradients(
             sums, own, mean = carry
             ended = slot >= 0
             gradient = per_lane(sums, exchange.size[slot])
-            none = jax.tree.map(jnp.zeros_like, sums)
+            no_sums = jax.tree.map(jnp.zeros_like, sums)
             if faults is None:
                 weight = jnp.where(ended, exchange.weight[slot], 0.0)
-                counted = where_lanes(ended, gradient, none)
+                counted = where_lanes(ended, gradient, no_sums)
                 mean = add_weighted(mean, weight, counted)
-            # slots beyond are those of the first cohort
+            # without screening, slots from `room` on are the first cohort's and are not stored
             target = jnp.where(ended, slot, room)
             own = put(own, target, gradient)
-            return where_lanes(ended, none, sums), own, mean
+            return where_lanes(ended, no_sums, sums), own, mean
 
         carry = (zeros(lanes), zeros(room), zeros() if faults is None else None)
         _, own, mean = run_segments(exchange.reading.ends, tick, end_jobs, carry)

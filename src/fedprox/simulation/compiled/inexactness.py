@@ -1,4 +1,4 @@
-"""How inexactly a round's local problems were solved: gamma_k of every client of the cohort."""
+"""Inexactness: how accurately the local problems of a round were solved, gamma_k of each client."""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from jax.stages import Wrapped
 
 from fedprox.algorithms.base import ClientContext, ClientState, HParams, State
 from fedprox.model import Params
-from fedprox.simulation.compiled.client_step import Broadcast, of_the_round
+from fedprox.simulation.compiled.client_step import Broadcast, round_hparams
 from fedprox.simulation.compiled.gradients import my_part, per_lane, reader, summed_gradients
 from fedprox.simulation.compiled.lanes import over, run_segments, total, where_lanes
 from fedprox.simulation.compiled.layout import Layout
@@ -22,17 +22,17 @@ from fedprox.subproblem import inexactness
 
 
 class Cohort(NamedTuple):
-    """The clients of a round, whose rows are all read.
+    """The clients of a round, and how all of their rows are read.
 
     Attributes:
         reading: Which rows each lane reads; its jobs are the clients.
         sizes: Rows of each client, float32 (slots,).
-        relative_size: n_k / the mean n, float32 (slots,).
-        client_state: Their state before the round, leaves (places, points, ...) on every device;
-            None for a method without.
-        places: Each client's place in it, int32 (slots,).
-        rate: What the round's learning rate is multiplied by.
-        participation: The share of all clients' weight that took part.
+        relative_size: n_k divided by the mean n, float32 (slots,).
+        client_state: Client state before the round, leaves (places, points, ...) on each device;
+            None for a method without client state.
+        places: Each client's place in `client_state`, int32 (slots,).
+        rate: Factor of the learning rate in this round.
+        participation: Share of the weight of all clients that took part.
     """
 
     reading: Reading
@@ -58,8 +58,8 @@ def inexactness_program(
         rows: How x and y are spread over the devices.
 
     Returns:
-        (state, hparams, local models, rows, cohort) -> gamma (slots, points), where the state is
-        that from which the local problems were defined, and local models are (slots, points, ...).
+        (state, hparams, local models, rows, cohort) -> gamma (slots, points). The state is the one
+        that defined the local problems; local models have leaves (slots, points, ...).
     """
     model, algorithm = method.protocol.model, method.algorithm
     read_train = reader(layout.width)
@@ -77,7 +77,7 @@ def inexactness_program(
         state: State, hparams: HParams, local: Params, rows: DeviceRows, cohort: Cohort
     ) -> jax.Array:
         reading = my_part(cohort.reading)
-        hparams = of_the_round(hparams, cohort.rate, cohort.participation)
+        hparams = round_hparams(hparams, cohort.rate, cohort.participation)
         broadcast = Broadcast(state, hparams)
         start = jax.vmap(algorithm.params)(state)
         slots, points = jax.tree.leaves(local)[0].shape[:2]

@@ -1,4 +1,4 @@
-"""Lanes inside a compiled program: ticks, ends of jobs, and reading rows."""
+"""Lanes inside a compiled program: ticks, segments, and reading rows."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,21 +16,21 @@ T = TypeVar("T")
 def total(tree: T) -> T:
     """Sum over the devices, inside `spread`.
 
-    All leaves travel as one vector: devices wait for each other once.
+    All leaves are summed as one vector, so that devices wait for each other only once.
     """
     vector, restore = ravel_pytree(tree)
     return restore(jax.lax.psum(vector, AXIS))
 
 
 def over(f: Callable[..., Any], in_axes: tuple[int | None, ...]) -> Callable[..., Any]:
-    """`f` for all lanes, or all points of a sweep, at once.
+    """`f` for all lanes, or all sweep points, at once.
 
-    One alone is run without the axis: with it XLA's CPU compiler transposes the operands of every
-    matrix product.
+    A single lane or point is run without the axis. With it, XLA's CPU compiler would transpose the
+    operands of every matrix product.
 
     Args:
-        f: The function of one.
-        in_axes: 0 for each argument with the axis, the first of its leaves, and None for others.
+        f: The function of one lane or point.
+        in_axes: For each argument, 0 if it has the axis (the first one of its leaves), else None.
     """
     batched = jax.vmap(f, in_axes=in_axes)
 
@@ -56,15 +56,16 @@ def run_segments(
     begin_jobs: Callable[[jax.Array, T], T] | None = None,
     idle: Callable[[T], jax.Array] | None = None,
 ) -> T:
-    """Let jobs begin, tick to the segment's end, let the jobs that end there end, and go on.
+    """Run all segments: each begins jobs, ticks to its end, and ends jobs.
 
     Args:
         ends: One device's segments: `stop` (jobs,), `count` (), `begin` and `slot` (jobs, lanes).
-        tick: Tick number, carry -> carry.
-        end_jobs: Slot that ends in each lane (-1 for none), shape (lanes,), carry -> carry.
-        carry: Where to begin.
-        begin_jobs: Slot that begins in each lane, likewise.
-        idle: Carry -> whether the rest of the segment's ticks would change nothing.
+        tick: (tick number, carry) -> carry.
+        end_jobs: (slot of the job that ends in each lane (lanes,), -1 for none, carry) -> carry.
+        carry: The initial carry.
+        begin_jobs: (slot of the job that begins in each lane (lanes,), -1 for none, carry) ->
+            carry.
+        idle: (carry) -> whether the remaining ticks of the segment would change nothing.
     """
 
     def segment(s: jax.Array, carry: tuple[jax.Array, T]) -> tuple[jax.Array, T]:
@@ -88,13 +89,17 @@ def run_segments(
 def where_lanes(chosen: jax.Array, yes: T, no: T) -> T:
     """Choose `yes` in the `chosen` lanes (lanes,), `no` in the others; leaves are (lanes, ...).
 
-    Lanes are chosen where their job begins or ends with the segment; a single lane's always does.
+    Use it only for lanes whose job begins or ends with the segment. A single lane's job always
+    does, so `yes` is returned without a comparison.
     """
     return yes if len(chosen) == 1 else choose(chosen, yes, no)
 
 
 def choose(chosen: jax.Array, yes: T, no: T) -> T:
-    """Choose `yes` where `chosen`, else `no`; its axes are the first ones of the leaves', or 1."""
+    """Choose `yes` where `chosen` is true, else `no`.
+
+    The axes of `chosen` are the first axes of the leaves, or have length 1.
+    """
 
     def one(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.where(chosen.reshape(chosen.shape + (1,) * (a.ndim - chosen.ndim)), a, b)
@@ -103,22 +108,22 @@ def choose(chosen: jax.Array, yes: T, no: T) -> T:
 
 
 def put(places: T, index: jax.Array, values: T) -> T:
-    """Write each lane's values, leaves (lanes, ...), to a place of its own (lanes,) if there is."""
+    """Write each lane's values, leaves (lanes, ...), to its `index` (lanes,) if in range."""
     return jax.tree.map(lambda p, v: p.at[index].set(v, mode="drop"), places, values)
 
 
 def add_weighted(mean: T, weight: jax.Array, values: T) -> T:
-    """Mean + sum over lanes of weight (lanes,) times values, leaves (lanes, ...)."""
+    """Add to the mean the sum over lanes of weight (lanes,) times values, leaves (lanes, ...)."""
     return jax.tree.map(
         lambda m, a: m + jnp.tensordot(weight, a, 1, precision="highest"), mean, values
     )
 
 
 def read_rows(source: jax.Array, rows: jax.Array) -> jax.Array:
-    """source[rows] for rows (width,) within bounds.
+    """Return source[rows] for rows (width,) within bounds.
 
-    On a CPU a loop that copies row by row is up to five times faster than XLA's gather, which
-    computes an address for every element.
+    On a CPU, a loop that copies row by row is up to five times faster than XLA's gather, which
+    computes an address for each element.
     """
     if source.ndim == 1:
         return source.at[rows].get(mode="promise_in_bounds")

@@ -1,10 +1,10 @@
 """The layout of one method's programs: their fixed shapes and their number of lanes.
 
 Cohorts and stragglers are functions of the seed and the round, so the work of the first rounds is
-known before the run begins. These rounds determine the shapes, with room to spare where rounds
-differ. Planning continues while rounds run. A rare round that needs more room enlarges the shapes,
-and the programs are compiled again. Results depend on the room only in their last bits; neither the
-number of rounds nor the place where a run was interrupted changes them.
+known before the run begins. These rounds determine the shapes, with spare room if rounds differ.
+Planning continues while rounds run. If a later round needs more room, the shapes grow, and the
+programs are compiled again. Results depend on the room only in their last bits. They depend neither
+on the number of rounds nor on interruptions.
 """
 
 import math
@@ -24,30 +24,30 @@ from fedprox.simulation.storage.training_data import TrainingRows
 from fedprox.solver import Solver
 
 SMALL_MODEL = 100_000
-"""Parameters up to which several rounds are one call."""
+"""Most parameters of a model for which one call runs many rounds."""
 
 SMALL_STEP = 10_000
-"""Parameters up to which the fixed costs of a step on a CPU outweigh its arithmetic."""
+"""Most parameters for which the fixed costs of a step on a CPU exceed its arithmetic."""
 
 PLAN_BYTES = 2**25
-"""Most memory of one call's batch plan."""
+"""Most bytes of one call's batch plan."""
 
 LANE_BYTES = 2**31
-"""Most memory of the lanes' parameters on an accelerator."""
+"""Most bytes of the lanes' parameters on an accelerator."""
 
 SIZE, OWNER = map(Jobs._fields.index, ("size", "owner"))
 
 SAMPLE_ROUNDS = 8, 256
-"""Rounds that are looked at to choose the shapes, at least and at most."""
+"""Fewest and most rounds whose work determines the shapes."""
 
 SAMPLE_CLIENTS = 2**16
-"""Clients of these rounds at most, where their number is between the two."""
+"""Clients whose work determines the shapes, within `SAMPLE_ROUNDS`."""
 
 TYPICAL_ROUNDS = 64
-"""Rounds looked at to choose the number of lanes."""
+"""Most rounds whose work determines the number of lanes."""
 
 MOST_TOGETHER = 256
-"""Rounds of one call at most."""
+"""Most rounds of one call."""
 
 
 class Capacity(NamedTuple):
@@ -56,12 +56,12 @@ class Capacity(NamedTuple):
     Attributes:
         ticks: Ticks of a round.
         slots: Jobs of a round.
-        places: Jobs of a round on one device, where clients keep a state or their updates are
-            compared; else 0.
-        cohort_ticks: Ticks to read a cohort; 0 where gamma is not measured.
-        exchange_slots: Clients of a first exchange's own cohort; 0 for a method without.
-        exchange_ticks: Ticks to read gradients before the work; 0 where no client does.
-        rows: Training rows that are gathered for a call; 0 where all of them are on the devices.
+        places: Jobs of a round on one device, if the method has client state or the sizes of
+            updates are compared; else 0.
+        cohort_ticks: Ticks to read a cohort; 0 if gamma is not measured.
+        exchange_slots: Clients of the first cohort; 0 for a method without a first exchange.
+        exchange_ticks: Ticks to read gradients before the work; 0 if the method does not.
+        rows: Training rows gathered for a call; 0 if all training rows are on the devices.
     """
 
     ticks: int
@@ -79,15 +79,15 @@ class Layout(NamedTuple):
     Attributes:
         rounds: Shape of the batch plans.
         accumulate: Whether a mini-batch can take several ticks.
-        batched: Whether a tick is one of all sweep points at once.
-        idle: Share of lane ticks, over the first rounds, in which a lane has no client.
-        lanes: Lanes per device that read whole clients.
+        batched: Whether a tick steps all sweep points at once.
+        idle: Share of lane ticks in which a lane has no client, over the first rounds.
+        lanes: Lanes per device for reading whole clients.
         width: Training rows of a slice when reading whole clients.
         test_width: Test rows of a slice.
         cohort_ticks: As in `Capacity`.
-        exchange_slots: Likewise.
-        exchange_ticks: Likewise.
-        rows: Likewise.
+        exchange_slots: As in `Capacity`.
+        exchange_ticks: As in `Capacity`.
+        rows: As in `Capacity`.
     """
 
     rounds: Shape
@@ -104,7 +104,7 @@ class Layout(NamedTuple):
 
     @property
     def reading_grid(self) -> Grid:
-        """The lanes that read whole clients."""
+        """The lanes for reading whole clients."""
         return Grid(self.rounds.devices, self.lanes, self.rounds.processes)
 
     @property
@@ -114,18 +114,17 @@ class Layout(NamedTuple):
         return Capacity(shape.ticks, shape.slots, shape.places, *self[-4:])
 
     def holding(self, capacity: Capacity) -> "Layout":
-        """The same shapes but for how much they hold."""
+        """The same layout with another capacity."""
         ticks, slots, places, *others = capacity
         shape = self.rounds._replace(ticks=ticks, slots=slots, places=places)
         return Layout(shape, *self[1:-4], *others)
 
     def fitting(self, needed: Capacity) -> "Layout":
-        """These shapes where they hold what is needed, or else larger ones.
+        """This layout if its capacity is sufficient, else a larger one.
 
-        They grow by half of what is needed, so that they grow seldom.
+        A capacity that is too small becomes 1.5 times what is needed, so that it rarely grows.
         """
-        held = self.capacity
-        pairs = list(zip(held, needed, strict=True))
+        pairs = list(zip(self.capacity, needed, strict=True))
         if all(need <= have for have, need in pairs):
             return self
         return self.holding(
@@ -134,7 +133,7 @@ class Layout(NamedTuple):
 
 
 def spare(capacities: Sequence[Capacity]) -> Capacity:
-    """The most that some rounds need, and half of how much they differ on top.
+    """The largest capacity that some rounds need, plus half of its range over the rounds.
 
     >>> some = [Capacity(10, 4, 0, 0, 0, 0, 0), Capacity(20, 4, 0, 0, 0, 0, 0)]
     >>> spare(some)[:2]
@@ -145,11 +144,11 @@ def spare(capacities: Sequence[Capacity]) -> Capacity:
 
 
 def needed(layout: Layout, solver: Solver, work: RoundWork) -> Capacity:
-    """What one round needs, gathered rows apart.
+    """The capacity that one round needs, without gathered rows.
 
     Args:
-        layout: The shapes, in which how much they hold is not looked at.
-        solver: The local solver, already the algorithm's own.
+        layout: The layout; its own capacity only shows which fields are used.
+        solver: The local solver, with the algorithm's settings.
         work: The round's work.
     """
     shape = layout.rounds
@@ -174,30 +173,32 @@ def needed(layout: Layout, solver: Solver, work: RoundWork) -> Capacity:
 
 
 def lay_out(method: Method, rows: TrainingRows, devices: int, parameters: int) -> Layout:
-    """The shapes that fit the first rounds, and the lanes that make them fast.
+    """Choose the shapes and the number of lanes for the first rounds of a method.
 
     Args:
         method: The method.
         rows: The training rows.
-        devices: Devices that the lanes are spread over.
-        parameters: Parameters of the model.
+        devices: Number of devices.
+        parameters: Number of parameters of the model.
     """
     sample = sample_rounds(method)
-    layout = _lanes_of(method, sample, devices, parameters)
-    each = [needed(layout, method.solver, work) for work in sample]
-    layout = layout.holding(spare(each))
+    layout = _empty_layout(method, sample, devices, parameters)
+    capacities = [needed(layout, method.solver, work) for work in sample]
+    layout = layout.holding(spare(capacities))
     together = _rounds_together(method, layout, rows.together(sample), parameters)
     layout = layout._replace(rounds=layout.rounds._replace(rounds=together))
     calls = [sample[i : i + together] for i in range(0, len(sample), together)]
-    gathered = [each[0]._replace(rows=rows.needed(call, layout.width)) for call in calls]
+    gathered = [capacities[0]._replace(rows=rows.needed(call, layout.width)) for call in calls]
     shape = layout.rounds
     used = sum(int(job_ticks(method.solver, w.jobs, shape.width).sum()) for w in sample)
-    room = sum(need.ticks for need in each) * shape.devices * shape.lanes
+    room = sum(need.ticks for need in capacities) * shape.devices * shape.lanes
     return layout._replace(rows=spare(gathered).rows, idle=1 - used / room if used else 0.0)
 
 
-def _lanes_of(method: Method, sample: Sequence[RoundWork], devices: int, parameters: int) -> Layout:
-    """A layout with its lanes and widths, which holds nothing yet."""
+def _empty_layout(
+    method: Method, sample: Sequence[RoundWork], devices: int, parameters: int
+) -> Layout:
+    """A layout with lanes and widths, and without capacity."""
     protocol, algorithm, solver = method.protocol, method.algorithm, method.solver
     train, measured, faults = protocol.federation.train, protocol.measured, method.faults
     largest = len(train) if algorithm.pooled else int(train.sizes.max())
@@ -238,37 +239,37 @@ def _lanes_of(method: Method, sample: Sequence[RoundWork], devices: int, paramet
 
 
 def _rounds_together(method: Method, layout: Layout, gathered: int, parameters: int) -> int:
-    """Rounds of one call, given how many of them can be gathered for it."""
+    """Rounds of one call, at most as many as can be gathered for it."""
     algorithm = method.algorithm
-    # client state is fetched for one round, and an adaptive mu follows each round's loss
+    # client state is read for one round, and an adaptive mu follows each round's loss
     if (
         parameters > SMALL_MODEL
         or algorithm.client_state is not None
         or algorithm.adapt is not None
     ):
         return 1
-    # not fewer if the run is shorter, since it may be extended
+    # independent of the number of rounds of the run, since it may be extended
     most = min(method.protocol.evaluation.every, MOST_TOGETHER)
     return max(1, min(most, PLAN_BYTES // layout.rounds.plan_bytes, gathered))
 
 
 def sample_rounds(method: Method) -> list[RoundWork]:
-    """The work of the first rounds of the first seed, however many rounds the run has."""
+    """The work of the first rounds of the first seed, independent of the run's number of rounds."""
     protocol, solver = method.protocol, method.solver
     least, most = SAMPLE_ROUNDS
     count = max(least, min(most, SAMPLE_CLIENTS // protocol.cohort.clients_per_round))
-    if callable(solver.gamma):  # it does not change the work, and may end with the rounds
+    if callable(solver.gamma):  # may be undefined after the last round, and does not matter here
         solver = replace(solver, gamma=0.0)
     seed = protocol.seeds[0]
     return [round_work(protocol, method.algorithm, solver, seed, t) for t in range(count)]
 
 
 class LaneCost(NamedTuple):
-    """What a tick costs beside its lanes' work, in units of one lane's.
+    """The overhead of a tick, in units of one lane's work.
 
     Attributes:
-        step: Of a tick that is a mini-batch step.
-        reading: Of a tick that reads a slice of rows.
+        step: Overhead of a tick that is a mini-batch step.
+        reading: Overhead of a tick that reads a slice of rows.
         most: Most lanes per device.
     """
 
@@ -280,13 +281,13 @@ class LaneCost(NamedTuple):
 def lane_cost(parameters: int, *, accelerator: bool) -> LaneCost:
     """The cost of ticks on an accelerator or on a CPU.
 
-    On a CPU, measured with logistic regression, four tenths of a small model's step are overhead;
-    larger models are faster one lane after another, since XLA transposes the operands of every
-    product that has a batch axis. An accelerator runs tens of small lanes in the time of one, as
-    long as their parameters fit.
+    On a CPU, four tenths of a small model's step are overhead (measured with logistic regression).
+    Larger models are faster with one lane, since XLA transposes the operands of every product that
+    has a batch axis. An accelerator runs tens of small lanes in the time of one, if their
+    parameters fit.
 
     Args:
-        parameters: Parameters of one lane, all points of the sweep together.
+        parameters: Number of parameters of one lane, at all sweep points together.
         accelerator: Whether the backend is a GPU or TPU.
     """
     if accelerator:
@@ -297,12 +298,12 @@ def lane_cost(parameters: int, *, accelerator: bool) -> LaneCost:
 
 
 def batch_points(parameters: int) -> bool:
-    """Whether the points of a sweep should step together on the backend in use.
+    """Whether all sweep points should step together on the backend in use.
 
-    They share a mini-batch's rows and a tick's overhead, which is most of a small model's step. A
-    larger model's parameters should stay in a core's cache from one step to the next.
+    They then share a mini-batch's rows and a tick's overhead, which is most of a small model's
+    step. The parameters of a larger model should stay in a core's cache from step to step.
 
     Args:
-        parameters: Parameters of the model at one point.
+        parameters: Number of parameters of the model at one point.
     """
     return jax.default_backend() != "cpu" or parameters <= SMALL_STEP

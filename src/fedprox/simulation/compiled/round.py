@@ -1,14 +1,14 @@
-"""The round: some rounds as one compiled program.
+"""The compiled program that runs rounds.
 
-Inside the program a round is a loop over segments of a loop over ticks (`lanes.run_segments`). A
-tick is one mini-batch of every lane (or a part of a wide one, or a search along a line), for all
-sweep points at once or for one point after another, `point_by_point`. Where a job ends, its message
-is added to the server's mean with its weight, the client's new state is written to its place, and
-the lane begins its next job. One sum over the devices and the algorithm's update end the round.
-For methods whose clients know their own gradient, it is read before, together with the gradients of
-the first exchange's cohort.
+A round is a loop over segments, and a segment is a loop over ticks (`lanes.run_segments`). A tick
+is one mini-batch of each lane (or a part of a wide one, or a line search). It steps all sweep
+points at once, or the program runs the points one after another (`point_by_point`). When a job
+ends, its message is added to the server's mean with its weight, the client's new state is written
+to its place, and the lane begins its next job. A sum over the devices and the algorithm's update
+end the round. If the method uses the clients' own gradients, they are computed before the local
+work, together with those of the first cohort.
 
-Axes of the arrays inside: lanes, then sweep points, then the parameter's own.
+Arrays have axes for lanes, then sweep points, then the axes of the parameter.
 """
 
 from collections.abc import Callable
@@ -27,9 +27,9 @@ from fedprox.simulation.compiled.client_step import (
     Broadcast,
     ClientStep,
     LaneState,
-    at_rest,
-    of_the_round,
+    mark_done,
     random_key,
+    round_hparams,
     steps_taken,
 )
 from fedprox.simulation.compiled.gradients import exchange_gradients
@@ -56,12 +56,12 @@ from fedprox.simulation.planning.reads import Exchange
 
 
 class Server(NamedTuple):
-    """What rounds change: the program reuses its memory, so the caller gives it up.
+    """The states that rounds change. The program reuses their memory, so it invalidates them.
 
     Attributes:
         state: The server's state, leaves (points, ...).
         client_state: State of the cohort's clients, leaves (devices * places, points, ...); None
-            for a method without.
+            for a method without client state.
     """
 
     state: State
@@ -69,15 +69,15 @@ class Server(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What some rounds are given.
+    """The inputs of some rounds.
 
     Attributes:
-        hparams: The hyperparameters, each (points,).
+        hparams: The hyperparameters, arrays (points,).
         x: Features of the training rows.
-        y: Their labels.
-        plan: Which rows are read when.
-        exchange: How gradients are read before the work; None for methods that do not.
-        count: How many of the plan's rounds to run, int32.
+        y: Labels of the training rows.
+        plan: The batch plan.
+        exchange: How gradients are read before the work; None if the method does not.
+        count: Number of rounds of the plan to run, int32.
     """
 
     hparams: Any
@@ -92,8 +92,9 @@ class Local(NamedTuple):
     """The clients after a round.
 
     Attributes:
-        params: Their models (slots, points, ...), zero in idle slots; None if not kept.
-        steps: Steps they took, int32 (slots, points); None if they take those that are planned.
+        params: Local models (slots, points, ...), zero in empty slots; None if gradients are not
+            measured.
+        steps: Steps taken, int32 (slots, points); None if clients take the planned steps.
     """
 
     params: Params | None
@@ -101,16 +102,18 @@ class Local(NamedTuple):
 
 
 class After(NamedTuple):
-    """What some rounds leave.
+    """The results of some rounds.
 
     Attributes:
         state: The server's state.
-        problem_state: The state that defined the last round's local problems; None if not kept.
+        problem_state: The state that defined the last round's local problems; None if gradients are
+            not measured.
         local: The last round's clients.
-        steps: Steps of all clients and rounds, int32 (points,); None if as planned.
-        client_state: State of the last round's clients, like that of `Server`.
-        faulty: Which updates were faulty, bool (points, rounds, jobs), the jobs being the slots and
-            after them those of a first exchange; None without screening.
+        steps: Steps of all clients and rounds, int32 (points,); None if clients take the planned
+            steps.
+        client_state: State of the last round's clients, as in `Server`.
+        faulty: Which updates were faulty, bool (points, rounds, jobs), where the jobs are the slots
+            followed by those of the first cohort; None without screening.
     """
 
     state: State
@@ -151,13 +154,13 @@ def rounds_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, 
 
 
 class _Carry(NamedTuple):
-    """What a round changes from tick to tick.
+    """The values that a round changes from tick to tick.
 
     Attributes:
         lanes: The client of each lane.
-        sums: The messages that have arrived, see `Aggregation`.
-        local: The clients that are done.
-        client_state: State of the cohort's clients, new for those that are done.
+        sums: The aggregated messages so far, see `Aggregation`.
+        local: The finished clients.
+        client_state: State of the cohort's clients, updated for finished clients.
     """
 
     lanes: LaneState
@@ -189,40 +192,40 @@ class _Rounds:
         plan = inputs.plan
 
         def body(r: jax.Array, carry: After) -> After:
-            now = of_round(plan, inputs.exchange, r)
+            now = plan_of_round(plan, inputs.exchange, r)
             one = _Round(self, Server(carry.state, carry.client_state), inputs, *now).run()
             taken = jax.tree.map(lambda s: s.sum(axis=0), one.local.steps)
             return one._replace(
                 problem_state=one.problem_state if self.keep_local else None,
                 steps=jax.tree.map(jnp.add, carry.steps, taken),
-                faulty=flag(carry.faulty, r, one.faulty),
+                faulty=set_faulty(carry.faulty, r, one.faulty),
             )
 
         state, client_state = server
-        first = of_the_round(inputs.hparams, plan.rate[0], plan.participation[0])
-        local = self.nothing_yet(Broadcast(state, first), client_state).local
+        first = round_hparams(inputs.hparams, plan.rate[0], plan.participation[0])
+        local = self.initial_carry(Broadcast(state, first), client_state).local
         before = After(
             state,
             state if self.keep_local else None,
             local,
             jax.tree.map(lambda s: s.sum(axis=0), local.steps),
             client_state,
-            flags(self, state, inputs.exchange),
+            no_faulty(self, state, inputs.exchange),
         )
         after = jax.lax.fori_loop(0, inputs.count, body, before)
         # leaf by leaf, since a vector of all local models would be one more copy of them
         local, steps = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), (after.local, after.steps))
         return after._replace(local=local, steps=steps)
 
-    def nothing_yet(self, broadcast: Broadcast, client_state: ClientState) -> _Carry:
-        """Idle lanes, no messages, no local models."""
+    def initial_carry(self, broadcast: Broadcast, client_state: ClientState) -> _Carry:
+        """The carry before the first tick: idle lanes, no messages, no local models."""
         shape = self.shape
         params = jax.vmap(self.algorithm.params)(broadcast.state)
         gradient = params if self.algorithm.own_gradient else None
         points = len(broadcast.hparams["learning_rate"])
-        context = nobody(gradient, client_state, shape.lanes, points)
+        context = idle_context(gradient, client_state, shape.lanes, points)
         lanes = self.client.begin_all(broadcast, context, jnp.zeros(shape.lanes))
-        lanes = at_rest(lanes, jnp.ones(shape.lanes, bool))
+        lanes = mark_done(lanes, jnp.ones(shape.lanes, bool))
         steps = jnp.zeros(shape.lanes, jnp.int32)
         messages, _ = jax.eval_shape(self.client.message_all, lanes, broadcast, steps)
         sums = self.aggregation.begin(messages, client_state)
@@ -232,7 +235,7 @@ class _Rounds:
         return _Carry(lanes, sums, local, client_state)
 
     def local_of(self, lanes: LaneState) -> Local:
-        """What is kept of the lanes' clients."""
+        """The lanes' clients as they are stored after their job."""
         return Local(lanes.params if self.keep_local else None, steps_taken(lanes))
 
 
@@ -240,11 +243,11 @@ class _Round:
     """One round on one device.
 
     Args:
-        rounds: What all rounds share.
-        server: The server and the cohort's clients before the round.
-        inputs: What the rounds are given.
-        plan: The round's plan, of which this device's part.
-        exchange: How gradients are read before the work, likewise.
+        rounds: The settings that all rounds share.
+        server: The states before the round.
+        inputs: The inputs of all rounds.
+        plan: This device's part of the round's plan.
+        exchange: This device's part of the plan for reading gradients; None if the method does not.
     """
 
     def __init__(
@@ -257,7 +260,7 @@ class _Round:
     ) -> None:
         self.rounds, self.before, self.x, self.y = rounds, server, inputs.x, inputs.y
         self.plan, self.jobs, self.exchange = plan, plan.jobs, exchange
-        self.hparams = of_the_round(inputs.hparams, plan.rate, plan.participation)
+        self.hparams = round_hparams(inputs.hparams, plan.rate, plan.participation)
         self.places = plan.jobs.place % max(rounds.shape.places, 1)  # on this device
         self.broadcast = Broadcast(server.state, self.hparams)
         self.gradient: Params | None = None
@@ -266,7 +269,7 @@ class _Round:
             self.read_gradients(exchange)
 
     def read_gradients(self, exchange: Exchange) -> None:
-        """Read the clients' own gradients, and exchange those of the first cohort."""
+        """Compute the clients' own gradients, and the mean gradient of the first cohort."""
         algorithm, state = self.rounds.algorithm, self.before.state
         gradient, mean_gradient, self.screened = self.rounds.exchange_gradients(
             jax.vmap(algorithm.params)(state), self.x, self.y, exchange
@@ -277,7 +280,7 @@ class _Round:
             self.broadcast = Broadcast(state, self.hparams)
 
     def run(self) -> After:
-        """All jobs, and the server's update."""
+        """Run all jobs, and update the server's state."""
 
         def all_done(carry: _Carry) -> jax.Array:
             assert carry.lanes.stop is not None
@@ -287,7 +290,7 @@ class _Round:
             self.plan.ends,
             self.tick,
             self.end_jobs,
-            self.rounds.nothing_yet(self.broadcast, self.before.client_state),
+            self.rounds.initial_carry(self.broadcast, self.before.client_state),
             begin_jobs=self.begin_jobs,
             idle=None if self.rounds.solver.gamma is None else all_done,
         )
@@ -295,9 +298,9 @@ class _Round:
         return self.update(result, carry.local)
 
     def begin_jobs(self, slot: jax.Array, carry: _Carry) -> _Carry:
-        """Let the clients in `slot` (lanes,) begin, -1 for none."""
-        # client state is read from before the round, and never from the carry, where it is written:
-        # XLA would copy it all whenever a client ends whose message depends on it
+        """Begin the jobs in `slot` (lanes,), -1 for none."""
+        # read client state from before the round: if it were read from the carry, XLA would copy
+        # all of it whenever a job ends
         relative = carry.lanes.context.relative_size
         context = ClientContext(
             jax.tree.map(lambda a: a[slot], self.gradient),
@@ -308,7 +311,7 @@ class _Round:
         return carry._replace(lanes=where_lanes(slot >= 0, fresh, carry.lanes))
 
     def tick(self, i: jax.Array, carry: _Carry) -> _Carry:
-        """One tick of every lane."""
+        """Run one tick of each lane."""
         plan, client = self.plan, self.rounds.client
         rows, size = plan.rows[i], plan.size[i]
         real = rows >= 0
@@ -327,53 +330,53 @@ class _Round:
         return carry._replace(lanes=lanes)
 
     def end_jobs(self, slot: jax.Array, carry: _Carry) -> _Carry:
-        """Let the clients in `slot` (lanes,) end and send their messages, -1 for none."""
+        """End the jobs in `slot` (lanes,), -1 for none, and aggregate their messages."""
         lanes, sums, local, client_state = carry
         ended = slot >= 0
         weight = jnp.where(ended, self.jobs.weight[slot], 0.0)
-        sent = self.rounds.client.message_all(lanes, self.broadcast, self.jobs.steps[slot])
-        arrived = Arrived(slot, self.places[slot], weight, *sent)
+        update = self.rounds.client.message_all(lanes, self.broadcast, self.jobs.steps[slot])
+        arrived = Arrived(slot, self.places[slot], weight, *update)
         sums, client_state = self.rounds.aggregation.take(sums, client_state, arrived)
-        done = self.rounds.local_of(lanes)
-        local = put(local, jnp.where(ended, slot, self.rounds.shape.slots), done)
-        return _Carry(at_rest(lanes, ended), sums, local, client_state)
+        finished = self.rounds.local_of(lanes)
+        local = put(local, jnp.where(ended, slot, self.rounds.shape.slots), finished)
+        return _Carry(mark_done(lanes, ended), sums, local, client_state)
 
     def update(self, result: Result, local: Local) -> After:
-        """The server's update, as if faulty clients had not been in the cohort."""
+        """Update the server's state, as if faulty clients had not been in the cohort."""
         algorithm, hparams, screened = self.rounds.algorithm, self.hparams, self.screened
         client_state, faulty = result.client_state, result.faulty
-        somebody = self.plan.participation > 0
+        has_updates = self.plan.participation > 0
         if result.counted is not None:
             participation = hparams["participation"] * result.counted
             hparams = {**hparams, "participation": participation}
-            somebody = somebody & (result.counted > 0)
+            has_updates = has_updates & (result.counted > 0)
         if faulty is not None and screened is not None:
             # no valid g^t: discard this round's updates
-            somebody = somebody & (screened.counted > 0)
-            client_state = choose(somebody[None], client_state, self.before.client_state)
+            has_updates = has_updates & (screened.counted > 0)
+            client_state = choose(has_updates[None], client_state, self.before.client_state)
             faulty = jnp.concatenate([faulty, screened.faulty])
         after = jax.vmap(algorithm.update)(self.broadcast.state, result.mean, hparams)
-        state = choose(somebody, after, self.before.state)
+        state = choose(has_updates, after, self.before.state)
         return After(state, self.broadcast.state, local, None, client_state, faulty)
 
 
 def features_reader(
     augment: Callable[[jax.Array, jax.Array], jax.Array] | None,
 ) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """(x, y, rows of all lanes, their ticks' noise) -> features as the model sees them, labels."""
+    """A function (x, y, rows of all lanes, noise) -> augmented features and labels."""
     read_all, look_up_all = over(read_rows, (None, 0)), over(look_up, (None, 0))
 
-    def augmented(noise: jax.Array, stored: jax.Array) -> jax.Array:
+    def augment_lane(noise: jax.Array, stored: jax.Array) -> jax.Array:
         assert augment is not None
         return augment(random_key(noise), stored)
 
-    augment_all = over(augmented, (0, 0))
+    augment_all = over(augment_lane, (0, 0))
 
     def read(
         x: Features, y: jax.Array, rows: jax.Array, noise: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
         stored = read_all(index_of(x), rows)
-        if noise is None or augment is None:  # the noise may be there for the model
+        if noise is None or augment is None:  # noise without augmentation is for the model
             return look_up_all(x, stored), read_all(y, rows)
         return augment_all(noise, stored), read_all(y, rows)
 
@@ -381,17 +384,17 @@ def features_reader(
 
 
 def point_by_point(run: Callable[[Server, Inputs], After]) -> Callable[[Server, Inputs], After]:
-    """Some rounds of one sweep point after another, so that each has the caches to itself."""
+    """Run some rounds of one sweep point after another, so that each has the caches to itself."""
 
-    def every(server: Server, inputs: Inputs) -> After:
-        def one(point: tuple[Server, HParams]) -> After:
+    def run_points(server: Server, inputs: Inputs) -> After:
+        def run_point(point: tuple[Server, HParams]) -> After:
             server, hparams = jax.tree.map(lambda a: a[None], point)
             after = run(swap_state(server), inputs._replace(hparams=hparams))
             return jax.tree.map(lambda a: a[0], swap_after(after))
 
-        return swap_after(jax.lax.map(one, (swap_state(server), inputs.hparams)))
+        return swap_after(jax.lax.map(run_point, (swap_state(server), inputs.hparams)))
 
-    # the points' axis is the second one of client state and of local models
+    # client state and local models have their points in the second axis
     def swap(tree: Any) -> Any:
         return jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), tree)
 
@@ -401,11 +404,11 @@ def point_by_point(run: Callable[[Server, Inputs], After]) -> Callable[[Server, 
     def swap_after(after: After) -> After:
         return after._replace(local=swap(after.local), client_state=swap(after.client_state))
 
-    return every
+    return run_points
 
 
-def flags(rounds: _Rounds, state: State, exchange: Exchange | None) -> jax.Array | None:
-    """No update is faulty yet, see `After.faulty`; None without screening."""
+def no_faulty(rounds: _Rounds, state: State, exchange: Exchange | None) -> jax.Array | None:
+    """The initial value of `After.faulty`; None without screening."""
     if rounds.faults is None:
         return None
     shape = rounds.shape
@@ -413,15 +416,15 @@ def flags(rounds: _Rounds, state: State, exchange: Exchange | None) -> jax.Array
     return jnp.zeros((len(jax.tree.leaves(state)[0]), shape.rounds, jobs), bool)
 
 
-def flag(known: jax.Array | None, r: jax.Array, faulty: jax.Array | None) -> jax.Array | None:
-    """The flags with those of round r, bool (jobs, points)."""
-    return None if known is None or faulty is None else known.at[:, r].set(faulty.T)
+def set_faulty(flags: jax.Array | None, r: jax.Array, faulty: jax.Array | None) -> jax.Array | None:
+    """Set `faulty`, bool (jobs, points), as the flags of round r."""
+    return None if flags is None or faulty is None else flags.at[:, r].set(faulty.T)
 
 
-def nobody(
+def idle_context(
     gradient: Params | None, client_state: ClientState, lanes: int, points: int
 ) -> ClientContext:
-    """What idle lanes know: zeros in the shapes of a gradient and of a client's state."""
+    """The context of idle lanes: zeros with the shapes of a gradient and of a client's state."""
 
     def zeros(like: Any, *shape: int) -> jax.Array:
         return jnp.zeros((lanes, *shape), like.dtype)
@@ -433,15 +436,15 @@ def nobody(
     )
 
 
-def of_round(
+def plan_of_round(
     plan: BatchPlan, exchange: Exchange | None, r: jax.Array
 ) -> tuple[BatchPlan, Exchange | None]:
-    """Round r of some rounds' plans, and of it what this device does."""
+    """This device's part of the plans for round r."""
 
-    def mine(part: Any) -> Any:
+    def device_part(part: Any) -> Any:
         return jax.tree.map(lambda a: a[r, 0], part)
 
-    now = BatchPlan(*map(mine, plan[:6]), *jax.tree.map(lambda a: a[r], plan[6:]))
+    now = BatchPlan(*map(device_part, plan[:6]), *jax.tree.map(lambda a: a[r], plan[6:]))
     if exchange is None:
         return now, None
-    return now, Exchange(mine(exchange.reading), exchange.size[r], exchange.weight[r])
+    return now, Exchange(device_part(exchange.reading), exchange.size[r], exchange.weight[r])

@@ -120,8 +120,8 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def everyone(value: int) -> NDArray[np.int64]:
-    """Gather a value of each process, shape (processes,)."""
+def allgather(value: int) -> NDArray[np.int64]:
+    """Gather the values of all processes, shape (processes,), once all of them have called this."""
     if jax.process_count() == 1:
         return np.array([value], np.int64)
     return np.asarray(multihost_utils.process_allgather(np.int64(value))).reshape(-1)

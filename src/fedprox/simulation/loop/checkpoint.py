@@ -35,7 +35,7 @@ from fedprox.errors import InputError, require, require_whole
 from fedprox.files.arrays import Damaged, read_arrays
 from fedprox.files.whole import flush_folder, refuse_link
 from fedprox.signals import answering
-from fedprox.simulation.devices.processes import everyone
+from fedprox.simulation.devices.processes import allgather
 from fedprox.simulation.loop.checkpoint_files import (
     FORMAT,
     OTHER_FORMAT,
@@ -139,7 +139,7 @@ class Checkpoints:
         steps = self._steps()
         common = _common(steps)
         require(
-            common or not everyone(len(steps)).any(),
+            common or not allgather(len(steps)).any(),
             f"{self.folder}: not all processes see the same checkpoints; the folder must be shared",
         )
         damaged = []
@@ -149,7 +149,7 @@ class Checkpoints:
                 snapshot = self._read(step)
             except Damaged as error:
                 problem = str(error)
-            if everyone(bool(problem)).any():
+            if allgather(bool(problem)).any():
                 damaged.append((step, problem or f"{self.folder}: another process's is damaged"))
                 continue
             then = "the one before is used" if step else "the comparison begins anew"
@@ -193,7 +193,7 @@ class Checkpoints:
                             _remove(self.ends)
                     if self.every is not None or self.interval is not None:
                         write(self._state(self._step(first)), self._contents(first))
-                everyone(0)  # nobody writes before that
+                allgather(0)  # nobody writes before that
                 self._replaces = False
             on_record(record)
 
@@ -253,7 +253,7 @@ class Checkpoints:
         if self.ends is None or not self.resume:
             return None
         known = [int(name[1]) for name in self._names(seed_run) if name[2] == "state"]
-        theirs = everyone(max(known, default=0))
+        theirs = allgather(max(known, default=0))
         if not theirs.all():
             return None
         rounds = int(theirs[0])
@@ -268,7 +268,7 @@ class Checkpoints:
             found = self._snapshot(position, arrays, self._end_of_clients(seed_run, rounds))
         except Damaged as error:
             problem = str(error)
-        if everyone(bool(problem)).any():
+        if allgather(bool(problem)).any():
             line = "%s; the rounds of its seed are computed again"
             logging.getLogger(__name__).warning(line, problem or f"{self.ends}: damaged elsewhere")
             return None
@@ -292,18 +292,18 @@ class Checkpoints:
             # its state makes an end count, so that of before goes first where it has this name
             if jax.process_index() == 0:
                 state.unlink(missing_ok=True)
-            everyone(0)
+            allgather(0)
             if snapshot.client_state is not None:
                 write(clients, (((name,), block) for name, block in snapshot.client_state))
         except OSError as error:
             problem = f"{clients}: {error.strerror}"
-        failed = everyone(bool(problem)).any()
+        failed = allgather(bool(problem)).any()
         if jax.process_index() == 0 and not failed:
             try:
                 write(state, self._contents(snapshot))
             except OSError as error:
                 problem = f"{state}: {error.strerror}"
-        if everyone(bool(problem)).any():
+        if allgather(bool(problem)).any():
             clients.unlink(missing_ok=True)
             line = "%s: the last state is not kept, so this run cannot be extended"
             if problem:
@@ -342,10 +342,10 @@ class Checkpoints:
         if done is None:
             self._between, self.under_way = snapshot, False
         # a signal may come to one process alone, or to each in another round, and clocks differ
-        asked = everyone(self.stopping or 0).max()
+        asked = allgather(self.stopping or 0).max()
         due = self.every is not None and (done is None or done % self.every == 0)
         if self.interval is not None:
-            due = due or bool(everyone(time.perf_counter() - self._last >= self.interval)[0])
+            due = due or bool(allgather(time.perf_counter() - self._last >= self.interval)[0])
         if done == self._comparison.rounds:
             due = False  # the end of the seed run is next
         if due or asked:
@@ -355,7 +355,7 @@ class Checkpoints:
             if jax.process_count() == 1:
                 asked = self.stopping or 0  # it may have come meanwhile
         if asked:
-            everyone(0)  # all have theirs before any ends
+            allgather(0)  # all have theirs before any ends
             where = f"after {seed_run}" if done is None else f"after round {done} of {seed_run}"
             raise Stopped(where, self.folder, signal.Signals(int(asked)))
 
@@ -385,11 +385,11 @@ class Checkpoints:
         if snapshot.client_state is not None:
             blocks = (((name,), block) for name, block in snapshot.client_state)
             write(self._clients(self._step(snapshot)), blocks)
-        everyone(0)  # all processes have written theirs
+        allgather(0)  # all processes have written theirs
         if jax.process_index() == 0:
             write(self._state(self._step(snapshot)), self._contents(snapshot))
             self._prune()
-        everyone(0)  # the step counts from here on
+        allgather(0)  # the step counts from here on
         self.size = sum(p.stat().st_size for p in self.folder.glob(f"{self._step(snapshot)}.*"))
         self.made += 1
         self._between = None
@@ -444,10 +444,10 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Remove the folder, as once the results are written: all of it at once."""
-        everyone(0)  # nobody needs it any more
+        allgather(0)  # nobody needs it any more
         if jax.process_index() == 0:
             _remove(self.folder)
-        everyone(0)
+        allgather(0)
 
 
 @contextmanager
@@ -501,6 +501,6 @@ def _common(steps: Sequence[int]) -> Sequence[int]:
     last = sorted(steps, reverse=True)[:KEPT]
     if jax.process_count() == 1:
         return last
-    theirs = np.stack([everyone(step) for step in (*last, *[-1] * (KEPT - len(last)))])
+    theirs = np.stack([allgather(step) for step in (*last, *[-1] * (KEPT - len(last)))])
     common = set.intersection(*(set(each.tolist()) for each in theirs.T))
     return sorted(common - {-1}, reverse=True)

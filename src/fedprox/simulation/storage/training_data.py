@@ -22,7 +22,7 @@ from fedprox.files.mapping import copy_stretches
 from fedprox.simulation.devices.memory import FITS, free_on_devices, free_on_host
 from fedprox.simulation.devices.mesh import PER_DEVICE, REPLICATED, replicate
 from fedprox.simulation.devices.ownership import Ownership
-from fedprox.simulation.devices.processes import everyone
+from fedprox.simulation.devices.processes import allgather
 from fedprox.simulation.planning.batch_plan import Jobs
 from fedprox.simulation.planning.packing import Array
 from fedprox.simulation.planning.reads import WIDTHS
@@ -155,7 +155,7 @@ def stays_with_host(mesh: Mesh, rows: Rows) -> bool:
     else:
         mapped = any(isinstance(array, np.memmap) for array in (index_of(rows.x), rows.y))
         stay = mapped or 0 < FITS * free_on_host() < size * devices
-    return bool(everyone(stay).any())
+    return bool(allgather(stay).any())
 
 
 def check_measured(mesh: Mesh, federation: Federation, measured: Federation) -> None:
