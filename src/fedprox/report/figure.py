@@ -92,8 +92,9 @@ def explained(groups: Iterable[Sized]) -> str:
 def figure(runs: Sequence[Run]) -> "Figure":
     """A figure with a panel for each measure and a line for each method.
 
-    Bands are ± one standard deviation over seeds. Only what was measured is drawn: without gradients
-    there is no panel of their variance. A model's metrics on test rows have panels of their own.
+    Bands are ± one standard deviation over seeds. Only what was measured is drawn: without
+    gradients there is no panel of their variance. A model's metrics on test rows have panels of
+    their own.
 
     Args:
         runs: The runs of a comparison, as `simulate` returns them.
