@@ -15,6 +15,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell's background job, whose children would ignore the interrupts that tests send
     signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update("jax_num_cpu_devices", 2)
+if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
+    # most tests compile for longer than they compute; processes that tests start inherit it
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    jax.config.update("jax_disable_most_optimizations", True)
 settings.register_profile("fedprox", deadline=None, derandomize=True)
 settings.load_profile("fedprox")
 
