@@ -16,10 +16,10 @@ LOWEST_TESTS := $(patsubst %,tests/%.py,test_cli test_data_command report/test_r
 demo: $(READY)  ## run the main job: FedAvg against FedProx on Synthetic(1,1), 90 % stragglers
 	$(VENV)/bin/fedprox run examples/demo.toml
 
-test: $(READY)  ## run the tests, doctests included, but for those that are slow by nature
+test: $(READY)  ## run the tests, doctests included, except the slow ones
 	$(VENV)/bin/python -m pytest -n 2 -m "not slow"
 
-test-slow: $(READY)  ## run the tests that are slow by nature: kills, full disks, browsers, installed wheels
+test-slow: $(READY)  ## run the slow tests: kills, full disks, browsers, installed wheels, papers' claims, rarer variants
 	$(VENV)/bin/python -m pytest -n 2 -m slow
 
 test-all: test test-slow  ## run all tests

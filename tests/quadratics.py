@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox import Cohort, Federation, Model, Run, Solver, Systems, simulate
+from fedprox import Cohort, Evaluation, Federation, Model, Run, Solver, Systems, simulate
 
 Vector = NDArray[np.float64]
 
@@ -62,11 +62,16 @@ def ragged_quadratics(seed: int, rows: Sequence[int], d: int = 3) -> Federation:
 def one_run(
     federation: Federation, model: Model, method: Any, solver: Solver, **options: Any
 ) -> Run:
-    """A single run with every client in every round, unless said otherwise."""
+    """A single run with every client in every round, unless said otherwise.
+
+    Gradient variance, B(w) and gamma are measured only if `evaluation` asks for them: programs
+    that measure them take twice as long to compile.
+    """
     defaults: dict[str, Any] = {
         "cohort": Cohort(len(federation)),
         "systems": Systems(),
         "rounds": 1,
+        "evaluation": Evaluation(gradients=False),
     }
     (run,) = simulate(federation, model, method, solver=solver, **(defaults | options))
     return run

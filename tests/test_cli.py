@@ -476,6 +476,7 @@ def test_an_output_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys
 def test_a_method_that_diverges_is_named_in_the_table(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
     settings = ["seed=0", "solver.learning_rate=[0.01, 1e38]", 'method=[{name="fedavg"}]']
+    settings.append("evaluation.gradients=false")
     flags = [flag for setting in settings for flag in ("--set", setting)]
     assert status("run", tmp_path / "small.toml", *flags, "--out", tmp_path / "out") == 0
     printed = capsys.readouterr().out
@@ -529,7 +530,8 @@ def test_settings_of_a_methods_own_and_another_model_evaluated(tmp_path: Path, c
 
 
 SCREENED = (
-    SMALL.partition("[[method]]")[0]
+    "evaluation.gradients = false"
+    + SMALL.partition("[[method]]")[0]
     + """
 [faults]
 policy = "clip"
@@ -604,7 +606,9 @@ def test_a_second_run_leaves_nothing_of_the_first(finished: Path, tmp_path: Path
 def test_a_folder_is_named_as_it_is(name: str, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
     out = tmp_path / name
-    assert status("run", tmp_path / "small.toml", "--set", "rounds=2", "--out", out) == 0
+    changes = ("rounds=2", "seed=0", 'method=[{name="fedavg"}]', "evaluation.gradients=false")
+    settings = [part for change in changes for part in ("--set", change)]
+    assert status("run", tmp_path / "small.toml", *settings, "--out", out) == 0
     assert f"{name}: metrics, summary" in capsys.readouterr().out.replace("\n", "")
 
 

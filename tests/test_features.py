@@ -75,6 +75,7 @@ def train(federation: Federation, model: Model, **options: Any) -> Run:
         "solver": Solver(learning_rate=0.1, batch_size=4, epochs=2),
         "cohort": Cohort(3),
         "rounds": 3,
+        "evaluation": Evaluation(gradients=False),
     }
     return simulate(federation, model, fedprox(mu=0.1), **settings | options)[0]
 
@@ -89,7 +90,7 @@ def test_kept_features_train_like_the_array_they_stand_for(kind: str) -> None:
     np.testing.assert_array_equal(np.asarray(kept[np.array([4, 0])]), array[[4, 0]])
     ours, plain = federation_of(kept), federation_of(array)
     model = linear(ours.features)
-    a, b = train(ours, model), train(plain, model)
+    a, b = (train(each, model, evaluation=Evaluation()) for each in (ours, plain))
     np.testing.assert_array_equal(a.params, b.params)
     for record, other in zip(a.history, b.history, strict=True):
         assert str(record) == str(other)
@@ -224,7 +225,7 @@ def test_measuring_less_trains_the_same_and_weighs_clients_alike() -> None:
     x = DRAW.normal(size=(sum(SIZES), 2)).astype(np.float32)
     federation = federation_of(x)
     model = logistic(federation)
-    full = train(federation, model)
+    full = train(federation, model, evaluation=Evaluation())
     loss_alone = train(federation, model, evaluation=Evaluation(gradients=False))
     sampled = train(federation, model, evaluation=Evaluation(rows=5))
     for run in (loss_alone, sampled):

@@ -122,7 +122,7 @@ def check(record: fp.Record, params: Any, read: fp.Federation, whole: fp.Federat
     assert record.train_loss == pytest.approx(record.metrics["train_mse"], rel=1e-5)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [2, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "options",
     [
@@ -194,7 +194,8 @@ def test_clients_that_cannot_be_measured_are_left_out() -> None:
         names=tuple(RAGGED.names[k] for k in others.tolist()),
     )
     for rows in (None, 6):
-        run = runs(federation, faults=fp.Faults(), evaluation=fp.Evaluation(rows=rows))[0]
+        losses = fp.Evaluation(rows=rows, gradients=False)
+        run = runs(federation, faults=fp.Faults(), evaluation=losses)[0]
         assert run.history[0].unmeasured == 1
         # the sample is drawn from each client's own stream, by its number
         read = federation.sample(rows or 1000)
@@ -248,12 +249,14 @@ def test_files_hold_them(tmp_path: Path) -> None:
 
 def test_the_table_and_the_figure_show_those_on_test_rows() -> None:
     model = dataclasses.replace(MODEL, metrics={"f1": METRICS["f1"]})
-    run = runs(RAGGED, model=model)[0]
+    losses = fp.Evaluation(gradients=False)
+    run = runs(RAGGED, model=model, evaluation=losses)[0]
     column = next(c for c in fp.table([run]).columns if c.header == "test f1")
     assert list(column.cells) == [f"{run.final.metrics['test_f1']:.4f}"]
     titles = [axis.get_title() for axis in fp.figure([run]).axes]
     assert titles[-1] == "test f1"
-    other = runs(RAGGED, model=dataclasses.replace(MODEL, metrics={}))[0]
+    plain = dataclasses.replace(MODEL, metrics={})
+    other = runs(RAGGED, model=plain, evaluation=losses)[0]
     other.label = "other"
     column = next(c for c in fp.table([run, other]).columns if c.header == "test f1")
     assert list(column.cells)[1] == "-"

@@ -66,7 +66,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_own_parts_are_found_in_the_current_folder_and_trained(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(
-        "rounds = 1\ncohort = {clients_per_round = 2}\n"
+        "rounds = 1\nevaluation = {gradients = false}\ncohort = {clients_per_round = 2}\n"
         "solver = {learning_rate = 0.1, batch_size = 2, epochs = 1}\n"
         '[data]\nname = "own.parts:rows"\nclients = 3\n'
         '[model]\nname = "own.parts:net"\n'

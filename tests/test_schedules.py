@@ -93,6 +93,7 @@ def test_schedules_are_compared_as_methods() -> None:
         solver=fp.Solver(0.1, 2, epochs=1),
         cohort=fp.Cohort(2),
         rounds=2,
+        evaluation=fp.Evaluation(gradients=False),
     )
     assert [run.label for run in runs] == [
         "fedavg",

@@ -101,8 +101,12 @@ def said(output: Path) -> str:
     ("where", "number", "line"),
     [
         ("loading", signal.SIGHUP, "fedprox: ended by SIGHUP\n"),
-        ("planning", signal.SIGTERM, "fedprox: ended by SIGTERM\n"),
-        ("compiling", signal.SIGINT, "fedprox: interrupted\n"),
+        pytest.param(
+            *("planning", signal.SIGTERM, "fedprox: ended by SIGTERM\n"), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            *("compiling", signal.SIGINT, "fedprox: interrupted\n"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_signal_before_the_first_round_ends_at_once_and_leaves_nothing(
@@ -120,6 +124,7 @@ def test_the_second_signal_ends_at_once(tmp_path: Path, output: Path) -> None:
     assert json.loads((out / "metrics.jsonl").read_text().splitlines()[1])["round"] == 4
 
 
+@pytest.mark.slow
 def test_a_signal_while_results_are_written_names_the_last_checkpoint(
     tmp_path: Path, output: Path
 ) -> None:
@@ -131,6 +136,7 @@ def test_a_signal_while_results_are_written_names_the_last_checkpoint(
     assert (out / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_finished_methods_are_kept_where_the_next_is_being_compiled(
     tmp_path: Path, output: Path
 ) -> None:

@@ -293,7 +293,8 @@ HALVES = fp.Federation.from_arrays(*[[(x, y / 2) for x, y in CLIENTS]] * 2)
 
 
 def test_a_regression_has_no_accuracy_anywhere(tmp_path: Path) -> None:
-    run = one_run(HALVES, REGRESSION, fp.fedavg(), SOLVER, rounds=2)
+    options: dict[str, Any] = {"rounds": 2, "evaluation": fp.Evaluation()}
+    run = one_run(HALVES, REGRESSION, fp.fedavg(), SOLVER, **options)
     assert all(math.isnan(record.test_accuracy) for record in run.history)
     assert math.isnan(run.best_accuracy)
     row = [next(iter(column.cells)) for column in fp.table([run]).columns]

@@ -77,6 +77,7 @@ def test_a_run_uses_the_mu_that_its_losses_ask_for(method: type) -> None:
         systems=Systems(0.5),
         rounds=25,
         seed=1,
+        evaluation=Evaluation(gradients=False),
     )
     for run in runs:
         losses = [record.train_loss for record in run.history]
@@ -99,12 +100,12 @@ def test_the_schedule_looks_at_every_round_whatever_is_recorded() -> None:
             solver=Solver(0.03, batch_size=10, epochs=5),
             cohort=Cohort(3),
             rounds=12,
-            evaluation=Evaluation(every=every),
+            evaluation=Evaluation(every=every, gradients=False),
         )[0]
         for every in (1, 5)
     )
     assert [record.round for record in seldom.history] == [0, 5, 10, 12]
-    assert seldom.final == often.final
+    assert repr(seldom.final) == repr(often.final)  # with repr NaN is NaN
 
 
 def test_an_adaptive_mu_stands_beside_fixed_ones() -> None:
@@ -116,6 +117,7 @@ def test_an_adaptive_mu_stands_beside_fixed_ones() -> None:
         solver=Solver(0.01, batch_size=10, epochs=2),
         cohort=Cohort(3),
         rounds=1,
+        evaluation=Evaluation(gradients=False),
     )
     # nothing is known before the first round: it is the same for both
     assert fixed.final.train_loss == pytest.approx(adaptive.final.train_loss, rel=1e-6)

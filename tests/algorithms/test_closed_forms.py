@@ -63,7 +63,10 @@ def test_fedavg_counts_clients_by_rows_or_each_once() -> None:
     model = Model(lambda _: jnp.ones(()), lambda w, x: w * x[:, 0], lambda z, y: (z - y) ** 2)
     methods = [fedavg(), fedavg(average="clients")]
     federation, cohort = Federation.from_arrays(clients), Cohort(2)
-    runs = simulate(federation, model, methods, solver=EXACT, cohort=cohort, rounds=1)
+    losses = Evaluation(gradients=False)
+    runs = simulate(
+        federation, model, methods, solver=EXACT, cohort=cohort, rounds=1, evaluation=losses
+    )
     assert [run.label for run in runs] == ["fedavg", "fedavg plain mean"]
     assert [float(run.params) for run in runs] == pytest.approx([3.0, 2.0])
     with pytest.raises(InputError, match=r"^fedavg: average = 'row'; it must be one of rows, cli"):
@@ -79,12 +82,13 @@ def test_fedprox_without_mu_and_stragglers_is_fedavg_bit_for_bit() -> None:
         solver=Solver(learning_rate=0.05, batch_size=10, epochs=3),
         cohort=Cohort(4),
         rounds=4,
+        evaluation=Evaluation(gradients=False),
     )
     first, second = (jax.tree.leaves(run.params) for run in runs)
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(
     curvature=st.floats(0.2, 5),
     minimum=st.floats(-3, 3),
@@ -112,6 +116,7 @@ def test_larger_mu_moves_less_and_to_nothing() -> None:
         solver=solver,
         cohort=Cohort(3),
         rounds=1,
+        evaluation=Evaluation(gradients=False),
     )
     moved = [float(np.linalg.norm(run.params - 1)) for run in runs]
     assert all(a > b for a, b in itertools.pairwise(moved))
@@ -407,7 +412,7 @@ def test_empty_rounds_are_counted_between_evaluations(every: int) -> None:
         cohort=Cohort(2),
         systems=Systems(deadline=1.0, step_seconds=[1.0, *[2.0] * 4]),
         rounds=7,
-        evaluation=Evaluation(every=every),
+        evaluation=Evaluation(every=every, gradients=False),
     )
     offsets = federation.train.offsets
     empty = [0 not in Cohort(2).draw(0, t, offsets).clients for t in range(7)]
@@ -464,6 +469,7 @@ def test_stragglers_are_paired_between_methods() -> None:
         cohort=Cohort(10),
         systems=Systems(stragglers=0.5),
         rounds=3,
+        evaluation=Evaluation(gradients=False),
     )
     for a, p in zip(avg.history[1:], prox.history[1:], strict=True):
         assert (a.stragglers, a.dropped, p.stragglers, p.dropped) == (5, 5, 5, 0)
@@ -480,6 +486,7 @@ def test_centralised_takes_the_cohorts_steps_on_the_pooled_rows() -> None:
         solver=Solver(0.05, batch_size=10, epochs=5),
         cohort=Cohort(6),
         rounds=3,
+        evaluation=Evaluation(gradients=False),
     )
     assert central.client_steps == avg.client_steps
     assert central.final.train_loss < avg.final.train_loss
@@ -499,7 +506,13 @@ def test_a_solver_with_several_learning_rates_and_mus_runs_every_combination() -
     solver = Solver(learning_rate=[0.1, 0.2], batch_size="all", steps=4)
     model = quadratic_model(np.ones(2))
     swept = simulate(
-        federation, model, fedprox(mu=[0.0, 1.0]), solver=solver, cohort=Cohort(3), rounds=2
+        federation,
+        model,
+        fedprox(mu=[0.0, 1.0]),
+        solver=solver,
+        cohort=Cohort(3),
+        rounds=2,
+        evaluation=Evaluation(gradients=False),
     )
     assert [run.label for run in swept] == [
         "fedprox mu=0 learning_rate=0.1",

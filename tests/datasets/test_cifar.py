@@ -239,6 +239,7 @@ def real(data_dir: Path, tmp_path_factory: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_real_cifar_10(real: Path) -> None:
     federation = cifar_10(data_dir=real)
     # McMahan et al. 2017, section 3: 500 training and 100 testing examples each
@@ -254,6 +255,7 @@ def test_the_real_cifar_10(real: Path) -> None:
         assert np.abs(np.diff(seen[:500], axis=axis)).mean() < 0.35
 
 
+@pytest.mark.slow
 def test_feddyns_unbalanced_cifar_10(real: Path) -> None:
     federation = cifar_10(
         *("dirichlet",), concentration=0.3, size_spread=0.3, augmentation="feddyn", data_dir=real

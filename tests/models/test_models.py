@@ -222,7 +222,9 @@ def hessian_products(f: Callable[..., jax.Array], point: Any, along: Any) -> Any
     return jax.grad(slope)(point)
 
 
-@pytest.mark.parametrize("shape", [CONVOLUTIONS[0], CONVOLUTIONS[4]])
+@pytest.mark.parametrize(
+    "shape", [CONVOLUTIONS[4], pytest.param(CONVOLUTIONS[0], marks=pytest.mark.slow)]
+)
 def test_a_convolution_under_vmap_and_twice_differentiated(shape: tuple[int, ...]) -> None:
     *sizes, stride, padding = shape
     x, kernel = images(*sizes)

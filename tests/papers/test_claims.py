@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from fedprox import Cohort, Evaluation, Solver, Systems, datasets, fedavg, fedprox, models, simulate
+
+pytestmark = pytest.mark.slow
 
 SYNTHETIC = Solver(learning_rate=0.01, batch_size=10, epochs=20)
 
@@ -23,6 +26,7 @@ def test_fedprox_is_lower_and_steadier_than_fedavg_under_stragglers() -> None:
             cohort=Cohort(10),
             systems=Systems(stragglers=0.9),
             rounds=80,
+            evaluation=Evaluation(gradients=False),
         ):
             losses = np.array([record.train_loss for record in run.history[20:]])
             last.setdefault(run.method, []).append(float(losses[-10:].mean()))
@@ -65,7 +69,7 @@ def test_fedprox_beats_fedavg_on_mnist_under_stragglers(data_dir: Path) -> None:
         cohort=Cohort(10),
         systems=Systems(stragglers=0.9),
         rounds=30,
-        evaluation=Evaluation(every=10),
+        evaluation=Evaluation(every=10, gradients=False),
         seed=[0, 1],
     )
     final = {(run.method, run.seed): run.final.test_accuracy for run in runs}

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedprox import Cohort, Federation, Model, Solver, fedavg, simulate
+from fedprox import Cohort, Evaluation, Federation, Model, Solver, fedavg, simulate
 from fedprox.datasets import synthetic
 from fedprox.experiment import load_data
 from fedprox.models import mlp
@@ -199,6 +199,7 @@ def test_the_ends_of_the_line_are_the_clients_own_models() -> None:
             cohort=Cohort(1),
             rounds=1,
             seed=6,
+            evaluation=Evaluation(gradients=False),
         )
         outputs = model.apply(run.params, jnp.asarray(federation.train.x))
         whole.append(float(model.loss(outputs, jnp.asarray(federation.train.y)).mean()))

@@ -34,6 +34,7 @@ from fedprox.report.directory import (
     model_file,
     summarise,
     write_clients,
+    write_figure,
 )
 from fedprox.report.figure import figure
 from fedprox.report.page import overlay, section, worst_mean, write_report
@@ -167,26 +168,31 @@ write_figure(Path(sys.argv[1]), figure([make_run("a"), make_run("b", losses=(3.0
 
 def test_a_figure_of_the_same_run_has_the_same_bytes(tmp_path: Path) -> None:
     """Also in another process and at another time, which matplotlib would write into it."""
-    drawn = []
-    for name, date in (("first", "1000000000"), ("second", "1700000000")):
+    for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        environment = {**os.environ, "SOURCE_DATE_EPOCH": date}
-        command = [sys.executable, "-c", DRAW, str(tmp_path / name)]
-        subprocess.run(command, check=True, env=environment)
-        drawn.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOURCE_DATE_EPOCH", "1000000000")
+        write_figure(tmp_path / "first", figure([make_run("a"), make_run("b", losses=(3.0, 0.5))]))
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
+    command = [sys.executable, "-c", DRAW, str(tmp_path / "second")]
+    subprocess.run(command, check=True, env=environment)
+    drawn = [
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        for name in ("first", "second")
+    ]
     assert drawn[0].keys() == {"figure.png", "figure.svg"}
     assert drawn[0] == drawn[1]
 
 
 def test_client_accuracy_is_that_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "ROWS", 64)
-    federation = fp.datasets.synthetic(alpha=1.0, beta=1.0)
+    federation = fp.datasets.synthetic(alpha=1.0, beta=1.0, clients=8)
     model = fp.models.logistic(federation)
     assert model.correct is not None
     assert len(federation.test) % 64  # the last slice overlaps the one before
     programs = cast("Any", clients._summed)._cache_size
     before = programs()
-    for seed in range(3):
+    for seed in range(2):
         params = model.init(jax.random.key(seed))
         found = client_measures(federation, model, params)["test_accuracy"]
         for k in range(len(federation)):

@@ -58,6 +58,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[fp.Run
         cohort=fp.Cohort(2),
         rounds=1,
         seed=[0, 7],
+        evaluation=fp.Evaluation(gradients=False),
     )
     with RunDirectory(folder, {"rounds": 1}) as directory:
         for run in runs:

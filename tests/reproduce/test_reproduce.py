@@ -83,7 +83,7 @@ def experiment_in(paper: Table) -> Table:
 
 def labels(paper: Table) -> set[str]:
     """The labels that an experiment's methods will have, found with data that need no file."""
-    easy: Table = {"data": {"name": "synthetic"}, "model": {"name": "logistic"}}
+    easy: Table = {"data": {"name": "synthetic", "clients": 2}, "model": {"name": "logistic"}}
     resolved = resolve(parse("easy", experiment_in(paper | easy)))
     return {
         label(method, solver, point)

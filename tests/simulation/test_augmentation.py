@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedprox import Cohort, Federation, Solver, fedavg, models, simulate
+from fedprox import Cohort, Evaluation, Federation, Solver, fedavg, models, simulate
 from fedprox.datasets import augmentation
 from fedprox.features import Prepared
 from fedprox.federation import Rows
@@ -192,6 +192,7 @@ def test_measurements_never_see_augmentation() -> None:
             solver=Solver(learning_rate=0.05, batch_size=5, epochs=2),
             cohort=Cohort(2),
             rounds=2,
+            evaluation=Evaluation(gradients=False),
         )
         histories.append(run.history)
     plain, changed = histories

@@ -35,7 +35,12 @@ def net(rate: float) -> fp.Model:
 
 
 def train(model: fp.Model, method: Any = None, **options: Any) -> fp.Run:
-    given = {"solver": fp.Solver(0.1, 10, epochs=1), "rounds": 3, **options}
+    given: dict[str, Any] = {
+        "solver": fp.Solver(0.1, 10, epochs=1),
+        "rounds": 3,
+        "evaluation": fp.Evaluation(gradients=False),
+    }
+    given |= options
     (run,) = fp.simulate(FEDERATION, model, method or fp.fedavg(), cohort=fp.Cohort(3), **given)
     return run
 
@@ -103,13 +108,13 @@ def test_augmentation_has_another_key_and_keeps_its_own() -> None:
 
 def test_dropout_of_nothing_changes_nothing() -> None:
     still = train(replace(net(0.0), train=None))
-    for model in (net(0.0), net(0.5)):
+    found, dropped = train(net(0.0)), train(net(0.5))
+    for run in (found, dropped):
         # the same beginning, and no draw in what is measured there
-        assert train(model).history[0].train_loss == still.history[0].train_loss
-    found = train(net(0.0))
+        assert run.history[0].train_loss == still.history[0].train_loss
     for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(still.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-    assert not same(train(net(0.5)), still)
+    assert not same(dropped, still)
 
 
 def test_a_layer_that_drops_half_keeps_its_mean_and_evaluation_is_deterministic() -> None:
@@ -138,10 +143,9 @@ def test_runs_repeat_and_do_not_depend_on_calls_lanes_and_devices(
 ) -> None:
     model = net(0.5)
     run = train(model, evaluation=fp.Evaluation(every=3))
-    assert same(run, train(model, evaluation=fp.Evaluation(every=1)))
-    assert [metrics_line(run.final)] == [
-        metrics_line(train(model, evaluation=fp.Evaluation(every=3)).final)
-    ]
+    often = train(model, evaluation=fp.Evaluation(every=1))
+    assert same(run, often)
+    assert metrics_line(run.final) == metrics_line(often.final)
     assert not same(run, train(model, seed=1))
     others = [train(model, devices=jax.device_count())]
     monkeypatch.setattr(layout, "choose_lanes", lambda *_: 3)

@@ -25,7 +25,7 @@ def train(methods: Any = None, model: fp.Model = MODEL, **options: Any) -> list[
         methods or [fp.fedavg(), fp.scaffold(), fp.fedopt(optax.adam)],
         solver=fp.Solver(0.1, 10, steps=3),
         cohort=fp.Cohort(2),
-        **{"rounds": 2, **options},
+        **{"rounds": 2, "evaluation": fp.Evaluation(gradients=False), **options},
     )
 
 
@@ -37,9 +37,10 @@ def test_a_warm_start_is_a_model_that_begins_there_bit_for_bit(tmp_path: Path) -
     (first,) = train(fp.fedavg(), seed=5)
     fp.save_model(tmp_path / "first.safetensors", first.params)
     loaded = fp.load_model(tmp_path / "first.safetensors")
-    warm = train(initial=loaded, seed=[0, 1])
+    options: dict[str, Any] = {"seed": [0, 1], "evaluation": fp.Evaluation()}
+    warm = train(initial=loaded, **options)
     there = jax.tree.map(jnp.asarray, first.params)
-    expected = train(model=replace(MODEL, init=lambda _: there), seed=[0, 1])
+    expected = train(model=replace(MODEL, init=lambda _: there), **options)
     assert lines(warm) == lines(expected)
     for found, run in zip(warm, expected, strict=True):
         jax.tree.map(np.testing.assert_array_equal, found.params, run.params)

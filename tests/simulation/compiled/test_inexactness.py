@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fedprox import (
     Cohort,
+    Evaluation,
     Federation,
     InputError,
     Record,
@@ -150,7 +151,8 @@ def test_gamma_may_differ_by_client_and_round() -> None:
 
     federation = quadratic_federation(*random_quadratics(5, 3, 4))
     solver = Solver(0.02, batch_size="all", steps=5000, gamma=gammas)
-    run = one_run(federation, quadratic_model(np.ones(4)), fedprox(mu=0.1), solver, rounds=2)
+    options: dict[str, Any] = {"rounds": 2, "evaluation": Evaluation()}
+    run = one_run(federation, quadratic_model(np.ones(4)), fedprox(mu=0.1), solver, **options)
     for t, record in enumerate(run.history[1:]):
         # small steps overshoot little
         assert record.gamma_mean == pytest.approx(asked.mean() / (1 + t), rel=0.1)
@@ -179,8 +181,8 @@ def test_a_gamma_function_may_give_whole_numbers_and_both_bounds() -> None:
 
 def test_the_limit_is_reported_where_it_comes_first() -> None:
     federation = quadratic_federation(*random_quadratics(6, 4, 3))
-    solver = Solver(0.01, batch_size="all", steps=3, gamma=0.1)
-    run = one_run(federation, quadratic_model(np.ones(3)), fedprox(mu=0.1), solver)
+    solver, model = Solver(0.01, batch_size="all", steps=3, gamma=0.1), quadratic_model(np.ones(3))
+    run = one_run(federation, model, fedprox(mu=0.1), solver, evaluation=Evaluation())
     assert run.final.unsolved == 4
     assert run.final.client_steps == 12
     assert run.final.gamma_max > 0.1
@@ -193,6 +195,7 @@ def test_gamma_one_asks_for_no_work() -> None:
         models.logistic(federation),
         fedavg(),  # with a deadline it would be refused
         Solver(0.1, batch_size=10, epochs=3, gamma=1.0),
+        evaluation=Evaluation(),
     )
     assert run.client_steps == 0
     assert run.final.gamma_mean == pytest.approx(1)
@@ -208,6 +211,7 @@ def test_stragglers_lower_the_limit() -> None:
         Solver(0.001, batch_size=10, epochs=4, gamma=0.0),
         systems=Systems(stragglers=1.0),
         seed=3,
+        evaluation=Evaluation(),
     )
     assert run.final.unsolved == 4
     assert run.client_steps < 4 * 4 * 4
@@ -284,7 +288,12 @@ def test_a_gamma_out_of_range_is_refused(gamma: float) -> None:
 def test_an_oracle_agrees_when_the_rule_never_binds() -> None:
     federation: Federation = ragged_federation(ROWS)
     model = models.logistic(federation)
-    setting: dict[str, Any] = {"cohort": Cohort(4), "rounds": 2, "systems": Systems(0.5)}
+    setting: dict[str, Any] = {
+        "cohort": Cohort(4),
+        "rounds": 2,
+        "systems": Systems(0.5),
+        "evaluation": Evaluation(gradients=False),
+    }
     free, ruled = (
         simulate(federation, model, fedprox(mu=0.1), solver=solver, **setting)[0]
         for solver in (
@@ -382,6 +391,7 @@ def test_one_full_batch_step_of_fedsgd_may_search_its_line() -> None:
         solver=Solver(4.0, "all", steps=1, optimizer=line_search_descent),
         cohort=Cohort(2),
         rounds=5,
+        evaluation=Evaluation(gradients=False),
     )
     assert run.final.train_loss < 0.9 * run.history[0].train_loss
     assert run.client_steps == 10

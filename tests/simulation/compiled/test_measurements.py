@@ -1,5 +1,6 @@
 """Gradient variance, B(w) and gamma."""
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -32,13 +33,14 @@ from tests.quadratics import (
     random_quadratics,
 )
 
+measured = functools.partial(one_run, evaluation=Evaluation())
 STILL = Solver(1e-30, batch_size="all", steps=1)
 
 
 def test_identical_clients_have_no_variance_and_b_one() -> None:
     a, b = random_quadratics(0, 1, 4)
     federation = quadratic_federation(a * 7, b * 7, rows=[3] * 7)
-    run = one_run(federation, quadratic_model(np.ones(4)), fedavg(), STILL)
+    run = measured(federation, quadratic_model(np.ones(4)), fedavg(), STILL)
     assert run.final.gradient_variance < 1e-10
     assert run.final.dissimilarity == pytest.approx(1, abs=1e-6)
 
@@ -47,7 +49,7 @@ def test_two_clients_by_hand() -> None:
     # gradients at w = 0: -1 with p = 1/4 and -5 with p = 3/4; mean -4, variance 3
     a, b = [np.eye(1)] * 2, [np.array([1.0]), np.array([5.0])]
     federation = quadratic_federation(a, b, rows=[1, 3])
-    run = one_run(federation, quadratic_model(np.zeros(1)), fedavg(), STILL)
+    run = measured(federation, quadratic_model(np.zeros(1)), fedavg(), STILL)
     assert run.final.gradient_variance == pytest.approx(3)
     assert run.final.dissimilarity == pytest.approx(np.sqrt((1 + 3 * 25) / 4 / 16))
     assert run.final.train_loss == pytest.approx((0.5 + 3 * 12.5) / 4)
@@ -57,16 +59,16 @@ def test_b_is_one_where_all_gradients_vanish_and_infinite_where_only_their_mean_
     a = [np.eye(1)] * 2
     for b, expected in (([0.0, 0.0], 1.0), ([-1.0, 1.0], np.inf)):
         federation = quadratic_federation(a, [np.array([v]) for v in b])
-        run = one_run(federation, quadratic_model(np.zeros(1)), fedavg(), STILL)
+        run = measured(federation, quadratic_model(np.zeros(1)), fedavg(), STILL)
         assert run.history[0].dissimilarity == expected
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 1000), rows=st.lists(st.integers(1, 90), min_size=3, max_size=9))
 def test_b_and_variance_equal_their_definitions(seed: int, rows: list[int]) -> None:
     a, b = random_quadratics(seed, len(rows), 3)
     federation = quadratic_federation(a, b, rows=rows)
-    run = one_run(federation, quadratic_model(np.ones(3)), fedavg(), STILL)
+    run = measured(federation, quadratic_model(np.ones(3)), fedavg(), STILL)
     p = np.array(rows) / sum(rows)
     gradients = np.array([a_k @ (1 - b_k) for a_k, b_k in zip(a, b, strict=True)])
     mean = p @ gradients
@@ -100,7 +102,7 @@ def test_gamma_of_gradient_descent_on_quadratics(mu: float) -> None:
     start, eta, steps = np.ones(3), 0.1, 5
     federation = quadratic_federation(a, b, rows=[1, 200, 3, 4])
     solver = Solver(eta, batch_size="all", steps=steps)
-    run = one_run(federation, quadratic_model(start), fedprox(mu=mu), solver)
+    run = measured(federation, quadratic_model(start), fedprox(mu=mu), solver)
     expected = []
     for a_k, b_k in zip(a, b, strict=True):
         w, h = start, a_k + mu * np.eye(3)
@@ -116,9 +118,9 @@ def test_gamma_of_gradient_descent_on_quadratics(mu: float) -> None:
 def test_gamma_is_one_without_work_and_vanishes_with_an_exact_solver() -> None:
     federation = quadratic_federation(*random_quadratics(4, 3, 3))
     model = quadratic_model(np.ones(3))
-    still = one_run(federation, model, fedprox(mu=1.0), STILL)
+    still = measured(federation, model, fedprox(mu=1.0), STILL)
     assert still.final.gamma_mean == pytest.approx(1, abs=1e-6)
-    exact = one_run(federation, model, fedprox(mu=1.0), Solver(0.1, batch_size="all", steps=3000))
+    exact = measured(federation, model, fedprox(mu=1.0), Solver(0.1, batch_size="all", steps=3000))
     assert exact.final.gamma_mean < 1e-5
 
 

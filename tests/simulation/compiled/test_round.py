@@ -83,10 +83,11 @@ def test_engine_equals_the_numpy_loop(
         "rounds": 3,
         "seed": 4,
     }
+    evaluation = Evaluation(every=2, gradients=False)
     method = fedavg() if drop else fedprox(mu=mu)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(laying_out, "choose_lanes", lambda *_: lanes)
-        (run,) = simulate(federation, model, method, evaluation=Evaluation(every=2), **setting)
+        (run,) = simulate(federation, model, method, evaluation=evaluation, **setting)
     expected = oracle.federated(
         federation,
         as_oracle(initial_params(model, 4)),
@@ -104,6 +105,7 @@ def run_bits(federation: Federation, **changes: object) -> list[np.ndarray]:
         "systems": Systems(stragglers=0.5),
         "rounds": 5,
         "seed": 1,
+        "evaluation": Evaluation(gradients=False),
     } | changes
     (run,) = simulate(federation, models.logistic(federation), fedprox(mu=0.1), **setting)
     return [*jax.tree.leaves(run.params), np.array([r.train_loss for r in run.history])]
@@ -119,7 +121,8 @@ def test_same_seed_same_bits_and_another_seed_others() -> None:
 
 def test_evaluating_less_often_changes_no_bit() -> None:
     federation = ragged_federation([1, 9, 10, 11, 73, 300])
-    often, seldom = run_bits(federation), run_bits(federation, evaluation=Evaluation(every=3))
+    seldom_evaluated = {"evaluation": Evaluation(every=3, gradients=False)}
+    often, seldom = run_bits(federation), run_bits(federation, **seldom_evaluated)
     assert all(np.array_equal(a, b) for a, b in zip(often[:-1], seldom[:-1], strict=True))
     assert np.array_equal(often[-1][[0, 3, 5]], seldom[-1])
 
@@ -131,6 +134,7 @@ def test_seeds_and_methods_do_not_depend_on_their_company() -> None:
         "solver": Solver(learning_rate=0.1, batch_size=B, epochs=2),
         "cohort": Cohort(3),
         "rounds": 3,
+        "evaluation": Evaluation(gradients=False),
     }
     together = simulate(
         federation,
@@ -247,6 +251,7 @@ def test_a_model_that_diverges_is_named_and_the_others_go_on() -> None:
         solver=Solver([10.0, 1e-6], batch_size=B, epochs=2),
         cohort=Cohort(3),
         rounds=4,
+        evaluation=Evaluation(gradients=False),
     )
     assert wild.diverged_at == 1
     assert calm.diverged_at is None
@@ -347,6 +352,7 @@ def test_a_model_that_is_not_defined_at_a_row_of_zeros(
         model = Model(lambda _: jnp.zeros((4, 3)), lambda w, x: (x if ready else unit(x)) @ w)
         federation = Federation.from_arrays(clients, clients, classes=3)
         options: dict[str, Any] = {"cohort": Cohort(2), "faults": faults, "rounds": 3}
+        options["evaluation"] = Evaluation()
         return one_run(federation, model, method, solver, **options)
 
     divided, plain = run(ready=False), run(ready=True)

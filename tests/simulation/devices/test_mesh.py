@@ -42,6 +42,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_one_two_and_four_devices_give_the_same() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert not done.returncode, done.stderr

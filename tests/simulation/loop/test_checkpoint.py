@@ -46,6 +46,7 @@ from fedprox.simulation.loop.progress import Progress
 from fedprox.simulation.storage.client_store import open_store
 from tests.byhand import CLIENTS, ROWS, SLOW, START
 from tests.quadratics import quadratic_model, ragged_quadratics
+from tests.variants import mostly_slow
 
 
 class Killed(Exception):
@@ -68,7 +69,7 @@ def train(
         "cohort": Cohort(5),
         "systems": SLOW,
         "rounds": 11,
-        "evaluation": Evaluation(every=3),
+        "evaluation": Evaluation(every=3, gradients=False),
         "seed": [0, 1],
     }
     runs = simulate(
@@ -120,13 +121,13 @@ def steps(folder: Path) -> list[str]:
 ONE_SEED: dict[str, Any] = {"seed": 3}
 CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
     # within the first leg, between two, and within the last
-    "legs": ([2, 1, 2], [fedprox(mu=[0.0, 1.0])], {}),
+    "legs": ([2, 1, 2], [fedprox(mu=[0.0, 1.0])], {"evaluation": Evaluation(every=3)}),
     "methods": ([3, 2], [fedopt(optimizer=optax.adam), fedavg()], ONE_SEED),
     "an adaptive mu": ([2], [fedprox(mu=[0.0, 1.0], adapt=True)], ONE_SEED),
     "a first exchange": (
         [1],
         [feddane(mu=1.0)],
-        ONE_SEED | {"evaluation": Evaluation(every=3, gradients=False)},
+        ONE_SEED,
     ),
     "models of all clients": (
         [2],
@@ -136,7 +137,7 @@ CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
     "state on disk": (
         [1, 3],
         [feddyn(alpha=[1.0, 2.0]), fedavg()],
-        ONE_SEED | {"client_store": "disk"},
+        ONE_SEED | {"client_store": "disk", "evaluation": Evaluation(every=3)},
     ),
     "a stop at a target": (
         [1],
@@ -144,13 +145,17 @@ CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
         {
             "target": Target("train_loss", 1.5),
             "stop_at_target": "any",
-            "evaluation": Evaluation(every=1),
+            "evaluation": Evaluation(every=1, gradients=False),
         },
     ),
     "all diverge": (
         [1],
         [fedavg()],
-        ONE_SEED | {"solver": Solver([1e3, 3e3], 3, epochs=1), "evaluation": Evaluation(every=1)},
+        ONE_SEED
+        | {
+            "solver": Solver([1e3, 3e3], 3, epochs=1),
+            "evaluation": Evaluation(every=1, gradients=False),
+        },
     ),
     "faulty updates": ([1], [fedprox(mu=[0.0, 1.0])], ONE_SEED | {"faults": Faults(norm=1.2)}),
     "a stop rule": (
@@ -162,7 +167,10 @@ CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    mostly_slow(CASES, "legs", "a first exchange", "models of all clients", "state on disk"),
+)
 def test_a_comparison_that_goes_on_is_the_same(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

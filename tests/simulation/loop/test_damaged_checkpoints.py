@@ -16,6 +16,7 @@ from tests.files.test_lock import contents
 from tests.report.test_disk import TINY
 from tests.simulation.loop.test_checkpoint import same, train
 from tests.test_cli import status
+from tests.variants import mostly_slow
 
 STEPS = 4, 8
 FILES = ("8.state", "8.clients-0")
@@ -70,7 +71,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", mostly_slow(DAMAGES, "in the middle", "cut short"))
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_checkpoint_is_passed_over(
     name: str, damage: str, made: Made, caplog: pytest.LogCaptureFixture

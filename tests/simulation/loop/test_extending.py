@@ -16,6 +16,7 @@ from fedprox import (
     Evaluation,
     Faults,
     InputError,
+    Run,
     Selection,
     Solver,
     Target,
@@ -29,18 +30,23 @@ from fedprox import (
 from fedprox.simulation.loop import checkpoint, checkpoint_files, snapshot
 from tests.simulation.loop.test_checkpoint import Killed, same, train
 from tests.test_cli import SMALL, status
+from tests.variants import mostly_slow
 
 ONE: dict[str, Any] = {"seed": 3}
 CASES: dict[str, tuple[int, list[Algorithm], dict[str, Any]]] = {
     # 11 rounds at last, evaluated every 3: the first end is at a round that is evaluated, or not
-    "evaluated": (6, [fedprox(mu=[0.0, 1.0])], {}),
+    "evaluated": (6, [fedprox(mu=[0.0, 1.0])], {"evaluation": Evaluation(every=3)}),
     "not evaluated": (7, [fedprox(mu=[0.0, 1.0]), fedavg()], {}),
     "before any evaluation": (2, [fedavg()], ONE),
     "by one round": (10, [fedavg()], ONE),
     "an adaptive mu": (7, [fedprox(mu=[0.0, 1.0], adapt=True)], ONE),
     "a state of the server": (7, [fedopt(optimizer=optax.adam)], ONE),
     "a first exchange": (7, [feddane(mu=1.0)], ONE),
-    "states of clients": (7, [scaffold(), feddyn(alpha=[1.0, 2.0])], ONE),
+    "states of clients": (
+        7,
+        [scaffold(), feddyn(alpha=[1.0, 2.0])],
+        ONE | {"evaluation": Evaluation(every=3)},
+    ),
     "models of clients": (
         7,
         [fedavg()],
@@ -61,7 +67,7 @@ CASES: dict[str, tuple[int, list[Algorithm], dict[str, Any]]] = {
         | {
             "target": Target("train_loss", 6),
             "stop_at_target": "any",
-            "evaluation": Evaluation(every=2),
+            "evaluation": Evaluation(every=2, gradients=False),
         },
     ),
     # met at round 5, which only the shorter run evaluates, and then not before round 9
@@ -90,14 +96,18 @@ CASES: dict[str, tuple[int, list[Algorithm], dict[str, Any]]] = {
         ONE
         | {
             "solver": Solver(0.3, 3, epochs=2),
-            "evaluation": Evaluation(every=1),
+            "evaluation": Evaluation(every=1, gradients=False),
             "selection": Selection(keep="best", measure="train_loss", patience=2),
         },
     ),
     "all diverge": (
         6,
         [fedavg()],
-        ONE | {"solver": Solver([1e3, 3e3], 3, epochs=1), "evaluation": Evaluation(every=1)},
+        ONE
+        | {
+            "solver": Solver([1e3, 3e3], 3, epochs=1),
+            "evaluation": Evaluation(every=1, gradients=False),
+        },
     ),
 }
 
@@ -106,7 +116,10 @@ def ends(folder: Path, *, resume: bool) -> Checkpoints:
     return Checkpoints(folder / "checkpoint", resume=resume, ends=folder / "state")
 
 
-@pytest.mark.parametrize("case", CASES)
+FAST = "evaluated", "not evaluated", "states of clients", "faulty updates", "a stop at a target"
+
+
+@pytest.mark.parametrize("case", mostly_slow(CASES, *FAST, "the best model"))
 def test_more_rounds_are_the_same_as_all_from_the_start(case: str, tmp_path: Path) -> None:
     rounds, methods, options = CASES[case]
     with warnings.catch_warnings():
@@ -141,15 +154,34 @@ def test_rounds_cannot_become_fewer(tmp_path: Path) -> None:
         train([fedavg()], ends(tmp_path, resume=True), seed=0, rounds=5, solver=solver)
 
 
-@pytest.mark.parametrize(
-    ("every", "count"), [(None, 1), (None, 2), (None, 4), (2, 1), (2, 2), (2, 3)]
-)
+@pytest.fixture(scope="module")
+def once() -> tuple[list[Run], list[str]]:
+    """All rounds of SCAFFOLD from the start."""
+    return train([scaffold()])
+
+
+@pytest.fixture(scope="module")
+def shorter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is kept of its first five rounds."""
+    folder = tmp_path_factory.mktemp("shorter")
+    train([scaffold()], ends(folder, resume=False), rounds=5)
+    return folder
+
+
+TIMES = [(None, 1), (None, 2), (None, 4), (2, 1), (2, 2), (2, 3)]
+
+
+@pytest.mark.parametrize("when", mostly_slow(TIMES, (None, 1), (2, 2)), ids=str)
 def test_an_extension_that_is_killed_goes_on(
-    every: int | None, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    when: tuple[int | None, int],
+    once: tuple[list[Run], list[str]],
+    shorter: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Killed before or after the so many-th file is written: an end's, or a checkpoint's."""
-    once = train([scaffold()])
-    train([scaffold()], ends(tmp_path, resume=False), rounds=5)
+    every, count = when
+    shutil.copytree(shorter, tmp_path, dirs_exist_ok=True)
     write, left = checkpoint_files.write, iter(range(count, 0, -1))
 
     def write_and_die(path: Path, arrays: Any) -> None:

@@ -51,7 +51,10 @@ def equal(a: Run, b: Run) -> None:
 
 @pytest.mark.parametrize("evaluated", ["server", "clients"])
 def test_the_best_model_is_that_of_a_run_that_ended_there(evaluated: Any) -> None:
-    options = BUMPY | {"evaluation": Evaluation(model=evaluated, every=2), "seed": [0, 1]}
+    options = BUMPY | {
+        "evaluation": Evaluation(2, model=evaluated, gradients=False),
+        "seed": [0, 1],
+    }
     runs, lines = train([fedprox(mu=[0.0, 1.0])], **options, selection=BEST)
     plain, plain_lines = train([fedprox(mu=[0.0, 1.0])], **options)
     assert lines == plain_lines
@@ -105,7 +108,7 @@ def test_the_first_of_the_best_counts(values: Sequence[float], lower: bool) -> N
 
 def test_a_run_ends_when_patience_does() -> None:
     selection = Selection(measure="train_loss", patience=2)
-    options = BUMPY | {"evaluation": Evaluation(every=1), "rounds": 40, "seed": 0}
+    options = BUMPY | {"evaluation": Evaluation(every=1, gradients=False), "rounds": 40, "seed": 0}
     options |= {"solver": Solver(0.3, 3, epochs=2)}
     (whole,), lines = train([fedavg()], **options)
     (run,), ended = train([fedavg()], **options, selection=selection)
@@ -126,7 +129,7 @@ def test_a_run_ends_when_patience_does() -> None:
 def test_points_of_a_sweep_end_together() -> None:
     selection = Selection(measure="train_loss", patience=2)
     options: dict[str, Any] = {
-        "evaluation": Evaluation(every=1),
+        "evaluation": Evaluation(every=1, gradients=False),
         "rounds": 40,
         "seed": 0,
         "solver": Solver([0.001, 0.3], 3, epochs=2),
@@ -180,12 +183,19 @@ def test_a_function_that_answers_something_else() -> None:
         train([fedavg()], stop=3)
 
 
-@pytest.mark.parametrize("ends", [[1], [2, 1]])
-@pytest.mark.parametrize("patience", [None, 2])
+@pytest.mark.parametrize(
+    ("ends", "patience"),
+    [
+        ([2, 1], 2),
+        pytest.param([1], None, marks=pytest.mark.slow),
+        pytest.param([2, 1], None, marks=pytest.mark.slow),
+        pytest.param([1], 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_is_ended_and_goes_on_keeps_the_same_model(
     ends: list[int], patience: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = BUMPY | {"evaluation": Evaluation(every=2)}
+    options = BUMPY | {"evaluation": Evaluation(every=2, gradients=False)}
     options["selection"] = Selection(keep="best", measure="train_loss", patience=patience)
     once = train([fedavg(), scaffold()], **options)
     goes = in_goes(tmp_path / "c", ends, [fedavg(), scaffold()], monkeypatch, **options)

@@ -110,7 +110,8 @@ def test_gamma_is_of_the_problem_that_was_posed_with_the_state_before_the_round(
     federation = ragged_quadratics(3, [2, 5, 1, 4])
     solver, cohort = Solver(0.1, "all", steps=3), Cohort(2)
     model = quadratic_model(START)
-    run = one_run(federation, model, feddyn(alpha=0.7), solver, cohort=cohort, rounds=5)
+    options: dict[str, Any] = {"cohort": cohort, "rounds": 5, "evaluation": Evaluation()}
+    run = one_run(federation, model, feddyn(alpha=0.7), solver, **options)
     oracle = methods.FedDyn(START, 4, 0.7)
     rows = [methods.rows_of(federation, k) for k in range(4)]
     for t in range(5):
@@ -143,9 +144,8 @@ def test_gamma_is_of_the_problem_of_its_round() -> None:
 
     method = fedavg()._replace(subproblem=posed)
     solver = Solver(0.1, "all", steps=200, gamma=0.2, learning_rate_decay=0.5)
-    run = one_run(
-        ragged_quadratics(3, [2, 5, 1, 4]), quadratic_model(START), method, solver, rounds=3
-    )
+    federation, model = ragged_quadratics(3, [2, 5, 1, 4]), quadratic_model(START)
+    run = one_run(federation, model, method, solver, rounds=3, evaluation=Evaluation())
     assert [record.unsolved for record in run.history] == [0, 0, 0, 0]
     assert all(0 < record.gamma_max <= 0.2001 for record in run.history[1:])
 
