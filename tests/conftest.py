@@ -40,6 +40,15 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def optimized() -> Iterator[None]:
+    """All of XLA's optimizations, for programs that run for longer than they compile."""
+    before = jax.config.jax_disable_most_optimizations  # type: ignore[attr-defined]
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder with real data; tests that need it are skipped where there is none."""

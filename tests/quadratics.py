@@ -64,14 +64,14 @@ def one_run(
 ) -> Run:
     """A single run with every client in every round, unless said otherwise.
 
-    Gradient variance, B(w) and gamma are measured only if `evaluation` asks for them: programs
-    that measure them take twice as long to compile.
+    Gradient variance, B(w) and gamma are measured only if `evaluation` asks for them or the solver
+    has a gamma: programs that measure them take twice as long to compile.
     """
     defaults: dict[str, Any] = {
         "cohort": Cohort(len(federation)),
         "systems": Systems(),
         "rounds": 1,
-        "evaluation": Evaluation(gradients=False),
+        "evaluation": Evaluation(gradients=solver.gamma is not None),
     }
     (run,) = simulate(federation, model, method, solver=solver, **(defaults | options))
     return run

@@ -172,7 +172,12 @@ def test_augmentation_keys_depend_on_seed_round_client_and_step_alone() -> None:
 def test_augmentation_refuses_what_needs_one_objective() -> None:
     federation = federation_of(KINDS["prepared"], augment=noisy)
     with pytest.raises(InputError, match=r"augmentation.*solver\.gamma"):
-        train(federation, linear(federation.features), solver=Solver(0.1, 4, epochs=1, gamma=0.5))
+        train(
+            federation,
+            linear(federation.features),
+            solver=Solver(0.1, 4, epochs=1, gamma=0.5),
+            evaluation=Evaluation(),
+        )
 
 
 def test_augmentation_refuses_a_first_exchange() -> None:

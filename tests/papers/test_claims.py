@@ -7,7 +7,7 @@ import pytest
 
 from fedprox import Cohort, Evaluation, Solver, Systems, datasets, fedavg, fedprox, models, simulate
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized")]
 
 SYNTHETIC = Solver(learning_rate=0.01, batch_size=10, epochs=20)
 

@@ -193,4 +193,4 @@ def test_what_cannot_be_trained_so_is_refused(
     model: fp.Model, method: Any, solver: fp.Solver, line: str
 ) -> None:
     with pytest.raises(fp.InputError, match=line):
-        train(model, method, solver=solver)
+        train(model, method, solver=solver, evaluation=fp.Evaluation())

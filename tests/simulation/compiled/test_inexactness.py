@@ -58,7 +58,7 @@ SOLVERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("lanes", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_solver_meets_its_gamma(name: str, lanes: int) -> None:
     federation = ragged_federation(ROWS)
     with pytest.MonkeyPatch.context() as patch:
@@ -292,7 +292,6 @@ def test_an_oracle_agrees_when_the_rule_never_binds() -> None:
         "cohort": Cohort(4),
         "rounds": 2,
         "systems": Systems(0.5),
-        "evaluation": Evaluation(gradients=False),
     }
     free, ruled = (
         simulate(federation, model, fedprox(mu=0.1), solver=solver, **setting)[0]

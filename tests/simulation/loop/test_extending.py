@@ -53,7 +53,11 @@ CASES: dict[str, tuple[int, list[Algorithm], dict[str, Any]]] = {
         ONE | {"evaluation": Evaluation(every=3, model="clients")},
     ),
     "faulty updates": (7, [fedprox(mu=[0.0, 1.0])], ONE | {"faults": Faults(norm=1.2)}),
-    "a stop rule": (7, [fedprox(mu=1.0)], ONE | {"solver": Solver(0.05, 3, epochs=4, gamma=0.6)}),
+    "a stop rule": (
+        7,
+        [fedprox(mu=1.0)],
+        ONE | {"solver": Solver(0.05, 3, epochs=4, gamma=0.6), "evaluation": Evaluation(every=3)},
+    ),
     "a rate that decays": (
         7,
         [fedavg()],
