@@ -13,14 +13,14 @@ from fedprox.algorithms import ALGORITHMS
 from fedprox.datasets import DATASETS
 from fedprox.models import MODELS
 
-NOT_YET = ("fedprox.diagnose", "fedprox.report.", "fedprox.runner", "fedprox.simulation.")
-"""Modules whose public names do not have the template yet."""
-
-SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example", "References")
+SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Warns", "Example", "References")
 """The sections of a docstring, in their order."""
 
 CITED = {*ALGORITHMS.values(), *DATASETS.values(), *MODELS.values()}
 """Methods, data sets and models, which name their source."""
+
+RETURNED = {fp.Diagnosis, fp.Progress, fp.Record, fp.Stopped}
+"""Classes that users only receive; the examples are those of the functions that make them."""
 
 METRICS = ("auc", "f1", "mean_squared_error")
 
@@ -32,8 +32,7 @@ def public() -> Iterator[tuple[str, Any]]:
         names += [(f"{module.__name__}.{name}", getattr(module, name)) for name in module.__all__]
     names += [(f"fedprox.metrics.{name}", getattr(fp.metrics, name)) for name in METRICS]
     for name, value in names:
-        ours = callable(value) and not value.__module__.startswith(NOT_YET)
-        if not isinstance(value, ModuleType) and ours:
+        if not isinstance(value, ModuleType) and callable(value):
             yield name, value
 
 
@@ -51,7 +50,7 @@ def documented(text: str) -> list[str]:
     return re.findall(r"^    (\w+):", text, flags=re.MULTILINE)
 
 
-def test_the_template_is_checked_on_most_names() -> None:
+def test_the_template_is_checked_on_all_names() -> None:
     assert len(PUBLIC) > 50
     assert set(PUBLIC.values()) >= CITED
 
@@ -84,7 +83,7 @@ def test_a_function_says_what_it_returns(name: str) -> None:
     assert (returns is None) != ("Returns" in sections(PUBLIC[name]))
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize("name", [n for n, value in PUBLIC.items() if value not in RETURNED])
 def test_there_is_an_example(name: str) -> None:
     assert ">>> " in sections(PUBLIC[name]).get("Example", "")
 

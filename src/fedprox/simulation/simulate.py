@@ -123,6 +123,20 @@ def simulate(
         UserWarning: If `evaluation.every` is above `rounds`, all training labels are of one class,
             or test labels are of a class that no client trains on. The last check skips labels in
             files that evaluations do not read.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.synthetic(clients=4)
+        >>> runs = fp.simulate(
+        ...     federation,
+        ...     fp.models.logistic(federation),
+        ...     fp.fedavg(),
+        ...     solver=fp.Solver(learning_rate=0.01, batch_size=10, epochs=1),
+        ...     cohort=fp.Cohort(clients_per_round=2),
+        ...     rounds=2,
+        ... )
+        >>> [record.round for record in runs[0].history]
+        [0, 1, 2]
     """
     use_default_compilation_cache()
     methods = _as_list(methods)

@@ -41,6 +41,11 @@ class Cohort:
             cohort's n_j; an empty cohort is drawn again (Acar et al. 2021, the authors' code).
             With "uniform" and "bernoulli", methods that count each client once
             (`Algorithm.average`) use equal weights instead.
+
+    Example:
+        >>> cohort = Cohort(10, sampling="proportional")
+        >>> cohort.clients_per_round
+        10
     """
 
     clients_per_round: int

@@ -48,8 +48,9 @@ class Faults:
         InputError: If `policy` is unknown, `norm` is out of range, or `norm` is infinite with
             "clip".
 
-    >>> Faults(norm=5)
-    Faults(policy='drop', norm=5)
+    Example:
+        >>> Faults("clip", norm=5.0).policy
+        'clip'
     """
 
     policy: Policy = "drop"

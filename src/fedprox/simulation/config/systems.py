@@ -80,8 +80,9 @@ class Systems:
         InputError: If a number is out of range, if both a fraction and a deadline are set, or if a
             deadline has no `step_seconds`.
 
-    >>> Systems(deadline=60.0, step_seconds=0.1, spread=1.0).deadline
-    60.0
+    Example:
+        >>> Systems(deadline=60.0, step_seconds=0.1, spread=1.0).deadline
+        60.0
     """
 
     stragglers: float = 0.0

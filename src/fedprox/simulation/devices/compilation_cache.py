@@ -32,6 +32,10 @@ def use_compilation_cache(folder: str | Path) -> None:
 
     Args:
         folder: The folder, which is created if it is missing.
+
+    Example:
+        >>> import fedprox as fp
+        >>> fp.use_compilation_cache("compiled")  # doctest: +SKIP
     """
     folder = Path(folder).absolute()
     log = logging.getLogger(__name__)

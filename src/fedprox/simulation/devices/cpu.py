@@ -29,6 +29,10 @@ def use_cpu_devices(clients_per_round: int, devices: int | None = None) -> None:
     Raises:
         InputError: If `devices` is not a whole number from 1 to 256.
         RuntimeError: If JAX has already started.
+
+    Example:
+        >>> import fedprox as fp
+        >>> fp.use_cpu_devices(clients_per_round=10)  # doctest: +SKIP
     """
     if devices is not None:
         require_whole("devices", devices, most=MOST_DEVICES)

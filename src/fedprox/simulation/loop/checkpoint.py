@@ -97,6 +97,12 @@ class Checkpoints:
 
     Raises:
         InputError: `every` is not a whole number of at least 1.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Checkpoints(folder, every=10).made
+        0
     """
 
     folder: Path

@@ -38,6 +38,11 @@ class Run:
             `Selection(keep="best")`. None before the run has ended.
         experiment: The settings of the comparison, as in the `experiment.toml` of a run directory.
             All runs of a comparison share them. Empty before `simulate` returns.
+
+    Example:
+        >>> run = Run("fedprox", {"mu": 0.1}, learning_rate=0.01, seed=0, label="fedprox mu=0.1")
+        >>> run
+        Run('fedprox mu=0.1', seed 0: no records)
     """
 
     method: str

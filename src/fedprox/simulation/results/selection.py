@@ -22,9 +22,6 @@ class Selection:
     A run is judged by one measure at each evaluation. If there are validation rows, measures on
     test rows are not allowed: a model chosen by its test rows would look better than it is.
 
-    >>> Selection(keep="best", patience=5)
-    Selection(keep='best', measure=None, patience=5)
-
     Attributes:
         keep: "last" keeps the model after the last round, "best" the evaluated model with the best
             value of the measure (on ties the first).
@@ -36,6 +33,10 @@ class Selection:
     Raises:
         InputError: If `keep` or `measure` is invalid, or `patience` is not a whole number of at
             least 1.
+
+    Example:
+        >>> Selection(keep="best", patience=5)
+        Selection(keep='best', measure=None, patience=5)
     """
 
     keep: Keep = "last"

@@ -22,11 +22,6 @@ KEYS = ("target_accuracy", "target_loss", "target_metric")
 class Target:
     """A value that a measure is to reach, such as a test accuracy or a training loss.
 
-    >>> print(Target("test_accuracy", 0.97), "and", Target("train_loss", 0.0603))
-    97 % and loss 0.0603
-    >>> print(Target("validation_f1", 0.8), "and", Target("validation_accuracy", 0.97))
-    validation f1 0.8 and validation accuracy 97 %
-
     Attributes:
         measure: Name of the measure in `metrics.jsonl`: `train_loss`, `test_loss`, `test_accuracy`,
             `validation_loss`, `validation_accuracy`, or `train_NAME`, `test_NAME` or
@@ -40,6 +35,12 @@ class Target:
     Raises:
         InputError: If the measure is unknown, the value is out of range, or `lower_is_better` is
             invalid or contradicts the measure.
+
+    Example:
+        >>> print(Target("test_accuracy", 0.97), "and", Target("train_loss", 0.0603))
+        97 % and loss 0.0603
+        >>> print(Target("validation_f1", 0.8), "and", Target("validation_accuracy", 0.97))
+        validation f1 0.8 and validation accuracy 97 %
     """
 
     measure: str
