@@ -56,7 +56,7 @@ EVALUATED = 10_000
 """Clients of an evaluation there."""
 
 SYSTEMS = fp.Systems(stragglers=0.5)
-HOMES, ROUNDS = (8, 64), 20
+PROCESSES, ROUNDS = (8, 64), 20
 
 T = TypeVar("T")
 
@@ -107,8 +107,8 @@ def draw(
     rows = offsets[drawn.clients + 1] - first
     work, working = timed(lambda: systems.work(0, t, drawn.clients, rows, solver))
     weight, none = weights(drawn.mass), np.zeros(cohort)
-    home = find_ownership(offsets, processes).of(drawn.clients)
-    jobs = Jobs(drawn.clients, first, rows, work.steps, weight, none, none, none, home, first)
+    owner = find_ownership(offsets, processes).of(drawn.clients)
+    jobs = Jobs(drawn.clients, first, rows, work.steps, weight, none, none, none, owner, first)
     ticks, counting = timed(lambda: job_ticks(solver, jobs, tick_width(solver, MOST)))
     return Drawn(jobs, ticks, seconds, working, counting)
 
@@ -139,8 +139,8 @@ def plan(
     """Pack a round's clients into lanes, and write down which rows each lane of a process reads."""
     cost = lane_cost(parameters, accelerator=accelerator)
     lanes, choosing = timed(lambda: choose_lanes([drawn.ticks], devices, cost.step, cost.most))
-    home, cohort, width = drawn.jobs.owner, len(drawn.ticks), tick_width(solver, MOST)
-    packing, packed = timed(lambda: pack(drawn.ticks, devices * lanes, home, processes))
+    owner, cohort, width = drawn.jobs.owner, len(drawn.ticks), tick_width(solver, MOST)
+    packing, packed = timed(lambda: pack(drawn.ticks, devices * lanes, owner, processes))
     room = min(cohort, packing.ticks)
     ends, ending = timed(lambda: segments(packing, devices, lanes, room))
     shape = Shape(1, devices, lanes, packing.ticks, cohort, width, processes=processes)
@@ -154,7 +154,7 @@ def plan(
 
 
 class Unequal(NamedTuple):
-    """How unequal the work of processes is, each with a home for its clients; means over rounds.
+    """How unequal the work of processes is, each with clients of its own; means over rounds.
 
     Attributes:
         clients: Clients of the process with most, over the mean, less one.
@@ -179,10 +179,10 @@ def unequal(offsets: NDArray[np.int64], cohort: int, processes: int, devices: in
         clients = fp.Cohort(cohort).draw(0, t, offsets).clients
         rows = offsets[clients + 1] - offsets[clients]
         steps = SYSTEMS.work(0, t, clients, rows, solver).steps  # a tick each
-        home = ownership.of(clients)
+        owner = ownership.of(clients)
         lanes = lanes or choose_lanes([steps], devices, cost.step, cost.most)
-        shared, own = (pack(steps, devices * lanes, home, p).ticks for p in (1, processes))
-        each = np.bincount(home, minlength=processes), np.bincount(home, steps, processes)
+        shared, own = (pack(steps, devices * lanes, owner, p).ticks for p in (1, processes))
+        each = np.bincount(owner, minlength=processes), np.bincount(owner, steps, processes)
         found.append([*(e.max() / e.mean() - 1 for e in each), own / shared - 1])
     return Unequal(*np.mean(found, axis=0).tolist())
 
@@ -358,7 +358,7 @@ def scheduler_tables(offsets: NDArray[np.int64], everyone: NDArray[np.int64]) ->
     steps = -(-rows // 10) * 0.75  # a straggler does half of them
     spread = 1 + (steps.std() / steps.mean()) ** 2
     for cohort in COHORTS[1:]:
-        for processes in HOMES:
+        for processes in PROCESSES:
             found = unequal(offsets, cohort, processes, devices=64)
             rule = math.sqrt(2 * math.log(processes) * spread * processes / cohort)
             percent = (found.clients, found.steps, rule, found.ticks)
