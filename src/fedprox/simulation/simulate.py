@@ -23,7 +23,7 @@ from fedprox.simulation.devices.compilation_cache import use_default_compilation
 from fedprox.simulation.devices.mesh import lane_mesh
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.described import describe_comparison
-from fedprox.simulation.loop.method_run import Session, after_finished, run_method
+from fedprox.simulation.loop.method_run import Session, run_method, skip_finished
 from fedprox.simulation.loop.progress import Progress, showing
 from fedprox.simulation.loop.snapshot import Fingerprint, Snapshot
 from fedprox.simulation.results.record import Record
@@ -170,7 +170,7 @@ def simulate(
         begin = checkpoints.begin(_fingerprint(protocol, compared))
         on_record = checkpoints.before_first(on_record, begin)
         seed_runs = [method for method in compared for _ in protocol.seeds]
-        begin = after_finished(checkpoints, begin, seed_runs, mesh)
+        begin = skip_finished(checkpoints, begin, seed_runs, mesh)
     if protocol.evaluation.clients is None:
         check_measured(mesh, federation, protocol.measured)
     if jax.process_index() == 0:

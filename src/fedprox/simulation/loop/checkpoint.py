@@ -1,18 +1,18 @@
 """Checkpoints: the state of a comparison, from which another process can continue it.
 
-A continued comparison has the same bits as an uninterrupted one. A checkpoint holds the server's
-state, client state, adapted hyperparameters and all records; everything else is a function of the
-seed, the round and the client. The last two checkpoints are kept, so that there is one whenever the
-process ends.
+A resumed comparison has the same bits as an uninterrupted one. A checkpoint holds the server's
+state, client state, adapted hyperparameters and all records. Everything else is a function of the
+seed, the round and the client. The last two checkpoints are kept, so that a valid one exists
+whenever the process is killed.
 
 The checkpoint after step N is a file `N.state` and, for methods with client state, a file
 `N.clients-P` of each process P, written before it. Client state may be larger than memory, so it is
-written and read block by block. A file appears whole or not at all. The last state of each seed
-run, from which a longer comparison continues, is kept in another folder as `NUMBER-ROUNDS.state`
-and `NUMBER-ROUNDS.clients-P`. The format is that of `fedprox.files.arrays`, after a line `fedprox
-checkpoint FORMAT`. The position is an array of JSON.
+written and read block by block. Files are written atomically. The last state of each seed run, from
+which a longer comparison continues, is stored in another folder as `NUMBER-ROUNDS.state` and
+`NUMBER-ROUNDS.clients-P`. The format is that of `fedprox.files.arrays`, after a line `fedprox
+checkpoint FORMAT`. The position in the comparison is an array with JSON text.
 
-The first line and the last 32 bytes are the same in every format.
+The meaning of the first line and of the last 32 bytes is the same in all formats.
 """
 
 import json
@@ -51,20 +51,20 @@ from fedprox.simulation.loop.snapshot import End, Fingerprint, Snapshot, _number
 from fedprox.simulation.results.record import Record
 
 FIRST = "0.state"
-"""The file that says what was asked for before the first checkpoint is made."""
+"""The file with the comparison's settings, written before the first checkpoint."""
 
 
 KEPT = 2
-"""Checkpoints of a comparison that are kept."""
+"""Number of checkpoints that are kept."""
 
 
 class Stopped(Exception):  # noqa: N818 (it is no error)
-    """A comparison was asked to stop and has left a checkpoint.
+    """A comparison was stopped by a signal, after it wrote a checkpoint.
 
     Attributes:
-        where: Where it stands.
-        folder: Where the checkpoint is.
-        signal: What asked for it.
+        where: The last round, as text for messages.
+        folder: The folder of the checkpoint.
+        signal: The signal.
     """
 
     def __init__(self, where: str, folder: Path, signal: signal.Signals) -> None:
@@ -74,29 +74,29 @@ class Stopped(Exception):  # noqa: N818 (it is no error)
 
 @dataclass
 class Checkpoints:
-    """A folder for the checkpoints of a comparison, and when they are made.
+    """The folder of a comparison's checkpoints, and how often they are written.
 
     Attributes:
-        folder: A folder for nothing else. It is made with the first record if `every` or
-            `interval` is given, or else with the first checkpoint.
-        every: Rounds between checkpoints. Where it is left out and the comparison goes on from
-            another process's checkpoint, it is that one's.
-        interval: Seconds after which another one is made, at the end of the call under way. Where
-            it is left out, likewise.
-        resume: Go on from the last checkpoint, or begin where there is none.
+        folder: A folder for checkpoints only. It is created with the first record if `every` or
+            `interval` is set, otherwise with the first checkpoint.
+        every: Rounds between checkpoints. None means the value of the checkpoint from which the
+            comparison resumes, if there is one.
+        interval: Seconds between checkpoints, which are written when a call of rounds ends. None
+            means the value of the checkpoint from which the comparison resumes, if there is one.
+        resume: Whether to continue from the last checkpoint, if there is one.
         ends: A folder for the last state of each seed run (all sweep points of a method with one
-            seed), from which a longer comparison continues when it resumes. It takes the room of
-            one checkpoint for each seed run. None to keep none.
-        made: Checkpoints made so far.
-        seconds: Time that this took.
-        size: Bytes of the last one.
-        stopping: The signal by which the comparison is to stop: at the end of the call of rounds
-            under way, with a checkpoint and `Stopped`.
-        under_way: Whether rounds are under way, or were done since the last checkpoint in the
-            present seed run.
+            seed), from which a longer comparison can continue. It takes the space of one checkpoint
+            per seed run. None means that these states are not stored.
+        made: Number of checkpoints written so far.
+        seconds: Seconds spent on writing them.
+        size: Bytes of the last checkpoint.
+        stopping: The signal that stops the comparison, with a checkpoint and `Stopped`, when the
+            current call of rounds ends; None without a signal.
+        under_way: Whether the current seed run has rounds that are running, or that ended after the
+            last checkpoint.
 
     Raises:
-        InputError: `every` is not a whole number of at least 1.
+        InputError: If `every` is not a whole number of at least 1.
 
     Example:
         >>> import tempfile
@@ -124,11 +124,11 @@ class Checkpoints:
             self.every = int(self.every)  # written as JSON
 
     def begin(self, comparison: Fingerprint) -> Snapshot:
-        """Where to begin: at the last checkpoint that can be read, or at the beginning.
+        """Read the last valid checkpoint; an empty snapshot if there is none to resume from.
 
         Raises:
-            InputError: The checkpoints are another comparison's or of another format, none can be
-                read, or the folder is a symbolic link.
+            InputError: If the checkpoints belong to another comparison or have another format, if
+                none of them is valid, or if the folder is a symbolic link.
         """
         refuse_link(self.folder)
         if self.ends is not None:
@@ -158,14 +158,14 @@ class Checkpoints:
             if allgather(bool(problem)).any():
                 damaged.append((step, problem or f"{self.folder}: another process's is damaged"))
                 continue
-            then = "the one before is used" if step else "the comparison begins anew"
+            consequence = "the one before is used" if step else "the comparison begins anew"
             for later, line in damaged:
-                logging.getLogger(__name__).warning("%s; %s", line, then)
+                logging.getLogger(__name__).warning("%s; %s", line, consequence)
                 if jax.process_index() == 0:
                     self._state(later).unlink(missing_ok=True)
             if not (step or damaged or self._has_ends) and jax.process_index() == 0:
                 line = "%s: no checkpoint was made yet; %s"
-                logging.getLogger(__name__).warning(line, self.folder, then)
+                logging.getLogger(__name__).warning(line, self.folder, consequence)
             assert snapshot is not None
             return snapshot
         if damaged:
@@ -178,20 +178,20 @@ class Checkpoints:
     def before_first(
         self, on_record: Callable[[Record], None], begin: Snapshot
     ) -> Callable[[Record], None]:
-        """A function for records that, before the first, writes down what was asked for.
+        """Wrap `on_record`, so that the settings are written before the first record.
 
-        So a comparison that ends before its first checkpoint makes checkpoints when it goes on.
-        What an earlier comparison has left is removed, unless this one resumes.
+        A comparison that ends before its first checkpoint can then resume with the same settings.
+        Unless this comparison resumes, the files of an earlier one are removed.
 
         Args:
-            on_record: What it calls with each record.
+            on_record: Called with each record.
             begin: The checkpoint from which the comparison begins.
         """
-        left = [begin]
+        unwritten = [begin]
 
         def recorded(record: Record) -> None:
-            if left:
-                first = left.pop()
+            if unwritten:
+                first = unwritten.pop()
                 if jax.process_index() == 0:
                     if self._replaces:
                         _remove(self.folder)
@@ -199,15 +199,15 @@ class Checkpoints:
                             _remove(self.ends)
                     if self.every is not None or self.interval is not None:
                         write(self._state(self._step(first)), self._contents(first))
-                allgather(0)  # nobody writes before that
+                allgather(0)  # no process writes before the first one has removed old files
                 self._replaces = False
             on_record(record)
 
         return recorded
 
     def _steps(self) -> list[int]:
-        found = (re.fullmatch(r"(\d+)\.state", path.name) for path in files_in(self.folder))
-        return [int(name[1]) for name in found if name]
+        names = (re.fullmatch(r"(\d+)\.state", path.name) for path in files_in(self.folder))
+        return [int(name[1]) for name in names if name]
 
     def _read(self, step: int) -> Snapshot:
         position, arrays = self._open(self._state(step))
@@ -219,14 +219,14 @@ class Checkpoints:
         return self._snapshot(position, arrays, self._clients(step))
 
     def _open(self, state: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The position and the arrays of a file, which fits this comparison but for its rounds."""
+        """Read a file's position and arrays, after a check of all settings but the rounds."""
         check(state)
         arrays = nested(read_arrays(state))
         position = json.loads(arrays.pop("position").tobytes())
-        known = self._comparison.known
-        for key in dict.fromkeys([*known, *position["comparison"]]):
+        settings = self._comparison.all_settings
+        for key in dict.fromkeys([*settings, *position["comparison"]]):
             if key != "rounds":
-                _require_same(state.parent, position, key, known.get(key))
+                _require_same(state.parent, position, key, settings.get(key))
         return position, arrays
 
     def _snapshot(
@@ -245,57 +245,57 @@ class Checkpoints:
         return Snapshot(finished, under_way, position["round"], arrays, client_state)
 
     def end(self, seed_run: int) -> End | None:
-        """The last state of a seed run that this comparison, or a shorter one, has left.
+        """Read the last state of a seed run, from this comparison or a shorter one.
 
         Args:
-            seed_run: Its number.
+            seed_run: Number of the seed run.
 
         Returns:
-            The state; None where there is none, it is damaged, or this comparison does not resume.
+            The state; None if there is none, it is damaged, or this comparison does not resume.
 
         Raises:
-            InputError: It is of another comparison, or of one with more rounds.
+            InputError: If the state is of another comparison, or of one with more rounds.
         """
         if self.ends is None or not self.resume:
             return None
-        known = [int(name[1]) for name in self._names(seed_run) if name[2] == "state"]
-        theirs = allgather(max(known, default=0))
-        if not theirs.all():
+        stored = [int(name[1]) for name in self._names(seed_run) if name[2] == "state"]
+        last = allgather(max(stored, default=0))
+        if not last.all():
             return None
-        rounds = int(theirs[0])
+        rounds = int(last[0])
         require(
             rounds <= self._comparison.rounds,
             f"{self.ends}: {rounds} rounds are done; rounds = {self._comparison.rounds} must not "
             "be fewer",
         )
-        problem, found = "", None
+        problem, snapshot = "", None
         try:
             position, arrays = self._open(self.ends / f"{seed_run}-{rounds}.state")
-            found = self._snapshot(position, arrays, self._end_of_clients(seed_run, rounds))
+            snapshot = self._snapshot(position, arrays, self._end_of_clients(seed_run, rounds))
         except Damaged as error:
             problem = str(error)
         if allgather(bool(problem)).any():
             line = "%s; the rounds of its seed are computed again"
             logging.getLogger(__name__).warning(line, problem or f"{self.ends}: damaged elsewhere")
             return None
-        assert found is not None
-        return End(rounds, found)
+        assert snapshot is not None
+        return End(rounds, snapshot)
 
-    def keep_end(self, seed_run: int, ended: Callable[[], Snapshot]) -> None:
-        """Write the last state of a seed run; where it cannot be written, say so and go on.
+    def write_end(self, seed_run: int, make_snapshot: Callable[[], Snapshot]) -> None:
+        """Write the last state of a seed run; log a warning if it cannot be written.
 
         Args:
-            seed_run: Its number.
-            ended: Gives the seed run as one under way.
+            seed_run: Number of the seed run.
+            make_snapshot: Returns a snapshot with this seed run under way.
         """
         if self.ends is None:
             return
-        snapshot = ended()._replace(finished=())
+        snapshot = make_snapshot()._replace(finished=())
         rounds, problem = self._comparison.rounds, ""
         state = self.ends / f"{seed_run}-{rounds}.state"
         clients = self._end_of_clients(seed_run, rounds)
         try:
-            # its state makes an end count, so that of before goes first where it has this name
+            # an end is valid if its state exists, so an old state of this name is removed first
             if jax.process_index() == 0:
                 state.unlink(missing_ok=True)
             allgather(0)
@@ -320,55 +320,55 @@ class Checkpoints:
                     (self.ends / name[0]).unlink()
 
     def _names(self, seed_run: int) -> list[re.Match[str]]:
-        """The files of a seed run's last states: their names, with rounds and kind."""
+        """The names of the files of a seed run's last states, matched with rounds and kind."""
         assert self.ends is not None
         pattern = re.compile(rf"{seed_run}-(\d+)\.(state|clients-\d+)")
-        found = (pattern.fullmatch(path.name) for path in files_in(self.ends))
-        # without its state an end does not count, so that comes first
-        return sorted(filter(None, found), key=lambda name: name[2] != "state")
+        names = (pattern.fullmatch(path.name) for path in files_in(self.ends))
+        # states first, since an end is invalid without its state
+        return sorted(filter(None, names), key=lambda name: name[2] != "state")
 
     def _end_of_clients(self, seed_run: int, rounds: int) -> Path:
-        """The file of what this process's clients keep at the end of a seed run."""
+        """The file of this process's client state at the end of a seed run."""
         assert self.ends is not None
         return self.ends / f"{seed_run}-{rounds}.clients-{jax.process_index()}"
 
     def offer(
         self, snapshot: Callable[[], Snapshot], seed_run: str, done: int | None = None
     ) -> None:
-        """Make a checkpoint if it is time for one.
+        """Write a checkpoint if one is due.
 
         Args:
-            snapshot: Waits until all is written down, and says where the comparison stands.
-            seed_run: The seed run under way, for people.
-            done: Its rounds done; None at its end.
+            snapshot: Waits for all records, and returns a snapshot of the comparison.
+            seed_run: Name of the seed run under way, for messages.
+            done: Number of its rounds that are done; None at its end.
 
         Raises:
-            Stopped: The comparison is to stop.
+            Stopped: If the comparison was asked to stop.
         """
         if done is None:
             self._between, self.under_way = snapshot, False
-        # a signal may come to one process alone, or to each in another round, and clocks differ
+        # processes must agree: signals may reach only one of them or at other rounds, clocks differ
         asked = allgather(self.stopping or 0).max()
         due = self.every is not None and (done is None or done % self.every == 0)
         if self.interval is not None:
             due = due or bool(allgather(time.perf_counter() - self._last >= self.interval)[0])
         if done == self._comparison.rounds:
-            due = False  # the end of the seed run is next
+            due = False  # the checkpoint at the end of the seed run follows
         if due or asked:
             self._save(snapshot())
             self._last = time.perf_counter()
             self.under_way = False
             if jax.process_count() == 1:
-                asked = self.stopping or 0  # it may have come meanwhile
+                asked = self.stopping or 0  # a signal may have arrived meanwhile
         if asked:
-            allgather(0)  # all have theirs before any ends
+            allgather(0)  # no process ends before all have written their files
             where = f"after {seed_run}" if done is None else f"after round {done} of {seed_run}"
             raise Stopped(where, self.folder, signal.Signals(int(asked)))
 
     def save_between(self) -> None:
-        """Make a checkpoint of the finished seed runs, if there is none and none is under way.
+        """Write a checkpoint between two seed runs, if that is not yet done.
 
-        Several processes make it together at the next offer only.
+        Several processes can only write it together, at the next offer.
         """
         if self._between is not None and jax.process_count() == 1:
             self._save(self._between())
@@ -379,7 +379,7 @@ class Checkpoints:
 
     @property
     def exist(self) -> bool:
-        """Whether the comparison can go on from a checkpoint, or from the end of a seed run."""
+        """Whether the comparison can be resumed from a checkpoint or from the end of a seed run."""
         return not self._replaces and (any(self._steps()) or self._has_ends)
 
     @property
@@ -391,18 +391,18 @@ class Checkpoints:
         if snapshot.client_state is not None:
             blocks = (((name,), block) for name, block in snapshot.client_state)
             write(self._clients(self._step(snapshot)), blocks)
-        allgather(0)  # all processes have written theirs
+        allgather(0)  # all processes have written their client state
         if jax.process_index() == 0:
             write(self._state(self._step(snapshot)), self._contents(snapshot))
             self._prune()
-        allgather(0)  # the step counts from here on
+        allgather(0)  # the checkpoint is valid from here on
         self.size = sum(p.stat().st_size for p in self.folder.glob(f"{self._step(snapshot)}.*"))
         self.made += 1
         self._between = None
         self.seconds += time.perf_counter() - begin
 
     def _step(self, snapshot: Snapshot) -> int:
-        """The number of a checkpoint: later ones have higher numbers."""
+        """The step of a checkpoint, which grows during the comparison."""
         return snapshot.seed_runs * (self._comparison.rounds + 1) + snapshot.round
 
     def _contents(self, snapshot: Snapshot) -> Iterator[tuple[list[str], NDArray[Any]]]:
@@ -413,7 +413,7 @@ class Checkpoints:
                 str(i): _numbered(run.params) for i, run in enumerate(snapshot.finished)
             }
         position = {
-            "comparison": self._comparison.known,
+            "comparison": self._comparison.all_settings,
             "every": self.every,
             "interval": self.interval,
             "round": snapshot.round,
@@ -425,12 +425,12 @@ class Checkpoints:
         return flat(arrays)
 
     def _prune(self) -> None:
-        """Remove all but the last checkpoints, and what a process that was killed has left."""
-        client_state = {str(step) for step in sorted(self._steps())[-KEPT:]}
-        # without its state a checkpoint does not count, so that goes first
+        """Remove all but the last checkpoints, and incomplete files of a killed process."""
+        kept_steps = {str(step) for step in sorted(self._steps())[-KEPT:]}
+        # states first, since a checkpoint is invalid without its state
         for path in sorted(files_in(self.folder), key=lambda path: path.suffix != ".state"):
             name = re.fullmatch(r"(\d+)\.(state|clients-\d+)|\..+\.partial", path.name)
-            if name and name[1] not in client_state:
+            if name and name[1] not in kept_steps:
                 path.unlink()
 
     def _state(self, step: int) -> Path:
@@ -438,19 +438,19 @@ class Checkpoints:
         return self.folder / f"{step}.state"
 
     def _clients(self, step: int) -> Path:
-        """The file of what this process's clients keep."""
+        """The file of this process's client state."""
         return self.folder / f"{step}.clients-{jax.process_index()}"
 
     def __str__(self) -> str:
-        """What was made, as a line for people."""
+        """A summary for users, in one line."""
         return (
             f"{self.made} checkpoint{'s' * (self.made != 1)}, {self.seconds:.1f} s in all, "
             f"the last of {self.size / 1e6:.1f} MB"
         )
 
     def remove(self) -> None:
-        """Remove the folder, as once the results are written: all of it at once."""
-        allgather(0)  # nobody needs it any more
+        """Remove the folder, once the results are written."""
+        allgather(0)  # no process needs it any more
         if jax.process_index() == 0:
             _remove(self.folder)
         allgather(0)
@@ -458,10 +458,10 @@ class Checkpoints:
 
 @contextmanager
 def stopping_on_signals(checkpoints: Checkpoints) -> Iterator[None]:
-    """Let an interrupt, or another request to end, stop a comparison without losing rounds.
+    """Let signals such as an interrupt stop a comparison without losing rounds.
 
-    While rounds are under way, the comparison stops at the end of their call, with a checkpoint.
-    Everywhere else, and on the second signal, the process ends at once.
+    While rounds are under way, the comparison stops at the end of their call, with a checkpoint. At
+    other times, and on the second signal, the process ends at once.
     """
 
     def stop(number: signal.Signals) -> str | None:
@@ -482,31 +482,31 @@ def stopping_on_signals(checkpoints: Checkpoints) -> Iterator[None]:
 
 
 def _require_same(folder: Path, position: Mapping[str, Any], key: str, value: Any) -> None:
-    found = position["comparison"].get(key)
+    stored = position["comparison"].get(key)
     require(
-        found == value,
-        f"{folder}: checkpoints of another comparison: {key} = {found}, here {value}",
+        stored == value,
+        f"{folder}: checkpoints of another comparison: {key} = {stored}, here {value}",
     )
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder: all of it at once."""
+    """Remove a folder atomically: it is renamed first."""
     if not folder.is_dir():
         return
-    gone = folder.with_name(f".{folder.name}.removed")
-    if gone.is_symlink():
-        gone.unlink()
-    shutil.rmtree(gone, ignore_errors=True)
-    folder.rename(gone)
+    renamed = folder.with_name(f".{folder.name}.removed")
+    if renamed.is_symlink():
+        renamed.unlink()
+    shutil.rmtree(renamed, ignore_errors=True)
+    folder.rename(renamed)
     flush_folder(folder.parent)
-    shutil.rmtree(gone, ignore_errors=True)
+    shutil.rmtree(renamed, ignore_errors=True)
 
 
 def _common(steps: Sequence[int]) -> Sequence[int]:
-    """The steps that all processes have, the last first."""
+    """The steps that all processes see, in descending order."""
     last = sorted(steps, reverse=True)[:KEPT]
     if jax.process_count() == 1:
         return last
-    theirs = np.stack([allgather(step) for step in (*last, *[-1] * (KEPT - len(last)))])
-    common = set.intersection(*(set(each.tolist()) for each in theirs.T))
+    seen = np.stack([allgather(step) for step in (*last, *[-1] * (KEPT - len(last)))])
+    common = set.intersection(*(set(each.tolist()) for each in seen.T))
     return sorted(common - {-1}, reverse=True)

@@ -20,7 +20,7 @@ FORMAT = 3
 
 
 HEAD = "fedprox checkpoint "
-"""How the first line of a file begins; the format follows."""
+"""Beginning of the first line of a file, before the number of the format."""
 
 
 OTHER_FORMAT = "go on with the version that wrote it, or begin anew"
@@ -28,7 +28,7 @@ OTHER_FORMAT = "go on with the version that wrote it, or begin anew"
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The files of a folder; none if there is no such folder."""
+    """The files of a folder; empty if the folder does not exist."""
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
@@ -55,11 +55,11 @@ def write(path: Path, arrays: Iterable[tuple[Sequence[str], NDArray[Any]]]) -> N
 
 
 def check(path: Path) -> None:
-    """Check that a file is as it was written.
+    """Check a file's checksum and format.
 
     Raises:
-        Damaged: It is not, or cannot be read.
-        InputError: It is of another format.
+        Damaged: If the file is damaged or cannot be read.
+        InputError: If it has another format.
     """
     written = check_arrays(path).removeprefix(HEAD)
     require(
@@ -69,7 +69,7 @@ def check(path: Path) -> None:
 
 
 def entry_of(run: Run) -> dict[str, Any]:
-    """A run without its parameters, as JSON would hold it."""
+    """A run without its parameters, for JSON."""
     entry = {f.name: getattr(run, f.name) for f in fields(run) if f.name != "params"}
     return entry | {"history": [record._asdict() for record in run.history]}
 

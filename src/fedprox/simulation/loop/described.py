@@ -1,4 +1,4 @@
-"""A comparison that `simulate` ran, as the `experiment.toml` of a run directory holds it."""
+"""The description of a comparison for the `experiment.toml` of a run directory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -13,25 +13,25 @@ from fedprox.simulation.config.protocol import Protocol
 from fedprox.solver import name_of
 
 IN_PYTHON = "in-python"
-"""`data.name` of a comparison whose data, model and methods have no names in experiment files, and
-`initial` of one whose parameters were given."""
+"""Value of `data.name` if data, model and methods were passed as Python objects, and of `initial`
+if initial parameters were passed."""
 
 
 def describe_comparison(protocol: Protocol, methods: Sequence[Algorithm]) -> dict[str, Any]:
-    """What was compared, as TOML would hold it: for the data stand their numbers of rows.
+    """Describe a comparison in types of TOML; the data by their numbers of clients and rows.
 
     Args:
-        protocol: What the methods share.
-        methods: The methods, with their own settings of the solver.
+        protocol: The protocol of the comparison.
+        methods: The compared methods.
     """
     federation = protocol.federation
     others = {"federation", "model", "seeds", "target", "initial"}
     others |= {"evaluation", "cohort", "systems", "faults", "solver", "selection"}
-    found = {f.name: getattr(protocol, f.name) for f in fields(protocol) if f.name not in others}
-    found["seed"] = protocol.seeds
+    table = {f.name: getattr(protocol, f.name) for f in fields(protocol) if f.name not in others}
+    table["seed"] = protocol.seeds
     if protocol.target is not None:
-        found[protocol.target.key] = protocol.target.setting
-    found["data"] = {
+        table[protocol.target.key] = protocol.target.setting
+    table["data"] = {
         "name": IN_PYTHON,
         "clients": len(federation),
         "training_rows": len(federation.train),
@@ -39,14 +39,14 @@ def describe_comparison(protocol: Protocol, methods: Sequence[Algorithm]) -> dic
         "validation_rows": len(federation.validation) if federation.validation else None,
     }
     if protocol.initial is not None:
-        found["initial"] = IN_PYTHON
-    found["model"] = _model(protocol.model)
+        table["initial"] = IN_PYTHON
+    table["model"] = _model(protocol.model)
     for name in ("evaluation", "cohort", "systems", "faults", "selection", "solver"):
         part = getattr(protocol, name)
         if part is not None:
-            found[name] = {f.name: getattr(part, f.name) for f in fields(part)}
-    found["method"] = [_method(method) for method in methods]
-    plain: dict[str, Any] = _plain(found)
+            table[name] = {f.name: getattr(part, f.name) for f in fields(part)}
+    table["method"] = [_method(method) for method in methods]
+    plain: dict[str, Any] = _plain(table)
     return plain
 
 
@@ -65,7 +65,7 @@ def _method(method: Algorithm) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as TOML can hold it; functions by their names, and without what is None."""
+    """Convert a value to types of TOML: functions become their names, None values are left out."""
     if isinstance(value, np.ndarray | np.generic):
         return _plain(value.tolist())
     if isinstance(value, Mapping):

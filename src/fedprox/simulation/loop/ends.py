@@ -1,4 +1,4 @@
-"""When a run ends before its last round: divergence, a target, no progress, or the user's word."""
+"""When a run ends early: by divergence, a target, no progress, or the user's function."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,24 +11,25 @@ from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
 
-class Ends:
-    """Which points of a sweep have come to an end.
+class EarlyEnd:
+    """Decides whether the rounds of a seed run end early.
 
-    They have diverged, reached the target, made no progress for long enough, or been told to stop.
+    A sweep point is over when it has diverged, reached the target, run out of patience, or been
+    stopped by the user's function.
     """
 
     def __init__(self, protocol: Protocol, points: int) -> None:
         self.target, self.stop, self.points = protocol.target, protocol.stop_at_target, points
         self.diverged, self.reached, self.stopped = set[int](), set[int](), set[int]()
-        self.patience, self.told = protocol.selection.patience, protocol.stop
+        self.patience, self.user_stop = protocol.selection.patience, protocol.stop
         self.best = [protocol.best() for _ in range(points)] if self.patience else []
         self.seen = 0
 
     def over(self, runs: Sequence[Run], evaluations: int) -> bool:
-        """Whether the rounds end early, to judge by the first so many evaluations."""
-        for seen in range(self.seen, evaluations):
+        """Whether the rounds end after the first `evaluations` records of each run."""
+        for index in range(self.seen, evaluations):
             for point, run in enumerate(runs):
-                self._see(point, run.history[seen])
+                self._see(point, run.history[index])
         self.seen = max(self.seen, evaluations)
         if self.stop == "any" and self.reached:
             return True
@@ -47,12 +48,12 @@ class Ends:
             best.see(record)
             if best.since >= self.patience:
                 self.stopped.add(point)
-        if self.told is not None and _told(self.told, record):
+        if self.user_stop is not None and _ask(self.user_stop, record):
             self.stopped.add(point)
 
 
-def _told(stop: Callable[[Record], bool], record: Record) -> bool:
-    """What the user's function says of a record."""
+def _ask(stop: Callable[[Record], bool], record: Record) -> bool:
+    """Whether the user's function ends the run at a record."""
     answer = stop(record)
     require(
         isinstance(answer, bool | np.bool_),

@@ -32,16 +32,16 @@ from fedprox.simulation.storage.training_data import Data, TrainingRows, trainin
 
 
 class Session(NamedTuple):
-    """What all methods of a comparison are run with.
+    """The environment in which all methods of a comparison run.
 
     Attributes:
-        protocol: What compared methods share.
+        protocol: The protocol of the comparison.
         mesh: The devices.
         data: The rows on the devices.
-        runs: Runs of the whole comparison.
-        checkpoints: Where and how often checkpoints are made; None for none.
+        runs: Number of runs of the whole comparison.
+        checkpoints: Where and how often checkpoints are written; None means no checkpoints.
         on_record: Called with each record.
-        on_progress: Called with each phase and as rounds end.
+        on_progress: Called when a phase begins and when rounds end.
     """
 
     protocol: Protocol
@@ -56,17 +56,17 @@ class Session(NamedTuple):
 def run_method(
     session: Session, method: Method, seeds: Sequence[int], runs: list[Run], begin: Snapshot
 ) -> Snapshot:
-    """Run some seeds and all sweep points of one method, through programs compiled once.
+    """Run the remaining seeds of one method at all sweep points, through programs compiled once.
 
     Args:
-        session: What all methods are run with.
+        session: The environment.
         method: The method.
-        seeds: Its seeds that are left to do.
-        runs: Finished runs of the comparison, to which these are added.
-        begin: Where the first of the seeds is.
+        seeds: The seeds that are not finished.
+        runs: The finished runs of the comparison; the new runs are appended.
+        begin: The comparison before the first of these seeds ends.
 
     Returns:
-        Where the seed run after these is.
+        The comparison after the last of these seeds.
     """
     protocol, checkpoints = session.protocol, session.checkpoints
     planning = Progress(method.name, seeds[0], begin.round, protocol.rounds, phase="planning")
@@ -80,12 +80,12 @@ def run_method(
     layout = lay_out(method, rows, session.mesh.devices.size, parameters)
     with _cancelling(ThreadPoolExecutor(1)) as pool:
         plan = partial(_plan, session, method, rows, layout, pool)
-        # the first seed's planning goes on while the programs are being compiled
+        # the first seed is planned while the programs are compiled
         planned = plan(seeds[0], begin)
         session.on_progress(planning._replace(phase="compiling"))
         programs = Compiler(method, session.mesh, session.data, params, rows.like)
         first = programs(layout)
-        copy = _copying(method.algorithm) if protocol.selection.keep == "best" else _no_copy
+        copy = _model_copier(method.algorithm) if protocol.selection.keep == "best" else _no_copy
         compiled = CompiledMethod(method, session.mesh, programs, first.evaluate, copy)
         for seed in seeds:
             if seed != seeds[0]:
@@ -99,7 +99,7 @@ def run_method(
             begin = Snapshot(tuple(runs))
             if checkpoints and len(runs) < session.runs:
                 checkpoints.offer(partial(Snapshot, begin.finished), str(seed_run))
-                begin = further(begin, checkpoints.end(begin.seed_runs), protocol)
+                begin = advance(begin, checkpoints.end(begin.seed_runs), protocol)
                 for record in begin._replace(finished=()).records:
                     session.on_record(record)
     return begin
@@ -114,7 +114,7 @@ def _plan(
     seed: int,
     begin: Snapshot,
 ) -> Planned:
-    """The calls of a seed's rounds that are left, planned ahead in the background."""
+    """The calls of a seed's remaining rounds, planned ahead in the background."""
     protocol, capacity = session.protocol, begin.capacity
     shapes = layout if capacity is None else layout.holding(capacity)
     calls = chunks(
@@ -146,8 +146,8 @@ def _new_runs(method: Method, seed: int, layout: Layout, programs: Programs) -> 
     ]
 
 
-def _copying(algorithm: Algorithm) -> Callable[[State], Params]:
-    """State -> a copy of the model that is evaluated, since a call of rounds takes its memory."""
+def _model_copier(algorithm: Algorithm) -> Callable[[State], Params]:
+    """(state) -> a copy of the evaluated model, since the next call reuses the state's memory."""
 
     @jax.jit
     def copy(state: State) -> Params:
@@ -164,11 +164,11 @@ class SeedRun:
     """All rounds of a method with one seed, at all sweep points.
 
     Args:
-        session: What all methods are run with.
-        compiled: The method.
+        session: The environment.
+        compiled: The compiled method.
         seed: The seed.
-        runs: The runs of the sweep points, which are filled.
-        finished: Finished runs of the comparison.
+        runs: The runs of the sweep points, to which records and parameters are added.
+        finished: The finished runs of the comparison.
     """
 
     def __init__(
@@ -187,12 +187,12 @@ class SeedRun:
         return f"{self.method.name}, seed {self.seed}"
 
     def run(self, params: Params, planned: Planned, begin: Snapshot) -> None:
-        """Run the rounds that are left.
+        """Run the remaining rounds.
 
         Args:
-            params: w^0.
-            planned: The rounds that are left.
-            begin: Where the seed run is.
+            params: The initial parameters w^0.
+            planned: The calls of the remaining rounds.
+            begin: The comparison at the beginning of these rounds.
         """
         session, checkpoints, runs = self.session, self.session.checkpoints, self.runs
         store = self._open_store(params)
@@ -204,15 +204,15 @@ class SeedRun:
                 if store is not None:
                     store.restore(begin.client_state or ())
             if checkpoints is not None:
-                planned = _noting(planned, checkpoints)
+                planned = _notify(planned, checkpoints)
             after_call = partial(self._offer, store)
             listeners = Listeners(session.on_record, self._report, after_call)
             rounds = Rounds(self.compiled, now, store, runs, listeners)
-            del now  # its memory is taken by the first call
+            del now  # its memory is reused by the first call
             end = rounds.run(planned)
             if checkpoints is not None:
                 number = Snapshot(self.finished).seed_runs
-                checkpoints.keep_end(number, lambda: self._snapshot(store, end))
+                checkpoints.write_end(number, lambda: self._snapshot(store, end))
         finally:
             if store is not None:
                 store.close()
@@ -229,12 +229,12 @@ class SeedRun:
             compiled.programs.hparams,
         )
         memory = None
-        if adapt is not None:  # in shape: it begins with the first evaluation
+        if adapt is not None:  # only its shape matters: the first evaluation sets it
             memory = adapt.init(hparams, jnp.full(len(self.runs), jnp.nan))
         return RunState(0, state, hparams, memory, best=compiled.copy(state))
 
     def _open_store(self, params: Params) -> Store | None:
-        """Where client state is stored; None for a method without."""
+        """Open the store of client state; None for a method without client state."""
         client_state, protocol = self.method.initial_client_state(params), self.session.protocol
         if client_state is None:
             return None
@@ -263,14 +263,14 @@ class SeedRun:
         self.session.on_progress(Progress(self.method.name, self.seed, done, rounds, loss))
 
 
-def after_finished(
+def skip_finished(
     checkpoints: Checkpoints, begin: Snapshot, methods: Sequence[Method], mesh: Mesh
 ) -> Snapshot:
-    """Where a comparison begins, given its last checkpoint and the ends of later seed runs.
+    """Advance a comparison from its last checkpoint over later seed runs with stored ends.
 
     Args:
         checkpoints: The checkpoints.
-        begin: The last one.
+        begin: The last checkpoint.
         methods: The method of each seed run.
         mesh: The devices.
     """
@@ -278,7 +278,7 @@ def after_finished(
         protocol, algorithm = method.protocol, method.algorithm
         end = checkpoints.end(begin.seed_runs)
         if end is None or end.rounds < protocol.rounds:
-            return further(begin, end, protocol)
+            return advance(begin, end, protocol)
         params = protocol.model.shapes
         state = end.snapshot.state(jax.tree.structure(jax.eval_shape(algorithm.init, params)))
         best = end.snapshot.best(jax.tree.structure(params))
@@ -288,11 +288,11 @@ def after_finished(
     return begin
 
 
-def further(begin: Snapshot, end: End | None, protocol: Protocol) -> Snapshot:
-    """`begin`, with the next seed run as far as its end, if that exists and is further.
+def advance(begin: Snapshot, end: End | None, protocol: Protocol) -> Snapshot:
+    """Advance `begin` to the stored end of its next seed run, if that has more rounds.
 
-    A shorter comparison has evaluated its last model in any case. If this one does not, that record
-    goes.
+    A shorter comparison always evaluates its last model. If this comparison does not evaluate that
+    round, the record is removed.
     """
     if end is None or end.snapshot.round <= begin.round:
         return begin
@@ -306,14 +306,14 @@ def further(begin: Snapshot, end: End | None, protocol: Protocol) -> Snapshot:
 def set_params(
     protocol: Protocol, runs: Sequence[Run], algorithm: Algorithm, state: State, best: Params | None
 ) -> None:
-    """Set the parameters of a seed's runs.
+    """Set the final parameters of a seed's runs.
 
     Args:
-        protocol: What compared methods share.
+        protocol: The protocol of the comparison.
         runs: The runs of the sweep points.
         algorithm: The method.
         state: The server's state at the end.
-        best: See `RunState.best`.
+        best: The best models, as in `RunState.best`.
     """
     last, best = (jax.tree.map(np.asarray, tree) for tree in (evaluated(algorithm, state), best))
     for i, run in enumerate(runs):
@@ -322,8 +322,8 @@ def set_params(
         run.params = jax.tree.map(lambda a, i=i: a[i], chosen)
 
 
-def _noting(planned: Planned, checkpoints: Checkpoints) -> Planned:
-    """The planned calls; checkpoints are told of each before it begins."""
+def _notify(planned: Planned, checkpoints: Checkpoints) -> Planned:
+    """Yield the planned calls, and notify the checkpoints before each of them."""
     for call in planned:
         checkpoints.begin_call()
         yield call
@@ -331,7 +331,7 @@ def _noting(planned: Planned, checkpoints: Checkpoints) -> Planned:
 
 @contextmanager
 def _cancelling(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
-    """A pool whose waiting tasks are given up on leaving, by an early stop or an error."""
+    """A context that cancels the pool's waiting tasks at its end, as after an early end."""
     try:
         yield pool
     finally:

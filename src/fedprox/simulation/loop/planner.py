@@ -16,11 +16,11 @@ from fedprox.simulation.planning.round_work import RoundWork, round_work
 from fedprox.simulation.storage.training_data import DeviceRows, TrainingRows
 
 PLANS_AHEAD = 3
-"""Calls whose batch plans are made in the background before they are needed."""
+"""Number of calls that are planned ahead in the background."""
 
 
 class Chunk(NamedTuple):
-    """Rounds first, ..., last - 1, which run in one call, and whether the last is recorded."""
+    """The rounds first, ..., last - 1 of one call, and whether the last one is recorded."""
 
     first: int
     last: int
@@ -28,14 +28,14 @@ class Chunk(NamedTuple):
 
 
 def chunks(begin: int, rounds: int, evaluate_every: int, most: int, pause: int) -> Iterator[Chunk]:
-    """The calls from a round on: they end where a round is recorded, and at each pause.
+    """Divide the remaining rounds into calls, which end at recorded rounds and at pauses.
 
     Args:
         begin: The first round.
-        rounds: All rounds.
+        rounds: Number of all rounds.
         evaluate_every: Rounds between evaluations.
         most: Most rounds of a call.
-        pause: Rounds between pauses.
+        pause: Rounds between pauses, such as checkpoints.
 
     >>> [tuple(chunk) for chunk in chunks(1, 7, evaluate_every=5, most=3, pause=2)]
     [(1, 2, False), (2, 4, False), (4, 5, True), (5, 6, False), (6, 7, True)]
@@ -48,14 +48,14 @@ def chunks(begin: int, rounds: int, evaluate_every: int, most: int, pause: int) 
 
 
 class Call(NamedTuple):
-    """What a call of the rounds' program is given.
+    """The inputs of one call of the rounds' program.
 
     Attributes:
-        work: The work of its rounds, in numbers of the rows it is given.
-        rows: Those rows.
-        plan: Which of them are read when.
-        exchange: How gradients are read first; None where nobody does.
-        layout: The shapes of all of these.
+        work: The work of its rounds; `device_row` refers to `rows`.
+        rows: The training rows.
+        plan: The batch plan.
+        exchange: How gradients are read before the work; None if the method does not.
+        layout: The shapes of these inputs.
     """
 
     work: Sequence[RoundWork]
@@ -69,15 +69,15 @@ Planned = Iterator[tuple[Chunk, Call]]
 
 
 class Planner:
-    """Plans the calls of one seed, and enlarges their shapes where a round needs more room.
+    """Plans the calls of one seed, and enlarges their shapes if a round needs more room.
 
-    The programs of other shapes may differ in the last bits. So how much room a round has depends
-    on the seed and on the rounds up to it, and not on how rounds are put together in calls.
+    Programs with different shapes may differ in the last bits. Therefore the shapes for a round
+    depend only on the seed and on the rounds up to it, not on how rounds are grouped into calls.
 
     Args:
         method: The method.
         rows: The training rows.
-        seed: The seed.
+        seed: Seed of the run.
         layout: The shapes of the first call.
     """
 
@@ -86,21 +86,21 @@ class Planner:
         self.rows, self.seed, self.layout = rows, seed, layout
 
     def plan(self, chunk: Chunk) -> list[tuple[Chunk, Call]]:
-        """The calls of a chunk: one, or several where the shapes grow within it."""
+        """Plan the calls of a chunk: one, or more if the shapes grow within it."""
         calls, first, work = [], chunk.first, list[RoundWork]()
         for t in range(chunk.first, chunk.last):
-            now = round_work(self.protocol, self.method.algorithm, self.solver, self.seed, t)
-            layout = self.layout.fitting(needed(self.layout, self.solver, now))
+            current = round_work(self.protocol, self.method.algorithm, self.solver, self.seed, t)
+            layout = self.layout.fitting(needed(self.layout, self.solver, current))
             if layout is not self.layout and work:
                 calls.append((Chunk(first, t, recorded=False), self._call(first, work)))
                 first, work = t, []
             self.layout = layout
-            work.append(now)
+            work.append(current)
         calls.append((Chunk(first, chunk.last, chunk.recorded), self._call(first, work)))
         return calls
 
     def _call(self, first: int, work: Sequence[RoundWork]) -> Call:
-        """The call of the rounds from `first` on, given their work."""
+        """The call for rounds with this work, beginning with round `first`."""
         room = self.rows.needed(work, self.layout.width)
         layout = self.layout = self.layout.fitting(self.layout.capacity._replace(rows=room))
         rows, placed = self.rows.of(work, layout.width, layout.rows)
@@ -115,7 +115,7 @@ class Planner:
         return Call(placed, rows, plan, exchanges(placed, layout), layout)
 
     def ahead(self, pool: ThreadPoolExecutor, waiting: Iterator[Chunk]) -> Planned:
-        """Calls with their rounds, planned in the background before they are asked for."""
+        """The chunks with their calls, planned ahead in the background."""
 
         def submit(count: int) -> list[Future[list[tuple[Chunk, Call]]]]:
             return [pool.submit(self.plan, c) for c in itertools.islice(waiting, count)]

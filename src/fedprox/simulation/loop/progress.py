@@ -26,16 +26,16 @@ from fedprox.output import safe_stream
 
 
 class Progress(NamedTuple):
-    """Where a running method stands.
+    """The progress of a running method.
 
     Attributes:
-        label: The method; of a sweep, its name and the number of points that run together.
-        seed: The seed.
-        round: Rounds done.
-        rounds: All rounds.
-        loss: The lowest training loss of its points at the last evaluation. None before the first
-            evaluation; NaN if all points have diverged.
-        phase: What is being done.
+        label: The method's label; for a sweep, its name and the number of sweep points.
+        seed: Seed of the run.
+        round: Number of rounds done.
+        rounds: Number of all rounds.
+        loss: Lowest training loss over the sweep points at the last evaluation. None before the
+            first evaluation; NaN if all points have diverged.
+        phase: The current phase.
     """
 
     label: str
@@ -47,15 +47,15 @@ class Progress(NamedTuple):
 
 
 FIRST_LINE, NEXT_LINE = 10.0, 60.0
-"""Seconds until the first line of a log, so that short runs have none, and until each next one."""
+"""Seconds until the first line of a log, so that short runs have none, and between lines."""
 
 
 NARROW = 80
-"""Columns of a terminal below which a line has no bar and no times."""
+"""Columns of a terminal below which progress has no bar and no times."""
 
 
 REFRESH = 0.25
-"""Seconds between two pictures of the bars in a notebook."""
+"""Seconds between two updates of the bars in a notebook."""
 
 
 Report = Callable[[Progress], None]
@@ -63,13 +63,16 @@ Report = Callable[[Progress], None]
 
 @contextmanager
 def showing(progress: bool, on_progress: Report | None = None) -> Iterator[Report]:
-    """Show what the returned function is called with.
+    """Show progress on stderr while the context is active.
 
-    Whatever becomes of stderr, the caller goes on.
+    Errors of stderr, such as a closed stream, do not reach the caller.
 
     Args:
-        progress: Whether anything is shown.
-        on_progress: Also called.
+        progress: Whether to show progress.
+        on_progress: A function that is also called with each progress.
+
+    Yields:
+        A function to call with each progress.
     """
     with ExitStack() as shown:
         reports = [] if on_progress is None else [on_progress]
@@ -100,8 +103,8 @@ def _bars_in_terminal(console: Console) -> Iterator[Report]:
 
 @contextmanager
 def _bars_in_notebook(console: Console) -> Iterator[Report]:
-    """Bars as one output that is replaced; rich's own live display would need ipywidgets."""
-    from IPython.display import display  # there wherever a notebook is
+    """Bars in one output that is updated; rich's own live display would need ipywidgets."""
+    from IPython.display import display  # installed with every notebook
 
     bars = _bars(console)
     report, drawn = _report_to(bars), -math.inf
@@ -125,10 +128,10 @@ class _RoundsPerSecond(ProgressColumn):
 def _bars(console: Console, **options: Any) -> Bars:
     """Bars that fit the console; one line for each method and seed."""
     name = TextColumn("{task.description}", markup=False)
-    standing = TextColumn("{task.fields[standing]}", markup=False)
+    state = TextColumn("{task.fields[status]}", markup=False)
     if console.width < NARROW:
-        return Bars(name, MofNCompleteColumn(), standing, console=console, **options)
-    columns = MofNCompleteColumn(), _RoundsPerSecond(), TimeRemainingColumn(), standing
+        return Bars(name, MofNCompleteColumn(), state, console=console, **options)
+    columns = MofNCompleteColumn(), _RoundsPerSecond(), TimeRemainingColumn(), state
     return Bars(name, BarColumn(bar_width=24), *columns, console=console, **options)
 
 
@@ -138,32 +141,32 @@ def _report_to(bars: Bars) -> Report:
     def report(now: Progress) -> None:
         key = (now.label, now.seed)
         if key not in tasks:
-            tasks[key] = bars.add_task(_name(now), total=now.rounds, standing="")
-        bars.update(tasks[key], completed=now.round, total=now.rounds, standing=standing(now))
+            tasks[key] = bars.add_task(_name(now), total=now.rounds, status="")
+        bars.update(tasks[key], completed=now.round, total=now.rounds, status=status(now))
 
     return report
 
 
 @contextmanager
 def _lines(stream: TextIO) -> Iterator[Report]:
-    """Lines by a thread of their own, as a compilation or a call of rounds may take minutes."""
-    told: list[tuple[float, Progress]] = []
+    """Lines of a log from a separate thread, since a compilation or a call may take minutes."""
+    phase: list[tuple[float, Progress]] = []  # its beginning and its last progress
     over = threading.Event()
 
     def report(now: Progress) -> None:
         at = time.monotonic(), now
-        if told and told[0][1]._replace(round=0, loss=None) == now._replace(round=0, loss=None):
-            told[1:] = [at]
+        if phase and phase[0][1]._replace(round=0, loss=None) == now._replace(round=0, loss=None):
+            phase[1:] = [at]
         else:
-            told[:] = [at]
+            phase[:] = [at]
 
     def write() -> None:
         wait = FIRST_LINE
         while not over.wait(wait):
             wait = NEXT_LINE
             with suppress(OSError, ValueError):  # ValueError: the stream was closed
-                if told:
-                    print(line(list(told), time.monotonic()), file=stream, flush=True)
+                if phase:
+                    print(line(list(phase), time.monotonic()), file=stream, flush=True)
 
     writing = threading.Thread(target=write, name="progress", daemon=True)
     writing.start()
@@ -174,12 +177,12 @@ def _lines(stream: TextIO) -> Iterator[Report]:
         writing.join()
 
 
-def line(told: list[tuple[float, Progress]], at: float) -> str:
+def line(phase: list[tuple[float, Progress]], at: float) -> str:
     """A line of a log.
 
     Args:
-        told: When a phase began and when its last progress was made, in seconds, with both.
-        at: The time now.
+        phase: The beginning and the last progress of a phase, with their times in seconds.
+        at: The current time in seconds.
 
     >>> now = Progress("fedprox mu=1", 0, 1000, 10_000)
     >>> line([(0.0, now), (60.0, now._replace(round=1200, loss=0.37311))], 60.0)
@@ -187,22 +190,22 @@ def line(told: list[tuple[float, Progress]], at: float) -> str:
     >>> line([(0.0, now._replace(round=0, phase="compiling"))], 60.0)
     'fedprox mu=1, seed 0: compiling'
     """
-    (began, first), (since, now) = told[0], told[-1]
+    (began, first), (last, now) = phase[0], phase[-1]
     parts = [f"round {now.round} of {now.rounds}"] if now.phase == "training" else []
-    if text := standing(now):
+    if text := status(now):
         parts.append(text)
     done = now.round - first.round
     if done:
-        left = (since - began) / done * (now.rounds - now.round) - (at - since)
-        parts.append(f"{_duration(max(left, 0.0))} left")
+        remaining = (last - began) / done * (now.rounds - now.round) - (at - last)
+        parts.append(f"{_duration(max(remaining, 0.0))} left")
     return f"{_name(now)}: {', '.join(parts)}"
 
 
-def standing(now: Progress) -> str:
-    """The phase before the first round; then the loss, once one is known.
+def status(now: Progress) -> str:
+    """The phase before the first round, then the loss, if it is known.
 
     >>> now = Progress("fedavg", 0, 5, 10)
-    >>> standing(now), standing(now._replace(loss=0.5)), standing(now._replace(loss=math.nan))
+    >>> status(now), status(now._replace(loss=0.5)), status(now._replace(loss=math.nan))
     ('', 'loss 0.5000', 'diverged')
     """
     if now.phase != "training":

@@ -1,4 +1,4 @@
-"""Records: what an evaluation and the rounds before it measured, for each sweep point."""
+"""Making records from an evaluation and the rounds before it, for each sweep point."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,15 +19,16 @@ from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
 NAMED = 5
-"""Faulty clients of a round that an error names at most."""
+"""Most faulty clients that an error names."""
 
 
 Faulty = Callable[[], NDArray[np.int64]]
-"""Waits for a call of the rounds' program: its faulty updates, rows of (round, point, client)."""
+"""Waits for a call of the rounds' program, and returns its faulty updates, rows of (round, point,
+client)."""
 
 
 def no_updates() -> NDArray[np.int64]:
-    """No faulty update."""
+    """An empty array of faulty updates."""
     return np.zeros((0, 3), np.int64)
 
 
@@ -38,38 +39,40 @@ def faulty_updates(
 
     Args:
         first: The first of the rounds.
-        work: The work of each.
-        slots: Room for a round's jobs; those of a first exchange come after it.
-        faulty: See `After.faulty`.
+        work: The work of each round.
+        slots: Slots of a round's jobs, which those of the first cohort follow.
+        faulty: The flags from `After.faulty`.
     """
-    flags, found = np.asarray(faulty), [no_updates()]
+    flags, updates = np.asarray(faulty), [no_updates()]
     for r, each in enumerate(work):
         for jobs, begin in ((each.jobs, 0), (each.exchange, slots)):
             points, at = np.nonzero(flags[:, r, begin : begin + len(jobs.client)])
             rounds = np.full(len(at), first + r)
-            found.append(np.stack([rounds, points, jobs.client[at]], axis=1))
-    return np.concatenate(found)
+            updates.append(np.stack([rounds, points, jobs.client[at]], axis=1))
+    return np.concatenate(updates)
 
 
 def all_faulty(calls: Sequence[Faulty]) -> NDArray[np.int64]:
     """Wait for the faulty updates of some calls, rows of (round, point, client)."""
-    return np.concatenate([no_updates(), *(find() for find in calls)])
+    return np.concatenate([no_updates(), *(wait() for wait in calls)])
 
 
 class PendingEvaluation(NamedTuple):
-    """An evaluation that may still be under way, and what led to the model it measures.
+    """An evaluation that may still be running, and the rounds before it.
 
     Attributes:
-        round: Rounds done.
+        round: Number of rounds done.
         work: The last round's work.
-        hparams: The hyperparameters in force in it.
-        measures: What the evaluation finds.
-        gamma: gamma_k of the round's jobs (slots, points); None where it is not measured.
-        steps: Steps they took (slots, points); None where the plan says it.
-        since: Steps of all rounds since the evaluation before, a number or (points,) for each call.
-        faulty: The faulty updates of these rounds, for each call; of none without screening.
-        empty: How many of these rounds no client took part in.
-        model: The model it measures, leaves (points, ...), where the best one is kept.
+        hparams: The hyperparameters of the last round.
+        measures: The measures of the evaluation.
+        gamma: gamma_k of the last round's jobs (slots, points); None if not measured.
+        steps: Steps of the last round's jobs (slots, points); None if clients take the planned
+            steps.
+        since: Steps since the previous evaluation, a number or an array (points,) for each call.
+        faulty: Faulty updates since the previous evaluation, one item for each call; empty without
+            screening.
+        empty: Number of rounds since the previous evaluation in which no client took part.
+        model: The evaluated model, leaves (points, ...); None if only the last model is kept.
     """
 
     round: int
@@ -85,14 +88,16 @@ class PendingEvaluation(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How much evaluations read, and what of it stands for how much.
+    """How much evaluations read of each client.
 
     Attributes:
-        clients: Clients of the federation, where a sample of them is read; None where all are.
+        clients: Number of clients of the federation if a sample of them is read; None if all
+            clients are read.
         rows: Training rows n_k of the clients that are read, shape (clients read,).
-        labels: Test labels that are read of each, likewise; 0 for a model without accuracy.
-        stand_for: How many of its test labels each of these stands for, likewise: all of its test
-            rows by those that are read.
+        labels: Number of test labels that are read of each, shape (clients read,); 0 for a model
+            without accuracy.
+        stand_for: How many test rows of its client each read test row represents, shape (clients
+            read,).
     """
 
     clients: int | None
@@ -102,24 +107,24 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, protocol: Protocol) -> "Counts":
-        """Those of a protocol."""
-        some, read = protocol.sampled, protocol.measured.test
+        """The counts for a protocol."""
+        sampled, read = protocol.sampled, protocol.measured.test
         labels = read.labels if protocol.model.correct is not None else np.zeros_like(read.sizes)
         return cls(
             None if protocol.evaluation.clients is None else len(protocol.federation),
-            some.train.sizes,
+            sampled.train.sizes,
             labels,
-            some.test.sizes / np.maximum(read.sizes, 1),
+            sampled.test.sizes / np.maximum(read.sizes, 1),
         )
 
     def accuracy(self, measures: Measures) -> NDArray[np.float64]:
-        """Accuracy over all test labels of these clients (points,); NaN without any."""
+        """Accuracy over the test labels of these clients (points,); NaN without test labels."""
         tests = float(self.stand_for @ self.labels)
         if measures.by_client is None:
-            met = np.asarray(measures.test_correct, float)
+            correct = np.asarray(measures.test_correct, float)
         else:
-            met = self.stand_for @ np.asarray(measures.by_client.correct)
-        return met / tests if tests else np.full(met.shape, math.nan)
+            correct = self.stand_for @ np.asarray(measures.by_client.correct)
+        return correct / tests if tests else np.full(correct.shape, math.nan)
 
 
 def records_of(
@@ -129,29 +134,29 @@ def records_of(
     counts: Counts,
     scheduled: float | None = None,
 ) -> Iterator[Record]:
-    """Wait for an evaluation: a record for each point.
+    """Wait for an evaluation, and make a record for each sweep point.
 
     Args:
         done: The evaluation.
         method: The method.
-        runs: The points' runs so far.
-        counts: How much it reads.
-        scheduled: The learning rate of its round where that is a function of the round.
+        runs: The runs of the sweep points so far.
+        counts: How much the evaluation reads of each client.
+        scheduled: The learning rate of the last round if the solver has a schedule, else None.
 
     Raises:
-        InputError: An update was faulty, and that is not to be.
+        InputError: If an update was faulty and `faults.policy` is "fail".
     """
-    algorithm, protocol, found = method.algorithm, method.protocol, done.measures
+    algorithm, protocol, measures = method.algorithm, method.protocol, done.measures
     loss, variance, dissimilarity = (
         np.asarray(m, float)
-        for m in (found.train_loss, found.gradient_variance, found.dissimilarity)
+        for m in (measures.train_loss, measures.gradient_variance, measures.dissimilarity)
     )
-    accuracy = counts.accuracy(found)
-    loss_error, accuracy_error = _errors(found, counts)
+    accuracy = counts.accuracy(measures)
+    loss_error, accuracy_error = _errors(measures, counts)
     faulty = all_faulty(done.faulty)
     screening = method.faults
     if len(faulty) and screening is not None and screening.policy == "fail":
-        raise InputError(_refusal(faulty, runs, protocol.federation.names))
+        raise InputError(_faulty_message(faulty, runs, protocol.federation.names))
     solves = Solves.of(done, faulty, len(runs))
     adapted = None if algorithm.adapt is None else jax.tree.map(np.asarray, done.hparams)
     for i, run in enumerate(runs):
@@ -179,27 +184,27 @@ def records_of(
             communication=algorithm.communication * done.round,
             empty_rounds=done.empty,
             **({} if screening is None else _faults(done, faulty, i, protocol.federation.names)),
-            test_loss=float(found.test_loss[i]),
-            metrics={name: float(values[i]) for name, values in found.metrics.items()},
+            test_loss=float(measures.test_loss[i]),
+            metrics={name: float(values[i]) for name, values in measures.metrics.items()},
             train_loss_se=None if loss_error is None else float(loss_error[i]),
             test_accuracy_se=None if accuracy_error is None else float(accuracy_error[i]),
-            validation_loss=_at(found.validation_loss, i),
-            validation_accuracy=_at(found.validation_accuracy, i),
+            validation_loss=_at(measures.validation_loss, i),
+            validation_accuracy=_at(measures.validation_accuracy, i),
         )
 
 
 def _adapted(
-    given: Mapping[str, float], now: Mapping[str, NDArray[np.float32]], point: int
+    initial: Mapping[str, float], now: Mapping[str, NDArray[np.float32]], point: int
 ) -> dict[str, float]:
-    """The hyperparameters of a point: as given, or with six digits where they have adapted."""
+    """The current hyperparameters of a sweep point, with six digits if they have changed."""
     return {
         name: value if np.float32(value) == now[name][point] else float(f"{now[name][point]:.6g}")
-        for name, value in given.items()
+        for name, value in initial.items()
     }
 
 
 def _at(values: Any, point: int) -> float | None:
-    """A measure at a point; None where there is no such measure."""
+    """A measure at a sweep point; None if it was not measured."""
     return None if values is None else float(values[point])
 
 
@@ -207,7 +212,7 @@ Errors = NDArray[np.float64] | None
 
 
 def _errors(measures: Measures, counts: Counts) -> tuple[Errors, Errors]:
-    """Standard errors of loss and accuracy (points,), where a sample of clients was read."""
+    """Standard errors of loss and accuracy (points,); None if all clients were read."""
     if counts.clients is None or measures.by_client is None:
         return None, None
     loss = np.asarray(measures.by_client.loss)
@@ -225,7 +230,7 @@ def _errors(measures: Measures, counts: Counts) -> tuple[Errors, Errors]:
 def _faults(
     done: PendingEvaluation, faulty: NDArray[np.int64], point: int, names: Sequence[str]
 ) -> dict[str, Any]:
-    """What a record of a point says of faulty clients."""
+    """The fields of a record that describe faulty updates."""
     clients = faulty[faulty[:, 1] == point, 2]
     return {
         "faulty": len(clients),
@@ -234,8 +239,8 @@ def _faults(
     }
 
 
-def _refusal(faulty: NDArray[np.int64], runs: Sequence[Run], names: Sequence[str]) -> str:
-    """What there is to say of the first round with a faulty update."""
+def _faulty_message(faulty: NDArray[np.int64], runs: Sequence[Run], names: Sequence[str]) -> str:
+    """The message about the first round with a faulty update."""
     t, point, _ = faulty[np.lexsort(faulty.T[1::-1])[0]]
     clients = np.unique(faulty[(faulty[:, 0] == t) & (faulty[:, 1] == point), 2])
     shown = ", ".join(names[k] for k in clients[:NAMED])
@@ -247,13 +252,20 @@ def _refusal(faulty: NDArray[np.int64], runs: Sequence[Run], names: Sequence[str
 
 
 def best_loss(runs: Sequence[Run]) -> float:
-    """The least finite training loss of their last records; NaN if there is none."""
+    """The lowest finite training loss in the runs' last records; NaN if none is finite."""
     losses = [run.final.train_loss for run in runs]
     return min(filter(math.isfinite, losses), default=math.nan)
 
 
 class Solves(NamedTuple):
-    """A round's local solves, at each point of the sweep: arrays of shape (points,)."""
+    """Statistics of a round's local problems, arrays of shape (points,).
+
+    Attributes:
+        gamma_mean: As in `Record`.
+        gamma_max: As in `Record`.
+        unsolved: As in `Record`.
+        steps: Mini-batch steps of all clients.
+    """
 
     gamma_mean: NDArray[np.float64]
     gamma_max: NDArray[np.float64]
@@ -266,27 +278,30 @@ class Solves(NamedTuple):
 
         Args:
             done: The evaluation.
-            faulty: Faulty updates since the one before.
-            points: Points of the sweep.
+            faulty: Faulty updates since the previous evaluation.
+            points: Number of sweep points.
         """
         jobs = done.work.jobs
         count = len(jobs.client)
-        planned = np.full(points, int(jobs.steps.sum()))
+        steps = np.full(points, int(jobs.steps.sum()))
         if done.gamma is None or not count:
             unknown = np.full(points, math.nan)
-            return cls(unknown, unknown, np.zeros(points, int), planned)
+            return cls(unknown, unknown, np.zeros(points, int), steps)
         gammas = np.asarray(done.gamma, float)[:count]
-        good = np.ones(gammas.shape, bool)
+        sound = np.ones(gammas.shape, bool)
         for _, point, client in faulty[faulty[:, 0] == done.round - 1]:
-            good[jobs.client == client, point] = False
+            sound[jobs.client == client, point] = False
         unsolved = np.zeros(points, int)
         if done.steps is not None:
-            # measured in another order of summation than the rule's own
-            unsolved = (good & ~(gammas <= jobs.gamma[:, None] * (1 + 1e-3))).sum(axis=0)
-            planned = np.asarray(done.steps)[:count].sum(axis=0)
-        of_good, some = good.sum(axis=0), good.any(axis=0)
-        mean = np.where(good, gammas, 0).sum(axis=0) / np.maximum(of_good, 1)
-        most = np.where(good, gammas, -math.inf).max(axis=0)
+            # a tolerance, since the stop rule sums in another order
+            unsolved = (sound & ~(gammas <= jobs.gamma[:, None] * (1 + 1e-3))).sum(axis=0)
+            steps = np.asarray(done.steps)[:count].sum(axis=0)
+        sound_count, any_sound = sound.sum(axis=0), sound.any(axis=0)
+        mean = np.where(sound, gammas, 0).sum(axis=0) / np.maximum(sound_count, 1)
+        largest = np.where(sound, gammas, -math.inf).max(axis=0)
         return cls(
-            np.where(some, mean, math.nan), np.where(some, most, math.nan), unsolved, planned
+            np.where(any_sound, mean, math.nan),
+            np.where(any_sound, largest, math.nan),
+            unsolved,
+            steps,
         )

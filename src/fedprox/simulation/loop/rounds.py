@@ -1,4 +1,4 @@
-"""The rounds of one seed: calls of the compiled program, evaluations and records behind them."""
+"""The rounds of one seed: calls of the compiled program, followed by evaluations and records."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from fedprox.simulation.compiled.layout import Capacity, Layout
 from fedprox.simulation.compiled.round import After, Inputs, Server
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.loop.ends import Ends
+from fedprox.simulation.loop.ends import EarlyEnd
 from fedprox.simulation.loop.planner import Call, Chunk, Planned
 from fedprox.simulation.loop.records import (
     Counts,
@@ -36,18 +36,18 @@ from fedprox.simulation.results.run import Run
 from fedprox.simulation.storage.client_store import Store
 
 RECORDS_BEHIND = 1
-"""Evaluations still under way while the next rounds are already being computed."""
+"""Number of evaluations that may be pending while the next rounds are computed."""
 
 
 class CompiledMethod(NamedTuple):
-    """A method with all that its seeds share.
+    """A method and the programs that its seeds share.
 
     Attributes:
         method: The method.
         mesh: The devices.
-        programs: Layout -> the programs for it, compiled when first asked for.
-        evaluate: State -> Measures.
-        copy: State -> a copy of the model that is evaluated; None if only the last model is kept.
+        programs: (layout) -> the programs for it, compiled on first use.
+        evaluate: (state) -> Measures.
+        copy: (state) -> a copy of the evaluated model, or None if only the last model is kept.
     """
 
     method: Method
@@ -58,19 +58,21 @@ class CompiledMethod(NamedTuple):
 
 
 class RunState(NamedTuple):
-    """Where the rounds of a seed are, without client state and the records so far.
+    """The state of a seed's rounds, without client state and records.
 
     Attributes:
-        round: Rounds done.
+        round: Number of rounds done.
         state: The server's state.
-        hparams: The hyperparameters of all sweep points now, which a method may adapt.
-        memory: What the method's adaptation remembers; None without.
-        taken: Steps of all rounds since the last evaluation, a number or (points,) for each call.
-        faulty: Their faulty updates, likewise, see `PendingEvaluation`.
-        empty: How many of these rounds no client took part in.
-        capacity: How much the last call's arrays held; None before the first call.
-        best: The best models at the evaluations that a run of more rounds would have had, leaves
-            (points, ...); None if only the last model is kept.
+        hparams: The current hyperparameters of all sweep points, which a method may adapt.
+        memory: State of the method's adaptation of hyperparameters; None without one.
+        taken: Steps since the last evaluation, a number or an array (points,) for each call.
+        faulty: Faulty updates since the last evaluation, one item for each call; empty without
+            screening.
+        empty: Number of rounds since the last evaluation in which no client took part.
+        capacity: Capacity of the last call; None before the first call.
+        best: The best models so far, leaves (points, ...); None if only the last model is kept. An
+            evaluation counts only if its round is a multiple of `Evaluation.every`, since a longer
+            run has no other.
     """
 
     round: int
@@ -85,13 +87,13 @@ class RunState(NamedTuple):
 
 
 class Listeners(NamedTuple):
-    """What is called as rounds go on.
+    """Functions that are called while rounds run.
 
     Attributes:
         record: Called with each record.
-        progress: Called with the rounds done and the best loss.
-        call: Called after each call of the program with the rounds done and a function that waits
-            until all of them are recorded and returns their state.
+        progress: Called with the number of rounds done and the best loss.
+        call: Called after each call of the program, with the number of rounds done and a function
+            that waits for their records and returns their state.
     """
 
     record: Callable[[Record], None]
@@ -100,17 +102,17 @@ class Listeners(NamedTuple):
 
 
 class Rounds:
-    """Runs the rounds of one seed; records join the runs' histories as they become known.
+    """Runs the rounds of one seed, and appends records to the histories of its runs.
 
-    A run that an evaluation may end waits for each evaluation before it continues, so that neither
-    its records nor its last model lie beyond the end.
+    If an evaluation may end the run, each evaluation is awaited before the next call, so that there
+    are no records and no model from after the end.
 
     Args:
         compiled: The method.
-        now: Where the rounds are; the model of round 0 is not yet evaluated, later ones are.
-        store: The client state; None for a method without.
+        now: State of the rounds. The initial model is not yet evaluated, later ones are.
+        store: Store of the client state; None for a method without client state.
         runs: The runs of the sweep points so far.
-        listeners: What is called as rounds go on.
+        listeners: Functions that are called while rounds run.
     """
 
     def __init__(
@@ -125,20 +127,22 @@ class Rounds:
         self.runs, self.listeners = runs, listeners
         self.method, self.protocol = compiled.method, compiled.method.protocol
         self.behind = 0 if self.protocol.waits else RECORDS_BEHIND
-        self.keep_best = _keeping_best(self.protocol, runs)
+        self.keep_best = _best_keeper(self.protocol, runs)
         self.best = now.best
-        self.ends, self.counts = Ends(self.protocol, len(runs)), Counts.of(self.protocol)
+        self.early_end = EarlyEnd(self.protocol, len(runs))
+        self.counts = Counts.of(self.protocol)
         self.pending = deque[PendingEvaluation]()
         self.calls = deque[tuple[int, jax.Array]]()
         adapt = self.method.algorithm.adapt
         self.adapt = None if adapt is None else jax.jit(adapt.update)
 
     def run(self, planned: Planned) -> RunState:
-        """Run the planned rounds, or those up to an early end.
+        """Run the planned rounds, up to an early end.
 
         Returns:
-            Where the rounds are at the end. Steps, faulty updates and empty rounds are those since
-            the last evaluation that a run of more rounds would have had.
+            The state at the end. Steps, faulty updates and empty rounds are counted since the last
+            evaluation whose round is a multiple of `Evaluation.every`, since the run may be
+            extended.
         """
         if not self.now.round:
             self._evaluate_first()
@@ -147,9 +151,9 @@ class Rounds:
             while len(self.pending) > self.behind or self._next_is_done(computed):
                 self._record_next()
             self._report(computed)
-            # not those behind, even if they have arrived: the same run stops at the same round
+            # ignore pending evaluations even if they are done: a run always ends at the same round
             evaluations = len(self.runs[0].history) + len(self.pending) - self.behind
-            if self.ends.over(self.runs, evaluations):
+            if self.early_end.over(self.runs, evaluations):
                 break
             self._call(chunk, call)
             del call  # the rows of the cohort are freed before the next ones arrive
@@ -164,17 +168,18 @@ class Rounds:
         if adapt is not None:
             memory = adapt.init(now.hparams, measures.train_loss)
             self.now = now._replace(memory=memory)
-        nobody = RoundWork(0, 0, 0, no_jobs(), no_jobs())
+        no_work = RoundWork(0, 0, 0, no_jobs(), no_jobs())
         first = PendingEvaluation(
-            0, nobody, now.hparams, measures, None, None, (), (), 0, self.best
+            0, no_work, now.hparams, measures, None, None, (), (), 0, self.best
         )
         self.pending.append(first)
 
     def _next_is_done(self, computed: int) -> bool:
+        """Whether the oldest pending evaluation is done, after `computed` rounds."""
         return bool(self.pending) and self.pending[0].round < computed
 
     def _record_next(self) -> None:
-        """Wait for the oldest evaluation and record it."""
+        """Wait for the oldest pending evaluation, and record it."""
         oldest, solver = self.pending.popleft(), self.method.solver
         rate = None if solver.schedule is None else solver.factor(max(oldest.round - 1, 0))
         records = records_of(oldest, self.method, self.runs, self.counts, rate)
@@ -186,18 +191,18 @@ class Rounds:
         self.listeners.progress(oldest.round, best_loss(self.runs))
 
     def _recorded(self, now: RunState) -> RunState:
-        """The state `now`, once all evaluations are recorded."""
+        """Wait until all evaluations are recorded, and return the state `now`."""
         while self.pending:
             self._record_next()
         return now._replace(best=self.best)
 
     def _report(self, done: int) -> None:
-        """Report rounds that no evaluation has reported."""
+        """Report rounds that are done and that no record has reported."""
         if self.runs[0].history and done > self.runs[0].final.round:
             self.listeners.progress(done, best_loss(self.runs))
 
     def _call(self, chunk: Chunk, call: Call) -> None:
-        """Run the rounds of one call, and begin the evaluation that follows, if any."""
+        """Start the rounds of one call, and the evaluation that follows them, if any."""
         programs = self.compiled.programs(call.layout)
         clients = clients_by_place(call.plan, call.work[0], call.layout)
         hparams = self.now.hparams
@@ -205,7 +210,8 @@ class Rounds:
         client_state = None
         if self.store is not None:
             if chunk.recorded and programs.inexactness is not None:
-                client_state = self.store.read(clients)  # before the round, which used up its copy
+                # the state before the round; the program has reused the memory of the first copy
+                client_state = self.store.read(clients)
             self.store.write(clients, after.client_state)
             after = after._replace(client_state=None)
         planned_steps = sum(int(w.jobs.steps.sum()) for w in call.work)
@@ -224,9 +230,9 @@ class Rounds:
             gamma = self._gamma(programs, call, after, client_state)
             self._await(call.work[-1], measures, gamma, after.local.steps)
             self.calls.append((chunk.last, measures.train_loss))
-        else:  # a copy, since the next call takes the state
-            some = jax.tree.leaves(after.state)[0].addressable_data(0)
-            self.calls.append((chunk.last, jnp.ravel(some)[:1]))
+        else:  # a copy, since the next call reuses the memory of the state
+            leaf = jax.tree.leaves(after.state)[0].addressable_data(0)
+            self.calls.append((chunk.last, jnp.ravel(leaf)[:1]))
         if self.adapt is not None and measures is not None:
             adapted, memory = self.adapt(hparams, self.now.memory, measures.train_loss)
             self.now = self.now._replace(hparams=adapted, memory=memory)
@@ -234,7 +240,7 @@ class Rounds:
     def _run_program(
         self, programs: Programs, chunk: Chunk, call: Call, clients: NDArray[np.int64]
     ) -> After:
-        """Call the program, which takes the memory of the state and of the clients' state."""
+        """Call the program, which reuses the memory of the server's and the clients' state."""
         state, self.now = self.now.state, self.now._replace(state=None)
         client_state = None if self.store is None else self.store.read(clients)
         count = np.int32(chunk.last - chunk.first)
@@ -245,7 +251,7 @@ class Rounds:
     def _await(
         self, work: RoundWork, measures: Measures, gamma: jax.Array | None, steps: Any
     ) -> None:
-        """Add an evaluation of the present model to those that are waited for."""
+        """Add an evaluation of the current model to the pending ones."""
         now = self.now
         self.pending.append(
             PendingEvaluation(
@@ -267,7 +273,7 @@ class Rounds:
     def _gamma(
         self, programs: Programs, call: Call, after: After, client_state: ClientState
     ) -> jax.Array | None:
-        """gamma_k of a call's last round, given its clients' state before it, if measured."""
+        """gamma_k of a call's last round, from the client state before it; None if not measured."""
         if programs.inexactness is None:
             return None
         jobs, last = call.work[-1].jobs, len(call.work) - 1
@@ -278,25 +284,25 @@ class Rounds:
 
 @jax.jit
 def _choose(models: Params, others: Params, are_better: jax.Array) -> Params:
-    """At each point the other model where that is better; leaves are (points, ...)."""
+    """At each sweep point, the other model if it is better; leaves are (points, ...)."""
 
-    def one(a: jax.Array, b: jax.Array) -> jax.Array:
+    def choose_leaf(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.where(are_better.reshape((-1,) + (1,) * (a.ndim - 1)), b, a)
 
-    return jax.tree.map(one, models, others)
+    return jax.tree.map(choose_leaf, models, others)
 
 
-def _keeping_best(
+def _best_keeper(
     protocol: Protocol, runs: Sequence[Run]
 ) -> Callable[[Params | None, PendingEvaluation], Params | None]:
-    """(best models so far, evaluation whose records are the runs' last) -> best models."""
+    """A function (best models so far, evaluation of the runs' last records) -> best models."""
     if protocol.selection.keep == "last":
         return lambda *_: None
     bests = [protocol.best(run.history) for run in runs]
 
     def keep(models: Params | None, done: PendingEvaluation) -> Params | None:
         if done.round % protocol.evaluation.every:
-            return models  # a run of more rounds has no such evaluation
+            return models  # a longer run has no such evaluation
         better = [best.see(run.final) for best, run in zip(bests, runs, strict=True)]
         return _choose(models, done.model, np.array(better))
 
@@ -304,9 +310,9 @@ def _keeping_best(
 
 
 def _computed(calls: deque[tuple[int, jax.Array]]) -> int:
-    """Wait until at most one call is under way, and return the rounds done by those before it.
+    """Wait until at most one call is running, and return the rounds done by the calls before it.
 
-    Without this the host would run far ahead wherever nothing is evaluated.
+    Without this, the host would run far ahead of the devices between evaluations.
     """
     done = 0
     while len(calls) > 1:
@@ -316,7 +322,7 @@ def _computed(calls: deque[tuple[int, jax.Array]]) -> int:
 
 
 def _faulty(chunk: Chunk, call: Call, after: After) -> tuple[Faulty, ...]:
-    """The faulty updates of a call, if updates are screened."""
+    """The faulty updates of a call as one item; no item without screening."""
     if after.faulty is None:
         return ()
     slots = call.layout.rounds.slots

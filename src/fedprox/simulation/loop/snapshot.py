@@ -1,4 +1,4 @@
-"""Snapshots: what a checkpoint holds, as values."""
+"""Snapshots: the contents of a checkpoint as values."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -21,14 +21,14 @@ Arrays = Mapping[str, Any]
 
 
 class Fingerprint(NamedTuple):
-    """What tells a comparison from one that its checkpoints do not fit.
+    """The settings of a comparison that its checkpoints must match.
 
     Attributes:
-        labels: The labels of its runs.
-        seeds: Their seeds.
-        rounds: Rounds T.
-        settings: What else its result depends on, by name, see `Protocol.settings`.
-        model: The model, of which the parameters are.
+        labels: Labels of the runs.
+        seeds: Seeds of the runs.
+        rounds: Number of rounds T.
+        settings: All other settings that results depend on, by name, see `Protocol.settings`.
+        model: The model.
     """
 
     labels: tuple[str, ...]
@@ -38,8 +38,8 @@ class Fingerprint(NamedTuple):
     model: Model
 
     @property
-    def known(self) -> dict[str, Any]:
-        """What a checkpoint says of it."""
+    def all_settings(self) -> dict[str, Any]:
+        """All of these settings by name, as a checkpoint stores them."""
         return {
             "labels": list(self.labels),
             "seeds": list(self.seeds),
@@ -50,17 +50,17 @@ class Fingerprint(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
     A seed run is all sweep points of a method with one seed.
 
     Attributes:
         finished: The runs of all finished seed runs.
-        under_way: The runs of the seed run under way; none between two seed runs.
-        round: Its rounds done.
-        arrays: Its state, see `arrays_of`.
-        client_state: State of its clients, see `Store.contents`, one array after another; None for
-            none.
+        under_way: The runs of the seed run under way; empty between two seed runs.
+        round: Number of rounds done of the seed run under way.
+        arrays: State of the seed run under way, see `arrays_of`.
+        client_state: Client state of the seed run under way, as in `Store.contents`; None without
+            client state.
     """
 
     finished: Sequence[Run]
@@ -71,33 +71,41 @@ class Snapshot(NamedTuple):
 
     @property
     def seed_runs(self) -> int:
-        """Finished seed runs."""
+        """Number of finished seed runs."""
         return sum(1 for _ in seed_runs_of(self.finished))
 
     @property
     def records(self) -> Iterator[Record]:
-        """All records so far, in the order in which they became known."""
+        """All records so far, in the order of their evaluations."""
         for runs in (*seed_runs_of(self.finished), self.under_way):
-            for together in zip(*(run.history for run in runs), strict=True):
-                yield from together
+            for evaluation in zip(*(run.history for run in runs), strict=True):
+                yield from evaluation
 
     def state(self, structure: Any) -> Any:
         """The server's state of the seed run under way, as a tree of the given structure."""
         return _unnumbered(structure, self.arrays.get("state", {}))
 
     def best(self, structure: Any) -> Any:
-        """Its best models, as a tree of the given structure; None if none are kept."""
+        """The best models of the seed run under way, as a tree of the given structure.
+
+        None if only the last model is kept.
+        """
         return _unnumbered(structure, self.arrays["best"]) if "best" in self.arrays else None
 
     @property
     def capacity(self) -> Capacity | None:
-        """How much the last call's arrays held; None where no seed run is under way."""
+        """Capacity of the last call; None if no seed run is under way."""
         if "capacity" not in self.arrays:
             return None
         return Capacity(*map(int, self.arrays["capacity"]))
 
     def run_state(self, first: RunState, mesh: Mesh) -> RunState:
-        """Where the seed run under way is, given its state before round 0."""
+        """The state of the seed run under way.
+
+        Args:
+            first: A state of the same structure, such as that before round 0.
+            mesh: The devices.
+        """
         state = _unnumbered(jax.tree.structure(first.state), self.arrays.get("state", {}))
         memory = _unnumbered(jax.tree.structure(first.memory), self.arrays.get("memory", {}))
         faulty = self.arrays.get("faulty", no_updates())
@@ -118,8 +126,8 @@ class End(NamedTuple):
     """The last state of a seed run.
 
     Attributes:
-        rounds: Rounds T of its comparison; fewer were done where it stopped early.
-        snapshot: The seed run as one under way.
+        rounds: Number of rounds T of its comparison. A seed run that ended early did fewer.
+        snapshot: A snapshot with this seed run under way.
     """
 
     rounds: int
@@ -127,7 +135,7 @@ class End(NamedTuple):
 
 
 def seed_runs_of(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
-    """The runs of whole seed runs, seed run by seed run."""
+    """Group runs by seed run."""
     begin = 0
     while begin < len(runs):
         end = begin + runs[begin].sweep_points
@@ -138,22 +146,22 @@ def seed_runs_of(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
 def arrays_of(now: RunState, points: int) -> Arrays:
     """A run state as arrays by name."""
     taken = sum((np.broadcast_to(n, points) for n in now.taken), np.zeros(points, np.int64))
-    found: dict[str, Any] = {
+    arrays: dict[str, Any] = {
         "state": _numbered(now.state),
         "hparams": jax.tree.map(np.asarray, dict(now.hparams)),
         "taken": taken,
         "empty": np.int64(now.empty),
     }
     if now.capacity is not None:
-        found["capacity"] = np.array(now.capacity, np.int64)
+        arrays["capacity"] = np.array(now.capacity, np.int64)
     if now.best is not None:
-        found["best"] = _numbered(now.best)
+        arrays["best"] = _numbered(now.best)
     if now.memory is not None:
-        found["memory"] = _numbered(now.memory)
+        arrays["memory"] = _numbered(now.memory)
     faulty = all_faulty(now.faulty)
     if len(faulty):
-        found["faulty"] = faulty
-    return found
+        arrays["faulty"] = faulty
+    return arrays
 
 
 def _numbered(tree: Any) -> dict[str, Any]:
