@@ -53,6 +53,9 @@ name = "fedprox"
 mu = [0.0, 1.0]
 """
 
+LOSSES = SMALL.replace("evaluation.every = 2", "evaluation = {every = 2, gradients = false}")
+"""The same without gradient variance, B(w) and gamma."""
+
 
 def fedprox(*arguments: object) -> None:
     """The command in this process, with its exit status as SystemExit."""

@@ -28,6 +28,7 @@ from fedprox.simulation.devices.mesh import lane_mesh
 from fedprox.simulation.devices.ownership import find_ownership
 from fedprox.simulation.planning.batch_plan import Jobs, Shape, plan_rounds
 from fedprox.simulation.storage.training_data import copy_to_devices
+from tests.variants import mostly_slow
 
 SIZES = [7, 1, 12, 5]
 OFFSETS = np.concatenate([[0], np.cumsum(SIZES)]).astype(np.int64)
@@ -80,7 +81,7 @@ def train(federation: Federation, model: Model, **options: Any) -> Run:
     return simulate(federation, model, fedprox(mu=0.1), **settings | options)[0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, "windows"))
 def test_kept_features_train_like_the_array_they_stand_for(kind: str) -> None:
     kept = KINDS[kind]
     array = np.asarray(kept)

@@ -16,10 +16,10 @@ from fedprox.model import dotted
 
 FEDERATION = fp.datasets.synthetic(clients=4)
 WIDTH = FEDERATION.train.x.shape[1]
-COMMON = [fp.fedprox(mu=[0.0, 1.0]), fp.scaffold()]
+COMMON = [fp.fedprox(mu=[0.0, 1.0])]
 OTHERS = [
-    fp.fedsgd(), fp.fedavg(), fp.feddane(mu=1.0), fp.centralised(), fp.feddyn(alpha=0.1),
-    fp.fedsplit(1.0), fp.fedopt(optax.adam),
+    fp.fedsgd(), fp.fedavg(), fp.feddane(mu=1.0), fp.centralised(), fp.scaffold(),
+    fp.feddyn(alpha=0.1), fp.fedsplit(1.0), fp.fedopt(optax.adam),
 ]  # fmt: skip
 
 

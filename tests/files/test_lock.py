@@ -18,7 +18,7 @@ from fedprox.papers import ITEMS
 from fedprox.report.directory import RunDirectory
 from fedprox.reproduce.item import SCALES
 from fedprox.reproduce.run import reproduce
-from tests.test_cli import SMALL, record, status
+from tests.test_cli import LOSSES, record, status
 
 HERE = f"process {os.getpid()} on {socket.gethostname()}"
 
@@ -110,7 +110,7 @@ def test_a_file_system_without_locks_is_used_without(
 def test_a_second_process_is_refused_before_it_writes(
     command: str, tmp_path: Path, capsys: Any
 ) -> None:
-    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "small.toml").write_text(LOSSES)
     out = tmp_path / "out"
     with locked(out):
         (out / ".experiment.toml.partial").write_text("half")

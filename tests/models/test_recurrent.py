@@ -16,6 +16,7 @@ from fedprox.features import Vectors, Windows
 from fedprox.federation import Rows
 from fedprox.models.recurrent import LSTM, lstm
 from fedprox.streams import Purpose, generator
+from tests.variants import mostly_slow
 
 Arrays = tuple[Any, ...]
 
@@ -71,14 +72,14 @@ def gradient(layer: Callable[..., jax.Array]) -> Callable[[Arrays], Arrays]:
 
 
 @pytest.mark.parametrize("peepholes", [False, True])
-@pytest.mark.parametrize("length", [1, 4])
+@pytest.mark.parametrize("length", mostly_slow([1, 4], 4))
 def test_values_and_gradients_are_those_of_the_equations(peepholes: bool, length: int) -> None:
     given = arguments(peepholes, length)
     close(jax.jit(lstm)(*given), jax.jit(plain)(*given))
     close(gradient(lstm)(given), gradient(plain)(given))
 
 
-@pytest.mark.parametrize("peepholes", [False, True])
+@pytest.mark.parametrize("peepholes", mostly_slow([False, True], True))
 def test_the_same_for_many_clients_at_once(peepholes: bool) -> None:
     given = arguments(peepholes)
     # every argument of its own for each of three clients, as in the engine
@@ -89,7 +90,7 @@ def test_the_same_for_many_clients_at_once(peepholes: bool) -> None:
         close(jax.tree.map(lambda a, k=k: a[k], batched), gradient(plain)(one))
 
 
-@pytest.mark.parametrize("peepholes", [False, True])
+@pytest.mark.parametrize("peepholes", mostly_slow([False, True], True))
 def test_products_with_the_hessian_in_reverse_over_reverse(peepholes: bool) -> None:
     given = arguments(peepholes, length=3)
     rng = np.random.default_rng(2)
@@ -213,7 +214,7 @@ def test_trained_vectors_do_what_vectors_among_the_features_do() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["char-lstm", "word-lstm"])
+@pytest.mark.parametrize("name", mostly_slow(["char-lstm", "word-lstm"], "char-lstm"))
 def test_a_round_of_one_step_on_all_rows_is_a_gradient_step(name: str) -> None:
     federation = sequences(5, labels="last" if name == "char-lstm" else "all")
     model = fp.models.MODELS[name](federation)

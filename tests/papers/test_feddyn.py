@@ -14,6 +14,7 @@ from fedprox.papers.feddyn import DRAW, SYNTHETIC
 from fedprox.papers.quirks import WITHOUT_QUADRATIC
 from fedprox.reproduce.item import MOST_SEEDS, SCALES, SHORT, Table, expand
 from fedprox.solver import Solver
+from tests.variants import mostly_slow
 
 PRINTED = {
     "table-1": """
@@ -342,7 +343,7 @@ def optimum(heterogeneity: str, draw: int) -> float:
         w = w - length * step
 
 
-@pytest.mark.parametrize("heterogeneity", SYNTHETIC)
+@pytest.mark.parametrize("heterogeneity", mostly_slow(SYNTHETIC, "none"))
 def test_the_draw_of_table_6_is_the_first_that_can_reach_the_papers_losses(
     heterogeneity: str,
 ) -> None:

@@ -138,15 +138,20 @@ def net_of_two(x: jax.Array, key: jax.Array) -> jax.Array:
     return model.train({}, x, key)
 
 
-def test_runs_repeat_and_do_not_depend_on_calls_lanes_and_devices(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("gradients", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_runs_repeat_and_do_not_depend_on_calls(gradients: bool) -> None:
     model = net(0.5)
-    run = train(model, evaluation=fp.Evaluation(every=3))
-    often = train(model, evaluation=fp.Evaluation(every=1))
+    run, often = (
+        train(model, evaluation=fp.Evaluation(every, gradients=gradients)) for every in (3, 1)
+    )
     assert same(run, often)
     assert metrics_line(run.final) == metrics_line(often.final)
     assert not same(run, train(model, seed=1))
+
+
+def test_runs_do_not_depend_on_lanes_and_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net(0.5)
+    run = train(model)
     others = [train(model, devices=jax.device_count())]
     monkeypatch.setattr(layout, "choose_lanes", lambda *_: 3)
     others.append(train(model))

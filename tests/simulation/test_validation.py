@@ -25,7 +25,7 @@ from fedprox.model import top_1
 from fedprox.report.archive import read_archive, read_record
 from fedprox.report.directory import metrics_line, summarise
 from tests.quadratics import one_run
-from tests.test_cli import SMALL, status
+from tests.test_cli import LOSSES, status
 
 Vector = NDArray[np.float64]
 CLASSES = 3
@@ -402,7 +402,7 @@ def measured_logistic(federation: Federation) -> Model:
 
 
 def command(tmp_path: Path, *changes: str) -> tuple[int, Path]:
-    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "small.toml").write_text(LOSSES)
     settings = [part for change in ("seed=0", *changes) for part in ("--set", change)]
     out = tmp_path / "out"
     return status("run", tmp_path / "small.toml", *settings, "--out", out), out

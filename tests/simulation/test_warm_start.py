@@ -37,10 +37,9 @@ def test_a_warm_start_is_a_model_that_begins_there_bit_for_bit(tmp_path: Path) -
     (first,) = train(fp.fedavg(), seed=5)
     fp.save_model(tmp_path / "first.safetensors", first.params)
     loaded = fp.load_model(tmp_path / "first.safetensors")
-    options: dict[str, Any] = {"seed": [0, 1], "evaluation": fp.Evaluation()}
-    warm = train(initial=loaded, **options)
+    warm = train(initial=loaded, seed=[0, 1])
     there = jax.tree.map(jnp.asarray, first.params)
-    expected = train(model=replace(MODEL, init=lambda _: there), **options)
+    expected = train(model=replace(MODEL, init=lambda _: there), seed=[0, 1])
     assert lines(warm) == lines(expected)
     for found, run in zip(warm, expected, strict=True):
         jax.tree.map(np.testing.assert_array_equal, found.params, run.params)
@@ -87,6 +86,7 @@ def test_checkpoints_of_another_start_are_refused(tmp_path: Path) -> None:
 
 FILE = """
 rounds = 1
+evaluation = {{gradients = false}}
 data = {{name = "synthetic", clients = 4}}
 cohort = {{clients_per_round = 2}}
 solver = {{learning_rate = 0.1, batch_size = 10, steps = 3}}

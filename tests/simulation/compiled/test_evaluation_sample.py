@@ -28,7 +28,7 @@ from fedprox.report.records import ERRORS
 from fedprox.report.table import sampling_notes, table
 from fedprox.simulation.config.protocol import initial_params
 from fedprox.simulation.storage import training_data
-from tests.test_cli import SMALL, status
+from tests.test_cli import LOSSES, SMALL, status
 
 Vector = NDArray[np.float64]
 
@@ -274,7 +274,7 @@ def test_no_clients_is_refused(most: Any) -> None:
 
 
 def test_the_command_says_that_it_is_a_sample(tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "small.toml").write_text(LOSSES)
     change = ("evaluation.clients=4", "seed=0", 'method=[{name = "fedavg"}]')
     settings = [part for setting in change for part in ("--set", setting)]
     out = tmp_path / "out"
@@ -295,7 +295,7 @@ def test_the_command_says_that_it_is_a_sample(tmp_path: Path, capsys: Any) -> No
 
 
 def test_as_many_as_there_are_is_the_run_without_the_key(tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "small.toml").write_text(LOSSES)
     found: list[list[Any]] = []
     for setting in ("rounds=4", "evaluation.clients=6", "evaluation.clients=1000"):
         out = tmp_path / str(len(found))

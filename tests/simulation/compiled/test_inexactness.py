@@ -41,6 +41,7 @@ from tests.quadratics import (
     random_quadratics,
 )
 from tests.simulation.compiled.test_round import as_oracle, ragged_federation
+from tests.variants import mostly_slow
 
 ROWS = [1, 9, 10, 11, 150, 300]
 
@@ -57,7 +58,7 @@ SOLVERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("name", mostly_slow(SOLVERS, "mini-batches", "L-BFGS"))
 @pytest.mark.parametrize("lanes", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_solver_meets_its_gamma(name: str, lanes: int) -> None:
     federation = ragged_federation(ROWS)
@@ -108,7 +109,7 @@ def descent_steps(
     return steps
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(seed=st.integers(0, 99), gamma=st.sampled_from([0.9, 0.3, 0.05]), mu=st.floats(0, 3))
 def test_gradient_descent_stops_at_the_first_step_that_meets_gamma(
     seed: int, gamma: float, mu: float
@@ -340,7 +341,7 @@ def test_who_is_late_must_be_known_before_the_work() -> None:
     assert run.final.client_steps <= 15
 
 
-@pytest.mark.parametrize("batch", [10, 200, "all"])
+@pytest.mark.parametrize("batch", mostly_slow([10, 200, "all"], 200))
 def test_the_pooled_baseline_and_wide_batches_meet_their_gamma(batch: Any) -> None:
     federation = ragged_federation(ROWS)
     runs = simulate(

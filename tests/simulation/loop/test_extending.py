@@ -29,7 +29,7 @@ from fedprox import (
 )
 from fedprox.simulation.loop import checkpoint, checkpoint_files, snapshot
 from tests.simulation.loop.test_checkpoint import Killed, same, train
-from tests.test_cli import SMALL, status
+from tests.test_cli import LOSSES, status
 from tests.variants import mostly_slow
 
 ONE: dict[str, Any] = {"seed": 3}
@@ -240,7 +240,7 @@ def test_without_room_for_its_state_a_run_is_finished_all_the_same(
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory of 3 rounds, the last of which is evaluated only as the last."""
     folder = tmp_path_factory.mktemp("short")
-    (folder / "small.toml").write_text(SMALL)
+    (folder / "small.toml").write_text(LOSSES)
     run = ("run", folder / "small.toml", "--set", "rounds=3")
     assert status(*run, "--out", folder / "out") == 0
     return folder / "out"
@@ -263,7 +263,7 @@ def results(folder: Path) -> dict[str, Any]:
 def test_a_finished_run_is_extended(finished: Path, tmp_path: Path, capsys: Any) -> None:
     out, once = tmp_path / "out", tmp_path / "once"
     shutil.copytree(finished, out)
-    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "small.toml").write_text(LOSSES)
     assert status("run", tmp_path / "small.toml", "--set", "rounds=7", "--out", once) == 0
     capsys.readouterr()
     assert status("run", "--resume", out, "--set", "rounds=7") == 0
@@ -318,7 +318,7 @@ def test_force_replaces_another_experiments_results(
     shutil.copytree(finished, out)
     (out / "diagnosis.json").write_text("{}")
     run = ("run", tmp_path / "small.toml", "--set", "method=[{name='fedavg'}]", "--out")
-    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "small.toml").write_text(LOSSES)
     assert status(*run, once) == 0
     assert status(*run, out) == 2
     assert "or replace them with fedprox run --force" in capsys.readouterr().err
@@ -338,7 +338,7 @@ def test_force_never_replaces_other_files(
     out = tmp_path / "out"
     shutil.copytree(finished, out)
     (out / name).write_text("mine")
-    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "small.toml").write_text(LOSSES)
     assert status("run", tmp_path / "small.toml", "--out", out, "--force") == 2
     assert f"also holds {name.split('/')[0]}, which is no result of fedprox" in (
         capsys.readouterr().err
@@ -346,6 +346,6 @@ def test_force_never_replaces_other_files(
     assert (out / name).exists()
     assert (out / "summary.json").exists()
     (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "experiment.toml").write_text(SMALL)
+    (tmp_path / "own" / "experiment.toml").write_text(LOSSES)
     assert status("run", tmp_path / "small.toml", "--out", tmp_path / "own", "--force") == 2
     assert "experiment.toml was not written by fedprox" in capsys.readouterr().err

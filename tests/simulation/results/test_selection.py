@@ -34,7 +34,8 @@ from fedprox.simulation.results.selection import Best
 from tests.byhand import START
 from tests.quadratics import quadratic_model
 from tests.simulation.loop.test_checkpoint import Killed, in_goes, same, train
-from tests.test_cli import SMALL, status
+from tests.test_cli import LOSSES, status
+from tests.variants import mostly_slow
 
 BUMPY: dict[str, Any] = {"solver": Solver([0.3, 0.4], 3, epochs=2)}
 """A solver whose mini-batches make the training loss rise and fall."""
@@ -50,7 +51,7 @@ def equal(a: Run, b: Run) -> None:
     jax.tree.map(np.testing.assert_array_equal, a.params, b.params)
 
 
-@pytest.mark.parametrize("evaluated", ["server", "clients"])
+@pytest.mark.parametrize("evaluated", mostly_slow(["server", "clients"], "server"))
 def test_the_best_model_is_that_of_a_run_that_ended_there(evaluated: Any) -> None:
     options = BUMPY | {
         "evaluation": Evaluation(2, model=evaluated, gradients=False),
@@ -255,7 +256,7 @@ def test_the_command_keeps_the_best_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "small.toml"
-    file.write_text(SMALL)
+    file.write_text(LOSSES)
     out = tmp_path / "out"
     settings = ["rounds=12", "solver.learning_rate=2.0", "seed=1", "validation_share=0.3"]
     settings += ["selection.keep=best", "selection.measure=validation_accuracy"]

@@ -94,7 +94,10 @@ def same_bits(some: list[Run], others: list[Run]) -> None:
 @pytest.mark.parametrize(
     ("kind", "method", "options"),
     [
-        ("array", fp.feddane(mu=0.1), {"cohort": fp.Cohort(3, "proportional")}),
+        pytest.param(
+            *("array", fp.feddane(mu=0.1), {"cohort": fp.Cohort(3, "proportional")}),
+            marks=pytest.mark.slow,
+        ),
         ("half", fp.centralised(), {"evaluation": fp.Evaluation(every=3, rows=2, gradients=False)}),
         (
             "windows",
@@ -109,10 +112,11 @@ def same_bits(some: list[Run], others: list[Run]) -> None:
             fp.fedavg(),
             {"seed": [0, 1], "solver": fp.Solver([0.1, 0.2], 4, epochs=3, gamma=0.3)},
         ),
-        (
+        pytest.param(
             "prepared",
             fp.fedprox(mu=1.0),
             {"solver": SEARCH, "evaluation": fp.Evaluation(every=3, gradients=False)},
+            marks=pytest.mark.slow,
         ),
     ],
     ids=lambda value: getattr(value, "name", ""),
