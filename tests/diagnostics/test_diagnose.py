@@ -283,7 +283,9 @@ def test_a_sample_of_the_clients_has_their_speeds(federation: fp.Federation) -> 
         find_out(federation, evaluation=fp.Evaluation(clients=4), systems=few)
 
 
-@pytest.mark.parametrize(("rounds", "evaluations"), [(21, 11), (39, 20)])
+@pytest.mark.parametrize(
+    ("rounds", "evaluations"), [(21, 11), pytest.param(39, 20, marks=pytest.mark.slow)]
+)
 def test_the_sweep_is_evaluated_twenty_times_at_most(rounds: int, evaluations: int) -> None:
     client = [[1.0], [2.0]], [0, 1]
     found = find_out(fp.Federation.from_arrays([client] * 4), rounds=rounds)

@@ -29,6 +29,7 @@ from fedprox.report.table import sampling_notes, table
 from fedprox.simulation.config.protocol import initial_params
 from fedprox.simulation.storage import training_data
 from tests.test_cli import LOSSES, SMALL, status
+from tests.variants import mostly_slow
 
 Vector = NDArray[np.float64]
 
@@ -120,7 +121,7 @@ def estimated() -> Run:
     return run(federation(), evaluation=fp.Evaluation(clients=10))
 
 
-@pytest.mark.parametrize("clients", [30, 99])
+@pytest.mark.parametrize("clients", mostly_slow([30, 99], 99))
 def test_as_many_as_there_are_is_no_sample(exact: Run, clients: int) -> None:
     of_all = run(federation(), evaluation=fp.Evaluation(clients=clients))
     assert repr(of_all.history) == repr(exact.history)  # with repr NaN is NaN
@@ -294,6 +295,7 @@ def test_the_command_says_that_it_is_a_sample(tmp_path: Path, capsys: Any) -> No
     assert "estimates from a sample of clients" in page
 
 
+@pytest.mark.slow
 def test_as_many_as_there_are_is_the_run_without_the_key(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "small.toml").write_text(LOSSES)
     found: list[list[Any]] = []
@@ -340,7 +342,7 @@ print(json.dumps([peak() - before, large.train.x.nbytes]))
 """
 
 
-@pytest.mark.parametrize("kind", ["data set", "memmap"])
+@pytest.mark.parametrize("kind", mostly_slow(["data set", "memmap"], "data set"))
 def test_memory_is_bounded_by_the_cohort(tmp_path: Path, kind: str) -> None:
     # 512 MB in 2,000 clients, nearly all of whom take part in one of 300 rounds of 20
     folders = [tmp_path / "small", tmp_path / "large"]

@@ -34,6 +34,7 @@ from fedprox.simulation.planning import batch_plan
 from fedprox.simulation.planning.packing import pack
 from tests import oracle
 from tests.quadratics import one_run
+from tests.variants import mostly_slow
 
 
 def ragged_federation(sizes: list[int], seed: int = 0) -> Federation:
@@ -149,7 +150,11 @@ def test_seeds_and_methods_do_not_depend_on_their_company() -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("method", [feddane(mu=1.0), scaffold()], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(feddane(mu=1.0), marks=pytest.mark.slow), scaffold()],
+    ids=lambda method: method.name,
+)
 def test_points_of_a_sweep_in_one_tick_or_one_after_another(
     method: Algorithm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +184,7 @@ def test_points_of_a_sweep_in_one_tick_or_one_after_another(
     assert not np.allclose(together[0], together[1], rtol=1e-2)
 
 
-@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("everything", mostly_slow([False, True], True))
 def test_every_program_is_compiled_once(everything: bool) -> None:
     compiled: list[str] = []
 
@@ -306,7 +311,7 @@ def test_a_plan_reads_every_row_once_an_epoch(
     assert per_step.sum() == pytest.approx(jobs.steps.sum())
 
 
-@pytest.mark.parametrize("batch", [4, "all"])
+@pytest.mark.parametrize("batch", mostly_slow([4, "all"], 4))
 def test_rows_of_clients_that_are_not_chosen_have_no_effect_whatever_they_hold(batch: Any) -> None:
     def last_model(extreme: float) -> oracle.Params:
         rng = np.random.default_rng(0)
@@ -333,10 +338,15 @@ def test_rows_of_clients_that_are_not_chosen_have_no_effect_whatever_they_hold(b
 @pytest.mark.parametrize(
     ("method", "solver", "faults"),
     [
-        (feddane(mu=0.1), Solver(0.1, batch_size=4, epochs=2), None),
+        pytest.param(
+            *(feddane(mu=0.1), Solver(0.1, batch_size=4, epochs=2), None), marks=pytest.mark.slow
+        ),
         (scaffold(option=1), Solver(0.1, batch_size=4, steps=3), None),
         (fedprox(mu=0.1), Solver(0.1, batch_size=4, epochs=9, gamma=0.8), Faults()),
-        (fedavg(), Solver(1.0, "all", steps=3, optimizer=line_search_descent), None),
+        pytest.param(
+            *(fedavg(), Solver(1.0, "all", steps=3, optimizer=line_search_descent), None),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_model_that_is_not_defined_at_a_row_of_zeros(
