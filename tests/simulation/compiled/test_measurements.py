@@ -10,16 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox import (
+    Algorithm,
     Cohort,
     Evaluation,
     Run,
     Solver,
     Systems,
     Target,
+    centralised,
     datasets,
     fedavg,
+    feddane,
+    feddyn,
     fedprox,
+    fedsplit,
     models,
+    scaffold,
     simulate,
 )
 from fedprox.diagnostics.dissimilarity import include, nothing
@@ -30,6 +36,7 @@ from tests.quadratics import (
     one_run,
     quadratic_federation,
     quadratic_model,
+    ragged_quadratics,
     random_quadratics,
 )
 
@@ -77,6 +84,30 @@ def test_b_and_variance_equal_their_definitions(seed: int, rows: list[int]) -> N
     assert run.final.gradient_variance == pytest.approx(variance, rel=1e-4)
     assert run.final.dissimilarity == pytest.approx(np.sqrt(b_squared), rel=1e-4)
     assert run.final.dissimilarity >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [fedavg(), feddane(mu=1.0), scaffold(), feddyn(alpha=1.0), fedsplit(1.0), centralised()],
+    ids=lambda method: method.name,
+)
+def test_measuring_gradients_changes_no_model(method: Algorithm) -> None:
+    federation, solver = ragged_quadratics(0, [2, 5, 1, 4]), Solver(0.1, 3, epochs=2)
+    options: dict[str, Any] = {"cohort": Cohort(2), "rounds": 4}
+    run, without = (
+        one_run(
+            federation,
+            quadratic_model(np.ones(3)),
+            method,
+            solver,
+            evaluation=Evaluation(gradients=gradients),
+            **options,
+        )
+        for gradients in (True, False)
+    )
+    np.testing.assert_array_equal(run.params, without.params)
+    assert run.final.train_loss == without.final.train_loss
 
 
 def test_a_client_without_weight_scatters_nothing() -> None:
