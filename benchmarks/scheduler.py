@@ -1,19 +1,19 @@
-"""The lane scheduler alone, at cohorts of up to 100,000 clients, and what a round costs by a model.
+"""The lane scheduler alone, at cohorts of up to 100,000 clients, and a cost model of a round.
 
     python -m benchmarks.scheduler
 
-A million clients of log-normal sizes, 100 rows in the mean. E = 1, B = 10, and half of every cohort
-are stragglers. Lanes are those that the library chooses for logistic regression, on accelerators
-and on CPU devices. Nothing is trained. Times are those of one processor, the least of several, in
-processor seconds, since other work may share the machine. *Idle* is the share of lane ticks in
-which a lane has no client.
+There are a million clients of log-normal sizes, 100 rows on average. E = 1, B = 10, and half of
+every cohort are stragglers. The number of lanes is the library's choice for logistic regression, on
+accelerators and on CPU devices. Nothing is trained. Times are processor seconds, because other work
+may share the machine, and the least of several. *Idle* is the share of lane ticks in which a lane
+has no client.
 
-Stretches of a file of 2 GB that the system was asked to forget are read as the library reads them,
-and one after another; they are clients' rows of 4 bytes and of 784.
+Clients' rows of 4 and of 784 bytes are read from a file of 2 GB, which the system was asked to drop
+from its cache, in two ways: as the library reads them, and one client after another.
 
-The last two tables are those of docs/performance/scale.md: rounds over 10^8 clients on 1, 8 and 64
-accelerators, by the arithmetic of `round_cost` from these times, the steps measured with
-`benchmarks.models`, and an accelerator that is assumed (`Machine`), since none was at hand.
+The last two tables are those of docs/performance/scale.md: the cost of rounds over 10^8 clients on
+1, 8 and 64 accelerators. `round_cost` computes them from these times, from the steps measured with
+`benchmarks.models`, and from an assumed accelerator (`Machine`).
 """
 
 import itertools
@@ -41,22 +41,22 @@ from fedprox.simulation.planning.packing import choose_lanes, pack, segments
 
 CLIENTS, COHORTS, DEVICES = 1_000_000, (100, 1000, 10_000, 100_000), (1, 8, 64)
 MEAN, SPREAD, LEAST, MOST = 100, 0.8, 10, 2000
-"""Rows of a client: the mean and the spread of their logarithm, the fewest and the most."""
+"""Rows of a client: mean, standard deviation of the logarithm, the fewest and the most."""
 
 PARAMETERS = 7850
-"""Of logistic regression on MNIST."""
+"""Parameters of logistic regression on MNIST."""
 
 ALL = 10**8
-"""Clients of the federation that the last tables are about."""
+"""Clients of the federation in the last tables."""
 
 FILE = 2**31
-"""Bytes of a file to read from."""
+"""Bytes of the file to read from."""
 
 EVALUATED = 10_000
-"""Clients of an evaluation there."""
+"""Clients of an evaluation in the last tables."""
 
 SYSTEMS = fp.Systems(stragglers=0.5)
-PROCESSES, ROUNDS = (8, 64), 20
+HOMES, ROUNDS = (8, 64), 20
 
 T = TypeVar("T")
 
@@ -68,13 +68,13 @@ def sizes(clients: int) -> NDArray[np.int64]:
 
 
 def timed(make: Callable[[], T], seconds: float = 0.5) -> tuple[T, float]:
-    """What a function makes, and the least processor seconds of at least two calls."""
-    taken: list[float] = []
-    while len(taken) < 2 or (sum(taken) < seconds and len(taken) < 50):
+    """A function's result, and the least processor seconds of at least two calls."""
+    times: list[float] = []
+    while len(times) < 2 or (sum(times) < seconds and len(times) < 50):
         begin = time.process_time()
-        made = make()
-        taken.append(time.process_time() - begin)
-    return made, min(taken)
+        result = make()
+        times.append(time.process_time() - begin)
+    return result, min(times)
 
 
 def drawing(everyone: NDArray[np.int64], cohort: int) -> float:
@@ -83,7 +83,7 @@ def drawing(everyone: NDArray[np.int64], cohort: int) -> float:
 
 
 class Drawn(NamedTuple):
-    """A cohort's work, and the seconds that it takes to find it."""
+    """A cohort's work, and the seconds to compute it."""
 
     jobs: Jobs
     ticks: NDArray[np.int64]
@@ -107,14 +107,14 @@ def draw(
     rows = offsets[drawn.clients + 1] - first
     work, working = timed(lambda: systems.work(0, t, drawn.clients, rows, solver))
     weight, none = weights(drawn.mass), np.zeros(cohort)
-    owner = find_ownership(offsets, processes).of(drawn.clients)
-    jobs = Jobs(drawn.clients, first, rows, work.steps, weight, none, none, none, owner, first)
+    home = find_ownership(offsets, processes).of(drawn.clients)
+    jobs = Jobs(drawn.clients, first, rows, work.steps, weight, none, none, none, home, first)
     ticks, counting = timed(lambda: job_ticks(solver, jobs, tick_width(solver, MOST)))
     return Drawn(jobs, ticks, seconds, working, counting)
 
 
 class Planned(NamedTuple):
-    """A round's schedule, and the seconds of its parts; `plan` is all but `choose`."""
+    """A round's schedule, and the seconds of its parts; `plan` includes all but `choose`."""
 
     lanes: int
     ticks: int
@@ -136,11 +136,11 @@ def plan(
     accelerator: bool = True,
     processes: int = 1,
 ) -> Planned:
-    """Pack a round's clients into lanes, and write down which rows each lane of a process reads."""
+    """Pack a round's clients into lanes, and plan the rows that each lane of a process reads."""
     cost = lane_cost(parameters, accelerator=accelerator)
     lanes, choosing = timed(lambda: choose_lanes([drawn.ticks], devices, cost.step, cost.most))
-    owner, cohort, width = drawn.jobs.owner, len(drawn.ticks), tick_width(solver, MOST)
-    packing, packed = timed(lambda: pack(drawn.ticks, devices * lanes, owner, processes))
+    home, cohort, width = drawn.jobs.owner, len(drawn.ticks), tick_width(solver, MOST)
+    packing, packed = timed(lambda: pack(drawn.ticks, devices * lanes, home, processes))
     room = min(cohort, packing.ticks)
     ends, ending = timed(lambda: segments(packing, devices, lanes, room))
     shape = Shape(1, devices, lanes, packing.ticks, cohort, width, processes=processes)
@@ -154,12 +154,13 @@ def plan(
 
 
 class Unequal(NamedTuple):
-    """How unequal the work of processes is, each with clients of its own; means over rounds.
+    """Imbalance between processes that own their clients; means over rounds.
 
     Attributes:
-        clients: Clients of the process with most, over the mean, less one.
-        steps: Steps of the process with most, likewise.
-        ticks: Ticks of a round over those where any process may have any client, likewise.
+        clients: Clients of the process with the most, divided by the mean, minus one.
+        steps: Steps of the process with the most, divided by the mean, minus one.
+        ticks: Ticks of a round, divided by those of a round in which any process may train any
+            client, minus one.
     """
 
     clients: float
@@ -168,7 +169,7 @@ class Unequal(NamedTuple):
 
 
 def unequal(offsets: NDArray[np.int64], cohort: int, processes: int, devices: int) -> Unequal:
-    """With as many lanes as the library chooses, half the clients being stragglers."""
+    """The imbalance with the library's number of lanes and half the clients as stragglers."""
     solver, found = fp.Solver(0.1, 10, epochs=1), []
     cost, lanes, ownership = (
         lane_cost(PARAMETERS, accelerator=True),
@@ -179,10 +180,10 @@ def unequal(offsets: NDArray[np.int64], cohort: int, processes: int, devices: in
         clients = fp.Cohort(cohort).draw(0, t, offsets).clients
         rows = offsets[clients + 1] - offsets[clients]
         steps = SYSTEMS.work(0, t, clients, rows, solver).steps  # a tick each
-        owner = ownership.of(clients)
+        home = ownership.of(clients)
         lanes = lanes or choose_lanes([steps], devices, cost.step, cost.most)
-        shared, own = (pack(steps, devices * lanes, owner, p).ticks for p in (1, processes))
-        each = np.bincount(owner, minlength=processes), np.bincount(owner, steps, processes)
+        shared, own = (pack(steps, devices * lanes, home, p).ticks for p in (1, processes))
+        each = np.bincount(home, minlength=processes), np.bincount(home, steps, processes)
         found.append([*(e.max() / e.mean() - 1 for e in each), own / shared - 1])
     return Unequal(*np.mean(found, axis=0).tolist())
 
@@ -191,14 +192,14 @@ class Model(NamedTuple):
     """A model of `benchmarks.models`, with its step as measured there on two CPU cores.
 
     Attributes:
-        name: What it is called.
+        name: The model's name.
         batch: Rows of a mini-batch.
-        parameters: Its parameters.
-        step: Seconds of a client's step in a round, both cores at work.
-        rate: Floating-point operations a second then.
+        parameters: Number of parameters.
+        step: Seconds of a client's step in a round on both cores.
+        rate: Floating-point operations a second in that step.
         row: Bytes of a row with its label in the files.
-        tick: Seconds of a tick on an accelerator that are not arithmetic, assumed: some five
-            microseconds for each operation that is started.
+        tick: Assumed overhead of a tick on an accelerator in seconds, about five microseconds for
+            each operation that is started.
     """
 
     name: str
@@ -223,15 +224,15 @@ class Machine(NamedTuple):
 
     Attributes:
         arithmetic: Operations a second that a lane's small products reach.
-        memory: Bytes a second of its memory.
+        memory: Bytes a second of the accelerator's memory.
         each: Accelerators of a host.
-        link: Bytes a second from the host to each of them.
-        near: Bytes a second between those of a host.
+        link: Bytes a second from the host to each accelerator.
+        near: Bytes a second between accelerators of a host.
         far: Bytes a second between hosts, for each accelerator.
-        meeting: Seconds to meet.
+        meeting: Latency of a sum over devices, in seconds.
         disk: Bytes a second that a host reads.
-        seek: Seconds for each stretch that lies somewhere else, asked for ahead; read one after
-            another they take some 110e-6.
+        seek: Seconds for each stretch of a file that is read ahead; read one after another,
+            stretches take about 110e-6.
     """
 
     arithmetic: float = 10e12
@@ -246,17 +247,17 @@ class Machine(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Seconds of a round's parts; of an evaluation too.
+    """Seconds of a round's parts, and of an evaluation.
 
     Attributes:
-        start: Drawing the cohort and packing it, before the first round, for each round.
-        tick: Ticks, but for arithmetic and memory.
-        arithmetic: Arithmetic, or memory where that takes longer, of all lanes, idle or not.
-        reduction: The one sum over the devices.
-        plan: The mini-batches of a process's clients.
-        gather: Their rows, from the disk.
-        transfer: These rows and the plan, to every device of the host.
-        evaluation: The loss of a sample of clients, arithmetic alone.
+        start: Drawing and packing the cohort.
+        tick: Ticks without arithmetic and memory accesses.
+        arithmetic: Arithmetic, or memory accesses if they take longer, of all lanes, idle or not.
+        reduction: The sum over the devices.
+        plan: Planning the mini-batches of a process's clients.
+        gather: Reading the clients' rows from the disk.
+        transfer: Copying these rows and the plan to every device of the host.
+        evaluation: The arithmetic of the loss of a sample of clients.
     """
 
     start: float
@@ -270,7 +271,7 @@ class Cost(NamedTuple):
 
     @property
     def round(self) -> float:
-        """Of a round: a thread plans and gathers while devices compute."""
+        """Seconds of a round, in which a thread plans and gathers while devices compute."""
         computing = self.tick + self.arithmetic + self.reduction
         return self.start + max(computing, self.plan + self.gather, self.transfer)
 
@@ -284,11 +285,11 @@ class Cost(NamedTuple):
 def round_cost(
     model: Model, machine: Machine, drawn: Drawn, planned: Planned, devices: int, draw_all: float
 ) -> Cost:
-    """A round on so many accelerators, by arithmetic.
+    """The cost of a round on some accelerators, computed from times and rates.
 
-    A lane's step moves its parameters through the memory five times: forwards, backwards, the
-    gradient out and in, the step. Where jobs end, all lanes' go through six times: to the sum, from
-    the start.
+    A lane's step moves the parameters through the memory five times: the forward pass, the backward
+    pass, writing and reading the gradient, the update. Where jobs end, the parameters of all lanes
+    move six times, to be added to the sum and to be reset.
     """
     hosts = math.ceil(devices / machine.each)
     vector, rows = 4 * model.parameters, int(drawn.jobs.size.sum())
@@ -323,7 +324,7 @@ def ms(seconds: float) -> str:
 
 
 def scheduler_tables(offsets: NDArray[np.int64], everyone: NDArray[np.int64]) -> Iterator[Table]:
-    """What is measured."""
+    """The tables of measurements."""
     solver = fp.Solver(0.1, 10, epochs=1)
     work = {cohort: draw(offsets, cohort, solver, SYSTEMS) for cohort in COHORTS}
     shown = table("cohort", "rows", "draw, ms", "of 10^8", "work", "ticks", "us a client")
@@ -358,7 +359,7 @@ def scheduler_tables(offsets: NDArray[np.int64], everyone: NDArray[np.int64]) ->
     steps = -(-rows // 10) * 0.75  # a straggler does half of them
     spread = 1 + (steps.std() / steps.mean()) ** 2
     for cohort in COHORTS[1:]:
-        for processes in PROCESSES:
+        for processes in HOMES:
             found = unequal(offsets, cohort, processes, devices=64)
             rule = math.sqrt(2 * math.log(processes) * spread * processes / cohort)
             percent = (found.clients, found.steps, rule, found.ticks)
@@ -369,7 +370,7 @@ def scheduler_tables(offsets: NDArray[np.int64], everyone: NDArray[np.int64]) ->
 
 
 def seconds_to_read(path: Path, first: NDArray[np.int64], *, ahead: bool) -> float:
-    """Of a forgotten file's clients' rows, for each client."""
+    """Seconds for each client to read its rows from a file that is not in the cache."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -386,7 +387,7 @@ def seconds_to_read(path: Path, first: NDArray[np.int64], *, ahead: bool) -> flo
 
 
 def reading_table() -> Table:
-    """The least of three turns."""
+    """Times to read clients' rows, the least of three repetitions."""
     shown = table("bytes of a client", "one after another, us", "asked for ahead", "ratio", left=0)
     stream = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -408,7 +409,7 @@ def reading_table() -> Table:
 
 
 def cost_tables(offsets: NDArray[np.int64], everyone: NDArray[np.int64]) -> Iterator[Table]:
-    """What is computed."""
+    """The tables of computed costs."""
     machine = Machine()
     shown = table(
         "model", "cohort", "devices", "lanes", "start, ms", "ticks", "arithmetic", "reduction",
@@ -456,7 +457,7 @@ def cost_tables(offsets: NDArray[np.int64], everyone: NDArray[np.int64]) -> Iter
 
 
 def main() -> None:
-    """All tables."""
+    """Print all tables."""
     console, offsets = Console(width=180), offsets_of(sizes(CLIENTS))
     everyone = np.arange(0, MEAN * ALL + 1, MEAN)
     measured = scheduler_tables(offsets, everyone)

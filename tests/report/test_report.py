@@ -645,7 +645,7 @@ def test_local_solves_that_missed_their_gamma_are_named(tmp_path: Path) -> None:
     history = [record(), record(round=1, unsolved=1)]
     made = write_run(tmp_path / "run", [Run("fedavg", {}, 0.01, 0, "fedavg", history)])
     (warning,) = section(read_archive(made), styles(["fedavg"])).warnings
-    assert warning.startswith("fedavg: 1 of 2 local solves")
+    assert warning.startswith("fedavg: 1 of 2 measured local solves")
 
 
 def test_runs_of_several_directories_are_overlaid(tmp_path: Path) -> None:
