@@ -170,7 +170,7 @@ class Unequal(NamedTuple):
 
 def unequal(offsets: NDArray[np.int64], cohort: int, processes: int, devices: int) -> Unequal:
     """The imbalance with the library's number of lanes and half the clients as stragglers."""
-    solver, found = fp.Solver(0.1, 10, epochs=1), []
+    solver, rounds = fp.Solver(0.1, 10, epochs=1), []
     cost, lanes, ownership = (
         lane_cost(PARAMETERS, accelerator=True),
         0,
@@ -184,8 +184,8 @@ def unequal(offsets: NDArray[np.int64], cohort: int, processes: int, devices: in
         lanes = lanes or choose_lanes([steps], devices, cost.step, cost.most)
         shared, own = (pack(steps, devices * lanes, home, p).ticks for p in (1, processes))
         each = np.bincount(home, minlength=processes), np.bincount(home, steps, processes)
-        found.append([*(e.max() / e.mean() - 1 for e in each), own / shared - 1])
-    return Unequal(*np.mean(found, axis=0).tolist())
+        rounds.append([*(e.max() / e.mean() - 1 for e in each), own / shared - 1])
+    return Unequal(*np.mean(rounds, axis=0).tolist())
 
 
 class Model(NamedTuple):
@@ -360,9 +360,9 @@ def scheduler_tables(offsets: NDArray[np.int64], everyone: NDArray[np.int64]) ->
     spread = 1 + (steps.std() / steps.mean()) ** 2
     for cohort in COHORTS[1:]:
         for processes in HOMES:
-            found = unequal(offsets, cohort, processes, devices=64)
+            imbalance = unequal(offsets, cohort, processes, devices=64)
             rule = math.sqrt(2 * math.log(processes) * spread * processes / cohort)
-            percent = (found.clients, found.steps, rule, found.ticks)
+            percent = (imbalance.clients, imbalance.steps, rule, imbalance.ticks)
             shown.add_row(
                 f"{cohort:,}", str(processes), "64", *(f"+{100 * p:.1f} %" for p in percent)
             )
@@ -376,13 +376,13 @@ def seconds_to_read(path: Path, first: NDArray[np.int64], *, ahead: bool) -> flo
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         rows: Any = map_file(path)
         some, place = np.full(len(first), MEAN), np.arange(len(first)) * MEAN
-        found = np.empty((MEAN, rows.shape[1]), np.uint8)
+        buffer = np.empty((MEAN, rows.shape[1]), np.uint8)
         begin = time.perf_counter()
         if ahead:
             copy_stretches(rows, first, some, place, MEAN * len(first))
         else:
             for row in first.tolist():
-                os.preadv(file.fileno(), [found.data], rows.offset + row * rows.shape[1])
+                os.preadv(file.fileno(), [buffer.data], rows.offset + row * rows.shape[1])
         return (time.perf_counter() - begin) / len(first)
 
 
