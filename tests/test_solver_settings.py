@@ -221,7 +221,7 @@ def test_a_methods_own_settings_are_checked_like_the_experiments() -> None:
     with pytest.raises(InputError, match=r"evaluation\.gradients = false"):
         one_run(federation, model, own_gamma, plain, **without)
     for method in (own_gamma, search):
-        with pytest.raises(InputError, match="with augmentation every mini-batch"):
+        with pytest.raises(InputError, match="with augmentation each mini-batch"):
             one_run(augmented, model, method, plain, evaluation=Evaluation())
     with pytest.raises(InputError, match="fedsgd: its epochs is always 1, not 5"):
         one_run(federation, model, fedsgd().with_solver(epochs=5), plain)

@@ -56,6 +56,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[fp.Run
         [fp.fedavg(), fp.fedprox(mu=[0.0, 1.0])],
         solver=fp.Solver(0.1, 10, steps=3),
         cohort=fp.Cohort(2),
+        systems=fp.Systems(stragglers=0.5),
         rounds=1,
         seed=[0, 7],
         evaluation=fp.Evaluation(gradients=False),
