@@ -343,7 +343,7 @@ def optimum(heterogeneity: str, draw: int) -> float:
         w = w - length * step
 
 
-@pytest.mark.parametrize("heterogeneity", mostly_slow(SYNTHETIC, "none"))
+@pytest.mark.parametrize("heterogeneity", mostly_slow(SYNTHETIC, "type1"))
 def test_the_draw_of_table_6_is_the_first_that_can_reach_the_papers_losses(
     heterogeneity: str,
 ) -> None:

@@ -342,7 +342,8 @@ print(json.dumps([peak() - before, large.train.x.nbytes]))
 """
 
 
-@pytest.mark.parametrize("kind", mostly_slow(["data set", "memmap"], "data set"))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["data set", "memmap"])
 def test_memory_is_bounded_by_the_cohort(tmp_path: Path, kind: str) -> None:
     # 512 MB in 2,000 clients, nearly all of whom take part in one of 300 rounds of 20
     folders = [tmp_path / "small", tmp_path / "large"]

@@ -63,8 +63,18 @@ def sampling(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[list[Shape
     ("method", "stays", "options"),
     [
         (fp.fedprox(mu=0.3), False, {"evaluation": fp.Evaluation(every=4)}),
-        (fp.fedprox(mu=0.3), True, {"faults": fp.Faults(), "cohort": fp.Cohort(3, "bernoulli")}),
-        (fp.feddane(mu=0.3), True, {"cohort": fp.Cohort(3, "bernoulli")}),
+        pytest.param(
+            *(
+                fp.fedprox(mu=0.3),
+                True,
+                {"faults": fp.Faults(), "cohort": fp.Cohort(3, "bernoulli")},
+            ),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *(fp.feddane(mu=0.3), True, {"cohort": fp.Cohort(3, "bernoulli")}),
+            marks=pytest.mark.slow,
+        ),
         (fp.scaffold(), False, {"client_store": "device"}),
     ],
     ids=["fedprox", "faults", "feddane", "scaffold"],
@@ -86,7 +96,11 @@ def test_a_round_that_needs_more_room_gets_it(
         )
 
 
-@pytest.mark.parametrize("method", [fp.scaffold(), fp.fedprox(mu=0.3)], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method",
+    [fp.scaffold(), pytest.param(fp.fedprox(mu=0.3), marks=pytest.mark.slow)],
+    ids=lambda m: m.name,
+)
 def test_a_run_that_grew_goes_on_bit_for_bit(
     method: fp.Algorithm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
