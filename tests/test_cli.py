@@ -615,6 +615,14 @@ def test_a_folder_is_named_as_it_is(name: str, tmp_path: Path, capsys: Any) -> N
     assert f"{name}: metrics, summary" in capsys.readouterr().out.replace("\n", "")
 
 
+@pytest.mark.parametrize("command", ["report", "reproduce", "diagnose", "data fetch"])
+def test_the_help_of_a_command_has_no_escapes(command: str, capsys: Any) -> None:
+    assert status(*command.split(), "--help") == 0
+    shown = capsys.readouterr().out
+    assert "[required]" in shown or "[default: " in shown
+    assert "\\" not in shown
+
+
 def test_without_arguments_help_is_shown(capsys: Any) -> None:
     assert status() == 0
     assert "Run the experiment in a TOML file" in capsys.readouterr().out

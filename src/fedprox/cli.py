@@ -19,6 +19,7 @@ import jax
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperCommand
 
 from fedprox.bar import Bar
 from fedprox.datasets.catalogue import CATALOGUE
@@ -72,6 +73,14 @@ from click, newer ones have a copy of click."""
 
 SHARED_INTERVAL = 60.0
 """Seconds between checkpoints of a run of several processes without --checkpoint-every."""
+
+
+class _Command(TyperCommand):
+    """A command whose help shows "[required]" where typer 0.20 escapes the bracket for rich."""
+
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).replace("\\[", "[")
+
 
 app = typer.Typer(
     add_completion=False,
@@ -155,7 +164,7 @@ DataDir = Annotated[
 ]
 
 
-@app.command(help=RUN_HELP)
+@app.command(cls=_Command, help=RUN_HELP)
 def run(
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE.toml", help="The experiment.")
@@ -376,7 +385,7 @@ last evaluation.
 """
 
 
-@app.command(help=REPORT_HELP)
+@app.command(cls=_Command, help=REPORT_HELP)
 def report(
     directories: Annotated[
         list[Path], typer.Argument(metavar="RUN_DIR...", help="Directories that `run` wrote.")
@@ -388,7 +397,7 @@ def report(
     print(printable(out))
 
 
-@app.command(help=DIAGNOSE_HELP)
+@app.command(cls=_Command, help=DIAGNOSE_HELP)
 def diagnose(
     file: File,
     settings: Settings = None,
@@ -444,7 +453,7 @@ run directories are in DIR/runs; complete ones are not run again.
 """
 
 
-@app.command("reproduce", help=REPRODUCE_HELP)
+@app.command("reproduce", cls=_Command, help=REPRODUCE_HELP)
 def reproduce_items(
     name: Annotated[str | None, typer.Argument(metavar="[ITEM]", help="What to run.")] = None,
     scale: Annotated[
@@ -485,13 +494,13 @@ app.add_typer(data, name="data")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set that `data list` names.")]
 
 
-@data.command("list")
+@data.command("list", cls=_Command)
 def list_data(data_dir: DataDir = None) -> None:
     """List all data sets: content, papers, partitions, and where the files are."""
     _console().print(catalogue_table(data_dir))
 
 
-@data.command("fetch")
+@data.command("fetch", cls=_Command)
 def fetch_data(
     name: Name,
     data_dir: DataDir = None,
@@ -522,7 +531,7 @@ def fetch_data(
         shown.add(path)
 
 
-@data.command("describe")
+@data.command("describe", cls=_Command)
 def describe_data(
     name: Name,
     settings: Annotated[
@@ -556,7 +565,7 @@ def describe_data(
     console.print(f"\n{printable(folder)}: data.png, data.svg", highlight=False, soft_wrap=True)
 
 
-@app.command("examples")
+@app.command("examples", cls=_Command)
 def show_examples(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="The example to print.")
