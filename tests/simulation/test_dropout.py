@@ -177,7 +177,7 @@ def test_frozen_parts_and_dropout_go_together() -> None:
             net(0.5),
             fp.fedavg(),
             fp.Solver(1.0, "all", steps=1, optimizer=fp.line_search_descent),
-            "model: with dropout, or other random outputs in training, every mini-batch",
+            "model: with dropout, or other random outputs in training, each mini-batch",
         ),
         (net(0.5), fp.feddane(mu=1.0), fp.Solver(0.1, 10, epochs=1), "feddane: with dropout"),
         (
