@@ -43,10 +43,10 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def optimized() -> Iterator[None]:
     """All of XLA's optimizations, for programs that run for longer than they compile."""
-    before = jax.config.jax_disable_most_optimizations  # type: ignore[attr-defined]
     jax.config.update("jax_disable_most_optimizations", False)
     yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    disabled = os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] not in ("0", "false", "False", "")
+    jax.config.update("jax_disable_most_optimizations", disabled)
 
 
 @pytest.fixture(scope="session")

@@ -294,7 +294,6 @@ def test_a_client_without_time_for_a_step_does_not_count() -> None:
         ),
         ({"deadline": "15", "step_seconds": 1.0}, "deadline = '15'; it must be a number above 0"),
         ({"deadline": 1.0, "step_seconds": "fast"}, "step_seconds = 'fast'; it must be a number"),
-        ({"partial": "none"}, "it must be one of uniform, code"),
         ({"deadline": 0.0, "step_seconds": 1.0}, "must be above 0"),
         ({"deadline": 1.0, "step_seconds": [1.0, -1.0]}, "it must be above 0"),
         ({"deadline": 1.0, "step_seconds": [1.0], "spread": 1.0}, "is given"),
