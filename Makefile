@@ -19,7 +19,7 @@ demo: $(READY)  ## run the main job: FedAvg against FedProx on Synthetic(1,1), 9
 test: $(READY)  ## run the tests, doctests included, except the slow ones
 	$(VENV)/bin/python -m pytest -n 2 -m "not slow"
 
-test-slow: $(READY)  ## run the slow tests: kills, full disks, browsers, installed wheels, papers' claims, rarer variants
+test-slow: $(READY)  ## run the slow tests: kills, full disks, browsers, installed wheels, papers' claims, pages, variants
 	$(VENV)/bin/python -m pytest -n 2 -m slow
 
 test-all: test test-slow  ## run all tests

@@ -23,6 +23,13 @@ settings.register_profile("fedprox", deadline=None, derandomize=True)
 settings.load_profile("fedprox")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The examples of the documentation's pages are slow: each compiles its own programs."""
+    for item in items:
+        if "docs" in item.path.parts and item.path.suffix == ".md":
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One cache for this run's tests, also of several workers, and nothing goes to the user's.

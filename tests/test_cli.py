@@ -509,6 +509,7 @@ name = "centralised"
 """
 
 
+@pytest.mark.slow
 def test_settings_of_a_methods_own_and_another_model_evaluated(tmp_path: Path, capsys: Any) -> None:
     """They are told in labels, in the summary and below the table, and can be run again."""
     head = 'evaluation.model = "clients"\nevaluation.gradients = false\n'

@@ -119,6 +119,7 @@ def test_ids_without_a_vector_are_refused(ids: list[list[int]], message: str) ->
         Rows(Vectors(np.array(ids), np.zeros((5, 2))), np.zeros(1, int), np.array([0, 1]))
 
 
+@pytest.mark.slow
 def test_augmentation_changes_training_alone_and_repeats() -> None:
     x = DRAW.normal(size=(sum(SIZES), 2)).astype(np.float32)
     plain = federation_of(x)
@@ -227,6 +228,7 @@ def test_a_sample_has_some_rows_of_each_client() -> None:
         federation.sample(0)
 
 
+@pytest.mark.slow
 def test_measuring_less_trains_the_same_and_weighs_clients_alike() -> None:
     x = DRAW.normal(size=(sum(SIZES), 2)).astype(np.float32)
     federation = federation_of(x)

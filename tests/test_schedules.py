@@ -180,6 +180,7 @@ def test_an_experiment_file_names_a_schedule() -> None:
     assert resolve(parse("x", resolved.table)).solver.factor(7) == resolved.solver.factor(7)
 
 
+@pytest.mark.slow
 def test_the_run_directory_of_a_schedule_can_be_read_and_run_again(tmp_path: Path) -> None:
     file, out = tmp_path / "a.toml", tmp_path / "run"
     own = '{schedule = "linear_schedule", init_value = 0.2, end_value = 0.1, transition_steps = 2}'

@@ -185,6 +185,7 @@ def test_a_methods_own_settings_are_the_solvers_for_it_alone() -> None:
     assert plain.client_steps == 2 * 2 * (1 + 3 + 2)
 
 
+@pytest.mark.slow
 def test_labels_tell_methods_by_their_own_settings() -> None:
     federation, model = ragged_quadratics(2, [3, 8]), quadratic_model(START)
     methods_ = [

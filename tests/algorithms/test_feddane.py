@@ -160,6 +160,7 @@ def test_gamma_is_of_the_corrected_problem() -> None:
     assert 0 < ruled.final.gamma_max <= 0.3 * 1.001
 
 
+@pytest.mark.slow
 def test_a_sweep_and_rounds_in_one_call_change_nothing() -> None:
     federation = ragged_federation([5, 12, 30, 44])
     setting: dict[str, Any] = {

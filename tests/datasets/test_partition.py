@@ -110,6 +110,7 @@ def test_dirichlet_by_client_has_the_papers_label_skew(
     assert [len(part) for part in parts] == [600] * 100
 
 
+@pytest.mark.slow
 def test_where_rows_are_plenty_a_clients_mix_is_a_dirichlet_draw() -> None:
     labels = np.random.default_rng(0).integers(0, 4, 80_000)
     parts = partition.dirichlet_by_client(labels, clients=40, concentration=1e6, seed=0)

@@ -262,6 +262,7 @@ def test_a_sample_of_the_clients_is_called_one(federation: fp.Federation) -> Non
         find_out(federation, evaluation=fp.Evaluation(clients=3))
 
 
+@pytest.mark.slow
 def test_a_sample_of_the_clients_has_their_speeds(federation: fp.Federation) -> None:
     """A client that is too slow for a single step is a straggler wherever it is drawn."""
     fast = fp.Systems(deadline=1.0, step_seconds=[1e-6] * 6)

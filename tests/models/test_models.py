@@ -333,6 +333,7 @@ def test_a_dense_layer_of_few_or_many_outputs_is_the_plain_product(outputs: int)
     assert_allclose(found, wanted, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_model_learns_in_compiled_rounds_and_a_sweep_is_its_points() -> None:
     """Two kinds of images told apart, by two learning rates as one batched axis and one by one."""
     rng = np.random.default_rng(7)

@@ -214,6 +214,7 @@ def test_trained_vectors_do_what_vectors_among_the_features_do() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(["char-lstm", "word-lstm"], "char-lstm"))
 def test_a_round_of_one_step_on_all_rows_is_a_gradient_step(name: str) -> None:
     federation = sequences(5, labels="last" if name == "char-lstm" else "all")

@@ -183,6 +183,7 @@ def pair(learning_rate: float, *, shared: bool) -> Between:
     return Between(experiment, shared)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:all training labels that evaluations read are of class")
 def test_the_ends_of_the_line_are_the_clients_own_models() -> None:
     line, parent = between(pair(0.05, shared=True), seed=3)
@@ -218,6 +219,7 @@ def test_a_client_alone_has_its_rows() -> None:
     assert (len(one), one.names) == (1, federation.names[2:3])
 
 
+@pytest.mark.slow
 def test_models_begin_alike_only_where_they_are_to(tmp_path: Path) -> None:
     pairs = {"shared": pair(1e-9, shared=True), "separate": pair(1e-9, shared=False)}
     panels = tuple(

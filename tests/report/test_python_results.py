@@ -209,6 +209,7 @@ def test_evaluate_refuses_what_does_not_fit() -> None:
         fp.evaluate(plain, jnp.zeros((2, 3)), narrow)
 
 
+@pytest.mark.slow
 def test_clients_json_of_a_sample_of_clients(tmp_path: Path) -> None:
     federation, model, runs = simulated(evaluation=fp.Evaluation(every=2, clients=2), rounds=2)
     fp.save(runs, tmp_path / "run", federation=federation, model=model)

@@ -166,6 +166,7 @@ write_figure(Path(sys.argv[1]), figure([make_run("a"), make_run("b", losses=(3.0
 """
 
 
+@pytest.mark.slow
 def test_a_figure_of_the_same_run_has_the_same_bytes(tmp_path: Path) -> None:
     """Also in another process and at another time, which matplotlib would write into it."""
     for name in ("first", "second"):

@@ -71,6 +71,7 @@ def offsets(key: jax.Array, count: int) -> Any:
     return row - 12, column - 12, flip, found, number
 
 
+@pytest.mark.slow
 def test_feddyn_mirrors_half_and_moves_half_with_zeros_outside() -> None:
     count = 8000
     top, left, flip, found, number = offsets(jax.random.key(0), count)
@@ -102,6 +103,7 @@ def test_feddyn_pads_after_standardising_so_that_outside_is_the_mean() -> None:
     assert (corners[~untouched] == 0).any()
 
 
+@pytest.mark.slow
 def test_fedavg_sees_whitened_windows_of_24() -> None:
     images = jnp.asarray(photographs(200))
     seen = np.asarray(augmentation.fedavg_training(jax.random.key(1), images))

@@ -106,6 +106,7 @@ def test_augmentation_has_another_key_and_keeps_its_own() -> None:
     np.testing.assert_allclose(run.params, [expected], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_dropout_of_nothing_changes_nothing() -> None:
     still = train(replace(net(0.0), train=None))
     found, dropped = train(net(0.0)), train(net(0.5))
@@ -149,6 +150,7 @@ def test_runs_repeat_and_do_not_depend_on_calls(gradients: bool) -> None:
     assert not same(run, train(model, seed=1))
 
 
+@pytest.mark.slow
 def test_runs_do_not_depend_on_lanes_and_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net(0.5)
     run = train(model)

@@ -237,6 +237,7 @@ def test_one_device_and_two_give_the_same(federation: Federation) -> None:
         assert one.value(name) == pytest.approx(two.value(name), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_clients_that_the_training_loss_leaves_out_are_left_out() -> None:
     assert isinstance(BY_CLIENT.validation, Rows)
     spoilt, x = 3, BY_CLIENT.train.x.copy()

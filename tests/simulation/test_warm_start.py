@@ -33,6 +33,7 @@ def lines(runs: list[fp.Run]) -> list[Any]:
     return [metrics_line(record) for run in runs for record in run.history]
 
 
+@pytest.mark.slow
 def test_a_warm_start_is_a_model_that_begins_there_bit_for_bit(tmp_path: Path) -> None:
     (first,) = train(fp.fedavg(), seed=5)
     fp.save_model(tmp_path / "first.safetensors", first.params)

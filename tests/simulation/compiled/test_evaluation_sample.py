@@ -129,6 +129,7 @@ def test_as_many_as_there_are_is_no_sample(exact: Run, clients: int) -> None:
     assert sampling_notes([of_all]) == []
 
 
+@pytest.mark.slow
 def test_a_sample_is_measured_and_the_rounds_are_the_same(exact: Run, estimated: Run) -> None:
     for one, other in zip(*map(jax.tree.leaves, (exact.params, estimated.params)), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -84,6 +84,7 @@ def test_every_solver_meets_its_gamma(name: str, lanes: int) -> None:
     assert runs[1].client_steps < runs[0].client_steps
 
 
+@pytest.mark.slow
 def test_a_client_that_is_done_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     # one after another nobody waits; side by side a client must not go on until the last is done
     federation = quadratic_federation(*random_quadratics(8, 4, 3), rows=[1, 150, 3, 4])
@@ -123,6 +124,7 @@ def test_gradient_descent_stops_at_the_first_step_that_meets_gamma(
     assert abs(run.client_steps - sum(expected)) <= 1  # rounding at the very edge
 
 
+@pytest.mark.slow
 def test_mini_batches_stop_after_the_first_epoch_that_meets_gamma() -> None:
     # the same mini-batches as without a rule, cut at an epoch's end
     federation = ragged_federation([73])
@@ -218,6 +220,7 @@ def test_stragglers_lower_the_limit() -> None:
     assert run.client_steps < 4 * 4 * 4
 
 
+@pytest.mark.slow
 def test_a_line_search_minimises_exactly_and_handles_linear_terms() -> None:
     a, b = random_quadratics(7, 3, 4)
     federation = quadratic_federation(a, b, rows=[1, 130, 7])
@@ -286,6 +289,7 @@ def test_a_gamma_out_of_range_is_refused(gamma: float) -> None:
         Solver(1.0, batch_size=10, steps=5, gamma=gamma)
 
 
+@pytest.mark.slow
 def test_an_oracle_agrees_when_the_rule_never_binds() -> None:
     federation: Federation = ragged_federation(ROWS)
     model = models.logistic(federation)

@@ -60,6 +60,7 @@ def test_a_plain_run_does_not_warn() -> None:
     assert warned(federation, evaluation=losses, on_progress=None) == []
 
 
+@pytest.mark.slow
 def test_evaluating_less_often_than_there_are_rounds_warns() -> None:
     federation = Federation.from_arrays(PLAIN, PLAIN)
     # once, to the end

@@ -260,6 +260,7 @@ def results(folder: Path) -> dict[str, Any]:
     return found | {"summary": summary, "clients": clients}
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_extended(finished: Path, tmp_path: Path, capsys: Any) -> None:
     out, once = tmp_path / "out", tmp_path / "once"
     shutil.copytree(finished, out)

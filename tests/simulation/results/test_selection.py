@@ -252,6 +252,7 @@ def test_settings_of_a_selection(settings: dict[str, Any], message: str) -> None
     assert message.replace('"', "'") in str(error.value).replace('"', "'")
 
 
+@pytest.mark.slow
 def test_the_command_keeps_the_best_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

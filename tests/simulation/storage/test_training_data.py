@@ -130,6 +130,7 @@ def test_rows_in_mapped_files_change_no_bit(
     same_bits(runs(here, method, **options), runs(there, method, **options))
 
 
+@pytest.mark.slow
 def test_augmentation_sees_the_rows_of_a_few_rounds(
     map_: Map, monkeypatch: pytest.MonkeyPatch
 ) -> None:
