@@ -1,0 +1,48 @@
+"""What lies between the coordinator and the nodes: two functions, send and receive."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+
+class Parcel(NamedTuple):
+    """A request or an answer as it travels.
+
+    Attributes:
+        head: Numbers and names, JSON in UTF-8.
+        body: Arrays in safetensors' format; empty without arrays. Requests of one round to several
+            nodes share the same body, so a network may transfer it once.
+    """
+
+    head: bytes
+    body: bytes = b""
+
+
+class Received(NamedTuple):
+    """What came back for a request.
+
+    Attributes:
+        request: The request's identifier, as `Network.send` returned it.
+        parcel: The answer; None if the network has given up on the request.
+        problem: Why there is no answer, in one line; empty with an answer.
+    """
+
+    request: str
+    parcel: Parcel | None
+    problem: str = ""
+
+
+class Network(NamedTuple):
+    """A way to the nodes.
+
+    Attributes:
+        nodes: () -> identifiers of the nodes that are connected now. The identifier of a node
+            stays the same when the node is restarted.
+        send: (requests by node) -> identifiers of the requests by node. It does not wait for
+            answers.
+        receive: (seconds) -> what has come back since the last call. Waits until something has,
+            but at most so many seconds.
+    """
+
+    nodes: Callable[[], Sequence[int]]
+    send: Callable[[Mapping[int, Parcel]], Mapping[int, str]]
+    receive: Callable[[float], Sequence[Received]]
