@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
@@ -146,7 +147,7 @@ def plan(
     shape = Shape(1, devices, lanes, packing.ticks, cohort, width, processes=processes)
     made, planning = timed(lambda: plan_rounds(shape, solver, 0, [(0, drawn.jobs)]))
     idle = 1 - int(drawn.ticks.sum()) / (packing.ticks * devices * lanes)
-    size = shape.plan_bytes + sum(a.nbytes for a in (*made.ends, *made.jobs))
+    size = shape.plan_bytes + sum(a.nbytes for a in jax.tree.leaves((made.ends, made.jobs)))
     most = int(ends.count.max())
     return Planned(
         lanes, packing.ticks, most, idle, choosing, packed, ending, planning, size // devices

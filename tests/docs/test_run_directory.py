@@ -9,6 +9,7 @@ import pytest
 from fedprox import diagnose, run
 from fedprox.experiment import read_experiment, resolve
 from fedprox.report.directory import RESULTS, RunDirectory
+from fedprox.report.records import NETWORK
 from fedprox.simulation.results.record import Record
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "run-directory.md"
@@ -74,7 +75,7 @@ def test_records_have_the_keys_that_the_page_says(directory: Path) -> None:
     fields = set(Record._fields) - {"hparams", "metrics"}
     optional = set(listed("`metrics.jsonl`"))
     assert fields - optional < line.keys() <= fields | {"mu"}
-    assert optional - line.keys() == {"train_loss_se", "test_accuracy_se"}
+    assert optional - line.keys() == {"train_loss_se", "test_accuracy_se", *NETWORK}
 
 
 @pytest.mark.slow

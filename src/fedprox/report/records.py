@@ -13,8 +13,11 @@ ERRORS = ("train_loss_se", "test_accuracy_se")
 VALIDATION = ("validation_loss", "validation_accuracy")
 """Keys of records of a federation with validation rows."""
 
-OPTIONAL = ("faulty", "faulty_clients", "unmeasured", *ERRORS, *VALIDATION)
-"""Keys that depend on screening, validation rows or a sample of clients."""
+NETWORK = ("seconds", "bytes_down", "bytes_up", "network")
+"""Keys of records of a deployment."""
+
+OPTIONAL = ("faulty", "faulty_clients", "unmeasured", *ERRORS, *VALIDATION, *NETWORK)
+"""Keys that depend on screening, validation rows, a sample of clients or a deployment."""
 
 
 def flat(record: Record) -> dict[str, Any]:
@@ -31,8 +34,9 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
     Keys and their order are those of `metrics.jsonl`. All rows have the same keys: a number that a
     method does not have, such as mu, is NaN. Keys that exist only with screening (`faulty`,
     `faulty_clients`, `unmeasured`), only if evaluations read a sample of clients
-    (`train_loss_se`, `test_accuracy_se`) or only with validation rows (`validation_loss`,
-    `validation_accuracy`) are omitted if no record has them.
+    (`train_loss_se`, `test_accuracy_se`), only with validation rows (`validation_loss`,
+    `validation_accuracy`) or only in a deployment (`seconds`, `bytes_down`, `bytes_up`, `network`)
+    are omitted if no record has them.
 
     Args:
         runs: The runs, such as `simulate` returns.
@@ -62,4 +66,4 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _value(key: str, value: Any) -> Any:
-    return math.nan if value is None and key != "faulty_clients" else value
+    return math.nan if value is None and key not in ("faulty_clients", "network") else value

@@ -1,17 +1,16 @@
 """The entry point `simulate`, and the checks of its arguments."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
 from fedprox.algorithms.base import Algorithm
-from fedprox.algorithms.check import check_algorithm
-from fedprox.errors import InputError, require, shown
+from fedprox.errors import require, shown
 from fedprox.federation import Federation
-from fedprox.model import Model, Params, check_model
+from fedprox.model import Model, Params
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
@@ -22,17 +21,17 @@ from fedprox.simulation.config.warn import warn_of
 from fedprox.simulation.devices.compilation_cache import use_default_compilation_cache
 from fedprox.simulation.devices.mesh import lane_mesh
 from fedprox.simulation.loop.checkpoint import Checkpoints
-from fedprox.simulation.loop.described import describe_comparison
-from fedprox.simulation.loop.method_run import Session, run_method, skip_finished
-from fedprox.simulation.loop.progress import Progress, showing
-from fedprox.simulation.loop.snapshot import Fingerprint, Snapshot
+from fedprox.simulation.loop.comparison import Follow, checked_methods, compare
+from fedprox.simulation.loop.execution import Execute, Start
+from fedprox.simulation.loop.local import Devices, on_devices
+from fedprox.simulation.loop.method_run import phase_of
+from fedprox.simulation.loop.progress import Progress, Report
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.selection import Selection
 from fedprox.simulation.results.target import StopAtTarget, Target
 from fedprox.simulation.storage.training_data import check_measured, copy_to_devices
-from fedprox.solver import Solver, name_of
-from fedprox.user_code import describe
+from fedprox.solver import Solver
 
 
 def simulate(
@@ -162,82 +161,27 @@ def simulate(
         stop=stop,
         initial=initial,
     )
-    compared = _checked_methods(protocol, methods)
-    begin = Snapshot(())
+    compared = checked_methods(protocol, methods)
+    systems.check_simulated()
     mesh = lane_mesh(devices)
-    on_record = on_record or _ignore
-    if checkpoints:
-        begin = checkpoints.begin(_fingerprint(protocol, compared))
-        on_record = checkpoints.before_first(on_record, begin)
-        seed_runs = [method for method in compared for _ in protocol.seeds]
-        begin = skip_finished(checkpoints, begin, seed_runs, mesh)
     if protocol.evaluation.clients is None:
         check_measured(mesh, federation, protocol.measured)
     if jax.process_index() == 0:
         warn_of(protocol, stacklevel=2)
-    with showing(progress, on_progress) as report:
-        count = len(protocol.seeds) * sum(len(method.points) for method in compared)
+    follow = Follow(checkpoints, on_record, on_progress, progress)
+
+    def make_execute(report: Report) -> Execute:
         data = copy_to_devices(
             mesh, federation, protocol.measured, protocol.ownership, protocol.measured_ownership
         )
-        session = Session(protocol, mesh, data, count, checkpoints, on_record, report)
-        runs = _run_all(session, compared, begin)
-    experiment = describe_comparison(protocol, [method.algorithm for method in compared])
-    for run in runs:
-        run.experiment = experiment
-    return runs
 
+        def compiling(method: Method, start: Start) -> None:
+            report(phase_of(method, start.seed, start.round, "compiling"))
 
-def _checked_methods(protocol: Protocol, algorithms: Sequence[Algorithm]) -> list[Method]:
-    """Check the algorithms, and make them the methods of a comparison.
+        pause = checkpoints.every if checkpoints else None
+        return partial(on_devices, Devices(mesh, data, pause, compiling))
 
-    Raises:
-        InputError: If the model does not fit the federation, an algorithm is invalid or cannot
-            follow the protocol, or two methods have the same label.
-    """
-    check_model(protocol.model, protocol.federation)
-    for algorithm in algorithms:
-        check_algorithm(algorithm, protocol.model.shapes)
-    methods = [Method(protocol, protocol.reported(algorithm)) for algorithm in algorithms]
-    for method in methods:
-        protocol.check(method.algorithm, method.solver)
-    for label, count in Counter(label for method in methods for label in method.labels).items():
-        require(
-            count == 1,
-            f"methods: {label!r} is given {count} times; once is enough, and hyperparameters must "
-            "differ in their first six digits, schedules in their names or first rates",
-        )
-    return methods
-
-
-def _fingerprint(protocol: Protocol, methods: Sequence[Method]) -> Fingerprint:
-    """What distinguishes the checkpoints of this comparison from those of others."""
-    settings = {
-        "parameters": describe(protocol.model.shapes),
-        # labels are not enough: they have six digits
-        "points": [list(point.values()) for method in methods for point in method.points],
-    }
-    for method in methods:
-        settings |= _schedule(method)
-    return Fingerprint(
-        tuple(label for method in methods for label in method.labels),
-        protocol.seeds,
-        protocol.rounds,
-        protocol.settings | settings,
-        protocol.model,
-    )
-
-
-def _run_all(session: Session, methods: Sequence[Method], begin: Snapshot) -> list[Run]:
-    """Run the methods that `begin` has not finished, and return the runs of all methods."""
-    for record in begin.records:
-        session.on_record(record)
-    runs, seeds = list(begin.finished), session.protocol.seeds
-    for number, method in enumerate(methods):
-        remaining = seeds[max(0, begin.seed_runs - number * len(seeds)) :]
-        if remaining:
-            begin = run_method(session, method, remaining, runs, begin)
-    return runs
+    return compare(protocol, compared, mesh, make_execute, follow)
 
 
 def _as_list(methods: Algorithm | Sequence[Algorithm]) -> list[Algorithm]:
@@ -260,26 +204,3 @@ def _seeds(seed: int | Sequence[int]) -> tuple[int, ...]:
     seeds: Any = seed.tolist() if isinstance(seed, np.ndarray) else seed
     is_sequence = isinstance(seeds, Sequence) and not isinstance(seeds, str | bytes)
     return tuple(seeds) if is_sequence else (seeds,)
-
-
-COMPARED_ROUNDS = 0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000
-"""Rounds whose learning rates identify a schedule in a checkpoint. They do not depend on T, since a
-run may be extended."""
-
-
-def _schedule(method: Method) -> dict[str, Any]:
-    """How a checkpoint identifies a method's learning rate schedule; empty without a schedule."""
-    solver = method.solver
-    if solver.schedule is None:
-        return {}
-    factors: list[float | None] = []
-    for t in COMPARED_ROUNDS:
-        try:
-            factors.append(solver.factor(t))
-        except InputError:  # a schedule may end with the run
-            factors.append(None)
-    return {f"{method.labels[0]}: learning rates": [name_of(solver.schedule), *factors]}
-
-
-def _ignore(_: Any) -> None:
-    pass

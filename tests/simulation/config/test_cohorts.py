@@ -283,7 +283,6 @@ def test_a_client_without_time_for_a_step_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"deadline": 1.0}, "systems.deadline = 1.0; give systems.step_seconds beside it"),
         ({"step_seconds": 1.0}, "systems.step_seconds is given; give systems.deadline beside"),
         ({"deadline": 1.0, "step_seconds": 1.0, "stragglers": 0.5}, "and not both"),
         ({"spread": 0.5}, "it needs a deadline"),
@@ -302,6 +301,20 @@ def test_a_client_without_time_for_a_step_does_not_count() -> None:
 def test_a_deadline_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Systems(**options)
+
+
+def test_a_simulation_has_no_real_clock() -> None:
+    federation = quadratic_federation([np.eye(1)] * 3, [np.zeros(1)] * 3)
+    solver = Solver(1.0, batch_size="all", steps=2)
+    message = "systems.deadline = 1.0; give systems.step_seconds beside it"
+    with pytest.raises(InputError, match=message):
+        one_run(
+            federation,
+            quadratic_model(np.zeros(1)),
+            fedavg(),
+            solver,
+            systems=Systems(deadline=1.0),
+        )
 
 
 def test_some_clients_keep_their_speeds_in_their_order() -> None:

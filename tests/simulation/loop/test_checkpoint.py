@@ -190,7 +190,7 @@ def test_state_goes_on_in_another_place(tmp_path: Path, monkeypatch: pytest.Monk
     def elsewhere(_: str, *others: Any) -> Any:
         return open_store(next(places), *others)
 
-    monkeypatch.setattr("fedprox.simulation.loop.method_run.open_store", elsewhere)
+    monkeypatch.setattr("fedprox.simulation.loop.local.open_store", elsewhere)
     same(once, in_goes(tmp_path, [2], [scaffold()], monkeypatch, seed=0))
 
 

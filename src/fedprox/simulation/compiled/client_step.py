@@ -51,17 +51,20 @@ def round_hparams(hparams: HParams, rate: jax.Array, participation: jax.Array) -
 
 
 class Stop(NamedTuple):
-    """A client's stop rule: ||grad h_k(w)|| <= gamma ||grad h_k(s_k)||.
+    """A client's stop rule: ||grad h_k(w)|| <= gamma ||grad h_k(s_k)||, or its time is over.
 
     Attributes:
-        gamma: The client's gamma.
-        reference: ||grad h_k(s_k)||, negative until it is computed.
+        gamma: The client's gamma; None if it does not stop by its gradient.
+        reference: ||grad h_k(s_k)||, negative until it is computed; None without gamma.
+        deadline: Seconds since the beginning of the round after which it stops; None if it does
+            not stop by a clock.
         done: Whether the client has stopped.
         steps: Steps taken, int32.
     """
 
-    gamma: jax.Array
-    reference: jax.Array
+    gamma: jax.Array | None
+    reference: jax.Array | None
+    deadline: jax.Array | None
     done: jax.Array
     steps: jax.Array
 
@@ -118,12 +121,19 @@ class ClientStep:
         algorithm: The method.
         solver: The local solver, with the algorithm's settings.
         layout: The shapes of the method's programs.
+        clock: Whether clients also stop by a clock.
+
+    Attributes:
+        stops: Whether clients may take fewer than the planned steps.
     """
 
-    def __init__(self, model: Model, algorithm: Algorithm, solver: Solver, layout: Layout) -> None:
+    def __init__(
+        self, model: Model, algorithm: Algorithm, solver: Solver, layout: Layout, clock: bool
+    ) -> None:
         self.model, self.algorithm, self.solver = model, algorithm, solver
+        self.stops = clock or solver.gamma is not None
         self.accumulate, self.width = layout.accumulate, layout.width
-        self.begin_all = over(over(self.begin, (0, 0, None)), (None, 0, 0))
+        self.begin_all = over(over(self.begin, (0, 0, None, None)), (None, 0, 0, 0))
         self.gradient_all = over(over(self.gradient, (0, *[None] * 4)), (0, 0, 0, 0, 0))
         # a single lane keeps its axis here, since without it XLA copies the model in each step
         self.tick_all = jax.vmap(
@@ -132,15 +142,23 @@ class ClientStep:
         self.search_all = over(over(self.search, (0, 0, *[None] * 4)), (0, None, None, 0, 0, 0))
         self.message_all = over(over(self.message, (0, 0, None)), (0, None, 0))
 
-    def begin(self, broadcast: Broadcast, context: ClientContext, gamma: jax.Array) -> LaneState:
-        """A client before its first tick."""
+    def begin(
+        self,
+        broadcast: Broadcast,
+        context: ClientContext,
+        gamma: jax.Array,
+        deadline: jax.Array | None,
+    ) -> LaneState:
+        """A client before its first tick; `deadline` is None without a clock."""
         params = self.algorithm.subproblem(*broadcast, context).start
         return LaneState(
             params,
             self.solver.init(params, broadcast.hparams["learning_rate"]),
             jax.tree.map(jnp.zeros_like, params) if self.accumulate else None,
             context,
-            None if self.solver.gamma is None else _initial_stop(gamma),
+            _initial_stop(None if self.solver.gamma is None else gamma, deadline)
+            if self.stops
+            else None,
         )
 
     def gradient(
@@ -256,8 +274,9 @@ class ClientStep:
         return self.algorithm.message(*broadcast, lane.context, solution)
 
 
-def _initial_stop(gamma: jax.Array) -> Stop:
-    return Stop(gamma, jnp.float32(-1), jnp.bool_(False), jnp.int32(0))
+def _initial_stop(gamma: jax.Array | None, deadline: jax.Array | None) -> Stop:
+    reference = None if gamma is None else jnp.float32(-1)
+    return Stop(gamma, reference, deadline, jnp.bool_(False), jnp.int32(0))
 
 
 def _apply_stop_rule(
@@ -273,12 +292,15 @@ def _apply_stop_rule(
     """
     if stop is None:
         return None, last
+    if stop.gamma is None or stop.reference is None:
+        step = last & ~stop.done
+        return stop._replace(steps=stop.steps + step), step
     is_full = last if check is None else last & check
     norm = optax.tree.norm(gradient)
     reference = jnp.where(is_full & (stop.reference < 0), norm, stop.reference)
     done = stop.done | (is_full & (norm <= stop.gamma * reference))
     step = last & ~done if check is None else last & ~done & ~check
-    return Stop(stop.gamma, reference, done, stop.steps + step), step
+    return stop._replace(reference=reference, done=done, steps=stop.steps + step), step
 
 
 DERIVED = "model: jax.grad of its loss"

@@ -60,6 +60,8 @@ class Measures(NamedTuple):
             validation rows.
         validation_accuracy: Share of correct validation labels, weighted like `test_loss`; NaN for
             a model without accuracy, None without validation rows.
+        test_accuracy: Accuracy over all test rows, in a deployment, where nodes weight their
+            clients themselves; None in a simulation.
     """
 
     train_loss: jax.Array
@@ -72,6 +74,7 @@ class Measures(NamedTuple):
     by_client: ByClient | None
     validation_loss: jax.Array | None = None
     validation_accuracy: jax.Array | None = None
+    test_accuracy: Any = None
 
 
 class StandFor(NamedTuple):
@@ -108,6 +111,34 @@ class Tested(NamedTuple):
 
     correct: jax.Array
     sums: dict[str, Terms]
+
+
+class EvaluationSums(NamedTuple):
+    """What an evaluation reads, summed over clients; leaves (points, ...) unless noted.
+
+    Attributes:
+        loss: sum_k p_k F_k of the measured clients.
+        weight: Sum of their p_k, 1 if all clients are measured; None without screening.
+        unmeasured: Number of the other clients, int32; None without screening.
+        scatter: Mean and scatter of the gradients; None if gradients are not measured.
+        train: Sums of the metrics' terms over training rows.
+        correct: Number of correct test labels, int32.
+        test: Sums of the terms of the loss and the metrics over test rows; None without test rows.
+        validation: Sums of the terms of the loss, the accuracy and the metrics over validation
+            rows; None without validation rows.
+        by_client: Loss and correct labels client by client; None if the shape does not ask for
+            them.
+    """
+
+    loss: jax.Array
+    weight: jax.Array | None
+    unmeasured: jax.Array | None
+    scatter: Scatter | None
+    train: dict[str, Terms]
+    correct: jax.Array
+    test: dict[str, Terms] | None
+    validation: dict[str, Terms] | None
+    by_client: ByClient | None
 
 
 class EvaluationShape(NamedTuple):
@@ -177,6 +208,25 @@ def evaluation_program(
     Returns:
         (params, inputs) -> Measures, where params have a leading axis of sweep points.
     """
+    summed = evaluation_sums(model, shape, specs)
+
+    def program(params: Params, inputs: EvaluationInputs) -> Measures:
+        return measures_of_sums(model, summed(params, inputs))
+
+    return spread(mesh, program, (REPLICATED, specs))
+
+
+def sums_program(
+    model: Model, mesh: Mesh, shape: EvaluationShape, specs: EvaluationInputs
+) -> Wrapped:
+    """As `evaluation_program`, with the result (params, inputs) -> EvaluationSums."""
+    return spread(mesh, evaluation_sums(model, shape, specs), (REPLICATED, specs))
+
+
+def evaluation_sums(
+    model: Model, shape: EvaluationShape, specs: EvaluationInputs
+) -> Callable[[Params, EvaluationInputs], EvaluationSums]:
+    """(params, inputs) -> sums over all devices, inside `spread`."""
     by_client = shape.by_client or shape.screened
     test = _tester(model, shape.test_width, jobs_are_clients=by_client)
     spec = specs.validation
@@ -186,39 +236,73 @@ def evaluation_program(
         jobs_are_clients=spec is not None and spec.stand_for is not None,
     )
 
-    def program(params: Params, inputs: EvaluationInputs) -> Measures:
+    def summed(params: Params, inputs: EvaluationInputs) -> EvaluationSums:
         train = _TrainingPass(model, shape, params, inputs)
         sums = train.read()
-        measured, unmeasured, mean_of_measured = train.screen(sums)
-        variance, b = train.gradients(sums, mean_of_measured)
-        metrics = _values(model, "train", _sum_lanes(sums.terms))
-
+        measured, weight, unmeasured = train.screen(sums)
         points, clients = train.points, len(inputs.sizes)
-        correct, test_loss = jnp.zeros((clients, points), jnp.int32), jnp.full(points, jnp.nan)
-        metrics |= {f"test_{name}": test_loss for name in model.metrics}
+        correct, terms = jnp.zeros((clients, points), jnp.int32), None
         if len(inputs.test_x):
             weights = jnp.broadcast_to(inputs.stand_for.test[:, None], correct.shape)
             weights = weights if measured is None else weights * measured
             reading = my_part(inputs.test_reading)
-            correct, terms = test(params, inputs.test_x, inputs.test_y, reading, weights)
-            terms = _sum_lanes(terms)
-            test_loss = terms["loss"]["sum"] / terms["loss"]["rows"]
-            metrics |= _values(model, "test", terms)
-        validated, validation_metrics = validate(params, inputs.validation, measured)
+            correct, by_lane = test(params, inputs.test_x, inputs.test_y, reading, weights)
+            terms = _sum_lanes(by_lane)
         losses = sums.losses
-        return Measures(
-            train_loss=mean_of_measured(total(sums.loss.sum(axis=0))),
-            test_correct=total(correct.sum(axis=0)),
-            gradient_variance=variance,
-            dissimilarity=b,
-            test_loss=test_loss,
-            metrics=metrics | validation_metrics,
+        return EvaluationSums(
+            loss=total(sums.loss.sum(axis=0)),
+            weight=weight,
             unmeasured=unmeasured,
+            scatter=None if sums.scatter is None else _merge(sums.scatter),
+            train=_sum_lanes(sums.terms),
+            correct=total(correct.sum(axis=0)),
+            test=terms,
+            validation=validate(params, inputs.validation, measured),
             by_client=None if losses is None else ByClient(total(losses), total(correct)),
-            **validated,
         )
 
-    return spread(mesh, program, (REPLICATED, specs))
+    return summed
+
+
+def measures_of_sums(model: Model, sums: EvaluationSums) -> Measures:
+    """The measures of an evaluation, from its sums."""
+
+    def mean_of_measured(summed: jax.Array) -> jax.Array:
+        return summed if sums.weight is None else summed / sums.weight
+
+    variance = b = test_loss = jnp.full(sums.loss.shape, jnp.nan)
+    if sums.scatter is not None:
+        variance = mean_of_measured(sums.scatter.scatter)
+        norm_squared = jax.vmap(optax.tree.norm)(sums.scatter.mean) ** 2
+        b = dissimilarity(variance, norm_squared)
+    metrics = _values(model, "train", sums.train)
+    metrics |= {f"test_{name}": test_loss for name in model.metrics}
+    if sums.test is not None:
+        test_loss = _mean(sums.test["loss"])
+        metrics |= _values(model, "test", sums.test)
+    validated = {}
+    if sums.validation is not None:
+        validated = {
+            f"validation_{name}": _mean(sums.validation[name]) for name in ("loss", "accuracy")
+        }
+        metrics |= _values(model, "validation", sums.validation)
+    return Measures(
+        train_loss=mean_of_measured(sums.loss),
+        test_correct=sums.correct,
+        gradient_variance=variance,
+        dissimilarity=b,
+        test_loss=test_loss,
+        metrics=metrics,
+        unmeasured=sums.unmeasured,
+        by_client=sums.by_client,
+        **validated,
+    )
+
+
+def _mean(terms: Any) -> jax.Array:
+    """The mean of a measure that has a sum and a number of rows, (points,)."""
+    mean: jax.Array = terms["sum"] / terms["rows"]
+    return mean
 
 
 class _Sums(NamedTuple):
@@ -340,31 +424,16 @@ class _TrainingPass:
             terms=_add_ended(sums.terms, slot, weight, terms),
         )
 
-    def screen(
-        self, sums: _Sums
-    ) -> tuple[jax.Array | None, jax.Array | None, Callable[[jax.Array], jax.Array]]:
-        """The measured clients, the number of others, and a function from sums to means.
+    def screen(self, sums: _Sums) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None]:
+        """The measured clients, their weight, and the number of the others; None without screening.
 
-        The means are over the measured clients.
+        The weight is exactly 1 if all clients are measured.
         """
         if sums.weights is None:
-            return None, None, lambda summed: summed
-        measured = total(sums.measured)
+            return None, None, None
         weight, left_out = jnp.moveaxis(total(sums.weights.sum(axis=0)), -1, 0)
         weight = jnp.where(left_out > 0, weight, 1.0)
-        return measured, left_out.astype(jnp.int32), lambda summed: summed / weight
-
-    def gradients(
-        self, sums: _Sums, mean_of_measured: Callable[[jax.Array], jax.Array]
-    ) -> tuple[jax.Array, jax.Array]:
-        """Gradient variance and B(w); NaN if gradients are not measured."""
-        if sums.scatter is None:
-            unknown = jnp.full(self.points, jnp.nan)
-            return unknown, unknown
-        merged = _merge(sums.scatter)
-        variance = mean_of_measured(merged.scatter)
-        norm_squared = jax.vmap(optax.tree.norm)(merged.mean) ** 2
-        return variance, dissimilarity(variance, norm_squared)
+        return total(sums.measured), weight, left_out.astype(jnp.int32)
 
 
 def _set_clients(array: Any, slot: jax.Array, values: jax.Array) -> jax.Array:
@@ -425,37 +494,28 @@ def _tester(
     return all_rows
 
 
-Named = dict[str, jax.Array]
-"""Measures by name, arrays (points,)."""
-
-
 def _validator(
     model: Model, width: int, *, jobs_are_clients: bool
-) -> Callable[[Params, Validation | None, jax.Array | None], tuple[Named, Named]]:
-    """(params, validation, measured) -> loss and accuracy on validation rows, and the metrics.
+) -> Callable[[Params, Validation | None, jax.Array | None], dict[str, Terms] | None]:
+    """(params, validation, measured) -> sums of terms over validation rows.
 
     If jobs are clients, only the `measured` ones (clients, points) count; None means all of them.
-    Without validation rows, both results are empty.
+    Without validation rows, the result is None.
     """
     test = _tester(model, width, jobs_are_clients=jobs_are_clients, accuracy=True)
 
     def validate(
         params: Params, validation: Validation | None, measured: jax.Array | None
-    ) -> tuple[Named, Named]:
+    ) -> dict[str, Terms] | None:
         if validation is None:
-            return {}, {}
+            return None
         x, y, reading, stand_for = validation
         weights = None
         if stand_for is not None:
             points = jax.tree.leaves(params)[0].shape[0]
             weights = jnp.broadcast_to(stand_for[:, None], (len(stand_for), points))
             weights = weights if measured is None else weights * measured
-        sums = _sum_lanes(test(params, x, y, my_part(reading), weights).sums)
-        loss_and_accuracy = {
-            f"validation_{name}": sums[name]["sum"] / sums[name]["rows"]
-            for name in ("loss", "accuracy")
-        }
-        return loss_and_accuracy, _values(model, "validation", sums)
+        return _sum_lanes(test(params, x, y, my_part(reading), weights).sums)
 
     return validate
 

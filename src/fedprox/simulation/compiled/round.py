@@ -12,10 +12,12 @@ Arrays have axes for lanes, then sweep points, then the axes of the parameter.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
 from jax.sharding import Mesh
 from jax.stages import Wrapped
 
@@ -54,6 +56,8 @@ from fedprox.simulation.devices.mesh import (
 from fedprox.simulation.planning.batch_plan import BatchPlan
 from fedprox.simulation.planning.reads import Exchange
 
+R = TypeVar("R", "After", "Part")
+
 
 class Server(NamedTuple):
     """The states that rounds change. The program reuses their memory, so it invalidates them.
@@ -78,6 +82,7 @@ class Inputs(NamedTuple):
         plan: The batch plan.
         exchange: How gradients are read before the work; None if the method does not.
         count: Number of rounds of the plan to run, int32.
+        look_every: Ticks between looks at the clock, int32; None without a clock.
     """
 
     hparams: Any
@@ -86,6 +91,7 @@ class Inputs(NamedTuple):
     plan: BatchPlan
     exchange: Exchange | None
     count: Any
+    look_every: Any = None
 
 
 class Local(NamedTuple):
@@ -124,6 +130,24 @@ class After(NamedTuple):
     faulty: jax.Array | None
 
 
+class Part(NamedTuple):
+    """A node's part of one round, before the server's update.
+
+    Attributes:
+        message: The messages that count, times their weights, summed, leaves (points, ...).
+        counted: Sum of these weights, (points,).
+        local: The clients after the round. Their steps are never None if there is a clock.
+        client_state: State of the clients, as in `Server`.
+        faulty: Which updates were faulty, bool (points, slots); None without screening.
+    """
+
+    message: Any
+    counted: jax.Array
+    local: Local
+    client_state: ClientState
+    faulty: jax.Array | None
+
+
 def rounds_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...]) -> Wrapped:
     """Compile-once program for up to `layout.rounds.rounds` rounds.
 
@@ -138,19 +162,92 @@ def rounds_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, 
     """
     program = _Rounds(method, layout)
     body = program.rounds if layout.batched else point_by_point(program.rounds)
+    same: Any = REPLICATED
+    after = After(same, same, same, same, client_state=PER_DEVICE, faulty=same)
+    inputs = _spec(rows, exchange=method.algorithm.own_gradient)
+    return spread(mesh, body, (Server(same, PER_DEVICE), inputs), out_specs=after, donated=(0,))
+
+
+Clock = Callable[[], float]
+"""Seconds since the beginning of the current round, read from inside a program."""
+
+
+def part_program(
+    method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...], clock: Clock | None = None
+) -> Wrapped:
+    """Compile-once program for a node's part of one round.
+
+    Args:
+        method: The method. Its state holds the mean gradient of the first cohort already, if it
+            has such an exchange.
+        layout: The shapes of its programs.
+        mesh: The devices.
+        rows: How x and y are spread over the devices.
+        clock: The clock by which clients stop; None if they take all planned steps.
+
+    Returns:
+        (server, inputs) -> Part. `Slots.deadline` says when a client stops by the clock.
+    """
+    program = _Rounds(method, layout, clock)
+    body = program.part if layout.batched else point_by_point(program.part)
+    same: Any = REPLICATED
+    part = Part(same, same, same, client_state=PER_DEVICE, faulty=same)
+    inputs = _spec(rows, exchange=method.algorithm.own_gradient, clock=clock is not None)
+    return spread(mesh, body, (Server(same, PER_DEVICE), inputs), out_specs=part)
+
+
+def gradients_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...]) -> Wrapped:
+    """Compile-once program for a node's part of a first exchange.
+
+    Args:
+        method: The method.
+        layout: The shapes of its programs.
+        mesh: The devices.
+        rows: How x and y are spread over the devices.
+
+    Returns:
+        (params (points, ...), x, y, exchange) -> the gradients that count, times their weights,
+        summed, and the sum of these weights (points,).
+    """
+    gradients = exchange_gradients(method.protocol.model, layout, method.faults)
+
+    def part(params: Params, x: Features, y: jax.Array, exchange: Exchange) -> Any:
+        # of the one round of the plan, on this device
+        reading = jax.tree.map(lambda a: a[0, 0], exchange.reading)
+        now = Exchange(reading, exchange.size[0], exchange.weight[0])
+        _, mean, screened = gradients(params, x, y, now)
+        points = len(jax.tree.leaves(params)[0])
+        if screened is None:
+            return mean, jnp.broadcast_to(now.weight.sum(), points)
+        # `counted` is exactly 1 if no gradient is left out, whatever the sum of weights
+        counts = jnp.where(screened.scale > 0, now.weight[layout.rounds.slots :, None], 0.0)
+        counted = counts.sum(axis=0)
+        return _times(mean, screened.counted), counted
+
+    x, y = rows
+    exchange = _spec(rows, exchange=True).exchange
+    return spread(mesh, part, (REPLICATED, x, y, exchange))
+
+
+def _times(tree: Any, factor: jax.Array) -> Any:
+    """A tree, leaves (points, ...), times a factor (points,)."""
+    return jax.tree.map(lambda a: a * factor.reshape((-1,) + (1,) * (a.ndim - 1)), tree)
+
+
+def _spec(rows: tuple[Any, ...], *, exchange: bool, clock: bool = False) -> Inputs:
+    """How the inputs of rounds are spread over the devices."""
     split: Any = PER_ROUND_AND_DEVICE
     same: Any = REPLICATED
     x, y = rows
-    inputs = Inputs(
+    return Inputs(
         same,
         x,
         y,
         BatchPlan(split, split, split, split, split, split, same, same, same),
-        Exchange(split, same, same) if method.algorithm.own_gradient else None,
+        Exchange(split, same, same) if exchange else None,
         same,
+        same if clock else None,
     )
-    after = After(same, same, same, same, client_state=PER_DEVICE, faulty=same)
-    return spread(mesh, body, (Server(same, PER_DEVICE), inputs), out_specs=after, donated=(0,))
 
 
 class _Carry(NamedTuple):
@@ -175,13 +272,14 @@ class _Rounds:
     Args:
         method: The method.
         layout: The shapes of its programs.
+        clock: The clock by which clients stop; None if they take all planned steps.
     """
 
-    def __init__(self, method: Method, layout: Layout) -> None:
+    def __init__(self, method: Method, layout: Layout, clock: Clock | None = None) -> None:
         model, self.algorithm, self.solver = method.protocol.model, method.algorithm, method.solver
         self.layout, self.shape, self.faults = layout, layout.rounds, method.faults
-        self.keep_local = method.protocol.evaluation.gradients
-        self.client = ClientStep(model, self.algorithm, self.solver, layout)
+        self.keep_local, self.clock = method.protocol.evaluation.gradients, clock
+        self.client = ClientStep(model, self.algorithm, self.solver, layout, clock is not None)
         self.read = features_reader(method.protocol.federation.augment)
         self.aggregation = aggregation(self.faults, self.algorithm.size, self.shape)
         screened = self.faults if self.algorithm.exchange else None
@@ -217,6 +315,25 @@ class _Rounds:
         local, steps = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), (after.local, after.steps))
         return after._replace(local=local, steps=steps)
 
+    def part(self, server: Server, inputs: Inputs) -> Part:
+        """The first round of the plan, without the server's update."""
+        plan, exchange = plan_of_round(inputs.plan, inputs.exchange, jnp.int32(0))
+        result, local = _Round(self, server, inputs, plan, exchange).aggregate()
+        local = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), local)
+        weight, message = plan.jobs.weight, result.mean
+        counts = jnp.broadcast_to(weight[:, None], (len(weight), inputs_points(inputs)))
+        if result.counted is not None and result.faulty is not None:
+            message = _times(message, result.counted)
+            counts = jnp.where(result.faulty, 0.0, counts)
+        if self.clock is not None and local.steps is not None:
+            counts = jnp.where(self.is_late(local.steps, plan.jobs.steps[:, None]), 0.0, counts)
+        faulty = None if result.faulty is None else result.faulty.T
+        return Part(message, counts.sum(axis=0), local, result.client_state, faulty)
+
+    def is_late(self, taken: jax.Array, planned: jax.Array) -> jax.Array:
+        """Whether clients that took these steps by the clock do not count."""
+        return taken < (planned if self.algorithm.stragglers == "drop" else 1)
+
     def initial_carry(self, broadcast: Broadcast, client_state: ClientState) -> _Carry:
         """The carry before the first tick: idle lanes, no messages, no local models."""
         shape = self.shape
@@ -224,7 +341,9 @@ class _Rounds:
         gradient = params if self.algorithm.own_gradient else None
         points = len(broadcast.hparams["learning_rate"])
         context = idle_context(gradient, client_state, shape.lanes, points)
-        lanes = self.client.begin_all(broadcast, context, jnp.zeros(shape.lanes))
+        zeros = jnp.zeros(shape.lanes)
+        deadline = None if self.clock is None else zeros
+        lanes = self.client.begin_all(broadcast, context, zeros, deadline)
         lanes = mark_done(lanes, jnp.ones(shape.lanes, bool))
         steps = jnp.zeros(shape.lanes, jnp.int32)
         messages, _ = jax.eval_shape(self.client.message_all, lanes, broadcast, steps)
@@ -260,6 +379,7 @@ class _Round:
     ) -> None:
         self.rounds, self.before, self.x, self.y = rounds, server, inputs.x, inputs.y
         self.plan, self.jobs, self.exchange = plan, plan.jobs, exchange
+        self.look_every = inputs.look_every
         self.hparams = round_hparams(inputs.hparams, plan.rate, plan.participation)
         self.places = plan.jobs.place % max(rounds.shape.places, 1)  # on this device
         self.broadcast = Broadcast(server.state, self.hparams)
@@ -281,6 +401,10 @@ class _Round:
 
     def run(self) -> After:
         """Run all jobs, and update the server's state."""
+        return self.update(*self.aggregate())
+
+    def aggregate(self) -> tuple[Result, Local]:
+        """Run all jobs, and aggregate their messages."""
 
         def all_done(carry: _Carry) -> jax.Array:
             assert carry.lanes.stop is not None
@@ -292,10 +416,9 @@ class _Round:
             self.end_jobs,
             self.rounds.initial_carry(self.broadcast, self.before.client_state),
             begin_jobs=self.begin_jobs,
-            idle=None if self.rounds.solver.gamma is None else all_done,
+            idle=all_done if self.rounds.client.stops else None,
         )
-        result = self.rounds.aggregation.end(carry.sums, carry.client_state, self.jobs)
-        return self.update(result, carry.local)
+        return self.rounds.aggregation.end(carry.sums, carry.client_state, self.jobs), carry.local
 
     def begin_jobs(self, slot: jax.Array, carry: _Carry) -> _Carry:
         """Begin the jobs in `slot` (lanes,), -1 for none."""
@@ -307,12 +430,16 @@ class _Round:
             jax.tree.map(lambda a: a[self.places[slot]], self.before.client_state),
             jnp.broadcast_to(self.jobs.relative_size[slot][:, None], relative.shape),
         )
-        fresh = self.rounds.client.begin_all(self.broadcast, context, self.jobs.gamma[slot])
+        deadline = None if self.jobs.deadline is None else self.jobs.deadline[slot]
+        begin_all = self.rounds.client.begin_all
+        fresh = begin_all(self.broadcast, context, self.jobs.gamma[slot], deadline)
         return carry._replace(lanes=where_lanes(slot >= 0, fresh, carry.lanes))
 
     def tick(self, i: jax.Array, carry: _Carry) -> _Carry:
         """Run one tick of each lane."""
         plan, client = self.plan, self.rounds.client
+        if self.rounds.clock is not None:
+            carry = carry._replace(lanes=self.look_at_clock(i, carry.lanes))
         rows, size = plan.rows[i], plan.size[i]
         real = rows >= 0
         rows = jnp.where(real, rows, ~rows)
@@ -329,11 +456,33 @@ class _Round:
         lanes = client.tick_all(carry.lanes, self.broadcast, gradient, plan.last[i], check)
         return carry._replace(lanes=lanes)
 
+    def look_at_clock(self, i: jax.Array, lanes: LaneState) -> LaneState:
+        """Mark clients as done whose time is over; every few ticks, since a look takes time."""
+        clock = self.rounds.clock
+
+        def read(_: Any) -> Any:
+            assert clock is not None
+            return np.float32(clock())
+
+        def look() -> jax.Array:
+            seconds: jax.Array = io_callback(read, jax.ShapeDtypeStruct((), jnp.float32), i)
+            return seconds
+
+        seconds = jax.lax.cond(i % self.look_every == 0, look, lambda: jnp.float32(0))
+        assert lanes.stop is not None
+        assert lanes.stop.deadline is not None
+        done = lanes.stop.done | (seconds >= lanes.stop.deadline)
+        return lanes._replace(stop=lanes.stop._replace(done=done))
+
     def end_jobs(self, slot: jax.Array, carry: _Carry) -> _Carry:
         """End the jobs in `slot` (lanes,), -1 for none, and aggregate their messages."""
         lanes, sums, local, client_state = carry
         ended = slot >= 0
         weight = jnp.where(ended, self.jobs.weight[slot], 0.0)
+        if self.rounds.clock is not None and lanes.stop is not None:
+            # a round with a clock has one sweep point
+            late = self.rounds.is_late(lanes.stop.steps[:, 0], self.jobs.steps[slot])
+            weight = jnp.where(late, 0.0, weight)
         update = self.rounds.client.message_all(lanes, self.broadcast, self.jobs.steps[slot])
         arrived = Arrived(slot, self.places[slot], weight, *update)
         sums, client_state = self.rounds.aggregation.take(sums, client_state, arrived)
@@ -383,11 +532,16 @@ def features_reader(
     return read
 
 
-def point_by_point(run: Callable[[Server, Inputs], After]) -> Callable[[Server, Inputs], After]:
+def inputs_points(inputs: Inputs) -> int:
+    """Number of sweep points."""
+    return len(inputs.hparams["learning_rate"])
+
+
+def point_by_point(run: Callable[[Server, Inputs], R]) -> Callable[[Server, Inputs], R]:
     """Run some rounds of one sweep point after another, so that each has the caches to itself."""
 
-    def run_points(server: Server, inputs: Inputs) -> After:
-        def run_point(point: tuple[Server, HParams]) -> After:
+    def run_points(server: Server, inputs: Inputs) -> R:
+        def run_point(point: tuple[Server, HParams]) -> R:
             server, hparams = jax.tree.map(lambda a: a[None], point)
             after = run(swap_state(server), inputs._replace(hparams=hparams))
             return jax.tree.map(lambda a: a[0], swap_after(after))
@@ -401,7 +555,7 @@ def point_by_point(run: Callable[[Server, Inputs], After]) -> Callable[[Server, 
     def swap_state(server: Server) -> Server:
         return server._replace(client_state=swap(server.client_state))
 
-    def swap_after(after: After) -> After:
+    def swap_after(after: R) -> R:
         return after._replace(local=swap(after.local), client_state=swap(after.client_state))
 
     return run_points

@@ -68,8 +68,9 @@ class Systems:
         deadline: Seconds that a round lasts. A client takes as many steps as it has time for, and
             is a straggler if these are fewer than the solver's epochs or steps. None means no
             deadline.
-        step_seconds: Seconds per mini-batch step, required with a deadline: the median over the
-            clients, or a sequence with the seconds of each client.
+        step_seconds: Seconds per mini-batch step, required with a deadline in a simulation: the
+            median over the clients, or a sequence with the seconds of each client. In a deployment,
+            None means that the deadline is that of a real clock.
         spread: Variation of the speeds around a median `step_seconds`, from 0 to 10: in all rounds,
             client k needs step_seconds exp(spread z_k) per step, z_k ~ N(0, 1).
         straggler_epochs: A function that draws the epochs of a straggler, with a fraction of
@@ -77,8 +78,8 @@ class Systems:
             is not called if the solver performs one epoch or counts steps.
 
     Raises:
-        InputError: If a number is out of range, if both a fraction and a deadline are set, or if a
-            deadline has no `step_seconds`.
+        InputError: If a number is out of range, if both a fraction and a deadline are set, or if
+            there are `step_seconds` without a deadline.
 
     Example:
         >>> Systems(deadline=60.0, step_seconds=0.1, spread=1.0).deadline
@@ -105,31 +106,41 @@ class Systems:
                 "stragglers' work",
             )
         require(
-            self.deadline is None or self.step_seconds is not None,
-            f"systems.deadline = {shown(self.deadline)}; give systems.step_seconds beside it",
-        )
-        require(
             self.step_seconds is None or self.deadline is not None,
             "systems.step_seconds is given; give systems.deadline beside it",
         )
-        if self.deadline is None or self.step_seconds is None:
+        if self.deadline is not None:
+            require(
+                self.stragglers == 0,
+                f"systems: stragglers = {self.stragglers} and deadline = {shown(self.deadline)}; "
+                "give either stragglers or a deadline, and not both",
+            )
+            require_number("systems.deadline", self.deadline, positive=True)
+        if self.step_seconds is None:
             require(
                 self.spread == 0,
                 f"systems.spread = {self.spread}; it needs a deadline and step_seconds",
             )
             return
-        require(
-            self.stragglers == 0,
-            f"systems: stragglers = {self.stragglers} and deadline = {shown(self.deadline)}; give "
-            "either stragglers or a deadline, and not both",
-        )
-        require_number("systems.deadline", self.deadline, positive=True)
         for value in as_values("systems.step_seconds", self.step_seconds):
             require_number("systems.step_seconds", value, positive=True)
         require(
             self.spread == 0 or self.speeds is None,
             f"systems.spread = {self.spread}; it must be 0, since each client's step_seconds is "
             "given",
+        )
+
+    @property
+    def real_clock(self) -> bool:
+        """Whether the deadline is that of a real clock, which no simulation has."""
+        return self.deadline is not None and self.step_seconds is None
+
+    def check_simulated(self) -> None:
+        """Raise `InputError` if the deadline is that of a real clock."""
+        require(
+            not self.real_clock,
+            f"systems.deadline = {shown(self.deadline)}; give systems.step_seconds beside it: "
+            "without, it is a real clock's, which only a deployment has",
         )
 
     @cached_property
@@ -177,6 +188,8 @@ class Systems:
             solver: Defines the work of a client that finishes.
         """
         steps = solver.steps_for(sizes)
+        if self.real_clock:  # nobody knows in advance
+            return Work(steps, np.zeros(len(cohort), np.bool_))
         if self.deadline is not None:
             in_time = self._steps_in_time(seed, cohort)
             return Work(np.minimum(steps, in_time).astype(np.int64), in_time < steps)
@@ -217,6 +230,8 @@ class Systems:
             cohorts: The possible sizes of a cohort.
             whole: Whether stragglers are dropped, so that only clients that finish take part.
         """
+        if self.real_clock:
+            return
         if self.deadline is None:
             counts = np.arange(cohorts.start, cohorts.stop)
             require(

@@ -1,9 +1,7 @@
-"""The run of one method: all its seeds and sweep points, through programs compiled once."""
+"""The run of one method: all its seeds and sweep points."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -14,21 +12,25 @@ from jax.sharding import Mesh
 
 from fedprox.algorithms.base import Algorithm, State
 from fedprox.model import Params
-from fedprox.simulation.compiled.compile import Compiler, Programs, evaluated
-from fedprox.simulation.compiled.layout import Layout, lay_out
+from fedprox.simulation.compiled.compile import evaluated
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import replicate
 from fedprox.simulation.loop.checkpoint import Checkpoints
-from fedprox.simulation.loop.planner import PLANS_AHEAD, Planned, Planner, chunks
-from fedprox.simulation.loop.progress import Progress
+from fedprox.simulation.loop.execution import (
+    Execute,
+    MethodExecution,
+    Planned,
+    RunState,
+    SeedExecution,
+    Start,
+)
+from fedprox.simulation.loop.progress import Phase, Progress
 from fedprox.simulation.loop.records import best_loss
-from fedprox.simulation.loop.rounds import CompiledMethod, Listeners, Rounds, RunState
+from fedprox.simulation.loop.rounds import Listeners, Rounds
 from fedprox.simulation.loop.snapshot import End, Snapshot, arrays_of
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
-from fedprox.simulation.storage.client_store import Store, open_store
-from fedprox.simulation.storage.training_data import Data, TrainingRows, training_rows
 
 
 class Session(NamedTuple):
@@ -36,8 +38,8 @@ class Session(NamedTuple):
 
     Attributes:
         protocol: The protocol of the comparison.
-        mesh: The devices.
-        data: The rows on the devices.
+        mesh: The devices of the server's state.
+        execute: Makes the execution of a method.
         runs: Number of runs of the whole comparison.
         checkpoints: Where and how often checkpoints are written; None means no checkpoints.
         on_record: Called with each record.
@@ -46,7 +48,7 @@ class Session(NamedTuple):
 
     protocol: Protocol
     mesh: Mesh
-    data: Data
+    execute: Execute
     runs: int
     checkpoints: Checkpoints | None
     on_record: Callable[[Record], None]
@@ -56,7 +58,7 @@ class Session(NamedTuple):
 def run_method(
     session: Session, method: Method, seeds: Sequence[int], runs: list[Run], begin: Snapshot
 ) -> Snapshot:
-    """Run the remaining seeds of one method at all sweep points, through programs compiled once.
+    """Run the remaining seeds of one method at all sweep points.
 
     Args:
         session: The environment.
@@ -69,32 +71,23 @@ def run_method(
         The comparison after the last of these seeds.
     """
     protocol, checkpoints = session.protocol, session.checkpoints
-    planning = Progress(method.name, seeds[0], begin.round, protocol.rounds, phase="planning")
-    session.on_progress(planning)
+    session.on_progress(phase_of(method, seeds[0], begin.round, "planning"))
     began = time.perf_counter()
     params = protocol.first_params(seeds[0])
     initial_seconds = time.perf_counter() - began
-    train = protocol.federation.train
-    rows = training_rows(session.mesh, train, session.data, protocol.ownership, ahead=PLANS_AHEAD)
-    parameters = sum(a.size for a in jax.tree.leaves(params))
-    layout = lay_out(method, rows, session.mesh.devices.size, parameters)
-    with _cancelling(ThreadPoolExecutor(1)) as pool:
-        plan = partial(_plan, session, method, rows, layout, pool)
-        # the first seed is planned while the programs are compiled
-        planned = plan(seeds[0], begin)
-        session.on_progress(planning._replace(phase="compiling"))
-        programs = Compiler(method, session.mesh, session.data, params, rows.like)
-        first = programs(layout)
-        copy = _model_copier(method.algorithm) if protocol.selection.keep == "best" else _no_copy
-        compiled = CompiledMethod(method, session.mesh, programs, first.evaluate, copy)
+    start = Start(seeds[0], params, begin.round, begin.capacity)
+    del params
+    with session.execute(method, start) as execution:
         for seed in seeds:
-            if seed != seeds[0]:
-                params, planned = protocol.first_params(seed), plan(seed, begin)
-            under_way = begin.under_way or _new_runs(method, seed, layout, first)
+            if seed != start.seed:
+                params = protocol.first_params(seed)
+                start = Start(seed, params, begin.round, begin.capacity)
+                del params
+            under_way = begin.under_way or _new_runs(method, seed, execution)
             for run in under_way:
-                run.compile_seconds += initial_seconds + first.compile_seconds
-            seed_run = SeedRun(session, compiled, seed, under_way, runs)
-            seed_run.run(params, planned, begin)
+                run.compile_seconds += initial_seconds + execution.compile_seconds
+            seed_run = SeedRun(session, method, execution, start, under_way, runs)
+            seed_run.run(begin)
             runs += under_way
             begin = Snapshot(tuple(runs))
             if checkpoints and len(runs) < session.runs:
@@ -105,29 +98,12 @@ def run_method(
     return begin
 
 
-def _plan(
-    session: Session,
-    method: Method,
-    rows: TrainingRows,
-    layout: Layout,
-    pool: ThreadPoolExecutor,
-    seed: int,
-    begin: Snapshot,
-) -> Planned:
-    """The calls of a seed's remaining rounds, planned ahead in the background."""
-    protocol, capacity = session.protocol, begin.capacity
-    shapes = layout if capacity is None else layout.holding(capacity)
-    calls = chunks(
-        begin.round,
-        rounds=protocol.rounds,
-        evaluate_every=protocol.evaluation.every,
-        most=layout.rounds.rounds,
-        pause=(session.checkpoints and session.checkpoints.every) or protocol.rounds,
-    )
-    return Planner(method, rows, seed, shapes).ahead(pool, calls)
+def phase_of(method: Method, seed: int, done: int, phase: Phase) -> Progress:
+    """Progress in a phase before the first of the remaining rounds."""
+    return Progress(method.name, seed, done, method.protocol.rounds, phase=phase)
 
 
-def _new_runs(method: Method, seed: int, layout: Layout, programs: Programs) -> list[Run]:
+def _new_runs(method: Method, seed: int, execution: MethodExecution) -> list[Run]:
     """The runs of all sweep points with one seed, before their first round."""
     algorithm, solver = method.algorithm, method.solver
     return [
@@ -138,26 +114,27 @@ def _new_runs(method: Method, seed: int, layout: Layout, programs: Programs) -> 
             seed=seed,
             label=label,
             sweep_points=len(method.points),
-            lane_idle=layout.idle,
-            memory=programs.memory,
+            lane_idle=execution.lane_idle,
+            memory=execution.memory,
             evaluated="server" if algorithm.pooled else method.protocol.evaluation.model,
         )
         for point, label in zip(method.points, method.labels, strict=True)
     ]
 
 
-def _model_copier(algorithm: Algorithm) -> Callable[[State], Params]:
-    """(state) -> a copy of the evaluated model, since the next call reuses the state's memory."""
+def _model_copier(method: Method) -> Callable[[State], Params | None]:
+    """(state) -> a copy of the evaluated model, since the next call reuses the state's memory.
+
+    The copy is None if only the last model is kept.
+    """
+    if method.protocol.selection.keep != "best":
+        return lambda _: None
 
     @jax.jit
     def copy(state: State) -> Params:
-        return jax.tree.map(jnp.copy, evaluated(algorithm, state))
+        return jax.tree.map(jnp.copy, evaluated(method.algorithm, state))
 
     return copy
-
-
-def _no_copy(_: State) -> None:
-    pass
 
 
 class SeedRun:
@@ -165,8 +142,9 @@ class SeedRun:
 
     Args:
         session: The environment.
-        compiled: The compiled method.
-        seed: The seed.
+        method: The method.
+        execution: Computes its rounds.
+        start: The start of the remaining rounds.
         runs: The runs of the sweep points, to which records and parameters are added.
         finished: The finished runs of the comparison.
     """
@@ -174,88 +152,73 @@ class SeedRun:
     def __init__(
         self,
         session: Session,
-        compiled: CompiledMethod,
-        seed: int,
+        method: Method,
+        execution: MethodExecution,
+        start: Start,
         runs: Sequence[Run],
         finished: Sequence[Run],
     ) -> None:
-        self.session, self.compiled, self.method = session, compiled, compiled.method
-        self.seed, self.runs, self.finished = seed, runs, finished
+        self.session, self.method, self.execution, self.start = session, method, execution, start
+        self.seed, self.runs, self.finished = start.seed, runs, finished
+        self.copy = _model_copier(method)
         self.began, self.spent = time.perf_counter(), runs[0].run_seconds
 
     def __str__(self) -> str:
         return f"{self.method.name}, seed {self.seed}"
 
-    def run(self, params: Params, planned: Planned, begin: Snapshot) -> None:
+    def run(self, begin: Snapshot) -> None:
         """Run the remaining rounds.
 
         Args:
-            params: The initial parameters w^0.
-            planned: The calls of the remaining rounds.
             begin: The comparison at the beginning of these rounds.
         """
         session, checkpoints, runs = self.session, self.session.checkpoints, self.runs
-        store = self._open_store(params)
+        execution = self.execution.begin(self.start)
         self._report(begin.round, best_loss(runs) if begin.round else None)
         try:
-            now = self._first_state(params)
+            now = self._first_state()
             if begin.round:
                 now = begin.run_state(now, session.mesh)
-                if store is not None:
-                    store.restore(begin.client_state or ())
+                execution.restore(begin.client_state or ())
+            planned = execution.planned
             if checkpoints is not None:
                 planned = _notify(planned, checkpoints)
-            after_call = partial(self._offer, store)
+            after_call = partial(self._offer, execution)
             listeners = Listeners(session.on_record, self._report, after_call)
-            rounds = Rounds(self.compiled, now, store, runs, listeners)
+            rounds = Rounds(self.method, execution, self.copy, now, runs, listeners)
             del now  # its memory is reused by the first call
             end = rounds.run(planned)
             if checkpoints is not None:
                 number = Snapshot(self.finished).seed_runs
-                checkpoints.write_end(number, lambda: self._snapshot(store, end))
+                checkpoints.write_end(number, lambda: self._snapshot(execution, end))
         finally:
-            if store is not None:
-                store.close()
+            execution.close()
         done = runs[0].final.round
         session.on_progress(Progress(self.method.name, self.seed, done, done, best_loss(runs)))
         set_params(session.protocol, runs, self.method.algorithm, end.state, end.best)
         self._count_seconds()
 
-    def _first_state(self, params: Params) -> RunState:
+    def _first_state(self) -> RunState:
         """The state before round 0."""
-        compiled, adapt = self.compiled, self.method.algorithm.adapt
-        state, hparams = (
-            self.method.initial_state(params, self.session.mesh),
-            compiled.programs.hparams,
-        )
-        memory = None
+        state = self.method.initial_state(self.start.params, self.session.mesh)
+        hparams, adapt, memory = self.execution.hparams, self.method.algorithm.adapt, None
         if adapt is not None:  # only its shape matters: the first evaluation sets it
             memory = adapt.init(hparams, jnp.full(len(self.runs), jnp.nan))
-        return RunState(0, state, hparams, memory, best=compiled.copy(state))
-
-    def _open_store(self, params: Params) -> Store | None:
-        """Open the store of client state; None for a method without client state."""
-        client_state, protocol = self.method.initial_client_state(params), self.session.protocol
-        if client_state is None:
-            return None
-        most = protocol.rounds * protocol.cohort.sizes(len(protocol.federation))[-1]
-        clients = protocol.ownership.clients
-        return open_store(protocol.client_store, client_state, clients, self.session.mesh, most)
+        return RunState(0, state, hparams, memory, best=self.copy(state))
 
     def _count_seconds(self) -> None:
         for run in self.runs:
             run.run_seconds = self.spent + time.perf_counter() - self.began
 
-    def _snapshot(self, store: Store | None, now: RunState) -> Snapshot:
+    def _snapshot(self, execution: SeedExecution, now: RunState) -> Snapshot:
         self._count_seconds()
         arrays = arrays_of(now, len(self.runs))
-        client_state = store.contents() if store else None
-        return Snapshot(self.finished, self.runs, now.round, arrays, client_state)
+        return Snapshot(self.finished, self.runs, now.round, arrays, execution.contents())
 
-    def _offer(self, store: Store | None, done: int, now: Callable[[], RunState]) -> None:
+    def _offer(self, execution: SeedExecution, done: int, now: Callable[[], RunState]) -> None:
         """Offer a checkpoint after a call."""
         if self.session.checkpoints is not None:
-            offered: Callable[[], Snapshot] = lambda: self._snapshot(store, now())  # noqa: E731
+            offered: Callable[[], Snapshot] = lambda: self._snapshot(execution, now())  # noqa: E731
             self.session.checkpoints.offer(offered, str(self), done)
 
     def _report(self, done: int, loss: float | None) -> None:
@@ -327,12 +290,3 @@ def _notify(planned: Planned, checkpoints: Checkpoints) -> Planned:
     for call in planned:
         checkpoints.begin_call()
         yield call
-
-
-@contextmanager
-def _cancelling(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
-    """A context that cancels the pool's waiting tasks at its end, as after an early end."""
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)

@@ -24,6 +24,9 @@ from rich.text import Text
 from fedprox.errors import printable
 from fedprox.output import safe_stream
 
+Phase = Literal["planning", "compiling", "waiting", "training"]
+"""What a method does: it waits for the nodes of a deployment to join."""
+
 
 class Progress(NamedTuple):
     """The progress of a running method.
@@ -43,7 +46,7 @@ class Progress(NamedTuple):
     round: int
     rounds: int
     loss: float | None = None
-    phase: Literal["planning", "compiling", "training"] = "training"
+    phase: Phase = "training"
 
 
 FIRST_LINE, NEXT_LINE = 10.0, 60.0

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -57,6 +58,41 @@ def all_faulty(calls: Sequence[Faulty]) -> NDArray[np.int64]:
     return np.concatenate([no_updates(), *(wait() for wait in calls)])
 
 
+class ClientTraffic(NamedTuple):
+    """What a client did in a round of a deployment.
+
+    Attributes:
+        node: Name of its node.
+        steps: Mini-batch steps that it took.
+        seconds: Seconds in which its node computed the round.
+        bytes_down: Its part of the bytes that its node received, divided equally among the node's
+            clients of the round.
+        bytes_up: Its part of the bytes that its node sent.
+    """
+
+    node: str
+    steps: int
+    seconds: float
+    bytes_down: int
+    bytes_up: int
+
+
+class Traffic(NamedTuple):
+    """What a round or an evaluation cost on a network.
+
+    Attributes:
+        seconds: Seconds from the first request to the last answer.
+        bytes_down: Bytes sent to nodes.
+        bytes_up: Bytes received from nodes.
+        clients: The clients whose updates were used, by name.
+    """
+
+    seconds: float
+    bytes_down: int
+    bytes_up: int
+    clients: Mapping[str, ClientTraffic] = MappingProxyType({})
+
+
 class PendingEvaluation(NamedTuple):
     """An evaluation that may still be running, and the rounds before it.
 
@@ -73,6 +109,8 @@ class PendingEvaluation(NamedTuple):
             screening.
         empty: Number of rounds since the previous evaluation in which no client took part.
         model: The evaluated model, leaves (points, ...); None if only the last model is kept.
+        traffic: What rounds and evaluations since the previous record cost on a network; empty
+            without one.
     """
 
     round: int
@@ -85,6 +123,7 @@ class PendingEvaluation(NamedTuple):
     faulty: Sequence[Faulty]
     empty: int
     model: Params | None
+    traffic: Sequence[Traffic] = ()
 
 
 class Counts(NamedTuple):
@@ -119,6 +158,8 @@ class Counts(NamedTuple):
 
     def accuracy(self, measures: Measures) -> NDArray[np.float64]:
         """Accuracy over the test labels of these clients (points,); NaN without test labels."""
+        if measures.test_accuracy is not None:
+            return np.asarray(measures.test_accuracy, float)
         tests = float(self.stand_for @ self.labels)
         if measures.by_client is None:
             correct = np.asarray(measures.test_correct, float)
@@ -190,6 +231,7 @@ def records_of(
             test_accuracy_se=None if accuracy_error is None else float(accuracy_error[i]),
             validation_loss=_at(measures.validation_loss, i),
             validation_accuracy=_at(measures.validation_accuracy, i),
+            **_network(done.traffic),
         )
 
 
@@ -206,6 +248,24 @@ def _adapted(
 def _at(values: Any, point: int) -> float | None:
     """A measure at a sweep point; None if it was not measured."""
     return None if values is None else float(values[point])
+
+
+def _network(traffic: Sequence[Traffic]) -> dict[str, Any]:
+    """The fields of a record that describe the network; none for a simulation."""
+    if not traffic:
+        return {}
+    clients: dict[str, dict[str, Any]] = {}
+    for name, each in ((name, each) for part in traffic for name, each in part.clients.items()):
+        total = clients.setdefault(name, {"node": each.node, "rounds": 0})
+        total["rounds"] += 1
+        for key in ("steps", "seconds", "bytes_down", "bytes_up"):
+            total[key] = total.get(key, 0) + getattr(each, key)
+    return {
+        "seconds": sum(part.seconds for part in traffic),
+        "bytes_down": sum(part.bytes_down for part in traffic),
+        "bytes_up": sum(part.bytes_up for part in traffic),
+        "network": clients,
+    }
 
 
 Errors = NDArray[np.float64] | None

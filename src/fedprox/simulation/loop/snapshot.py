@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from fedprox.model import Model
 from fedprox.simulation.compiled.layout import Capacity
 from fedprox.simulation.devices.mesh import replicate
+from fedprox.simulation.loop.execution import RunState
 from fedprox.simulation.loop.records import all_faulty, no_updates
-from fedprox.simulation.loop.rounds import RunState
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 

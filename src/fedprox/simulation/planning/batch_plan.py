@@ -111,6 +111,8 @@ class Slots(NamedTuple):
         relative_size: n_k divided by the mean n, float32.
         place: Place of the state of each job's client, int32: place p of device d is
             d * places + p.
+        deadline: Seconds since the beginning of the round after which the job's client stops,
+            float32; None if clients take all planned steps.
     """
 
     weight: Array
@@ -118,6 +120,7 @@ class Slots(NamedTuple):
     steps: Array
     relative_size: Array
     place: Array
+    deadline: Array | None = None
 
 
 class BatchPlan(NamedTuple):
@@ -192,7 +195,7 @@ def plan_rounds(
             jobs.relative_size,
             job_places(packing, lanes, places),
         )
-        for array, values in zip(slot_arrays, slot_values, strict=True):
+        for array, values in zip(slot_arrays[:-1], slot_values[:-1], strict=True):
             array[index, : len(values)] = values
         rate[index] = solver.factor(t)
         participation[index] = jobs.participation.sum()

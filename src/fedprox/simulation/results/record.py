@@ -1,7 +1,7 @@
 """Records: the measures of a run after an evaluated round."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Record(NamedTuple):
@@ -56,6 +56,13 @@ class Record(NamedTuple):
             that belongs to no client; None without validation rows.
         validation_accuracy: Accuracy over the validation rows; NaN for a model without accuracy,
             None without validation rows.
+        seconds: Seconds of the rounds and evaluations since the previous record, in a deployment;
+            None in a simulation.
+        bytes_down: Bytes that nodes received in this time; None in a simulation.
+        bytes_up: Bytes that nodes sent in this time; None in a simulation.
+        network: The clients that took part since the previous record, by name: their node and,
+            summed over their rounds, "rounds", "steps", "seconds", "bytes_down" and "bytes_up". A
+            node's bytes are divided equally among its clients of a round. None in a simulation.
     """
 
     label: str
@@ -88,6 +95,10 @@ class Record(NamedTuple):
     metrics: dict[str, float] = {}  # noqa: RUF012 (of a named tuple)
     validation_loss: float | None = None
     validation_accuracy: float | None = None
+    seconds: float | None = None
+    bytes_down: int | None = None
+    bytes_up: int | None = None
+    network: dict[str, dict[str, Any]] | None = None
 
     def value(self, measure: str) -> float:
         """A measure by its name in `metrics.jsonl`, such as "test_accuracy" or "test_NAME".

@@ -1,0 +1,153 @@
+"""A comparison: all methods on the same protocol, one after another."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from jax.sharding import Mesh
+
+from fedprox.algorithms.base import Algorithm
+from fedprox.algorithms.check import check_algorithm
+from fedprox.errors import InputError, require
+from fedprox.model import check_model
+from fedprox.simulation.config.method import Method
+from fedprox.simulation.config.protocol import Protocol
+from fedprox.simulation.loop.checkpoint import Checkpoints
+from fedprox.simulation.loop.described import describe_comparison
+from fedprox.simulation.loop.execution import Execute
+from fedprox.simulation.loop.method_run import Session, run_method, skip_finished
+from fedprox.simulation.loop.progress import Progress, Report, showing
+from fedprox.simulation.loop.snapshot import Fingerprint, Snapshot
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
+from fedprox.solver import name_of
+from fedprox.user_code import describe
+
+
+class Follow(NamedTuple):
+    """How a comparison is followed while it runs.
+
+    Attributes:
+        checkpoints: Where and how often checkpoints are written; None means no checkpoints.
+        on_record: Called with each record; None for nothing.
+        on_progress: Called when a phase begins and when rounds end; None for nothing.
+        progress: Whether to show progress on stderr.
+    """
+
+    checkpoints: Checkpoints | None
+    on_record: Callable[[Record], None] | None
+    on_progress: Callable[[Progress], None] | None
+    progress: bool
+
+
+def compare(
+    protocol: Protocol,
+    methods: Sequence[Method],
+    mesh: Mesh,
+    make_execute: Callable[[Report], Execute],
+    follow: Follow,
+) -> list[Run]:
+    """Run some methods on all seeds, or continue from a checkpoint.
+
+    Args:
+        protocol: The protocol.
+        methods: The methods, from `checked_methods`.
+        mesh: The devices of the server's state.
+        make_execute: Makes the executions of methods, given a function to report progress to.
+        follow: How the comparison is followed.
+
+    Returns:
+        One run for each method, seed and sweep point, with methods outermost and sweep points
+        innermost.
+    """
+    checkpoints, on_record = follow.checkpoints, follow.on_record or _ignore
+    begin = Snapshot(())
+    if checkpoints:
+        begin = checkpoints.begin(_fingerprint(protocol, methods))
+        on_record = checkpoints.before_first(on_record, begin)
+        seed_runs = [method for method in methods for _ in protocol.seeds]
+        begin = skip_finished(checkpoints, begin, seed_runs, mesh)
+    with showing(follow.progress, follow.on_progress) as report:
+        count = len(protocol.seeds) * sum(len(method.points) for method in methods)
+        execute = make_execute(report)
+        session = Session(protocol, mesh, execute, count, checkpoints, on_record, report)
+        runs = _run_all(session, methods, begin)
+    experiment = describe_comparison(protocol, [method.algorithm for method in methods])
+    for run in runs:
+        run.experiment = experiment
+    return runs
+
+
+def checked_methods(protocol: Protocol, algorithms: Sequence[Algorithm]) -> list[Method]:
+    """Check the algorithms, and make them the methods of a comparison.
+
+    Raises:
+        InputError: If the model does not fit the federation, an algorithm is invalid or cannot
+            follow the protocol, or two methods have the same label.
+    """
+    check_model(protocol.model, protocol.federation)
+    for algorithm in algorithms:
+        check_algorithm(algorithm, protocol.model.shapes)
+    methods = [Method(protocol, protocol.reported(algorithm)) for algorithm in algorithms]
+    for method in methods:
+        protocol.check(method.algorithm, method.solver)
+    for label, count in Counter(label for method in methods for label in method.labels).items():
+        require(
+            count == 1,
+            f"methods: {label!r} is given {count} times; once is enough, and hyperparameters must "
+            "differ in their first six digits, schedules in their names or first rates",
+        )
+    return methods
+
+
+def _fingerprint(protocol: Protocol, methods: Sequence[Method]) -> Fingerprint:
+    """What distinguishes the checkpoints of this comparison from those of others."""
+    settings = {
+        "parameters": describe(protocol.model.shapes),
+        # labels are not enough: they have six digits
+        "points": [list(point.values()) for method in methods for point in method.points],
+    }
+    for method in methods:
+        settings |= _schedule(method)
+    return Fingerprint(
+        tuple(label for method in methods for label in method.labels),
+        protocol.seeds,
+        protocol.rounds,
+        protocol.settings | settings,
+        protocol.model,
+    )
+
+
+def _run_all(session: Session, methods: Sequence[Method], begin: Snapshot) -> list[Run]:
+    """Run the methods that `begin` has not finished, and return the runs of all methods."""
+    for record in begin.records:
+        session.on_record(record)
+    runs, seeds = list(begin.finished), session.protocol.seeds
+    for number, method in enumerate(methods):
+        remaining = seeds[max(0, begin.seed_runs - number * len(seeds)) :]
+        if remaining:
+            begin = run_method(session, method, remaining, runs, begin)
+    return runs
+
+
+COMPARED_ROUNDS = 0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000
+"""Rounds whose learning rates identify a schedule in a checkpoint. They do not depend on T, since a
+run may be extended."""
+
+
+def _schedule(method: Method) -> dict[str, Any]:
+    """How a checkpoint identifies a method's learning rate schedule; empty without a schedule."""
+    solver = method.solver
+    if solver.schedule is None:
+        return {}
+    factors: list[float | None] = []
+    for t in COMPARED_ROUNDS:
+        try:
+            factors.append(solver.factor(t))
+        except InputError:  # a schedule may end with the run
+            factors.append(None)
+    return {f"{method.labels[0]}: learning rates": [name_of(solver.schedule), *factors]}
+
+
+def _ignore(_: Any) -> None:
+    pass
