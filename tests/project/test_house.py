@@ -22,6 +22,7 @@ FLOORS = [
     {"diagnose"},
     {"report"},
     {"experiment"},
+    {"deployment"},
     {"runner"},
     {"reproduce"},
     {"papers"},

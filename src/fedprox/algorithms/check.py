@@ -64,6 +64,21 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
         _check_adaptation(name, algorithm.adapt, hparams)
 
 
+def message_shape(algorithm: Algorithm, params: Params) -> Message:
+    """The message of one client, in shape.
+
+    Args:
+        algorithm: The method.
+        params: Shapes and types of the model's parameters.
+
+    >>> from fedprox.algorithms.fedavg import fedavg
+    >>> message_shape(fedavg(), jax.ShapeDtypeStruct((3,), jnp.float32)).shape
+    (3,)
+    """
+    hparams: HParams = dict.fromkeys((*algorithm.hparams, *GIVEN), SCALAR)
+    return _check_client(algorithm, params, _check_server(algorithm, params), hparams)
+
+
 def _check_attributes(algorithm: Algorithm) -> None:
     """Check the attributes that are not functions."""
     name = algorithm.name

@@ -22,6 +22,7 @@ HEADERS = {
             "cohort",
             "systems",
             "faults",
+            "deployment",
             "selection",
             "solver",
             "versions",

@@ -74,15 +74,34 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     _ = experiment.target  # raises before data are loaded
     if experiment.validation_share is not None:
         require_share("validation_share", experiment.validation_share)
-    section = experiment.solver.model_dump(exclude_none=True)
-    settings, section_table = _solver(section, "solver")
-    solver = Solver(**settings)
+    return resolve_with(experiment, lambda: federation_of(experiment, data_dir), data_dir=data_dir)
+
+
+def resolve_with(
+    experiment: Experiment,
+    load: Callable[[], tuple[Federation, Table]],
+    *,
+    data_dir: Path | None = None,
+) -> Resolved:
+    """Build the objects that an experiment names, on data from elsewhere.
+
+    Args:
+        experiment: The experiment.
+        load: () -> the federation, and its `[data]` section. It is called after all other sections
+            but the model's have been checked.
+        data_dir: The data folder, where initial parameters may be.
+
+    Raises:
+        InputError: A name, key or value is unknown, or the data cannot be loaded.
+    """
+    solver, section_table = solver_of(experiment.solver)
     evaluation = Evaluation(**experiment.evaluation.model_dump())
     cohort = Cohort(**experiment.cohort.model_dump())
     systems = _systems(experiment.systems)
     faults = Faults(**experiment.faults.model_dump()) if experiment.faults else None
     methods = [
-        _method(table, section, solver, f"method.{i}") for i, table in enumerate(experiment.method)
+        method_of(table, experiment.solver, solver, f"method.{i}")
+        for i, table in enumerate(experiment.method)
     ]
     frozen = experiment.model.get("frozen")
     require(
@@ -91,7 +110,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     )
     model_section = {key: value for key, value in experiment.model.items() if key != "frozen"}
     make_model, model_table = named(model_section, MODELS, "model", Model)
-    federation, data_table = _federation(experiment, data_dir)
+    federation, data_table = load()
     table = experiment.model_dump(exclude_none=True)
     if evaluation.of(federation).clients is None:
         table["evaluation"].pop("clients", None)
@@ -129,7 +148,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     )
 
 
-def _federation(experiment: Experiment, data_dir: Path | None) -> tuple[Federation, Table]:
+def federation_of(experiment: Experiment, data_dir: Path | None) -> tuple[Federation, Table]:
     """The clients, limited to the rows that are used, and `[data]` with every default."""
     federation, table = load_data(experiment.data, data_dir)
     if experiment.client_rows is not None:
@@ -182,17 +201,42 @@ def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Ta
     return (load(data_dir=data_dir) if takes_folder else load()), table
 
 
-def _method(
-    table: Mapping[str, Any], section: Table, solver: Solver, where: str
+def model_of(section: Table, federation: Federation) -> Model:
+    """The model that a `[model]` section names, for the data of a federation.
+
+    Raises:
+        InputError: A name, key or value is unknown, or the data do not suit the model.
+    """
+    make_model, _ = named(section, MODELS, "model", Model)
+    model: Model = make_model(federation)
+    return model
+
+
+def solver_of(section: SolverSection) -> tuple[Solver, Table]:
+    """The solver of a `[solver]` section, and its schedule with every default.
+
+    Raises:
+        InputError: A name or value is not allowed.
+    """
+    settings, table = _solver(section.model_dump(exclude_none=True), "solver")
+    return Solver(**settings), table
+
+
+def method_of(
+    table: Mapping[str, Any], common: SolverSection, solver: Solver, where: str
 ) -> tuple[Algorithm, Table]:
     """The algorithm that a `[[method]]` names, and the section with every default.
 
     Args:
         table: The section.
-        section: `[solver]`, whose settings the method may replace.
+        common: `[solver]`, whose settings the method may replace.
         solver: The solver that `[solver]` describes.
         where: The name of the section.
+
+    Raises:
+        InputError: A name, key or value is unknown.
     """
+    section = common.model_dump(exclude_none=True)
     own = table.get("solver", {})
     others = {key: value for key, value in table.items() if key != "solver"}
     build, shown = named(others, ALGORITHMS, where, Algorithm)

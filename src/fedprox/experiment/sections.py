@@ -111,7 +111,8 @@ class SystemsSection(Section):
     )
     deadline: float | None = Field(
         default=None,
-        description="Seconds that a round lasts; replaces `stragglers` and needs `step_seconds`.",
+        description="Seconds that a round lasts; replaces `stragglers`. A simulation needs "
+        "`step_seconds`; without, it is a real clock's in a deployment.",
         examples=[60.0],
     )
     step_seconds: float | list[float] | None = Field(
@@ -131,6 +132,18 @@ class SystemsSection(Section):
         "without arguments that returns a function of a `Straggler`; uniform on 1 to E if left "
         "out.",
         examples=["fedprox.papers.quirks:epochs_after_reset"],
+    )
+
+
+class DeploymentSection(Section):
+    """`[deployment]`: how `fedprox deploy` waits for nodes; other commands do not read it."""
+
+    nodes: int = Field(
+        default=1, description="Nodes that must have joined before a deployment begins."
+    )
+    patience: float = Field(
+        default=300.0,
+        description="Seconds that a round waits for a node; it then goes on without the node.",
     )
 
 
@@ -319,6 +332,10 @@ class Experiment(Section):
     )
     faults: FaultsSection | None = Field(
         default=None, description="Screening of faulty updates; none if the section is left out."
+    )
+    deployment: DeploymentSection = Field(
+        default_factory=DeploymentSection,
+        description="How a deployment waits for its nodes; not used by a simulation.",
     )
     selection: SelectionSection = Field(
         default_factory=SelectionSection,

@@ -1,0 +1,345 @@
+"""Combining the answers of nodes: the mean of a round's messages, and the sums of an evaluation."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from numpy.typing import NDArray
+
+from fedprox.deployment.conversation import Answered
+from fedprox.deployment.messages import Array, DataKind, require_like, tree_of
+from fedprox.diagnostics.dissimilarity import Scatter
+from fedprox.errors import require
+from fedprox.metrics import terms_of
+from fedprox.model import Model, losses_of
+from fedprox.simulation.compiled.evaluation import EvaluationSums, Measures, measures_of_sums
+from fedprox.simulation.compiled.screening import mean_of_others, screen, sound
+from fedprox.simulation.config.method import Method
+from fedprox.simulation.planning.batch_plan import Jobs
+
+WEIGHT_ERROR = 1e-4
+"""By how much the weight that a node counts may exceed that of its clients, from rounding."""
+
+
+class NodePart(NamedTuple):
+    """A node's part of a round, checked.
+
+    Attributes:
+        at: Which of the round's jobs are the node's, shape (n,).
+        message: Messages times weights, summed, leaves (points, ...).
+        counted: Sum of the weights of those that count, (points,).
+        steps: Steps of each job, (n, points).
+        counts: Whether each job counts, (n, points).
+        faulty: Whether each job's update was faulty, (n, points).
+        answered: The answer.
+    """
+
+    at: NDArray[np.int64]
+    message: Any
+    counted: NDArray[np.float32]
+    steps: NDArray[np.int64]
+    counts: NDArray[np.bool_]
+    faulty: NDArray[np.bool_]
+    answered: Answered
+
+
+class Combined(NamedTuple):
+    """The answers of all nodes to a round.
+
+    Attributes:
+        parts: The nodes' parts, by node.
+        mean: Weighted mean of the messages that count, leaves (points, ...); None without any.
+        steps: Steps of each job, (jobs, points); 0 for jobs of nodes without answer.
+        counts: Whether each job counts, (jobs, points).
+        faulty: Whether each job's update, or its node's, was faulty, (jobs, points).
+    """
+
+    parts: Mapping[int, NodePart]
+    mean: Any
+    steps: NDArray[np.int64]
+    counts: NDArray[np.bool_]
+    faulty: NDArray[np.bool_]
+
+
+def part_of(
+    answered: Answered, at: NDArray[np.int64], jobs: Jobs, message: Any, points: int
+) -> NodePart:
+    """Check a node's answer to a round, and read its arrays.
+
+    Args:
+        answered: The answer.
+        at: Which of the jobs are the node's.
+        jobs: The round's jobs.
+        message: The message, in shape, leaves (points, ...).
+        points: Number of sweep points.
+
+    Raises:
+        InputError: If an array is missing, or is not what such a node can answer.
+    """
+    arrays, n = answered.arrays, len(at)
+    read = {
+        "counted": ((points,), np.float32),
+        "steps": ((n, points), np.int64),
+        "counts": ((n, points), np.bool_),
+        "faulty": ((n, points), np.bool_),
+    }
+    for name, (shape, kind) in read.items():
+        require(name in arrays, f"the array {name!r} is missing")
+        require_like(name, arrays[name], jax.ShapeDtypeStruct(shape, kind))
+    part = NodePart(
+        at,
+        tree_of(message, arrays, "message"),
+        arrays["counted"],
+        arrays["steps"],
+        arrays["counts"],
+        arrays["faulty"],
+        answered,
+    )
+    most = (jobs.weight[at][:, None] * part.counts).sum(axis=0) + WEIGHT_ERROR
+    require(
+        ((part.counted >= 0) & (part.counted <= most)).all(),
+        f"it counts weights {part.counted.tolist()}, more than those of its clients",
+    )
+    require(
+        ((part.steps >= 0) & (part.steps <= jobs.steps[at][:, None])).all(),
+        "it says that clients took more steps than they were asked for",
+    )
+    return part
+
+
+def combined(
+    method: Method,
+    jobs: Jobs,
+    parts: Mapping[int, NodePart],
+    size: Callable[[Any], jax.Array] | None = None,
+) -> Combined:
+    """Combine the parts of all nodes, in the order of the nodes.
+
+    With screening, a node's message is one update: it is faulty if it is not finite, or if its mean
+    is far larger than those of the others.
+
+    Args:
+        method: The method.
+        jobs: The round's jobs.
+        parts: The nodes' parts, by node.
+        size: (message) -> its size; None for the method's.
+    """
+    points = len(method.points)
+    shape = (len(jobs.client), points)
+    steps, counts = np.zeros(shape, np.int64), np.zeros(shape, bool)
+    faulty = np.zeros(shape, bool)
+    ordered = [parts[index] for index in sorted(parts)]
+    for part in ordered:
+        steps[part.at], counts[part.at], faulty[part.at] = part.steps, part.counts, part.faulty
+    if not ordered:
+        return Combined(parts, None, steps, counts, faulty)
+    scales = np.ones((len(ordered), points), np.float32)
+    if method.faults is not None:
+        measure = jax.jit(jax.vmap(size or method.algorithm.size))
+        means = [mean_of_others(part.message, jnp.asarray(part.counted)) for part in ordered]
+        finite = np.stack([np.asarray(jax.vmap(sound)(mean)) for mean in means])
+        answered = np.stack([part.counted > 0 for part in ordered])
+        sizes = None
+        if method.faults.compares:
+            sizes = jnp.asarray(
+                np.where(finite > 0, np.stack([np.asarray(measure(mean)) for mean in means]), 0)
+            )
+        weight = np.array([float(part.counted.max()) for part in ordered], np.float32)
+        screened = screen(method.faults, jnp.asarray(finite * answered), sizes, jnp.asarray(weight))
+        scales = np.asarray(screened.scale)
+        for i, part in enumerate(ordered):
+            bad = answered[i] & np.asarray(screened.faulty[i])
+            faulty[part.at] |= bad[None] & part.counts
+            counts[part.at] &= (scales[i] > 0)[None]
+    total = sum(
+        np.where(scale > 0, part.counted, 0) for scale, part in zip(scales, ordered, strict=True)
+    )
+
+    def mean(*leaves: Array) -> Array:
+        summed = np.zeros_like(leaves[0])
+        for scale, leaf in zip(scales, leaves, strict=True):
+            factor = scale.reshape((-1,) + (1,) * (leaf.ndim - 1))
+            if (scale == 1).all():
+                summed = summed + leaf
+            else:
+                summed = summed + np.where(factor > 0, factor * leaf, 0)
+        divisor = np.where(total > 0, total, 1).astype(leaves[0].dtype)
+        return summed / divisor.reshape((-1,) + (1,) * (summed.ndim - 1))
+
+    messages = jax.tree.map(mean, *(part.message for part in ordered))
+    return Combined(parts, messages, steps, counts, faulty)
+
+
+class Shapes(NamedTuple):
+    """What nodes answer to an evaluation, in shape, leaves (points, ...).
+
+    Attributes:
+        points: Number of sweep points.
+        train: Terms of the metrics.
+        held_out: Terms of the loss, the accuracy and the metrics.
+        scatter: Mean and scatter of the gradients.
+    """
+
+    points: int
+    train: Mapping[str, Any]
+    held_out: Mapping[str, Any]
+    scatter: Any
+
+
+def evaluation_shapes(model: Model, kind: DataKind, points: int) -> Shapes:
+    """What nodes answer to an evaluation of a model."""
+    x = jax.ShapeDtypeStruct((1, *kind.features), jax.dtypes.canonicalize_dtype(kind.feature_type))
+    y = jax.ShapeDtypeStruct((1, *kind.label), jax.dtypes.canonicalize_dtype(kind.label_type))
+
+    def terms(params: Any, x: Any, y: Any) -> Any:
+        outputs = model.apply(params, x)
+        return {"loss": losses_of(model, outputs, y), **terms_of(model.metrics, outputs, y)}
+
+    by_row = jax.eval_shape(terms, model.shapes, x, y)
+
+    def at_points(tree: Any) -> Any:
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct((points, *a.shape), np.float32), tree)
+
+    summed = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct((points, *a.shape[1:]), np.float32), by_row
+    )
+    number = jax.ShapeDtypeStruct((points,), np.float32)
+    mean = {"sum": number, "rows": number}
+    metrics = {name: summed[name] for name in model.metrics}
+    scatter = (number, at_points(model.shapes), number)
+    return Shapes(points, metrics, {"loss": mean, "accuracy": mean, **metrics}, scatter)
+
+
+class NodeSums(NamedTuple):
+    """What a node answers to an evaluation, checked; None for what it does not report.
+
+    Attributes:
+        share: The node's share of all training rows.
+        sums: Its sums, with means over its own clients where they are weighted by p_k.
+        correct: Correct test labels and all test labels, (points,) each.
+    """
+
+    share: float
+    sums: Mapping[str, Any]
+    correct: tuple[Array, Array] | None
+
+
+def sums_of(answered: Answered, shapes: Shapes, share: float) -> NodeSums:
+    """Check a node's answer to an evaluation, and read its arrays.
+
+    Raises:
+        InputError: If an array is missing or has another shape.
+    """
+    arrays = answered.arrays
+    number = jax.ShapeDtypeStruct((shapes.points,), np.float32)
+    sums: dict[str, Any] = {}
+    if "loss" in arrays:
+        sums["loss"], sums["weight"] = (
+            tree_of(number, {name: arrays.get(name, arrays["loss"])}, name)
+            for name in ("loss", "weight")
+        )
+        if "unmeasured" in arrays:
+            whole = jax.ShapeDtypeStruct((shapes.points,), np.int32)
+            require_like("unmeasured", arrays["unmeasured"], whole)
+            sums["unmeasured"] = arrays["unmeasured"]
+    for part, like in (("train", shapes.train), ("test", shapes.held_out)):
+        sums[part] = _terms(arrays, part, like)
+    sums["validation"] = _terms(arrays, "validation", shapes.held_out)
+    if any(name.startswith("scatter") for name in arrays):
+        sums["scatter"] = tree_of(shapes.scatter, arrays, "scatter")
+    correct = None
+    if "correct" in arrays:
+        double = jax.ShapeDtypeStruct((shapes.points,), np.float64)
+        for name in ("correct", "labels"):
+            require(name in arrays, f"the array {name!r} is missing")
+            require_like(name, arrays[name], double)
+        correct = arrays["correct"], arrays["labels"]
+    return NodeSums(share, sums, correct)
+
+
+def _terms(arrays: Mapping[str, Array], part: str, like: Mapping[str, Any]) -> dict[str, Any]:
+    """The terms of those measures of a part that a node reports."""
+    return {
+        name: tree_of(shape, arrays, f"{part}/{name}")
+        for name, shape in like.items()
+        if any(each.startswith(f"{part}/{name}") for each in arrays)
+    }
+
+
+def measures_of(
+    model: Model, nodes: Sequence[NodeSums], shapes: Shapes, *, screened: bool
+) -> Measures:
+    """The measures of an evaluation; NaN for what no node reports.
+
+    Args:
+        model: The model.
+        nodes: The answers, of which at least one reports losses.
+        shapes: What nodes answer, in shape.
+        screened: Whether clients that cannot be measured are left out.
+    """
+
+    def shared(name: str) -> Array:
+        return _sum([node.share * node.sums[name] for node in nodes if name in node.sums])
+
+    def terms(part: str, like: Mapping[str, Any]) -> dict[str, Any]:
+        summed = {}
+        for name, shape in like.items():
+            given = [node.sums[part][name] for node in nodes if name in node.sums[part]]
+            unknown = jax.tree.map(lambda a: np.full(a.shape, np.nan, a.dtype), shape)
+            summed[name] = _sum(given) if given else unknown
+        return summed
+
+    def held_out(part: str) -> dict[str, Any] | None:
+        return terms(part, shapes.held_out) if any(node.sums[part] for node in nodes) else None
+
+    scatters = [
+        (node.share, Scatter(*node.sums["scatter"])) for node in nodes if "scatter" in node.sums
+    ]
+    unmeasured = [node.sums["unmeasured"] for node in nodes if "unmeasured" in node.sums]
+    sums = EvaluationSums(
+        loss=jnp.asarray(shared("loss")),
+        weight=jnp.asarray(shared("weight")),
+        unmeasured=_sum(unmeasured) if screened else None,
+        scatter=_merged(scatters) if scatters else None,
+        train=terms("train", shapes.train),
+        correct=jnp.zeros(shapes.points, jnp.int32),
+        test=held_out("test"),
+        validation=held_out("validation"),
+        by_client=None,
+    )
+    counted = [node.correct for node in nodes if node.correct is not None]
+    correct, labels = (
+        _sum([pair[i] for pair in counted]) if counted else np.zeros(shapes.points) for i in (0, 1)
+    )
+    with np.errstate(invalid="ignore"):
+        return measures_of_sums(model, sums)._replace(test_accuracy=correct / labels)
+
+
+def _sum(parts: Sequence[Any]) -> Any:
+    """The sum of some trees of arrays."""
+    return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *parts)
+
+
+def _merged(parts: Sequence[tuple[float, Scatter]]) -> Scatter:
+    """Merge the scatters of nodes, each with its share."""
+    weights = [share * np.asarray(each.weight) for share, each in parts]
+    total = sum(weights[1:], weights[0])
+
+    def mean(*leaves: Array) -> Array:
+        weighted = [
+            w.reshape((-1,) + (1,) * (leaf.ndim - 1)) * leaf
+            for w, leaf in zip(weights, leaves, strict=True)
+        ]
+        summed = sum(weighted[1:], weighted[0])
+        return np.asarray(summed / total.reshape((-1,) + (1,) * (summed.ndim - 1)))
+
+    means = jax.tree.map(mean, *(each.mean for _, each in parts))
+    scatter = np.zeros_like(total)
+    for weight, (share, each) in zip(weights, parts, strict=True):
+        apart = jax.tree.map(np.subtract, each.mean, means)
+        distance = np.asarray(jax.vmap(optax.tree.norm)(apart)) ** 2
+        scatter = scatter + share * np.asarray(each.scatter) + weight * distance
+    return Scatter(jnp.asarray(total), means, jnp.asarray(scatter))

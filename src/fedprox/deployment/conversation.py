@@ -1,0 +1,196 @@
+"""Asking nodes, and waiting for their answers: repeats, lost messages and patience."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fedprox.deployment.messages import (
+    Answer,
+    Array,
+    Request,
+    digest_of,
+    pack_arrays,
+    unpack_answer,
+    unpack_arrays,
+)
+from fedprox.deployment.network import Network, Parcel, Received
+from fedprox.errors import InputError
+
+REPEAT = 20.0
+"""Seconds after which a request without an answer is sent again, without its arrays. A node that
+works on it answers once; one that was restarted begins anew."""
+
+LISTEN = 1.0
+"""Most seconds of one wait for answers."""
+
+
+class Answered(NamedTuple):
+    """The answer of a node.
+
+    Attributes:
+        head: Its head.
+        arrays: Its arrays.
+        bytes_down: Bytes sent to the node, repeats included.
+        bytes_up: Bytes of the answer.
+    """
+
+    head: Answer
+    arrays: dict[str, Array]
+    bytes_down: int
+    bytes_up: int
+
+
+@dataclass
+class _Open:
+    """A request without an answer.
+
+    Attributes:
+        request: The request.
+        sent: When it was sent last, None if it must be sent.
+        bytes_down: Bytes sent so far.
+        problem: The last problem.
+    """
+
+    request: Request
+    sent: float | None = None
+    bytes_down: int = 0
+    problem: str = "no answer"
+    refused: bool = False
+
+
+@dataclass
+class Conversation:
+    """Asks nodes for answers.
+
+    Attributes:
+        network: The way to the nodes.
+        names: The nodes' names, for messages.
+        patience: Seconds to wait for a node.
+        known: Digests of the arrays that each node is believed to hold.
+        failed: Why nodes did not answer the last requests, by node.
+    """
+
+    network: Network
+    names: dict[int, str] = field(default_factory=dict)
+    patience: float = 300.0
+    known: dict[int, set[str]] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+    def ask(
+        self,
+        requests: Mapping[int, Request],
+        arrays: Sequence[Array] = (),
+        *,
+        extra: float = 0.0,
+    ) -> dict[int, Answered]:
+        """Send requests, and wait until each node has answered or patience is over.
+
+        Args:
+            requests: The requests, one for each node.
+            arrays: The arrays that all of them need, in order.
+            extra: Seconds to wait beyond the patience, in which nodes are expected to work.
+
+        Returns:
+            The answers, by node. `failed` says why others are missing.
+        """
+        digests = [digest_of(array) for array in arrays]
+        by_digest = dict(zip(digests, arrays, strict=True))
+        pending = {
+            node: _Open(request.model_copy(update={"arrays": digests}))
+            for node, request in requests.items()
+        }
+        under_way: dict[str, int] = {}
+        answers: dict[int, Answered] = {}
+        self.failed = {}
+        end = time.monotonic() + self.patience + extra
+        while pending:
+            self._send(pending, under_way, by_digest)
+            for received in self.network.receive(min(LISTEN, max(0.0, end - time.monotonic()))):
+                node = under_way.pop(received.request, None)
+                if node in pending:
+                    answered = self._read(received, node, pending[node])
+                    if answered is not None:
+                        answers[node] = answered
+                    if answered is not None or pending[node].refused:
+                        self._close(node, pending, digests, answered)
+            if time.monotonic() >= end:
+                break
+        for node, request in pending.items():
+            self.failed[node] = request.problem
+        return answers
+
+    def _close(
+        self,
+        node: int,
+        pending: dict[int, _Open],
+        digests: Sequence[str],
+        answered: Answered | None,
+    ) -> None:
+        if answered is None:
+            self.failed[node] = pending[node].problem
+        else:
+            self.known[node] = set(digests) or self.known.get(node, set())
+        del pending[node]
+
+    def _send(
+        self,
+        pending: Mapping[int, _Open],
+        under_way: dict[str, int],
+        by_digest: Mapping[str, Array],
+    ) -> None:
+        """Send what has not been sent, or not been answered for long, to connected nodes."""
+        now = time.monotonic()
+        due = {
+            node: request
+            for node, request in pending.items()
+            if request.sent is None or now - request.sent >= REPEAT
+        }
+        if not due:
+            return
+        online = set(self.network.nodes())
+        bodies: dict[frozenset[str], bytes] = {}
+        parcels = {}
+        for node, request in due.items():
+            if node not in online:
+                request.problem = "not connected"
+                continue
+            lacking = frozenset(by_digest.keys() - self.known.get(node, set()))
+            if lacking not in bodies:
+                bodies[lacking] = pack_arrays({name: by_digest[name] for name in sorted(lacking)})
+            parcel = Parcel(request.request.model_dump_json().encode(), bodies[lacking])
+            parcels[node] = parcel
+            request.bytes_down += len(parcel.head) + len(parcel.body)
+            request.sent = now
+            # it holds them now, or says that it does not
+            self.known[node] = self.known.get(node, set()) | set(lacking)
+        if parcels:
+            under_way |= {number: node for node, number in self.network.send(parcels).items()}
+
+    def _read(self, received: Received, node: int, request: _Open) -> Answered | None:
+        """The answer in what was received; None if there is none yet."""
+        parcel = received.parcel
+        if parcel is None:
+            request.problem, request.sent = received.problem, time.monotonic() - REPEAT + LISTEN
+            return None
+        try:
+            head = unpack_answer(parcel)
+            arrays = unpack_arrays(parcel.body)
+        except InputError as error:
+            request.problem, request.refused = f"its answer is refused: {error}", True
+            return None
+        if head.id != request.request.id:  # out of date
+            return None
+        if head.refused:
+            request.problem, request.refused = f"it refuses: {head.refused}", True
+            return None
+        if head.lacks:
+            self.known[node], request.sent = set(), None
+            return None
+        up = len(parcel.head) + len(parcel.body)
+        return Answered(head, arrays, request.bytes_down, up)
+
+    def say(self, line: str) -> None:
+        """Log a line for the operator."""
+        logging.getLogger(__name__).warning("%s", line)

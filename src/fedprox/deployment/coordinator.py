@@ -1,0 +1,630 @@
+"""The coordinator: the server's side of rounds whose clients are on nodes.
+
+It draws cohorts and work as a simulation does, sends each node its clients' part, combines the
+answers by `Algorithm.update`, and asks nodes for evaluations. The loop around it, with records,
+checkpoints, targets and early ends, is the simulation's.
+"""
+
+import importlib.metadata
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from numpy.typing import NDArray
+
+from fedprox.algorithms.base import HParams, State
+from fedprox.algorithms.check import message_shape
+from fedprox.deployment.broadcast import broadcast_of
+from fedprox.deployment.combine import (
+    Combined,
+    NodePart,
+    combined,
+    evaluation_shapes,
+    measures_of,
+    part_of,
+    sums_of,
+)
+from fedprox.deployment.conversation import Answered, Conversation
+from fedprox.deployment.messages import (
+    VERSION,
+    Array,
+    DataKind,
+    Description,
+    Kind,
+    Request,
+    Setup,
+    Work,
+)
+from fedprox.deployment.parts import parameters_in_words
+from fedprox.deployment.stand_in import common_kind, stand_in
+from fedprox.deployment.states import NEW
+from fedprox.errors import InputError, require
+from fedprox.experiment.resolved import Resolved, resolve_with
+from fedprox.experiment.sections import Experiment
+from fedprox.model import Params
+from fedprox.simulation.compiled.client_step import round_hparams
+from fedprox.simulation.compiled.compile import evaluated
+from fedprox.simulation.compiled.evaluation import Measures
+from fedprox.simulation.compiled.lanes import choose
+from fedprox.simulation.config.evaluation import Evaluation
+from fedprox.simulation.config.method import Method
+from fedprox.simulation.config.protocol import Protocol
+from fedprox.simulation.devices.mesh import lane_mesh, replicate
+from fedprox.simulation.loop.comparison import Follow, checked_methods, compare
+from fedprox.simulation.loop.execution import Computed, Planned, RunState, Start
+from fedprox.simulation.loop.planner import Chunk, chunks
+from fedprox.simulation.loop.records import ClientTraffic, Faulty, Traffic
+from fedprox.simulation.planning.batch_plan import Jobs
+from fedprox.simulation.planning.round_work import RoundWork, round_work
+from fedprox.simulation.results.run import Run
+
+DESCRIBE_EVERY = 2.0
+"""Seconds between looks for nodes that have joined."""
+
+
+class Joined(NamedTuple):
+    """The nodes of a deployment, in the order of their names.
+
+    Attributes:
+        nodes: The identifier of each on the network.
+        descriptions: What each says of itself.
+    """
+
+    nodes: tuple[int, ...]
+    descriptions: tuple[Description, ...]
+
+    @property
+    def kind(self) -> DataKind:
+        """What the data of all nodes have in common."""
+        return common_kind(self.descriptions)
+
+    @property
+    def owner(self) -> NDArray[np.int64]:
+        """The index of each client's node, shape (clients,)."""
+        counts = [len(each.clients.names) for each in self.descriptions]
+        return np.repeat(np.arange(len(counts)), counts)
+
+
+def join(
+    conversation: Conversation,
+    nodes: int,
+    waiting: Callable[[Sequence[str]], None] = lambda _: None,
+) -> Joined:
+    """Wait for nodes to join.
+
+    Args:
+        conversation: The conversation, whose patience bounds the wait.
+        nodes: Number of nodes to wait for. Those that are connected beside them join too.
+        waiting: Called with the names of the nodes that have joined so far.
+
+    Raises:
+        InputError: If fewer nodes join, two have the same name, or a node has another version.
+    """
+    described: dict[int, Description] = {}
+    end = time.monotonic() + conversation.patience
+    while True:
+        new = [node for node in conversation.network.nodes() if node not in described]
+        number = secrets.token_hex(4)
+        requests = {
+            node: Request(version=VERSION, id=f"describe {number}", kind="describe") for node in new
+        }
+        conversation.names |= {node: f"{node}" for node in new}
+        for node, answered in conversation.ask(requests).items() if requests else ():
+            assert answered.head.description is not None
+            described[node] = answered.head.description
+            conversation.names[node] = answered.head.description.name
+        for node, problem in conversation.failed.items() if requests else ():
+            raise InputError(f"node {node}: {problem}")
+        waiting([each.name for each in described.values()])
+        if len(described) >= nodes:
+            break
+        require(
+            time.monotonic() < end,
+            f"deployment.nodes = {nodes}: {len(described)} joined within "
+            f"{conversation.patience:g} s ({', '.join(conversation.names.values()) or 'none'})",
+        )
+        time.sleep(min(DESCRIBE_EVERY, conversation.patience / 10))
+    ordered = sorted(described, key=lambda node: described[node].name)
+    descriptions = tuple(described[node] for node in ordered)
+    ours = importlib.metadata.version("fedprox")
+    for first, second in pairwise(descriptions):
+        require(
+            first.name != second.name,
+            f"two nodes are named {first.name!r}; names of nodes must differ",
+        )
+    for each in descriptions:
+        require(
+            each.version == ours,
+            f"node {each.name!r} has fedprox {each.version}; the coordinator has {ours}, and "
+            "results are the same only with the same version",
+        )
+    require(
+        any("loss" in each.reports for each in descriptions),
+        "no node reports losses, so a run that diverges could not be told from one that learns; at "
+        'least one node must have "loss" in policy.report',
+    )
+    return Joined(tuple(ordered), descriptions)
+
+
+class Deployment(NamedTuple):
+    """An experiment on the nodes that have joined.
+
+    Attributes:
+        joined: The nodes.
+        experiment: The experiment.
+        resolved: Its objects, with a stand-in for the data.
+        run: Identifier of the run, under which nodes store client state.
+    """
+
+    joined: Joined
+    experiment: Experiment
+    resolved: Resolved
+    run: str
+
+
+def resolve_deployment(experiment: Experiment, joined: Joined, run: str) -> Deployment:
+    """Build the objects of an experiment, for the clients of the nodes that have joined.
+
+    Raises:
+        InputError: If the experiment has a setting that no deployment has.
+    """
+    for setting, given, instead in (
+        ("model.frozen", experiment.model.get("frozen"), "all parameters are trained"),
+        ("evaluation.clients", experiment.evaluation.clients, "nodes evaluate all their clients"),
+    ):
+        require(given is None, f"{setting}: leave it out in a deployment, where {instead}")
+    federation = stand_in(joined.kind, joined.descriptions)
+    rows = sum(sum(each.clients.train) for each in joined.descriptions)
+    data = {"name": "deployment", "nodes": len(joined.nodes), "training_rows": rows}
+    data["clients"] = len(federation)
+    resolved = resolve_with(experiment, lambda: (federation, data))
+    for method in resolved.methods:
+        require(
+            not method.pooled,
+            f"{method.name} has all rows in one place; leave it out in a deployment",
+        )
+    return Deployment(joined, experiment, resolved, run)
+
+
+def deploy(conversation: Conversation, deployment: Deployment, follow: Follow) -> list[Run]:
+    """Train the methods of an experiment on the nodes that have joined.
+
+    Args:
+        conversation: The conversation with them.
+        deployment: The experiment.
+        follow: How the runs are followed.
+
+    Returns:
+        The runs, as `simulate` returns them.
+
+    Raises:
+        InputError: If a setting is not allowed, or a node refuses a method.
+    """
+    experiment, resolved = deployment.experiment, deployment.resolved
+    # each costs an upload of the model's size, so they are measured only where asked for
+    gradients = "gradients" in experiment.evaluation.model_fields_set
+    gradients = gradients and experiment.evaluation.gradients
+    measured = Evaluation(
+        every=resolved.evaluation.every, model=resolved.evaluation.model, gradients=gradients
+    )
+    seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
+    protocol = Protocol(
+        federation=resolved.federation,
+        model=resolved.model,
+        solver=resolved.solver,
+        cohort=resolved.cohort,
+        systems=resolved.systems,
+        faults=resolved.faults,
+        rounds=experiment.rounds,
+        evaluation=measured,
+        client_store="auto",
+        seeds=tuple(seeds),
+        target=resolved.target,
+        stop_at_target=experiment.stop_at_target,
+        selection=resolved.selection,
+        initial=resolved.initial,
+    )
+    methods = checked_methods(protocol, resolved.methods)
+    numbers = {id(method): number for number, method in enumerate(methods)}
+    mesh = lane_mesh(1)
+    checkpoints = follow.checkpoints
+    saves = checkpoints is not None and bool(checkpoints.every or checkpoints.interval)
+    server = Server(conversation, deployment, protocol, saves=saves)
+
+    def execute(method: Method, start: Start) -> Any:
+        del start
+        return nullcontext(RemoteMethod(server, method, numbers[id(method)]))
+
+    runs = compare(protocol, methods, mesh, lambda _: execute, follow)
+    for run in runs:
+        run.experiment = resolved.table
+    return runs
+
+
+class Server:
+    """What all methods of a deployment share.
+
+    Args:
+        conversation: The conversation with the nodes.
+        deployment: The experiment.
+        protocol: The protocol.
+        saves: Whether checkpoints are written while rounds run.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        deployment: Deployment,
+        protocol: Protocol,
+        *,
+        saves: bool,
+    ) -> None:
+        self.conversation, self.deployment, self.protocol = conversation, deployment, protocol
+        self.nodes, self.owner = deployment.joined.nodes, deployment.joined.owner
+        self.kind = deployment.joined.kind
+        self.mesh, self.saves = lane_mesh(1), saves
+        self.session = secrets.token_hex(4)
+        self.asked = 0
+        sizes = protocol.federation.train.sizes
+        self.shares = np.bincount(self.owner, sizes) / sizes.sum()
+
+    def setup(self, method: Method, number: int, seed: int) -> Setup:
+        """What nodes must know of a method."""
+        deployment, protocol = self.deployment, self.protocol
+        table, systems = deployment.resolved.table, protocol.systems
+        return Setup(
+            run=deployment.run,
+            number=number,
+            seed=seed,
+            rounds=protocol.rounds,
+            clients=len(protocol.federation),
+            clients_per_round=protocol.cohort.clients_per_round,
+            data=self.kind,
+            parameters=parameters_in_words(protocol.model.shapes),
+            model=table["model"],
+            solver=table["solver"],
+            method=table["method"][number],
+            evaluated=protocol.evaluation.model,
+            rows=deployment.experiment.evaluation.rows,
+            gradients=protocol.evaluation.gradients,
+            screened=method.faults is not None,
+            deadline=systems.deadline if systems.real_clock else None,
+        )
+
+    def ask(
+        self,
+        kind: Kind,
+        setup: Setup,
+        work: Mapping[int, Work | None],
+        arrays: Sequence[Array] = (),
+        *,
+        round_: int = 0,
+        participation: float = 0.0,
+        initial: bool = False,
+    ) -> dict[int, Answered]:
+        """Ask nodes, by index, for their part; nodes that do not answer are missing."""
+        self.asked += 1
+        requests = {
+            self.nodes[index]: Request(
+                version=VERSION,
+                id=f"{self.session}-{self.asked}-{index}",
+                kind=kind,
+                setup=setup,
+                round=round_,
+                participation=participation,
+                work=part,
+                initial=initial,
+            )
+            for index, part in work.items()
+        }
+        extra = setup.deadline or 0.0
+        answers = self.conversation.ask(requests, arrays, extra=extra)
+        return {index: answers[node] for index, node in enumerate(self.nodes) if node in answers}
+
+    def name(self, index: int) -> str:
+        """The name of a node."""
+        return self.deployment.joined.descriptions[index].name
+
+    def problem(self, index: int) -> str:
+        """Why a node did not answer the last request."""
+        return self.conversation.failed.get(self.nodes[index], "no answer")
+
+
+class RemoteMethod:
+    """A method whose clients are on nodes.
+
+    Args:
+        server: What all methods share.
+        method: The method.
+        number: Its number in the experiment.
+
+    Raises:
+        InputError: If a node refuses the method.
+    """
+
+    def __init__(self, server: Server, method: Method, number: int) -> None:
+        self.server, self.method, self.number = server, method, number
+        values: Any = {
+            key: np.array([point[key] for point in method.points], np.float32)
+            for key in method.points[0]
+        }
+        self.hparams: HParams = replicate(server.mesh, values)
+        self.compile_seconds, self.memory, self.lane_idle = 0.0, 0, 0.0
+        algorithm, shapes = method.algorithm, method.protocol.model.shapes
+        self.broadcast = broadcast_of(algorithm._replace(exchange=None), shapes)
+        points = len(method.points)
+
+        def at_points(tree: Any) -> Any:
+            return jax.tree.map(lambda a: jax.ShapeDtypeStruct((points, *a.shape), a.dtype), tree)
+
+        self.message = at_points(message_shape(algorithm, shapes))
+        self.gradient = at_points(shapes)
+        self.update = jax.jit(self._update)
+        self.evaluated = jax.jit(partial(evaluated, algorithm))
+        self.shapes = evaluation_shapes(method.protocol.model, server.kind, points)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Ask all nodes whether they take part in the method."""
+        server = self.server
+        setup = server.setup(self.method, self.number, self.method.protocol.seeds[0])
+        answers = server.ask("prepare", setup, dict.fromkeys(range(len(server.nodes))))
+        for index in range(len(server.nodes)):
+            require(
+                index in answers,
+                f"node {server.name(index)!r}, {self.method.name}: {server.problem(index)}",
+            )
+
+    def _update(
+        self, state: State, mean: Any, hparams: HParams, before: State, counts: jax.Array
+    ) -> State:
+        """The state after a round; that before it at points (points,) where no update counts."""
+        after = jax.vmap(self.method.algorithm.update)(state, mean, hparams)
+        return choose(counts, after, before)
+
+    def begin(self, start: Start) -> "RemoteSeed":
+        """Begin the remaining rounds of a seed."""
+        return RemoteSeed(self, start)
+
+
+class RemoteSeed:
+    """The rounds of one seed on nodes.
+
+    Args:
+        remote: The method.
+        start: The start of the remaining rounds.
+    """
+
+    def __init__(self, remote: RemoteMethod, start: Start) -> None:
+        self.remote, self.server, self.method = remote, remote.server, remote.method
+        self.seed, self.params = start.seed, start.params
+        self.setup = remote.server.setup(remote.method, remote.number, start.seed)
+        clients = len(self.server.owner)
+        self.used = np.full(clients, NEW, np.int64)
+        # at the last two checkpoints, from either of which a run may continue
+        self.saved = [self.used.copy(), self.used.copy()]
+        self.evaluations: list[Traffic] = []
+        self.planned: Planned = self._plan(start.round)
+
+    def _plan(self, begin: int) -> Iterator[tuple[Chunk, RoundWork]]:
+        protocol, method = self.server.protocol, self.method
+        every = protocol.evaluation.every
+        for chunk in chunks(begin, protocol.rounds, every, most=1, pause=protocol.rounds):
+            work = round_work(protocol, method.algorithm, method.solver, self.seed, chunk.first)
+            yield chunk, work
+
+    def run(self, chunk: Chunk, call: RoundWork, now: RunState) -> Computed:
+        """Compute one round on the nodes."""
+        t, jobs, exchange = chunk.first, call.jobs, self.method.algorithm.exchange
+        state, traffic = now.state, self.evaluations
+        self.evaluations = []
+        if exchange is not None and len(jobs.client):
+            gradient, cost = self._mean_gradient(t, call.exchange, state)
+            traffic = [*traffic, cost]
+            if gradient is None:  # no valid g^t: discard this round's updates
+                jobs = _some(jobs, np.zeros(0, np.int64))
+            else:
+                state = jax.vmap(exchange)(state, gradient)
+        if not len(jobs.client):
+            work = call._replace(dropped=call.clients, jobs=jobs)
+            return Computed(now.state, work, 0, 1, traffic=tuple(traffic))
+        began = time.perf_counter()
+        result = combined(self.method, jobs, self._train(t, jobs, state, now.hparams))
+        counts = result.counts
+        self.used[jobs.client[counts.any(axis=1)]] = t
+        cost = self._traffic(began, jobs, result)
+        after = now.state
+        if counts.any():
+            rate = jnp.float32(self.method.solver.factor(t))
+            hparams = round_hparams(now.hparams, rate, jnp.float32(0))
+            participation = (jobs.participation[:, None] * counts).sum(axis=0)
+            hparams = {**hparams, "participation": jnp.asarray(participation, jnp.float32)}
+            after = self.remote.update(state, result.mean, hparams, now.state, counts.any(axis=0))
+        worked = np.flatnonzero((result.steps > 0).any(axis=1))
+        late = int(((result.steps < jobs.steps[:, None]) & counts).any(axis=1).sum())
+        done = call._replace(
+            stragglers=call.stragglers + late + len(jobs.client) - int(counts.any(axis=1).sum()),
+            dropped=call.clients - int(counts.any(axis=1).sum()),
+            jobs=_some(jobs, worked)._replace(steps=result.steps[worked].max(axis=1, initial=0)),
+        )
+        faulty: tuple[Faulty, ...] = ()
+        if self.method.faults is not None:
+            faulty = (partial(_faulty_rows, t, jobs.client, result.faulty),)
+        steps, empty = result.steps.sum(axis=0), int(not counts.any())
+        return Computed(after, done, steps, empty, faulty, traffic=(*traffic, cost))
+
+    def _train(
+        self, t: int, jobs: Jobs, state: State, hparams: Mapping[str, Any]
+    ) -> dict[int, NodePart]:
+        """The nodes' parts of a round, by node; those that are missing or refused are not there."""
+        stateful = self.method.algorithm.client_state is not None
+        initial = self.params if stateful and (self.used[jobs.client] == NEW).any() else None
+        arrays = self.remote.broadcast.sent(state, hparams, initial)
+        first = initial is not None
+        return self._parts(t, "train", jobs, arrays, self.remote.message, initial=first)
+
+    def _mean_gradient(self, t: int, jobs: Jobs, state: State) -> tuple[Params | None, Traffic]:
+        """g^t over a first cohort, None if no gradient counts, and what it cost."""
+        began = time.perf_counter()
+        params = jax.vmap(self.method.algorithm.params)(state)
+        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
+        parts = self._parts(t, "gradients", jobs, arrays, self.remote.gradient)
+        result = combined(self.method, jobs, parts, optax.tree.norm)
+        cost = self._traffic(began, jobs, result)._replace(clients={})
+        return (result.mean if result.counts.any() else None), cost
+
+    def _parts(
+        self,
+        t: int,
+        kind: Kind,
+        jobs: Jobs,
+        arrays: Sequence[Array],
+        message: Any,
+        *,
+        initial: bool = False,
+    ) -> dict[int, NodePart]:
+        """Ask nodes for their parts of some jobs, and check what they answer.
+
+        Args:
+            t: The round.
+            kind: "train" or "gradients".
+            jobs: The jobs of all nodes.
+            arrays: The arrays that nodes need.
+            message: The message, in shape, leaves (points, ...).
+            initial: Whether w^0 is among the arrays.
+        """
+        server, clients = self.server, self.server.protocol.federation
+        owner = server.owner[jobs.client]
+        work: dict[int, Work | None] = {}
+        for index in np.unique(owner).tolist():
+            own = _some(jobs, np.flatnonzero(owner == index))
+            names = [clients.names[k] for k in own.client.tolist()]
+            durable = self.saved[0] if server.saves else self.used
+            work[index] = Work(
+                names=names,
+                client=own.client.tolist(),
+                rows=own.size.tolist(),
+                steps=own.steps.tolist(),
+                weight=own.weight.tolist(),
+                gamma=own.gamma.tolist(),
+                relative_size=own.relative_size.tolist(),
+                state=self.used[own.client].tolist(),
+                durable=durable[own.client].tolist(),
+            )
+        participation = float(jobs.participation.sum())
+        answers = server.ask(
+            kind,
+            self.setup,
+            work,
+            arrays,
+            round_=t,
+            participation=participation,
+            initial=initial,
+        )
+        parts = {}
+        for index in work:
+            at, problem = np.flatnonzero(owner == index), server.problem(index)
+            if index in answers:
+                try:
+                    points = len(self.method.points)
+                    parts[index] = part_of(answers[index], at, jobs, message, points)
+                    continue
+                except InputError as error:
+                    problem = f"its answer is refused: {error}"
+            many = f"{len(at)} client{'s' * (len(at) != 1)}"
+            name = server.name(index)
+            self._warn(f"round {t + 1}: node {name!r}: {problem}; without its {many}")
+        return parts
+
+    def _traffic(self, began: float, jobs: Jobs, result: Combined) -> Traffic:
+        """What a round cost, by the clients whose updates count."""
+        names, clients = self.server.protocol.federation.names, {}
+        for index, part in result.parts.items():
+            for j in part.at.tolist():
+                if result.counts[j].any():
+                    clients[names[int(jobs.client[j])]] = ClientTraffic(
+                        self.server.name(index),
+                        int(result.steps[j].max()),
+                        part.answered.head.seconds,
+                        part.answered.bytes_down // len(part.at),
+                        part.answered.bytes_up // len(part.at),
+                    )
+        answers = [part.answered for part in result.parts.values()]
+        return _cost(began, answers)._replace(clients=clients)
+
+    def evaluate(self, state: State) -> Measures:
+        """Measure the evaluated model of a state on all nodes.
+
+        Raises:
+            InputError: If no node answers.
+        """
+        began = time.perf_counter()
+        arrays = [np.asarray(a) for a in jax.tree.leaves(self.remote.evaluated(state))]
+        server, nodes = self.server, range(len(self.server.nodes))
+        answers = server.ask("evaluate", self.setup, dict.fromkeys(nodes), arrays)
+        nodes_sums = []
+        for index in nodes:
+            problem = server.problem(index)
+            if index in answers:
+                try:
+                    shapes, share = self.remote.shapes, float(server.shares[index])
+                    nodes_sums.append(sums_of(answers[index], shapes, share))
+                    continue
+                except InputError as error:
+                    problem = f"its answer is refused: {error}"
+            self._warn(f"node {server.name(index)!r}: {problem}; evaluated without it")
+        require(
+            any("loss" in node.sums for node in nodes_sums),
+            f"{self.method.name}, seed {self.seed}: no node that reports losses answered an "
+            "evaluation; resume the run when nodes are connected",
+        )
+        self.evaluations = [*self.evaluations, _cost(began, list(answers.values()))]
+        screened = self.method.faults is not None
+        return measures_of(server.protocol.model, nodes_sums, self.remote.shapes, screened=screened)
+
+    def _warn(self, line: str) -> None:
+        logging.getLogger(__name__).warning("%s, seed %d: %s", self.method.name, self.seed, line)
+
+    def contents(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """For each client the round of its last used update, whose state its node stores."""
+        yield "used", self.used.copy()
+        self.saved = [self.saved[1], self.used.copy()]
+
+    def restore(self, saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
+        """Restore what `contents` returned."""
+        for _, rounds in saved:
+            self.used = np.array(rounds, np.int64)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _some(jobs: Jobs, chosen: NDArray[np.int64]) -> Jobs:
+    """Some of the jobs."""
+    return Jobs(*(array[chosen] for array in jobs))  # type: ignore[arg-type]
+
+
+def _faulty_rows(
+    t: int, clients: NDArray[np.int64], faulty: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """The faulty updates of a round, rows of (round, point, client)."""
+    jobs, points = np.nonzero(faulty)
+    return np.stack([np.full(len(jobs), t), points, clients[jobs]], axis=1)
+
+
+def _cost(began: float, answers: Sequence[Answered]) -> Traffic:
+    """What some answers cost, whose requests were sent at `began`."""
+    return Traffic(
+        time.perf_counter() - began,
+        sum(each.bytes_down for each in answers),
+        sum(each.bytes_up for each in answers),
+    )

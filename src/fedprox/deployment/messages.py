@@ -1,0 +1,337 @@
+"""The messages between the coordinator and the nodes: what they hold, and how they are packed.
+
+A request has a head, JSON that pydantic checks, and a body with arrays. An answer likewise. Heads
+name a version; a node refuses those of another version. The arrays of a request are named by their
+digests: a node keeps the arrays of its last requests, so the coordinator sends an array to a node
+once, and again if the node says that it lacks it.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedprox.deployment.network import Parcel
+from fedprox.errors import InputError, reason, require
+
+VERSION = 1
+"""Version of the messages. Coordinator and nodes must have the same."""
+
+Array = NDArray[Any]
+Arrays = Mapping[str, Array]
+Table = dict[str, Any]
+
+Kind = Literal["describe", "prepare", "gradients", "train", "evaluate"]
+"""What a request asks for."""
+
+
+class Message(BaseModel):
+    """A part of a head, with exactly these fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+M = TypeVar("M", bound=Message)
+
+
+class DataKind(Message):
+    """What all clients' data have in common.
+
+    Attributes:
+        classes: Number of classes; 0 if labels are not classes.
+        features: Shape of one example.
+        feature_type: Type of the features, as NumPy names it.
+        label: Shape of one example's label.
+        label_type: Type of the labels.
+        greatest: Greatest feature if features are whole numbers, such as symbols; else 0.
+        augmented: Whether mini-batches are augmented.
+    """
+
+    classes: int
+    features: list[int]
+    feature_type: str
+    label: list[int]
+    label_type: str
+    greatest: int
+    augmented: bool
+
+
+class Clients(Message):
+    """The clients of a node, lists of equal length.
+
+    Attributes:
+        names: Their names.
+        train: Training rows of each.
+        test: Test rows of each.
+        labels: Test labels of each.
+        validation: Validation rows of each; empty without validation rows of clients.
+    """
+
+    names: list[str]
+    train: list[int]
+    test: list[int]
+    labels: list[int]
+    validation: list[int]
+
+
+class Description(Message):
+    """What a node says of itself.
+
+    Attributes:
+        name: The node's name.
+        version: Version of fedprox on the node.
+        kind: What its clients' data have in common.
+        clients: Its clients.
+        central_validation: Number of validation rows that belong to no client.
+        reports: The measures that the node reports.
+    """
+
+    name: str
+    version: str
+    kind: DataKind
+    clients: Clients
+    central_validation: int
+    reports: list[str]
+
+
+class Setup(Message):
+    """What a node must know to compute for a method. It names functions, and holds no code.
+
+    Attributes:
+        run: Identifier of the experiment's run, under which client state is stored.
+        number: Number of the method in the experiment.
+        seed: Seed of the run.
+        rounds: Number of rounds T.
+        clients: Number of clients of all nodes.
+        clients_per_round: Clients K of a round.
+        data: What all nodes' data have in common.
+        parameters: The model's parameters in words, to compare.
+        model: `[model]` of the experiment.
+        solver: `[solver]` of the experiment.
+        method: The `[[method]]` of the experiment.
+        evaluated: The model that is evaluated.
+        rows: Rows of each client that an evaluation reads at most; None for all.
+        gradients: Whether gradients are measured.
+        screened: Whether updates that are not finite are left out.
+        deadline: Seconds that a node works on a round; None for no limit.
+    """
+
+    run: str
+    number: int
+    seed: int
+    rounds: int
+    clients: int
+    clients_per_round: int
+    data: DataKind
+    parameters: str
+    model: Table
+    solver: Table
+    method: Table
+    evaluated: str
+    rows: int | None
+    gradients: bool
+    screened: bool
+    deadline: float | None
+
+
+class Work(Message):
+    """The jobs of a node in a round, lists of equal length; see `Jobs`.
+
+    Attributes:
+        names: Names of the clients.
+        client: Their numbers among all clients.
+        rows: Their training rows when the run began.
+        steps: Mini-batch steps to take.
+        weight: Weight of their messages.
+        gamma: Inexactness at which they may stop.
+        relative_size: Their rows over the mean of all clients.
+        state: The round in which each client's last used update was made; -1 for none.
+        durable: The oldest round whose client state may still be needed; -1 for none.
+    """
+
+    names: list[str]
+    client: list[int]
+    rows: list[int]
+    steps: list[int]
+    weight: list[float]
+    gamma: list[float]
+    relative_size: list[float]
+    state: list[int]
+    durable: list[int]
+
+
+class Request(Message):
+    """The head of a request.
+
+    Attributes:
+        version: `VERSION` of the coordinator.
+        id: Identifier. A request that is sent again has the same, and the same answer.
+        kind: What it asks for.
+        setup: The method; None for "describe".
+        round: Round t.
+        participation: Share of the weight of all clients that the cohort has.
+        work: The jobs, for "train" and "gradients".
+        initial: Whether w^0 is among the arrays, from which clients make their first state.
+        arrays: Digests of the arrays that the request needs, in order.
+    """
+
+    version: int
+    id: str
+    kind: Kind
+    setup: Setup | None = None
+    round: int = 0
+    participation: float = 0.0
+    work: Work | None = None
+    initial: bool = False
+    arrays: list[str] = []
+
+
+class Answer(Message):
+    """The head of an answer.
+
+    Attributes:
+        id: Identifier of the request.
+        refused: Why the node refuses the request, in one line; empty if it does not.
+        lacks: Whether the node lacks an array that the request names.
+        description: The answer to "describe".
+        seconds: Seconds in which the node computed the answer.
+        withheld: Measures that the node does not report.
+    """
+
+    id: str
+    refused: str = ""
+    lacks: bool = False
+    description: Description | None = None
+    seconds: float = 0.0
+    withheld: list[str] = []
+
+
+def digest_of(array: Array) -> str:
+    """A digest of an array's type, shape and bytes.
+
+    >>> digest = digest_of(np.zeros(2))
+    >>> digest == digest_of(np.zeros(2)), digest == digest_of(np.zeros(3))
+    (True, False)
+    """
+    content = np.ascontiguousarray(array)
+    head = f"{content.dtype.name}{content.shape}".encode()
+    hashed = hashlib.blake2b(head, digest_size=16)
+    hashed.update(content.reshape(-1).view(np.uint8).data)
+    return hashed.hexdigest()
+
+
+def pack(head: Message, arrays: Arrays | None = None) -> Parcel:
+    """A head and named arrays as a parcel."""
+    return Parcel(head.model_dump_json().encode(), pack_arrays(arrays or {}))
+
+
+def pack_arrays(arrays: Arrays) -> bytes:
+    """Named arrays as bytes; empty without arrays."""
+    if not arrays:
+        return b""
+    packed: bytes = safetensors.numpy.save(
+        {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    )
+    return packed
+
+
+def unpack_arrays(body: bytes) -> dict[str, Array]:
+    """The inverse of `pack_arrays`.
+
+    Raises:
+        InputError: If the bytes do not hold arrays.
+    """
+    if not body:
+        return {}
+    try:
+        arrays: dict[str, Array] = safetensors.numpy.load(body)
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        raise InputError(f"arrays that cannot be read: {reason(error)}") from None
+    return arrays
+
+
+def unpack_request(parcel: Parcel) -> Request:
+    """The head of a request.
+
+    Raises:
+        InputError: If it is of another version, or no request.
+    """
+    try:
+        head = json.loads(parcel.head)
+        version = head.get("version") if isinstance(head, dict) else None
+    except ValueError:
+        raise InputError("a request that is not JSON") from None
+    require(
+        version == VERSION,
+        f"a request of version {version}; this node takes version {VERSION}: install the same "
+        "version of fedprox on both sides",
+    )
+    return _checked(Request, parcel)
+
+
+def unpack_answer(parcel: Parcel) -> Answer:
+    """The head of an answer.
+
+    Raises:
+        InputError: If it is no answer.
+    """
+    return _checked(Answer, parcel)
+
+
+def _checked(kind: type[M], parcel: Parcel) -> M:
+    try:
+        return kind.model_validate_json(parcel.head)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        what = kind.__name__.lower()
+        raise InputError(f"{what}: {where}: {first['msg']}") from None
+
+
+def named_leaves(tree: Any) -> dict[str, Array]:
+    """The leaves of a tree as arrays by their paths.
+
+    >>> named_leaves({"a": (np.zeros(1), np.ones(2))})
+    {"['a'][0]": array([0.]), "['a'][1]": array([1., 1.])}
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def tree_of(like: Any, arrays: Arrays, prefix: str) -> Any:
+    """The tree of the same structure as `like` whose leaves are among some arrays.
+
+    Args:
+        like: Shapes and types.
+        arrays: The arrays, under the names of `named_leaves` with a prefix.
+        prefix: The prefix.
+
+    Raises:
+        InputError: If an array is missing, or has another shape or type.
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    found = []
+    for path, leaf in leaves:
+        name = f"{prefix}{jax.tree_util.keystr(path)}"
+        require(name in arrays, f"the array {name!r} is missing")
+        require_like(name, arrays[name], leaf)
+        found.append(arrays[name])
+    return jax.tree_util.tree_unflatten(structure, found)
+
+
+def require_like(name: str, array: Array, like: Any) -> None:
+    """Raise `InputError` unless an array has the shape and type of another."""
+    have, needed = (f"{a.dtype}{list(a.shape)}" for a in (array, like))
+    require(have == needed, f"the array {name!r} is {have}; it must be {needed}")
+
+
+def prefixed(prefix: str, tree: Any) -> dict[str, Array]:
+    """The leaves of a tree by their paths, with a prefix."""
+    return {f"{prefix}{name}": array for name, array in named_leaves(tree).items()}

@@ -1,0 +1,364 @@
+"""A node's parts of a method's rounds and evaluations, by the simulation's compiled programs."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from numpy.typing import NDArray
+
+from fedprox.algorithms.base import Algorithm, ClientState, State
+from fedprox.deployment.messages import Setup, Work
+from fedprox.errors import require
+from fedprox.experiment.resolved import method_of, model_of, solver_of
+from fedprox.experiment.sections import SolverSection
+from fedprox.federation import Federation
+from fedprox.model import Params
+from fedprox.simulation.compiled.compile import exchanges
+from fedprox.simulation.compiled.evaluation import EvaluationSums, sums_program
+from fedprox.simulation.compiled.evaluation_inputs import EvaluationReads
+from fedprox.simulation.compiled.layout import Capacity, Layout, lay_out, needed
+from fedprox.simulation.compiled.round import Inputs, Part, Server, gradients_program, part_program
+from fedprox.simulation.config.cohort import Cohort
+from fedprox.simulation.config.evaluation import Evaluation
+from fedprox.simulation.config.faults import Faults
+from fedprox.simulation.config.method import Method
+from fedprox.simulation.config.protocol import Protocol, is_noisy
+from fedprox.simulation.config.systems import Systems
+from fedprox.simulation.devices.mesh import accept_host_arrays, shard
+from fedprox.simulation.loop.local import clients_by_place
+from fedprox.simulation.planning.batch_plan import BatchPlan, Jobs, job_ticks, no_jobs, plan_rounds
+from fedprox.simulation.planning.packing import pack
+from fedprox.simulation.planning.round_work import RoundWork
+from fedprox.simulation.storage.training_data import Data, rows_spec, training_rows
+
+LOOK_SECONDS = 0.05
+"""Seconds between looks at the clock."""
+
+SLOW_LOOK = 1e-3
+"""Seconds of a tick from which on each tick looks at the clock."""
+
+
+class Trained(NamedTuple):
+    """A node's part of a round.
+
+    Attributes:
+        message: The messages that count, times their weights, summed, leaves (points, ...).
+        counted: Sum of these weights, (points,).
+        steps: Steps of each job, (jobs, points).
+        counts: Whether each job counts, (jobs, points).
+        faulty: Whether each job's update was faulty, (jobs, points).
+        client_state: State of each job's client, leaves (jobs, points, ...); None for a method
+            without client state.
+    """
+
+    message: Any
+    counted: NDArray[np.float32]
+    steps: NDArray[np.int64]
+    counts: NDArray[np.bool_]
+    faulty: NDArray[np.bool_]
+    client_state: ClientState
+
+
+class Parts:
+    """A method on a node.
+
+    Shapes are a function of the request alone, rounded up to powers of two. So a node that was
+    restarted computes the same bits, and few programs are compiled.
+
+    Args:
+        setup: The method.
+        federation: The node's clients, with the number of classes of all nodes.
+        like: A federation of the same kind from which the model is built.
+        mesh: The devices.
+        data: The rows on the devices.
+
+    Raises:
+        InputError: If the setup names something unknown, or the node builds another model than the
+            coordinator.
+    """
+
+    def __init__(
+        self, setup: Setup, federation: Federation, like: Federation, mesh: Mesh, data: Data
+    ) -> None:
+        self.setup, self.mesh, self.federation = setup, mesh, federation
+        self.method, self.measuring = methods_of(setup, federation, like)
+        self.algorithm, self.solver = self.method.algorithm, self.method.solver
+        self.model = self.method.protocol.model
+        self.index = {name: k for k, name in enumerate(federation.names)}
+        self.noisy = is_noisy(federation, self.model)
+        ownership = self.method.protocol.ownership
+        self.rows = training_rows(mesh, federation.train, data, ownership, ahead=1)
+        self.data = data
+        parameters = sum(a.size for a in jax.tree.leaves(self.model.shapes))
+        layout = lay_out(self.method, self.rows, mesh.devices.size, parameters)
+        self.base = layout._replace(rounds=layout.rounds._replace(rounds=1))
+        self.points = len(self.method.points)
+        self.client_state = client_state_shape(self.algorithm, self.model.shapes, self.points)
+        self.began, self.tick_seconds = 0.0, 1.0
+        self._parts: dict[Layout, Any] = {}
+        self._gradients: dict[Layout, Any] = {}
+        self._evaluation: tuple[Any, Any] | None = None
+        require(
+            setup.deadline is None or self.points == 1,
+            f"systems.deadline: method {setup.number + 1} has {self.points} sweep points, and by a "
+            "real clock they would share the time; give one value for each hyperparameter",
+        )
+
+    def jobs(self, work: Work, participation: float) -> Jobs:
+        """The jobs of a request.
+
+        Raises:
+            InputError: If a client is not on this node, or its number of rows has changed.
+        """
+        for name, rows in zip(work.names, work.rows, strict=True):
+            require(name in self.index, f"client {name!r} is not on this node")
+            k = self.index[name]
+            have = int(self.federation.train.sizes[k])
+            require(
+                have == rows,
+                f"client {name!r} has {have} training rows, and had {rows} when the run began",
+            )
+        own = np.array([self.index[name] for name in work.names], np.int64)
+        offsets = self.federation.train.offsets
+        first, size = offsets[own], offsets[own + 1] - offsets[own]
+        count = max(len(own), 1)
+        return Jobs(
+            client=np.array(work.client, np.int64),
+            first_row=first,
+            size=size,
+            steps=np.array(work.steps, np.int64),
+            weight=np.array(work.weight, np.float64),
+            gamma=np.array(work.gamma, np.float64),
+            participation=np.full(len(own), participation / count),
+            relative_size=np.array(work.relative_size, np.float64),
+            owner=np.zeros(len(own), np.int64),
+            device_row=first,
+        )
+
+    def train(
+        self,
+        jobs: Jobs,
+        round_: int,
+        state: State,
+        hparams: Mapping[str, NDArray[np.float32]],
+        client_states: Sequence[ClientState],
+    ) -> Trained:
+        """Train clients for a round.
+
+        Args:
+            jobs: The jobs.
+            round_: Round t.
+            state: The server's state, leaves (points, ...).
+            hparams: The hyperparameters, arrays (points,).
+            client_states: State of each job's client, leaves (points, ...); empty for a method
+                without client state.
+        """
+        work = RoundWork(len(jobs.client), 0, 0, jobs, no_jobs())
+        layout = self._layout(work)
+        (x, y), (placed,) = self.rows.of([work], layout.width, layout.rows)
+        plan = plan_rounds(
+            layout.rounds,
+            self.solver,
+            self.setup.seed,
+            [(round_, placed.jobs)],
+            noisy=self.noisy,
+        )
+        exchange = exchanges([placed], layout) if self.algorithm.own_gradient else None
+        at = clients_by_place(plan, placed, layout)
+        place = plan.jobs.place[0, : len(jobs.client)]
+        stacked = None
+        if client_states:
+            stacked = shard(self.mesh, _scattered(client_states, place, len(at)))
+        look_every = None
+        if self.setup.deadline is not None:
+            plan = self._with_deadlines(plan, placed.jobs, layout, self.setup.deadline)
+            every = LOOK_SECONDS / self.tick_seconds if self.tick_seconds < SLOW_LOOK else 1
+            look_every = np.int32(max(1, every))
+        server = Server(state, stacked)
+        inputs = Inputs(hparams, x, y, plan, exchange, np.int32(1), look_every)
+        program = self._compiled(self._parts, layout, (server, inputs), (x, y), self._part)
+        self.began = time.perf_counter()
+        part: Part = jax.block_until_ready(program(server, inputs))
+        ticks = int(plan.ends.stop.max(initial=0))
+        self.tick_seconds = max(1e-7, (time.perf_counter() - self.began) / max(1, ticks))
+        return self._trained(part, jobs, place)
+
+    def _trained(self, part: Part, jobs: Jobs, place: NDArray[Any]) -> Trained:
+        count = len(jobs.client)
+        shape = (count, self.points)
+        steps = np.broadcast_to(jobs.steps[:, None], shape)
+        if part.local.steps is not None:
+            steps = np.asarray(part.local.steps, np.int64)[:count]
+        faulty = np.zeros(shape, bool)
+        if part.faulty is not None:
+            faulty = np.asarray(part.faulty).T[:count]
+        late = np.zeros(shape, bool)
+        if self.setup.deadline is not None:
+            fewest = jobs.steps[:, None] if self.algorithm.stragglers == "drop" else 1
+            late = steps < fewest
+        message = jax.tree.map(np.asarray, part.message)
+        client_state = jax.tree.map(lambda a: np.asarray(a)[place], part.client_state)
+        counted = np.asarray(part.counted)
+        return Trained(message, counted, steps, ~faulty & ~late, faulty, client_state)
+
+    def gradients(self, jobs: Jobs, params: Params) -> tuple[Params, NDArray[np.float32]]:
+        """The weighted sum of grad F_k(w^t) over clients of a first cohort, and their weight.
+
+        Args:
+            jobs: The clients and their weights.
+            params: w^t, leaves (points, ...).
+        """
+        work = RoundWork(len(jobs.client), 0, 0, no_jobs(), jobs)
+        layout = self._layout(work)
+        (x, y), (placed,) = self.rows.of([work], layout.width, layout.rows)
+        exchange = exchanges([placed], layout)
+        arguments = (params, x, y, exchange)
+        program = self._compiled(self._gradients, layout, arguments, (x, y), self._gradient)
+        summed, counted = program(*arguments)
+        return jax.tree.map(np.asarray, summed), np.asarray(counted)
+
+    def evaluate(self, params: Params) -> EvaluationSums:
+        """Measure models on all rows of the node's clients.
+
+        Args:
+            params: The models, leaves (points, ...).
+        """
+        with jax.default_matmul_precision("highest"):
+            if self._evaluation is None:
+                reads = EvaluationReads(self.measuring, self.data, self.base, self.mesh)
+                shape, inputs, specs = reads.plan()
+                self._evaluation = sums_program(self.model, self.mesh, shape, specs), inputs
+            program, inputs = self._evaluation
+            sums: EvaluationSums = jax.tree.map(np.asarray, program(params, inputs))
+        return sums
+
+    def _layout(self, work: RoundWork) -> Layout:
+        """The shapes for a round."""
+        need = needed(self.base, self.solver, work)
+        room = self.rows.needed([work], self.base.width)
+        buckets = (_bucket(n) for n in need._replace(rows=room))
+        return self.base.holding(Capacity(*buckets))
+
+    def _with_deadlines(
+        self, plan: BatchPlan, jobs: Jobs, layout: Layout, deadline: float
+    ) -> BatchPlan:
+        """The plan with each job's deadline: its planned end's part of the node's time.
+
+        A node that is too slow thus shortens all of its clients' work alike.
+        """
+        shape = layout.rounds
+        ticks = job_ticks(self.solver, jobs, shape.width)
+        packing = pack(ticks, shape.devices * shape.lanes, jobs.owner, shape.processes)
+        deadlines = np.full((1, shape.slots), deadline, np.float32)
+        deadlines[0, : len(ticks)] = deadline * packing.end / max(packing.ticks, 1)
+        return plan._replace(jobs=plan.jobs._replace(deadline=deadlines))
+
+    def _compiled(
+        self, programs: dict[Layout, Any], layout: Layout, arguments: Any, rows: Any, make: Any
+    ) -> Any:
+        """The program for a layout, compiled on first use, so that no clock runs meanwhile."""
+        if layout not in programs:
+            specs = tuple(rows_spec(a, self.method.protocol.ownership) for a in rows)
+            compiled = make(layout, specs).trace(*arguments).lower().compile()
+            programs[layout] = accept_host_arrays(compiled)
+        return programs[layout]
+
+    def _part(self, layout: Layout, specs: tuple[Any, ...]) -> Any:
+        clock = None if self.setup.deadline is None else self._seconds
+        return part_program(self.method, layout, self.mesh, specs, clock)
+
+    def _gradient(self, layout: Layout, specs: tuple[Any, ...]) -> Any:
+        return gradients_program(self.method, layout, self.mesh, specs)
+
+    def _seconds(self) -> float:
+        """Seconds since the current round began."""
+        return time.perf_counter() - self.began
+
+
+def methods_of(setup: Setup, federation: Federation, like: Federation) -> tuple[Method, Method]:
+    """The method that trains on a node, and the one that is evaluated there.
+
+    Args:
+        setup: The method.
+        federation: The node's clients.
+        like: A federation of the same kind from which the model is built.
+
+    Raises:
+        InputError: If the setup names something unknown, or the node builds another model than the
+            coordinator.
+    """
+    section = SolverSection.model_validate(setup.solver)
+    solver, _ = solver_of(section)
+    algorithm, _ = method_of(setup.method, section, solver, "method")
+    model = model_of(setup.model, like)
+    have = parameters_in_words(model.shapes)
+    require(
+        have == setup.parameters,
+        f"model {setup.model.get('name')!r} has the parameters {have} here, and "
+        f"{setup.parameters} at the coordinator; install the same version on both sides",
+    )
+    share = setup.clients_per_round * len(federation) / setup.clients
+    protocol = Protocol(
+        federation=federation,
+        model=model,
+        solver=solver,
+        cohort=Cohort(min(len(federation), max(1, round(share)))),
+        systems=Systems(),
+        faults=Faults("drop", float("inf")) if setup.screened else None,
+        rounds=setup.rounds,
+        evaluation=Evaluation(
+            rows=setup.rows,
+            model=setup.evaluated,  # type: ignore[arg-type]
+            gradients=setup.gradients,
+        ),
+        client_store="host",
+        seeds=(setup.seed,),
+        target=None,
+        stop_at_target="never",
+    )
+    # the coordinator does these
+    part = protocol.reported(algorithm)._replace(exchange=None, adapt=None)
+    training = replace(protocol, evaluation=Evaluation(gradients=False))
+    return Method(training, part), Method(protocol, part)
+
+
+def client_state_shape(algorithm: Algorithm, params: Params, points: int) -> ClientState:
+    """The state of a client, in shape, leaves (points, ...); None without client state."""
+    if algorithm.client_state is None:
+        return None
+    return jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct((points, *a.shape), a.dtype),
+        jax.eval_shape(algorithm.client_state, params),
+    )
+
+
+def parameters_in_words(shapes: Params) -> str:
+    """The types and shapes of a model's parameters, to be compared."""
+    leaves = jax.tree_util.tree_leaves_with_path(shapes)
+    return ", ".join(
+        f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves
+    )
+
+
+def _scattered(states: Sequence[ClientState], place: NDArray[Any], places: int) -> ClientState:
+    """The states of some clients, each at its place, leaves (places, points, ...)."""
+
+    def leaf(*each: Any) -> NDArray[Any]:
+        array = np.zeros((places, *np.shape(each[0])), np.asarray(each[0]).dtype)
+        array[place] = np.stack(each)
+        return array
+
+    return jax.tree.map(leaf, *states)
+
+
+def _bucket(count: int) -> int:
+    """The next power of two; 0 for 0.
+
+    >>> [_bucket(n) for n in (0, 1, 5, 8)]
+    [0, 1, 8, 8]
+    """
+    return 1 << (count - 1).bit_length() if count else 0

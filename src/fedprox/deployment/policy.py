@@ -1,0 +1,97 @@
+"""A node's policy: what it computes for others, and what it reports."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+
+from fedprox.algorithms import ALGORITHMS
+from fedprox.deployment.messages import Setup
+from fedprox.errors import InputError, require
+from fedprox.experiment.sections import Section
+from fedprox.models import MODELS
+from fedprox.solver import Solver
+
+Report = Literal["loss", "accuracy", "metrics", "gradients"]
+"""Measures that a node may report."""
+
+REPORTS: tuple[Report, ...] = get_args(Report)
+
+
+class Policy(Section):
+    """`[policy]` of a node's file: what the node accepts, and what it reports of its data."""
+
+    methods: list[str] = Field(
+        default_factory=lambda: list(ALGORITHMS),
+        description="Methods that the node runs; all of the library's if left out. One of your own "
+        'is named "package.module:function", and must be installed on the node.',
+        examples=[["fedprox", "fedavg"]],
+    )
+    models: list[str] = Field(
+        default_factory=lambda: list(MODELS),
+        description="Models that the node trains, named likewise.",
+        examples=[["logistic"]],
+    )
+    most_rounds: int | None = Field(
+        default=None, description="Most rounds of a run; no limit if left out.", examples=[1000]
+    )
+    most_epochs: float | None = Field(
+        default=None,
+        description="Most epochs of a client in a round, also where a solver counts steps; no "
+        "limit if left out.",
+        examples=[50.0],
+    )
+    report: list[Report] = Field(
+        default_factory=lambda: list(REPORTS),
+        description="Measures of its data that the node reports, summed over its clients.",
+    )
+    fewest_rows: int = Field(
+        default=1,
+        description="Fewest training rows of a client that takes part; the node does not mention "
+        "clients with fewer.",
+    )
+
+    def check(self, setup: Setup) -> None:
+        """Raise `InputError` if the policy does not allow what a run asks for."""
+        for kind, name, allowed in (
+            ("method", setup.method.get("name"), self.methods),
+            ("model", setup.model.get("name"), self.models),
+        ):
+            require(name in allowed, f"{kind} {name!r}; allowed: {', '.join(allowed) or 'none'}")
+        for name in _functions((setup.solver, setup.method.get("solver", {}))):
+            raise InputError(f"solver {name!r}; a node runs the solvers of its library")
+        require(
+            self.most_rounds is None or setup.rounds <= self.most_rounds,
+            f"{setup.rounds} rounds; at most {self.most_rounds} are allowed",
+        )
+
+    def check_work(self, solver: Solver, rows: Any, steps: Any) -> None:
+        """Raise `InputError` if jobs take more epochs than allowed.
+
+        Args:
+            solver: The local solver.
+            rows: Training rows of each client, shape (jobs,).
+            steps: Mini-batch steps of each job, shape (jobs,).
+        """
+        if self.most_epochs is None or not len(steps):
+            return
+        epochs = float((steps / solver.steps_per_epoch(rows)).max())
+        require(
+            epochs <= self.most_epochs,
+            f"{epochs:g} epochs; at most {self.most_epochs:g} are allowed",
+        )
+
+
+def _functions(tables: Any) -> Iterator[str]:
+    """The functions of users that tables name, as "package.module:function"."""
+    if isinstance(tables, Mapping):
+        tables = tables.values()
+    elif isinstance(tables, str):
+        if ":" in tables:
+            yield tables
+        return
+    elif not isinstance(tables, list | tuple):
+        return
+    for each in tables:
+        if each is not tables:
+            yield from _functions(each)

@@ -1,0 +1,155 @@
+"""The data of nodes as others know them: kinds, names and numbers of rows, but no rows.
+
+The coordinator has no data. It draws cohorts from a stand-in, a federation with the clients' names
+and sizes whose rows are views of a single number. Nodes and coordinator build the model from a
+stand-in, so that all of them build the same one, also where a node lacks a class.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import jax
+import numpy as np
+
+from fedprox.deployment.messages import Clients, DataKind, Description
+from fedprox.errors import require
+from fedprox.features import index_of
+from fedprox.federation import Examples, Federation, Rows, offsets_of
+
+
+def describe(name: str, version: str, federation: Federation, reports: list[str]) -> Description:
+    """What a node says of its clients."""
+    train, test, validation = federation.train, federation.test, federation.validation
+    stored, features = index_of(train.x), federation.features
+    symbols = np.issubdtype(features.dtype, np.integer) and stored is train.x
+    parts = [part.x for part in federation.parts if len(part)]
+    kind = DataKind(
+        classes=federation.classes,
+        features=list(features.shape),
+        feature_type=np.dtype(features.dtype).name,
+        label=list(train.y.shape[1:]),
+        label_type=train.y.dtype.name,
+        greatest=max(int(np.max(x)) for x in parts) if symbols else 0,
+        augmented=federation.augment is not None,
+    )
+    clients = Clients(
+        names=list(federation.names),
+        train=train.sizes.tolist(),
+        test=test.sizes.tolist(),
+        labels=test.labels.tolist(),
+        validation=validation.sizes.tolist() if isinstance(validation, Rows) else [],
+    )
+    return Description(
+        name=name,
+        version=version,
+        kind=kind,
+        clients=clients,
+        central_validation=len(validation) if isinstance(validation, Examples) else 0,
+        reports=reports,
+    )
+
+
+def common_kind(descriptions: Sequence[Description]) -> DataKind:
+    """What the data of all nodes have in common.
+
+    Raises:
+        InputError: If the nodes' data cannot train one model. The message names two nodes.
+    """
+    first = descriptions[0]
+    for each in descriptions[1:]:
+        for key in ("features", "feature_type", "label", "label_type", "augmented"):
+            ours, theirs = getattr(first.kind, key), getattr(each.kind, key)
+            require(
+                ours == theirs,
+                f"nodes {first.name!r} and {each.name!r} differ in {key.replace('_', ' ')}: {ours} "
+                f"and {theirs}; all nodes need data of one kind",
+            )
+        require(
+            bool(first.kind.classes) == bool(each.kind.classes),
+            f"nodes {first.name!r} and {each.name!r}: labels are classes in one, not in the other",
+        )
+    classes = max(each.kind.classes for each in descriptions)
+    greatest = max(each.kind.greatest for each in descriptions)
+    return first.kind.model_copy(update={"classes": classes, "greatest": greatest})
+
+
+def one_client(kind: DataKind) -> Federation:
+    """A stand-in with one client of one row, from which a model is built."""
+    return _federation(kind, ["client"], [1], [1], None)
+
+
+def stand_in(kind: DataKind, descriptions: Sequence[Description]) -> Federation:
+    """A stand-in for the clients of all nodes, node by node.
+
+    Raises:
+        InputError: If two clients have the same name, or only some nodes have validation rows.
+    """
+    clients = [each.clients for each in descriptions]
+    owners: dict[str, str] = {}
+    for each in descriptions:
+        for name in each.clients.names:
+            require(
+                name not in owners,
+                f"client {name!r} is on node {owners.get(name)!r} and on node {each.name!r}; names "
+                "of clients must differ",
+            )
+            owners[name] = each.name
+    validated = [bool(each.clients.validation) for each in descriptions]
+    central = sum(each.central_validation for each in descriptions)
+    require(
+        all(validated) or not any(validated),
+        "some nodes have validation rows of their clients, others do not; all or none must",
+    )
+
+    def joined(parts: Iterable[Sequence[int]]) -> list[int]:
+        return [number for part in parts for number in part]
+
+    validation: Sequence[int] | int | None = central or None
+    if all(validated):
+        validation = joined(c.validation for c in clients)
+    return _federation(
+        kind,
+        list(owners),
+        joined(c.train for c in clients),
+        joined(c.test for c in clients),
+        validation,
+    )
+
+
+def _federation(
+    kind: DataKind,
+    names: Sequence[str],
+    train: Sequence[int],
+    test: Sequence[int],
+    validation: Sequence[int] | int | None,
+) -> Federation:
+    """A stand-in of these clients; a number of validation rows means rows of no client."""
+
+    def x(rows: int) -> np.ndarray:
+        filled = np.array(kind.greatest, kind.feature_type)
+        return np.broadcast_to(filled, (rows, *kind.features))
+
+    def y(rows: int) -> np.ndarray:
+        return np.broadcast_to(np.array(0, kind.label_type), (rows, *kind.label))
+
+    def rows_of(sizes: Sequence[int]) -> Rows:
+        return Rows(x(sum(sizes)), y(sum(sizes)), offsets_of(sizes))
+
+    held_out: Rows | Examples | None = None
+    if isinstance(validation, int):
+        held_out = Examples(x(validation), y(validation))
+    elif validation is not None:
+        held_out = rows_of(validation)
+    return Federation(
+        rows_of(train),
+        rows_of(test),
+        kind.classes,
+        tuple(names),
+        _same_rows if kind.augmented else None,
+        held_out,
+    )
+
+
+def _same_rows(key: jax.Array, rows: jax.Array) -> jax.Array:
+    """Stands for the augmentation of the nodes."""
+    del key
+    return rows

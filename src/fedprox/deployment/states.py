@@ -1,0 +1,116 @@
+"""Client state on a node's disk: one file for each client and round, written whole or not at all.
+
+An update counts only once the coordinator has used it. The node does not know whether an answer
+arrived in time, so it keeps the state after each round as a file of its own, and each request names
+the round whose state the client continues from. A late or lost answer therefore changes neither
+side. Files that no request can name any more are removed: those before the coordinator's oldest
+checkpoint, and those of rounds that were not used.
+"""
+
+import hashlib
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.errors import require
+from fedprox.files.arrays import Damaged, check_arrays, read_arrays, write_arrays
+
+HEAD = "fedprox client state 1"
+"""First line of a file."""
+
+NEW = -1
+"""The round of a client that has no state yet."""
+
+
+class States:
+    """The states of the clients of one run on a node.
+
+    Args:
+        folder: The folder of the run's method and seed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, client: str, round_: int, like: Any) -> Any:
+        """The state of a client after a round.
+
+        Args:
+            client: The client's name.
+            round_: The round.
+            like: Shapes and types of the state.
+
+        Returns:
+            A tree of NumPy arrays.
+
+        Raises:
+            InputError: If there is no whole file of that round, or it has other shapes.
+        """
+        path = self._of(client) / f"{round_}.state"
+        where = f"state of client {client!r} after round {round_ + 1}"
+        try:
+            head = check_arrays(path)
+        except Damaged as error:
+            problem = str(error)
+        else:
+            problem = "" if head == HEAD else f"{path}: not a file of client state"
+        require(not problem, f"{where}: {problem}; begin the run anew")
+        leaves, structure = jax.tree.flatten(like)
+        arrays = [array for _, array in read_arrays(path)]
+        have = [(a.shape, a.dtype) for a in arrays]
+        require(
+            have == [(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves],
+            f"{where}: {path} holds arrays of other shapes; begin the run anew",
+        )
+        return jax.tree.unflatten(structure, arrays)
+
+    def write(self, client: str, round_: int, state: Any) -> None:
+        """Write the state of a client after a round.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        leaves: Sequence[NDArray[Any]] = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+        path = self._of(client) / f"{round_}.state"
+        write_arrays(path, HEAD, ((["state", str(i)], leaf) for i, leaf in enumerate(leaves)))
+
+    def forget(self, client: str, durable: int, used: int) -> None:
+        """Remove the files of rounds before `durable`, and of rounds after `used`."""
+        for path in self._files(client):
+            if not durable <= int(path.stem) <= used:
+                path.unlink(missing_ok=True)
+
+    def rounds(self, client: str) -> list[int]:
+        """The rounds of which the state of a client is stored, ascending."""
+        return sorted(int(path.stem) for path in self._files(client))
+
+    def _files(self, client: str) -> list[Path]:
+        folder = self._of(client)
+        files = folder.iterdir() if folder.is_dir() else ()
+        return [path for path in files if re.fullmatch(r"\d+\.state", path.name)]
+
+    def _of(self, client: str) -> Path:
+        """The folder of a client. Its name may have characters that file names cannot."""
+        readable = re.sub(r"[^A-Za-z0-9-]", "_", client)[:40]
+        return self.folder / f"{readable}-{hashlib.sha256(client.encode()).hexdigest()[:12]}"
+
+
+def keep_last_runs(folder: Path, run: str, keep: int) -> None:
+    """Remove the states of all runs but the last `keep`, of which `run` is one.
+
+    The time of a run is that of its folder, which is set to now for `run`.
+    """
+    (folder / run).mkdir(parents=True, exist_ok=True)
+    (folder / run).touch()
+    runs = sorted(
+        (path for path in folder.iterdir() if path.is_dir()),
+        key=lambda path: (path.name == run, path.stat().st_mtime_ns),
+    )
+    for path in runs[: len(runs) - keep]:
+        shutil.rmtree(path, ignore_errors=True)
