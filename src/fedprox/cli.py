@@ -1,14 +1,17 @@
-"""The command line: `fedprox run`, `diagnose`, `report`, `reproduce`, `data` and `examples`."""
+"""The command line: `fedprox run`, `deploy`, `node`, `diagnose`, `report`, `reproduce`, `data`, ..."""
 
 import importlib.metadata
+import logging
 import os
 import re
 import shlex
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -24,9 +27,17 @@ from typer.core import TyperCommand
 from fedprox.bar import Bar
 from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.sources import cache_folder, fetch
+from fedprox.deployment.conversation import Conversation
+from fedprox.deployment.coordinator import deploy as run_deployment
+from fedprox.deployment.coordinator import join, resolve_deployment
+from fedprox.deployment.flower import NodeConnection, operator_network, serve
+from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
+from fedprox.deployment.run_file import run_of
+from fedprox.deployment.trial import local_nodes
 from fedprox.diagnose import diagnose as run_diagnosis
 from fedprox.errors import InputError, printable, require
 from fedprox.experiment import (
+    DEPLOYED,
     Experiment,
     Resolved,
     apply_setting,
@@ -37,12 +48,14 @@ from fedprox.experiment import (
     resolve,
     train,
 )
+from fedprox.files.lock import locked
 from fedprox.files.whole import write_whole
 from fedprox.output import safe_streams
 from fedprox.papers import ITEMS, select
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
-from fedprox.report.directory import CHECKPOINTS, ENDS, RunDirectory, write_figure
+from fedprox.report.directory import CHECKPOINTS, ENDS, NODES, RunDirectory, write_figure
+from fedprox.report.network import network_line
 from fedprox.report.page import write_report
 from fedprox.report.results import write_results
 from fedprox.report.table import (
@@ -64,12 +77,17 @@ from fedprox.simulation.devices.compilation_cache import use_compilation_cache
 from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.devices.processes import allgather, join_processes
 from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped, stopping_on_signals
+from fedprox.simulation.loop.comparison import Follow
+from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import Target
 
 COMMAND_LINE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 """ClickException, which has no public name that all versions of typer share: older ones import it
 from click, newer ones have a copy of click."""
+
+MANY = 1000
+"""Clients that a node may train in a round, from which the number of CPU devices follows."""
 
 SHARED_INTERVAL = 60.0
 """Seconds between checkpoints of a run of several processes without --checkpoint-every."""
@@ -298,8 +316,9 @@ def _train_into(
     with directory, answering(partial(_interrupted, directory, checkpoints)):
         with stopping_on_signals(checkpoints):
             runs = train_methods(directory.record)
-        # with several processes, this one lacks the rows of the others' clients: no clients.json
-        measured = (resolved.federation, resolved.model) if jax.process_count() == 1 else ()
+        # no clients.json if other processes, or nodes, have the clients' rows
+        here = jax.process_count() == 1 and resolved.table["data"]["name"] != DEPLOYED
+        measured = (resolved.federation, resolved.model) if here else ()
         write_results(directory, runs, resolved.target, *measured)
         checkpoints.remove()
     return runs
@@ -374,6 +393,148 @@ def _print_start(console: Console, directory: RunDirectory, *, resumed: bool) ->
             f"{path}: begun with {', '.join(changed)}; the last bits may differ",
             soft_wrap=True,
         )
+
+
+DEPLOY_HELP = """Run an experiment on nodes that keep their own data, over a network.
+
+With --local N it is a trial on this machine: a SuperLink and N nodes start as processes on the
+loopback, with certificates and keys made for the occasion, and the experiment's clients are dealt
+out to them. With --superlink FILE it is a real federation: each node runs `fedprox node`, and FILE
+says how to reach the SuperLink.
+
+It trains every method as `fedprox run` does, on all nodes that have joined, and writes the same run
+directory. [deployment] says how many nodes to wait for, and for how long. A checkpoint is written
+after every round, or as --checkpoint-every says; --resume DIR continues a run that was stopped or
+killed, also with more rounds.
+
+Bad input is reported in one line, with exit status 2.
+"""
+
+
+@app.command(cls=_Command, help=DEPLOY_HELP)
+def deploy(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE.toml", help="The experiment.")
+    ] = None,
+    local: Annotated[
+        int | None, typer.Option(metavar="N", help="Try it on this machine, with N nodes.")
+    ] = None,
+    superlink: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.toml", help="How to reach the SuperLink of the nodes."),
+    ] = None,
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory. [default: runs/NAME-OF-FILE]")
+    ] = None,
+    data_dir: DataDir = None,
+    checkpoint_every: Annotated[
+        int, typer.Option(metavar="N", help="Rounds between checkpoints.")
+    ] = 1,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Continue the run in DIR; in place of FILE.toml."),
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace another experiment's results in the run directory."),
+    ] = False,
+) -> None:
+    """Run an experiment file on nodes."""
+    require(
+        (local is None) != (superlink is None),
+        "give one of --local N, for a trial on this machine, and --superlink FILE.toml",
+    )
+    file, folder = _file_and_folder(file, out, resume, settings or (), force=force)
+    experiment, console = read_experiment(file, settings or ()), _console()
+    use_compilation_cache(cache_folder() / "xla")
+    checkpoints = Checkpoints(
+        folder / CHECKPOINTS, every=checkpoint_every, resume=resume is not None, ends=folder / ENDS
+    )
+    with ExitStack() as stack:
+        if superlink is not None:
+            known = read_superlink_file(superlink)
+            network = stack.enter_context(
+                operator_network(known.address, Path(known.ca_certificate), Path(known.secret))
+            )
+        else:
+            options = () if data_dir is None else ("--data-dir", str(data_dir.absolute()))
+            assert local is not None
+            network = stack.enter_context(local_nodes(experiment, local, folder / NODES, options))
+        conversation = Conversation(network, patience=experiment.deployment.patience)
+        wanted = max(experiment.deployment.nodes, local or 1)
+        joined = join(conversation, wanted, partial(_show_joined, console, wanted))
+        deployment = resolve_deployment(experiment, joined, run_of(folder, new=resume is None))
+        directory = RunDirectory(
+            folder, deployment.resolved.table, replace=force, extend=resume is not None
+        )
+        if resume is not None and directory.complete and directory.extended is None:
+            console.print(f"{printable(folder)} is complete; nothing to do")
+            return
+        _print_start(console, directory, resumed=resume is not None)
+
+        def train_methods(record: Callable[[Record], None]) -> list[Run]:
+            def show(each: Record) -> None:
+                record(each)
+                console.print(printable(network_line(each)), highlight=False, soft_wrap=True)
+
+            return run_deployment(
+                conversation, deployment, Follow(checkpoints, show, None, progress=False)
+            )
+
+        runs = _train_into(directory, train_methods, deployment.resolved, checkpoints)
+    _show_results(console, runs, deployment.resolved.target)
+    console.print(str(checkpoints))
+    console.print(f"\n{printable(directory.path)}: metrics, summary, models, figure, report.html")
+
+
+def _show_joined(console: Console, wanted: int, names: Sequence[str]) -> None:
+    """Print which nodes have joined."""
+    listed = printable(", ".join(sorted(names))) or "none"
+    console.print(f"{len(names)} of {wanted} nodes have joined: {listed}", soft_wrap=True)
+
+
+NODE_HELP = """Hold clients for deployments: answer the requests of `fedprox deploy` until it is stopped.
+
+NODE.toml says which data the node holds, where its state lies, which policy it follows, and how to
+reach the SuperLink. The node runs the methods, models and solvers of its own library: no code
+travels to it. It keeps a SuperNode of Flower running beside it.
+
+Bad input is reported in one line, with exit status 2.
+"""
+
+
+@app.command(cls=_Command, help=NODE_HELP)
+def node(
+    file: Annotated[Path, typer.Argument(metavar="NODE.toml", help="The node's file.")],
+    data_dir: DataDir = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Devices that share a round. [default: all; CPUs: cores]"),
+    ] = None,
+) -> None:
+    """Answer the requests of deployments."""
+    known = read_node_file(file)
+    use_cpu_devices(clients_per_round=MANY, devices=devices)
+    use_compilation_cache(cache_folder() / "xla")
+    logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
+    logging.getLogger("fedprox").setLevel(logging.INFO)
+    with Bar("loading the data"):
+        held = load_node(known, data_dir)
+    _say(f"node {known.name}: {held.federation}")
+    connection = NodeConnection(
+        known.superlink, Path(known.ca_certificate), Path(known.key), Path(known.folder)
+    )
+    stop = threading.Event()
+
+    def end(number: signal.Signals) -> str | None:
+        if stop.is_set():
+            return None
+        stop.set()
+        return f"{number.name}: the node ends after its current answer; once more to end at once"
+
+    with locked(Path(known.folder)), answering(end):
+        serve(held.answer, connection, stop)
 
 
 REPORT_HELP = """Write the HTML report of run directories.
@@ -611,7 +772,15 @@ def _listing() -> Table:
     return shown
 
 
-MACHINE_OPTIONS = ("--data-dir", "--devices", "--coordinator", "--processes", "--process")
+MACHINE_OPTIONS = (
+    "--data-dir",
+    "--devices",
+    "--coordinator",
+    "--processes",
+    "--process",
+    "--local",
+    "--superlink",
+)
 """Options that describe the machine, not the experiment."""
 
 SUM_FAILED = "gloo|nccl|coordination"
@@ -646,7 +815,7 @@ def _main() -> None:
         _fail(str(error))
     except Stopped as stopped:
         advice = "the same command continues from there"
-        if "run" in sys.argv[1:2]:
+        if sys.argv[1:2] in (["run"], ["deploy"]):
             advice = f"continue with: {_resume_command(stopped.folder.parent, sys.argv[1:])}"
         _fail(f"{stopped}; {advice}", 128 + stopped.signal)
     except (jax.errors.JaxRuntimeError, ValueError) as error:
@@ -670,6 +839,8 @@ def _resume_command(directory: Path, arguments: list[str]) -> str:
     "fedprox run --resume runs/a --devices=2 --data-dir 'c d'"
     """
     command = ["fedprox", "run", "--resume", str(directory)]
+    if arguments[:1] == ["deploy"]:
+        command[1] = "deploy"
     for option, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, _, value = option.partition("=")
         if name in MACHINE_OPTIONS:

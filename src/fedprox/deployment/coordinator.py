@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -48,6 +49,7 @@ from fedprox.deployment.parts import parameters_in_words
 from fedprox.deployment.stand_in import common_kind, stand_in
 from fedprox.deployment.states import NEW
 from fedprox.errors import InputError, require
+from fedprox.experiment.read import DEPLOYED
 from fedprox.experiment.resolved import Resolved, resolve_with
 from fedprox.experiment.sections import Experiment
 from fedprox.model import Params
@@ -184,7 +186,7 @@ def resolve_deployment(experiment: Experiment, joined: Joined, run: str) -> Depl
         require(given is None, f"{setting}: leave it out in a deployment, where {instead}")
     federation = stand_in(joined.kind, joined.descriptions)
     rows = sum(sum(each.clients.train) for each in joined.descriptions)
-    data = {"name": "deployment", "nodes": len(joined.nodes), "training_rows": rows}
+    data = {"name": DEPLOYED, "nodes": len(joined.nodes), "training_rows": rows}
     data["clients"] = len(federation)
     resolved = resolve_with(experiment, lambda: (federation, data))
     for method in resolved.methods:
@@ -479,7 +481,7 @@ class RemoteSeed:
         arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
         parts = self._parts(t, "gradients", jobs, arrays, self.remote.gradient)
         result = combined(self.method, jobs, parts, optax.tree.norm)
-        cost = self._traffic(began, jobs, result)._replace(clients={})
+        cost = self._cost(began, {i: p.answered for i, p in result.parts.items()})
         return (result.mean if result.counts.any() else None), cost
 
     def _parts(
@@ -558,8 +560,22 @@ class RemoteSeed:
                         part.answered.bytes_down // len(part.at),
                         part.answered.bytes_up // len(part.at),
                     )
-        answers = [part.answered for part in result.parts.values()]
-        return _cost(began, answers)._replace(clients=clients)
+        return self._cost(began, {i: p.answered for i, p in result.parts.items()}, clients)
+
+    def _cost(
+        self,
+        began: float,
+        answers: Mapping[int, Answered],
+        clients: Mapping[str, ClientTraffic] = MappingProxyType({}),
+    ) -> Traffic:
+        """What some answers cost, whose requests were sent at `began`."""
+        return Traffic(
+            time.perf_counter() - began,
+            sum(each.bytes_down for each in answers.values()),
+            sum(each.bytes_up for each in answers.values()),
+            frozenset(map(self.server.name, answers)),
+            clients,
+        )
 
     def evaluate(self, state: State) -> Measures:
         """Measure the evaluated model of a state on all nodes.
@@ -587,7 +603,7 @@ class RemoteSeed:
             f"{self.method.name}, seed {self.seed}: no node that reports losses answered an "
             "evaluation; resume the run when nodes are connected",
         )
-        self.evaluations = [*self.evaluations, _cost(began, list(answers.values()))]
+        self.evaluations = [*self.evaluations, self._cost(began, answers)]
         screened = self.method.faults is not None
         return measures_of(server.protocol.model, nodes_sums, self.remote.shapes, screened=screened)
 
@@ -619,12 +635,3 @@ def _faulty_rows(
     """The faulty updates of a round, rows of (round, point, client)."""
     jobs, points = np.nonzero(faulty)
     return np.stack([np.full(len(jobs), t), points, clients[jobs]], axis=1)
-
-
-def _cost(began: float, answers: Sequence[Answered]) -> Traffic:
-    """What some answers cost, whose requests were sent at `began`."""
-    return Traffic(
-        time.perf_counter() - began,
-        sum(each.bytes_down for each in answers),
-        sum(each.bytes_up for each in answers),
-    )

@@ -5,13 +5,14 @@ from fedprox.experiment.listing import Key, keys
 from fedprox.experiment.messages import choices
 from fedprox.experiment.named import keys_of
 from fedprox.experiment.optimizers import OPTIMIZERS, SCHEDULES
-from fedprox.experiment.read import parse, read_experiment
+from fedprox.experiment.read import DEPLOYED, parse, read_experiment
 from fedprox.experiment.resolved import Resolved, load_data, resolve
 from fedprox.experiment.sections import Experiment
 from fedprox.experiment.settings import apply_setting
 from fedprox.experiment.training import train
 
 __all__ = [
+    "DEPLOYED",
     "OPTIMIZERS",
     "SCHEDULES",
     "Experiment",

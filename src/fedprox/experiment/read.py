@@ -12,6 +12,9 @@ from fedprox.experiment.settings import apply_setting
 from fedprox.files.toml import parse_toml
 from fedprox.simulation.loop.described import IN_PYTHON
 
+DEPLOYED = "deployment"
+"""Value of `data.name` in the experiment of a deployment, whose data are on its nodes."""
+
 
 def read_experiment(path: Path, settings: Sequence[str] = ()) -> Experiment:
     """Read an experiment file.

@@ -151,16 +151,27 @@ def resolve_with(
 def federation_of(experiment: Experiment, data_dir: Path | None) -> tuple[Federation, Table]:
     """The clients, limited to the rows that are used, and `[data]` with every default."""
     federation, table = load_data(experiment.data, data_dir)
-    if experiment.client_rows is not None:
-        require_whole("client_rows", experiment.client_rows)
+    return limited(federation, experiment.client_rows, experiment.validation_share), table
+
+
+def limited(
+    federation: Federation, client_rows: int | None, validation_share: float | None
+) -> Federation:
+    """A federation with at most so many rows a client, some of them held out for validation.
+
+    Raises:
+        InputError: If a number is out of range.
+    """
+    if client_rows is not None:
+        require_whole("client_rows", client_rows)
         # not the seed with which evaluations choose among these rows
-        federation = federation.sample(experiment.client_rows, seed=1)
-    if experiment.validation_share is not None:
+        federation = federation.sample(client_rows, seed=1)
+    if validation_share is not None:
         try:
-            federation = federation.hold_out(experiment.validation_share)
+            federation = federation.hold_out(validation_share)
         except InputError as error:
             raise InputError(f"validation_share: {error}") from None
-    return federation, table
+    return federation
 
 
 def _systems(section: SystemsSection) -> Systems:

@@ -46,6 +46,9 @@ CHECKPOINTS = "checkpoint"
 ENDS = "state"
 """Name of the folder for final states in a run directory, see `Checkpoints.ends`."""
 
+DEPLOYMENT, NODES = "deployment.json", "nodes"
+"""Names of the file with a deployment's identifier, and of the folder of a trial's nodes."""
+
 LONGEST = 150
 """Most bytes of a label in a file name; file systems allow 255 for the whole name."""
 
@@ -253,6 +256,8 @@ class RunDirectory:
 
 def _is_leftover(path: Path) -> bool:
     """Whether a process of ours that has ended may have left a path before its first record."""
+    if path.name in (NODES, DEPLOYMENT):
+        return True
     if path.name == CHECKPOINTS and path.is_dir():
         return all(_is_leftover(inside) or inside.name == FIRST for inside in path.iterdir())
     return path.name in (LOCK, f".{CHECKPOINTS}.removed", f".{ENDS}.removed") or bool(

@@ -13,7 +13,7 @@ ERRORS = ("train_loss_se", "test_accuracy_se")
 VALIDATION = ("validation_loss", "validation_accuracy")
 """Keys of records of a federation with validation rows."""
 
-NETWORK = ("seconds", "bytes_down", "bytes_up", "network")
+NETWORK = ("seconds", "bytes_down", "bytes_up", "nodes", "network")
 """Keys of records of a deployment."""
 
 OPTIONAL = ("faulty", "faulty_clients", "unmeasured", *ERRORS, *VALIDATION, *NETWORK)
@@ -35,8 +35,8 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
     method does not have, such as mu, is NaN. Keys that exist only with screening (`faulty`,
     `faulty_clients`, `unmeasured`), only if evaluations read a sample of clients
     (`train_loss_se`, `test_accuracy_se`), only with validation rows (`validation_loss`,
-    `validation_accuracy`) or only in a deployment (`seconds`, `bytes_down`, `bytes_up`, `network`)
-    are omitted if no record has them.
+    `validation_accuracy`) or only in a deployment (`seconds`, `bytes_down`, `bytes_up`, `nodes`,
+    `network`) are omitted if no record has them.
 
     Args:
         runs: The runs, such as `simulate` returns.

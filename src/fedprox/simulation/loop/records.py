@@ -84,12 +84,14 @@ class Traffic(NamedTuple):
         seconds: Seconds from the first request to the last answer.
         bytes_down: Bytes sent to nodes.
         bytes_up: Bytes received from nodes.
+        nodes: Names of the nodes that answered.
         clients: The clients whose updates were used, by name.
     """
 
     seconds: float
     bytes_down: int
     bytes_up: int
+    nodes: frozenset[str]
     clients: Mapping[str, ClientTraffic] = MappingProxyType({})
 
 
@@ -264,6 +266,7 @@ def _network(traffic: Sequence[Traffic]) -> dict[str, Any]:
         "seconds": sum(part.seconds for part in traffic),
         "bytes_down": sum(part.bytes_down for part in traffic),
         "bytes_up": sum(part.bytes_up for part in traffic),
+        "nodes": len(frozenset().union(*(part.nodes for part in traffic))),
         "network": clients,
     }
 

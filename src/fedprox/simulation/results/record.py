@@ -60,6 +60,7 @@ class Record(NamedTuple):
             None in a simulation.
         bytes_down: Bytes that nodes received in this time; None in a simulation.
         bytes_up: Bytes that nodes sent in this time; None in a simulation.
+        nodes: Number of nodes that answered in this time; None in a simulation.
         network: The clients that took part since the previous record, by name: their node and,
             summed over their rounds, "rounds", "steps", "seconds", "bytes_down" and "bytes_up". A
             node's bytes are divided equally among its clients of a round. None in a simulation.
@@ -98,6 +99,7 @@ class Record(NamedTuple):
     seconds: float | None = None
     bytes_down: int | None = None
     bytes_up: int | None = None
+    nodes: int | None = None
     network: dict[str, dict[str, Any]] | None = None
 
     def value(self, measure: str) -> float:

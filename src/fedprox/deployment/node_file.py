@@ -1,0 +1,147 @@
+"""The files of a node and of an operator: addresses, keys, data and policy."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from fedprox.deployment.node import Node
+from fedprox.deployment.policy import Policy
+from fedprox.errors import InputError, require, require_whole
+from fedprox.experiment.messages import Table, explain
+from fedprox.experiment.resolved import limited, load_data
+from fedprox.experiment.sections import Section
+from fedprox.federation import Federation
+from fedprox.files.toml import parse_toml
+
+HEADERS = {name: f"[{name}]" for name in ("data", "deal", "policy")}
+
+
+S = TypeVar("S", bound=Section)
+
+
+class Deal(Section):
+    """`[deal]`: the part of a data set's clients that a node holds."""
+
+    part: int = Field(description="Which part, counted from 0.")
+    parts: int = Field(description="In how many parts the clients are dealt, in their order.")
+
+
+class NodeFile(Section):
+    """A node's file."""
+
+    name: str = Field(
+        description="Name of the node, by which the operator knows it; names must differ.",
+        examples=["hospital-a"],
+    )
+    superlink: str = Field(
+        description="Address of the SuperLink, host:port.", examples=["superlink.example.org:9092"]
+    )
+    ca_certificate: str = Field(
+        description="Certificate (PEM) of the authority that signed the SuperLink's.",
+        examples=["ca.pem"],
+    )
+    key: str = Field(
+        description="Private key of the node; the operator registers its public key.",
+        examples=["node.key"],
+    )
+    folder: str = Field(
+        description="Folder for client state and logs, which should be backed up.",
+        examples=["state"],
+    )
+    client_rows: int | None = Field(
+        default=None,
+        description="Rows of each client that are used at most, as in an experiment file.",
+        examples=[100],
+    )
+    validation_share: float | None = Field(
+        default=None,
+        description="Fraction of each client's training rows that is held out for validation.",
+        examples=[0.1],
+    )
+    data: Table = Field(
+        description="The clients: a data set of the library, or a function of your own, "
+        '"package.module:function", that returns a `Federation`.'
+    )
+    deal: Deal | None = Field(
+        default=None, description="A part of these clients, for trials; all if left out."
+    )
+    policy: Policy = Field(
+        default_factory=Policy, description="What the node computes for others and reports."
+    )
+
+
+class SuperLinkFile(Section):
+    """An operator's file: how to reach the SuperLink."""
+
+    address: str = Field(
+        description="Address of the SuperLink, host:port.", examples=["superlink.example.org:9092"]
+    )
+    ca_certificate: str = Field(
+        description="Certificate (PEM) of the authority that signed the SuperLink's.",
+        examples=["ca.pem"],
+    )
+    secret: str = Field(
+        description="File with the secret that the SuperLink has as "
+        "--superexec-auth-secret-file; whoever has it can run experiments.",
+        examples=["secret"],
+    )
+
+
+def read_node_file(path: Path) -> NodeFile:
+    """Read a node's file. Paths in it are relative to its folder.
+
+    Raises:
+        InputError: If the file is missing, is not TOML, or has unknown keys or values of a wrong
+            type.
+    """
+    file = _read(path, NodeFile, ("ca_certificate", "key", "folder"))
+    require(file.name.isprintable() and file.name, f"{path}: name = {file.name!r}; give a name")
+    return file
+
+
+def read_superlink_file(path: Path) -> SuperLinkFile:
+    """Read an operator's file. Paths in it are relative to its folder.
+
+    Raises:
+        InputError: As `read_node_file`.
+    """
+    return _read(path, SuperLinkFile, ("ca_certificate", "secret"))
+
+
+def _read(path: Path, kind: type[S], paths: Sequence[str]) -> S:
+    """Read a file, and make some of its values paths."""
+    try:
+        table = parse_toml(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not a TOML file: {error}") from None
+    try:
+        file = kind.model_validate(table)
+    except ValidationError as error:
+        raise InputError(f"{path}: {explain(error, kind, table, headers=HEADERS)}") from None
+    absolute = {key: str(path.absolute().parent / getattr(file, key)) for key in paths}
+    return file.model_copy(update=absolute)
+
+
+def load_node(file: NodeFile, data_dir: Path | None = None) -> Node:
+    """Load a node's data.
+
+    Raises:
+        InputError: If the data cannot be loaded, or the part or the policy leaves no client.
+    """
+    federation, _ = load_data(file.data, data_dir)
+    federation = limited(federation, file.client_rows, file.validation_share)
+    if file.deal is not None:
+        federation = part_of_clients(federation, file.deal)
+    return Node(file.name, federation, Path(file.folder) / "runs", file.policy)
+
+
+def part_of_clients(federation: Federation, deal: Deal) -> Federation:
+    """The clients of one part, consecutive in the federation's order."""
+    require_whole("deal.parts", deal.parts, most=len(federation))
+    require_whole("deal.part", deal.part, least=0, most=deal.parts - 1)
+    return federation.of_clients(np.array_split(np.arange(len(federation)), deal.parts)[deal.part])

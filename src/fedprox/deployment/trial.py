@@ -1,0 +1,101 @@
+"""A trial on one machine: the clients of an experiment are dealt out to nodes, real processes."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedprox.deployment.flower import operator_network
+from fedprox.deployment.local import local_superlink, make_node_key
+from fedprox.deployment.network import Network
+from fedprox.deployment.processes import Program, running
+from fedprox.errors import require, require_whole
+from fedprox.experiment.read import DEPLOYED
+from fedprox.experiment.sections import Experiment
+from fedprox.files.toml import parse_toml
+from fedprox.files.whole import write_whole
+
+
+@contextmanager
+def local_nodes(
+    experiment: Experiment, nodes: int, folder: Path, options: Sequence[str] = ()
+) -> Iterator[Network]:
+    """Start a SuperLink and nodes as processes on the loopback, and connect to them.
+
+    Certificates and keys are made anew each time. Client state stays in the folder, so that a run
+    can be resumed.
+
+    Args:
+        experiment: The experiment, whose clients are dealt out in their order.
+        nodes: Number of nodes.
+        folder: Where certificates, logs and client state lie.
+        options: Further options of `fedprox node`, such as the data folder.
+
+    Yields:
+        The network. All processes end with the context, or with this process.
+
+    Raises:
+        InputError: If Flower is not installed, or there are fewer clients than nodes.
+        ConnectionError: If Flower does not start.
+    """
+    require_whole("--local", nodes)
+    folder = folder.absolute()
+    with local_superlink(folder / "superlink") as superlink:
+        programs = []
+        for part in range(nodes):
+            own = folder / f"node-{part + 1:0{len(str(nodes))}}"
+            _, public = make_node_key(own)
+            superlink.register(public)
+            file = own / "node.toml"
+            table: dict[str, Any] = {
+                "name": own.name,
+                "superlink": superlink.address,
+                "ca_certificate": str(superlink.ca_certificate),
+                "key": "node.key",
+                "folder": "state",
+                **_data_of(experiment, file),
+                "deal": {"part": part, "parts": nodes},
+            }
+            write_whole(file, tomli_w.dumps(table).encode())
+            programs.append(
+                Program(
+                    entry="fedprox.cli:main",
+                    arguments=["node", str(file), "--devices", "1", *options],
+                    log=own / "node.log",
+                )
+            )
+        with (
+            running(programs) as processes,
+            operator_network(
+                superlink.address, superlink.ca_certificate, superlink.secret
+            ) as network,
+        ):
+
+            def online() -> Sequence[int]:
+                for program, process in zip(programs, processes, strict=True):
+                    require(
+                        process.poll() is None,
+                        f"a node of the trial has ended; its log is {program.log}",
+                    )
+                return network.nodes()
+
+            yield network._replace(nodes=online)
+
+
+def _data_of(experiment: Experiment, file: Path) -> dict[str, Any]:
+    """The keys of a node's file about data, those of an earlier file if it is there.
+
+    The experiment of a run that is resumed does not say where its data came from.
+    """
+    keys = ("data", "client_rows", "validation_share")
+    if experiment.data.get("name") == DEPLOYED:
+        require(
+            file.is_file(),
+            f"--local: {file} is not there; a trial is resumed with as many nodes as it had",
+        )
+        before = parse_toml(file.read_text(encoding="utf-8"))
+        return {key: before[key] for key in keys if key in before}
+    table = experiment.model_dump(include=set(keys), exclude_none=True)
+    return {key: table[key] for key in keys if key in table}

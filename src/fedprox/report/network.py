@@ -1,0 +1,31 @@
+"""What a record of a deployment says of the network, in one line."""
+
+from fedprox.simulation.results.record import Record, figures
+
+
+def network_line(record: Record) -> str:
+    """A record of a deployment in one line.
+
+    >>> known = ("fedavg", "fedavg", {}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0, 0.1, 0.2)
+    >>> counts = (4, 0, 4, 0, 0, 70, 350, 5)
+    >>> network = {"a": {"node": "x"}, "b": {"node": "y"}}
+    >>> cost = {"seconds": 1.25, "bytes_down": 5200, "bytes_up": 5100, "nodes": 2}
+    >>> network_line(Record(*known, *counts, network=network, **cost))
+    'fedavg, seed 0, round 5: train loss 0.5, test accuracy 90.00 %; 2 nodes, 2 clients, 1.2 s,
+     5.2 kB down, 5.1 kB up'
+    """
+    clients, nodes = len(record.network or {}), record.nodes or 0
+    return (
+        f"{record.label}, seed {record.seed}, round {record.round}: {figures(record)}; "
+        f"{nodes} node{'s' * (nodes != 1)}, {clients} client{'s' * (clients != 1)}, "
+        f"{record.seconds or 0.0:.1f} s, {_size(record.bytes_down or 0)} down, "
+        f"{_size(record.bytes_up or 0)} up"
+    )
+
+
+def _size(count: int) -> str:
+    """Bytes with a unit."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
