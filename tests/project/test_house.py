@@ -19,6 +19,7 @@ FLOORS = [
     {"solver", "diagnostics"},
     {"algorithms"},
     {"simulation"},
+    {"deployment"},
     {"diagnose"},
     {"report"},
     {"experiment"},
