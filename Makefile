@@ -11,10 +11,13 @@ LOWEST := .venv-lowest
 LOWEST_TESTS := $(patsubst %,tests/%.py,test_cli test_data_command report/test_report report/test_disk files/test_readers \
 	simulation/loop/test_checkpoint models/test_models algorithms/test_fedopt test_solver_settings)
 
-.PHONY: demo test test-slow test-all test-lowest lint docs fuzz bench clean
+.PHONY: demo deploy test test-slow test-all test-lowest lint docs fuzz bench clean
 
 demo: $(READY)  ## run the main job: FedAvg against FedProx on Synthetic(1,1), 90 % stragglers
 	$(VENV)/bin/fedprox run examples/demo.toml
+
+deploy: $(READY)  ## try a real federation on this machine: a SuperLink and three nodes of Flower, over TLS
+	$(VENV)/bin/fedprox deploy examples/demo.toml --local 3 --set rounds=10 --out runs/deploy
 
 test: $(READY)  ## run the tests, doctests included, except the slow ones
 	$(VENV)/bin/python -m pytest -n 2 -m "not slow"

@@ -1,4 +1,4 @@
-"""The command line: `fedprox run`, `deploy`, `node`, `diagnose`, `report`, `reproduce`, `data`, ..."""
+"""The command line: `fedprox run`, `deploy`, `node`, `diagnose`, `report` and other commands."""
 
 import importlib.metadata
 import logging
@@ -494,7 +494,7 @@ def _show_joined(console: Console, wanted: int, names: Sequence[str]) -> None:
     console.print(f"{len(names)} of {wanted} nodes have joined: {listed}", soft_wrap=True)
 
 
-NODE_HELP = """Hold clients for deployments: answer the requests of `fedprox deploy` until it is stopped.
+NODE_HELP = """Hold clients for deployments: answer the requests of `fedprox deploy`.
 
 NODE.toml says which data the node holds, where its state lies, which policy it follows, and how to
 reach the SuperLink. The node runs the methods, models and solvers of its own library: no code

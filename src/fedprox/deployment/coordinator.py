@@ -106,12 +106,13 @@ def join(
     Args:
         conversation: The conversation, whose patience bounds the wait.
         nodes: Number of nodes to wait for. Those that are connected beside them join too.
-        waiting: Called with the names of the nodes that have joined so far.
+        waiting: Called with the names of the nodes that have joined so far, when they change.
 
     Raises:
         InputError: If fewer nodes join, two have the same name, or a node has another version.
     """
     described: dict[int, Description] = {}
+    shown = -1
     end = time.monotonic() + conversation.patience
     while True:
         new = [node for node in conversation.network.nodes() if node not in described]
@@ -126,7 +127,9 @@ def join(
             conversation.names[node] = answered.head.description.name
         for node, problem in conversation.failed.items() if requests else ():
             raise InputError(f"node {node}: {problem}")
-        waiting([each.name for each in described.values()])
+        if len(described) != shown:
+            shown = len(described)
+            waiting([each.name for each in described.values()])
         if len(described) >= nodes:
             break
         require(
@@ -414,7 +417,6 @@ class RemoteSeed:
         self.used = np.full(clients, NEW, np.int64)
         # at the last two checkpoints, from either of which a run may continue
         self.saved = [self.used.copy(), self.used.copy()]
-        self.evaluations: list[Traffic] = []
         self.planned: Planned = self._plan(start.round)
 
     def _plan(self, begin: int) -> Iterator[tuple[Chunk, RoundWork]]:
@@ -427,11 +429,10 @@ class RemoteSeed:
     def run(self, chunk: Chunk, call: RoundWork, now: RunState) -> Computed:
         """Compute one round on the nodes."""
         t, jobs, exchange = chunk.first, call.jobs, self.method.algorithm.exchange
-        state, traffic = now.state, self.evaluations
-        self.evaluations = []
+        state, traffic = now.state, list[Traffic]()
         if exchange is not None and len(jobs.client):
             gradient, cost = self._mean_gradient(t, call.exchange, state)
-            traffic = [*traffic, cost]
+            traffic.append(cost)
             if gradient is None:  # no valid g^t: discard this round's updates
                 jobs = _some(jobs, np.zeros(0, np.int64))
             else:
@@ -577,7 +578,7 @@ class RemoteSeed:
             clients,
         )
 
-    def evaluate(self, state: State) -> Measures:
+    def evaluate(self, state: State) -> tuple[Measures, tuple[Traffic, ...]]:
         """Measure the evaluated model of a state on all nodes.
 
         Raises:
@@ -603,9 +604,10 @@ class RemoteSeed:
             f"{self.method.name}, seed {self.seed}: no node that reports losses answered an "
             "evaluation; resume the run when nodes are connected",
         )
-        self.evaluations = [*self.evaluations, self._cost(began, answers)]
         screened = self.method.faults is not None
-        return measures_of(server.protocol.model, nodes_sums, self.remote.shapes, screened=screened)
+        model, shapes = server.protocol.model, self.remote.shapes
+        measures = measures_of(model, nodes_sums, shapes, screened=screened)
+        return measures, (self._cost(began, answers),)
 
     def _warn(self, line: str) -> None:
         logging.getLogger(__name__).warning("%s, seed %d: %s", self.method.name, self.seed, line)

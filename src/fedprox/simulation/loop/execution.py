@@ -93,8 +93,8 @@ class SeedExecution(Protocol):
     def run(self, chunk: Chunk, call: Any, now: RunState) -> Computed:
         """Compute the rounds of one call. It may reuse the memory of `now.state`."""
 
-    def evaluate(self, state: State) -> Measures:
-        """Measure the evaluated model of a state."""
+    def evaluate(self, state: State) -> tuple[Measures, tuple[Traffic, ...]]:
+        """Measure the evaluated model of a state; also what it cost on a network."""
 
     def contents(self) -> Iterator[tuple[str, NDArray[Any]]] | None:
         """Client state for a checkpoint, see `Store.contents`; None without client state."""

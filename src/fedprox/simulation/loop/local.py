@@ -20,7 +20,7 @@ from fedprox.simulation.compiled.round import After, Inputs, Server
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.loop.execution import Computed, RunState, Start
 from fedprox.simulation.loop.planner import PLANS_AHEAD, Call, Chunk, Planned, Planner, chunks
-from fedprox.simulation.loop.records import Faulty, faulty_updates
+from fedprox.simulation.loop.records import Faulty, Traffic, faulty_updates
 from fedprox.simulation.planning.batch_plan import BatchPlan
 from fedprox.simulation.planning.round_work import RoundWork
 from fedprox.simulation.storage.client_store import Store, open_store
@@ -188,9 +188,9 @@ class LocalSeed:
         local = after.local.params
         return programs.inexactness(after.problem_state, now.hparams, local, call.rows, cohort)
 
-    def evaluate(self, state: State) -> Measures:
+    def evaluate(self, state: State) -> tuple[Measures, tuple[Traffic, ...]]:
         """Start an evaluation of a state."""
-        return self.local.evaluate(state)
+        return self.local.evaluate(state), ()
 
     def contents(self) -> Iterator[tuple[str, NDArray[Any]]] | None:
         """Client state for a checkpoint; None without client state."""

@@ -106,14 +106,14 @@ class Rounds:
     def _evaluate_first(self) -> None:
         """Evaluate the initial model."""
         now = self.now
-        measures = self.execution.evaluate(now.state)
+        measures, traffic = self.execution.evaluate(now.state)
         adapt = self.method.algorithm.adapt
         if adapt is not None:
             memory = adapt.init(now.hparams, measures.train_loss)
             self.now = now._replace(memory=memory)
         no_work = RoundWork(0, 0, 0, no_jobs(), no_jobs())
         first = PendingEvaluation(
-            0, no_work, now.hparams, measures, None, None, (), (), 0, self.best
+            0, no_work, now.hparams, measures, None, None, (), (), 0, self.best, traffic
         )
         self.pending.append(first)
 
@@ -161,7 +161,8 @@ class Rounds:
         )
         measures = None
         if chunk.recorded or self.adapt is not None:
-            measures = self.execution.evaluate(state)
+            measures, traffic = self.execution.evaluate(state)
+            self.now = self.now._replace(traffic=self.now.traffic + traffic)
         if chunk.recorded and measures is not None:
             self._await(computed, measures)
             self.calls.append((chunk.last, measures.train_loss))
