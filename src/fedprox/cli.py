@@ -462,7 +462,7 @@ def deploy(
             assert local is not None
             network = stack.enter_context(local_nodes(experiment, local, folder / NODES, options))
         conversation = Conversation(network, patience=experiment.deployment.patience)
-        wanted = max(experiment.deployment.nodes, local or 1)
+        wanted = local or experiment.deployment.nodes
         joined = join(conversation, wanted, partial(_show_joined, console, wanted))
         deployment = resolve_deployment(experiment, joined, run_of(folder, new=resume is None))
         directory = RunDirectory(

@@ -350,7 +350,7 @@ class _Requests:
                 if message.has_content():
                     self.ready.append(Received(request, unpacked(message.content)))
                 else:
-                    self._fail(request, message.error.reason or f"error {message.error.code}")
+                    self._fail(request, _problem(message.error))
             except httpx.HTTPError:
                 raise
             except Exception as error:  # what a node sent is not what it should be
@@ -367,6 +367,17 @@ class _Requests:
         """Delete what the SuperLink keeps of a request."""
         with contextlib.suppress(httpx.HTTPError):  # the end of the run deletes it, too
             confirm(self.runtime, SUPERLINK_NODE_ID, self.run, request)
+
+
+def _problem(error: "Error") -> str:
+    """An error reply in words: Flower's own in ours, a node's as it is."""
+    words = {
+        ErrorCode.NODE_UNAVAILABLE: "the node is no longer connected",
+        ErrorCode.MESSAGE_UNAVAILABLE: "the SuperLink no longer has the request",
+        ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "the answer came too late",
+        ErrorCode.CLIENT_APP_CRASHED: "the node's process has ended or hangs",
+    }
+    return words.get(error.code) or error.reason or f"error {error.code}"
 
 
 def _pause(since: float, most: float = 0.5) -> float:
