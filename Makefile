@@ -11,7 +11,7 @@ LOWEST := .venv-lowest
 LOWEST_TESTS := $(patsubst %,tests/%.py,test_cli test_data_command report/test_report report/test_disk files/test_readers \
 	simulation/loop/test_checkpoint models/test_models algorithms/test_fedopt test_solver_settings)
 
-.PHONY: demo deploy test test-slow test-all test-lowest lint docs fuzz bench clean
+.PHONY: demo deploy test test-slow test-network test-all test-lowest lint docs fuzz bench clean
 
 demo: $(READY)  ## run the main job: FedAvg against FedProx on Synthetic(1,1), 90 % stragglers
 	$(VENV)/bin/fedprox run examples/demo.toml
@@ -20,10 +20,13 @@ deploy: $(READY)  ## try a real federation on this machine: a SuperLink and thre
 	$(VENV)/bin/fedprox deploy examples/demo.toml --local 3 --set rounds=10 --out runs/deploy
 
 test: $(READY)  ## run the tests, doctests included, except the slow ones
-	$(VENV)/bin/python -m pytest -n 2 -m "not slow"
+	$(VENV)/bin/python -m pytest -n 2 -m "not slow and not network"
 
 test-slow: $(READY)  ## run the slow tests: kills, full disks, browsers, installed wheels, papers' claims, pages, variants
 	$(VENV)/bin/python -m pytest -n 2 -m slow
+
+test-network: $(READY)  ## deploy over Flower while processes are killed at random; about ten minutes
+	$(VENV)/bin/python -m pytest -n 0 -s -m network tests/deployment
 
 test-all: test test-slow  ## run all tests
 

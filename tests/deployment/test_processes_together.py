@@ -71,7 +71,7 @@ def test_a_trial_leaves_no_process(ends_by: str, tmp_path: Path) -> None:
         try:
             if ends_by != "itself":
                 deadline = time.monotonic() + 120
-                while b"round 1:" not in (tmp_path / "log").read_bytes():
+                while b"round 2:" not in (tmp_path / "log").read_bytes():
                     assert time.monotonic() < deadline
                     time.sleep(0.1)
                 interrupt(operator) if ends_by == "interrupt" else operator.kill()
