@@ -1,39 +1,137 @@
 """A deployment and a simulation of the same clients give the same results."""
 
+import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.deployment.federations import apart, deployed, nodes_of, simulated, table_of
+import fedprox as fp
+from fedprox.deployment.policy import Policy
+from fedprox.federation import Federation
+from fedprox.simulation.results.run import Run
+from tests.deployment.federations import (
+    FEDPROX,
+    apart,
+    deployed,
+    nodes_of,
+    simulated,
+    table_of,
+)
 
-METHODS: dict[str, dict[str, Any]] = {
-    "fedsgd": {"name": "fedsgd"},
-    "fedavg": {"name": "fedavg"},
-    "fedprox": {"name": "fedprox", "mu": [0.0, 1.0]},
-    "adaptive": {"name": "fedprox", "mu": 0.5, "adapt": True},
-    "feddane": {"name": "feddane", "mu": 1.0},
-    "scaffold": {"name": "scaffold"},
-    "feddyn": {"name": "feddyn", "alpha": 0.1},
-    "fedsplit": {"name": "fedsplit", "step_size": 0.5},
-    "fedopt": {"name": "fedopt", "optimizer": "adam", "server_learning_rate": 0.1},
-}
+METHODS: list[dict[str, Any]] = [
+    {"name": "fedsgd"},
+    {"name": "fedavg"},
+    {"name": "fedprox", "mu": [0.0, 1.0]},
+    {"name": "fedprox", "mu": 0.5, "adapt": True},
+    {"name": "feddane", "mu": 1.0},
+    {"name": "scaffold"},
+    {"name": "feddyn", "alpha": 0.1},
+    {"name": "fedsplit", "step_size": 0.5},
+    {"name": "fedopt", "optimizer": "adam", "server_learning_rate": 0.1},
+]
+
+OWN_MODEL = f"{__name__}:with_metrics"
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method(name: str, tmp_path: Path) -> None:
-    table = table_of(METHODS[name], systems={"stragglers": 0.5}, rounds=6)
-    nodes = nodes_of(table, tmp_path)
-    ours = deployed(table, [node.answer for node in nodes])
-    theirs = simulated(table)
-    assert len(ours) == len(theirs)
+def with_metrics(federation: Federation) -> fp.Model:
+    """A logistic model with a metric whose name begins with that of a measure."""
+    model = fp.models.logistic(federation)
+    return dataclasses.replace(model, metrics={"f1": fp.metrics.f1(), "accuracy_too": fp.metrics.f1()})
+
+
+def check(theirs: Sequence[Run], ours: Sequence[Run]) -> None:
+    """Assert that simulated and deployed runs agree."""
+    assert [run.label for run in ours] == [run.label for run in theirs]
     for a, b in zip(theirs, ours, strict=True):
         assert apart(a.params, b.params) < 1e-5
+        assert (a.seed, a.evaluated, a.model_round) == (b.seed, b.evaluated, b.model_round)
         assert [r.round for r in a.history] == [r.round for r in b.history]
         for x, y in zip(a.history, b.history, strict=True):
-            for measure in ("train_loss", "test_accuracy", "test_loss", "gradient_variance"):
-                assert math.isclose(getattr(x, measure), getattr(y, measure), rel_tol=1e-4)
-            assert (x.clients, x.stragglers, x.dropped) == (y.clients, y.stragglers, y.dropped)
-            assert (x.total_steps, x.client_steps) == (y.total_steps, y.client_steps)
-            assert x.hparams == pytest.approx(y.hparams)
+            _check_record(x, y)
+
+
+def _check_record(x: Any, y: Any) -> None:
+    for measure in ("train_loss", "test_accuracy", "test_loss", "gradient_variance"):
+        _check_close(measure, getattr(x, measure), getattr(y, measure))
+    for measure in ("validation_loss", "validation_accuracy"):
+        one, other = getattr(x, measure), getattr(y, measure)
+        assert (one is None) == (other is None)
+        _check_close(measure, one or 0.0, other or 0.0)
+    assert x.metrics.keys() == y.metrics.keys()
+    for name in x.metrics:
+        _check_close(name, x.metrics[name], y.metrics[name])
+    assert (x.clients, x.stragglers, x.dropped) == (y.clients, y.stragglers, y.dropped)
+    assert (x.total_steps, x.client_steps) == (y.total_steps, y.client_steps)
+    assert (x.faulty, x.unmeasured, x.empty_rounds) == (y.faulty, y.unmeasured, y.empty_rounds)
+    assert x.hparams == pytest.approx(y.hparams)
+
+
+def _check_close(measure: str, x: float, y: float) -> None:
+    assert math.isclose(x, y, rel_tol=1e-4) or (math.isnan(x) and math.isnan(y)), measure
+
+
+def compared(table: Mapping[str, Any], folder: Path, policy: Policy | None = None) -> list[Run]:
+    """The runs of a deployment, which are those of a simulation."""
+    nodes = nodes_of(table, folder, policy=policy)
+    ours = deployed(table, [node.answer for node in nodes])
+    check(simulated(table), ours)
+    return ours
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method["name"])
+def test_every_method(method: dict[str, Any], tmp_path: Path) -> None:
+    systems, evaluation = {"stragglers": 0.5}, {"gradients": method["name"] == "fedprox"}
+    compared(table_of(method, systems=systems, evaluation=evaluation), tmp_path)
+
+
+@pytest.mark.parametrize("sampling", ["proportional", "bernoulli"])
+def test_sampling(sampling: str, tmp_path: Path) -> None:
+    methods = [FEDPROX] if sampling == "proportional" else [{"name": "scaffold"}]
+    table = table_of(*methods, cohort={"sampling": sampling}, rounds=4)
+    compared(table | {"evaluation": {"every": 2, "gradients": False}}, tmp_path)
+
+
+def test_clients_that_stop_when_they_are_accurate(tmp_path: Path) -> None:
+    solver = {"gamma": 0.6, "epochs": 5, "batch_size": "all"}
+    table = table_of(FEDPROX, solver=solver, systems={"stragglers": 0.4})
+    compared(table, tmp_path)
+
+
+@pytest.mark.parametrize("evaluated", ["cohort", "clients"])
+def test_two_seeds_and_other_models_evaluated(evaluated: str, tmp_path: Path) -> None:
+    evaluation = {"model": evaluated, "gradients": False}
+    runs = compared(table_of(FEDPROX, seed=[3, 5], evaluation=evaluation), tmp_path)
+    assert [run.seed for run in runs] == [3, 5]
+
+
+def test_screening_validation_metrics_and_an_initial_model(tmp_path: Path) -> None:
+    dense = {"kernel": np.full((60, 10), 0.1, np.float32), "bias": np.ones(10, np.float32)}
+    fp.save_model(tmp_path / "initial.safetensors", {"dense": dense})
+    table = table_of(
+        {"name": "scaffold"},
+        faults={"policy": "drop", "norm": 1000.0},
+        validation_share=0.2,
+        initial=str(tmp_path / "initial.safetensors"),
+        model={"name": OWN_MODEL},
+        selection={"keep": "best", "measure": "validation_loss"},
+    )
+    (run,) = compared(table, tmp_path, Policy(models=[OWN_MODEL]))
+    assert np.isfinite(run.final.metrics["validation_f1"])
+
+
+def test_evaluations_of_some_rows(tmp_path: Path) -> None:
+    # nodes draw other rows than a simulation, which numbers the clients otherwise
+    whole, some = (
+        table_of(FEDPROX, rounds=2, evaluation={"rows": rows, "gradients": True})
+        for rows in (None, 20)
+    )
+    nodes = nodes_of(whole, tmp_path)
+    (a,), (b,) = (deployed(table, [node.answer for node in nodes]) for table in (whole, some))
+    assert apart(a.params, b.params) == 0
+    assert a.final.train_loss != b.final.train_loss
+    for measure in ("train_loss", "test_loss", "gradient_variance"):
+        assert getattr(a.final, measure) == pytest.approx(getattr(b.final, measure), rel=0.5)

@@ -1,6 +1,6 @@
 """What nodes are sent for a round: the arrays of the server's state that clients read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,11 +23,13 @@ class Broadcast(NamedTuple):
         read: Whether clients read each leaf of the state. A server's own momentum, for example,
             is not sent.
         params: The parameters, in shape.
+        initial: Whether a client makes its first state from w^0.
     """
 
     state: State
     read: tuple[bool, ...]
     params: Params
+    initial: bool
 
     def sent(
         self, state: State, hparams: Mapping[str, NDArray[np.float32]], initial: Params | None
@@ -102,7 +104,18 @@ def broadcast_of(algorithm: Algorithm, params: Params) -> Broadcast:
     used = {id(var) for equation in jaxpr.eqns for var in equation.invars}
     used |= {id(var) for var in jaxpr.outvars}
     leaves = jaxpr.invars[: len(jax.tree.leaves(state))]
-    return Broadcast(state, tuple(id(var) in used for var in leaves), params)
+    read = tuple(id(var) in used for var in leaves)
+    return Broadcast(state, read, params, _reads(algorithm.client_state, params))
+
+
+def _reads(function: Callable[[Params], Any] | None, params: Params) -> bool:
+    """Whether a function reads the parameters, and not only their shapes."""
+    if function is None:
+        return False
+    jaxpr = jax.make_jaxpr(function)(params).jaxpr
+    read = {id(var) for equation in jaxpr.eqns for var in equation.invars}
+    read |= {id(var) for var in jaxpr.outvars}
+    return any(id(var) in read for var in jaxpr.invars)
 
 
 def filled(shapes: Sequence[Any], points: int, arrays: Sequence[Array]) -> list[Any]:

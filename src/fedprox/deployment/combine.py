@@ -10,7 +10,13 @@ import optax
 from numpy.typing import NDArray
 
 from fedprox.deployment.conversation import Answered
-from fedprox.deployment.messages import Array, DataKind, require_like, tree_of
+from fedprox.deployment.messages import (
+    Array,
+    DataKind,
+    prefixed_names,
+    require_like,
+    tree_of,
+)
 from fedprox.diagnostics.dissimilarity import Scatter
 from fedprox.errors import require
 from fedprox.metrics import terms_of
@@ -98,11 +104,14 @@ def part_of(
         arrays["faulty"],
         answered,
     )
-    most = (jobs.weight[at][:, None] * part.counts).sum(axis=0) + WEIGHT_ERROR
+    weights = (jobs.weight[at][:, None] * part.counts).sum(axis=0)
+    within = (part.counted >= 0) & (part.counted <= weights * (1 + WEIGHT_ERROR))
     require(
-        ((part.counted >= 0) & (part.counted <= most)).all(),
-        f"it counts weights {part.counted.tolist()}, more than those of its clients",
+        (within & ((part.counted > 0) == (weights > 0))).all(),
+        f"it counts weights {part.counted.tolist()}; those of its clients sum to "
+        f"{weights.tolist()}",
     )
+    require(not (part.counts & part.faulty).any(), "it counts faulty updates")
     require(
         ((part.steps >= 0) & (part.steps <= jobs.steps[at][:, None])).all(),
         "it says that clients took more steps than they were asked for",
@@ -136,12 +145,12 @@ def combined(
         steps[part.at], counts[part.at], faulty[part.at] = part.steps, part.counts, part.faulty
     if not ordered:
         return Combined(parts, None, steps, counts, faulty)
-    scales = np.ones((len(ordered), points), np.float32)
+    answered = np.stack([part.counted > 0 for part in ordered])
+    scales = answered.astype(np.float32)
     if method.faults is not None:
         measure = jax.jit(jax.vmap(size or method.algorithm.size))
         means = [mean_of_others(part.message, jnp.asarray(part.counted)) for part in ordered]
         finite = np.stack([np.asarray(jax.vmap(sound)(mean)) for mean in means])
-        answered = np.stack([part.counted > 0 for part in ordered])
         sizes = None
         if method.faults.compares:
             sizes = jnp.asarray(
@@ -150,9 +159,9 @@ def combined(
         weight = np.array([float(part.counted.max()) for part in ordered], np.float32)
         screened = screen(method.faults, jnp.asarray(finite * answered), sizes, jnp.asarray(weight))
         scales = np.asarray(screened.scale)
+        bad = answered & np.asarray(screened.faulty)
         for i, part in enumerate(ordered):
-            bad = answered[i] & np.asarray(screened.faulty[i])
-            faulty[part.at] |= bad[None] & part.counts
+            faulty[part.at] |= bad[i][None] & part.counts
             counts[part.at] &= (scales[i] > 0)[None]
     total = sum(
         np.where(scale > 0, part.counted, 0) for scale, part in zip(scales, ordered, strict=True)
@@ -169,7 +178,8 @@ def combined(
         divisor = np.where(total > 0, total, 1).astype(leaves[0].dtype)
         return summed / divisor.reshape((-1,) + (1,) * (summed.ndim - 1))
 
-    messages = jax.tree.map(mean, *(part.message for part in ordered))
+    with np.errstate(over="ignore", invalid="ignore"):  # a run may diverge
+        messages = jax.tree.map(mean, *(part.message for part in ordered))
     return Combined(parts, messages, steps, counts, faulty)
 
 
@@ -227,11 +237,17 @@ class NodeSums(NamedTuple):
     correct: tuple[Array, Array] | None
 
 
-def sums_of(answered: Answered, shapes: Shapes, share: float) -> NodeSums:
+def sums_of(answered: Answered, shapes: Shapes, share: float, *, screened: bool) -> NodeSums:
     """Check a node's answer to an evaluation, and read its arrays.
 
+    Args:
+        answered: The answer.
+        shapes: What nodes answer, in shape.
+        share: The node's share of all training rows.
+        screened: Whether clients that cannot be measured are left out.
+
     Raises:
-        InputError: If an array is missing or has another shape.
+        InputError: If an array is missing, has another shape, or is not what a node can measure.
     """
     arrays = answered.arrays
     number = jax.ShapeDtypeStruct((shapes.points,), np.float32)
@@ -241,7 +257,14 @@ def sums_of(answered: Answered, shapes: Shapes, share: float) -> NodeSums:
             tree_of(number, {name: arrays.get(name, arrays["loss"])}, name)
             for name in ("loss", "weight")
         )
-        if "unmeasured" in arrays:
+        weight = sums["weight"]
+        require(
+            ((weight >= 0) & (weight <= 1 + WEIGHT_ERROR)).all(),
+            f"it measures weights {weight.tolist()}; they must be from 0 to 1",
+        )
+        if screened:
+            require("unmeasured" in arrays, "the array 'unmeasured' is missing")
+            require(np.isfinite(sums["loss"]).all(), "its losses are not finite")
             whole = jax.ShapeDtypeStruct((shapes.points,), np.int32)
             require_like("unmeasured", arrays["unmeasured"], whole)
             sums["unmeasured"] = arrays["unmeasured"]
@@ -256,6 +279,10 @@ def sums_of(answered: Answered, shapes: Shapes, share: float) -> NodeSums:
         for name in ("correct", "labels"):
             require(name in arrays, f"the array {name!r} is missing")
             require_like(name, arrays[name], double)
+        require(
+            ((arrays["correct"] >= 0) & (arrays["correct"] <= arrays["labels"])).all(),
+            "it counts more correct labels than labels",
+        )
         correct = arrays["correct"], arrays["labels"]
     return NodeSums(share, sums, correct)
 
@@ -265,7 +292,7 @@ def _terms(arrays: Mapping[str, Array], part: str, like: Mapping[str, Any]) -> d
     return {
         name: tree_of(shape, arrays, f"{part}/{name}")
         for name, shape in like.items()
-        if any(each.startswith(f"{part}/{name}") for each in arrays)
+        if any(each in arrays for each in prefixed_names(f"{part}/{name}", shape))
     }
 
 
@@ -298,12 +325,13 @@ def measures_of(
     scatters = [
         (node.share, Scatter(*node.sums["scatter"])) for node in nodes if "scatter" in node.sums
     ]
+    weight = shared("weight")
     unmeasured = [node.sums["unmeasured"] for node in nodes if "unmeasured" in node.sums]
     sums = EvaluationSums(
         loss=jnp.asarray(shared("loss")),
-        weight=jnp.asarray(shared("weight")),
+        weight=jnp.asarray(weight),
         unmeasured=_sum(unmeasured) if screened else None,
-        scatter=_merged(scatters) if scatters else None,
+        scatter=_merged(scatters, weight) if scatters else None,
         train=terms("train", shapes.train),
         correct=jnp.zeros(shapes.points, jnp.int32),
         test=held_out("test"),
@@ -323,8 +351,14 @@ def _sum(parts: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *parts)
 
 
-def _merged(parts: Sequence[tuple[float, Scatter]]) -> Scatter:
-    """Merge the scatters of nodes, each with its share."""
+def _merged(parts: Sequence[tuple[float, Scatter]], of: Array) -> Scatter:
+    """Merge the scatters of nodes, each with its share.
+
+    Args:
+        parts: The nodes' shares and scatters.
+        of: The weight (points,) of the measures, by which they are divided. Nodes that report
+            losses need not be those that report gradients.
+    """
     weights = [share * np.asarray(each.weight) for share, each in parts]
     total = sum(weights[1:], weights[0])
 
@@ -334,7 +368,8 @@ def _merged(parts: Sequence[tuple[float, Scatter]]) -> Scatter:
             for w, leaf in zip(weights, leaves, strict=True)
         ]
         summed = sum(weighted[1:], weighted[0])
-        return np.asarray(summed / total.reshape((-1,) + (1,) * (summed.ndim - 1)))
+        with np.errstate(invalid="ignore"):  # NaN without a measured client
+            return np.asarray(summed / total.reshape((-1,) + (1,) * (summed.ndim - 1)))
 
     means = jax.tree.map(mean, *(each.mean for _, each in parts))
     scatter = np.zeros_like(total)
@@ -342,4 +377,6 @@ def _merged(parts: Sequence[tuple[float, Scatter]]) -> Scatter:
         apart = jax.tree.map(np.subtract, each.mean, means)
         distance = np.asarray(jax.vmap(optax.tree.norm)(apart)) ** 2
         scatter = scatter + share * np.asarray(each.scatter) + weight * distance
+    with np.errstate(invalid="ignore"):
+        scatter = scatter * (of / total)
     return Scatter(jnp.asarray(total), means, jnp.asarray(scatter))

@@ -1,6 +1,5 @@
 """Asking nodes, and waiting for their answers: repeats, lost messages and patience."""
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,8 @@ from fedprox.errors import InputError
 REPEAT = 20.0
 """Seconds after which a request without an answer is sent again, without its arrays. A node that
 works on it answers once; one that was restarted begins anew."""
+
+NOT_CONNECTED = "not connected"
 
 LISTEN = 1.0
 """Most seconds of one wait for answers."""
@@ -51,6 +52,7 @@ class _Open:
         sent: When it was sent last, None if it must be sent.
         bytes_down: Bytes sent so far.
         problem: The last problem.
+        refused: Whether the problem is final.
     """
 
     request: Request
@@ -70,6 +72,9 @@ class Conversation:
         patience: Seconds to wait for a node.
         known: Digests of the arrays that each node is believed to hold.
         failed: Why nodes did not answer the last requests, by node.
+        refused: Which of these refused, or answered what cannot be used.
+        gone: Nodes that were not connected when patience was over. Until they are connected again,
+            requests wait for the other nodes only, if there are others.
     """
 
     network: Network
@@ -77,6 +82,8 @@ class Conversation:
     patience: float = 300.0
     known: dict[int, set[str]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
 
     def ask(
         self,
@@ -103,7 +110,12 @@ class Conversation:
         }
         under_way: dict[str, int] = {}
         answers: dict[int, Answered] = {}
-        self.failed = {}
+        self.failed, self.refused = {}, set()
+        self.gone -= set(self.network.nodes())
+        if not pending.keys() <= self.gone:
+            for node in self.gone & pending.keys():
+                self.failed[node] = NOT_CONNECTED
+                del pending[node]
         end = time.monotonic() + self.patience + extra
         while pending:
             self._send(pending, under_way, by_digest)
@@ -117,8 +129,9 @@ class Conversation:
                         self._close(node, pending, digests, answered)
             if time.monotonic() >= end:
                 break
+        self.gone |= pending.keys() - set(self.network.nodes())
         for node, request in pending.items():
-            self.failed[node] = request.problem
+            self.failed[node] = NOT_CONNECTED if node in self.gone else request.problem
         return answers
 
     def _close(
@@ -130,6 +143,7 @@ class Conversation:
     ) -> None:
         if answered is None:
             self.failed[node] = pending[node].problem
+            self.refused.add(node)
         else:
             self.known[node] = set(digests) or self.known.get(node, set())
         del pending[node]
@@ -154,7 +168,6 @@ class Conversation:
         parcels = {}
         for node, request in due.items():
             if node not in online:
-                request.problem = "not connected"
                 continue
             lacking = frozenset(by_digest.keys() - self.known.get(node, set()))
             if lacking not in bodies:
@@ -180,7 +193,8 @@ class Conversation:
         except InputError as error:
             request.problem, request.refused = f"its answer is refused: {error}", True
             return None
-        if head.id != request.request.id:  # out of date
+        if head.id != request.request.id:
+            request.problem = "its last answer is to another request"
             return None
         if head.refused:
             request.problem, request.refused = f"it refuses: {head.refused}", True
@@ -190,7 +204,3 @@ class Conversation:
             return None
         up = len(parcel.head) + len(parcel.body)
         return Answered(head, arrays, request.bytes_down, up)
-
-    def say(self, line: str) -> None:
-        """Log a line for the operator."""
-        logging.getLogger(__name__).warning("%s", line)

@@ -46,7 +46,7 @@ from fedprox.deployment.messages import (
     Work,
 )
 from fedprox.deployment.parts import parameters_in_words
-from fedprox.deployment.stand_in import common_kind, stand_in
+from fedprox.deployment.stand_in import check_description, common_kind, stand_in
 from fedprox.deployment.states import NEW
 from fedprox.errors import InputError, require
 from fedprox.experiment.read import DEPLOYED
@@ -122,11 +122,10 @@ def join(
         }
         conversation.names |= {node: f"{node}" for node in new}
         for node, answered in conversation.ask(requests).items() if requests else ():
-            assert answered.head.description is not None
-            described[node] = answered.head.description
-            conversation.names[node] = answered.head.description.name
-        for node, problem in conversation.failed.items() if requests else ():
-            raise InputError(f"node {node}: {problem}")
+            described[node] = _checked(answered.head.description, conversation.names[node])
+            conversation.names[node] = described[node].name
+        for node in conversation.refused:
+            raise InputError(f"node {conversation.names[node]}: {conversation.failed[node]}")
         if len(described) != shown:
             shown = len(described)
             waiting([each.name for each in described.values()])
@@ -135,7 +134,7 @@ def join(
         require(
             time.monotonic() < end,
             f"deployment.nodes = {nodes}: {len(described)} joined within "
-            f"{conversation.patience:g} s ({', '.join(conversation.names.values()) or 'none'})",
+            f"{conversation.patience:g} s ({_joined_so_far(described, conversation)})",
         )
         time.sleep(min(DESCRIBE_EVERY, conversation.patience / 10))
     ordered = sorted(described, key=lambda node: described[node].name)
@@ -158,6 +157,28 @@ def join(
         'least one node must have "loss" in policy.report',
     )
     return Joined(tuple(ordered), descriptions)
+
+
+def _checked(description: Description | None, node: str) -> Description:
+    """The description that a node answered."""
+    require(description is not None, f"node {node}: it does not describe itself")
+    assert description is not None
+    try:
+        check_description(description)
+    except InputError as error:
+        raise InputError(f"node {description.name!r}: {error}") from None
+    return description
+
+
+def _joined_so_far(described: Mapping[int, Description], conversation: Conversation) -> str:
+    """The names of the nodes that have joined, and why others have not."""
+    names = [each.name for each in described.values()]
+    others = [
+        f"{conversation.names[node]}: {problem}"
+        for node, problem in sorted(conversation.failed.items())
+        if node not in described
+    ]
+    return ", ".join(names + others) or "none"
 
 
 class Deployment(NamedTuple):
@@ -215,9 +236,11 @@ def deploy(conversation: Conversation, deployment: Deployment, follow: Follow) -
         InputError: If a setting is not allowed, or a node refuses a method.
     """
     experiment, resolved = deployment.experiment, deployment.resolved
-    # each costs an upload of the model's size, so they are measured only where asked for
-    gradients = "gradients" in experiment.evaluation.model_fields_set
-    gradients = gradients and experiment.evaluation.gradients
+    # each costs an upload of the model's size, so they are measured only where asked for or needed
+    gradients = experiment.evaluation.gradients
+    if "gradients" not in experiment.evaluation.model_fields_set:
+        solvers = [algorithm.solver(resolved.solver) for algorithm in resolved.methods]
+        gradients = any(solver.gamma is not None for solver in solvers)
     measured = Evaluation(
         every=resolved.evaluation.every, model=resolved.evaluation.model, gradients=gradients
     )
@@ -241,9 +264,7 @@ def deploy(conversation: Conversation, deployment: Deployment, follow: Follow) -
     methods = checked_methods(protocol, resolved.methods)
     numbers = {id(method): number for number, method in enumerate(methods)}
     mesh = lane_mesh(1)
-    checkpoints = follow.checkpoints
-    saves = checkpoints is not None and bool(checkpoints.every or checkpoints.interval)
-    server = Server(conversation, deployment, protocol, saves=saves)
+    server = Server(conversation, deployment, protocol)
 
     def execute(method: Method, start: Start) -> Any:
         del start
@@ -262,21 +283,15 @@ class Server:
         conversation: The conversation with the nodes.
         deployment: The experiment.
         protocol: The protocol.
-        saves: Whether checkpoints are written while rounds run.
     """
 
     def __init__(
-        self,
-        conversation: Conversation,
-        deployment: Deployment,
-        protocol: Protocol,
-        *,
-        saves: bool,
+        self, conversation: Conversation, deployment: Deployment, protocol: Protocol
     ) -> None:
         self.conversation, self.deployment, self.protocol = conversation, deployment, protocol
         self.nodes, self.owner = deployment.joined.nodes, deployment.joined.owner
         self.kind = deployment.joined.kind
-        self.mesh, self.saves = lane_mesh(1), saves
+        self.mesh = lane_mesh(1)
         self.session = secrets.token_hex(4)
         self.asked = 0
         sizes = protocol.federation.train.sizes
@@ -379,15 +394,23 @@ class RemoteMethod:
         self.prepare()
 
     def prepare(self) -> None:
-        """Ask all nodes whether they take part in the method."""
+        """Ask all nodes whether they take part in the method.
+
+        A node that does not answer may answer later, so rounds begin without it.
+
+        Raises:
+            InputError: If a node refuses, or none answers.
+        """
         server = self.server
         setup = server.setup(self.method, self.number, self.method.protocol.seeds[0])
         answers = server.ask("prepare", setup, dict.fromkeys(range(len(server.nodes))))
         for index in range(len(server.nodes)):
-            require(
-                index in answers,
-                f"node {server.name(index)!r}, {self.method.name}: {server.problem(index)}",
-            )
+            if index in answers:
+                continue
+            line = f"{self.method.name}: node {server.name(index)!r}: {server.problem(index)}"
+            refused = server.nodes[index] in server.conversation.refused
+            require(answers and not refused, line)
+            logging.getLogger(__name__).warning("%s; it may take part later", line)
 
     def _update(
         self, state: State, mean: Any, hparams: HParams, before: State, counts: jax.Array
@@ -415,7 +438,7 @@ class RemoteSeed:
         self.setup = remote.server.setup(remote.method, remote.number, start.seed)
         clients = len(self.server.owner)
         self.used = np.full(clients, NEW, np.int64)
-        # at the last two checkpoints, from either of which a run may continue
+        # at the last two checkpoints, from either of which a run may resume
         self.saved = [self.used.copy(), self.used.copy()]
         self.planned: Planned = self._plan(start.round)
 
@@ -443,6 +466,7 @@ class RemoteSeed:
         began = time.perf_counter()
         result = combined(self.method, jobs, self._train(t, jobs, state, now.hparams))
         counts = result.counts
+        self._warn_of_faults(t, jobs, result)
         self.used[jobs.client[counts.any(axis=1)]] = t
         cost = self._traffic(began, jobs, result)
         after = now.state
@@ -453,10 +477,10 @@ class RemoteSeed:
             hparams = {**hparams, "participation": jnp.asarray(participation, jnp.float32)}
             after = self.remote.update(state, result.mean, hparams, now.state, counts.any(axis=0))
         worked = np.flatnonzero((result.steps > 0).any(axis=1))
-        late = int(((result.steps < jobs.steps[:, None]) & counts).any(axis=1).sum())
+        used = counts.any(axis=1)
         done = call._replace(
-            stragglers=call.stragglers + late + len(jobs.client) - int(counts.any(axis=1).sum()),
-            dropped=call.clients - int(counts.any(axis=1).sum()),
+            stragglers=min(call.clients, call.stragglers + self._late(jobs, result)),
+            dropped=call.clients - int(used.sum()),
             jobs=_some(jobs, worked)._replace(steps=result.steps[worked].max(axis=1, initial=0)),
         )
         faulty: tuple[Faulty, ...] = ()
@@ -465,12 +489,36 @@ class RemoteSeed:
         steps, empty = result.steps.sum(axis=0), int(not counts.any())
         return Computed(after, done, steps, empty, faulty, traffic=(*traffic, cost))
 
+    def _late(self, jobs: Jobs, result: Combined) -> int:
+        """Clients that the round did not use, or that took fewer steps by a real clock."""
+        late = ~result.counts.any(axis=1)
+        if self.setup.deadline is not None and self.method.solver.gamma is None:
+            late |= (result.steps < jobs.steps[:, None]).any(axis=1)
+        return int(late.sum())
+
+    def _warn_of_faults(self, t: int, jobs: Jobs, result: Combined) -> None:
+        """Log the nodes with an update that is faulty, or not finite without screening."""
+        for index, part in sorted(result.parts.items()):
+            name = self.server.name(index)
+            if self.method.faults is None:
+                if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(part.message)):
+                    self._warn(
+                        f"round {t + 1}: node {name!r}: its update is not finite; with [faults], "
+                        "such updates are left out"
+                    )
+                continue
+            clients = result.faulty[part.at].any(axis=1)
+            if clients.any():
+                names = self.server.protocol.federation.names
+                faulty = [names[k] for k in jobs.client[part.at[clients]].tolist()]
+                self._warn(f"round {t + 1}: node {name!r}: faulty update of {', '.join(faulty)}")
+
     def _train(
         self, t: int, jobs: Jobs, state: State, hparams: Mapping[str, Any]
     ) -> dict[int, NodePart]:
         """The nodes' parts of a round, by node; those that are missing or refused are not there."""
-        stateful = self.method.algorithm.client_state is not None
-        initial = self.params if stateful and (self.used[jobs.client] == NEW).any() else None
+        needed = self.remote.broadcast.initial and (self.used[jobs.client] == NEW).any()
+        initial = self.params if needed else None
         arrays = self.remote.broadcast.sent(state, hparams, initial)
         first = initial is not None
         return self._parts(t, "train", jobs, arrays, self.remote.message, initial=first)
@@ -511,7 +559,6 @@ class RemoteSeed:
         for index in np.unique(owner).tolist():
             own = _some(jobs, np.flatnonzero(owner == index))
             names = [clients.names[k] for k in own.client.tolist()]
-            durable = self.saved[0] if server.saves else self.used
             work[index] = Work(
                 names=names,
                 client=own.client.tolist(),
@@ -521,7 +568,7 @@ class RemoteSeed:
                 gamma=own.gamma.tolist(),
                 relative_size=own.relative_size.tolist(),
                 state=self.used[own.client].tolist(),
-                durable=durable[own.client].tolist(),
+                kept=np.stack([saved[own.client] for saved in self.saved], axis=1).tolist(),
             )
         participation = float(jobs.participation.sum())
         answers = server.ask(
@@ -588,13 +635,13 @@ class RemoteSeed:
         arrays = [np.asarray(a) for a in jax.tree.leaves(self.remote.evaluated(state))]
         server, nodes = self.server, range(len(self.server.nodes))
         answers = server.ask("evaluate", self.setup, dict.fromkeys(nodes), arrays)
-        nodes_sums = []
+        nodes_sums, screened = [], self.method.faults is not None
         for index in nodes:
             problem = server.problem(index)
             if index in answers:
                 try:
                     shapes, share = self.remote.shapes, float(server.shares[index])
-                    nodes_sums.append(sums_of(answers[index], shapes, share))
+                    nodes_sums.append(sums_of(answers[index], shapes, share, screened=screened))
                     continue
                 except InputError as error:
                     problem = f"its answer is refused: {error}"
@@ -604,7 +651,6 @@ class RemoteSeed:
             f"{self.method.name}, seed {self.seed}: no node that reports losses answered an "
             "evaluation; resume the run when nodes are connected",
         )
-        screened = self.method.faults is not None
         model, shapes = server.protocol.model, self.remote.shapes
         measures = measures_of(model, nodes_sums, shapes, screened=screened)
         return measures, (self._cost(began, answers),)
@@ -613,14 +659,20 @@ class RemoteSeed:
         logging.getLogger(__name__).warning("%s, seed %d: %s", self.method.name, self.seed, line)
 
     def contents(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """For each client the round of its last used update, whose state its node stores."""
-        yield "used", self.used.copy()
-        self.saved = [self.saved[1], self.used.copy()]
+        """For each client the round of its last used update, now and at the last checkpoint.
+
+        Its node stores its state after both.
+        """
+        before, used = self.saved[1], self.used.copy()
+        yield "used", used
+        yield "before", before
+        self.saved = [before, used]
 
     def restore(self, saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
         """Restore what `contents` returned."""
-        for _, rounds in saved:
-            self.used = np.array(rounds, np.int64)
+        rounds = {name: np.array(array, np.int64) for name, array in saved}
+        self.used = rounds["used"]
+        self.saved = [rounds["before"], self.used.copy()]
 
     def close(self) -> None:
         """Nothing is held."""

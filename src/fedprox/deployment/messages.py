@@ -153,7 +153,8 @@ class Work(Message):
         gamma: Inexactness at which they may stop.
         relative_size: Their rows over the mean of all clients.
         state: The round in which each client's last used update was made; -1 for none.
-        durable: The oldest round whose client state may still be needed; -1 for none.
+        kept: Earlier rounds after which a run may resume, so that each client's state after them
+            is kept.
     """
 
     names: list[str]
@@ -164,7 +165,7 @@ class Work(Message):
     gamma: list[float]
     relative_size: list[float]
     state: list[int]
-    durable: list[int]
+    kept: list[list[int]]
 
 
 class Request(Message):
@@ -252,7 +253,7 @@ def unpack_arrays(body: bytes) -> dict[str, Array]:
         return {}
     try:
         arrays: dict[str, Array] = safetensors.numpy.load(body)
-    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+    except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"arrays that cannot be read: {reason(error)}") from None
     return arrays
 
@@ -266,7 +267,7 @@ def unpack_request(parcel: Parcel) -> Request:
     try:
         head = json.loads(parcel.head)
         version = head.get("version") if isinstance(head, dict) else None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError("a request that is not JSON") from None
     require(
         version == VERSION,
@@ -303,6 +304,12 @@ def named_leaves(tree: Any) -> dict[str, Array]:
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def prefixed_names(prefix: str, tree: Any) -> list[str]:
+    """The names that `prefixed` gives the leaves of a tree."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [f"{prefix}{jax.tree_util.keystr(path)}" for path, _ in leaves]
 
 
 def tree_of(like: Any, arrays: Arrays, prefix: str) -> Any:

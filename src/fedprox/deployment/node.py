@@ -6,6 +6,7 @@ that was restarted goes on with the next one, and a request that is repeated get
 
 import importlib.metadata
 import json
+import logging
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from fedprox.deployment.messages import (
     Array,
     Request,
     Setup,
+    digest_of,
     pack,
     prefixed,
     unpack_arrays,
@@ -31,7 +33,7 @@ from fedprox.deployment.parts import Parts
 from fedprox.deployment.policy import REPORTS, Policy
 from fedprox.deployment.stand_in import describe, one_client
 from fedprox.deployment.states import NEW, States, keep_last_runs
-from fedprox.errors import InputError, require
+from fedprox.errors import InputError, reason, require
 from fedprox.federation import Federation
 from fedprox.simulation.compiled.evaluation import EvaluationSums
 from fedprox.simulation.devices.mesh import lane_mesh
@@ -91,6 +93,11 @@ class Node:
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             return pack(Answer(id=request.id, refused=f"{where}{error.strerror or error}"))
+        except Exception as error:
+            # a node serves for long, so no request may end it
+            logging.getLogger(__name__).exception("request %r", request.id)
+            line = str(InputError(f"error in the node: {type(error).__name__}: {reason(error)}"))
+            return pack(Answer(id=request.id, refused=line))
         seconds = time.perf_counter() - began
         packed = pack(answer.model_copy(update={"id": request.id, "seconds": seconds}), arrays)
         self.last = {request.id: packed}  # in case that it is asked for again
@@ -99,6 +106,8 @@ class Node:
     def _receive(self, request: Request, body: bytes) -> bool:
         """Add the arrays of a request to those known; whether all that it needs are known."""
         sent = unpack_arrays(body)
+        for name, array in sent.items():
+            require(digest_of(array) == name, f"the array {name!r} was changed on its way")
         known = {**self.arrays, **sent}
         # arrays that the request does not name are not needed any more
         self.arrays = {name: known[name] for name in request.arrays if name in known} or self.arrays
@@ -126,7 +135,7 @@ class Node:
     def _parts_of(self, setup: Setup) -> Parts:
         """The compiled programs of a method, after a check of the policy."""
         self.policy.check(setup)
-        key = setup.model_dump_json()
+        key = setup.model_copy(update={"run": "", "seed": 0}).model_dump_json()
         if key not in self._parts:
             federation = replace(self.federation, classes=setup.data.classes)
             parts = Parts(
@@ -210,28 +219,27 @@ class Node:
     def _train(
         self, parts: Parts, request: Request, arrays: list[Array]
     ) -> tuple[Answer, dict[str, Array]]:
-        work = request.work
+        work, setup = request.work, request.setup
         require(work is not None, "train: the work is missing")
         assert work is not None
+        assert setup is not None
         jobs = parts.jobs(work, request.participation)
         self.policy.check_work(parts.solver, jobs.size, jobs.steps)
         sent = broadcast_of(parts.algorithm, parts.model.shapes)
         stateful = parts.algorithm.client_state is not None
-        require(request.initial or not stateful or NEW not in work.state, "train: w^0 is missing")
+        needs = sent.initial and NEW in work.state
+        require(request.initial or not needs, "train: w^0 is missing")
         state, hparams, initial = sent.received(parts.method, arrays, with_initial=request.initial)
-        states = States(
-            self.folder
-            / _folder_name(request.setup.run if request.setup else "")
-            / f"{parts.setup.number}-{parts.setup.seed}"
-        )
+        states = States(self.folder / _folder_name(setup.run) / f"{setup.number}-{setup.seed}")
         before: list[ClientState] = []
         if stateful:
-            fresh = parts.method.initial_client_state(initial) if request.initial else None
-            for name, round_, durable in zip(work.names, work.state, work.durable, strict=True):
-                states.forget(name, durable, round_)
+            like = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), parts.model.shapes)
+            fresh = parts.method.initial_client_state(initial if request.initial else like)
+            for name, round_, kept in zip(work.names, work.state, work.kept, strict=True):
+                states.forget(name, round_, kept)
                 new = round_ == NEW
                 before.append(fresh if new else states.read(name, round_, parts.client_state))
-        trained = parts.train(jobs, request.round, state, hparams, before)
+        trained = parts.train(jobs, setup.seed, request.round, state, hparams, before)
         if before:
             for i, name in enumerate(work.names):
                 if trained.counts[i].any():
@@ -264,5 +272,5 @@ def _id_of(parcel: Parcel) -> str:
     """The identifier in the head of a faulty request; empty if there is none."""
     try:
         return str(json.loads(parcel.head)["id"])[:200]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return ""

@@ -1,5 +1,6 @@
 """A node's parts of a method's rounds and evaluations, by the simulation's compiled programs."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -70,7 +71,7 @@ class Parts:
     restarted computes the same bits, and few programs are compiled.
 
     Args:
-        setup: The method.
+        setup: The method. Its seed and its run do not matter.
         federation: The node's clients, with the number of classes of all nodes.
         like: A federation of the same kind from which the model is built.
         mesh: The devices.
@@ -96,6 +97,9 @@ class Parts:
         parameters = sum(a.size for a in jax.tree.leaves(self.model.shapes))
         layout = lay_out(self.method, self.rows, mesh.devices.size, parameters)
         self.base = layout._replace(rounds=layout.rounds._replace(rounds=1))
+        self.reading = layout
+        if setup.rows is not None:
+            self.reading = lay_out(self.measuring, self.rows, mesh.devices.size, parameters)
         self.points = len(self.method.points)
         self.client_state = client_state_shape(self.algorithm, self.model.shapes, self.points)
         self.began, self.tick_seconds = 0.0, 1.0
@@ -107,13 +111,24 @@ class Parts:
             f"systems.deadline: method {setup.number + 1} has {self.points} sweep points, and by a "
             "real clock they would share the time; give one value for each hyperparameter",
         )
+        require(
+            setup.deadline is None
+            or self.solver.gamma is None
+            or self.algorithm.stragglers != "drop",
+            f"systems.deadline: method {setup.number + 1} drops clients that take fewer steps, "
+            "which solver.gamma allows; leave out one of the two",
+        )
 
     def jobs(self, work: Work, participation: float) -> Jobs:
         """The jobs of a request.
 
         Raises:
-            InputError: If a client is not on this node, or its number of rows has changed.
+            InputError: If a client is not on this node, its number of rows has changed, or its
+                work is none that the solver has.
         """
+        lengths = {len(values) for _, values in work}
+        require(len(lengths) == 1, "work: its lists have different lengths")
+        require(len(set(work.names)) == len(work.names), "work: a client appears twice")
         for name, rows in zip(work.names, work.rows, strict=True):
             require(name in self.index, f"client {name!r} is not on this node")
             k = self.index[name]
@@ -125,6 +140,15 @@ class Parts:
         own = np.array([self.index[name] for name in work.names], np.int64)
         offsets = self.federation.train.offsets
         first, size = offsets[own], offsets[own + 1] - offsets[own]
+        for name, steps, most in zip(
+            work.names, work.steps, self.solver.steps_for(size).tolist(), strict=True
+        ):
+            require(0 <= steps <= most, f"client {name!r}: {steps} steps; the solver takes {most}")
+        numbers = (*work.weight, *work.gamma, *work.relative_size, participation)
+        require(
+            all(0 <= number < math.inf for number in numbers),
+            "work: weights, gammas, sizes and participation must be finite and at least 0",
+        )
         count = max(len(own), 1)
         return Jobs(
             client=np.array(work.client, np.int64),
@@ -142,6 +166,7 @@ class Parts:
     def train(
         self,
         jobs: Jobs,
+        seed: int,
         round_: int,
         state: State,
         hparams: Mapping[str, NDArray[np.float32]],
@@ -151,6 +176,7 @@ class Parts:
 
         Args:
             jobs: The jobs.
+            seed: Seed of the run.
             round_: Round t.
             state: The server's state, leaves (points, ...).
             hparams: The hyperparameters, arrays (points,).
@@ -163,7 +189,7 @@ class Parts:
         plan = plan_rounds(
             layout.rounds,
             self.solver,
-            self.setup.seed,
+            seed,
             [(round_, placed.jobs)],
             noisy=self.noisy,
         )
@@ -229,7 +255,7 @@ class Parts:
         """
         with jax.default_matmul_precision("highest"):
             if self._evaluation is None:
-                reads = EvaluationReads(self.measuring, self.data, self.base, self.mesh)
+                reads = EvaluationReads(self.measuring, self.data, self.reading, self.mesh)
                 shape, inputs, specs = reads.plan()
                 self._evaluation = sums_program(self.model, self.mesh, shape, specs), inputs
             program, inputs = self._evaluation

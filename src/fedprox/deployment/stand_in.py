@@ -11,9 +11,15 @@ import jax
 import numpy as np
 
 from fedprox.deployment.messages import Clients, DataKind, Description
-from fedprox.errors import require
+from fedprox.errors import LARGEST, InputError, require
 from fedprox.features import index_of
 from fedprox.federation import Examples, Federation, Rows, offsets_of
+
+TYPES = frozenset(
+    ["bool", "float16", "float32", "float64"]
+    + [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
+)
+"""The types that features and labels may have."""
 
 
 def describe(name: str, version: str, federation: Federation, reports: list[str]) -> Description:
@@ -45,6 +51,27 @@ def describe(name: str, version: str, federation: Federation, reports: list[str]
         clients=clients,
         central_validation=len(validation) if isinstance(validation, Examples) else 0,
         reports=reports,
+    )
+
+
+def check_description(description: Description) -> None:
+    """Raise `InputError` if a node's clients or the kind of its data cannot be."""
+    kind, clients = description.kind, description.clients
+    for key in ("feature_type", "label_type"):
+        name = getattr(kind, key)
+        require(name in TYPES, f"{key.replace('_', ' ')} {name!r}; it must be a number")
+    count = len(clients.names)
+    columns = [clients.train, clients.test, clients.labels]
+    columns += [clients.validation] if clients.validation else []
+    require(
+        count and all(len(column) == count for column in columns),
+        f"{count} clients, and lists of other lengths",
+    )
+    numbers = [*kind.features, *kind.label, kind.classes, description.central_validation]
+    require(
+        all(0 <= n <= LARGEST for n in (*numbers, *(n for column in columns for n in column)))
+        and all(clients.train),
+        "a number of rows or classes, or a shape, that data cannot have",
     )
 
 
@@ -93,18 +120,20 @@ def stand_in(kind: DataKind, descriptions: Sequence[Description]) -> Federation:
                 "of clients must differ",
             )
             owners[name] = each.name
-    validated = [bool(each.clients.validation) for each in descriptions]
+    validated = {each.name: bool(each.clients.validation) for each in descriptions}
     central = sum(each.central_validation for each in descriptions)
-    require(
-        all(validated) or not any(validated),
-        "some nodes have validation rows of their clients, others do not; all or none must",
-    )
+    have, lack = ([name for name, has in validated.items() if has is one] for one in (True, False))
+    if have and lack:
+        raise InputError(
+            f"clients of node {have[0]!r} have validation rows, those of node {lack[0]!r} have "
+            "none; all nodes or none must have them"
+        )
 
     def joined(parts: Iterable[Sequence[int]]) -> list[int]:
         return [number for part in parts for number in part]
 
     validation: Sequence[int] | int | None = central or None
-    if all(validated):
+    if have:
         validation = joined(c.validation for c in clients)
     return _federation(
         kind,

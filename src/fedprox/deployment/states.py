@@ -3,14 +3,14 @@
 An update counts only once the coordinator has used it. The node does not know whether an answer
 arrived in time, so it keeps the state after each round as a file of its own, and each request names
 the round whose state the client continues from. A late or lost answer therefore changes neither
-side. Files that no request can name any more are removed: those before the coordinator's oldest
-checkpoint, and those of rounds that were not used.
+side. Earlier files are removed, unless they belong to a checkpoint of the coordinator. Later files
+are kept: the request may be a repetition of an old one.
 """
 
 import hashlib
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +80,10 @@ class States:
         path = self._of(client) / f"{round_}.state"
         write_arrays(path, HEAD, ((["state", str(i)], leaf) for i, leaf in enumerate(leaves)))
 
-    def forget(self, client: str, durable: int, used: int) -> None:
-        """Remove the files of rounds before `durable`, and of rounds after `used`."""
+    def forget(self, client: str, used: int, kept: Collection[int]) -> None:
+        """Remove the files of rounds before `used`, except those in `kept`."""
         for path in self._files(client):
-            if not durable <= int(path.stem) <= used:
+            if int(path.stem) < used and int(path.stem) not in kept:
                 path.unlink(missing_ok=True)
 
     def rounds(self, client: str) -> list[int]:

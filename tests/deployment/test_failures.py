@@ -1,0 +1,324 @@
+"""Lost answers, killed nodes and a killed coordinator do not change the bits of a run."""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedprox.deployment import conversation
+from fedprox.deployment.memory import in_memory
+from fedprox.deployment.network import Network, Parcel
+from fedprox.deployment.states import States
+from fedprox.simulation.loop.checkpoint import Checkpoints
+from tests.deployment.federations import (
+    STATEFUL,
+    Fault,
+    FaultOf,
+    Site,
+    bits,
+    deployed,
+    nodes_of,
+    table_of,
+    unreliable,
+    vector,
+)
+
+TABLE = table_of(*STATEFUL, evaluation={"every": 1})
+SHORT = table_of(STATEFUL[0], rounds=4, evaluation={"every": 1})
+"""Scaffold alone, where many runs are needed."""
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests without an answer are repeated soon."""
+    monkeypatch.setattr(conversation, "REPEAT", 0.05)
+    monkeypatch.setattr(conversation, "LISTEN", 0.02)
+
+
+@pytest.fixture(scope="module")
+def first_sites(tmp_path_factory: pytest.TempPathFactory) -> list[Site]:
+    """Sites whose programs other sites share."""
+    return [Site(node) for node in nodes_of(TABLE, tmp_path_factory.mktemp("first"))]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(first_sites: list[Site]) -> list[Any]:
+    """The runs of `TABLE` without faults."""
+    return bits(deployed(TABLE, [site.answer for site in first_sites]))
+
+
+@pytest.fixture(scope="module")
+def undisturbed_short(first_sites: list[Site]) -> list[Any]:
+    """The run of `SHORT` without faults."""
+    return bits(deployed(SHORT, [site.answer for site in first_sites], run="short"))
+
+
+Fresh = Callable[[Path], list[Site]]
+
+
+@pytest.fixture
+def fresh(first_sites: list[Site]) -> Fresh:
+    """Sites without client state."""
+    return lambda folder: [site.moved(folder) for site in first_sites]
+
+
+def every_other(what: Fault, *kinds: str) -> FaultOf:
+    """A fault of every other request of some kinds."""
+    calls = itertools.count()
+
+    def fault(node: int, number: int, head: dict[str, Any]) -> Fault:
+        del node, number
+        return what if head["kind"] in kinds and next(calls) % 2 == 0 else ""
+
+    return fault
+
+
+@pytest.mark.parametrize("what", [each for each in get_args(Fault) if each])
+def test_a_fault_of_requests_changes_nothing(
+    what: Fault, fresh: Fresh, undisturbed: list[Any], tmp_path: Path
+) -> None:
+    fault = every_other(what, "train", "gradients", "evaluate")
+    assert bits(deployed(TABLE, unreliable(fresh(tmp_path), fault))) == undisturbed
+
+
+def test_a_node_with_new_programs_has_the_same_bits(
+    undisturbed_short: list[Any], tmp_path: Path
+) -> None:
+    sites = [Site(node) for node in nodes_of(SHORT, tmp_path)]
+
+    def forget(node: int, number: int, head: dict[str, Any]) -> Fault:
+        if node == 0 and head["kind"] == "train" and head["round"] == 2 and number % 2:
+            sites[0].node._parts = {}
+        return "restart" if head["kind"] == "train" else ""
+
+    assert bits(deployed(SHORT, unreliable(sites, forget))) == undisturbed_short
+
+
+@given(plan=st.lists(st.sampled_from(get_args(Fault)), max_size=24))
+@settings(max_examples=8)
+def test_any_faults_change_nothing(
+    plan: list[Fault],
+    first_sites: list[Site],
+    undisturbed_short: list[Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    sites = [site.moved(tmp_path_factory.mktemp("any")) for site in first_sites]
+    left = iter(plan)
+
+    def fault(node: int, number: int, head: dict[str, Any]) -> Fault:
+        del node, number
+        # beyond a fault, a request that is asked again is answered some time
+        return next(left, "") if head["kind"] != "describe" else ""
+
+    assert bits(deployed(SHORT, unreliable(sites, fault))) == undisturbed_short
+
+
+class Died(Exception):
+    """The coordinator was killed."""
+
+
+def dying(network: Network, calls: int) -> Network:
+    """A network at whose call of that number the coordinator dies."""
+    left = itertools.count(calls, -1)
+
+    def counted(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def call(argument: Any) -> Any:
+            if next(left) == 0:
+                raise Died
+            return function(argument)
+
+        return call
+
+    return Network(network.nodes, counted(network.send), counted(network.receive))
+
+
+def lives(network: Network, deaths: Sequence[int]) -> Iterator[Network]:
+    """The network of each life of a coordinator, which dies after these numbers of calls."""
+    for calls in deaths:
+        yield dying(network, calls)
+    while True:
+        yield network
+
+
+@pytest.mark.parametrize(
+    ("every", "deaths", "keep"),
+    [(1, (7, 5, 9), "last"), (3, (21, 3), "best"), (2, (14, 6, 1, 8), "last")],
+)
+def test_a_coordinator_that_dies_goes_on_with_the_same_bits(
+    every: int,
+    deaths: tuple[int, ...],
+    keep: str,
+    fresh: Fresh,
+    first_sites: list[Site],
+    tmp_path: Path,
+) -> None:
+    table = table_of(*STATEFUL[:2], rounds=5, evaluation={"every": 1}, selection={"keep": keep})
+    expected = bits(deployed(table, [site.answer for site in first_sites], run=f"whole{every}"))
+    network, died = in_memory([site.answer for site in fresh(tmp_path)]), 0
+    for life in lives(network, deaths):
+        # only the first process names the rounds between checkpoints
+        checkpoints = Checkpoints(
+            tmp_path / "checkpoints",
+            every=None if died else every,
+            resume=died > 0,
+            ends=tmp_path / "ends",
+        )
+        try:
+            runs = deployed(table, life, checkpoints, joining=network)
+        except Died:
+            died += 1
+            network.receive(0.0)  # answers to the dead are lost
+            continue
+        break
+    assert died == len(deaths)
+    assert bits(runs) == expected
+
+
+@pytest.mark.parametrize("every", [None, 2])
+def test_a_finished_run_is_extended(
+    every: int | None, fresh: Fresh, undisturbed_short: list[Any], tmp_path: Path
+) -> None:
+    network = in_memory([site.answer for site in fresh(tmp_path)])
+
+    def checkpoints(*, resume: bool) -> Checkpoints:
+        folder, ends = tmp_path / "checkpoints", tmp_path / "ends"
+        return Checkpoints(folder, every=every, resume=resume, ends=ends)
+
+    deployed(SHORT | {"rounds": 2}, network, checkpoints(resume=False))
+    with pytest.raises(Died):  # the end is still there
+        deployed(SHORT, dying(network, 7), checkpoints(resume=True), joining=network)
+    network.receive(0.0)
+    assert bits(deployed(SHORT, network, checkpoints(resume=True))) == undisturbed_short
+
+
+def test_nodes_store_few_states(fresh: Fresh, tmp_path: Path) -> None:
+    sites, table = fresh(tmp_path), SHORT | {"rounds": 8}
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=2)
+    deployed(table, [site.answer for site in sites], checkpoints)
+    for site in sites:
+        states = States(site.node.folder / "run1" / "0-0")
+        for client in site.node.federation.names:
+            # those of two checkpoints, the last one, and the new one
+            assert 1 <= len(states.rounds(client)) <= 4
+
+
+def test_the_round_goes_on_without_a_node_that_does_not_answer(
+    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = SHORT | {"cohort": {"clients_per_round": 4}}
+    models, heads = [], []
+    for what in ("lost request", "lost answer"):
+
+        def fault(node: int, number: int, head: dict[str, Any], what: Any = what) -> Fault:
+            del number
+            heads.append((node, head))
+            return what if node == 1 and head["kind"] == "train" and head["round"] == 1 else ""
+
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            (run,) = deployed(table, unreliable(fresh(tmp_path / what), fault), patience=0.2)
+        lines = [record.getMessage() for record in caplog.records]
+        assert lines == [
+            "scaffold, seed 0: round 2: node 'node-1': no answer; without its 2 clients"
+        ]
+        assert [r.dropped for r in run.history] == [0, 0, 2, 0, 0]
+        assert [r.stragglers for r in run.history] == [0, 0, 2, 0, 0]
+        models.append(vector(run.params).tobytes())
+    # whether the node wrote client state that nobody used makes no difference
+    assert models[0] == models[1]
+    states = {
+        (head["round"], node): head["work"]["state"]
+        for node, head in heads
+        if head["kind"] == "train"
+    }
+    assert [states[t, 1] for t in range(4)] == [[-1, -1], [0, 0], [0, 0], [2, 2]]
+    assert [states[t, 0] for t in range(4)] == [[-1, -1], [0, 0], [1, 1], [2, 2]]
+
+
+def test_nobody_waits_twice_for_a_node_that_is_not_connected(
+    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    away, waits, table = False, [], SHORT | {"cohort": {"clients_per_round": 4}}
+
+    def fault(node: int, number: int, head: dict[str, Any]) -> Fault:
+        nonlocal away
+        del number
+        if head["kind"] == "train" and node == 0:
+            away = head["round"] in (1, 2)
+        return "lost request" if away and node == 1 else ""
+
+    network = unreliable(fresh(tmp_path), fault, online=lambda: [0] if away else [0, 1])
+
+    def receive(seconds: float) -> Any:
+        waits.append(seconds)
+        return network.receive(seconds)
+
+    with caplog.at_level(logging.WARNING):
+        (run,) = deployed(table, network._replace(receive=receive), patience=0.3)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == (
+        "scaffold, seed 0: round 2: node 'node-1': not connected; without its 2 clients"
+    )
+    assert lines[1] == "scaffold, seed 0: node 'node-1': not connected; evaluated without it"
+    assert len(lines) == 4  # of two rounds and two evaluations
+    assert [r.dropped for r in run.history] == [0, 0, 2, 2, 0]
+    assert sum(r.seconds or 0 for r in run.history[3:4]) < 0.3
+
+
+def test_a_run_does_not_begin_without_nodes_that_answer(fresh: Fresh, tmp_path: Path) -> None:
+    def silent(node: int, number: int, head: dict[str, Any]) -> Fault:
+        del node, number
+        return "" if head["kind"] == "describe" else "lost request"
+
+    with pytest.raises(Exception, match=r"^scaffold: node 'node-0': no answer$"):
+        deployed(SHORT, unreliable(fresh(tmp_path), silent), patience=0.1)
+
+
+def test_a_later_method_begins_without_a_node(
+    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fault(node: int, number: int, head: dict[str, Any]) -> Fault:
+        del number
+        second = head["setup"] is not None and head["setup"]["number"] == 1
+        return "lost request" if node == 1 and second and head["kind"] == "prepare" else ""
+
+    table = table_of(*STATEFUL[:2], rounds=2)
+    with caplog.at_level(logging.WARNING):
+        runs = deployed(table, unreliable(fresh(tmp_path), fault), patience=0.2)
+    assert [record.getMessage() for record in caplog.records] == [
+        "feddyn alpha=0.1: node 'node-1': no answer; it may take part later"
+    ]
+    assert [run.final.dropped for run in runs] == [0, 0]
+
+
+def test_an_evaluation_that_nobody_answers_ends_the_run(fresh: Fresh, tmp_path: Path) -> None:
+    def fault(node: int, number: int, head: dict[str, Any]) -> Fault:
+        del node, number
+        return "lost request" if head["kind"] == "evaluate" else ""
+
+    with pytest.raises(Exception, match="no node that reports losses answered an evaluation"):
+        deployed(SHORT, unreliable(fresh(tmp_path), fault), patience=0.1)
+
+
+def test_an_answer_to_another_request_is_not_used(
+    fresh: Fresh, undisturbed_short: list[Any], tmp_path: Path
+) -> None:
+    """Answers arrive once more, and before the right ones."""
+    site, other = fresh(tmp_path)
+    old: list[Parcel] = []
+
+    network = in_memory([site.answer, other.answer])
+
+    def receive(seconds: float) -> Any:
+        received = list(network.receive(seconds))
+        out_of_date = [each._replace(parcel=old[-1]) for each in received[:1] if old]
+        old.extend(each.parcel for each in received if each.parcel is not None)
+        return out_of_date or received
+
+    runs = deployed(SHORT, network._replace(receive=receive), joining=network)
+    assert bits(runs) == undisturbed_short
