@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
@@ -57,7 +58,6 @@ from fedprox.simulation.compiled.client_step import round_hparams
 from fedprox.simulation.compiled.compile import evaluated
 from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.compiled.lanes import choose
-from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import lane_mesh, replicate
@@ -218,6 +218,12 @@ def resolve_deployment(experiment: Experiment, joined: Joined, run: str) -> Depl
             not method.pooled,
             f"{method.name} has all rows in one place; leave it out in a deployment",
         )
+    if "gradients" not in experiment.evaluation.model_fields_set:
+        # they cost an upload of the model's size: measured only if asked for, or needed for gamma
+        solvers = [method.solver(resolved.solver) for method in resolved.methods]
+        gradients = any(solver.gamma is not None for solver in solvers)
+        resolved.table["evaluation"]["gradients"] = gradients
+        resolved = resolved._replace(evaluation=replace(resolved.evaluation, gradients=gradients))
     return Deployment(joined, experiment, resolved, run)
 
 
@@ -236,14 +242,6 @@ def deploy(conversation: Conversation, deployment: Deployment, follow: Follow) -
         InputError: If a setting is not allowed, or a node refuses a method.
     """
     experiment, resolved = deployment.experiment, deployment.resolved
-    # each costs an upload of the model's size, so they are measured only where asked for or needed
-    gradients = experiment.evaluation.gradients
-    if "gradients" not in experiment.evaluation.model_fields_set:
-        solvers = [algorithm.solver(resolved.solver) for algorithm in resolved.methods]
-        gradients = any(solver.gamma is not None for solver in solvers)
-    measured = Evaluation(
-        every=resolved.evaluation.every, model=resolved.evaluation.model, gradients=gradients
-    )
     seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
     protocol = Protocol(
         federation=resolved.federation,
@@ -253,7 +251,7 @@ def deploy(conversation: Conversation, deployment: Deployment, follow: Follow) -
         systems=resolved.systems,
         faults=resolved.faults,
         rounds=experiment.rounds,
-        evaluation=measured,
+        evaluation=replace(resolved.evaluation, rows=None),  # nodes choose the rows
         client_store="auto",
         seeds=tuple(seeds),
         target=resolved.target,
