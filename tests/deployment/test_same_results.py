@@ -40,7 +40,9 @@ OWN_MODEL = f"{__name__}:with_metrics"
 def with_metrics(federation: Federation) -> fp.Model:
     """A logistic model with a metric whose name begins with that of a measure."""
     model = fp.models.logistic(federation)
-    return dataclasses.replace(model, metrics={"f1": fp.metrics.f1(), "accuracy_too": fp.metrics.f1()})
+    return dataclasses.replace(
+        model, metrics={"f1": fp.metrics.f1(), "accuracy_too": fp.metrics.f1()}
+    )
 
 
 def check(theirs: Sequence[Run], ours: Sequence[Run]) -> None:
