@@ -10,6 +10,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from fedprox.deployment import states
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.coordinator import deploy, join, resolve_deployment
 from fedprox.deployment.memory import in_memory
@@ -172,8 +173,6 @@ def unreliable(
 
 def half_done(site: Site, parcel: Parcel) -> None:
     """Let a node answer, and kill it when it has written the state of one client."""
-    from fedprox.deployment import states
-
     write, written = states.write_arrays, 0
 
     def stop(*arguments: Any) -> None:
@@ -289,7 +288,11 @@ def apart(a: Any, b: Any) -> float:
 def bits(runs: Sequence[Run]) -> list[Any]:
     """The bytes of the final models, and the measures of all records."""
     return [
-        (run.label, run.model_round, vector(run.params).tobytes())
-        + tuple((r.round, r.train_loss, r.test_accuracy, r.total_steps) for r in run.history)
+        (
+            run.label,
+            run.model_round,
+            vector(run.params).tobytes(),
+            [(r.round, r.train_loss, r.test_accuracy, r.total_steps) for r in run.history],
+        )
         for run in runs
     ]

@@ -135,7 +135,7 @@ class Node:
     def _parts_of(self, setup: Setup) -> Parts:
         """The compiled programs of a method, after a check of the policy."""
         self.policy.check(setup)
-        key = setup.model_copy(update={"run": "", "seed": 0}).model_dump_json()
+        key = setup.model_dump_json(exclude={"run", "number", "seed", "rounds"})
         if key not in self._parts:
             federation = replace(self.federation, classes=setup.data.classes)
             parts = Parts(

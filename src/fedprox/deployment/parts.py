@@ -71,7 +71,7 @@ class Parts:
     restarted computes the same bits, and few programs are compiled.
 
     Args:
-        setup: The method. Its seed and its run do not matter.
+        setup: The method. Its run, number, seed and rounds do not matter.
         federation: The node's clients, with the number of classes of all nodes.
         like: A federation of the same kind from which the model is built.
         mesh: The devices.
@@ -108,15 +108,15 @@ class Parts:
         self._evaluation: tuple[Any, Any] | None = None
         require(
             setup.deadline is None or self.points == 1,
-            f"systems.deadline: method {setup.number + 1} has {self.points} sweep points, and by a "
-            "real clock they would share the time; give one value for each hyperparameter",
+            f"systems.deadline: the method has {self.points} sweep points, and by a real clock "
+            "they would share the time; give one value for each hyperparameter",
         )
         require(
             setup.deadline is None
             or self.solver.gamma is None
             or self.algorithm.stragglers != "drop",
-            f"systems.deadline: method {setup.number + 1} drops clients that take fewer steps, "
-            "which solver.gamma allows; leave out one of the two",
+            "systems.deadline: the method drops clients that take fewer steps, which solver.gamma "
+            "allows; leave out one of the two",
         )
 
     def jobs(self, work: Work, participation: float) -> Jobs:
@@ -342,7 +342,7 @@ def methods_of(setup: Setup, federation: Federation, like: Federation) -> tuple[
             gradients=setup.gradients,
         ),
         client_store="host",
-        seeds=(setup.seed,),
+        seeds=(0,),  # shapes depend on it, and a restarted node must have the same
         target=None,
         stop_at_target="never",
     )
