@@ -1,4 +1,4 @@
-"""Pages agree with the library: their experiment files parse, their tables name everything."""
+"""Pages agree with the library: their files in TOML parse, their tables name everything."""
 
 import re
 import tomllib
@@ -10,7 +10,8 @@ import pytest
 
 from fedprox.algorithms import ALGORITHMS
 from fedprox.datasets import DATASETS
-from fedprox.experiment import keys_of, parse
+from fedprox.deployment.node_file import NodeFile, SuperLinkFile
+from fedprox.experiment import DEPLOYED, keys_of, parse
 from fedprox.models import MODELS
 
 ROOT = Path(__file__).parents[2]
@@ -52,14 +53,21 @@ def snippets() -> list[Any]:
 def unknown_keys(kind: str, section: Mapping[str, Any]) -> list[str]:
     """Keys that the function that a section names does not have."""
     name = section["name"]
-    if ":" in name:  # a function of the reader's own
+    if ":" in name or name == DEPLOYED:  # a function of the reader's own, or data on nodes
         return []
     return sorted(section.keys() - BESIDES - keys_of(CATALOGUES[kind][name]).keys())
 
 
 @pytest.mark.parametrize("text", snippets())
-def test_experiment_snippets_parse(text: str) -> None:
+def test_snippets_parse(text: str) -> None:
     table = tomllib.loads(text)
+    if "key" in table:
+        node = NodeFile.model_validate(table)
+        assert unknown_keys("data", node.data) == []
+        return
+    if "secret" in table:
+        SuperLinkFile.model_validate(table)
+        return
     whole = BASE.keys() <= table.keys()
     experiment = parse("snippet", table if whole else BASE | table)
     sections = [("data", experiment.data), ("model", experiment.model)]

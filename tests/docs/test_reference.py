@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import fedprox
 from fedprox import cli
+from fedprox.deployment.node_file import NodeFile, SuperLinkFile
 from fedprox.experiment import Experiment
 from fedprox_docs import commands, keys, offline
 from fedprox_docs.keys import default_text, to_markdown, type_text
@@ -80,6 +81,17 @@ def test_every_key_of_an_experiment_is_on_the_page() -> None:
     for catalogue in keys.CATALOGUES.values():
         for name in catalogue:
             assert f"### `{name}`\n" in page
+
+
+def test_every_key_of_a_node_and_an_operator_is_on_the_page() -> None:
+    node, _, operator = keys.node_page().partition("## An operator's file")
+    for page, schema in ((node, NodeFile), (operator, SuperLinkFile)):
+        for name, field in schema.model_fields.items():
+            section = keys.section_of(field)
+            assert (f"* - `{name}`\n" in page) == (section is None), name
+            assert (f"### `[{name}]`\n" in page) == (section is not None), name
+            for key in section.model_fields if section else ():
+                assert f"* - `{key}`\n" in page
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from fedprox_docs import commands, keys
 # made before autodoc changes the signatures that it reads
 PAGES = {
     "reference/experiment-keys": ("<!-- experiment keys -->", keys.page()),
+    "reference/node-file": ("<!-- node and operator files -->", keys.node_page()),
     "reference/command": ("<!-- commands -->", commands.page()),
 }
 

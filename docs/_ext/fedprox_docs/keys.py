@@ -1,4 +1,4 @@
-"""The reference of experiment files, made from the code that reads them."""
+"""The reference of experiment, node and operator files, made from the code that reads them."""
 
 import inspect
 import re
@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from fedprox.algorithms import ALGORITHMS
 from fedprox.datasets import DATASETS
+from fedprox.deployment.node_file import NodeFile, SuperLinkFile
 from fedprox.experiment import OPTIMIZERS, SCHEDULES, Experiment, keys_of
 from fedprox.models import MODELS
 
@@ -85,7 +86,8 @@ def type_text(annotation: Any) -> str:
     if origin is Literal:
         return " or ".join(f'`"{word}"`' for word in arguments)
     if origin in (list, tuple, Sequence):
-        return f"list of {type_text(arguments[0])}s"
+        each = type_text(arguments[0])
+        return f"list of {each}" if each.endswith("`") else f"list of {each}s"
     if annotation in TYPES or origin in TYPES:
         return TYPES[origin or annotation]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -235,3 +237,27 @@ def _catalogue(name: str, field: FieldInfo) -> list[str]:
         parts += [f"### `{each}`", summary_of(function)]
         parts += [table(own_keys) if own_keys else "No other keys."]
     return parts
+
+
+def node_page() -> str:
+    """The sections of the page about node and operator files, in Markdown."""
+    parts = ["## A node's file"]
+    parts += _keys_of_schema(NodeFile, {"data": "See [`[data]`](experiment-keys.md#data)."})
+    parts += ["## An operator's file", *_keys_of_schema(SuperLinkFile, {})]
+    return "\n\n".join(parts) + "\n"
+
+
+def _keys_of_schema(schema: type[BaseModel], more: Mapping[str, str]) -> list[str]:
+    """The keys of a file, and below them those of its sections; `more` adds to descriptions."""
+    keys, sections = [], []
+    for name, field in schema.model_fields.items():
+        section = section_of(field)
+        if section is None:
+            key = key_of_field(name, field)
+            described = f"{key.description} {more.get(name, '')}".strip()
+            keys.append(key._replace(description=described))
+        else:
+            own = [key_of_field(each, inner) for each, inner in section.model_fields.items()]
+            heading = f"### `[{name}]`"
+            sections += [heading, to_markdown(field.description or ""), table(own)]
+    return [table(keys), *sections]

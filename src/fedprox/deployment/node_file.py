@@ -85,7 +85,7 @@ class SuperLinkFile(Section):
     )
     secret: str = Field(
         description="File with the secret that the SuperLink has as "
-        "--superexec-auth-secret-file; whoever has it can run experiments.",
+        "`--superexec-auth-secret-file`; whoever has it can run experiments.",
         examples=["secret"],
     )
 
