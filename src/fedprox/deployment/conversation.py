@@ -1,5 +1,6 @@
 """Asking nodes, and waiting for their answers: repeats, lost messages and patience."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,8 @@ from fedprox.deployment.network import Network, Parcel, Received
 from fedprox.errors import InputError
 
 REPEAT = 20.0
-"""Seconds after which a request without an answer is sent again, without its arrays. A node that
-works on it answers once; one that was restarted begins anew."""
+"""Seconds after which a request without an answer is sent again, without its arrays; each time
+twice as many. A node that works on it answers it again; one that was restarted begins anew."""
 
 NOT_CONNECTED = "not connected"
 
@@ -49,14 +50,16 @@ class _Open:
 
     Attributes:
         request: The request.
-        sent: When it was sent last, None if it must be sent.
+        due: When it must be sent again.
+        wait: Seconds from then to the next time.
         bytes_down: Bytes sent so far.
         problem: The last problem.
         refused: Whether the problem is final.
     """
 
     request: Request
-    sent: float | None = None
+    due: float = -math.inf
+    wait: float = field(default_factory=lambda: REPEAT)
     bytes_down: int = 0
     problem: str = "no answer"
     refused: bool = False
@@ -159,7 +162,7 @@ class Conversation:
         due = {
             node: request
             for node, request in pending.items()
-            if request.sent is None or now - request.sent >= REPEAT
+            if now >= request.due
         }
         if not due:
             return
@@ -175,7 +178,7 @@ class Conversation:
             parcel = Parcel(request.request.model_dump_json().encode(), bodies[lacking])
             parcels[node] = parcel
             request.bytes_down += len(parcel.head) + len(parcel.body)
-            request.sent = now
+            request.due, request.wait = now + request.wait, 2 * request.wait
             # it holds them now, or says that it does not
             self.known[node] = self.known.get(node, set()) | set(lacking)
         if parcels:
@@ -185,7 +188,8 @@ class Conversation:
         """The answer in what was received; None if there is none yet."""
         parcel = received.parcel
         if parcel is None:
-            request.problem, request.sent = received.problem, time.monotonic() - REPEAT + LISTEN
+            request.problem, request.due = received.problem, time.monotonic() + LISTEN
+            request.wait = REPEAT
             return None
         try:
             head = unpack_answer(parcel)
@@ -200,7 +204,7 @@ class Conversation:
             request.problem, request.refused = f"it refuses: {head.refused}", True
             return None
         if head.lacks:
-            self.known[node], request.sent = set(), None
+            self.known[node], request.due = set(), -math.inf
             return None
         up = len(parcel.head) + len(parcel.body)
         return Answered(head, arrays, request.bytes_down, up)
