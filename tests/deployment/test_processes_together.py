@@ -25,7 +25,9 @@ SCAFFOLD: dict[str, Any] = table_of(
 
 def nodes_of(table: dict[str, Any], parts: int = 3) -> list[dict[str, Any]]:
     """The files of nodes that hold the clients of an experiment."""
-    return [{"data": table["data"], "deal": {"part": i, "parts": parts}} for i in range(parts)]
+    keys = ("data", "client_rows", "validation_share")
+    of_data = {key: table[key] for key in keys if key in table}
+    return [{**of_data, "deal": {"part": i, "parts": parts}} for i in range(parts)]
 
 
 def written(folder: Path, table: dict[str, Any]) -> str:
