@@ -1,0 +1,493 @@
+"""Answers and requests that cannot be used are refused in one line, and the others go on."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedprox.deployment import messages
+from fedprox.deployment.combine import NodePart, combined
+from fedprox.deployment.conversation import Answered
+from fedprox.deployment.messages import (
+    Answer,
+    pack_arrays,
+    unpack_answer,
+    unpack_arrays,
+)
+from fedprox.deployment.network import Parcel
+from fedprox.deployment.node import Node
+from fedprox.deployment.parts import Parts
+from fedprox.deployment.policy import Policy
+from fedprox.deployment.states import States
+from fedprox.errors import InputError
+from fedprox.simulation.config.faults import Faults
+from fedprox.simulation.planning.batch_plan import Jobs, no_jobs
+from tests.deployment.conftest import Fresh
+from tests.deployment.federations import (
+    Site,
+    changed,
+    deployed,
+    described,
+    table_of,
+    unreliable,
+    vector,
+)
+
+TABLE = table_of({"name": "scaffold"}, rounds=2, evaluation={"every": 1})
+CHANGE = Callable[[dict[str, Any], dict[str, Any]], None]
+
+
+def setting(name: str, value: Callable[[Any], Any]) -> CHANGE:
+    """Change an array, or add one."""
+
+    def change(head: dict[str, Any], arrays: dict[str, Any]) -> None:
+        del head
+        arrays[name] = np.asarray(value(arrays.get(name)))
+
+    return change
+
+
+def without(name: str) -> CHANGE:
+    """Leave out an array."""
+
+    def change(head: dict[str, Any], arrays: dict[str, Any]) -> None:
+        del head, arrays[name]
+
+    return change
+
+
+def heading(**values: Any) -> CHANGE:
+    """Change the head."""
+
+    def change(head: dict[str, Any], arrays: dict[str, Any]) -> None:
+        del arrays
+        head.update(values)
+
+    return change
+
+
+KERNEL = "message[0]['dense']['kernel']"
+
+TRAINED: list[tuple[CHANGE, str]] = [
+    (without(KERNEL), f'the array "{KERNEL}" is missing'),
+    (setting(KERNEL, lambda a: a[:, :5]), f'the array "{KERNEL}" is float32[1, 5, 60]; it must be'),
+    (setting(KERNEL, np.float64), f'the array "{KERNEL}" is float64[1, 10, 60]; it must be'),
+    (without("steps"), "the array 'steps' is missing"),
+    (setting("counts", lambda a: a.astype(np.int8)), "the array 'counts' is int8["),
+    (setting("counted", lambda a: a * 5), "it counts weights ["),
+    (setting("counted", lambda a: -a), "it counts weights [-"),
+    (setting("counted", lambda a: a * np.float32("nan")), "it counts weights [nan]"),
+    (setting("counts", np.zeros_like), "it counts weights ["),
+    (setting("faulty", np.ones_like), "it counts faulty updates"),
+    (setting("steps", lambda a: a + 1), "it says that clients took more steps than"),
+    (setting("steps", lambda a: -a), "it says that clients took more steps than"),
+    (heading(other=1), "answer: other: Extra inputs are not permitted"),
+    (heading(seconds="long"), "answer: seconds: Input should be a valid number"),
+]
+
+
+@pytest.mark.parametrize(("change", "line"), TRAINED)
+def test_a_part_of_a_round_is_checked(
+    change: CHANGE, line: str, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = fresh(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        (run,) = deployed(TABLE | {"rounds": 1}, [one.answer, changed(two.answer, "train", change)])
+    (logged,) = (record.getMessage() for record in caplog.records)
+    start = "scaffold, seed 0: round 1: node 'node-1': its answer is refused: "
+    assert logged.startswith(start + line)
+    assert logged.endswith("; without its 2 clients")
+    assert run.final.dropped == 2
+    assert np.isfinite(vector(run.params)).all()
+
+
+MEASURED: list[tuple[CHANGE, str]] = [
+    (setting("loss", lambda a: a[:0]), "the array 'loss' is float32[0]"),
+    (setting("weight", lambda a: a * 3), "it measures weights [3.0]"),
+    (setting("weight", lambda a: a * np.float32("nan")), "it measures weights [nan]"),
+    (setting("correct", lambda a: a + 1e9), "it counts more correct labels than labels"),
+    (without("labels"), "the array 'labels' is missing"),
+    (without("test/loss['sum']"), "the array \"test/loss['sum']\" is missing"),
+    (heading(lacks="no"), "answer: lacks: Input should be a valid boolean"),
+]
+
+
+@pytest.mark.parametrize(("change", "line"), MEASURED)
+def test_an_evaluation_is_checked(
+    change: CHANGE, line: str, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = fresh(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        (run,) = deployed(
+            TABLE | {"rounds": 1}, [one.answer, changed(two.answer, "evaluate", change)]
+        )
+    for record in caplog.records:
+        logged = record.getMessage()
+        start = "scaffold, seed 0: node 'node-1': its answer is refused: "
+        assert logged.startswith(start + line)
+        assert logged.endswith("; evaluated without it")
+    assert len(caplog.records) == 2
+    assert np.isfinite(run.final.train_loss)
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        (Parcel(b"<html>"), "its answer is refused: answer: : Invalid JSON"),
+        (Parcel(b"\xff"), "its answer is refused: answer: : Invalid JSON"),
+        (Parcel(b"[" * 10_000), "its answer is refused: answer: : Invalid JSON"),
+        (Parcel(b'{"id": "x"}', b"no arrays"), "its answer is refused: arrays that cannot be read"),
+        (Parcel(b'{"id": "x"}'), "its last answer is to another request"),
+    ],
+)
+def test_what_is_no_answer_is_refused(
+    answer: Parcel,
+    line: str,
+    fresh: Fresh,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one, two = fresh(tmp_path)
+
+    def wrong(parcel: Parcel) -> Parcel:
+        return answer if json.loads(parcel.head)["kind"] == "train" else two.answer(parcel)
+
+    with caplog.at_level(logging.WARNING):
+        (run,) = deployed(TABLE | {"rounds": 1}, [one.answer, wrong], patience=0.1)
+    (logged,) = (record.getMessage() for record in caplog.records)
+    assert logged.startswith(f"scaffold, seed 0: round 1: node 'node-1': {line}")
+    assert "\n" not in logged
+    assert run.final.dropped == 2
+
+
+def test_another_version_of_messages_is_refused(
+    fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = fresh(tmp_path)
+
+    def older(parcel: Parcel) -> Parcel:
+        with monkeypatch.context() as patch:
+            patch.setattr(messages, "VERSION", 0)
+            return one.answer(parcel)
+
+    with pytest.raises(InputError) as raised:
+        deployed(TABLE, [older])
+    assert str(raised.value) == (
+        "node 0: it refuses: a request of version 1; this node takes version 0: install the same "
+        "version of fedprox on both sides"
+    )
+
+
+def enlarged(factor: float) -> CHANGE:
+    """Multiply the message."""
+
+    def change(head: dict[str, Any], arrays: dict[str, Any]) -> None:
+        del head
+        for name in arrays:
+            if name.startswith("message"):
+                arrays[name] = arrays[name] * np.float32(factor)
+
+    return change
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), 1e6])
+def test_a_node_with_a_faulty_message_is_left_out(
+    factor: float, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = TABLE | {"faults": {"policy": "drop", "norm": 10.0}}
+    one, two = fresh(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        (run,) = deployed(table, [one.answer, changed(two.answer, "train", enlarged(factor))])
+    names = list(two.node.federation.names)
+    assert run.final.faulty == len(run.final.faulty_clients or []) > 0
+    assert set(run.final.faulty_clients or []) <= set(names)
+    for record in caplog.records:
+        assert ": node 'node-1': faulty update of " in record.getMessage()
+    assert len(caplog.records) == 2
+    # client state of what was left out is not used either
+
+    def lost(node: int, number: int, head: dict[str, Any]) -> Any:
+        del number
+        return "lost request" if node == 1 and head["kind"] == "train" else ""
+
+    (expected,) = deployed(table, unreliable(fresh(tmp_path / "other"), lost), patience=0.1)
+    assert vector(run.params).tobytes() == vector(expected.params).tobytes()
+
+
+def test_a_faulty_message_ends_a_run_that_asks_for_it(fresh: Fresh, tmp_path: Path) -> None:
+    table = TABLE | {"faults": {"policy": "fail", "norm": 10.0}}
+    one, two = fresh(tmp_path)
+    with pytest.raises(InputError, match=r"^scaffold, seed 0: round 1: faulty update of client "):
+        deployed(table, [one.answer, changed(two.answer, "train", enlarged(1e6))])
+
+
+def test_without_screening_a_message_that_is_not_finite_is_reported(
+    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = fresh(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        (run,) = deployed(
+            TABLE | {"rounds": 1}, [one.answer, changed(two.answer, "train", enlarged(np.nan))]
+        )
+    assert [record.getMessage() for record in caplog.records] == [
+        "scaffold, seed 0: round 1: node 'node-1': its update is not finite; with [faults], such "
+        "updates are left out"
+    ]
+    assert np.isnan(run.final.train_loss)  # as in a simulation
+
+
+def test_clipping_scales_the_message_of_a_node() -> None:
+    method: Any = SimpleNamespace(
+        points=[{}], faults=Faults("clip", norm=2.0), algorithm=SimpleNamespace(size=None)
+    )
+    jobs = Jobs(*(np.zeros(3) for _ in no_jobs()))  # type: ignore[arg-type]
+    jobs = jobs._replace(client=np.arange(3))
+    parts = {
+        i: NodePart(
+            np.array([i]),
+            0.25 * np.array([[mean]], np.float32),
+            np.array([0.25], np.float32),
+            *(np.full((1, 1), value) for value in (1, True, False)),
+            Answered(Answer(id=""), {}, 0, 0),
+        )
+        for i, mean in enumerate((1.0, -3.0, 100.0))
+    }
+    result = combined(method, jobs, parts, optax.tree.norm)
+    # the median size is 3, and the largest one allowed is 6
+    assert result.mean == pytest.approx((1 - 3 + 6) / 3)
+    assert result.faulty.ravel().tolist() == [False, False, True]
+    assert result.counts.all()
+
+
+def test_losses_that_are_not_finite_are_refused_with_screening(
+    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = TABLE | {"faults": {"policy": "drop", "norm": 10.0}, "rounds": 1}
+    for change in (setting("loss", lambda a: a + np.float32("nan")), without("unmeasured")):
+        one, two = fresh(tmp_path)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            (run,) = deployed(table, [one.answer, changed(two.answer, "evaluate", change)])
+        assert np.isfinite(run.final.train_loss)
+        assert len(caplog.records) == 2
+
+
+def test_descriptions_are_checked(fresh: Fresh, tmp_path: Path) -> None:
+    one, two = fresh(tmp_path)
+    for values, line in (
+        ({"train": [1, 2]}, "1 clients, and lists of other lengths"),
+        ({"train": [0]}, "a number of rows or classes, or a shape, that data cannot have"),
+        ({"test": [-1]}, "a number of rows or classes, or a shape, that data cannot have"),
+        ({"features": [-60]}, "a number of rows or classes, or a shape, that data cannot have"),
+        ({"feature_type": "object"}, "feature type 'object'; it must be a number"),
+    ):
+        change = heading(description=described(**values))
+        with pytest.raises(InputError) as raised:
+            deployed(TABLE, [one.answer, changed(two.answer, "describe", change)])
+        assert str(raised.value) == f"node 'node': {line}"
+    with pytest.raises(InputError, match=r"^node 1: it does not describe itself$"):
+        deployed(TABLE, [one.answer, changed(two.answer, "describe", heading(description=None))])
+
+
+@pytest.fixture(scope="module")
+def requests(
+    first_sites: list[Site], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Parcel]:
+    """A request of each kind, with all arrays that it needs."""
+    one, two = (site.moved(tmp_path_factory.mktemp("recorded")) for site in first_sites)
+    seen: dict[str, Parcel] = {}
+
+    def record(parcel: Parcel) -> Parcel:
+        seen[json.loads(parcel.head)["kind"]] = parcel
+        one.node.arrays = {}
+        return one.answer(parcel)
+
+    deployed(TABLE | {"seed": 1}, [record, two.answer])
+    return seen
+
+
+class Guarded(Node):
+    """A node that runs no program."""
+
+    def _parts_of(self, setup: Setup) -> Parts:
+        parts: Any = super()._parts_of(setup)
+        parts._compiled = parts.evaluate = _no_program
+        return parts
+
+
+def _no_program(*_: Any) -> Any:
+    raise InputError("no program is run")
+
+
+@pytest.fixture(scope="module")
+def guarded(first_sites: list[Site], tmp_path_factory: pytest.TempPathFactory) -> tuple[Node, Path]:
+    """A node that runs no program, and the folder in which its own folder is."""
+    folder, node = tmp_path_factory.mktemp("guarded"), first_sites[0].node
+    policy = Policy(most_epochs=4.0)
+    return Guarded(node.name, node.federation, folder / node.name, policy), folder
+
+
+def check_answer(guarded: tuple[Node, Path], parcel: Parcel) -> Answer:
+    """The answer to a request, which does nothing outside the node's folder."""
+    node, folder = guarded
+    head = unpack_answer(node.answer(parcel))
+    assert head.refused.isprintable()
+    assert {path.name for path in folder.iterdir()} <= {node.folder.name}
+    for path in node.folder.iterdir() if node.folder.exists() else ():
+        assert path.name.isalnum()
+        assert path.is_dir()
+    return head
+
+
+STRANGE: list[Any] = [
+    None, True, -1, 0, 1.5, 1e308, float("nan"), float("inf"), 2**31, 2**63, 2**70, "", "../evil",
+    "os:system", "x" * 200, [], [1, 2], [[]], {}, {"name": "os:system"}, {"a": {"b": 1}},
+]  # fmt: skip
+"""Values that a request does not have where they are put."""
+
+
+def places_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of all values of a JSON document."""
+    items: Any = value.items() if isinstance(value, dict) else ()
+    if isinstance(value, list):
+        items = enumerate(value)
+    return [path] * bool(path) + [p for k, v in items for p in places_in(v, (*path, k))]
+
+
+@given(data=st.data())
+@settings(max_examples=200)
+def test_requests_with_strange_values_get_an_answer(
+    data: st.DataObject, requests: dict[str, Parcel], guarded: tuple[Node, Path]
+) -> None:
+    parcel = requests[data.draw(st.sampled_from(sorted(requests)))]
+    head = json.loads(parcel.head)
+    for _ in range(data.draw(st.integers(1, 2))):
+        *path, last = data.draw(st.sampled_from(places_in(head)))
+        part = head
+        for key in path:
+            part = part[key]
+        if data.draw(st.booleans()):
+            part[last] = data.draw(st.sampled_from(STRANGE))
+        else:
+            del part[last]
+    check_answer(guarded, Parcel(json.dumps(head).encode(), parcel.body))
+
+
+@given(data=st.data())
+@settings(max_examples=200)
+def test_requests_with_other_bytes_get_an_answer(
+    data: st.DataObject, requests: dict[str, Parcel], guarded: tuple[Node, Path]
+) -> None:
+    parts = list(requests[data.draw(st.sampled_from(["train", "evaluate"]))])
+    which = data.draw(st.integers(0, 1))
+    changed = bytearray(parts[which])
+    at = data.draw(st.integers(0, len(changed) - 1))
+    changed[at : at + data.draw(st.integers(0, 8))] = data.draw(st.binary(max_size=8))
+    parts[which] = bytes(changed)
+    check_answer(guarded, Parcel(*parts))
+
+
+def edited(parcel: Parcel, change: Callable[[dict[str, Any]], None]) -> Parcel:
+    """A request with another head."""
+    head = json.loads(parcel.head)
+    change(head)
+    return Parcel(json.dumps(head).encode(), parcel.body)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda head: head["work"].update(steps=[1]), "work: its lists have different lengths"),
+        (lambda head: head["work"].update(names=["a", "b"]), "client 'a' is not on this node"),
+        (
+            lambda head: head["work"].update(names=head["work"]["names"][:1] * 2),
+            "work: a client appears twice",
+        ),
+        (
+            lambda head: head["work"].update(steps=[2**40] * 2),
+            "client '1': 1099511627776 steps; the solver takes",
+        ),
+        (lambda head: head["work"].update(rows=[1, 1]), "client '1' has "),
+        (lambda head: head["work"].update(weight=[-1.0, 1.0]), "work: weights, gammas, sizes and"),
+        (lambda head: head.update(work=None), "train: the work is missing"),
+        (lambda head: head.update(setup=None), "train: the setup is missing"),
+        (lambda head: head.update(arrays=head["arrays"][:2]), "2 arrays; the method needs"),
+        (lambda head: head.update(kind="run"), "request: kind: Input should be 'describe'"),
+        (lambda head: head.update(code="1"), "request: code: Extra inputs are not permitted"),
+        (lambda head: head["setup"].update(run="../evil"), "run '../evil': no identifier"),
+        (lambda head: head["setup"].update(parameters="['a']"), "model 'logistic' has the"),
+        (
+            lambda head: head["work"].update(state=[3, 3]),
+            "state of client '1' after round 4: ",
+        ),
+    ],
+)
+def test_requests_are_checked(
+    change: Callable[[dict[str, Any]], None],
+    line: str,
+    requests: dict[str, Parcel],
+    guarded: tuple[Node, Path],
+) -> None:
+    train = requests["train"]
+    if len(json.loads(train.head)["work"]["names"]) != 2:
+        pytest.fail("the last round must have both clients")
+    head = check_answer(guarded, edited(train, change))
+    assert head.refused.startswith(line)
+    assert head.id == json.loads(train.head)["id"]
+
+
+def test_arrays_that_were_changed_on_their_way_are_refused(
+    requests: dict[str, Parcel], guarded: tuple[Node, Path]
+) -> None:
+    arrays = unpack_arrays(requests["train"].body)
+    name = next(iter(arrays))
+    body = pack_arrays(arrays | {name: arrays[name] + 1})
+    head = check_answer(guarded, requests["train"]._replace(body=body))
+    assert head.refused == f"the array {name!r} was changed on its way"
+
+
+def test_an_error_in_the_node_is_reported_in_one_line(
+    requests: dict[str, Parcel],
+    fresh: Fresh,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("out of\nmemory")
+
+    monkeypatch.setattr(Parts, "evaluate", fail)
+    head = unpack_answer(fresh(tmp_path)[0].answer(requests["evaluate"]))
+    assert head.refused == "error in the node: RuntimeError: out of memory"
+    assert "Traceback" in caplog.text
+
+
+def test_a_full_disk_is_reported_in_one_line(
+    requests: dict[str, Parcel], fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise OSError(28, "No space left on device", "0.state")
+
+    monkeypatch.setattr(States, "write", full)
+    node = fresh(tmp_path)[0].node
+    train = edited(requests["train"], lambda head: head["work"].update(state=[-1, -1]))
+    assert unpack_answer(node.answer(train)).refused == "0.state: No space left on device"
+
+
+def test_a_node_asks_for_arrays_that_it_lacks(
+    requests: dict[str, Parcel], fresh: Fresh, tmp_path: Path
+) -> None:
+    node = fresh(tmp_path)[0].node
+    evaluate = requests["evaluate"]
+    assert unpack_answer(node.answer(evaluate._replace(body=b""))).lacks
+    assert not unpack_answer(node.answer(evaluate)).lacks
+    node.last = {}
+    assert not unpack_answer(node.answer(evaluate._replace(body=b""))).lacks
