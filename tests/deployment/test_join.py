@@ -88,7 +88,7 @@ def test_nodes_that_do_not_fit_are_refused_in_one_line() -> None:
     targets = fp.Federation.from_arrays([(np.ones((2, 3)), np.ones(2))], names=["b"])
     line = refused(described_by("m", a), described_by("n", targets))
     assert line.startswith("nodes 'm' and 'n' ")
-    augmented = dataclasses.replace(b, augment=lambda key, rows: rows)
+    augmented = dataclasses.replace(b, augment=lambda _, rows: rows)
     assert refused(described_by("m", a), described_by("n", augmented)) == (
         "nodes 'm' and 'n' differ in augmented: False and True; all nodes need data of one kind"
     )
@@ -126,7 +126,9 @@ def test_nodes_may_join_late_and_in_any_order() -> None:
         )
         waiting: list[list[str]] = []
         result = join(
-            Conversation(growing, patience=2.0), 3, lambda names: waiting.append(list(names))
+            Conversation(growing, patience=2.0),
+            3,
+            lambda names, waiting=waiting: waiting.append(list(names)),  # type: ignore[misc]
         )
         assert waiting[0] == []
         assert sorted(waiting[-1]) == ["p", "q", "r"]

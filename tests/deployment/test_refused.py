@@ -16,12 +16,7 @@ from hypothesis import strategies as st
 from fedprox.deployment import messages
 from fedprox.deployment.combine import NodePart, combined
 from fedprox.deployment.conversation import Answered
-from fedprox.deployment.messages import (
-    Answer,
-    pack_arrays,
-    unpack_answer,
-    unpack_arrays,
-)
+from fedprox.deployment.messages import Answer, Setup, pack_arrays, unpack_answer, unpack_arrays
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.parts import Parts

@@ -474,17 +474,19 @@ class RemoteSeed:
             participation = (jobs.participation[:, None] * counts).sum(axis=0)
             hparams = {**hparams, "participation": jnp.asarray(participation, jnp.float32)}
             after = self.remote.update(state, result.mean, hparams, now.state, counts.any(axis=0))
-        worked = np.flatnonzero((result.steps > 0).any(axis=1))
+        # as in a simulation, where clients that are dropped take no steps
+        taken = np.where(counts | result.faulty, result.steps, 0)
+        worked = np.flatnonzero((taken > 0).any(axis=1))
         used = counts.any(axis=1)
         done = call._replace(
             stragglers=min(call.clients, call.stragglers + self._late(jobs, result)),
             dropped=call.clients - int(used.sum()),
-            jobs=_some(jobs, worked)._replace(steps=result.steps[worked].max(axis=1, initial=0)),
+            jobs=_some(jobs, worked)._replace(steps=taken[worked].max(axis=1, initial=0)),
         )
         faulty: tuple[Faulty, ...] = ()
         if self.method.faults is not None:
             faulty = (partial(_faulty_rows, t, jobs.client, result.faulty),)
-        steps, empty = result.steps.sum(axis=0), int(not counts.any())
+        steps, empty = taken.sum(axis=0), int(not counts.any())
         return Computed(after, done, steps, empty, faulty, traffic=(*traffic, cost))
 
     def _late(self, jobs: Jobs, result: Combined) -> int:

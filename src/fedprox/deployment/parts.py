@@ -111,13 +111,6 @@ class Parts:
             f"systems.deadline: the method has {self.points} sweep points, and by a real clock "
             "they would share the time; give one value for each hyperparameter",
         )
-        require(
-            setup.deadline is None
-            or self.solver.gamma is None
-            or self.algorithm.stragglers != "drop",
-            "systems.deadline: the method drops clients that take fewer steps, which solver.gamma "
-            "allows; leave out one of the two",
-        )
 
     def jobs(self, work: Work, participation: float) -> Jobs:
         """The jobs of a request.

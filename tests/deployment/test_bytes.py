@@ -1,0 +1,70 @@
+"""How many bytes a round takes, against the size of the model."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from fedprox.algorithms.check import message_shape
+from fedprox.deployment.parts import Parts, Trained
+from fedprox.simulation.planning.batch_plan import Jobs
+from tests.deployment.federations import deployed, nodes_of, table_of
+
+MODEL = {"name": "mlp", "hidden": [285]}
+PARAMETERS = 60 * 285 + 285 + 285 * 10 + 10
+MEGABYTE = 4 * PARAMETERS
+"""Bytes of the model."""
+
+CASES: list[tuple[dict[str, Any], float, float]] = [
+    ({"name": "fedavg"}, 1, 1),
+    ({"name": "scaffold"}, 2, 2),
+    ({"name": "feddyn", "alpha": 0.1}, 1, 1),
+    ({"name": "fedopt", "optimizer": "adam", "server_learning_rate": 0.1}, 1, 1),
+]
+
+
+def untrained(parts: Parts, jobs: Jobs, *_: Any) -> Trained:
+    """What a node sends, without training."""
+
+    def zeros(tree: Any, *axes: int) -> Any:
+        return jax.tree.map(lambda a: np.zeros((*axes, *a.shape), a.dtype), tree)
+
+    ones = np.ones((len(jobs.client), 1), bool)
+    return Trained(
+        zeros(message_shape(parts.algorithm, parts.model.shapes), 1),
+        np.float32(jobs.weight.sum()) * np.ones(1, np.float32),
+        jobs.steps[:, None],
+        ones,
+        ~ones,
+        zeros(parts.client_state, len(ones)),
+    )
+
+
+@pytest.mark.parametrize(("method", "down", "up"), CASES)
+def test_a_round_sends_only_what_is_needed(
+    method: dict[str, Any],
+    down: float,
+    up: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The evaluation sends the model that the next round begins with."""
+    monkeypatch.setattr(Parts, "train", untrained)
+    table = table_of(
+        method,
+        model=MODEL,
+        rounds=2,
+        cohort={"clients_per_round": 2},
+        evaluation={"every": 1},
+        data={"clients": 2},
+    )
+    (node,) = nodes_of(table, tmp_path, nodes=1)
+    (run,) = deployed(table, [node.answer])
+    first, last = run.history[1:]
+    for record, sent in ((first, down), (last, down)):
+        assert record.bytes_down is not None
+        assert record.bytes_up is not None
+        assert sent <= record.bytes_down / MEGABYTE < sent + 0.15
+        assert up <= record.bytes_up / MEGABYTE < up + 0.15
