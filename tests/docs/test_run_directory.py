@@ -8,7 +8,7 @@ import pytest
 
 from fedprox import diagnose, run
 from fedprox.experiment import read_experiment, resolve
-from fedprox.report.directory import RESULTS, RunDirectory
+from fedprox.report.directory import DEPLOYMENT, NODES, RESULTS, RunDirectory
 from fedprox.report.records import NETWORK
 from fedprox.simulation.results.record import Record
 
@@ -48,7 +48,8 @@ def test_the_page_lists_every_file_of_a_run(directory: Path) -> None:
         "model-LABEL-SEED.safetensors" if path.name.startswith("model-") else path.name
         for path in directory.iterdir()
     }
-    assert page - found == {"checkpoint", "diagnosis.json"}  # during a run, by another command
+    # during a run, by other commands
+    assert page - found == {"checkpoint", "diagnosis.json", DEPLOYMENT, NODES}
     assert found <= page
     results = {re.sub(r"model-.*", "model-LABEL-SEED.safetensors", each) for each in RESULTS}
     assert results <= page
