@@ -180,17 +180,23 @@ DataDir = Annotated[
     Path | None,
     typer.Option(help="Folder with data files, in place of FEDPROX_DATA or a download."),
 ]
+OptionalFile = Annotated[Path | None, typer.Argument(metavar="FILE.toml", help="The experiment.")]
+Out = Annotated[Path | None, typer.Option(help="Run directory. [default: runs/NAME-OF-FILE]")]
+Resume = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Continue the run in DIR; in place of FILE.toml."),
+]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Replace another experiment's results in the run directory."),
+]
 
 
 @app.command(cls=_Command, help=RUN_HELP)
 def run(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="FILE.toml", help="The experiment.")
-    ] = None,
+    file: OptionalFile = None,
     settings: Settings = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run directory. [default: runs/NAME-OF-FILE]")
-    ] = None,
+    out: Out = None,
     data_dir: DataDir = None,
     devices: Annotated[
         int | None,
@@ -199,14 +205,8 @@ def run(
     checkpoint_every: Annotated[
         int | None, typer.Option(metavar="N", help="Rounds between checkpoints.")
     ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Continue the run in DIR; in place of FILE.toml."),
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Replace another experiment's results in the run directory."),
-    ] = False,
+    resume: Resume = None,
+    force: Force = False,
     coordinator: Annotated[
         str | None,
         typer.Option(
@@ -413,9 +413,7 @@ Bad input is reported in one line, with exit status 2.
 
 @app.command(cls=_Command, help=DEPLOY_HELP)
 def deploy(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="FILE.toml", help="The experiment.")
-    ] = None,
+    file: OptionalFile = None,
     local: Annotated[
         int | None, typer.Option(metavar="N", help="Try it on this machine, with N nodes.")
     ] = None,
@@ -424,21 +422,13 @@ def deploy(
         typer.Option(metavar="FILE.toml", help="How to reach the SuperLink of the nodes."),
     ] = None,
     settings: Settings = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run directory. [default: runs/NAME-OF-FILE]")
-    ] = None,
+    out: Out = None,
     data_dir: DataDir = None,
     checkpoint_every: Annotated[
         int, typer.Option(metavar="N", help="Rounds between checkpoints.")
     ] = 1,
-    resume: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Continue the run in DIR; in place of FILE.toml."),
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Replace another experiment's results in the run directory."),
-    ] = False,
+    resume: Resume = None,
+    force: Force = False,
 ) -> None:
     """Run an experiment file on nodes."""
     require(

@@ -159,11 +159,7 @@ class Conversation:
     ) -> None:
         """Send what has not been sent, or not been answered for long, to connected nodes."""
         now = time.monotonic()
-        due = {
-            node: request
-            for node, request in pending.items()
-            if now >= request.due
-        }
+        due = {node: request for node, request in pending.items() if now >= request.due}
         if not due:
             return
         online = set(self.network.nodes())

@@ -60,7 +60,7 @@ from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.compiled.lanes import choose
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.devices.mesh import lane_mesh, replicate
+from fedprox.simulation.devices.mesh import lane_mesh
 from fedprox.simulation.loop.comparison import Follow, checked_methods, compare
 from fedprox.simulation.loop.execution import Computed, Planned, RunState, Start
 from fedprox.simulation.loop.planner import Chunk, chunks
@@ -371,11 +371,7 @@ class RemoteMethod:
 
     def __init__(self, server: Server, method: Method, number: int) -> None:
         self.server, self.method, self.number = server, method, number
-        values: Any = {
-            key: np.array([point[key] for point in method.points], np.float32)
-            for key in method.points[0]
-        }
-        self.hparams: HParams = replicate(server.mesh, values)
+        self.hparams = method.hparams(server.mesh)
         self.compile_seconds, self.memory, self.lane_idle = 0.0, 0, 0.0
         algorithm, shapes = method.algorithm, method.protocol.model.shapes
         self.broadcast = broadcast_of(algorithm._replace(exchange=None), shapes)

@@ -14,7 +14,7 @@ from fedprox.experiment.messages import Table, explain
 from fedprox.experiment.resolved import limited, load_data
 from fedprox.experiment.sections import Section
 from fedprox.federation import Federation
-from fedprox.files.toml import parse_toml
+from fedprox.files.toml import read_toml
 
 HEADERS = {name: f"[{name}]" for name in ("data", "deal", "policy")}
 
@@ -113,12 +113,7 @@ def read_superlink_file(path: Path) -> SuperLinkFile:
 
 def _read(path: Path, kind: type[S], paths: Sequence[str]) -> S:
     """Read a file, and make some of its values paths."""
-    try:
-        table = parse_toml(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a TOML file: {error}") from None
+    table = read_toml(path)
     try:
         file = kind.model_validate(table)
     except ValidationError as error:

@@ -9,7 +9,7 @@ from fedprox.errors import InputError, require
 from fedprox.experiment.messages import HEADERS, Table, explain
 from fedprox.experiment.sections import Experiment
 from fedprox.experiment.settings import apply_setting
-from fedprox.files.toml import parse_toml
+from fedprox.files.toml import read_toml
 from fedprox.simulation.loop.described import IN_PYTHON
 
 DEPLOYED = "deployment"
@@ -27,12 +27,7 @@ def read_experiment(path: Path, settings: Sequence[str] = ()) -> Experiment:
     Raises:
         InputError: The file is missing, not TOML, or holds unknown keys or values of a wrong type.
     """
-    try:
-        table = parse_toml(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a TOML file: {error}") from None
+    table = read_toml(path)
     for setting in settings:
         apply_setting(table, setting)
     return parse(str(path), table)

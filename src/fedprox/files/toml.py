@@ -2,7 +2,10 @@
 
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
+
+from fedprox.errors import InputError
 
 PARTS = 16
 """Most parts of a dotted key. The memory of tomllib grows with the square of their number."""
@@ -31,3 +34,17 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("arrays or tables within others, too deep") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table of a TOML file.
+
+    Raises:
+        InputError: If the file is missing or is not TOML.
+    """
+    try:
+        return parse_toml(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not a TOML file: {error}") from None

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Traced
 
-from fedprox.algorithms.base import Algorithm, ClientState, HParams, State
+from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.model import Params
 from fedprox.simulation.compiled.evaluation import Measures, evaluation_program
 from fedprox.simulation.compiled.evaluation_inputs import EvaluationReads
@@ -75,11 +75,7 @@ class Compiler:
         like: Callable[[int], DeviceRows],
     ) -> None:
         self.method, self.mesh, self.data, self.like = method, mesh, data, like
-        values: Any = {
-            key: np.array([point[key] for point in method.points], np.float32)
-            for key in method.points[0]
-        }
-        self.hparams: HParams = replicate(mesh, values)
+        self.hparams = method.hparams(mesh)
         self._params = params
         self._evaluate: Callable[[State], Measures] | None = None
         self._compiled: dict[Layout, Programs] = {}

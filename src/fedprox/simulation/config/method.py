@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from fedprox.algorithms.base import Algorithm, ClientState, State
+from fedprox.algorithms.base import Algorithm, ClientState, HParams, State
 from fedprox.model import Params
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.protocol import Protocol
@@ -60,6 +60,15 @@ class Method:
     def tests_by_client(self) -> bool:
         """Whether evaluations count test rows client by client."""
         return self.protocol.by_client or self.faults is not None
+
+    def hparams(self, mesh: Mesh) -> HParams:
+        """The hyperparameters of all sweep points, arrays (points,)."""
+        values: Any = {
+            key: np.array([point[key] for point in self.points], np.float32)
+            for key in self.points[0]
+        }
+        hparams: HParams = replicate(mesh, values)
+        return hparams
 
     def initial_state(self, params: Params, mesh: Mesh) -> State:
         """The server's state before round 0, equal at all sweep points."""
