@@ -28,17 +28,19 @@ CASES: list[tuple[dict[str, Any], float, float]] = [
 def untrained(parts: Parts, jobs: Jobs, *_: Any) -> Trained:
     """What a node sends, without training."""
 
-    def zeros(tree: Any, *axes: int) -> Any:
-        return jax.tree.map(lambda a: np.zeros((*axes, *a.shape), a.dtype), tree)
+    rng = np.random.default_rng(len(parts.setup.method))
+
+    def drawn(tree: Any, *axes: int) -> Any:
+        return jax.tree.map(lambda a: rng.normal(size=(*axes, *a.shape)).astype(a.dtype), tree)
 
     ones = np.ones((len(jobs.client), 1), bool)
     return Trained(
-        zeros(message_shape(parts.algorithm, parts.model.shapes), 1),
+        drawn(message_shape(parts.algorithm, parts.model.shapes), 1),
         np.float32(jobs.weight.sum()) * np.ones(1, np.float32),
         jobs.steps[:, None],
         ones,
         ~ones,
-        zeros(parts.client_state, len(ones)),
+        drawn(parts.client_state, len(ones)),
     )
 
 

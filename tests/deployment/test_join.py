@@ -126,7 +126,7 @@ def test_nodes_may_join_late_and_in_any_order() -> None:
         )
         waiting: list[list[str]] = []
         result = join(
-            Conversation(growing, patience=2.0),
+            Conversation(growing, patience=0.5),
             3,
             lambda names, waiting=waiting: waiting.append(list(names)),  # type: ignore[misc]
         )
