@@ -4,13 +4,14 @@ import json
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import numpy as np
+import pytest
 
-from fedprox.deployment import states
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.coordinator import deploy, join, resolve_deployment
 from fedprox.deployment.memory import in_memory
@@ -18,6 +19,7 @@ from fedprox.deployment.messages import Arrays, pack_arrays, unpack_arrays
 from fedprox.deployment.network import Network, Parcel, Received
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
+from fedprox.deployment.states import States
 from fedprox.experiment import parse, resolve, train
 from fedprox.federation import Federation
 from fedprox.simulation.loop.checkpoint import Checkpoints
@@ -173,7 +175,7 @@ def unreliable(
 
 def half_done(site: Site, parcel: Parcel) -> None:
     """Let a node answer, and kill it when it has written the state of one client."""
-    write, written = states.write_arrays, 0
+    write, written = States.write, 0
 
     def stop(*arguments: Any) -> None:
         nonlocal written
@@ -182,13 +184,9 @@ def half_done(site: Site, parcel: Parcel) -> None:
             raise Killed
         write(*arguments)
 
-    states.write_arrays = stop
-    try:
+    with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+        patch.setattr(States, "write", stop)
         site.answer(parcel)
-    except Killed:
-        pass
-    finally:
-        states.write_arrays = write
     site.restart()
 
 

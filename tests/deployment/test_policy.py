@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from fedprox.deployment.combine import Shapes, sums_of
+from fedprox.deployment.conversation import Answered
 from fedprox.deployment.messages import Answer, pack, unpack_answer, unpack_arrays
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
@@ -100,7 +103,7 @@ def test_functions_of_users_are_refused_unless_listed(fresh: Fresh, tmp_path: Pa
         line = prepared(node, change)
         assert line == f"solver {OWN!r}; a node runs the solvers of its library"
     node.policy = Policy(models=["logistic", OWN])
-    line = prepared(node, lambda setup: setup["model"].update(name=OWN))
+    line = prepared(node, lambda setup: setup.update(model={"name": OWN}))
     assert line.startswith("error in the node: AssertionError: ")  # it was called
 
 
@@ -182,3 +185,14 @@ def test_somebody_must_report_losses(fresh: Fresh, tmp_path: Path) -> None:
         site.node.policy = Policy(report=["accuracy"])
     with pytest.raises(InputError, match=r"^no node reports losses, so a run that diverges"):
         deployed(TABLE, [site.answer for site in sites])
+
+
+def test_a_metric_may_be_named_like_a_measure() -> None:
+    """A node reports metrics, and no accuracies."""
+    number = jax.ShapeDtypeStruct((1,), np.float32)
+    like = {name: {"rows": number} for name in ("accuracy", "accuracy_of_two")}
+    arrays = {"test/accuracy_of_two['rows']": np.ones(1, np.float32)}
+    shapes = Shapes(1, {}, like, None)
+    answered = Answered(Answer(id=""), arrays, 0, 0)
+    read = sums_of(answered, shapes, 1.0, screened=False)
+    assert list(read.sums["test"]) == ["accuracy_of_two"]

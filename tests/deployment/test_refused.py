@@ -250,7 +250,9 @@ def test_clipping_scales_the_message_of_a_node() -> None:
             np.array([i]),
             0.25 * np.array([[mean]], np.float32),
             np.array([0.25], np.float32),
-            *(np.full((1, 1), value) for value in (1, True, False)),
+            np.ones((1, 1), np.int64),
+            np.ones((1, 1), bool),
+            np.zeros((1, 1), bool),
             Answered(Answer(id=""), {}, 0, 0),
         )
         for i, mean in enumerate((1.0, -3.0, 100.0))
