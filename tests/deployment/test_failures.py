@@ -29,9 +29,9 @@ from tests.deployment.federations import (
     vector,
 )
 
-TABLE = table_of(*STATEFUL, evaluation={"every": 1})
+TABLE = table_of(*STATEFUL, evaluation={"every": 1}, cohort={"clients_per_round": 4})
 SHORT = table_of(STATEFUL[0], rounds=4, evaluation={"every": 1})
-"""Scaffold alone, where many runs are needed."""
+"""Scaffold alone, where many runs are needed. Not all clients take part in a round."""
 
 KEEPS = {"last": {"keep": "last"}, "best": {"keep": "best", "measure": "train_loss"}}
 """Settings of `[selection]`."""
@@ -146,7 +146,7 @@ def test_a_coordinator_that_dies_goes_on_with_the_same_bits(
     first_sites: list[Site],
     tmp_path: Path,
 ) -> None:
-    table = table_of(*STATEFUL[:2], rounds=5, evaluation={"every": 1}, selection=KEEPS[keep])
+    table = SHORT | {"rounds": 5, "seed": [0, 1], "selection": KEEPS[keep]}
     expected = bits(deployed(table, [site.answer for site in first_sites], run=f"whole{every}"))
     network, died = in_memory([site.answer for site in fresh(tmp_path)]), 0
     for life in lives(network, deaths):
@@ -277,7 +277,7 @@ def test_a_later_method_begins_without_a_node(
         second = head["setup"] is not None and head["setup"]["number"] == 1
         return "lost request" if node == 1 and second and head["kind"] == "prepare" else ""
 
-    table = table_of(*STATEFUL[:2], rounds=2)
+    table = TABLE | {"method": STATEFUL[:2], "rounds": 2}
     with caplog.at_level(logging.WARNING):
         runs = deployed(table, unreliable(fresh(tmp_path), fault), patience=0.2)
     assert [record.getMessage() for record in caplog.records] == [

@@ -104,7 +104,7 @@ def test_functions_of_users_are_refused_unless_listed(fresh: Fresh, tmp_path: Pa
         assert line == f"solver {OWN!r}; a node runs the solvers of its library"
     node.policy = Policy(models=["logistic", OWN])
     line = prepared(node, lambda setup: setup.update(model={"name": OWN}))
-    assert line.startswith("error in the node: AssertionError: ")  # it was called
+    assert line.startswith(f"{OWN} raised AssertionError: ")  # it was called
 
 
 def test_policies_are_checked() -> None:
