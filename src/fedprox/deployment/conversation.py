@@ -123,8 +123,10 @@ class Conversation:
         while pending:
             self._send(pending, under_way, by_digest)
             for received in self.network.receive(min(LISTEN, max(0.0, end - time.monotonic()))):
-                node = under_way.pop(received.request, None)
-                if node is not None and node in pending:
+                if received.request not in under_way:
+                    continue
+                node = under_way.pop(received.request)
+                if node in pending:
                     answered = self._read(received, node, pending[node])
                     if answered is not None:
                         answers[node] = answered
