@@ -74,7 +74,11 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     _ = experiment.target  # raises before data are loaded
     if experiment.validation_share is not None:
         require_share("validation_share", experiment.validation_share)
-    return resolve_with(experiment, lambda: federation_of(experiment, data_dir), data_dir=data_dir)
+    load = functools.partial(federation_of, experiment, data_dir)
+    resolved = resolve_with(experiment, load, data_dir=data_dir)
+    if "deployment" not in experiment.model_fields_set:
+        del resolved.table["deployment"]  # a simulation does not use it
+    return resolved
 
 
 def resolve_with(
