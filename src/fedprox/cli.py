@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import takewhile
@@ -32,7 +32,7 @@ from fedprox.deployment.coordinator import deploy as run_deployment
 from fedprox.deployment.coordinator import join, resolve_deployment
 from fedprox.deployment.flower import NodeConnection, operator_network, serve
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
-from fedprox.deployment.run_file import run_of
+from fedprox.deployment.run_file import new_run, read_run, write_run
 from fedprox.deployment.trial import local_nodes
 from fedprox.diagnose import diagnose as run_diagnosis
 from fedprox.errors import InputError, printable, require
@@ -436,7 +436,9 @@ def deploy(
         "give one of --local N, for a trial on this machine, and --superlink FILE.toml",
     )
     file, folder = _file_and_folder(file, out, resume, settings or (), force=force)
-    experiment, console = read_experiment(file, settings or ()), _console()
+    elsewhere = {} if superlink is None else {"data": {"name": DEPLOYED}}
+    experiment, console = read_experiment(file, settings or (), elsewhere), _console()
+    logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
     use_compilation_cache(cache_folder() / "xla")
     checkpoints = Checkpoints(
         folder / CHECKPOINTS, every=checkpoint_every, resume=resume is not None, ends=folder / ENDS
@@ -454,7 +456,9 @@ def deploy(
         conversation = Conversation(network, patience=experiment.deployment.patience)
         wanted = local or experiment.deployment.nodes
         joined = join(conversation, wanted, partial(_show_joined, console, wanted))
-        deployment = resolve_deployment(experiment, joined, run_of(folder, new=resume is None))
+        run = new_run() if resume is None else read_run(folder)
+        deployment = resolve_deployment(experiment, joined, run)
+        _require_same_nodes(resume, experiment.data, deployment.resolved.table["data"])
         directory = RunDirectory(
             folder, deployment.resolved.table, replace=force, extend=resume is not None
         )
@@ -465,6 +469,8 @@ def deploy(
 
         def train_methods(record: Callable[[Record], None]) -> list[Run]:
             def show(each: Record) -> None:
+                if not directory.begun and resume is None:
+                    write_run(folder, run)
                 record(each)
                 console.print(printable(network_line(each)), highlight=False, soft_wrap=True)
 
@@ -480,8 +486,24 @@ def deploy(
 
 def _show_joined(console: Console, wanted: int, names: Sequence[str]) -> None:
     """Print which nodes have joined."""
+    count = f"{len(names)} of {max(wanted, len(names))} nodes have joined"
     listed = printable(", ".join(sorted(names))) or "none"
-    console.print(f"{len(names)} of {wanted} nodes have joined: {listed}", soft_wrap=True)
+    console.print(f"{count}: {listed}", soft_wrap=True, highlight=False)
+
+
+def _require_same_nodes(
+    resume: Path | None, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> None:
+    """Raise `InputError` if a run is resumed on other nodes or clients."""
+    kinds = "nodes", "clients", "training_rows"
+    had, have = (
+        ", ".join(f"{table.get(kind)} {kind.replace('_', ' ')}" for kind in kinds)
+        for table in (before, now)
+    )
+    require(
+        resume is None or before == now,
+        f"--resume {resume}: the run had {had}; joined have {have}: the same nodes must be there",
+    )
 
 
 NODE_HELP = """Hold clients for deployments: answer the requests of `fedprox deploy`.
@@ -523,6 +545,8 @@ def node(
         stop.set()
         return f"{number.name}: the node ends after its current answer; once more to end at once"
 
+    # client state is a model or a gradient of one client's data
+    Path(known.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
     with locked(Path(known.folder)), answering(end):
         serve(held.answer, connection, stop)
 

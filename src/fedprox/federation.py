@@ -265,9 +265,10 @@ class Federation:
         least, most = int(self.train.sizes.min()), int(self.train.sizes.max())
         each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
         shape = ",".join(map(str, self.features.shape))
+        clients = f"{len(self):,} client{'s' * (len(self) != 1)}"
         return (
-            f"Federation: {len(self):,} clients, {len(self.train):,} training rows ({each} a "
-            f"client), {len(self.test):,} test rows, "
+            f"Federation: {clients}, {len(self.train):,} training rows ({each} a client), "
+            f"{len(self.test):,} test rows, "
             + (f"{len(self.validation):,} validation rows, " if self.validation else "")
             + (f"{self.classes:,} classes, " if self.classes else "")
             + f"features {self.features.dtype}[{shape}]"

@@ -104,6 +104,9 @@ class Conversation:
 
         Returns:
             The answers, by node. `failed` says why others are missing.
+
+        Raises:
+            InputError: If a node has lost client state, without which the run cannot go on.
         """
         digests = [digest_of(array) for array in arrays]
         by_digest = dict(zip(digests, arrays, strict=True))
@@ -198,6 +201,8 @@ class Conversation:
         if head.id != request.request.id:
             request.problem = "its last answer is to another request"
             return None
+        if head.lost:  # the round after this one would lack it too
+            raise InputError(f"node {self.names.get(node, node)!r}: {head.refused}")
         if head.refused:
             request.problem, request.refused = f"it refuses: {head.refused}", True
             return None

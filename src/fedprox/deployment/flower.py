@@ -462,6 +462,8 @@ class _Journal:
     def read(self) -> bool:
         """Log what is new, and return whether the SuperNode has connected."""
         with self.file.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < self.position:
+                self.position = 0  # the log was truncated
             file.seek(self.position)
             new = file.read()
         self.position += len(new)

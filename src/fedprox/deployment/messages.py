@@ -200,6 +200,7 @@ class Answer(Message):
     Attributes:
         id: Identifier of the request.
         refused: Why the node refuses the request, in one line; empty if it does not.
+        lost: Whether it refuses since client state that the request names is lost.
         lacks: Whether the node lacks an array that the request names.
         description: The answer to "describe".
         seconds: Seconds in which the node computed the answer.
@@ -208,6 +209,7 @@ class Answer(Message):
 
     id: str
     refused: str = ""
+    lost: bool = False
     lacks: bool = False
     description: Description | None = None
     seconds: float = 0.0

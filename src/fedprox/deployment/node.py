@@ -32,7 +32,7 @@ from fedprox.deployment.network import Parcel
 from fedprox.deployment.parts import Parts
 from fedprox.deployment.policy import REPORTS, Policy
 from fedprox.deployment.stand_in import describe, one_client
-from fedprox.deployment.states import NEW, States, keep_last_runs
+from fedprox.deployment.states import NEW, LostStateError, States, keep_last_runs
 from fedprox.errors import InputError, reason, require
 from fedprox.federation import Federation
 from fedprox.simulation.compiled.evaluation import EvaluationSums
@@ -89,7 +89,8 @@ class Node:
                 return pack(Answer(id=request.id, lacks=True))
             answer, arrays = self._computed(request)
         except InputError as error:
-            return pack(Answer(id=request.id, refused=str(error)))
+            lost = isinstance(error, LostStateError)
+            return pack(Answer(id=request.id, refused=str(error), lost=lost))
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             return pack(Answer(id=request.id, refused=f"{where}{error.strerror or error}"))

@@ -9,22 +9,23 @@ from fedprox.files.whole import write_whole
 from fedprox.report.directory import DEPLOYMENT
 
 
-def run_of(folder: Path, *, new: bool) -> str:
+def new_run() -> str:
+    """A new identifier."""
+    return secrets.token_hex(8)
+
+
+def write_run(folder: Path, run: str) -> None:
+    """Write the identifier of the run in a run directory."""
+    write_whole(folder / DEPLOYMENT, json.dumps({"run": run}).encode())
+
+
+def read_run(folder: Path) -> str:
     """The identifier of the run in a run directory.
 
-    Args:
-        folder: The run directory.
-        new: Whether the run begins anew, with a new identifier.
-
     Raises:
-        InputError: If the run is not new, and its file is missing or damaged.
+        InputError: If its file is missing or damaged.
     """
     path = folder / DEPLOYMENT
-    if new:
-        run = secrets.token_hex(8)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({"run": run}).encode())
-        return run
     try:
         return str(json.loads(path.read_bytes())["run"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import require
+from fedprox.errors import InputError
 from fedprox.files.arrays import Damaged, check_arrays, read_arrays, write_arrays
 
 HEAD = "fedprox client state 1"
@@ -26,6 +26,10 @@ HEAD = "fedprox client state 1"
 
 NEW = -1
 """The round of a client that has no state yet."""
+
+
+class LostStateError(InputError):
+    """Client state that a request names is not there, or not whole."""
 
 
 class States:
@@ -50,7 +54,7 @@ class States:
             A tree of NumPy arrays.
 
         Raises:
-            InputError: If there is no whole file of that round, or it has other shapes.
+            LostStateError: If there is no whole file of that round, or it has other shapes.
         """
         path = self._of(client) / f"{round_}.state"
         where = f"state of client {client!r} after round {round_ + 1}"
@@ -60,14 +64,15 @@ class States:
             problem = str(error)
         else:
             problem = "" if head == HEAD else f"{path}: not a file of client state"
-        require(not problem, f"{where}: {problem}; begin the run anew")
+        if problem:
+            raise LostStateError(f"{where}: {problem}; begin the run anew")
         leaves, structure = jax.tree.flatten(like)
         arrays = [array for _, array in read_arrays(path)]
         have = [(a.shape, a.dtype) for a in arrays]
-        require(
-            have == [(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves],
-            f"{where}: {path} holds arrays of other shapes; begin the run anew",
-        )
+        if have != [(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves]:
+            raise LostStateError(
+                f"{where}: {path} holds arrays of other shapes; begin the run anew"
+            )
         return jax.tree.unflatten(structure, arrays)
 
     def write(self, client: str, round_: int, state: Any) -> None:

@@ -60,6 +60,8 @@ def allowed_values(annotation: Any) -> str:
 
     >>> allowed_values(float | list[float] | None), allowed_values(int | Literal["all"])
     ('a number or a list of numbers', 'a whole number or "all"')
+    >>> allowed_values(list[Literal["loss", "accuracy"]])
+    'a list of one of "loss", "accuracy"'
     """
     arguments = [each for each in get_args(annotation) if each is not type(None)]
     origin = get_origin(annotation)
@@ -69,7 +71,8 @@ def allowed_values(annotation: Any) -> str:
         words = [f'"{each}"' for each in arguments]
         return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
     if origin in (list, Sequence):
-        return f"a list of {KINDS[arguments[0]][1]}"
+        each = arguments[0]
+        return f"a list of {KINDS[each][1] if each in KINDS else allowed_values(each)}"
     if origin in (Union, UnionType):
         return " or ".join(map(allowed_values, arguments))
     return "a table"

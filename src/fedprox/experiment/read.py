@@ -1,7 +1,8 @@
 """Reading an experiment file, with changes, and checking its keys and types."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from pydantic import ValidationError
 
@@ -16,18 +17,21 @@ DEPLOYED = "deployment"
 """Value of `data.name` in the experiment of a deployment, whose data are on its nodes."""
 
 
-def read_experiment(path: Path, settings: Sequence[str] = ()) -> Experiment:
+def read_experiment(
+    path: Path, settings: Sequence[str] = (), defaults: Mapping[str, Table] = MappingProxyType({})
+) -> Experiment:
     """Read an experiment file.
 
     Args:
         path: The file.
+        defaults: Sections that the file may leave out.
         settings: Changes to it, "KEY=VALUE" with a dotted key ("solver.epochs=1",
             "method.0.mu=[0.0, 1.0]") and a value as in TOML; a bare word is a string.
 
     Raises:
         InputError: The file is missing, not TOML, or holds unknown keys or values of a wrong type.
     """
-    table = read_toml(path)
+    table = {**defaults, **read_toml(path)}
     for setting in settings:
         apply_setting(table, setting)
     return parse(str(path), table)

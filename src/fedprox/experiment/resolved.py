@@ -15,6 +15,7 @@ from fedprox.errors import InputError, require, require_whole
 from fedprox.experiment.messages import Table, explain
 from fedprox.experiment.named import named
 from fedprox.experiment.optimizers import SCHEDULES, named_optimizer
+from fedprox.experiment.read import DEPLOYED
 from fedprox.experiment.sections import Experiment, InitialSection, SolverSection, SystemsSection
 from fedprox.federation import Federation, require_share
 from fedprox.frozen import freeze
@@ -208,6 +209,11 @@ def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Ta
     Raises:
         InputError: A name, key or value is unknown, or the data cannot be loaded.
     """
+    require(
+        data.get("name") != DEPLOYED,
+        f"data.name = {DEPLOYED!r}: the data are on the nodes of a deployment; fedprox deploy "
+        "trains on them",
+    )
     load, table = named(data, DATASETS, "data", Federation)
     if "seed" in table:
         check_seed(table["seed"], "data.seed")  # not `seed`, the seed of runs

@@ -1,0 +1,127 @@
+"""The commands `deploy` and `node`: what they refuse, and what they leave alone."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+import fedprox.cli
+from fedprox import InputError
+from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
+from fedprox.deployment.run_file import new_run, read_run, write_run
+from fedprox.experiment import read_experiment, resolve
+from tests.deployment.federations import FEDPROX, deployed, nodes_of, table_of
+
+NODE: dict[str, Any] = {
+    "name": "a",
+    "superlink": "localhost:9092",
+    "ca_certificate": "ca.pem",
+    "key": "node.key",
+    "folder": "state",
+    "data": {"name": "synthetic", "clients": 5},
+}
+
+
+def refusal(*arguments: str) -> str:
+    """The message with which a command refuses its arguments."""
+    result = CliRunner().invoke(fedprox.cli.app, list(arguments), standalone_mode=False)
+    assert isinstance(result.exception, InputError)
+    return str(result.exception)
+
+
+def node_file(folder: Path, **changes: Any) -> Path:
+    """A node's file; a change to None leaves a key out."""
+    table = {key: value for key, value in {**NODE, **changes}.items() if value is not None}
+    path = folder / "node.toml"
+    path.write_text(tomli_w.dumps(table))
+    return path
+
+
+@pytest.mark.parametrize("options", [[], ["--local", "2", "--superlink", "superlink.toml"]])
+def test_deploy_needs_one_kind_of_federation(options: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "experiment.toml"
+    file.write_text(tomli_w.dumps(table_of(FEDPROX)))
+    assert refusal("deploy", str(file), *options).startswith("give one of --local N")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": None}, "the key 'name' is missing"),
+        ({"keys": "a"}, "unknown key 'keys'; did you mean 'key'?"),
+        ({"policy": {"reports": ["loss"]}}, "policy: unknown key 'reports'; did you mean 'report'"),
+        ({"policy": {"report": ["rows"]}}, "policy.report"),
+        ({"data": {"name": "unheard-of"}}, "data.name = 'unheard-of'"),
+        ({"data": {"name": "deployment"}}, "the data are on the nodes of a deployment"),
+        ({"deal": {"part": 3, "parts": 3}}, "deal.part = 3; it must be a whole number from 0 to 2"),
+        ({"deal": {"part": 0, "parts": 9}}, "deal.parts = 9"),
+        ({"policy": {"fewest_rows": 10**6}}, "no client has so many training rows"),
+    ],
+)
+def test_a_node_file_that_makes_no_sense_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as refused:
+        load_node(read_node_file(node_file(tmp_path, **changes)))
+    assert message in str(refused.value)
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    file = read_node_file(node_file(tmp_path))
+    assert file.key == str(tmp_path / "node.key")
+    known = tmp_path / "superlink.toml"
+    known.write_text('address = "a:1"\nca_certificate = "ca.pem"\nsecret = "/elsewhere/secret"\n')
+    assert read_superlink_file(known).ca_certificate == str(tmp_path / "ca.pem")
+    assert read_superlink_file(known).secret == "/elsewhere/secret"
+
+
+def test_a_part_of_the_clients_is_dealt_in_their_order(tmp_path: Path) -> None:
+    names = []
+    for part in range(2):
+        file = read_node_file(node_file(tmp_path, deal={"part": part, "parts": 2}))
+        names += list(load_node(file).federation.names)
+    assert names == ["0", "1", "2", "3", "4"]
+
+
+def test_the_identifier_of_a_run_is_in_its_directory(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="missing or damaged"):
+        read_run(tmp_path)
+    run = new_run()
+    write_run(tmp_path, run)
+    assert read_run(tmp_path) == run != new_run()
+    (tmp_path / "deployment.json").write_text(json.dumps([run]))
+    with pytest.raises(InputError, match="missing or damaged"):
+        read_run(tmp_path)
+
+
+def test_an_operator_needs_no_data_and_others_do(tmp_path: Path) -> None:
+    table = table_of(FEDPROX)
+    del table["data"]
+    file = tmp_path / "experiment.toml"
+    file.write_text(tomli_w.dumps(table))
+    with pytest.raises(InputError, match=r"the section \[data\] is missing"):
+        read_experiment(file)
+    experiment = read_experiment(file, (), {"data": {"name": "deployment"}})
+    with pytest.raises(InputError, match="fedprox deploy trains on them"):
+        resolve(experiment)
+
+
+def test_a_run_ends_if_a_node_has_lost_client_state(tmp_path: Path) -> None:
+    table = table_of({"name": "scaffold"}, rounds=4, cohort={"clients_per_round": 4})
+    nodes = nodes_of(table, tmp_path, 2)
+    asked = 0
+
+    def forgetful(parcel: Any) -> Any:
+        nonlocal asked
+        if json.loads(parcel.head)["kind"] == "train":
+            asked += 1
+            if asked == 2:
+                shutil.rmtree(nodes[1].folder)
+        return nodes[1].answer(parcel)
+
+    with pytest.raises(InputError, match=r"node 'node-1': state of client .* begin the run anew"):
+        deployed(table, [nodes[0].answer, forgetful])
