@@ -37,6 +37,9 @@ from tests.deployment.federations import (
 )
 
 TABLE = table_of({"name": "scaffold"}, rounds=2, evaluation={"every": 1})
+ALL = TABLE | {"cohort": {"clients_per_round": 4}}
+"""All clients take part, so that each node compiles fewer programs."""
+
 CHANGE = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
@@ -197,7 +200,7 @@ def enlarged(factor: float) -> CHANGE:
 def test_a_node_with_a_faulty_message_is_left_out(
     factor: float, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    table = TABLE | {"faults": {"policy": "drop", "norm": 10.0}}
+    table = ALL | {"faults": {"policy": "drop", "norm": 10.0}}
     one, two = fresh(tmp_path)
     with caplog.at_level(logging.WARNING):
         (run,) = deployed(table, [one.answer, changed(two.answer, "train", enlarged(factor))])
@@ -218,7 +221,7 @@ def test_a_node_with_a_faulty_message_is_left_out(
 
 
 def test_a_faulty_message_ends_a_run_that_asks_for_it(fresh: Fresh, tmp_path: Path) -> None:
-    table = TABLE | {"faults": {"policy": "fail", "norm": 10.0}}
+    table = ALL | {"faults": {"policy": "fail", "norm": 10.0}}
     one, two = fresh(tmp_path)
     with pytest.raises(InputError, match=r"^scaffold, seed 0: round 1: faulty update of client "):
         deployed(table, [one.answer, changed(two.answer, "train", enlarged(1e6))])
@@ -267,7 +270,7 @@ def test_clipping_scales_the_message_of_a_node() -> None:
 def test_losses_that_are_not_finite_are_refused_with_screening(
     fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    table = TABLE | {"faults": {"policy": "drop", "norm": 10.0}, "rounds": 1}
+    table = ALL | {"faults": {"policy": "drop", "norm": 10.0}, "rounds": 1}
     for change in (setting("loss", lambda a: a + np.float32("nan")), without("unmeasured")):
         one, two = fresh(tmp_path)
         caplog.clear()
