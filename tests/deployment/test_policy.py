@@ -175,7 +175,7 @@ def test_a_node_sends_nothing_that_it_does_not_report(fresh: Fresh, tmp_path: Pa
 
     site.node.policy = Policy(report=["loss"])
     deployed(GRADIENTS, [record, other.answer])
-    expected = {"loss", "weight", "test/loss['sum']", "test/loss['rows']"}
+    expected = {"loss", "weight", "unmeasured", "test/loss['sum']", "test/loss['rows']"}
     assert sent == [expected, expected]
 
 
@@ -194,5 +194,5 @@ def test_a_metric_may_be_named_like_a_measure() -> None:
     arrays = {"test/accuracy_of_two['rows']": np.ones(1, np.float32)}
     shapes = Shapes(1, {}, like, None)
     answered = Answered(Answer(id=""), arrays, 0, 0)
-    read = sums_of(answered, shapes, 1.0, screened=False)
+    read = sums_of(answered, shapes, 1.0)
     assert list(read.sums["test"]) == ["accuracy_of_two"]

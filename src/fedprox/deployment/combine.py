@@ -127,8 +127,8 @@ def combined(
 ) -> Combined:
     """Combine the parts of all nodes, in the order of the nodes.
 
-    With screening, a node's message is one update: it is faulty if it is not finite, or if its mean
-    is far larger than those of the others.
+    A node's message is one update: it is faulty if it is not finite, or if its mean is far larger
+    than those of the others.
 
     Args:
         method: The method.
@@ -145,24 +145,23 @@ def combined(
         steps[part.at], counts[part.at], faulty[part.at] = part.steps, part.counts, part.faulty
     if not ordered:
         return Combined(parts, None, steps, counts, faulty)
+    faults = method.faults
+    assert faults is not None  # a deployment always screens
     answered = np.stack([part.counted > 0 for part in ordered])
-    scales = answered.astype(np.float32)
-    if method.faults is not None:
+    means = [mean_of_others(part.message, jnp.asarray(part.counted)) for part in ordered]
+    finite = np.stack([np.asarray(jax.vmap(sound)(mean)) for mean in means])
+    sizes = None
+    if faults.compares:
         measure = jax.jit(jax.vmap(size or method.algorithm.size))
-        means = [mean_of_others(part.message, jnp.asarray(part.counted)) for part in ordered]
-        finite = np.stack([np.asarray(jax.vmap(sound)(mean)) for mean in means])
-        sizes = None
-        if method.faults.compares:
-            sizes = jnp.asarray(
-                np.where(finite > 0, np.stack([np.asarray(measure(mean)) for mean in means]), 0)
-            )
-        weight = np.array([float(part.counted.max()) for part in ordered], np.float32)
-        screened = screen(method.faults, jnp.asarray(finite * answered), sizes, jnp.asarray(weight))
-        scales = np.asarray(screened.scale)
-        bad = answered & np.asarray(screened.faulty)
-        for i, part in enumerate(ordered):
-            faulty[part.at] |= bad[i][None] & part.counts
-            counts[part.at] &= (scales[i] > 0)[None]
+        all_sizes = np.stack([np.asarray(measure(mean)) for mean in means])
+        sizes = jnp.asarray(np.where(finite > 0, all_sizes, 0))
+    weight = np.array([float(part.counted.max()) for part in ordered], np.float32)
+    screened = screen(faults, jnp.asarray(finite * answered), sizes, jnp.asarray(weight))
+    scales = np.asarray(screened.scale)
+    bad = answered & np.asarray(screened.faulty)
+    for i, part in enumerate(ordered):
+        faulty[part.at] |= bad[i][None] & part.counts
+        counts[part.at] &= (scales[i] > 0)[None]
     total = sum(
         np.where(scale > 0, part.counted, 0) for scale, part in zip(scales, ordered, strict=True)
     )
@@ -237,14 +236,13 @@ class NodeSums(NamedTuple):
     correct: tuple[Array, Array] | None
 
 
-def sums_of(answered: Answered, shapes: Shapes, share: float, *, screened: bool) -> NodeSums:
+def sums_of(answered: Answered, shapes: Shapes, share: float) -> NodeSums:
     """Check a node's answer to an evaluation, and read its arrays.
 
     Args:
         answered: The answer.
         shapes: What nodes answer, in shape.
         share: The node's share of all training rows.
-        screened: Whether clients that cannot be measured are left out.
 
     Raises:
         InputError: If an array is missing, has another shape, or is not what a node can measure.
@@ -262,12 +260,11 @@ def sums_of(answered: Answered, shapes: Shapes, share: float, *, screened: bool)
             ((weight >= 0) & (weight <= 1 + WEIGHT_ERROR)).all(),
             f"it measures weights {weight.tolist()}; they must be from 0 to 1",
         )
-        if screened:
-            require("unmeasured" in arrays, "the array 'unmeasured' is missing")
-            require(np.isfinite(sums["loss"]).all(), "its losses are not finite")
-            whole = jax.ShapeDtypeStruct((shapes.points,), np.int32)
-            require_like("unmeasured", arrays["unmeasured"], whole)
-            sums["unmeasured"] = arrays["unmeasured"]
+        require("unmeasured" in arrays, "the array 'unmeasured' is missing")
+        require(np.isfinite(sums["loss"]).all(), "its losses are not finite")
+        whole = jax.ShapeDtypeStruct((shapes.points,), np.int32)
+        require_like("unmeasured", arrays["unmeasured"], whole)
+        sums["unmeasured"] = arrays["unmeasured"]
     for part, like in (("train", shapes.train), ("test", shapes.held_out)):
         sums[part] = _terms(arrays, part, like)
     sums["validation"] = _terms(arrays, "validation", shapes.held_out)
@@ -296,16 +293,13 @@ def _terms(arrays: Mapping[str, Array], part: str, like: Mapping[str, Any]) -> d
     }
 
 
-def measures_of(
-    model: Model, nodes: Sequence[NodeSums], shapes: Shapes, *, screened: bool
-) -> Measures:
+def measures_of(model: Model, nodes: Sequence[NodeSums], shapes: Shapes) -> Measures:
     """The measures of an evaluation; NaN for what no node reports.
 
     Args:
         model: The model.
         nodes: The answers, of which at least one reports losses.
         shapes: What nodes answer, in shape.
-        screened: Whether clients that cannot be measured are left out.
     """
 
     def shared(name: str) -> Array:
@@ -330,7 +324,7 @@ def measures_of(
     sums = EvaluationSums(
         loss=jnp.asarray(shared("loss")),
         weight=jnp.asarray(weight),
-        unmeasured=_sum(unmeasured) if screened else None,
+        unmeasured=_sum(unmeasured),
         scatter=_merged(scatters, weight) if scatters else None,
         train=terms("train", shapes.train),
         correct=jnp.zeros(shapes.points, jnp.int32),

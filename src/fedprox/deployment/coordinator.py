@@ -7,6 +7,7 @@ checkpoints, targets and early ends, is the simulation's.
 
 import importlib.metadata
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -58,6 +59,7 @@ from fedprox.simulation.compiled.client_step import round_hparams
 from fedprox.simulation.compiled.compile import evaluated
 from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.compiled.lanes import choose
+from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import lane_mesh
@@ -71,6 +73,10 @@ from fedprox.simulation.results.run import Run
 
 DESCRIBE_EVERY = 2.0
 """Seconds between looks for nodes that have joined."""
+
+
+FINITE = Faults("drop", math.inf)
+"""Screening of updates if the experiment does not say: those that are not finite are left out."""
 
 
 class Joined(NamedTuple):
@@ -218,6 +224,9 @@ def resolve_deployment(experiment: Experiment, joined: Joined, run: str) -> Depl
             not method.pooled,
             f"{method.name} has all rows in one place; leave it out in a deployment",
         )
+    if resolved.faults is None:  # one node's numbers must not ruin the others' model
+        resolved = resolved._replace(faults=FINITE)
+        resolved.table["faults"] = {"policy": FINITE.policy, "norm": FINITE.norm}
     if "gradients" not in experiment.evaluation.model_fields_set:
         # they cost an upload of the model's size: measured only if asked for, or needed for gamma
         solvers = [method.solver(resolved.solver) for method in resolved.methods]
@@ -295,7 +304,7 @@ class Server:
         sizes = protocol.federation.train.sizes
         self.shares = np.bincount(self.owner, sizes) / sizes.sum()
 
-    def setup(self, method: Method, number: int, seed: int) -> Setup:
+    def setup(self, number: int, seed: int) -> Setup:
         """What nodes must know of a method."""
         deployment, protocol = self.deployment, self.protocol
         table, systems = deployment.resolved.table, protocol.systems
@@ -314,7 +323,6 @@ class Server:
             evaluated=protocol.evaluation.model,
             rows=deployment.experiment.evaluation.rows,
             gradients=protocol.evaluation.gradients,
-            screened=method.faults is not None,
             deadline=systems.deadline if systems.real_clock else None,
         )
 
@@ -396,7 +404,7 @@ class RemoteMethod:
             InputError: If a node refuses, or none answers.
         """
         server = self.server
-        setup = server.setup(self.method, self.number, self.method.protocol.seeds[0])
+        setup = server.setup(self.number, self.method.protocol.seeds[0])
         answers = server.ask("prepare", setup, dict.fromkeys(range(len(server.nodes))))
         for index in range(len(server.nodes)):
             if index in answers:
@@ -429,7 +437,7 @@ class RemoteSeed:
     def __init__(self, remote: RemoteMethod, start: Start) -> None:
         self.remote, self.server, self.method = remote, remote.server, remote.method
         self.seed, self.params = start.seed, start.params
-        self.setup = remote.server.setup(remote.method, remote.number, start.seed)
+        self.setup = remote.server.setup(remote.number, start.seed)
         clients = len(self.server.owner)
         self.used = np.full(clients, NEW, np.int64)
         # at the last two checkpoints, from either of which a run may resume
@@ -479,9 +487,7 @@ class RemoteSeed:
             dropped=call.clients - int(used.sum()),
             jobs=_some(jobs, worked)._replace(steps=taken[worked].max(axis=1, initial=0)),
         )
-        faulty: tuple[Faulty, ...] = ()
-        if self.method.faults is not None:
-            faulty = (partial(_faulty_rows, t, jobs.client, result.faulty),)
+        faulty: tuple[Faulty, ...] = (partial(_faulty_rows, t, jobs.client, result.faulty),)
         steps, empty = taken.sum(axis=0), int(not counts.any())
         return Computed(after, done, steps, empty, faulty, traffic=(*traffic, cost))
 
@@ -493,17 +499,9 @@ class RemoteSeed:
         return int(late.sum())
 
     def _warn_of_faults(self, t: int, jobs: Jobs, result: Combined) -> None:
-        """Log the nodes with an update that is faulty, or not finite without screening."""
+        """Log the nodes with faulty updates."""
         for index, part in sorted(result.parts.items()):
-            name = self.server.name(index)
-            if self.method.faults is None:
-                if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(part.message)):
-                    self._warn(
-                        f"round {t + 1}: node {name!r}: its update is not finite; with [faults], "
-                        "such updates are left out"
-                    )
-                continue
-            clients = result.faulty[part.at].any(axis=1)
+            name, clients = self.server.name(index), result.faulty[part.at].any(axis=1)
             if clients.any():
                 names = self.server.protocol.federation.names
                 faulty = [names[k] for k in jobs.client[part.at[clients]].tolist()]
@@ -631,13 +629,13 @@ class RemoteSeed:
         arrays = [np.asarray(a) for a in jax.tree.leaves(self.remote.evaluated(state))]
         server, nodes = self.server, range(len(self.server.nodes))
         answers = server.ask("evaluate", self.setup, dict.fromkeys(nodes), arrays)
-        nodes_sums, screened = [], self.method.faults is not None
+        nodes_sums = []
         for index in nodes:
             problem = server.problem(index)
             if index in answers:
                 try:
                     shapes, share = self.remote.shapes, float(server.shares[index])
-                    nodes_sums.append(sums_of(answers[index], shapes, share, screened=screened))
+                    nodes_sums.append(sums_of(answers[index], shapes, share))
                     continue
                 except InputError as error:
                     problem = f"its answer is refused: {error}"
@@ -648,7 +646,7 @@ class RemoteSeed:
             "evaluation; resume the run when nodes are connected",
         )
         model, shapes = server.protocol.model, self.remote.shapes
-        measures = measures_of(model, nodes_sums, shapes, screened=screened)
+        measures = measures_of(model, nodes_sums, shapes)
         return measures, (self._cost(began, answers),)
 
     def _warn(self, line: str) -> None:

@@ -119,7 +119,6 @@ class Setup(Message):
         evaluated: The model that is evaluated.
         rows: Rows of each client that an evaluation reads at most; None for all.
         gradients: Whether gradients are measured.
-        screened: Whether updates that are not finite are left out.
         deadline: Seconds that a node works on a round; None for no limit.
     """
 
@@ -137,7 +136,6 @@ class Setup(Message):
     evaluated: str
     rows: int | None
     gradients: bool
-    screened: bool
     deadline: float | None
 
 

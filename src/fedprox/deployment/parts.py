@@ -327,7 +327,7 @@ def methods_of(setup: Setup, federation: Federation, like: Federation) -> tuple[
         solver=solver,
         cohort=Cohort(min(len(federation), max(1, round(share)))),
         systems=Systems(),
-        faults=Faults("drop", float("inf")) if setup.screened else None,
+        faults=Faults("drop", math.inf),
         rounds=setup.rounds,
         evaluation=Evaluation(
             rows=setup.rows,
