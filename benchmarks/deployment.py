@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,7 +193,7 @@ def plain(case: Case, folder: Path, data: Path) -> Turn:
         )
         for i in range(case.nodes)
     ]
-    with running([superlink]) as started:
+    with ending(folder), running([superlink]) as started:
         wait_for(lambda: "startup complete" in (folder / "superlink.log").read_text(), started)
         with running(supernodes) as processes:
             everyone = [*started, *processes]
@@ -222,6 +222,17 @@ def plain(case: Case, folder: Path, data: Path) -> Turn:
     peaks["node"] = float((folder / "peak").read_text())
     spent = [work[rounds] for rounds in sorted(work) if rounds]
     return Turn(list(np.diff(times)), rate(spent), np.nan, np.nan, peaks, final)
+
+
+@contextmanager
+def ending(folder: Path) -> Iterator[None]:
+    """Kill what Flower leaves behind: the processes of apps that had not ended."""
+    try:
+        yield
+    finally:
+        for process, _ in processes_of(folder):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
 
 def write_app(app: Path, folder: Path, case: Case) -> None:
@@ -261,32 +272,26 @@ def wait_for(condition: Any, processes: Iterable["subprocess.Popen[bytes]"]) -> 
         time.sleep(0.1)
 
 
-def peak_bytes(folder: Path, word: str) -> float:
-    """The greatest peak memory of the processes whose command line has a folder and a word."""
-    peaks = [0.0]
+def processes_of(folder: Path) -> Iterator[tuple[int, str]]:
+    """Processes whose command line or environment names a folder, with their command lines."""
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_text()
-        except OSError:
-            continue
-        if str(folder) in command and word in command:
-            peaks.append(hwm(int(process.name)))
-    return max(peaks)
+        with suppress(OSError):
+            command, environ = ((process / name).read_text() for name in ("cmdline", "environ"))
+            if str(folder) in command + environ and int(process.name) != os.getpid():
+                yield int(process.name), command
+
+
+def peak_bytes(folder: Path, word: str) -> float:
+    """The greatest peak memory of a folder's processes with a word in their command lines."""
+    return max(hwm(process) for process, command in processes_of(folder) if word in command)
 
 
 def processor_seconds(folder: Path) -> float:
-    """Processor seconds of the processes whose command line or environment has a folder.
-
-    Those of children that have ended are included.
-    """
+    """Processor seconds of a folder's processes and of their children that have ended."""
     ticks = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
-            numbers = (process / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if str(folder).encode() in words and int(process.name) != os.getpid():
+    for process, _ in processes_of(folder):
+        with suppress(OSError):
+            numbers = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
             ticks += sum(map(int, numbers[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
