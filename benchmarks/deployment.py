@@ -77,7 +77,7 @@ class Turn(NamedTuple):
 
     Attributes:
         seconds: Seconds of each round, the first included.
-        work: Processor seconds of all processes in a round, the mean over the rounds after the first.
+        work: Processor seconds of all processes in a round, the mean over those after the first.
         down: Bytes to a node in a round, over those of the model; NaN if not measured.
         up: Bytes from a node likewise.
         peaks: Peak bytes of kinds of processes, the greatest of each kind.
@@ -122,7 +122,11 @@ def ours(case: Case, folder: Path, initial: Path) -> Turn:
         joined = join(conversation, case.nodes)
         deployment = resolve_deployment(experiment, joined, "benchmark")
         (run,) = deploy(conversation, deployment, Follow(None, None, None, progress=False))
-        kinds = {"node": "fedprox.cli", "SuperNode": "supernode.py", "SuperLink": "flower_superlink"}
+        kinds = {
+            "node": "fedprox.cli",
+            "SuperNode": "supernode.py",
+            "SuperLink": "flower_superlink",
+        }
         peaks = {kind: peak_bytes(folder, word) for kind, word in kinds.items()}
     times, work = zip(*(began[t] for t in sorted(began)), strict=True)
     final = [np.asarray(leaf) for leaf in jax.tree.leaves(run.params)]
@@ -397,8 +401,8 @@ def main() -> None:
     if "start" in chosen:
         for _ in range(TURNS):
             with scratch() as cache:
-                cold, warm = started(cache), started(cache)
-            console.print(f"first round after: empty cache {cold:.1f} s, filled {warm:.1f} s")
+                empty, filled = started(cache), started(cache)
+            console.print(f"first round after: empty cache {empty:.1f} s, filled {filled:.1f} s")
     table = Table(title="seconds a round", box=None, pad_edge=False, header_style="bold")
     for header in ("case", "fedprox", "", "first", "CPU", "Flower", "", "first", "CPU", "ratio"):
         table.add_column(header, justify="left" if header == "case" else "right")

@@ -21,7 +21,7 @@ client_app = ClientApp()
 server_app = ServerApp()
 
 
-@server_app.main()
+@server_app.main()  # type: ignore[untyped-decorator]
 def run_rounds(grid: Grid, context: Context) -> None:
     """Train, and write the time after each round, the final model and the clients' peak memory."""
     config = context.run_config
@@ -56,13 +56,13 @@ def run_rounds(grid: Grid, context: Context) -> None:
     (folder / "peak.partial").rename(folder / "peak")
 
 
-@client_app.train()
+@client_app.train()  # type: ignore[untyped-decorator]
 def train(message: Message, context: Context) -> Message:
     """Take one gradient step on all rows."""
     layers = layers_of(message)
     with np.load(str(context.node_config["rows"])) as file:
         x, y = file["x"], file["y"]
-    rate = np.float32(context.run_config["learning_rate"])  # type: ignore[arg-type]
+    rate = np.float32(context.run_config["learning_rate"])
     outputs = forward(layers, x)
     slope = softmax(outputs[-1])
     slope[np.arange(len(y)), y] -= 1
@@ -80,7 +80,7 @@ def train(message: Message, context: Context) -> Message:
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
-@client_app.evaluate()
+@client_app.evaluate()  # type: ignore[untyped-decorator]
 def evaluate(message: Message, context: Context) -> Message:
     """The loss on training rows and the accuracy on test rows."""
     layers = layers_of(message)
@@ -98,7 +98,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def layers_of(message: Message) -> list[tuple[Array, Array]]:
     """Bias (outputs,) and kernel (outputs, inputs) of each layer, writable."""
-    arrays = [np.array(a) for a in message.content["arrays"].to_numpy_ndarrays()]  # type: ignore[union-attr]
+    arrays = [np.array(a) for a in message.content["arrays"].to_numpy_ndarrays()]
     return list(zip(arrays[::2], arrays[1::2], strict=True))
 
 
