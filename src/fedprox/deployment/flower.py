@@ -381,8 +381,8 @@ def _problem(error: "Error") -> str:
 
 
 def _pause(since: float, most: float = 0.5) -> float:
-    """Seconds until the next look: a tenth of the time since something happened."""
-    return min(most, max(0.02, (time.monotonic() - since) / 10))
+    """Seconds until the next look: a fifth of the time since something happened."""
+    return min(most, max(0.05, (time.monotonic() - since) / 5))
 
 
 # --- a node ---

@@ -9,10 +9,12 @@ from collections.abc import Callable
 
 # This file must not import the package, which would load JAX into the SuperNode's process.
 
-SHORTEST = 0.02
+# Each look is a call to the SuperLink, which serves a few hundred calls a second for all nodes.
+
+SHORTEST = 0.05
 """The shortest sleep in seconds."""
 
-SHARE = 0.1
+SHARE = 0.2
 """The longest sleep, as a share of the time that the SuperNode has been waiting."""
 
 
