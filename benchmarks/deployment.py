@@ -37,10 +37,12 @@ from rich.table import Table
 
 import fedprox as fp
 from fedprox.deployment.conversation import Conversation
-from fedprox.deployment.coordinator import deploy, join, resolve_deployment
+from fedprox.deployment.coordinator import deploy
 from fedprox.deployment.flower_calls import environment, free_port
+from fedprox.deployment.joining import join
 from fedprox.deployment.network import Network, Parcel
 from fedprox.deployment.processes import Program, running
+from fedprox.deployment.server import resolve_deployment
 from fedprox.deployment.trial import local_nodes
 from fedprox.experiment import parse, resolve
 from fedprox.simulation.loop.comparison import Follow

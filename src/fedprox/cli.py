@@ -29,10 +29,11 @@ from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.sources import cache_folder, fetch
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.coordinator import deploy as run_deployment
-from fedprox.deployment.coordinator import join, resolve_deployment
 from fedprox.deployment.flower import NodeConnection, operator_network, serve
+from fedprox.deployment.joining import join
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
 from fedprox.deployment.run_file import new_run, read_run, write_run
+from fedprox.deployment.server import resolve_deployment
 from fedprox.deployment.trial import local_nodes
 from fedprox.diagnose import diagnose as run_diagnosis
 from fedprox.errors import InputError, printable, require

@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 from fedprox.deployment.conversation import Conversation
-from fedprox.deployment.coordinator import deploy, join, resolve_deployment
+from fedprox.deployment.coordinator import deploy
+from fedprox.deployment.joining import join
 from fedprox.deployment.memory import in_memory
 from fedprox.deployment.messages import Arrays, pack_arrays, unpack_arrays
 from fedprox.deployment.network import Network, Parcel, Received
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
+from fedprox.deployment.server import resolve_deployment
 from fedprox.deployment.states import States
 from fedprox.experiment import parse, resolve, train
 from fedprox.federation import Federation

@@ -13,12 +13,13 @@ import pytest
 
 import fedprox as fp
 from fedprox.deployment.conversation import Conversation
-from fedprox.deployment.coordinator import Joined, join, resolve_deployment
+from fedprox.deployment.joining import Joined, join
 from fedprox.deployment.memory import in_memory
 from fedprox.deployment.messages import Answer, Description, pack
 from fedprox.deployment.network import Network, Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
+from fedprox.deployment.server import resolve_deployment
 from fedprox.deployment.stand_in import describe
 from fedprox.errors import InputError
 from fedprox.experiment import parse

@@ -1,0 +1,367 @@
+"""Rounds on nodes: what they are asked for, and what becomes of their answers."""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from numpy.typing import NDArray
+
+from fedprox.algorithms.base import HParams, State
+from fedprox.algorithms.check import message_shape
+from fedprox.deployment.broadcast import broadcast_of
+from fedprox.deployment.combine import (
+    Combined,
+    NodePart,
+    combined,
+    evaluation_shapes,
+    measures_of,
+    part_of,
+    sums_of,
+)
+from fedprox.deployment.conversation import Answered
+from fedprox.deployment.messages import (
+    Array,
+    Kind,
+    Work,
+)
+from fedprox.deployment.server import Server
+from fedprox.deployment.states import NEW
+from fedprox.errors import InputError, require
+from fedprox.model import Params
+from fedprox.simulation.compiled.client_step import round_hparams
+from fedprox.simulation.compiled.compile import evaluated
+from fedprox.simulation.compiled.evaluation import Measures
+from fedprox.simulation.compiled.lanes import choose
+from fedprox.simulation.config.method import Method
+from fedprox.simulation.loop.execution import Computed, Planned, RunState, Start
+from fedprox.simulation.loop.planner import Chunk, chunks
+from fedprox.simulation.loop.records import ClientTraffic, Faulty, Traffic
+from fedprox.simulation.planning.batch_plan import Jobs
+from fedprox.simulation.planning.round_work import RoundWork, round_work
+
+
+class RemoteMethod:
+    """A method whose clients are on nodes.
+
+    Args:
+        server: What all methods share.
+        method: The method.
+        number: Its number in the experiment.
+
+    Raises:
+        InputError: If a node refuses the method.
+    """
+
+    def __init__(self, server: Server, method: Method, number: int) -> None:
+        self.server, self.method, self.number = server, method, number
+        self.hparams = method.hparams(server.mesh)
+        self.compile_seconds, self.memory, self.lane_idle = 0.0, 0, 0.0
+        algorithm, shapes = method.algorithm, method.protocol.model.shapes
+        self.broadcast = broadcast_of(algorithm._replace(exchange=None), shapes)
+        points = len(method.points)
+
+        def at_points(tree: Any) -> Any:
+            return jax.tree.map(lambda a: jax.ShapeDtypeStruct((points, *a.shape), a.dtype), tree)
+
+        self.message = at_points(message_shape(algorithm, shapes))
+        self.gradient = at_points(shapes)
+        self.update = jax.jit(self._update)
+        self.evaluated = jax.jit(partial(evaluated, algorithm))
+        self.shapes = evaluation_shapes(method.protocol.model, server.kind, points)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Ask all nodes whether they take part in the method.
+
+        A node that does not answer may answer later, so rounds begin without it.
+
+        Raises:
+            InputError: If a node refuses, or none answers.
+        """
+        server = self.server
+        setup = server.setup(self.number, self.method.protocol.seeds[0])
+        answers = server.ask("prepare", setup, dict.fromkeys(range(len(server.nodes))))
+        for index in range(len(server.nodes)):
+            if index in answers:
+                continue
+            line = f"{self.method.name}: node {server.name(index)!r}: {server.problem(index)}"
+            refused = server.nodes[index] in server.conversation.refused
+            require(answers and not refused, line)
+            logging.getLogger(__name__).warning("%s; it may take part later", line)
+
+    def _update(
+        self, state: State, mean: Any, hparams: HParams, before: State, counts: jax.Array
+    ) -> State:
+        """The state after a round; that before it at points (points,) where no update counts."""
+        after = jax.vmap(self.method.algorithm.update)(state, mean, hparams)
+        return choose(counts, after, before)
+
+    def begin(self, start: Start) -> "RemoteSeed":
+        """Begin the remaining rounds of a seed."""
+        return RemoteSeed(self, start)
+
+
+class RemoteSeed:
+    """The rounds of one seed on nodes.
+
+    Args:
+        remote: The method.
+        start: The start of the remaining rounds.
+    """
+
+    def __init__(self, remote: RemoteMethod, start: Start) -> None:
+        self.remote, self.server, self.method = remote, remote.server, remote.method
+        self.seed, self.params = start.seed, start.params
+        self.setup = remote.server.setup(remote.number, start.seed)
+        clients = len(self.server.owner)
+        self.used = np.full(clients, NEW, np.int64)
+        # at the last two checkpoints, from either of which a run may resume
+        self.saved = [self.used.copy(), self.used.copy()]
+        self.planned: Planned = self._plan(start.round)
+
+    def _plan(self, begin: int) -> Iterator[tuple[Chunk, RoundWork]]:
+        protocol, method = self.server.protocol, self.method
+        every = protocol.evaluation.every
+        for chunk in chunks(begin, protocol.rounds, every, most=1, pause=protocol.rounds):
+            work = round_work(protocol, method.algorithm, method.solver, self.seed, chunk.first)
+            yield chunk, work
+
+    def run(self, chunk: Chunk, call: RoundWork, now: RunState) -> Computed:
+        """Compute one round on the nodes."""
+        t, jobs, exchange = chunk.first, call.jobs, self.method.algorithm.exchange
+        state, traffic = now.state, list[Traffic]()
+        if exchange is not None and len(jobs.client):
+            gradient, cost = self._mean_gradient(t, call.exchange, state)
+            traffic.append(cost)
+            if gradient is None:  # no valid g^t: discard this round's updates
+                jobs = _some(jobs, np.zeros(0, np.int64))
+            else:
+                state = jax.vmap(exchange)(state, gradient)
+        if not len(jobs.client):
+            work = call._replace(dropped=call.clients, jobs=jobs)
+            return Computed(now.state, work, 0, 1, traffic=tuple(traffic))
+        began = time.perf_counter()
+        result = combined(self.method, jobs, self._train(t, jobs, state, now.hparams))
+        counts = result.counts
+        self._warn_of_faults(t, jobs, result)
+        self.used[jobs.client[counts.any(axis=1)]] = t
+        cost = self._traffic(began, jobs, result)
+        after = now.state
+        if counts.any():
+            rate = jnp.float32(self.method.solver.factor(t))
+            hparams = round_hparams(now.hparams, rate, jnp.float32(0))
+            participation = (jobs.participation[:, None] * counts).sum(axis=0)
+            hparams = {**hparams, "participation": jnp.asarray(participation, jnp.float32)}
+            after = self.remote.update(state, result.mean, hparams, now.state, counts.any(axis=0))
+        # as in a simulation, where clients that are dropped take no steps
+        taken = np.where(counts | result.faulty, result.steps, 0)
+        worked = np.flatnonzero((taken > 0).any(axis=1))
+        used = counts.any(axis=1)
+        done = call._replace(
+            stragglers=min(call.clients, call.stragglers + self._late(jobs, result)),
+            dropped=call.clients - int(used.sum()),
+            jobs=_some(jobs, worked)._replace(steps=taken[worked].max(axis=1, initial=0)),
+        )
+        faulty: tuple[Faulty, ...] = (partial(_faulty_rows, t, jobs.client, result.faulty),)
+        steps, empty = taken.sum(axis=0), int(not counts.any())
+        return Computed(after, done, steps, empty, faulty, traffic=(*traffic, cost))
+
+    def _late(self, jobs: Jobs, result: Combined) -> int:
+        """Clients that the round did not use, or that took fewer steps by a real clock."""
+        late = ~result.counts.any(axis=1)
+        if self.setup.deadline is not None and self.method.solver.gamma is None:
+            late |= (result.steps < jobs.steps[:, None]).any(axis=1)
+        return int(late.sum())
+
+    def _warn_of_faults(self, t: int, jobs: Jobs, result: Combined) -> None:
+        """Log the nodes with faulty updates."""
+        for index, part in sorted(result.parts.items()):
+            name, clients = self.server.name(index), result.faulty[part.at].any(axis=1)
+            if clients.any():
+                names = self.server.protocol.federation.names
+                faulty = [names[k] for k in jobs.client[part.at[clients]].tolist()]
+                self._warn(f"round {t + 1}: node {name!r}: faulty update of {', '.join(faulty)}")
+
+    def _train(
+        self, t: int, jobs: Jobs, state: State, hparams: Mapping[str, Any]
+    ) -> dict[int, NodePart]:
+        """The nodes' parts of a round, by node; those that are missing or refused are not there."""
+        needed = self.remote.broadcast.initial and (self.used[jobs.client] == NEW).any()
+        initial = self.params if needed else None
+        arrays = self.remote.broadcast.sent(state, hparams, initial)
+        first = initial is not None
+        return self._parts(t, "train", jobs, arrays, self.remote.message, initial=first)
+
+    def _mean_gradient(self, t: int, jobs: Jobs, state: State) -> tuple[Params | None, Traffic]:
+        """g^t over a first cohort, None if no gradient counts, and what it cost."""
+        began = time.perf_counter()
+        params = jax.vmap(self.method.algorithm.params)(state)
+        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
+        parts = self._parts(t, "gradients", jobs, arrays, self.remote.gradient)
+        result = combined(self.method, jobs, parts, optax.tree.norm)
+        cost = self._cost(began, {i: p.answered for i, p in result.parts.items()})
+        return (result.mean if result.counts.any() else None), cost
+
+    def _parts(
+        self,
+        t: int,
+        kind: Kind,
+        jobs: Jobs,
+        arrays: Sequence[Array],
+        message: Any,
+        *,
+        initial: bool = False,
+    ) -> dict[int, NodePart]:
+        """Ask nodes for their parts of some jobs, and check what they answer.
+
+        Args:
+            t: The round.
+            kind: "train" or "gradients".
+            jobs: The jobs of all nodes.
+            arrays: The arrays that nodes need.
+            message: The message, in shape, leaves (points, ...).
+            initial: Whether w^0 is among the arrays.
+        """
+        server, clients = self.server, self.server.protocol.federation
+        owner = server.owner[jobs.client]
+        work: dict[int, Work | None] = {}
+        for index in np.unique(owner).tolist():
+            own = _some(jobs, np.flatnonzero(owner == index))
+            names = [clients.names[k] for k in own.client.tolist()]
+            work[index] = Work(
+                names=names,
+                client=own.client.tolist(),
+                rows=own.size.tolist(),
+                steps=own.steps.tolist(),
+                weight=own.weight.tolist(),
+                gamma=own.gamma.tolist(),
+                relative_size=own.relative_size.tolist(),
+                state=self.used[own.client].tolist(),
+                kept=np.stack([saved[own.client] for saved in self.saved], axis=1).tolist(),
+            )
+        participation = float(jobs.participation.sum())
+        answers = server.ask(
+            kind,
+            self.setup,
+            work,
+            arrays,
+            round_=t,
+            participation=participation,
+            initial=initial,
+        )
+        parts = {}
+        for index in work:
+            at, problem = np.flatnonzero(owner == index), server.problem(index)
+            if index in answers:
+                try:
+                    points = len(self.method.points)
+                    parts[index] = part_of(answers[index], at, jobs, message, points)
+                    continue
+                except InputError as error:
+                    problem = f"its answer is refused: {error}"
+            many = f"{len(at)} client{'s' * (len(at) != 1)}"
+            name = server.name(index)
+            self._warn(f"round {t + 1}: node {name!r}: {problem}; without its {many}")
+        return parts
+
+    def _traffic(self, began: float, jobs: Jobs, result: Combined) -> Traffic:
+        """What a round cost, by the clients whose updates count."""
+        names, clients = self.server.protocol.federation.names, {}
+        for index, part in result.parts.items():
+            for j in part.at.tolist():
+                if result.counts[j].any():
+                    clients[names[int(jobs.client[j])]] = ClientTraffic(
+                        self.server.name(index),
+                        int(result.steps[j].max()),
+                        part.answered.head.seconds,
+                        part.answered.bytes_down // len(part.at),
+                        part.answered.bytes_up // len(part.at),
+                    )
+        return self._cost(began, {i: p.answered for i, p in result.parts.items()}, clients)
+
+    def _cost(
+        self,
+        began: float,
+        answers: Mapping[int, Answered],
+        clients: Mapping[str, ClientTraffic] = MappingProxyType({}),
+    ) -> Traffic:
+        """What some answers cost, whose requests were sent at `began`."""
+        return Traffic(
+            time.perf_counter() - began,
+            sum(each.bytes_down for each in answers.values()),
+            sum(each.bytes_up for each in answers.values()),
+            frozenset(map(self.server.name, answers)),
+            clients,
+        )
+
+    def evaluate(self, state: State) -> tuple[Measures, tuple[Traffic, ...]]:
+        """Measure the evaluated model of a state on all nodes.
+
+        Raises:
+            InputError: If no node answers.
+        """
+        began = time.perf_counter()
+        arrays = [np.asarray(a) for a in jax.tree.leaves(self.remote.evaluated(state))]
+        server, nodes = self.server, range(len(self.server.nodes))
+        answers = server.ask("evaluate", self.setup, dict.fromkeys(nodes), arrays)
+        nodes_sums = []
+        for index in nodes:
+            problem = server.problem(index)
+            if index in answers:
+                try:
+                    shapes, share = self.remote.shapes, float(server.shares[index])
+                    nodes_sums.append(sums_of(answers[index], shapes, share))
+                    continue
+                except InputError as error:
+                    problem = f"its answer is refused: {error}"
+            self._warn(f"node {server.name(index)!r}: {problem}; evaluated without it")
+        require(
+            any("loss" in node.sums for node in nodes_sums),
+            f"{self.method.name}, seed {self.seed}: no node that reports losses answered an "
+            "evaluation; resume the run when nodes are connected",
+        )
+        model, shapes = server.protocol.model, self.remote.shapes
+        measures = measures_of(model, nodes_sums, shapes)
+        return measures, (self._cost(began, answers),)
+
+    def _warn(self, line: str) -> None:
+        logging.getLogger(__name__).warning("%s, seed %d: %s", self.method.name, self.seed, line)
+
+    def contents(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """For each client the round of its last used update, now and at the last checkpoint.
+
+        Its node stores its state after both.
+        """
+        before, used = self.saved[1], self.used.copy()
+        yield "used", used
+        yield "before", before
+        self.saved = [before, used]
+
+    def restore(self, saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
+        """Restore what `contents` returned."""
+        rounds = {name: np.array(array, np.int64) for name, array in saved}
+        self.used = rounds["used"]
+        self.saved = [rounds["before"], self.used.copy()]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _some(jobs: Jobs, chosen: NDArray[np.int64]) -> Jobs:
+    """Some of the jobs."""
+    return Jobs(*(array[chosen] for array in jobs))  # type: ignore[arg-type]
+
+
+def _faulty_rows(
+    t: int, clients: NDArray[np.int64], faulty: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """The faulty updates of a round, rows of (round, point, client)."""
+    jobs, points = np.nonzero(faulty)
+    return np.stack([np.full(len(jobs), t), points, clients[jobs]], axis=1)
