@@ -23,7 +23,7 @@ test: $(READY)  ## run the tests, doctests included, except the slow ones
 	$(VENV)/bin/python -m pytest -n 2 -m "not slow and not network"
 
 test-slow: $(READY)  ## run the slow tests: kills, full disks, browsers, installed wheels, papers' claims, pages, variants
-	$(VENV)/bin/python -m pytest -n 2 -m slow
+	$(VENV)/bin/python -m pytest -n 3 -m slow
 
 test-network: $(READY)  ## deploy over Flower while processes are killed at random; about ten minutes
 	$(VENV)/bin/python -m pytest -n 0 -s -m network tests/deployment
