@@ -458,6 +458,7 @@ class _Journal:
         self.file = config.folder / "supernode.log"
         self.position = self.file.stat().st_size if self.file.exists() else 0
         self.reported = ""
+        self.dropped: set[str] = set()  # messages that the SuperNode has given up
 
     def read(self) -> bool:
         """Log what is new, and return whether the SuperNode has connected."""
@@ -468,6 +469,7 @@ class _Journal:
             new = file.read()
         self.position += len(new)
         text = new.decode(errors="replace")
+        self.dropped.update(re.findall(r"(?:Ignoring|Failed to receive) message (\w+)", text))
         problem, node = self._problem(text)
         log = logging.getLogger(__name__)
         if node:
@@ -516,7 +518,7 @@ def _answer_all(
         try:
             runtime.headers.token = runtime.client.AcquireTask(request).token
             if runtime.headers.token:
-                _answer_one(answer, runtime)
+                _answer_one(answer, runtime, journal)
                 quiet_since = time.monotonic()
         except httpx.TransportError:  # the SuperNode starts or has ended
             pass
@@ -526,12 +528,12 @@ def _answer_all(
     return connected | journal.read()
 
 
-def _answer_one(answer: Callable[[Parcel], Parcel], runtime: Runtime) -> None:
+def _answer_one(answer: Callable[[Parcel], Parcel], runtime: Runtime, journal: _Journal) -> None:
     """Answer the request of the task that was taken."""
     task = runtime.client.PullTaskInput(PullTaskInputRequest())
     node, run = task.context.node_id, task.run.run_id
     with heartbeats(runtime):
-        message = _request(runtime, node, run)
+        message = _request(runtime, node, run, journal)
         try:
             content = packed(answer(unpacked(message.content)), {})
         except Exception as error:
@@ -542,14 +544,24 @@ def _answer_one(answer: Callable[[Parcel], Parcel], runtime: Runtime) -> None:
     finish(runtime, SubStatus.COMPLETED)
 
 
-def _request(runtime: Runtime, node: int, run: int) -> "Message":
-    """The request of the current task. The SuperNode may still be receiving it."""
+def _request(runtime: Runtime, node: int, run: int, journal: _Journal) -> "Message":
+    """The request of the current task. The SuperNode may still be receiving it.
+
+    If its run has ended meanwhile, the SuperNode leaves a task whose request never arrives.
+    """
     since = time.monotonic()
     while not (reply := runtime.client.PullMessages(PullAppMessagesRequest())).messages_list:
         if time.monotonic() - since > PATIENCE:
             raise Lost("the SuperNode has a task without a request")
         time.sleep(_pause(since))
     incoming = Incoming(reply.message_object_trees[0])
+    left = len(incoming.missing)
     while (message := incoming.fetch(runtime, node, run)) is None:
+        journal.read()
+        if len(incoming.missing) < left:
+            left, since = len(incoming.missing), time.monotonic()
+        if incoming.message in journal.dropped or time.monotonic() - since > PATIENCE:
+            finish(runtime, SubStatus.FAILED)
+            raise Lost("its run has ended, or it did not arrive")
         time.sleep(_pause(since))
     return message

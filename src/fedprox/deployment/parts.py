@@ -202,9 +202,11 @@ class Parts:
         program = self._compiled(self._parts, layout, (server, inputs), (x, y), self._part)
         self.began = time.perf_counter()
         part: Part = jax.block_until_ready(program(server, inputs))
-        ticks = int(plan.ends.stop.max(initial=0))
-        self.tick_seconds = max(1e-7, (time.perf_counter() - self.began) / max(1, ticks))
-        return self._trained(part, jobs, place)
+        seconds = time.perf_counter() - self.began
+        trained = self._trained(part, jobs, place)
+        done = trained.steps.sum() / max(1, self.points * jobs.steps.sum())
+        self.tick_seconds = _tick_seconds(seconds, int(plan.ends.stop.max(initial=0)), float(done))
+        return trained
 
     def _trained(self, part: Part, jobs: Jobs, place: NDArray[Any]) -> Trained:
         count = len(jobs.client)
@@ -372,6 +374,15 @@ def _scattered(states: Sequence[ClientState], place: NDArray[Any], places: int) 
         return array
 
     return jax.tree.map(leaf, *states)
+
+
+def _tick_seconds(seconds: float, ticks: int, done: float) -> float:
+    """Seconds of a tick, from those of a round in which `done` of the planned steps were taken.
+
+    >>> _tick_seconds(2.0, ticks=1000, done=0.01)
+    0.2
+    """
+    return max(1e-7, seconds / max(1.0, ticks * done))
 
 
 def _bucket(count: int) -> int:
