@@ -25,7 +25,7 @@ test: $(READY)  ## run the tests, doctests included, except the slow ones
 test-slow: $(READY)  ## run the slow tests: kills, full disks, browsers, installed wheels, papers' claims, pages, variants
 	$(VENV)/bin/python -m pytest -n 3 -m slow
 
-test-network: $(READY)  ## deploy over Flower while processes are killed at random; about ten minutes
+test-network: $(READY)  ## deploy over Flower while processes are killed at random; about fifteen minutes
 	$(VENV)/bin/python -m pytest -n 0 -s -m network tests/deployment
 
 test-all: test test-slow  ## run all tests

@@ -13,7 +13,7 @@ from tests.deployment.machines import Machines, machines
 from tests.deployment.test_processes_together import SCAFFOLD, model_in, nodes_of, written
 
 KILLS = 20
-ROUNDS = 60
+ROUNDS = 160
 
 
 @pytest.mark.network
@@ -28,7 +28,7 @@ def test_the_model_is_that_of_an_undisturbed_run_bit_for_bit(tmp_path: Path) -> 
         loud.wait_for("round 2:")
         done = {"operator": 0, "node": 0}
         for _ in range(KILLS):
-            time.sleep(chance.uniform(0.0, 6.0))
+            time.sleep(chance.uniform(0.0, 4.0))
             if operator.poll() is not None:
                 break
             if chance.random() < 0.5:
