@@ -23,6 +23,10 @@ from tests.deployment.test_same_results import METHODS
 
 pytestmark = pytest.mark.network
 
+BOUNDS = {"feddyn": 1e-4, "fedsplit": 1e-3}
+"""Distances of methods that amplify rounding: simulations on one and on two devices differ by up to
+5e-5 and 2e-4."""
+
 PATIENT = {"nodes": 3, "patience": 240.0}
 
 
@@ -48,8 +52,7 @@ def test_all_methods_give_the_results_of_a_simulation(tmp_path: Path) -> None:
         named = {"dense.bias": dense["bias"], "dense.kernel": dense["kernel"]}
         distance = apart(named, dict(sorted(safetensors.numpy.load(stored).items())))
         print(f"{run.label}: {distance:.1e}")
-        # FedDyn amplifies rounding: simulations on one and two devices differ by as much
-        assert distance < (1e-4 if run.method == "feddyn" else 1e-5), run.label
+        assert distance < BOUNDS.get(run.method, 1e-5), run.label
 
 
 @contextmanager
