@@ -19,6 +19,9 @@ if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     # most tests compile for longer than they compute; processes that tests start inherit it
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     jax.config.update("jax_disable_most_optimizations", True)
+    # fused kernels, and programs split for many cores, double the time of a compilation
+    flags = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}"
 settings.register_profile("fedprox", deadline=None, derandomize=True)
 settings.load_profile("fedprox")
 

@@ -24,6 +24,7 @@ from tests.report.test_report import make_run
 ENTRY = [sys.executable, "-c", "from _fedprox import main; main()"]
 
 
+@pytest.mark.slow
 def test_hostile_streams_cost_neither_the_status_nor_a_traceback(tmp_path: Path) -> None:
     """A full disk behind stdout, then ASCII; stderr is closed, so that nothing can be said."""
     command = [*ENTRY, "report", "nothing"]

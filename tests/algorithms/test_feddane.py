@@ -19,6 +19,7 @@ from tests.quadratics import (
     random_quadratics,
 )
 from tests.simulation.compiled.test_round import ragged_federation
+from tests.variants import mostly_slow
 
 ROWS = [1, 200, 3, 40, 129]
 
@@ -81,7 +82,7 @@ def test_with_identical_clients_it_is_fedprox() -> None:
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("sampling", ["uniform", "proportional"])
+@pytest.mark.parametrize("sampling", mostly_slow(["uniform", "proportional"], "proportional"))
 def test_the_mean_gradient_is_of_a_cohort_of_its_own(sampling: Any) -> None:
     a, b = random_quadratics(2, 5, 3)
     federation, start = quadratic_federation(a, b, rows=ROWS), np.ones(3)

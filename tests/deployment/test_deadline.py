@@ -105,6 +105,7 @@ def test_slow_clients_send_partial_work(tmp_path: Path, monkeypatch: pytest.Monk
 ONE = TABLE | {"method": [{"name": "scaffold"}], "rounds": 1}
 
 
+@pytest.mark.slow
 def test_clients_that_finish_no_step_do_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ from tests.deployment.federations import (
     unreliable,
     vector,
 )
+from tests.variants import mostly_slow
 
 TABLE = table_of(*STATEFUL, evaluation={"every": 1}, cohort={"clients_per_round": 4})
 SHORT = table_of(STATEFUL[0], rounds=4, evaluation={"every": 1})
@@ -67,7 +68,10 @@ def every_third(what: Fault, *kinds: str) -> FaultOf:
     return fault
 
 
-@pytest.mark.parametrize("what", [each for each in get_args(Fault) if each])
+@pytest.mark.parametrize(
+    "what",
+    mostly_slow((each for each in get_args(Fault) if each), "lost request", "killed"),
+)
 def test_a_fault_of_requests_changes_nothing(
     what: Fault, fresh: Fresh, undisturbed: list[Any], tmp_path: Path
 ) -> None:
@@ -75,6 +79,7 @@ def test_a_fault_of_requests_changes_nothing(
     assert bits(deployed(TABLE, unreliable(fresh(tmp_path), fault))) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_node_with_new_programs_has_the_same_bits(
     undisturbed_short: list[Any], tmp_path: Path
 ) -> None:

@@ -37,7 +37,7 @@ def records(directory: Path) -> list[dict[str, Any]]:
 
 def test_all_methods_give_the_results_of_a_simulation(tmp_path: Path) -> None:
     table = table_of(
-        *METHODS,
+        *METHODS.values(),
         rounds=20,
         systems={"stragglers": 0.5},
         evaluation={"every": 20, "gradients": False},

@@ -197,7 +197,7 @@ SEQUENCES = Federation.from_arrays(clients(3, SIZES, length=5), clients(4, [3] *
         pytest.param(BY_CLIENT, 1000, None, marks=pytest.mark.slow),
         pytest.param(BY_CLIENT, 2, None, marks=pytest.mark.slow),
         pytest.param(BY_CLIENT, None, 5, marks=pytest.mark.slow),
-        (BY_CLIENT, 2, 5),
+        pytest.param(BY_CLIENT, 2, 5, marks=pytest.mark.slow),
         pytest.param(CENTRAL, None, None, marks=pytest.mark.slow),
         (CENTRAL, 2, 5),
         (SEQUENCES.hold_out(0.3), 2, None),

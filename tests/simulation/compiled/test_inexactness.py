@@ -58,7 +58,7 @@ SOLVERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(SOLVERS, "mini-batches", "L-BFGS"))
+@pytest.mark.parametrize("name", mostly_slow(SOLVERS, "mini-batches"))
 @pytest.mark.parametrize("lanes", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_solver_meets_its_gamma(name: str, lanes: int) -> None:
     federation = ragged_federation(ROWS)

@@ -341,7 +341,9 @@ def test_rows_of_clients_that_are_not_chosen_have_no_effect_whatever_they_hold(b
         pytest.param(
             *(feddane(mu=0.1), Solver(0.1, batch_size=4, epochs=2), None), marks=pytest.mark.slow
         ),
-        (scaffold(option=1), Solver(0.1, batch_size=4, steps=3), None),
+        pytest.param(
+            *(scaffold(option=1), Solver(0.1, batch_size=4, steps=3), None), marks=pytest.mark.slow
+        ),
         (fedprox(mu=0.1), Solver(0.1, batch_size=4, epochs=9, gamma=0.8), Faults()),
         pytest.param(
             *(fedavg(), Solver(1.0, "all", steps=3, optimizer=line_search_descent), None),

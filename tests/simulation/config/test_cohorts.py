@@ -17,6 +17,7 @@ from fedprox.simulation.config.cohort import Sampling, weights
 from fedprox.simulation.config.protocol import initial_params
 from fedprox.streams import Purpose, Streams, generator
 from tests.quadratics import one_run, quadratic_federation, quadratic_model
+from tests.variants import mostly_slow
 
 THREE = np.array([0, 1, 3, 8])
 """Offsets of three clients with 1, 2 and 5 rows."""
@@ -114,7 +115,7 @@ def test_bernoulli_sampling_by_exact_enumeration_on_three_clients() -> None:
     assert chi_squared(found, expected, 6000) < 27.9
 
 
-@pytest.mark.parametrize("sampling", ["proportional", "bernoulli"])
+@pytest.mark.parametrize("sampling", mostly_slow(["proportional", "bernoulli"], "bernoulli"))
 def test_a_rounds_mean_is_that_of_its_scheme(sampling: Any) -> None:
     # one step reaches b_k: the model is the scheme's mean of the cohort's b_k
     b = [np.array([v]) for v in (1.0, 10.0, 100.0)]

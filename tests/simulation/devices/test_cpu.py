@@ -26,7 +26,9 @@ def test_a_number_of_devices_that_none_would_want_is_refused(devices: Any) -> No
         use_cpu_devices(10, devices)
 
 
-@pytest.mark.parametrize("flags", ["", "--xla_force_host_platform_device_count=1"])
+@pytest.mark.parametrize(
+    "flags", [pytest.param("", marks=pytest.mark.slow), "--xla_force_host_platform_device_count=1"]
+)
 def test_devices_are_as_many_as_cores_and_wait_for_each_other(flags: str) -> None:
     """XLA ends a process whose flags it does not know, so they are tried in a fresh one."""
     code = f"{PROGRAM}import os; print(os.environ['XLA_FLAGS'])"

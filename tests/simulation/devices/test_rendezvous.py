@@ -56,7 +56,11 @@ def short_patience(seconds: int) -> None:
 @pytest.mark.parametrize(
     ("process", "line"),
     [
-        (0, "process 1 of 2 did not come to 127.0.0.1:{}, which only this machine reaches,"),
+        pytest.param(
+            0,
+            "process 1 of 2 did not come to 127.0.0.1:{}, which only this machine reaches,",
+            marks=pytest.mark.slow,
+        ),
         (1, "process 1 does not reach process 0"),
     ],
 )

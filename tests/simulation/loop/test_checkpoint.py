@@ -167,10 +167,7 @@ CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "case",
-    mostly_slow(CASES, "legs", "a first exchange", "models of all clients", "state on disk"),
-)
+@pytest.mark.parametrize("case", mostly_slow(CASES, "legs", "state on disk"))
 def test_a_comparison_that_goes_on_is_the_same(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
