@@ -21,6 +21,7 @@ from fedprox.federation import Examples, Federation, Rows
 from fedprox.frozen import Frozen, freeze
 from fedprox.metrics import Metric
 from fedprox.model import Model
+from fedprox.privacy import AdaptiveClip, Privacy
 from fedprox.report.figure import figure
 from fedprox.report.records import records
 from fedprox.report.results import save
@@ -46,6 +47,7 @@ from fedprox.subproblem import Subproblem
 __version__ = "0.2.0"
 
 __all__ = [
+    "AdaptiveClip",
     "Algorithm",
     "Checkpoints",
     "Cohort",
@@ -60,6 +62,7 @@ __all__ = [
     "Metric",
     "Model",
     "Prepared",
+    "Privacy",
     "Progress",
     "Record",
     "Rows",

@@ -11,7 +11,7 @@ FLOORS = [
     {"errors", "output", "signals"},
     {"bar", "user_code"},
     {"metrics"},
-    {"files"},
+    {"files", "privacy"},
     {"features", "streams"},
     {"federation"},
     {"model"},

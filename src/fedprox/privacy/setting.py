@@ -1,0 +1,162 @@
+r"""Client-level differential privacy: what a client may send, and how much noise hides it.
+
+Each client's whole message is scaled to a norm of at most :math:`C`. The messages of a round are
+added without weights, Gaussian noise with standard deviation :math:`z C` is added once to the sum,
+and the result is divided by the fixed expected cohort :math:`q N`, never by the number of clients
+that came (McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models",
+Algorithm 1):
+
+.. math:: \bar m = \frac{1}{q N} \Big( \sum_{k \in S_t} m_k \min(1, C / \|m_k\|)
+          + \mathcal N(0, z^2 C^2 I) \Big).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from fedprox.errors import require, require_number, require_one_of, require_whole, shown
+
+Accountant = Literal["pld", "rdp"]
+"""How the privacy loss of several releases is composed."""
+
+
+@dataclass(frozen=True)
+class AdaptiveClip:
+    r"""A clipping norm that follows a quantile of the clients' norms.
+
+    Each client also sends whether its norm was at most :math:`C`. With noise, the mean
+    :math:`\tilde b` of these bits moves the norm:
+
+    .. math:: C \leftarrow C \exp(-\eta_C (\tilde b - \gamma)).
+
+    The noise multiplier :math:`z` of the round is split: the messages get
+    :math:`(z^{-2} - (2 \sigma_b)^{-2})^{-1/2}`, and the sum of the bits :math:`\sigma_b`.
+
+    Attributes:
+        quantile: Quantile :math:`\gamma` of the clients' norms that the norm follows, from 0 to 1.
+        rate: Learning rate :math:`\eta_C`, above 0.
+        count_noise: Standard deviation :math:`\sigma_b` of the noise of the bits' sum, above 0.
+
+    Raises:
+        InputError: If a number is out of range.
+
+    Example:
+        >>> AdaptiveClip(quantile=0.8).rate
+        0.2
+
+    References:
+        Andrew et al., `Differentially Private Learning with Adaptive Clipping
+        <https://arxiv.org/abs/1905.03871>`_, NeurIPS 2021, Algorithm 1 and Theorem 1.
+    """
+
+    quantile: float = 0.5
+    rate: float = 0.2
+    count_noise: float = 6.0
+
+    def __post_init__(self) -> None:
+        name = "privacy.adaptive_clip"
+        require_number(f"{name}.quantile", self.quantile, most=1)
+        require_number(f"{name}.rate", self.rate, positive=True)
+        require_number(f"{name}.count_noise", self.count_noise, positive=True)
+
+
+@dataclass(frozen=True)
+class Privacy:
+    r"""A guarantee of :math:`(\epsilon, \delta)`-differential privacy for clients.
+
+    The unit is a client with all of its rows. The server is trusted: it sees each client's clipped
+    message and adds the noise. Losses, accuracies and other measurements on clients' data have no
+    noise and are outside the guarantee.
+
+    Attributes:
+        clip: Largest norm :math:`C` of what a client sends, all arrays of a message together; with
+            `adaptive_clip` the first one. It may be infinite if `noise_multiplier` is 0.
+        epsilon: :math:`\epsilon` of the whole run, to which the noise is calibrated, above 0. Give
+            either this or `noise_multiplier`.
+        noise_multiplier: :math:`z`, the standard deviation of the noise over `clip`, at least 0.
+        delta: :math:`\delta`, between 0 and 1; well below one over the number of clients.
+        adaptive_clip: How the norm follows the clients' norms; None leaves it as it is.
+        accountant: "pld" composes privacy loss distributions, "rdp" Rényi differential privacy,
+            which proves a larger epsilon.
+        capacity: Largest cohort under Poisson sampling (`Cohort.sampling` "bernoulli"). A larger
+            one is cut to a uniform sample, which "pld" accounts for and "rdp" cannot. None means
+            about 1.5 times the mean with "pld", and no limit with "rdp".
+
+    Raises:
+        InputError: If a number is out of range, neither or both of `epsilon` and
+            `noise_multiplier` are given, or settings contradict each other.
+
+    Example:
+        >>> import fedprox as fp
+        >>> fp.Privacy(clip=1.0, epsilon=2.0, delta=1e-5).accountant
+        'pld'
+    """
+
+    clip: float
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float = 1e-5
+    adaptive_clip: AdaptiveClip | None = None
+    accountant: Accountant = "pld"
+    capacity: int | None = None
+
+    def __post_init__(self) -> None:
+        unbounded = self.noise_multiplier == 0 and self.clip == math.inf
+        if not unbounded:
+            require_number("privacy.clip", self.clip, positive=True, single=True)
+        require(
+            (self.epsilon is None) != (self.noise_multiplier is None),
+            f"privacy.epsilon = {shown(self.epsilon)} and privacy.noise_multiplier = "
+            f"{shown(self.noise_multiplier)}; give one of the two",
+        )
+        if self.epsilon is not None:
+            require_number("privacy.epsilon", self.epsilon, positive=True)
+        if self.noise_multiplier is not None:
+            require_number("privacy.noise_multiplier", self.noise_multiplier)
+        require_number("privacy.delta", self.delta, positive=True)
+        require(self.delta < 1, f"privacy.delta = {shown(self.delta)}; it must be below 1")
+        require_one_of("privacy.accountant", self.accountant, get_args(Accountant))
+        adaptive = self.adaptive_clip
+        require(
+            adaptive is None or isinstance(adaptive, AdaptiveClip),
+            f"privacy.adaptive_clip = {shown(adaptive)}; it must be a fedprox.AdaptiveClip or None",
+        )
+        require(
+            adaptive is None or not unbounded,
+            "privacy.adaptive_clip: it needs a finite privacy.clip to start from",
+        )
+        if self.capacity is not None:
+            require_whole("privacy.capacity", self.capacity)
+            require(
+                self.accountant == "pld",
+                f"privacy.capacity = {self.capacity}; privacy.accountant = "
+                f'"{self.accountant}" cannot account for cohorts that are cut: use "pld"',
+            )
+
+    def update_noise(self, noise_multiplier: float) -> float:
+        r"""The noise multiplier of the messages, if that of a whole release is :math:`z`.
+
+        Args:
+            noise_multiplier: :math:`z`.
+
+        Returns:
+            :math:`(z^{-2} - (2 \sigma_b)^{-2})^{-1/2}` with an adaptive norm, else :math:`z`.
+
+        Raises:
+            InputError: If :math:`z` is at least :math:`2 \sigma_b`, so that the bits alone reveal
+                more.
+
+        Example:
+            >>> privacy = Privacy(1.0, noise_multiplier=1.0, adaptive_clip=AdaptiveClip())
+            >>> round(privacy.update_noise(1.0), 5)
+            1.00349
+        """
+        if self.adaptive_clip is None or not noise_multiplier:
+            return noise_multiplier
+        bits = 2 * self.adaptive_clip.count_noise
+        require(
+            noise_multiplier < bits,
+            f"privacy.adaptive_clip.count_noise = {self.adaptive_clip.count_noise:g}; with a noise "
+            f"multiplier of {noise_multiplier:g} it must be above {noise_multiplier / 2:g}",
+        )
+        return float((noise_multiplier**-2 - bits**-2) ** -0.5)
