@@ -1,0 +1,456 @@
+r"""The accounting of a run's releases, by the library dp-accounting.
+
+A release is one noised sum of clients' messages. Each has the same noise and its own cohort:
+
+* Poisson sampling, "bernoulli": a client takes part with probability :math:`q = K / N`. A cohort
+  larger than a capacity is cut to a uniform sample. Two federations are neighbours if one has one
+  client more.
+* "uniform": :math:`K` of the :math:`N` clients. Two federations are neighbours if one client is
+  replaced by another, which moves a sum by up to twice the clipping norm.
+* :math:`K = N`: all clients take part, which is the Gaussian mechanism without sampling.
+
+dp-accounting is imported inside functions, since the import takes a second.
+"""
+
+import importlib.metadata
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from fedprox.errors import InputError, require, require_whole
+from fedprox.privacy.setting import Accountant, Privacy
+
+ACCOUNTANTS: dict[Accountant, str] = {
+    "pld": "privacy loss distributions",
+    "rdp": "Rényi differential privacy",
+}
+"""The accountants in words."""
+
+GRIDS = (64, 1e-3), (1024, 5e-4), (math.inf, 2.5e-4)
+"""Intervals of the grid of privacy losses, up to a number of releases. A wider one is faster and
+proves an epsilon that is larger, by about 0.7 times its square and the number of releases."""
+
+FINEST = 40_000
+"""Most intervals of the grid of one release, about, so that little noise does not take minutes."""
+
+BLOCK = 16
+"""Releases of a block; the compositions of whole blocks are kept for the next numbers of rounds."""
+
+SPARE = 1000
+"""The cohorts of a run exceed the default capacity with a probability of at most delta / SPARE."""
+
+TIGHTNESS = 1e-4
+"""Relative tolerance of a calibrated noise multiplier."""
+
+CLOSENESS = 1e-6
+"""Relative margin below a target epsilon, above the rounding errors of a composition."""
+
+
+class Mechanism(NamedTuple):
+    r"""What the rounds of a run release.
+
+    Attributes:
+        clients: Clients of the federation, :math:`N`.
+        clients_per_round: Clients of a round, :math:`K`; the mean under Poisson sampling.
+        sampling: "bernoulli" for Poisson sampling with probability :math:`K / N`, or "uniform".
+        capacity: Largest cohort under Poisson sampling; None for no limit.
+        noise_multiplier: Standard deviation of the noise of a release over the clipping norm.
+        releases: Releases of a round, each with a cohort of its own.
+        delta: :math:`\delta` of the guarantee.
+        accountant: How the releases are composed.
+    """
+
+    clients: int
+    clients_per_round: int
+    sampling: str
+    capacity: int | None
+    noise_multiplier: float
+    releases: int
+    delta: float
+    accountant: Accountant
+
+    @property
+    def everybody(self) -> bool:
+        """Whether all clients take part in each round."""
+        return self.clients_per_round == self.clients
+
+    @property
+    def replaces(self) -> bool:
+        """Whether neighbours differ in a replaced client, in place of an additional one."""
+        return self.sampling == "uniform" and not self.everybody
+
+    @property
+    def cut(self) -> bool:
+        """Whether a cohort can be larger than the capacity."""
+        return self.capacity is not None and self.capacity < self.clients
+
+
+def mechanism_of(
+    privacy: Privacy,
+    clients: int,
+    clients_per_round: int,
+    sampling: str,
+    rounds: int,
+    releases: int = 1,
+) -> Mechanism:
+    """The mechanism of a run, with its capacity chosen and its noise calibrated.
+
+    Args:
+        privacy: The setting.
+        clients: Clients of the federation.
+        clients_per_round: Clients of a round; the mean under Poisson sampling.
+        sampling: How cohorts are drawn, as `Cohort.sampling` names it.
+        rounds: Rounds of the run, to which the noise is calibrated.
+        releases: Releases of a round: 2 for a method with an exchange, else 1.
+
+    Raises:
+        InputError: If the accountant cannot account for the sampling, the capacity is below the
+            mean cohort, or no noise is enough for the epsilon.
+
+    Example:
+        >>> privacy = Privacy(1.0, noise_multiplier=1.2)
+        >>> mechanism = mechanism_of(privacy, 3383, 120, "bernoulli", rounds=100)
+        >>> mechanism.capacity
+        194
+    """
+    require_whole("rounds", rounds)
+    require(
+        clients_per_round <= clients,
+        f"cohort.clients_per_round = {clients_per_round:,}; there are {clients:,} clients",
+    )
+    mechanism = Mechanism(
+        clients,
+        clients_per_round,
+        sampling,
+        None,
+        privacy.noise_multiplier or 0.0,
+        releases,
+        privacy.delta,
+        privacy.accountant,
+    )
+    noisy = privacy.noise_multiplier != 0
+    _require_accountable(mechanism, noisy=noisy)
+    mechanism = mechanism._replace(capacity=_capacity(privacy, mechanism, rounds))
+    if privacy.epsilon is None:
+        return mechanism
+    return calibrated(mechanism, privacy.epsilon, rounds)
+
+
+def _require_accountable(mechanism: Mechanism, *, noisy: bool) -> None:
+    """Raise `InputError` if no guarantee can be computed for the sampling."""
+    require(
+        mechanism.sampling in ("bernoulli", "uniform"),
+        f'cohort.sampling = "{mechanism.sampling}"; with [privacy] it must be "bernoulli", or '
+        '"uniform" with privacy.accountant = "rdp"',
+    )
+    require(
+        not (noisy and mechanism.replaces and mechanism.accountant == "pld"),
+        'cohort.sampling = "uniform"; privacy.accountant = "pld" cannot account for it: sampling '
+        'must be "bernoulli", or the accountant "rdp"',
+    )
+
+
+def _capacity(privacy: Privacy, mechanism: Mechanism, rounds: int) -> int | None:
+    """The largest cohort; None for no limit."""
+    clients, mean = mechanism.clients, mechanism.clients_per_round
+    if privacy.capacity is not None:
+        require(
+            mechanism.sampling == "bernoulli",
+            f"privacy.capacity = {privacy.capacity:,}; cohorts have one size with "
+            f'cohort.sampling = "{mechanism.sampling}": leave it out',
+        )
+        require(
+            privacy.capacity >= mean,
+            f"privacy.capacity = {privacy.capacity:,}; it must be at least "
+            f"cohort.clients_per_round = {mean:,}",
+        )
+        return min(privacy.capacity, clients)
+    if mechanism.sampling != "bernoulli" or privacy.accountant != "pld":
+        return None
+    from scipy import stats
+
+    rare = privacy.delta / SPARE / (rounds * mechanism.releases)
+    seldom = int(stats.binom.isf(rare, clients, mean / clients))
+    return min(clients, max(math.ceil(1.5 * mean), seldom))
+
+
+def calibrated(mechanism: Mechanism, epsilon: float, rounds: int) -> Mechanism:
+    """A mechanism with the smallest noise whose rounds cost at most so much epsilon.
+
+    Args:
+        mechanism: The mechanism; its noise is not read.
+        epsilon: The largest epsilon.
+        rounds: Rounds of the run.
+
+    Raises:
+        InputError: If no noise is enough.
+    """
+    noise = _calibrated_noise(mechanism._replace(noise_multiplier=0.0), epsilon, rounds)
+    return mechanism._replace(noise_multiplier=noise)
+
+
+@lru_cache(maxsize=64)
+def _calibrated_noise(mechanism: Mechanism, epsilon: float, rounds: int) -> float:
+    import dp_accounting
+
+    low, step = 1.0, 2.0
+    if mechanism.accountant == "pld":
+        # what the other accountant finds is close, fast, and a little more than is needed
+        quick = mechanism._replace(accountant="rdp", capacity=None)
+        low, step = 0.85 * _calibrated_noise(quick, epsilon, rounds), 1.25
+
+    def spent(noise: float) -> float:
+        return epsilons(mechanism._replace(noise_multiplier=noise), [rounds])[0]
+
+    while spent(low) <= epsilon:
+        low /= step
+    count = rounds * mechanism.releases
+
+    def event(noise: float) -> Any:
+        return dp_accounting.SelfComposedDpEvent(
+            _event(mechanism._replace(noise_multiplier=noise)), count
+        )
+
+    try:
+        with _quiet():
+            noise = dp_accounting.calibrate_dp_mechanism(
+                lambda: _accountant(mechanism._replace(noise_multiplier=low), count),
+                event,
+                epsilon * (1 - CLOSENESS),
+                mechanism.delta,
+                dp_accounting.LowerEndpointAndGuess(low, step * low),
+                tol=TIGHTNESS * low,
+            )
+    except (dp_accounting.NoBracketIntervalFoundError, ValueError):
+        raise InputError(
+            f"privacy.epsilon = {epsilon:g}; no noise is enough for it with privacy.delta = "
+            f"{mechanism.delta:g}: give a larger delta or epsilon"
+        ) from None
+    return float(noise)
+
+
+def epsilons(mechanism: Mechanism, rounds: Sequence[int]) -> list[float]:
+    """Epsilon after some numbers of rounds.
+
+    Each value depends on its number of rounds alone, not on the others.
+
+    Args:
+        mechanism: What each round releases.
+        rounds: Numbers of rounds, each at least 0.
+
+    Returns:
+        An upper bound of epsilon for each; infinity without noise, and 0 after no rounds.
+
+    Example:
+        >>> mechanism = Mechanism(3383, 120, "bernoulli", None, 1.2, 1, 1e-5, "rdp")
+        >>> [round(epsilon, 3) for epsilon in epsilons(mechanism, [0, 100])]
+        [0.0, 1.986]
+    """
+    _require_accountable(mechanism, noisy=mechanism.noise_multiplier > 0)
+    of = _rdp_epsilon if mechanism.accountant == "rdp" else _pld_epsilon
+    return [_spent(mechanism, each, of) for each in rounds]
+
+
+def _spent(mechanism: Mechanism, rounds: int, of: Callable[[Mechanism, int], float]) -> float:
+    if not rounds:
+        return 0.0
+    if not mechanism.noise_multiplier:
+        return math.inf
+    return of(mechanism, rounds * mechanism.releases)
+
+
+def _event(mechanism: Mechanism) -> Any:
+    """One release, as dp-accounting describes it."""
+    import dp_accounting
+
+    noise = mechanism.noise_multiplier
+    rate = mechanism.clients_per_round / mechanism.clients
+    if mechanism.everybody:
+        return dp_accounting.GaussianDpEvent(noise)
+    if mechanism.replaces:
+        # the library's noise is in units of the sensitivity, which is twice the norm here
+        return dp_accounting.SampledWithoutReplacementDpEvent(
+            mechanism.clients,
+            mechanism.clients_per_round,
+            dp_accounting.GaussianDpEvent(noise / 2),
+        )
+    if mechanism.capacity is None or not mechanism.cut:
+        return dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+    return dp_accounting.TruncatedSubsampledGaussianDpEvent(
+        mechanism.clients, rate, mechanism.capacity, noise
+    )
+
+
+def _accountant(mechanism: Mechanism, count: int) -> Any:
+    """An accountant that has seen nothing yet."""
+    import dp_accounting
+    from dp_accounting import pld, rdp
+
+    relations = dp_accounting.NeighboringRelation
+    relation = relations.REPLACE_ONE if mechanism.replaces else relations.ADD_OR_REMOVE_ONE
+    if mechanism.accountant == "rdp":
+        return rdp.RdpAccountant(neighboring_relation=relation)
+    return pld.PLDAccountant(relation, _interval(mechanism, count))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the library's warnings of orders that it leaves out, which only raises epsilon."""
+    logger = logging.getLogger("absl")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+@lru_cache(maxsize=256)
+def _rdp(mechanism: Mechanism) -> tuple[Any, Any]:
+    """The orders, and the Rényi divergence of one release at each."""
+    accountant = _accountant(mechanism, 1)
+    with _quiet():
+        accountant.compose(_event(mechanism))
+    return accountant.orders, accountant.rdp
+
+
+def _rdp_epsilon(mechanism: Mechanism, count: int) -> float:
+    from dp_accounting import rdp
+
+    orders, divergences = _rdp(mechanism)
+    return float(rdp.compute_epsilon(orders, count * divergences, mechanism.delta)[0])
+
+
+def _interval(mechanism: Mechanism, count: int) -> float:
+    """The interval of the grid of privacy losses for a number of releases."""
+    noise = mechanism.noise_multiplier
+    if mechanism.everybody:  # the releases are one, with less noise
+        noise, count = noise / math.sqrt(count), 1
+    losses = 0.5 / noise**2 + 10 / noise  # of a release, but for a mass of e^-50
+    return max(losses / FINEST, next(interval for most, interval in GRIDS if count <= most))
+
+
+@lru_cache(maxsize=8)
+def _release(mechanism: Mechanism, interval: float) -> Any:
+    """The privacy loss distribution of one release."""
+    from dp_accounting.pld import privacy_loss_distribution as distributions
+
+    rate = mechanism.clients_per_round / mechanism.clients
+    if mechanism.cut:
+        return distributions.from_truncated_subsampled_gaussian_mechanism(
+            mechanism.clients,
+            rate,
+            mechanism.capacity,
+            mechanism.noise_multiplier,
+            value_discretization_interval=interval,
+        )
+    return distributions.from_gaussian_mechanism(
+        mechanism.noise_multiplier, sampling_prob=rate, value_discretization_interval=interval
+    )
+
+
+@lru_cache(maxsize=2 * BLOCK)
+def _composed(mechanism: Mechanism, interval: float, count: int) -> Any:
+    """The privacy loss distribution of some releases, without its empty ends."""
+    from dp_accounting.pld import privacy_loss_distribution as distributions
+
+    composed = _release(mechanism, interval).self_compose(count)
+    return composed.compose(distributions.identity(interval))
+
+
+def _pld_epsilon(mechanism: Mechanism, count: int) -> float:
+    if mechanism.everybody:
+        accountant = _accountant(mechanism, count).compose(_event(mechanism), count)
+        return float(accountant.get_epsilon(mechanism.delta))
+    interval = _interval(mechanism, count)
+    single = count % BLOCK
+    blocks = count - single
+    if not blocks or not single:
+        whole = _composed(mechanism, interval, count)
+    else:
+        whole = _composed(mechanism, interval, blocks).compose(
+            _composed(mechanism, interval, single), CLOSENESS * mechanism.delta
+        )
+    return float(whole.get_epsilon_for_delta(mechanism.delta))
+
+
+def neighbours(mechanism: Mechanism) -> str:
+    """The neighbouring relation in a few words.
+
+    >>> neighbours(Mechanism(10, 5, "uniform", None, 1.0, 1, 1e-5, "rdp"))
+    'one client is replaced by another'
+    """
+    return "one client is replaced by another" if mechanism.replaces else "one has one client more"
+
+
+def statement(mechanism: Mechanism, rounds: int) -> list[str]:
+    """The whole guarantee in plain sentences, with what it assumes and leaves out.
+
+    Args:
+        mechanism: What each round releases.
+        rounds: Rounds of the run.
+
+    Example:
+        >>> mechanism = Mechanism(3383, 120, "bernoulli", None, 1.2, 1, 1e-5, "rdp")
+        >>> print(statement(mechanism, 100)[0])
+        The models of all 100 rounds together are (epsilon, delta)-differentially private with
+        epsilon = 1.987 and delta = 1e-05.
+    """
+    (epsilon,) = epsilons(mechanism, [rounds])
+    if epsilon == math.inf:
+        first = "The models have no privacy guarantee: epsilon is infinite."
+    else:
+        first = (
+            f"The models of all {rounds:,} rounds together are (epsilon, delta)-differentially "
+            f"private with epsilon = {rounded_up(epsilon)} and delta = {mechanism.delta:g}."
+        )
+    return [
+        first,
+        "Unit: a client with all of its rows.",
+        f"Neighbouring federations: {neighbours(mechanism)}. The number of clients is public.",
+        _sampling(mechanism),
+        f"Composition: {rounds:,} rounds with {mechanism.releases} noised "
+        f"sum{'s' * (mechanism.releases > 1)} each, in units of the clipping norm a standard "
+        f"deviation of {mechanism.noise_multiplier:.6g}; later rounds may depend on earlier ones.",
+        f"Accountant: {ACCOUNTANTS[mechanism.accountant]}, by dp-accounting "
+        f"{importlib.metadata.version('dp-accounting')}; epsilon is an upper bound.",
+        "Trust: the server, which sees each client's clipped message and adds the noise. In a "
+        "simulation one process holds all clients' data.",
+        "Outside the guarantee: losses, accuracies and other measurements on clients' data, which "
+        "have no noise, and the choice among several methods, seeds or sweep points, each of which "
+        "is a run of its own.",
+    ]
+
+
+def _sampling(mechanism: Mechanism) -> str:
+    """How cohorts are drawn, and what that assumes."""
+    clients, count = f"{mechanism.clients:,}", f"{mechanism.clients_per_round:,}"
+    if mechanism.everybody:
+        return f"Sampling: none; all {clients} clients take part in each round."
+    secret = "It must stay secret who takes part."
+    if mechanism.replaces:
+        return (
+            f"Sampling: {count} of {clients} clients, uniformly without replacement; no "
+            f"amplification beyond what the library proves for replaced clients. {secret}"
+        )
+    limit = (
+        f"a cohort of more than {mechanism.capacity:,} is cut to a uniform sample of them, which "
+        "is accounted for"
+        if mechanism.cut
+        else "the size of a cohort has no limit"
+    )
+    return (
+        f"Sampling: Poisson, each of {clients} clients with probability {count} / {clients}; "
+        f"{limit}. {secret}"
+    )
+
+
+def rounded_up(epsilon: float) -> str:
+    """Epsilon with three digits after the point, never below its value.
+
+    >>> rounded_up(1.98611), rounded_up(2.0), rounded_up(math.inf)
+    ('1.987', '2.000', 'inf')
+    """
+    return f"{math.ceil(epsilon * 1000 - CLOSENESS) / 1000:.3f}" if epsilon < math.inf else "inf"
