@@ -12,6 +12,7 @@ import pytest
 from fedprox.algorithms import ALGORITHMS
 from fedprox.datasets import DATASETS
 from fedprox.experiment import example_file, keys, keys_of, read_experiment
+from fedprox.experiment.example import OFF
 from fedprox.experiment.messages import HEADERS
 from fedprox.experiment.sections import NAMED
 from fedprox.models import MODELS
@@ -37,8 +38,9 @@ def pasted(help_text: str) -> str:
 
 def section_of(pasted: str, name: str) -> str:
     """From a section's header to the next one; what is above all sections for no name."""
-    begin = pasted.partition(f"  {HEADERS[name]}")[2] if name else pasted
-    return begin.partition("\n  [")[0]
+    off = "# " if name in OFF else ""
+    begin = pasted.partition(f"\n  {off}{HEADERS[name]}")[2] if name else pasted
+    return re.split(r"\n  (?:# )?\[", begin)[0]
 
 
 def test_help_shows_every_option(help_text: str) -> None:
@@ -83,6 +85,12 @@ def test_the_file_of_the_help_runs(pasted: str, tmp_path: Path, capsys: Any) -> 
 
 def test_every_value_behind_a_comment_has_the_right_type(pasted: str, tmp_path: Path) -> None:
     path = tmp_path / "pasted.toml"
+    for name in OFF:
+        section = section_of(pasted, name)
+        used = re.sub(r"^  # (?=\w+ = )", "  ", section, flags=re.M)
+        pasted = pasted.replace(f"  # {HEADERS[name]}{section}", f"  {HEADERS[name]}{used}")
+    path.write_text(pasted)
+    assert all(getattr(read_experiment(path), name) is not None for name in OFF)
     commented = re.findall(r"^  # (\w+ = .*?)(?: +#.*)?$", pasted, re.M)
     assert len(commented) > 10
     for line in commented:

@@ -28,6 +28,9 @@ CATALOGUES: dict[str, Mapping[str, Callable[..., Any]]] = {
 NEEDED = {("solver", "epochs")}
 """Keys without a default that the file sets anyway: a solver needs `epochs` or `steps`."""
 
+OFF = {"privacy"}
+"""Sections that are commented out, since with them the file would train something else."""
+
 FUNCTION_KEYS = {"method": ("mu = [0.0, 1.0]", "A key of fedprox; a list is swept over.")}
 """By section, a parameter of the function that the file names, with a comment."""
 
@@ -35,7 +38,8 @@ FUNCTION_KEYS = {"method": ("mu = [0.0, 1.0]", "A key of fedprox; a list is swep
 def example_file() -> list[str]:
     """An experiment file with every key, section by section.
 
-    The file runs. Optional keys without a default are commented out, with an example value.
+    The file runs. Optional keys without a default are commented out, with an example value, and so
+    are the sections `OFF`.
     """
     rows: dict[str, list[Key]] = {}
     for key in keys():
@@ -52,8 +56,9 @@ def example_file() -> list[str]:
 def _section(name: str, field: FieldInfo, rows: list[Key]) -> str:
     schema = NAMED.get(name) or table_of(field)
     assert schema is not None
-    lines = [_commented(HEADERS[name], str(field.description))]
-    lines += [_line(key, schema.model_fields[key.key]) for key in rows]
+    off = name in OFF
+    lines = [_commented("# " * off + HEADERS[name], str(field.description))]
+    lines += [_line(key, schema.model_fields[key.key], off=off) for key in rows]
     if name in FUNCTION_KEYS:
         lines.append(_commented(*FUNCTION_KEYS[name]))
     if name in CATALOGUES:
@@ -61,11 +66,11 @@ def _section(name: str, field: FieldInfo, rows: list[Key]) -> str:
     return "\n".join(lines)
 
 
-def _line(key: Key, field: FieldInfo) -> str:
-    """A key with a value, its description, its type and its default."""
+def _line(key: Key, field: FieldInfo, *, off: bool = False) -> str:
+    """A key with a value, its description, its type and its default; commented out if `off`."""
     default = key.default and f"default {key.default}"
     facts = ", ".join(filter(None, [key.type, "required" if field.is_required() else default]))
-    active = key.default != "" or (key.section, key.key) in NEEDED
+    active = not off and (key.default != "" or (key.section, key.key) in NEEDED)
     value = as_toml(field.examples[0]) if field.examples else key.default
     text = f"{key.key} = {value}" if active else f"# {key.key} = {value}"
     return _commented(text, f"{key.description} ({facts})")

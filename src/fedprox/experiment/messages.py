@@ -22,6 +22,7 @@ HEADERS = {
             "cohort",
             "systems",
             "faults",
+            "privacy",
             "deployment",
             "selection",
             "solver",

@@ -16,11 +16,18 @@ from fedprox.experiment.messages import Table, explain
 from fedprox.experiment.named import named
 from fedprox.experiment.optimizers import SCHEDULES, named_optimizer
 from fedprox.experiment.read import DEPLOYED
-from fedprox.experiment.sections import Experiment, InitialSection, SolverSection, SystemsSection
+from fedprox.experiment.sections import (
+    Experiment,
+    InitialSection,
+    PrivacySection,
+    SolverSection,
+    SystemsSection,
+)
 from fedprox.federation import Federation, require_share
 from fedprox.frozen import freeze
 from fedprox.model import Model, Params
 from fedprox.models import MODELS
+from fedprox.privacy.setting import AdaptiveClip, Privacy
 from fedprox.report.saved import load_model
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
@@ -50,6 +57,7 @@ class Resolved(NamedTuple):
         table: The experiment as TOML would hold it.
         target: The target to which rounds are counted; None for no target.
         selection: Whether runs keep their last or best model, and when they end without progress.
+        privacy: Differential privacy of clients; None for none.
     """
 
     federation: Federation
@@ -64,6 +72,7 @@ class Resolved(NamedTuple):
     table: Table
     target: Target | None
     selection: Selection
+    privacy: Privacy | None
 
 
 def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
@@ -104,6 +113,7 @@ def resolve_with(
     cohort = Cohort(**experiment.cohort.model_dump())
     systems = _systems(experiment.systems)
     faults = Faults(**experiment.faults.model_dump()) if experiment.faults else None
+    privacy = _privacy(experiment.privacy) if experiment.privacy else None
     methods = [
         method_of(table, experiment.solver, solver, f"method.{i}")
         for i, table in enumerate(experiment.method)
@@ -150,6 +160,7 @@ def resolve_with(
         table,
         target,
         selection,
+        privacy,
     )
 
 
@@ -185,6 +196,15 @@ def _systems(section: SystemsSection) -> Systems:
     name = settings.pop("straggler_epochs")
     draw = import_function("systems.straggler_epochs", name, None)() if name is not None else None
     return Systems(**settings, straggler_epochs=draw)
+
+
+def _privacy(section: PrivacySection) -> Privacy:
+    """The setting of a `[privacy]` section."""
+    settings = section.model_dump()
+    adaptive = settings.pop("adaptive_clip")
+    return Privacy(
+        **settings, adaptive_clip=None if adaptive is None else AdaptiveClip(**adaptive)
+    )
 
 
 def _initial(

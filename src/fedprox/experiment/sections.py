@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.experiment.messages import Table
 from fedprox.experiment.optimizers import OPTIMIZERS
+from fedprox.privacy.setting import Accountant
 from fedprox.simulation.config.cohort import Sampling
 from fedprox.simulation.config.faults import Policy
 from fedprox.simulation.config.protocol import Storage
@@ -183,6 +184,61 @@ class FaultsSection(Section):
     )
 
 
+class AdaptiveClipSection(Section):
+    """`adaptive_clip` of `[privacy]`: see `fedprox.AdaptiveClip`."""
+
+    quantile: float = Field(
+        default=0.5, description="Quantile of the clients' norms that the norm follows."
+    )
+    rate: float = Field(default=0.2, description="Learning rate of the norm.")
+    count_noise: float = Field(
+        default=6.0,
+        description="Standard deviation of the noise in the number of clients below the norm.",
+    )
+
+
+class PrivacySection(Section):
+    """`[privacy]`: see `fedprox.Privacy`."""
+
+    clip: float = Field(
+        description="Largest norm of what a client sends, all arrays together; the first one with "
+        "`adaptive_clip`.",
+        examples=[1.0],
+    )
+    epsilon: float | None = Field(
+        default=None,
+        description="Epsilon of the whole run, from which the noise follows; exactly one of "
+        "`epsilon` and `noise_multiplier` is needed.",
+        examples=[2.0],
+    )
+    noise_multiplier: float | None = Field(
+        default=None,
+        description="Standard deviation of the noise over `clip`, in place of `epsilon`.",
+        examples=[1.2],
+    )
+    delta: float = Field(
+        default=1e-5,
+        description="Delta of the guarantee, well below one over the number of clients.",
+    )
+    accountant: Accountant = Field(
+        default="pld",
+        description='How the rounds\' privacy losses are composed: "pld", privacy loss '
+        'distributions, or "rdp", Rényi differential privacy, which proves a larger epsilon. '
+        'Cohorts need sampling = "bernoulli"; with "rdp" also "uniform".',
+    )
+    capacity: int | None = Field(
+        default=None,
+        description='Largest cohort with "bernoulli" and "pld"; larger ones are cut. About 1.5 '
+        "times the mean if left out.",
+        examples=[180],
+    )
+    adaptive_clip: AdaptiveClipSection | None = Field(
+        default=None,
+        description="How the norm follows the clients' norms; it stays as it is if left out.",
+        examples=[{"quantile": 0.5, "rate": 0.2, "count_noise": 6.0}],
+    )
+
+
 class SolverSection(Section):
     """`[solver]`: see `fedprox.Solver`."""
 
@@ -332,6 +388,10 @@ class Experiment(Section):
     )
     faults: FaultsSection | None = Field(
         default=None, description="Screening of faulty updates; none if the section is left out."
+    )
+    privacy: PrivacySection | None = Field(
+        default=None,
+        description="Differential privacy of clients; none if the section is left out.",
     )
     deployment: DeploymentSection = Field(
         default_factory=DeploymentSection,
