@@ -58,6 +58,7 @@ from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import CHECKPOINTS, ENDS, NODES, RunDirectory, write_figure
 from fedprox.report.network import network_line
 from fedprox.report.page import write_report
+from fedprox.report.privacy import Plan, privacy_page
 from fedprox.report.results import write_results
 from fedprox.report.table import (
     best_model_notes,
@@ -604,6 +605,29 @@ def diagnose(
         write_report([directory.path], directory.path / "report.html")
     console.print(diagnosis_page(diagnosis))
     console.print(f"\n{printable(directory.path)}: diagnosis.json, report.html")
+
+
+PRIVACY_HELP = """Compute the privacy of an experiment without training.
+
+It prints what the section [privacy] of the file means for each method: the noise for its epsilon,
+epsilon after each tenth of the rounds with each accountant, what larger cohorts or fewer rounds
+would give, what the limit of the cohort costs, and the whole guarantee with what it assumes.
+
+Bad input is reported in one line, with exit status 2.
+"""
+
+
+@app.command("privacy", cls=_Command, help=PRIVACY_HELP)
+def show_privacy(file: File, settings: Settings = None, data_dir: DataDir = None) -> None:
+    """Print the guarantee of an experiment's privacy."""
+    console, experiment, resolved = _prepare(Source(file, settings or (), data_dir))
+    if resolved.privacy is None:
+        raise InputError(f"{file}: the section [privacy] is missing")
+    clients = len(resolved.federation)
+    plan = Plan(resolved.privacy, resolved.cohort, clients, experiment.rounds)
+    with Bar("accounting"):
+        page = privacy_page(plan, resolved.methods)
+    console.print(page)
 
 
 def _prepare(

@@ -376,15 +376,6 @@ def _pld_epsilon(mechanism: Mechanism, count: int) -> float:
     return float(whole.get_epsilon_for_delta(mechanism.delta))
 
 
-def neighbours(mechanism: Mechanism) -> str:
-    """The neighbouring relation in a few words.
-
-    >>> neighbours(Mechanism(10, 5, "uniform", None, 1.0, 1, 1e-5, "rdp"))
-    'one client is replaced by another'
-    """
-    return "one client is replaced by another" if mechanism.replaces else "one has one client more"
-
-
 def statement(mechanism: Mechanism, rounds: int) -> list[str]:
     """The whole guarantee in plain sentences, with what it assumes and leaves out.
 
@@ -409,7 +400,7 @@ def statement(mechanism: Mechanism, rounds: int) -> list[str]:
     return [
         first,
         "Unit: a client with all of its rows.",
-        f"Neighbouring federations: {neighbours(mechanism)}. The number of clients is public.",
+        f"Neighbouring federations: {_neighbours(mechanism)}. The number of clients is public.",
         _sampling(mechanism),
         f"Composition: {rounds:,} rounds with {mechanism.releases} noised "
         f"sum{'s' * (mechanism.releases > 1)} each, in units of the clipping norm a standard "
@@ -422,6 +413,15 @@ def statement(mechanism: Mechanism, rounds: int) -> list[str]:
         "have no noise, and the choice among several methods, seeds or sweep points, each of which "
         "is a run of its own.",
     ]
+
+
+def _neighbours(mechanism: Mechanism) -> str:
+    """In what two neighbouring federations differ."""
+    if mechanism.replaces:
+        return (
+            "one client is replaced by another, which moves a sum by up to twice the clipping norm"
+        )
+    return "one has one client more, which moves a sum by up to the clipping norm"
 
 
 def _sampling(mechanism: Mechanism) -> str:

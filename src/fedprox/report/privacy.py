@@ -1,0 +1,193 @@
+"""The privacy of an experiment as a page in the terminal, before anything is trained."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fedprox.algorithms import Algorithm
+from fedprox.privacy.accounting import (
+    Mechanism,
+    epsilons,
+    mechanism_of,
+    rounded_up,
+    statement,
+)
+from fedprox.privacy.setting import Privacy
+from fedprox.simulation.config.cohort import Cohort
+
+LARGER = 2, 4
+"""Factors of the cohorts that the page compares."""
+
+FEWER = 2, 4
+"""Divisors of the rounds that the page compares."""
+
+RELEASES = {1: "one noised sum a round", 2: "two noised sums a round"}
+
+
+class Plan(NamedTuple):
+    """What the privacy of an experiment depends on.
+
+    Attributes:
+        privacy: The setting.
+        cohort: How a round's clients are chosen.
+        clients: Clients of the federation.
+        rounds: Rounds of a run.
+    """
+
+    privacy: Privacy
+    cohort: Cohort
+    clients: int
+    rounds: int
+
+    def mechanism(self, releases: int) -> Mechanism:
+        """The mechanism of a method with so many noised sums a round."""
+        count, sampling = self.cohort.clients_per_round, self.cohort.sampling
+        return mechanism_of(self.privacy, self.clients, count, sampling, self.rounds, releases)
+
+
+def releases_of(algorithm: Algorithm) -> int:
+    """How many noised sums a round of a method releases."""
+    return 1 if algorithm.exchange is None else 2
+
+
+def privacy_page(plan: Plan, methods: Sequence[Algorithm]) -> Group:
+    """The noise, its epsilon and the guarantee of each method, without training.
+
+    Raises:
+        InputError: If no guarantee can be computed for the plan.
+    """
+    parts: list[RenderableType] = []
+    for releases in sorted({releases_of(method) for method in methods}):
+        names = dict.fromkeys(m.name for m in methods if releases_of(m) == releases)
+        mechanism = plan.mechanism(releases)
+        parts += [
+            Text(f"{', '.join(names)}: {RELEASES[releases]}", style="bold"),
+            _facts(plan, mechanism),
+            Text(),
+            Text(f"Epsilon after a number of rounds, with delta = {mechanism.delta:g}"),
+            _by_rounds(plan, mechanism),
+            Text(),
+        ]
+        if mechanism.noise_multiplier:
+            kept = "epsilon" if plan.privacy.epsilon is not None else "noise in the mean"
+            parts += [
+                Text(f"Larger cohorts and fewer rounds, with the same {kept}"),
+                _alternatives(plan, mechanism),
+                Text(),
+            ]
+        parts += [*map(Text, statement(mechanism, plan.rounds)), Text()]
+    return Group(*parts[:-1])
+
+
+def _facts(plan: Plan, mechanism: Mechanism) -> Table:
+    """The noise, the largest cohort, and what its limit costs."""
+    facts = Table(box=None, pad_edge=False, show_header=False)
+    facts.add_column(no_wrap=True)
+    facts.add_column(no_wrap=True, justify="right")
+    facts.add_column()
+    privacy, noise = plan.privacy, mechanism.noise_multiplier
+    target = "given" if privacy.epsilon is None else f"for epsilon = {privacy.epsilon:g}"
+    facts.add_row("noise multiplier", f"{noise:.5g}", target)
+    if privacy.adaptive_clip is not None:
+        messages = privacy.update_noise(noise)
+        facts.add_row("of the messages", f"{messages:.5g}", "the rest hides who was clipped")
+    first = "at first" if privacy.adaptive_clip is not None else ""
+    facts.add_row("noise in the mean", f"{_in_mean(plan, mechanism):.5g}", first)
+    if mechanism.cut:
+        facts.add_row("largest cohort", f"{mechanism.capacity:,}", f"mean {mechanism.clients_per_round:,}")
+        if noise:
+            free = mechanism._replace(capacity=None)
+            cost = [epsilons(each, [plan.rounds])[0] for each in (mechanism, free)]
+            shown = " with the limit, and without ".join(f"{epsilon:.4f}" for epsilon in cost)
+            facts.add_row("cost of the limit", f"{max(0.0, cost[0] - cost[1]):.4f}", shown)
+    return facts
+
+
+def _in_mean(plan: Plan, mechanism: Mechanism) -> float:
+    """The standard deviation of the noise in each coordinate of the mean."""
+    noise = mechanism.noise_multiplier
+    return noise * plan.privacy.clip / mechanism.clients_per_round if noise else 0.0
+
+
+def _by_rounds(plan: Plan, mechanism: Mechanism) -> Table:
+    """Epsilon after each tenth of the rounds, with each accountant."""
+    tenths = sorted({math.ceil(plan.rounds * i / 10) for i in range(1, 11)})
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    shown.add_column("rounds", justify="right")
+    columns = []
+    for name, each in _accountants(plan, mechanism):
+        unlimited = mechanism._replace(capacity=None)
+        this = each == (mechanism if mechanism.cut else unlimited)
+        shown.add_column(name, justify="right", style="bold" if this else "")
+        columns.append(
+            ["not accounted"] * len(tenths)
+            if each is None
+            else list(map(rounded_up, epsilons(each, tenths)))
+        )
+    for rounds, *cells in zip(tenths, *columns, strict=True):
+        shown.add_row(f"{rounds:,}", *cells)
+    return shown
+
+
+def _accountants(plan: Plan, mechanism: Mechanism) -> Iterator[tuple[str, Mechanism | None]]:
+    """The accountants in words, and the mechanism as each accounts for it; None if it cannot."""
+    if mechanism.replaces:
+        yield "rdp", mechanism._replace(accountant="rdp")
+        yield "pld", None
+        return
+    if mechanism.everybody:
+        yield "pld", mechanism._replace(accountant="pld")
+        yield "rdp", mechanism._replace(accountant="rdp")
+        return
+    noise = mechanism.noise_multiplier
+    given = replace(plan.privacy, accountant="pld", epsilon=None, noise_multiplier=noise)
+    limited = plan._replace(privacy=given).mechanism(mechanism.releases)
+    if limited.cut:
+        yield f"pld, at most {limited.capacity:,} clients", limited
+    yield "pld, no limit", mechanism._replace(accountant="pld", capacity=None)
+    yield "rdp, no limit", mechanism._replace(accountant="rdp", capacity=None)
+
+
+def _alternatives(plan: Plan, mechanism: Mechanism) -> Table:
+    """What larger cohorts and fewer rounds give."""
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for header in ("clients a round", "rounds", "noise multiplier", "noise in the mean", "epsilon"):
+        shown.add_column(header, justify="right")
+    for other in _plans(plan, mechanism):
+        changed = other.mechanism(mechanism.releases)
+        (epsilon,) = epsilons(changed, [other.rounds])
+        cells = (
+            f"{other.cohort.clients_per_round:,}",
+            f"{other.rounds:,}",
+            f"{changed.noise_multiplier:.5g}",
+            f"{_in_mean(other, changed):.5g}",
+            rounded_up(epsilon),
+        )
+        shown.add_row(*cells, style="bold" if other == plan else "")
+    return shown
+
+
+def _plans(plan: Plan, mechanism: Mechanism) -> Iterator[Plan]:
+    """The plan, with larger cohorts, and with fewer rounds."""
+    yield plan
+    privacy, mean = plan.privacy, plan.cohort.clients_per_round
+    for factor in LARGER:
+        if factor * mean > plan.clients:
+            continue
+        scaled = replace(
+            privacy,
+            capacity=None if privacy.capacity is None else factor * privacy.capacity,
+            noise_multiplier=None
+            if privacy.noise_multiplier is None
+            else factor * mechanism.noise_multiplier,
+        )
+        cohort = replace(plan.cohort, clients_per_round=factor * mean)
+        yield plan._replace(privacy=scaled, cohort=cohort)
+    for divisor in FEWER:
+        if plan.rounds >= divisor:
+            yield plan._replace(rounds=plan.rounds // divisor)
