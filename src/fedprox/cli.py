@@ -1,17 +1,12 @@
 """The command line: `fedprox run`, `deploy`, `node`, `diagnose`, `report` and other commands."""
 
 import importlib.metadata
-import logging
 import os
 import re
-import shlex
-import signal
 import sys
-import threading
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -25,20 +20,30 @@ from rich.table import Table
 from typer.core import TyperCommand
 
 from fedprox.bar import Bar
+from fedprox.commands.deployment import DEPLOY_HELP, NODE_HELP, deploy, node
+from fedprox.commands.runs import (
+    file_and_folder,
+    print_start,
+    resume_command,
+    show_results,
+    train_into,
+)
+from fedprox.commands.shared import (
+    DataDir,
+    File,
+    Force,
+    OptionalFile,
+    Out,
+    Resume,
+    Settings,
+    say,
+)
+from fedprox.commands.shared import standard_console as _console
 from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.sources import cache_folder, fetch
-from fedprox.deployment.conversation import Conversation
-from fedprox.deployment.coordinator import deploy as run_deployment
-from fedprox.deployment.flower import NodeConnection, operator_network, serve
-from fedprox.deployment.joining import join
-from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
-from fedprox.deployment.run_file import new_run, read_run, write_run
-from fedprox.deployment.server import resolve_deployment
-from fedprox.deployment.trial import local_nodes
 from fedprox.diagnose import diagnose as run_diagnosis
 from fedprox.errors import InputError, printable, require
 from fedprox.experiment import (
-    DEPLOYED,
     Experiment,
     Resolved,
     apply_setting,
@@ -49,47 +54,26 @@ from fedprox.experiment import (
     resolve,
     train,
 )
-from fedprox.files.lock import locked
 from fedprox.files.whole import write_whole
 from fedprox.output import safe_streams
 from fedprox.papers import ITEMS, select
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
-from fedprox.report.directory import CHECKPOINTS, ENDS, NODES, RunDirectory, write_figure
-from fedprox.report.network import network_line
+from fedprox.report.directory import CHECKPOINTS, ENDS, RunDirectory, write_figure
 from fedprox.report.page import write_report
 from fedprox.report.privacy import Plan, privacy_page
-from fedprox.report.results import write_results
-from fedprox.report.table import (
-    best_model_notes,
-    early_stop_notes,
-    empty_round_notes,
-    evaluated_model_notes,
-    fault_notes,
-    sampling_notes,
-    table,
-    unsolved_notes,
-    validation_notes,
-)
 from fedprox.reproduce.item import SCALES
 from fedprox.reproduce.run import Step, reproduce
 from fedprox.reproduce.table import duration
-from fedprox.signals import answering, end_now, ended_by
+from fedprox.signals import answering, end_now
 from fedprox.simulation.devices.compilation_cache import use_compilation_cache
 from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.devices.processes import allgather, join_processes
 from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped, stopping_on_signals
-from fedprox.simulation.loop.comparison import Follow
-from fedprox.simulation.results.record import Record
-from fedprox.simulation.results.run import Run
-from fedprox.simulation.results.target import Target
 
 COMMAND_LINE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 """ClickException, which has no public name that all versions of typer share: older ones import it
 from click, newer ones have a copy of click."""
-
-MANY = 1000
-"""Clients that a node may train in a round, from which the number of CPU devices follows."""
 
 SHARED_INTERVAL = 60.0
 """Seconds between checkpoints of a run of several processes without --checkpoint-every."""
@@ -169,30 +153,6 @@ its results.
 Bad input is reported in one line, with exit status 2.
 """
 
-File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change a key, such as solver.epochs=1 or method.0.mu=[0,1]. Repeatable.",
-    ),
-]
-DataDir = Annotated[
-    Path | None,
-    typer.Option(help="Folder with data files, in place of FEDPROX_DATA or a download."),
-]
-OptionalFile = Annotated[Path | None, typer.Argument(metavar="FILE.toml", help="The experiment.")]
-Out = Annotated[Path | None, typer.Option(help="Run directory. [default: runs/NAME-OF-FILE]")]
-Resume = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Continue the run in DIR; in place of FILE.toml."),
-]
-Force = Annotated[
-    bool,
-    typer.Option("--force", help="Replace another experiment's results in the run directory."),
-]
-
 
 @app.command(cls=_Command, help=RUN_HELP)
 def run(
@@ -228,7 +188,7 @@ def run(
     ] = None,
 ) -> None:
     """Run an experiment file, or resume a run."""
-    file, folder = _file_and_folder(file, out, resume, settings or (), force=force)
+    file, folder = file_and_folder(file, out, resume, settings or (), force=force)
     join = _join_function(coordinator, processes, process)
     console, experiment, resolved = _prepare(Source(file, settings or (), data_dir), devices, join)
     checkpoints = Checkpoints(
@@ -248,9 +208,9 @@ def run(
     if done:
         console.print(f"{printable(folder)} is complete; nothing to do")
         return
-    _print_start(console, directory, resumed=resume is not None)
-    runs = _train_into(directory, train_methods, resolved, checkpoints)
-    _show_results(console, runs, resolved.target)
+    print_start(console, directory, resumed=resume is not None)
+    runs = train_into(directory, train_methods, resolved, checkpoints)
+    show_results(console, runs, resolved.target)
     if checkpoints.made:
         console.print(str(checkpoints))
     console.print(f"\n{printable(directory.path)}: metrics, summary, models, figure, report.html")
@@ -272,29 +232,6 @@ class Prepared(NamedTuple):
     resolved: Resolved
 
 
-def _file_and_folder(
-    file: Path | None,
-    out: Path | None,
-    resume: Path | None,
-    settings: Sequence[str],
-    *,
-    force: bool,
-) -> tuple[Path, Path]:
-    """The experiment file and the run directory of `fedprox run`."""
-    if resume is None:
-        if file is None:
-            raise InputError("FILE.toml is missing; or give --resume DIR")
-        return file, out or Path("runs") / file.stem
-    require(
-        file is None and out is None and not force,
-        f"--resume {resume}: the experiment is there; leave out FILE, --out, --force",
-    )
-    known = resume / "experiment.toml"
-    require(known.is_file(), f"--resume {resume}: no experiment.toml; name a run directory")
-    _require_only_rounds(known, settings)
-    return known, resume
-
-
 def _join_function(
     coordinator: str | None, processes: int | None, process: int | None
 ) -> Callable[[], None] | None:
@@ -308,41 +245,6 @@ def _join_function(
     return None
 
 
-def _train_into(
-    directory: RunDirectory,
-    train_methods: Callable[..., list[Run]],
-    resolved: Resolved,
-    checkpoints: Checkpoints,
-) -> list[Run]:
-    """Train, and write each record at once and the results at the end."""
-    with directory, answering(partial(_interrupted, directory, checkpoints)):
-        with stopping_on_signals(checkpoints):
-            runs = train_methods(directory.record)
-        # no clients.json if other processes, or nodes, have the clients' rows
-        here = jax.process_count() == 1 and resolved.table["data"]["name"] != DEPLOYED
-        measured = (resolved.federation, resolved.model) if here else ()
-        write_results(directory, runs, resolved.target, *measured)
-        checkpoints.remove()
-    return runs
-
-
-def _show_results(console: Console, runs: Sequence[Run], target: Target | None) -> None:
-    """Print the table of results and the notes on it."""
-    console.print(table(runs, target))
-    for notes in (
-        evaluated_model_notes,
-        validation_notes,
-        best_model_notes,
-        sampling_notes,
-        early_stop_notes,
-        empty_round_notes,
-        unsolved_notes,
-        fault_notes,
-    ):
-        for line in notes(runs):
-            console.print(line)
-
-
 def _train_without_results(train_methods: Callable[..., Any], checkpoints: Checkpoints) -> None:
     """Train in a process other than the first, which alone writes the results."""
     if allgather(0)[0]:  # the run is already complete
@@ -352,205 +254,8 @@ def _train_without_results(train_methods: Callable[..., Any], checkpoints: Check
     checkpoints.remove()
 
 
-def _interrupted(
-    directory: RunDirectory, checkpoints: Checkpoints, number: signal.Signals
-) -> NoReturn:
-    """End a run at once, and say what was saved."""
-    saved = ""
-    if directory.complete:
-        saved = f"; {directory.path} is complete" if directory.begun else ""
-    elif checkpoints.exist:
-        command = _resume_command(directory.path, sys.argv[1:])
-        saved = f"; continue from the last checkpoint with: {command}"
-    elif directory.begun:
-        saved = f"; {directory.path / 'metrics.jsonl'} holds the rounds evaluated so far"
-    end_now(number, printable(ended_by(number) + saved))
-
-
-def _require_only_rounds(file: Path, settings: Sequence[str]) -> None:
-    """Raise `InputError` if settings change anything but the rounds of an experiment."""
-    before, now = read_experiment(file), read_experiment(file, settings)
-    for key, value in before.model_dump().items():
-        require(
-            key == "rounds" or value == now.model_dump()[key],
-            f"--set {key}: with --resume only rounds can change",
-        )
-
-
-def _print_start(console: Console, directory: RunDirectory, *, resumed: bool) -> None:
-    """Print which results a run replaces or continues, and changed versions."""
-    path = printable(directory.path)
-    if directory.replaced:
-        line = f"{path}: --force replaces the results {printable(directory.replaced)}"
-        console.print(line, soft_wrap=True)
-    if not resumed:
-        return
-    if directory.extended is not None:
-        rounds = directory.experiment["rounds"]
-        console.print(f"{path}: continues from round {directory.extended} to {rounds}")
-    elif not directory.checkpoints.is_dir() and not directory.ends.is_dir():
-        console.print(f"{path}: no checkpoint; the run starts from the beginning")
-    if changed := directory.changed_versions():
-        console.print(
-            f"{path}: begun with {', '.join(changed)}; the last bits may differ",
-            soft_wrap=True,
-        )
-
-
-DEPLOY_HELP = """Run an experiment on nodes that keep their own data, over a network.
-
-With --local N it is a trial on this machine: a SuperLink and N nodes start as processes on the
-loopback, with certificates and keys made for the occasion, and the experiment's clients are dealt
-out to them. With --superlink FILE it is a real federation: each node runs `fedprox node`, and FILE
-says how to reach the SuperLink.
-
-It trains every method as `fedprox run` does, on all nodes that have joined, and writes the same run
-directory. [deployment] says how many nodes to wait for, and for how long. A checkpoint is written
-after every round, or as --checkpoint-every says; --resume DIR continues a run that was stopped or
-killed, also with more rounds.
-
-Bad input is reported in one line, with exit status 2.
-"""
-
-
-@app.command(cls=_Command, help=DEPLOY_HELP)
-def deploy(
-    file: OptionalFile = None,
-    local: Annotated[
-        int | None, typer.Option(metavar="N", help="Try it on this machine, with N nodes.")
-    ] = None,
-    superlink: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.toml", help="How to reach the SuperLink of the nodes."),
-    ] = None,
-    settings: Settings = None,
-    out: Out = None,
-    data_dir: DataDir = None,
-    checkpoint_every: Annotated[
-        int, typer.Option(metavar="N", help="Rounds between checkpoints.")
-    ] = 1,
-    resume: Resume = None,
-    force: Force = False,
-) -> None:
-    """Run an experiment file on nodes."""
-    require(
-        (local is None) != (superlink is None),
-        "give one of --local N, for a trial on this machine, and --superlink FILE.toml",
-    )
-    file, folder = _file_and_folder(file, out, resume, settings or (), force=force)
-    elsewhere = {} if superlink is None else {"data": {"name": DEPLOYED}}
-    experiment, console = read_experiment(file, settings or (), elsewhere), _console()
-    logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
-    use_compilation_cache(cache_folder() / "xla")
-    checkpoints = Checkpoints(
-        folder / CHECKPOINTS, every=checkpoint_every, resume=resume is not None, ends=folder / ENDS
-    )
-    with ExitStack() as stack:
-        if superlink is not None:
-            known = read_superlink_file(superlink)
-            network = stack.enter_context(
-                operator_network(known.address, Path(known.ca_certificate), Path(known.secret))
-            )
-        else:
-            options = () if data_dir is None else ("--data-dir", str(data_dir.absolute()))
-            assert local is not None
-            network = stack.enter_context(local_nodes(experiment, local, folder / NODES, options))
-        conversation = Conversation(network, patience=experiment.deployment.patience)
-        wanted = local or experiment.deployment.nodes
-        joined = join(conversation, wanted, partial(_show_joined, console, wanted))
-        run = new_run() if resume is None else read_run(folder)
-        deployment = resolve_deployment(experiment, joined, run)
-        _require_same_nodes(resume, experiment.data, deployment.resolved.table["data"])
-        directory = RunDirectory(
-            folder, deployment.resolved.table, replace=force, extend=resume is not None
-        )
-        if resume is not None and directory.complete and directory.extended is None:
-            console.print(f"{printable(folder)} is complete; nothing to do")
-            return
-        _print_start(console, directory, resumed=resume is not None)
-
-        def train_methods(record: Callable[[Record], None]) -> list[Run]:
-            def show(each: Record) -> None:
-                if not directory.begun and resume is None:
-                    write_run(folder, run)
-                record(each)
-                console.print(printable(network_line(each)), highlight=False, soft_wrap=True)
-
-            return run_deployment(
-                conversation, deployment, Follow(checkpoints, show, None, progress=False)
-            )
-
-        runs = _train_into(directory, train_methods, deployment.resolved, checkpoints)
-    _show_results(console, runs, deployment.resolved.target)
-    console.print(str(checkpoints))
-    console.print(f"\n{printable(directory.path)}: metrics, summary, models, figure, report.html")
-
-
-def _show_joined(console: Console, wanted: int, names: Sequence[str]) -> None:
-    """Print which nodes have joined."""
-    count = f"{len(names)} of {max(wanted, len(names))} nodes have joined"
-    listed = printable(", ".join(sorted(names))) or "none"
-    console.print(f"{count}: {listed}", soft_wrap=True, highlight=False)
-
-
-def _require_same_nodes(
-    resume: Path | None, before: Mapping[str, Any], now: Mapping[str, Any]
-) -> None:
-    """Raise `InputError` if a run is resumed on other nodes or clients."""
-    kinds = "nodes", "clients", "training_rows"
-    had, have = (
-        ", ".join(f"{table.get(kind)} {kind.replace('_', ' ')}" for kind in kinds)
-        for table in (before, now)
-    )
-    require(
-        resume is None or before == now,
-        f"--resume {resume}: the run had {had}; joined have {have}: the same nodes must be there",
-    )
-
-
-NODE_HELP = """Hold clients for deployments: answer the requests of `fedprox deploy`.
-
-NODE.toml says which data the node holds, where its state lies, which policy it follows, and how to
-reach the SuperLink. The node runs the methods, models and solvers of its own library: no code
-travels to it. It keeps a SuperNode of Flower running beside it.
-
-Bad input is reported in one line, with exit status 2.
-"""
-
-
-@app.command(cls=_Command, help=NODE_HELP)
-def node(
-    file: Annotated[Path, typer.Argument(metavar="NODE.toml", help="The node's file.")],
-    data_dir: DataDir = None,
-    devices: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Devices that share a round. [default: all; CPUs: cores]"),
-    ] = None,
-) -> None:
-    """Answer the requests of deployments."""
-    known = read_node_file(file)
-    use_cpu_devices(clients_per_round=MANY, devices=devices)
-    use_compilation_cache(cache_folder() / "xla")
-    logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
-    logging.getLogger("fedprox").setLevel(logging.INFO)
-    with Bar("loading the data"):
-        held = load_node(known, data_dir)
-    _say(f"node {known.name}: {held.federation}")
-    connection = NodeConnection(
-        known.superlink, Path(known.ca_certificate), Path(known.key), Path(known.folder)
-    )
-    stop = threading.Event()
-
-    def end(number: signal.Signals) -> str | None:
-        if stop.is_set():
-            return None
-        stop.set()
-        return f"{number.name}: the node ends after its current answer; once more to end at once"
-
-    # client state is a model or a gradient of one client's data
-    Path(known.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-    with locked(Path(known.folder)), answering(end):
-        serve(held.answer, connection, stop)
+app.command(cls=_Command, help=DEPLOY_HELP)(deploy)
+app.command(cls=_Command, help=NODE_HELP)(node)
 
 
 REPORT_HELP = """Write the HTML report of run directories.
@@ -796,10 +501,6 @@ def show_examples(
     print(out)
 
 
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 120, markup=False)
-
-
 def _listing() -> Table:
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for header in ("item", "what", "data", *SCALES):
@@ -810,17 +511,6 @@ def _listing() -> Table:
         shown.add_row(key, item.title, ", ".join(item.data) + left_out, *times)
     return shown
 
-
-MACHINE_OPTIONS = (
-    "--data-dir",
-    "--devices",
-    "--coordinator",
-    "--processes",
-    "--process",
-    "--local",
-    "--superlink",
-)
-"""Options that describe the machine, not the experiment."""
 
 SUM_FAILED = "gloo|nccl|coordination"
 """Pattern in the error of a failed sum over processes."""
@@ -855,7 +545,7 @@ def _main() -> None:
     except Stopped as stopped:
         advice = "the same command continues from there"
         if sys.argv[1:2] in (["run"], ["deploy"]):
-            advice = f"continue with: {_resume_command(stopped.folder.parent, sys.argv[1:])}"
+            advice = f"continue with: {resume_command(stopped.folder.parent, sys.argv[1:])}"
         _fail(f"{stopped}; {advice}", 128 + stopped.signal)
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         # a lost process raises either, depending on where its sum is awaited
@@ -870,23 +560,6 @@ def _main() -> None:
     raise SystemExit(status or 0)
 
 
-def _resume_command(directory: Path, arguments: list[str]) -> str:
-    """The command that resumes a run with the same machine options.
-
-    >>> arguments = ["run", "a.toml", "--devices=2", "--out", "b", "--data-dir", "c d"]
-    >>> _resume_command(Path("runs/a"), arguments)
-    "fedprox run --resume runs/a --devices=2 --data-dir 'c d'"
-    """
-    command = ["fedprox", "run", "--resume", str(directory)]
-    if arguments[:1] == ["deploy"]:
-        command[1] = "deploy"
-    for option, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        name, _, value = option.partition("=")
-        if name in MACHINE_OPTIONS:
-            command += [option] if value else [option, following]
-    return shlex.join(command)
-
-
 def _out_of_memory(error: Exception) -> NoReturn:
     if not isinstance(error, MemoryError) and "EXHAUSTED" not in str(error):
         raise error
@@ -894,7 +567,7 @@ def _out_of_memory(error: Exception) -> NoReturn:
 
 
 def _fail(message: str, status: int = 2) -> NoReturn:
-    _say(message)
+    say(message)
     _leave(status)
 
 
@@ -907,11 +580,7 @@ def _leave(status: int) -> NoReturn:
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:
-    _say(str(message))
-
-
-def _say(message: str) -> None:
-    print(f"fedprox: {printable(' '.join(message.split()))}", file=sys.stderr, flush=True)
+    say(str(message))
 
 
 if __name__ == "__main__":

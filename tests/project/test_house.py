@@ -27,6 +27,7 @@ FLOORS = [
     {"runner"},
     {"reproduce"},
     {"papers"},
+    {"commands"},
     {"cli"},
     {"__main__"},
 ]

@@ -1,0 +1,203 @@
+"""The commands of deployments: `fedprox deploy` and `fedprox node`."""
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedprox.bar import Bar
+from fedprox.commands.runs import file_and_folder, print_start, show_results, train_into
+from fedprox.commands.shared import (
+    DataDir,
+    Force,
+    OptionalFile,
+    Out,
+    Resume,
+    Settings,
+    say,
+    standard_console,
+)
+from fedprox.datasets.sources import cache_folder
+from fedprox.deployment.conversation import Conversation
+from fedprox.deployment.coordinator import deploy as run_deployment
+from fedprox.deployment.flower import NodeConnection, operator_network, serve
+from fedprox.deployment.joining import join
+from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
+from fedprox.deployment.run_file import new_run, read_run, write_run
+from fedprox.deployment.server import resolve_deployment
+from fedprox.deployment.trial import local_nodes
+from fedprox.errors import printable, require
+from fedprox.experiment import DEPLOYED, read_experiment
+from fedprox.files.lock import locked
+from fedprox.report.directory import CHECKPOINTS, ENDS, NODES, RunDirectory
+from fedprox.report.network import network_line
+from fedprox.signals import answering
+from fedprox.simulation.devices.compilation_cache import use_compilation_cache
+from fedprox.simulation.devices.cpu import use_cpu_devices
+from fedprox.simulation.loop.checkpoint import Checkpoints
+from fedprox.simulation.loop.comparison import Follow
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
+
+MANY = 1000
+"""Clients that a node may train in a round, from which the number of CPU devices follows."""
+
+DEPLOY_HELP = """Run an experiment on nodes that keep their own data, over a network.
+
+With --local N it is a trial on this machine: a SuperLink and N nodes start as processes on the
+loopback, with certificates and keys made for the occasion, and the experiment's clients are dealt
+out to them. With --superlink FILE it is a real federation: each node runs `fedprox node`, and FILE
+says how to reach the SuperLink.
+
+It trains every method as `fedprox run` does, on all nodes that have joined, and writes the same run
+directory. [deployment] says how many nodes to wait for, and for how long. A checkpoint is written
+after every round, or as --checkpoint-every says; --resume DIR continues a run that was stopped or
+killed, also with more rounds.
+
+Bad input is reported in one line, with exit status 2.
+"""
+
+
+def deploy(
+    file: OptionalFile = None,
+    local: Annotated[
+        int | None, typer.Option(metavar="N", help="Try it on this machine, with N nodes.")
+    ] = None,
+    superlink: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.toml", help="How to reach the SuperLink of the nodes."),
+    ] = None,
+    settings: Settings = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+    checkpoint_every: Annotated[
+        int, typer.Option(metavar="N", help="Rounds between checkpoints.")
+    ] = 1,
+    resume: Resume = None,
+    force: Force = False,
+) -> None:
+    """Run an experiment file on nodes."""
+    require(
+        (local is None) != (superlink is None),
+        "give one of --local N, for a trial on this machine, and --superlink FILE.toml",
+    )
+    file, folder = file_and_folder(file, out, resume, settings or (), force=force)
+    elsewhere = {} if superlink is None else {"data": {"name": DEPLOYED}}
+    experiment, console = read_experiment(file, settings or (), elsewhere), standard_console()
+    logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
+    use_compilation_cache(cache_folder() / "xla")
+    checkpoints = Checkpoints(
+        folder / CHECKPOINTS, every=checkpoint_every, resume=resume is not None, ends=folder / ENDS
+    )
+    with ExitStack() as stack:
+        if superlink is not None:
+            known = read_superlink_file(superlink)
+            network = stack.enter_context(
+                operator_network(known.address, Path(known.ca_certificate), Path(known.secret))
+            )
+        else:
+            options = () if data_dir is None else ("--data-dir", str(data_dir.absolute()))
+            assert local is not None
+            network = stack.enter_context(local_nodes(experiment, local, folder / NODES, options))
+        conversation = Conversation(network, patience=experiment.deployment.patience)
+        wanted = local or experiment.deployment.nodes
+        joined = join(conversation, wanted, partial(_show_joined, console, wanted))
+        run = new_run() if resume is None else read_run(folder)
+        deployment = resolve_deployment(experiment, joined, run)
+        _require_same_nodes(resume, experiment.data, deployment.resolved.table["data"])
+        directory = RunDirectory(
+            folder, deployment.resolved.table, replace=force, extend=resume is not None
+        )
+        if resume is not None and directory.complete and directory.extended is None:
+            console.print(f"{printable(folder)} is complete; nothing to do")
+            return
+        print_start(console, directory, resumed=resume is not None)
+
+        def train_methods(record: Callable[[Record], None]) -> list[Run]:
+            def show(each: Record) -> None:
+                if not directory.begun and resume is None:
+                    write_run(folder, run)
+                record(each)
+                console.print(printable(network_line(each)), highlight=False, soft_wrap=True)
+
+            return run_deployment(
+                conversation, deployment, Follow(checkpoints, show, None, progress=False)
+            )
+
+        runs = train_into(directory, train_methods, deployment.resolved, checkpoints)
+    show_results(console, runs, deployment.resolved.target)
+    console.print(str(checkpoints))
+    console.print(f"\n{printable(directory.path)}: metrics, summary, models, figure, report.html")
+
+
+def _show_joined(console: Console, wanted: int, names: Sequence[str]) -> None:
+    """Print which nodes have joined."""
+    count = f"{len(names)} of {max(wanted, len(names))} nodes have joined"
+    listed = printable(", ".join(sorted(names))) or "none"
+    console.print(f"{count}: {listed}", soft_wrap=True, highlight=False)
+
+
+def _require_same_nodes(
+    resume: Path | None, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> None:
+    """Raise `InputError` if a run is resumed on other nodes or clients."""
+    kinds = "nodes", "clients", "training_rows"
+    had, have = (
+        ", ".join(f"{table.get(kind)} {kind.replace('_', ' ')}" for kind in kinds)
+        for table in (before, now)
+    )
+    require(
+        resume is None or before == now,
+        f"--resume {resume}: the run had {had}; joined have {have}: the same nodes must be there",
+    )
+
+
+NODE_HELP = """Hold clients for deployments: answer the requests of `fedprox deploy`.
+
+NODE.toml says which data the node holds, where its state lies, which policy it follows, and how to
+reach the SuperLink. The node runs the methods, models and solvers of its own library: no code
+travels to it. It keeps a SuperNode of Flower running beside it.
+
+Bad input is reported in one line, with exit status 2.
+"""
+
+
+def node(
+    file: Annotated[Path, typer.Argument(metavar="NODE.toml", help="The node's file.")],
+    data_dir: DataDir = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Devices that share a round. [default: all; CPUs: cores]"),
+    ] = None,
+) -> None:
+    """Answer the requests of deployments."""
+    known = read_node_file(file)
+    use_cpu_devices(clients_per_round=MANY, devices=devices)
+    use_compilation_cache(cache_folder() / "xla")
+    logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
+    logging.getLogger("fedprox").setLevel(logging.INFO)
+    with Bar("loading the data"):
+        held = load_node(known, data_dir)
+    say(f"node {known.name}: {held.federation}")
+    connection = NodeConnection(
+        known.superlink, Path(known.ca_certificate), Path(known.key), Path(known.folder)
+    )
+    stop = threading.Event()
+
+    def end(number: signal.Signals) -> str | None:
+        if stop.is_set():
+            return None
+        stop.set()
+        return f"{number.name}: the node ends after its current answer; once more to end at once"
+
+    # client state is a model or a gradient of one client's data
+    Path(known.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked(Path(known.folder)), answering(end):
+        serve(held.answer, connection, stop)

@@ -1,0 +1,163 @@
+"""Training into a run directory, from the command line: its folder, its results, resuming."""
+
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+import jax
+from rich.console import Console
+
+from fedprox.errors import InputError, printable, require
+from fedprox.experiment import DEPLOYED, Resolved, read_experiment
+from fedprox.report.directory import RunDirectory
+from fedprox.report.results import write_results
+from fedprox.report.table import (
+    best_model_notes,
+    early_stop_notes,
+    empty_round_notes,
+    evaluated_model_notes,
+    fault_notes,
+    sampling_notes,
+    table,
+    unsolved_notes,
+    validation_notes,
+)
+from fedprox.signals import answering, end_now, ended_by
+from fedprox.simulation.loop.checkpoint import Checkpoints, stopping_on_signals
+from fedprox.simulation.results.run import Run
+from fedprox.simulation.results.target import Target
+
+MACHINE_OPTIONS = (
+    "--data-dir",
+    "--devices",
+    "--coordinator",
+    "--processes",
+    "--process",
+    "--local",
+    "--superlink",
+)
+"""Options that describe the machine, not the experiment."""
+
+
+def file_and_folder(
+    file: Path | None,
+    out: Path | None,
+    resume: Path | None,
+    settings: Sequence[str],
+    *,
+    force: bool,
+) -> tuple[Path, Path]:
+    """The experiment file and the run directory of `fedprox run` or `fedprox deploy`."""
+    if resume is None:
+        if file is None:
+            raise InputError("FILE.toml is missing; or give --resume DIR")
+        return file, out or Path("runs") / file.stem
+    require(
+        file is None and out is None and not force,
+        f"--resume {resume}: the experiment is there; leave out FILE, --out, --force",
+    )
+    known = resume / "experiment.toml"
+    require(known.is_file(), f"--resume {resume}: no experiment.toml; name a run directory")
+    _require_only_rounds(known, settings)
+    return known, resume
+
+
+def train_into(
+    directory: RunDirectory,
+    train_methods: Callable[..., list[Run]],
+    resolved: Resolved,
+    checkpoints: Checkpoints,
+) -> list[Run]:
+    """Train, and write each record at once and the results at the end."""
+    with directory, answering(partial(_interrupted, directory, checkpoints)):
+        with stopping_on_signals(checkpoints):
+            runs = train_methods(directory.record)
+        # no clients.json if other processes, or nodes, have the clients' rows
+        here = jax.process_count() == 1 and resolved.table["data"]["name"] != DEPLOYED
+        measured = (resolved.federation, resolved.model) if here else ()
+        write_results(directory, runs, resolved.target, *measured)
+        checkpoints.remove()
+    return runs
+
+
+def show_results(console: Console, runs: Sequence[Run], target: Target | None) -> None:
+    """Print the table of results and the notes on it."""
+    console.print(table(runs, target))
+    for notes in (
+        evaluated_model_notes,
+        validation_notes,
+        best_model_notes,
+        sampling_notes,
+        early_stop_notes,
+        empty_round_notes,
+        unsolved_notes,
+        fault_notes,
+    ):
+        for line in notes(runs):
+            console.print(line)
+
+
+def _interrupted(
+    directory: RunDirectory, checkpoints: Checkpoints, number: signal.Signals
+) -> NoReturn:
+    """End a run at once, and say what was saved."""
+    saved = ""
+    if directory.complete:
+        saved = f"; {directory.path} is complete" if directory.begun else ""
+    elif checkpoints.exist:
+        command = resume_command(directory.path, sys.argv[1:])
+        saved = f"; continue from the last checkpoint with: {command}"
+    elif directory.begun:
+        saved = f"; {directory.path / 'metrics.jsonl'} holds the rounds evaluated so far"
+    end_now(number, printable(ended_by(number) + saved))
+
+
+def _require_only_rounds(file: Path, settings: Sequence[str]) -> None:
+    """Raise `InputError` if settings change anything but the rounds of an experiment."""
+    before, now = read_experiment(file), read_experiment(file, settings)
+    for key, value in before.model_dump().items():
+        require(
+            key == "rounds" or value == now.model_dump()[key],
+            f"--set {key}: with --resume only rounds can change",
+        )
+
+
+def print_start(console: Console, directory: RunDirectory, *, resumed: bool) -> None:
+    """Print which results a run replaces or continues, and changed versions."""
+    path = printable(directory.path)
+    if directory.replaced:
+        line = f"{path}: --force replaces the results {printable(directory.replaced)}"
+        console.print(line, soft_wrap=True)
+    if not resumed:
+        return
+    if directory.extended is not None:
+        rounds = directory.experiment["rounds"]
+        console.print(f"{path}: continues from round {directory.extended} to {rounds}")
+    elif not directory.checkpoints.is_dir() and not directory.ends.is_dir():
+        console.print(f"{path}: no checkpoint; the run starts from the beginning")
+    if changed := directory.changed_versions():
+        console.print(
+            f"{path}: begun with {', '.join(changed)}; the last bits may differ",
+            soft_wrap=True,
+        )
+
+
+def resume_command(directory: Path, arguments: list[str]) -> str:
+    """The command that resumes a run with the same machine options.
+
+    >>> arguments = ["run", "a.toml", "--devices=2", "--out", "b", "--data-dir", "c d"]
+    >>> resume_command(Path("runs/a"), arguments)
+    "fedprox run --resume runs/a --devices=2 --data-dir 'c d'"
+    """
+    command = ["fedprox", "run", "--resume", str(directory)]
+    if arguments[:1] == ["deploy"]:
+        command[1] = "deploy"
+    for option, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, _, value = option.partition("=")
+        if name in MACHINE_OPTIONS:
+            command += [option] if value else [option, following]
+    return shlex.join(command)
