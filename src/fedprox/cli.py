@@ -210,10 +210,7 @@ def run(
         return
     print_start(console, directory, resumed=resume is not None)
     runs = train_into(directory, train_methods, resolved, checkpoints)
-    show_results(console, runs, resolved.target)
-    if checkpoints.made:
-        console.print(str(checkpoints))
-    console.print(f"\n{printable(directory.path)}: metrics, summary, models, figure, report.html")
+    show_results(console, directory, runs, resolved.target, checkpoints)
 
 
 class Source(NamedTuple):

@@ -4,7 +4,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,12 +29,13 @@ from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.coordinator import deploy as run_deployment
 from fedprox.deployment.flower import NodeConnection, operator_network, serve
 from fedprox.deployment.joining import join
+from fedprox.deployment.network import Network
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
 from fedprox.deployment.run_file import new_run, read_run, write_run
 from fedprox.deployment.server import resolve_deployment
 from fedprox.deployment.trial import local_nodes
 from fedprox.errors import printable, require
-from fedprox.experiment import DEPLOYED, read_experiment
+from fedprox.experiment import DEPLOYED, Experiment, read_experiment
 from fedprox.files.lock import locked
 from fedprox.report.directory import CHECKPOINTS, ENDS, NODES, RunDirectory
 from fedprox.report.network import network_line
@@ -89,23 +90,14 @@ def deploy(
         "give one of --local N, for a trial on this machine, and --superlink FILE.toml",
     )
     file, folder = file_and_folder(file, out, resume, settings or (), force=force)
-    elsewhere = {} if superlink is None else {"data": {"name": DEPLOYED}}
-    experiment, console = read_experiment(file, settings or (), elsewhere), standard_console()
+    defaults = {} if superlink is None else {"data": {"name": DEPLOYED}}
+    experiment, console = read_experiment(file, settings or (), defaults), standard_console()
     logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
     use_compilation_cache(cache_folder() / "xla")
     checkpoints = Checkpoints(
         folder / CHECKPOINTS, every=checkpoint_every, resume=resume is not None, ends=folder / ENDS
     )
-    with ExitStack() as stack:
-        if superlink is not None:
-            known = read_superlink_file(superlink)
-            network = stack.enter_context(
-                operator_network(known.address, Path(known.ca_certificate), Path(known.secret))
-            )
-        else:
-            options = () if data_dir is None else ("--data-dir", str(data_dir.absolute()))
-            assert local is not None
-            network = stack.enter_context(local_nodes(experiment, local, folder / NODES, options))
+    with _network(experiment, local, superlink, folder / NODES, data_dir) as network:
         conversation = Conversation(network, patience=experiment.deployment.patience)
         wanted = local or experiment.deployment.nodes
         joined = join(conversation, wanted, partial(_show_joined, console, wanted))
@@ -132,9 +124,23 @@ def deploy(
             )
 
         runs = train_into(directory, train_methods, deployment.resolved, checkpoints)
-    show_results(console, runs, deployment.resolved.target)
-    console.print(str(checkpoints))
-    console.print(f"\n{printable(directory.path)}: metrics, summary, models, figure, report.html")
+    show_results(console, directory, runs, deployment.resolved.target, checkpoints)
+
+
+def _network(
+    experiment: Experiment,
+    local: int | None,
+    superlink: Path | None,
+    folder: Path,
+    data_dir: Path | None,
+) -> AbstractContextManager[Network]:
+    """Start a trial with nodes on this machine, or connect to the SuperLink in a file."""
+    if local is not None:
+        options = () if data_dir is None else ("--data-dir", str(data_dir.absolute()))
+        return local_nodes(experiment, local, folder, options)
+    assert superlink is not None
+    known = read_superlink_file(superlink)
+    return operator_network(known.address, Path(known.ca_certificate), Path(known.secret))
 
 
 def _show_joined(console: Console, wanted: int, names: Sequence[str]) -> None:

@@ -84,8 +84,14 @@ def train_into(
     return runs
 
 
-def show_results(console: Console, runs: Sequence[Run], target: Target | None) -> None:
-    """Print the table of results and the notes on it."""
+def show_results(
+    console: Console,
+    directory: RunDirectory,
+    runs: Sequence[Run],
+    target: Target | None,
+    checkpoints: Checkpoints,
+) -> None:
+    """Print the table of results, the notes on it, and what was written."""
     console.print(table(runs, target))
     for notes in (
         evaluated_model_notes,
@@ -99,6 +105,9 @@ def show_results(console: Console, runs: Sequence[Run], target: Target | None) -
     ):
         for line in notes(runs):
             console.print(line)
+    if checkpoints.made:
+        console.print(str(checkpoints))
+    console.print(f"\n{printable(directory.path)}: metrics, summary, models, figure, report.html")
 
 
 def _interrupted(
