@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from fedprox.deployment.flower import NodeConnection, serve
+from fedprox.deployment.flower_node import NodeConnection, serve
 from fedprox.deployment.network import Parcel
 
 

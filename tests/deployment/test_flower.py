@@ -22,8 +22,9 @@ from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from fedprox import InputError
-from fedprox.deployment import flower, flower_calls, local, supernode
-from fedprox.deployment.flower import NodeConnection, operator_network, serve
+from fedprox.deployment import flower_calls, flower_operator, local, supernode
+from fedprox.deployment.flower_node import NodeConnection, serve
+from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.local import LocalSuperLink, local_superlink, make_node_key
 from fedprox.deployment.network import Network, Parcel, Received
 from fedprox.deployment.processes import Program, running
@@ -200,7 +201,7 @@ def bare_supernode(superlink: LocalSuperLink, folder: Path, *options: object) ->
     folder.mkdir()
     arguments = ["--superlink", superlink.address, "--isolation", "process"]
     arguments += ["--host", "127.0.0.1", "--port", str(flower_calls.free_port())]
-    script = Path(flower.__file__).with_name("supernode.py")
+    script = supernode.__file__
     return Program(
         f"{script}:main",
         [*arguments, *map(str, options)],
@@ -278,7 +279,8 @@ def test_nothing_is_left_after_a_kill(tmp_path: Path) -> None:
 FEDERATION = """
 import sys, threading
 from pathlib import Path
-from fedprox.deployment.flower import NodeConnection, operator_network, serve
+from fedprox.deployment.flower_node import NodeConnection, serve
+from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.local import local_superlink, make_node_key
 folder = Path(sys.argv[1])
 with local_superlink(folder / "superlink") as superlink:
@@ -298,7 +300,7 @@ with local_superlink(folder / "superlink") as superlink:
 def test_a_run_lasts_as_long_as_the_context(tmp_path: Path) -> None:
     with local_superlink(tmp_path / "superlink") as superlink:
         control = flower_calls.control_client(*superlink[:2])
-        app = Fab(content=flower.packed_app())
+        app = Fab(content=flower_operator.packed_app())
         control.StartRun(StartRunRequest(fab=app))  # nobody waits for this one
         with (
             pytest.raises(ZeroDivisionError),

@@ -27,7 +27,8 @@ from fedprox.commands.shared import (
 from fedprox.datasets.sources import cache_folder
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.coordinator import deploy as run_deployment
-from fedprox.deployment.flower import NodeConnection, operator_network, serve
+from fedprox.deployment.flower_node import NodeConnection, serve
+from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.joining import join
 from fedprox.deployment.network import Network
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file

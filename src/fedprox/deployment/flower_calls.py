@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedprox.deployment.network import Parcel
-from fedprox.errors import require
+from fedprox.errors import InputError, require
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
     import httpx
@@ -54,6 +54,9 @@ ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 HEARTBEAT = 10.0
 """Seconds between two heartbeats of a task. Flower ends a task after 60 seconds without one."""
 
+PATIENCE = 60.0
+"""Seconds for which a call repeats while the other side does not answer."""
+
 SMALL = 100_000
 """A body of at most so many bytes travels with the head, which saves several calls."""
 
@@ -69,6 +72,24 @@ def require_flower() -> None:
         version.split(".")[:2] == ["1", "41"],
         f'flwr {version} is installed; deployment needs 1.41; install "fedprox[flower]"',
     )
+
+
+def require_address(address: str) -> None:
+    """Raise `InputError` unless the address is `host:port`."""
+    host, _, port = address.rpartition(":")
+    require(
+        host and "/" not in host and port.isdecimal() and 0 < int(port) < 65536,
+        f"SuperLink {address!r}: an address is host:port, for instance fl.example.org:9092",
+    )
+
+
+def require_certificates(file: Path) -> None:
+    """Raise `InputError` unless a file holds certificates."""
+    require(file.is_file(), f"{file}: no such file")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file)
+    except ssl.SSLError:
+        raise InputError(f"{file}: no certificates in PEM") from None
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -311,3 +332,8 @@ def confirm(runtime: Runtime, node: int, run: int, message: str) -> None:
 def finish(runtime: Runtime, outcome: str, details: str = "") -> None:
     """Report the end of the current task."""
     runtime.client.PushTaskOutput(PushTaskOutputRequest(sub_status=outcome, details=details))
+
+
+def until_next_look(since: float) -> float:
+    """Seconds until the next look: a fifth of the time since an event, at most 0.5."""
+    return min(0.5, max(0.05, (time.monotonic() - since) / 5))

@@ -1,4 +1,4 @@
-"""Flower's SuperNode with shorter waits, run as a script by `fedprox.deployment.flower`."""
+"""Flower's SuperNode with shorter waits, run as a script by `fedprox.deployment.flower_node`."""
 
 import functools
 import os

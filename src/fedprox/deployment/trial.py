@@ -7,7 +7,7 @@ from typing import Any
 
 import tomli_w
 
-from fedprox.deployment.flower import operator_network
+from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.local import local_superlink, make_node_key
 from fedprox.deployment.network import Network
 from fedprox.deployment.processes import Program, running
