@@ -7,8 +7,10 @@ import jax
 import numpy as np
 import pytest
 
+from fedprox.algorithms.base import ClientState
 from fedprox.algorithms.check import message_shape
-from fedprox.deployment.parts import Parts, Trained
+from fedprox.deployment.parts import Parts
+from fedprox.deployment.round_part import RoundPart
 from fedprox.simulation.planning.batch_plan import Jobs
 from tests.deployment.federations import deployed, nodes_of, table_of
 
@@ -25,7 +27,7 @@ CASES: list[tuple[dict[str, Any], float, float]] = [
 ]
 
 
-def untrained(parts: Parts, jobs: Jobs, *_: Any) -> Trained:
+def untrained(parts: Parts, jobs: Jobs, *_: Any) -> tuple[RoundPart, ClientState]:
     """What a node sends, without training."""
 
     rng = np.random.default_rng(len(parts.setup.method))
@@ -34,14 +36,14 @@ def untrained(parts: Parts, jobs: Jobs, *_: Any) -> Trained:
         return jax.tree.map(lambda a: rng.normal(size=(*axes, *a.shape)).astype(a.dtype), tree)
 
     ones = np.ones((len(jobs.client), 1), bool)
-    return Trained(
+    part = RoundPart(
         drawn(message_shape(parts.algorithm, parts.model.shapes), 1),
         np.float32(jobs.weight.sum()) * np.ones(1, np.float32),
         jobs.steps[:, None],
         ones,
         ~ones,
-        drawn(parts.client_state, len(ones)),
     )
+    return part, drawn(parts.client_state, len(ones))
 
 
 @pytest.mark.parametrize(("method", "down", "up"), CASES)

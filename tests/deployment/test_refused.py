@@ -21,6 +21,7 @@ from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.parts import Parts
 from fedprox.deployment.policy import Policy
+from fedprox.deployment.round_part import RoundPart
 from fedprox.deployment.states import States
 from fedprox.errors import InputError
 from fedprox.simulation.config.faults import Faults
@@ -252,11 +253,13 @@ def test_clipping_scales_the_message_of_a_node() -> None:
     parts = {
         i: NodePart(
             np.array([i]),
-            0.25 * np.array([[mean]], np.float32),
-            np.array([0.25], np.float32),
-            np.ones((1, 1), np.int64),
-            np.ones((1, 1), bool),
-            np.zeros((1, 1), bool),
+            RoundPart(
+                0.25 * np.array([[mean]], np.float32),
+                np.array([0.25], np.float32),
+                np.ones((1, 1), np.int64),
+                np.ones((1, 1), bool),
+                np.zeros((1, 1), bool),
+            ),
             Answered(Answer(id=""), {}, 0, 0),
         )
         for i, mean in enumerate((1.0, -3.0, 100.0))

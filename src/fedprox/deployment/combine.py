@@ -10,13 +10,8 @@ import optax
 from numpy.typing import NDArray
 
 from fedprox.deployment.conversation import Answered
-from fedprox.deployment.messages import (
-    Array,
-    DataKind,
-    prefixed_names,
-    require_like,
-    tree_of,
-)
+from fedprox.deployment.messages import Array, DataKind, prefixed_names, require_like, tree_of
+from fedprox.deployment.round_part import WEIGHT_ERROR, RoundPart
 from fedprox.diagnostics.dissimilarity import Scatter
 from fedprox.errors import require
 from fedprox.metrics import terms_of
@@ -26,29 +21,18 @@ from fedprox.simulation.compiled.screening import mean_of_others, screen, sound
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.planning.batch_plan import Jobs
 
-WEIGHT_ERROR = 1e-4
-"""By how much the weight that a node counts may exceed that of its clients, from rounding."""
-
 
 class NodePart(NamedTuple):
-    """A node's part of a round, checked.
+    """A node's part of a round, as the coordinator holds it.
 
     Attributes:
         at: Which of the round's jobs are the node's, shape (n,).
-        message: Messages times weights, summed, leaves (points, ...).
-        counted: Sum of the weights of those that count, (points,).
-        steps: Steps of each job, (n, points).
-        counts: Whether each job counts, (n, points).
-        faulty: Whether each job's update was faulty, (n, points).
-        answered: The answer.
+        part: The part, with these n jobs.
+        answered: The answer that held it.
     """
 
     at: NDArray[np.int64]
-    message: Any
-    counted: NDArray[np.float32]
-    steps: NDArray[np.int64]
-    counts: NDArray[np.bool_]
-    faulty: NDArray[np.bool_]
+    part: RoundPart
     answered: Answered
 
 
@@ -56,73 +40,24 @@ class Combined(NamedTuple):
     """The answers of all nodes to a round.
 
     Attributes:
-        parts: The nodes' parts, by node.
+        nodes: The nodes' parts, by node.
         mean: Weighted mean of the messages that count, leaves (points, ...); None without any.
         steps: Steps of each job, (jobs, points); 0 for jobs of nodes without answer.
         counts: Whether each job counts, (jobs, points).
         faulty: Whether each job's update, or its node's, was faulty, (jobs, points).
     """
 
-    parts: Mapping[int, NodePart]
+    nodes: Mapping[int, NodePart]
     mean: Any
     steps: NDArray[np.int64]
     counts: NDArray[np.bool_]
     faulty: NDArray[np.bool_]
 
 
-def part_of(
-    answered: Answered, at: NDArray[np.int64], jobs: Jobs, message: Any, points: int
-) -> NodePart:
-    """Check a node's answer to a round, and read its arrays.
-
-    Args:
-        answered: The answer.
-        at: Which of the jobs are the node's.
-        jobs: The round's jobs.
-        message: The message, in shape, leaves (points, ...).
-        points: Number of sweep points.
-
-    Raises:
-        InputError: If an array is missing, or is not what such a node can answer.
-    """
-    arrays, n = answered.arrays, len(at)
-    read = {
-        "counted": ((points,), np.float32),
-        "steps": ((n, points), np.int64),
-        "counts": ((n, points), np.bool_),
-        "faulty": ((n, points), np.bool_),
-    }
-    for name, (shape, kind) in read.items():
-        require(name in arrays, f"the array {name!r} is missing")
-        require_like(name, arrays[name], jax.ShapeDtypeStruct(shape, kind))
-    part = NodePart(
-        at,
-        tree_of(message, arrays, "message"),
-        arrays["counted"],
-        arrays["steps"],
-        arrays["counts"],
-        arrays["faulty"],
-        answered,
-    )
-    weights = (jobs.weight[at][:, None] * part.counts).sum(axis=0)
-    within = (part.counted >= 0) & (part.counted <= weights * (1 + WEIGHT_ERROR))
-    require(
-        (within & ((part.counted > 0) == (weights > 0))).all(),
-        f"it counts weights {part.counted.tolist()}; those of its clients sum to "
-        f"{weights.tolist()}",
-    )
-    require(not (part.counts & part.faulty).any(), "it counts faulty updates")
-    require(
-        ((part.steps >= 0) & (part.steps <= jobs.steps[at][:, None])).all(),
-        "it says that clients took more steps than they were asked for",
-    )
-    return part
-
-
 def combined(
     method: Method,
     jobs: Jobs,
-    parts: Mapping[int, NodePart],
+    nodes: Mapping[int, NodePart],
     size: Callable[[Any], jax.Array] | None = None,
 ) -> Combined:
     """Combine the parts of all nodes, in the order of the nodes.
@@ -133,37 +68,38 @@ def combined(
     Args:
         method: The method.
         jobs: The round's jobs.
-        parts: The nodes' parts, by node.
+        nodes: The nodes' parts, by node.
         size: (message) -> its size; None for the method's.
     """
     points = len(method.points)
     shape = (len(jobs.client), points)
     steps, counts = np.zeros(shape, np.int64), np.zeros(shape, bool)
     faulty = np.zeros(shape, bool)
-    ordered = [parts[index] for index in sorted(parts)]
-    for part in ordered:
-        steps[part.at], counts[part.at], faulty[part.at] = part.steps, part.counts, part.faulty
+    ordered = [nodes[index] for index in sorted(nodes)]
+    parts = [node.part for node in ordered]
+    for at, part, _ in ordered:
+        steps[at], counts[at], faulty[at] = part.steps, part.counts, part.faulty
     if not ordered:
-        return Combined(parts, None, steps, counts, faulty)
+        return Combined(nodes, None, steps, counts, faulty)
     faults = method.faults
     assert faults is not None  # a deployment always screens
-    answered = np.stack([part.counted > 0 for part in ordered])
-    means = [mean_of_others(part.message, jnp.asarray(part.counted)) for part in ordered]
+    answered = np.stack([part.counted > 0 for part in parts])
+    means = [mean_of_others(part.message, jnp.asarray(part.counted)) for part in parts]
     finite = np.stack([np.asarray(jax.vmap(sound)(mean)) for mean in means])
     sizes = None
     if faults.compares:
         measure = jax.jit(jax.vmap(size or method.algorithm.size))
         all_sizes = np.stack([np.asarray(measure(mean)) for mean in means])
         sizes = jnp.asarray(np.where(finite > 0, all_sizes, 0))
-    weight = np.array([float(part.counted.max()) for part in ordered], np.float32)
+    weight = np.array([float(part.counted.max()) for part in parts], np.float32)
     screened = screen(faults, jnp.asarray(finite * answered), sizes, jnp.asarray(weight))
     scales = np.asarray(screened.scale)
     bad = answered & np.asarray(screened.faulty)
-    for i, part in enumerate(ordered):
-        faulty[part.at] |= bad[i][None] & part.counts
-        counts[part.at] &= (scales[i] > 0)[None]
+    for i, (at, part, _) in enumerate(ordered):
+        faulty[at] |= bad[i][None] & part.counts
+        counts[at] &= (scales[i] > 0)[None]
     total = sum(
-        np.where(scale > 0, part.counted, 0) for scale, part in zip(scales, ordered, strict=True)
+        np.where(scale > 0, part.counted, 0) for scale, part in zip(scales, parts, strict=True)
     )
 
     def mean(*leaves: Array) -> Array:
@@ -178,8 +114,8 @@ def combined(
         return summed / divisor.reshape((-1,) + (1,) * (summed.ndim - 1))
 
     with np.errstate(over="ignore", invalid="ignore"):  # a run may diverge
-        messages = jax.tree.map(mean, *(part.message for part in ordered))
-    return Combined(parts, messages, steps, counts, faulty)
+        messages = jax.tree.map(mean, *(part.message for part in parts))
+    return Combined(nodes, messages, steps, counts, faulty)
 
 
 class Shapes(NamedTuple):

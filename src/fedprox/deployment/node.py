@@ -207,15 +207,7 @@ class Node:
         assert request.work is not None
         (params,) = filled([parts.model.shapes], parts.points, arrays)
         jobs = parts.jobs(request.work, request.participation)
-        summed, counted = parts.gradients(jobs, params)
-        shape = (len(jobs.client), parts.points)
-        return Answer(id=""), {
-            **prefixed("message", summed),
-            "counted": counted,
-            "steps": np.zeros(shape, np.int64),
-            "counts": np.ones(shape, bool) & (counted > 0)[None],
-            "faulty": np.zeros(shape, bool),
-        }
+        return Answer(id=""), parts.gradients(jobs, params).arrays()
 
     def _train(
         self, parts: Parts, request: Request, arrays: list[Array]
@@ -240,19 +232,12 @@ class Node:
                 states.forget(name, round_, kept)
                 new = round_ == NEW
                 before.append(fresh if new else states.read(name, round_, parts.client_state))
-        trained = parts.train(jobs, setup.seed, request.round, state, hparams, before)
+        part, after = parts.train(jobs, setup.seed, request.round, state, hparams, before)
         if before:
             for i, name in enumerate(work.names):
-                if trained.counts[i].any():
-                    after = jax.tree.map(lambda a, i=i: a[i], trained.client_state)
-                    states.write(name, request.round, after)
-        return Answer(id=""), {
-            **prefixed("message", trained.message),
-            "counted": trained.counted,
-            "steps": np.ascontiguousarray(trained.steps),
-            "counts": trained.counts,
-            "faulty": trained.faulty,
-        }
+                if part.counts[i].any():
+                    states.write(name, request.round, jax.tree.map(lambda a, i=i: a[i], after))
+        return Answer(id=""), part.arrays()
 
 
 def _ownership(federation: Federation) -> Ownership:

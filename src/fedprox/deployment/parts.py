@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.deployment.messages import Setup, Work
+from fedprox.deployment.round_part import RoundPart
 from fedprox.errors import require
 from fedprox.experiment.resolved import method_of, model_of, solver_of
 from fedprox.experiment.sections import SolverSection
@@ -41,27 +42,6 @@ LOOK_SECONDS = 0.05
 
 SLOW_LOOK = 1e-3
 """Seconds of a tick from which on each tick looks at the clock."""
-
-
-class Trained(NamedTuple):
-    """A node's part of a round.
-
-    Attributes:
-        message: The messages that count, times their weights, summed, leaves (points, ...).
-        counted: Sum of these weights, (points,).
-        steps: Steps of each job, (jobs, points).
-        counts: Whether each job counts, (jobs, points).
-        faulty: Whether each job's update was faulty, (jobs, points).
-        client_state: State of each job's client, leaves (jobs, points, ...); None for a method
-            without client state.
-    """
-
-    message: Any
-    counted: NDArray[np.float32]
-    steps: NDArray[np.int64]
-    counts: NDArray[np.bool_]
-    faulty: NDArray[np.bool_]
-    client_state: ClientState
 
 
 class Parts:
@@ -164,7 +144,7 @@ class Parts:
         state: State,
         hparams: Mapping[str, NDArray[np.float32]],
         client_states: Sequence[ClientState],
-    ) -> Trained:
+    ) -> tuple[RoundPart, ClientState]:
         """Train clients for a round.
 
         Args:
@@ -175,6 +155,10 @@ class Parts:
             hparams: The hyperparameters, arrays (points,).
             client_states: State of each job's client, leaves (points, ...); empty for a method
                 without client state.
+
+        Returns:
+            The node's part of the round, and the state of each job's client after it, leaves
+            (jobs, points, ...); None for a method without client state.
         """
         work = RoundWork(len(jobs.client), 0, 0, jobs, no_jobs())
         layout = self._layout(work)
@@ -203,12 +187,13 @@ class Parts:
         self.began = time.perf_counter()
         part: Part = jax.block_until_ready(program(server, inputs))
         seconds = time.perf_counter() - self.began
-        trained = self._trained(part, jobs, place)
+        trained = self._round_part(part, jobs)
         done = trained.steps.sum() / max(1, self.points * jobs.steps.sum())
         self.tick_seconds = _tick_seconds(seconds, int(plan.ends.stop.max(initial=0)), float(done))
-        return trained
+        return trained, jax.tree.map(lambda a: np.asarray(a)[place], part.client_state)
 
-    def _trained(self, part: Part, jobs: Jobs, place: NDArray[Any]) -> Trained:
+    def _round_part(self, part: Part, jobs: Jobs) -> RoundPart:
+        """What a program computed, without its rows for unused places."""
         count = len(jobs.client)
         shape = (count, self.points)
         steps = np.broadcast_to(jobs.steps[:, None], shape)
@@ -222,12 +207,10 @@ class Parts:
             fewest = jobs.steps[:, None] if self.algorithm.stragglers == "drop" else 1
             late = steps < fewest
         message = jax.tree.map(np.asarray, part.message)
-        client_state = jax.tree.map(lambda a: np.asarray(a)[place], part.client_state)
-        counted = np.asarray(part.counted)
-        return Trained(message, counted, steps, ~faulty & ~late, faulty, client_state)
+        return RoundPart(message, np.asarray(part.counted), steps, ~faulty & ~late, faulty)
 
-    def gradients(self, jobs: Jobs, params: Params) -> tuple[Params, NDArray[np.float32]]:
-        """The weighted sum of grad F_k(w^t) over clients of a first cohort, and their weight.
+    def gradients(self, jobs: Jobs, params: Params) -> RoundPart:
+        """Compute grad F_k(w^t) of a first cohort's clients; the gradients are the messages.
 
         Args:
             jobs: The clients and their weights.
@@ -239,8 +222,10 @@ class Parts:
         exchange = exchanges([placed], layout)
         arguments = (params, x, y, exchange)
         program = self._compiled(self._gradients, layout, arguments, (x, y), self._gradient)
-        summed, counted = program(*arguments)
-        return jax.tree.map(np.asarray, summed), np.asarray(counted)
+        summed, counted = jax.tree.map(np.asarray, program(*arguments))
+        shape = (len(jobs.client), self.points)
+        none = np.zeros(shape, bool)
+        return RoundPart(summed, counted, np.zeros(shape, np.int64), none | (counted > 0), none)
 
     def evaluate(self, params: Params) -> EvaluationSums:
         """Measure models on all rows of the node's clients.

@@ -22,15 +22,11 @@ from fedprox.deployment.combine import (
     combined,
     evaluation_shapes,
     measures_of,
-    part_of,
     sums_of,
 )
 from fedprox.deployment.conversation import Answered
-from fedprox.deployment.messages import (
-    Array,
-    Kind,
-    Work,
-)
+from fedprox.deployment.messages import Array, Kind, Work
+from fedprox.deployment.round_part import read_part
 from fedprox.deployment.server import Server
 from fedprox.deployment.states import NEW
 from fedprox.errors import InputError, require
@@ -182,11 +178,11 @@ class RemoteSeed:
 
     def _warn_of_faults(self, t: int, jobs: Jobs, result: Combined) -> None:
         """Log the nodes with faulty updates."""
-        for index, part in sorted(result.parts.items()):
-            name, clients = self.server.name(index), result.faulty[part.at].any(axis=1)
+        for index, node in sorted(result.nodes.items()):
+            name, clients = self.server.name(index), result.faulty[node.at].any(axis=1)
             if clients.any():
                 names = self.server.protocol.federation.names
-                faulty = [names[k] for k in jobs.client[part.at[clients]].tolist()]
+                faulty = [names[k] for k in jobs.client[node.at[clients]].tolist()]
                 self._warn(f"round {t + 1}: node {name!r}: faulty update of {', '.join(faulty)}")
 
     def _train(
@@ -206,7 +202,7 @@ class RemoteSeed:
         arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
         parts = self._parts(t, "gradients", jobs, arrays, self.remote.gradient)
         result = combined(self.method, jobs, parts, optax.tree.norm)
-        cost = self._cost(began, {i: p.answered for i, p in result.parts.items()})
+        cost = self._cost(began, {i: node.answered for i, node in result.nodes.items()})
         return (result.mean if result.counts.any() else None), cost
 
     def _parts(
@@ -262,7 +258,8 @@ class RemoteSeed:
             if index in answers:
                 try:
                     points = len(self.method.points)
-                    parts[index] = part_of(answers[index], at, jobs, message, points)
+                    part = read_part(answers[index].arrays, _some(jobs, at), message, points)
+                    parts[index] = NodePart(at, part, answers[index])
                     continue
                 except InputError as error:
                     problem = f"its answer is refused: {error}"
@@ -274,17 +271,17 @@ class RemoteSeed:
     def _traffic(self, began: float, jobs: Jobs, result: Combined) -> Traffic:
         """What a round cost, by the clients whose updates count."""
         names, clients = self.server.protocol.federation.names, {}
-        for index, part in result.parts.items():
-            for j in part.at.tolist():
+        for index, node in result.nodes.items():
+            for j in node.at.tolist():
                 if result.counts[j].any():
                     clients[names[int(jobs.client[j])]] = ClientTraffic(
                         self.server.name(index),
                         int(result.steps[j].max()),
-                        part.answered.head.seconds,
-                        part.answered.bytes_down // len(part.at),
-                        part.answered.bytes_up // len(part.at),
+                        node.answered.head.seconds,
+                        node.answered.bytes_down // len(node.at),
+                        node.answered.bytes_up // len(node.at),
                     )
-        return self._cost(began, {i: p.answered for i, p in result.parts.items()}, clients)
+        return self._cost(began, {i: node.answered for i, node in result.nodes.items()}, clients)
 
     def _cost(
         self,

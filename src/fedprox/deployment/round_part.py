@@ -1,0 +1,87 @@
+"""A node's part of a round, and the arrays of an answer that hold it."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.deployment.messages import Array, prefixed, require_like, tree_of
+from fedprox.errors import require
+from fedprox.simulation.planning.batch_plan import Jobs
+
+WEIGHT_ERROR = 1e-4
+"""By how much the weight that a node counts may exceed that of its clients, from rounding."""
+
+
+class RoundPart(NamedTuple):
+    """A node's part of a round.
+
+    Attributes:
+        message: The messages that count, times their weights, summed, leaves (points, ...).
+        counted: Sum of these weights, (points,).
+        steps: Steps of each job, (jobs, points).
+        counts: Whether each job counts, (jobs, points).
+        faulty: Whether each job's update was faulty, (jobs, points).
+    """
+
+    message: Any
+    counted: NDArray[np.float32]
+    steps: NDArray[np.int64]
+    counts: NDArray[np.bool_]
+    faulty: NDArray[np.bool_]
+
+    def arrays(self) -> dict[str, Array]:
+        """The arrays of an answer."""
+        return {
+            **prefixed("message", self.message),
+            "counted": self.counted,
+            "steps": self.steps,
+            "counts": self.counts,
+            "faulty": self.faulty,
+        }
+
+
+def read_part(arrays: Mapping[str, Array], jobs: Jobs, message: Any, points: int) -> RoundPart:
+    """The inverse of `RoundPart.arrays`, with checks.
+
+    Args:
+        arrays: The arrays of an answer.
+        jobs: The node's jobs.
+        message: The message, in shape, leaves (points, ...).
+        points: Number of sweep points.
+
+    Raises:
+        InputError: If an array is missing, or is not what such a node can answer.
+    """
+    by_job = len(jobs.client), points
+    shapes = {
+        "counted": ((points,), np.float32),
+        "steps": (by_job, np.int64),
+        "counts": (by_job, np.bool_),
+        "faulty": (by_job, np.bool_),
+    }
+    for name, (shape, kind) in shapes.items():
+        require(name in arrays, f"the array {name!r} is missing")
+        require_like(name, arrays[name], jax.ShapeDtypeStruct(shape, kind))
+    part = RoundPart(
+        tree_of(message, arrays, "message"),
+        arrays["counted"],
+        arrays["steps"],
+        arrays["counts"],
+        arrays["faulty"],
+    )
+    weights = (jobs.weight[:, None] * part.counts).sum(axis=0)
+    within = (part.counted >= 0) & (part.counted <= weights * (1 + WEIGHT_ERROR))
+    require(
+        (within & ((part.counted > 0) == (weights > 0))).all(),
+        f"it counts weights {part.counted.tolist()}; those of its clients sum to "
+        f"{weights.tolist()}",
+    )
+    require(not (part.counts & part.faulty).any(), "it counts faulty updates")
+    require(
+        ((part.steps >= 0) & (part.steps <= jobs.steps[:, None])).all(),
+        "it says that clients took more steps than they were asked for",
+    )
+    return part
