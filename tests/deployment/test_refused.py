@@ -26,6 +26,7 @@ from fedprox.deployment.states import States
 from fedprox.errors import InputError
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.planning.batch_plan import Jobs, no_jobs
+from fedprox.simulation.results.run import Run
 from tests.deployment.conftest import Fresh
 from tests.deployment.federations import (
     Site,
@@ -73,6 +74,25 @@ def heading(**values: Any) -> CHANGE:
     return change
 
 
+Altered = Callable[[str, CHANGE], tuple[Run, list[str]]]
+
+
+@pytest.fixture
+def altered(fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Altered:
+    """One round with changed answers of the second node to a kind of request, and the warnings."""
+
+    def run_round(kind: str, change: CHANGE) -> tuple[Run, list[str]]:
+        one, two = fresh(tmp_path)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            (run,) = deployed(
+                TABLE | {"rounds": 1}, [one.answer, changed(two.answer, kind, change)]
+            )
+        return run, [record.getMessage() for record in caplog.records]
+
+    return run_round
+
+
 KERNEL = "message[0]['dense']['kernel']"
 
 TRAINED: list[tuple[CHANGE, str]] = [
@@ -94,13 +114,8 @@ TRAINED: list[tuple[CHANGE, str]] = [
 
 
 @pytest.mark.parametrize(("change", "line"), TRAINED)
-def test_a_part_of_a_round_is_checked(
-    change: CHANGE, line: str, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    one, two = fresh(tmp_path)
-    with caplog.at_level(logging.WARNING):
-        (run,) = deployed(TABLE | {"rounds": 1}, [one.answer, changed(two.answer, "train", change)])
-    (logged,) = (record.getMessage() for record in caplog.records)
+def test_a_part_of_a_round_is_checked(change: CHANGE, line: str, altered: Altered) -> None:
+    run, (logged,) = altered("train", change)
     start = "scaffold, seed 0: round 1: node 'node-1': its answer is refused: "
     assert logged.startswith(start + line)
     assert logged.endswith("; without its 2 clients")
@@ -120,20 +135,13 @@ MEASURED: list[tuple[CHANGE, str]] = [
 
 
 @pytest.mark.parametrize(("change", "line"), MEASURED)
-def test_an_evaluation_is_checked(
-    change: CHANGE, line: str, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    one, two = fresh(tmp_path)
-    with caplog.at_level(logging.WARNING):
-        (run,) = deployed(
-            TABLE | {"rounds": 1}, [one.answer, changed(two.answer, "evaluate", change)]
-        )
-    for record in caplog.records:
-        logged = record.getMessage()
-        start = "scaffold, seed 0: node 'node-1': its answer is refused: "
+def test_an_evaluation_is_checked(change: CHANGE, line: str, altered: Altered) -> None:
+    run, warnings = altered("evaluate", change)
+    start = "scaffold, seed 0: node 'node-1': its answer is refused: "
+    for logged in warnings:
         assert logged.startswith(start + line)
         assert logged.endswith("; evaluated without it")
-    assert len(caplog.records) == 2
+    assert len(warnings) == 2
     assert np.isfinite(run.final.train_loss)
 
 
@@ -229,17 +237,10 @@ def test_a_faulty_message_ends_a_run_that_asks_for_it(fresh: Fresh, tmp_path: Pa
 
 
 def test_a_message_that_is_not_finite_is_left_out_without_a_section_faults(
-    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    altered: Altered,
 ) -> None:
-    one, two = fresh(tmp_path)
-    with caplog.at_level(logging.WARNING):
-        (run,) = deployed(
-            TABLE | {"rounds": 1}, [one.answer, changed(two.answer, "train", enlarged(np.nan))]
-        )
-    (record,) = caplog.records
-    assert record.getMessage().startswith(
-        "scaffold, seed 0: round 1: node 'node-1': faulty update of "
-    )
+    run, (logged,) = altered("train", enlarged(np.nan))
+    assert logged.startswith("scaffold, seed 0: round 1: node 'node-1': faulty update of ")
     assert np.isfinite(run.final.train_loss)
     assert run.final.faulty
 

@@ -55,14 +55,13 @@ class Broadcast(NamedTuple):
             InputError: If arrays are missing or have other shapes.
         """
         points, remaining = len(method.points), list(arrays)
-        leaves, structure = jax.tree.flatten(self.state)
+        leaves, structure = jax.tree.flatten(at_points(self.state, points))
         names = sorted(method.points[0])
         first = jax.tree.leaves(self.params) if with_initial else []
         needed = sum(self.read) + len(names) + len(first)
         require(len(arrays) == needed, f"{len(arrays)} arrays; the method needs {needed}")
         state = []
-        for i, (leaf, read) in enumerate(zip(leaves, self.read, strict=True)):
-            like = jax.ShapeDtypeStruct((points, *leaf.shape), leaf.dtype)
+        for i, (like, read) in enumerate(zip(leaves, self.read, strict=True)):
             array = remaining.pop(0) if read else np.zeros(like.shape, like.dtype)
             require_like(f"state {i}", array, like)
             state.append(array)
@@ -124,9 +123,14 @@ def filled(shapes: Sequence[Any], points: int, arrays: Sequence[Array]) -> list[
     Raises:
         InputError: If arrays are missing or have other shapes.
     """
-    leaves, structure = jax.tree.flatten(list(shapes))
+    leaves, structure = jax.tree.flatten(at_points(list(shapes), points))
     require(len(arrays) == len(leaves), f"{len(arrays)} arrays; {len(leaves)} are needed")
     for i, (leaf, array) in enumerate(zip(leaves, arrays, strict=True)):
-        require_like(f"array {i}", array, jax.ShapeDtypeStruct((points, *leaf.shape), leaf.dtype))
+        require_like(f"array {i}", array, leaf)
     trees: list[Any] = jax.tree.unflatten(structure, list(arrays))
     return trees
+
+
+def at_points(shapes: Any, points: int) -> Any:
+    """A tree of shapes with an axis of sweep points before the others."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct((points, *a.shape), a.dtype), shapes)

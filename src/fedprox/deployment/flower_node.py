@@ -32,6 +32,7 @@ from fedprox.deployment.flower_calls import (
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.processes import Program, running
 from fedprox.errors import printable, reason, require
+from fedprox.files.whole import write_private
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
     import httpx
@@ -115,9 +116,7 @@ def _require_key(file: Path) -> None:
 def _supernode(connection: NodeConnection) -> Iterator[tuple[Runtime, Callable[[], bool]]]:
     """Run a SuperNode, and yield access to its tasks and whether it is alive."""
     secret = connection.folder / "secret"
-    secret.unlink(missing_ok=True)
-    with os.fdopen(os.open(secret, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(32))
+    write_private(secret, secrets.token_bytes(32))
     port = free_port()
     options = {
         "--superlink": connection.superlink,

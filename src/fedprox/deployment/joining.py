@@ -11,12 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.deployment.conversation import Conversation
-from fedprox.deployment.messages import (
-    VERSION,
-    DataKind,
-    Description,
-    Request,
-)
+from fedprox.deployment.messages import VERSION, DataKind, Description, Request
 from fedprox.deployment.stand_in import check_description, common_kind
 from fedprox.errors import InputError, require
 

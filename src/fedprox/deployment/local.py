@@ -3,7 +3,6 @@
 import contextlib
 import datetime
 import ipaddress
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import NamedTuple
 
 from fedprox.deployment.flower_calls import control_client, environment, free_port, require_flower
 from fedprox.deployment.processes import Program, running, tail
+from fedprox.files.whole import write_private
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
     import httpx
@@ -58,7 +58,7 @@ def local_superlink(folder: Path) -> Iterator[LocalSuperLink]:
     folder.mkdir(parents=True, exist_ok=True)
     ca_certificate = _make_certificates(folder)
     secret = folder / "secret"
-    _write_private(secret, secrets.token_hex(32).encode())
+    write_private(secret, secrets.token_hex(32).encode())
     address = f"127.0.0.1:{free_port()}"
     options = {
         "--host": "127.0.0.1",
@@ -117,17 +117,10 @@ def make_node_key(folder: Path) -> tuple[Path, Path]:
     key = ec.generate_private_key(ec.SECP384R1())
     private, public = folder / "node.key", folder / "node.key.pub"
     encoding = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH
-    _write_private(private, key.private_bytes(*encoding, serialization.NoEncryption()))
+    write_private(private, key.private_bytes(*encoding, serialization.NoEncryption()))
     openssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     public.write_bytes(key.public_key().public_bytes(*openssh) + b"\n")
     return private, public
-
-
-def _write_private(file: Path, content: bytes) -> None:
-    """Write a file that only its owner may read."""
-    file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as stream:
-        stream.write(content)
 
 
 def _make_certificates(folder: Path) -> Path:
@@ -163,7 +156,7 @@ def _make_certificates(folder: Path) -> Path:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    _write_private(folder / "server.key", private)
+    write_private(folder / "server.key", private)
     return ca_certificate
 
 

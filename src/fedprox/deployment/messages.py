@@ -296,14 +296,14 @@ def _checked(kind: type[M], parcel: Parcel) -> M:
         raise InputError(f"{what}: {where}: {first['msg']}") from None
 
 
-def named_leaves(tree: Any) -> dict[str, Array]:
-    """The leaves of a tree as arrays by their paths.
+def prefixed(prefix: str, tree: Any) -> dict[str, Array]:
+    """The leaves of a tree as arrays, by a prefix and their paths.
 
-    >>> named_leaves({"a": (np.zeros(1), np.ones(2))})
-    {"['a'][0]": array([0.]), "['a'][1]": array([1., 1.])}
+    >>> prefixed("x", {"a": (np.zeros(1), np.ones(2))})
+    {"x['a'][0]": array([0.]), "x['a'][1]": array([1., 1.])}
     """
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+    leaves = map(np.asarray, jax.tree.leaves(tree))
+    return dict(zip(prefixed_names(prefix, tree), leaves, strict=True))
 
 
 def prefixed_names(prefix: str, tree: Any) -> list[str]:
@@ -317,28 +317,21 @@ def tree_of(like: Any, arrays: Arrays, prefix: str) -> Any:
 
     Args:
         like: Shapes and types.
-        arrays: The arrays, under the names of `named_leaves` with a prefix.
+        arrays: The arrays, under the names of `prefixed`.
         prefix: The prefix.
 
     Raises:
         InputError: If an array is missing, or has another shape or type.
     """
-    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
-    found = []
-    for path, leaf in leaves:
-        name = f"{prefix}{jax.tree_util.keystr(path)}"
+    leaves, structure = jax.tree.flatten(like)
+    names = prefixed_names(prefix, like)
+    for name, leaf in zip(names, leaves, strict=True):
         require(name in arrays, f"the array {name!r} is missing")
         require_like(name, arrays[name], leaf)
-        found.append(arrays[name])
-    return jax.tree_util.tree_unflatten(structure, found)
+    return jax.tree.unflatten(structure, [arrays[name] for name in names])
 
 
 def require_like(name: str, array: Array, like: Any) -> None:
     """Raise `InputError` unless an array has the shape and type of another."""
     have, needed = (f"{a.dtype}{list(a.shape)}" for a in (array, like))
     require(have == needed, f"the array {name!r} is {have}; it must be {needed}")
-
-
-def prefixed(prefix: str, tree: Any) -> dict[str, Array]:
-    """The leaves of a tree by their paths, with a prefix."""
-    return {f"{prefix}{name}": array for name, array in named_leaves(tree).items()}

@@ -18,7 +18,6 @@ from fedprox.files.toml import read_toml
 
 HEADERS = {name: f"[{name}]" for name in ("data", "deal", "policy")}
 
-
 S = TypeVar("S", bound=Section)
 
 

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
+from fedprox.deployment.broadcast import at_points
 from fedprox.deployment.messages import Setup, Work
 from fedprox.deployment.round_part import RoundPart
 from fedprox.errors import require
@@ -336,10 +337,7 @@ def client_state_shape(algorithm: Algorithm, params: Params, points: int) -> Cli
     """The state of a client, in shape, leaves (points, ...); None without client state."""
     if algorithm.client_state is None:
         return None
-    return jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct((points, *a.shape), a.dtype),
-        jax.eval_shape(algorithm.client_state, params),
-    )
+    return at_points(jax.eval_shape(algorithm.client_state, params), points)
 
 
 def parameters_in_words(shapes: Params) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import HParams, State
 from fedprox.algorithms.check import message_shape
-from fedprox.deployment.broadcast import broadcast_of
+from fedprox.deployment.broadcast import at_points, broadcast_of
 from fedprox.deployment.combine import (
     Combined,
     NodePart,
@@ -62,12 +62,8 @@ class RemoteMethod:
         algorithm, shapes = method.algorithm, method.protocol.model.shapes
         self.broadcast = broadcast_of(algorithm._replace(exchange=None), shapes)
         points = len(method.points)
-
-        def at_points(tree: Any) -> Any:
-            return jax.tree.map(lambda a: jax.ShapeDtypeStruct((points, *a.shape), a.dtype), tree)
-
-        self.message = at_points(message_shape(algorithm, shapes))
-        self.gradient = at_points(shapes)
+        self.message = at_points(message_shape(algorithm, shapes), points)
+        self.gradient = at_points(shapes, points)
         self.update = jax.jit(self._update)
         self.evaluated = jax.jit(partial(evaluated, algorithm))
         self.shapes = evaluation_shapes(method.protocol.model, server.kind, points)

@@ -10,14 +10,7 @@ import numpy as np
 
 from fedprox.deployment.conversation import Answered, Conversation
 from fedprox.deployment.joining import Joined
-from fedprox.deployment.messages import (
-    VERSION,
-    Array,
-    Kind,
-    Request,
-    Setup,
-    Work,
-)
+from fedprox.deployment.messages import VERSION, Array, Kind, Request, Setup, Work
 from fedprox.deployment.parts import parameters_in_words
 from fedprox.deployment.stand_in import stand_in
 from fedprox.errors import require

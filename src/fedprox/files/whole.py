@@ -19,6 +19,13 @@ def write_whole(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def write_private(path: Path, content: bytes) -> None:
+    """Write a new file that only its owner may read, in place of an earlier one."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+        file.write(content)
+
+
 @contextmanager
 def writing_whole(path: Path) -> Iterator[BinaryIO]:
     """Open a new file that gets its name once it is complete and on the disk.
