@@ -168,9 +168,9 @@ def _require_same_nodes(
 
 NODE_HELP = """Hold clients for deployments: answer the requests of `fedprox deploy`.
 
-NODE.toml says which data the node holds, where its state lies, which policy it follows, and how to
-reach the SuperLink. The node runs the methods, models and solvers of its own library: no code
-travels to it. It keeps a SuperNode of Flower running beside it.
+NODE.toml says which data the node holds, where it stores client state, which policy it follows,
+and how to reach the SuperLink. The node runs the methods, models and solvers of its own library: no
+code travels to it. It keeps a SuperNode of Flower running beside it.
 
 Bad input is reported in one line, with exit status 2.
 """

@@ -14,7 +14,6 @@ from fedprox.deployment.remote import RemoteMethod
 from fedprox.deployment.server import Deployment, Server
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.devices.mesh import lane_mesh
 from fedprox.simulation.loop.comparison import Follow, checked_methods, compare
 from fedprox.simulation.loop.execution import Start
 from fedprox.simulation.results.run import Run
@@ -54,14 +53,13 @@ def deploy(conversation: Conversation, deployment: Deployment, follow: Follow) -
     )
     methods = checked_methods(protocol, resolved.methods)
     numbers = {id(method): number for number, method in enumerate(methods)}
-    mesh = lane_mesh(1)
     server = Server(conversation, deployment, protocol)
 
     def execute(method: Method, start: Start) -> Any:
         del start
         return nullcontext(RemoteMethod(server, method, numbers[id(method)]))
 
-    runs = compare(protocol, methods, mesh, lambda _: execute, follow)
+    runs = compare(protocol, methods, server.mesh, lambda _: execute, follow)
     for run in runs:
         run.experiment = resolved.table
     return runs

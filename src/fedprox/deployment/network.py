@@ -1,4 +1,4 @@
-"""What lies between the coordinator and the nodes: two functions, send and receive."""
+"""The interface between the coordinator and the nodes: which are connected, send, receive."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple

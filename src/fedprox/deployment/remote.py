@@ -1,4 +1,4 @@
-"""Rounds on nodes: what they are asked for, and what becomes of their answers."""
+"""Rounds on nodes: the requests of a round, and the state after it."""
 
 import logging
 import time

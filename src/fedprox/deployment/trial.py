@@ -30,7 +30,7 @@ def local_nodes(
     Args:
         experiment: The experiment, whose clients are dealt out in their order.
         nodes: Number of nodes.
-        folder: Where certificates, logs and client state lie.
+        folder: Where certificates, logs and client state are stored.
         options: Further options of `fedprox node`, such as the data folder.
 
     Yields:
