@@ -34,6 +34,7 @@ class Purpose(IntEnum):
     SAMPLE = 12
     EVALUATED = 14
     VALIDATION = 15
+    PRIVACY = 16
 
 
 def check_seed(seed: int, name: str = "seed") -> None:

@@ -15,7 +15,7 @@ the state unchanged. ``context_k`` is what client k alone knows: see :class:`Cli
 
 A method with an exchange begins each round with a second cohort, drawn independently::
 
-    state = exchange(state, sum_k weight_k grad F_k(w^t))
+    state = exchange(state, sum_k weight_k exchanged(grad F_k(w^t)), hparams)
 
 Every function is traced by JAX, so it must be written in ``jax.numpy`` and depend on its arguments
 alone. ``fedavg.py`` is the shortest method, ``scaffold.py`` one with a server state, client states
@@ -189,8 +189,10 @@ class Algorithm(NamedTuple):
         update: (state, weighted mean of the messages, hparams) -> the server's next state.
         params: (state) -> the parameters that the server sends.
         evaluated: (state) -> the parameters that evaluations read; None for those that are sent.
-        exchange: (state, weighted mean of :math:`\nabla F_k(w^t)` over another cohort) -> state;
-            None for a method without exchange. It needs `own_gradient`.
+        exchange: (state, weighted mean of :math:`\nabla F_k(w^t)` over another cohort, hparams) ->
+            state; None for a method without exchange. It needs `own_gradient`.
+        exchanged: (gradient) -> what a client of that other cohort sends for its
+            :math:`\nabla F_k(w^t)`.
         communication: Communication of a round in units of FedAvg's, which sends the parameters to
             every client of the cohort and back.
         adapt: How hyperparameters follow the training loss; None if they stay as they are.
@@ -225,7 +227,8 @@ class Algorithm(NamedTuple):
     update: Callable[[State, Message, HParams], State] = add
     params: Callable[[State], Params] = same_params
     evaluated: Callable[[State], Params] | None = None
-    exchange: Callable[[State, Params], State] | None = None
+    exchange: Callable[[State, Params, HParams], State] | None = None
+    exchanged: Callable[[Params], Params] = same_params
     communication: int = 1
     adapt: Adaptation | None = None
 

@@ -51,7 +51,7 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
     """
     _check_attributes(algorithm)
     hparams: HParams = dict.fromkeys((*algorithm.hparams, *GIVEN), SCALAR)
-    state = _check_server(algorithm, params)
+    state = _check_server(algorithm, params, hparams)
     message = _check_client(algorithm, params, state, hparams)
     name = algorithm.name
     after = shapes_of(
@@ -76,7 +76,8 @@ def message_shape(algorithm: Algorithm, params: Params) -> Message:
     (3,)
     """
     hparams: HParams = dict.fromkeys((*algorithm.hparams, *GIVEN), SCALAR)
-    return _check_client(algorithm, params, _check_server(algorithm, params), hparams)
+    state = _check_server(algorithm, params, hparams)
+    return _check_client(algorithm, params, state, hparams)
 
 
 def _check_attributes(algorithm: Algorithm) -> None:
@@ -96,7 +97,7 @@ def _check_attributes(algorithm: Algorithm) -> None:
     )
 
 
-def _check_server(algorithm: Algorithm, params: Params) -> State:
+def _check_server(algorithm: Algorithm, params: Params, hparams: HParams) -> State:
     """The server's state, in shape, after checking the functions that read it alone."""
     name = algorithm.name
     state = shapes_of(f"{name}: init(params)", algorithm.init, params)
@@ -106,7 +107,8 @@ def _check_server(algorithm: Algorithm, params: Params) -> State:
         evaluated = shapes_of(f"{name}: evaluated(state)", algorithm.evaluated, state)
         _require_like(f"{name}: its evaluated gives", evaluated, "the model", params)
     if algorithm.exchange is not None:
-        after = shapes_of(f"{name}: exchange(state, mean)", algorithm.exchange, state, params)
+        exchange = f"{name}: exchange(state, mean, hparams)"
+        after = shapes_of(exchange, algorithm.exchange, state, params, hparams)
         _require_like(f"{name}: its exchange gives", after, "the state before", state)
     return state
 

@@ -30,8 +30,9 @@ def init(params: Params) -> State:
     return State(params, zeros(params))
 
 
-def exchange(state: State, gradient: Params) -> State:
+def exchange(state: State, gradient: Params, hparams: HParams) -> State:
     """Store g^t."""
+    del hparams
     return state._replace(gradient=gradient)
 
 

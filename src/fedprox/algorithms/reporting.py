@@ -88,9 +88,9 @@ def reporting(algorithm: Algorithm, evaluated: Evaluated) -> Algorithm:
             algorithm.update(state.state, sent, hparams), add_scaled(base, share, ahead)
         )
 
-    def exchange(state: Reported, gradient: Params) -> Reported:
+    def exchange(state: Reported, gradient: Params, hparams: HParams) -> Reported:
         assert algorithm.exchange is not None
-        return state._replace(state=algorithm.exchange(state.state, gradient))
+        return state._replace(state=algorithm.exchange(state.state, gradient, hparams))
 
     return algorithm._replace(
         subproblem=subproblem,

@@ -21,6 +21,7 @@ from fedprox.report.table import (
     empty_round_notes,
     evaluated_model_notes,
     fault_notes,
+    privacy_notes,
     sampling_notes,
     table,
     unsolved_notes,
@@ -96,6 +97,7 @@ def show_results(
     for notes in (
         evaluated_model_notes,
         validation_notes,
+        privacy_notes,
         best_model_notes,
         sampling_notes,
         early_stop_notes,

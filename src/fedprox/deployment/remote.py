@@ -129,13 +129,15 @@ class RemoteSeed:
         """Compute one round on the nodes."""
         t, jobs, exchange = chunk.first, call.jobs, self.method.algorithm.exchange
         state, traffic = now.state, list[Traffic]()
+        rate = jnp.float32(self.method.solver.factor(t))
+        hparams = round_hparams(now.hparams, rate, jnp.float32(0))
         if exchange is not None and len(jobs.client):
             gradient, cost = self._mean_gradient(t, call.exchange, state)
             traffic.append(cost)
             if gradient is None:  # no valid g^t: discard this round's updates
                 jobs = _some(jobs, np.zeros(0, np.int64))
             else:
-                state = jax.vmap(exchange)(state, gradient)
+                state = jax.vmap(exchange)(state, gradient, hparams)
         if not len(jobs.client):
             work = call._replace(dropped=call.clients, jobs=jobs)
             return Computed(now.state, work, 0, 1, traffic=tuple(traffic))
@@ -147,8 +149,6 @@ class RemoteSeed:
         cost = self._traffic(began, jobs, result)
         after = now.state
         if counts.any():
-            rate = jnp.float32(self.method.solver.factor(t))
-            hparams = round_hparams(now.hparams, rate, jnp.float32(0))
             participation = (jobs.participation[:, None] * counts).sum(axis=0)
             hparams = {**hparams, "participation": jnp.asarray(participation, jnp.float32)}
             after = self.remote.update(state, result.mean, hparams, now.state, counts.any(axis=0))

@@ -62,6 +62,10 @@ def resolve_deployment(experiment: Experiment, joined: Joined, run: str) -> Depl
             not method.pooled,
             f"{method.name} has all rows in one place; leave it out in a deployment",
         )
+    require(
+        resolved.privacy is None,
+        "privacy: leave it out in a deployment, where no noise is added; a simulation has it",
+    )
     if resolved.faults is None:  # one node's numbers must not ruin the others' model
         resolved = resolved._replace(faults=FINITE)
         resolved.table["faults"] = {"policy": FINITE.policy, "norm": FINITE.norm}

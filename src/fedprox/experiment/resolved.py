@@ -202,9 +202,7 @@ def _privacy(section: PrivacySection) -> Privacy:
     """The setting of a `[privacy]` section."""
     settings = section.model_dump()
     adaptive = settings.pop("adaptive_clip")
-    return Privacy(
-        **settings, adaptive_clip=None if adaptive is None else AdaptiveClip(**adaptive)
-    )
+    return Privacy(**settings, adaptive_clip=None if adaptive is None else AdaptiveClip(**adaptive))
 
 
 def _initial(

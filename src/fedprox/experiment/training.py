@@ -34,6 +34,7 @@ def train(
         target=resolved.target,
         stop_at_target=experiment.stop_at_target,
         selection=resolved.selection,
+        privacy=resolved.privacy,
         initial=resolved.initial,
         devices=devices,
         checkpoints=checkpoints,

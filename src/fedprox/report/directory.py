@@ -30,7 +30,7 @@ from fedprox.files.whole import flush_folder, naming, open_no_link, refuse_link,
 from fedprox.model import Model
 from fedprox.report.figure import figure
 from fedprox.report.parameters import encode
-from fedprox.report.records import ERRORS, OPTIONAL, VALIDATION, flat
+from fedprox.report.records import ERRORS, OPTIONAL, PRIVACY, VALIDATION, flat
 from fedprox.report.table import common_target
 from fedprox.simulation.loop.checkpoint import FIRST
 from fedprox.simulation.results.record import Record
@@ -396,6 +396,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
             )
             if key in final
         },
+        **{key: final[key] for key in PRIVACY if key in final},
         "best_test_accuracy": run.best_accuracy,
         "best_train_loss": min((r.train_loss for r in run.history), default=math.nan),
         "target_accuracy": None,

@@ -32,6 +32,7 @@ from fedprox.report.table import (
     empty_round_notes,
     evaluated_model_notes,
     fault_notes,
+    privacy_notes,
     sampling_notes,
     spread,
     table,
@@ -78,6 +79,12 @@ AGAINST_ROUNDS = (
         "Inexactness gamma",
         "Mean over the cohort: 0 is an exact local solve, 1 no progress (Definition 2).",
         Axis("mean gamma"),
+    ),
+    (
+        "epsilon",
+        "Privacy spent",
+        "Epsilon of the clients' (epsilon, delta)-differential privacy.",
+        Axis("epsilon"),
     ),
 )
 
@@ -329,6 +336,7 @@ def _results(archive: Archive) -> Table:
     over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
     lines = ["Models sent are relative to one round of FedAvg", *evaluated_model_notes(runs)]
     lines += [*validation_notes(runs), *best_model_notes(runs), *sampling_notes(runs)]
+    lines += privacy_notes(runs)
     caption = f"Results{over}. {'; '.join(lines)}."
     return Table(caption, [str(c.header) for c in columns], rows)
 
@@ -400,6 +408,15 @@ def _against_cost(runs: Sequence[Run], looks: dict[str, Style]) -> Group:
             Axis("mini-batch steps"),
         ),
     ]
+    if any(run.final.epsilon is not None for run in runs):
+        charts.append(
+            accuracy(
+                "Accuracy against privacy",
+                "Epsilon of the clients' differential privacy so far.",
+                lambda run: [_reader("epsilon")(record) for record in run.history],
+                Axis("epsilon"),
+            )
+        )
     charts = [c for c in charts if _any_known(c)]
     keys = {k: looks[k] for k in groups}
     return Group("Against cost", keys, charts, [], explained(groups.values()))

@@ -16,8 +16,11 @@ VALIDATION = ("validation_loss", "validation_accuracy")
 NETWORK = ("seconds", "bytes_down", "bytes_up", "nodes", "network")
 """Keys of records of a deployment."""
 
-OPTIONAL = ("faulty", "faulty_clients", "unmeasured", *ERRORS, *VALIDATION, *NETWORK)
-"""Keys that depend on screening, validation rows, a sample of clients or a deployment."""
+PRIVACY = ("epsilon", "delta")
+"""Keys of records of clients with differential privacy."""
+
+OPTIONAL = ("faulty", "faulty_clients", "unmeasured", *ERRORS, *VALIDATION, *NETWORK, *PRIVACY)
+"""Keys that depend on screening, validation rows, a sample of clients, a deployment or privacy."""
 
 
 def flat(record: Record) -> dict[str, Any]:
@@ -35,8 +38,8 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
     method does not have, such as mu, is NaN. Keys that exist only with screening (`faulty`,
     `faulty_clients`, `unmeasured`), only if evaluations read a sample of clients
     (`train_loss_se`, `test_accuracy_se`), only with validation rows (`validation_loss`,
-    `validation_accuracy`) or only in a deployment (`seconds`, `bytes_down`, `bytes_up`, `nodes`,
-    `network`) are omitted if no record has them.
+    `validation_accuracy`), only in a deployment (`seconds`, `bytes_down`, `bytes_up`, `nodes`,
+    `network`) or only with privacy (`epsilon`, `delta`) are omitted if no record has them.
 
     Args:
         runs: The runs, such as `simulate` returns.

@@ -111,10 +111,12 @@ def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
     has_validation = any(run.validated for run in runs)
     headers = ["train loss", *["validation accuracy"] * has_validation]
     headers += ["test accuracy", "best accuracy", *names]
+    headers += ["epsilon"] * (privacy := any(run.final.epsilon is not None for run in runs))
     for header in [*headers, f"rounds to {target or 'target'}", "models sent", "seconds"]:
         shown.add_column(header, justify="right", overflow="fold")
     for label, group in by_label(runs).items():
-        shown.add_row(Text(label), *_row(group, target, metrics, has_validation=has_validation))
+        row = _row(group, target, metrics, has_validation=has_validation, privacy=privacy)
+        shown.add_row(Text(label), *row)
     return shown
 
 
@@ -208,11 +210,24 @@ def empty_round_notes(runs: Sequence[Run]) -> list[str]:
         empty = sum(run.empty_rounds for run in group)
         if empty:
             rounds = sum(run.final.round for run in group)
+            effect = "left the model as it was"
+            if any(run.final.epsilon is not None for run in group):
+                effect = "added nothing but noise"
             lines.append(
-                f"{label}: no client took part in {empty} of {rounds} rounds, which left the model "
-                "as it was"
+                f"{label}: no client took part in {empty} of {rounds} rounds, which {effect}"
             )
     return lines
+
+
+def privacy_notes(runs: Sequence[Run]) -> list[str]:
+    """A line that says what epsilon means and what it does not cover, if clients have privacy."""
+    deltas = {run.final.delta for run in runs if run.final.delta is not None}
+    return [
+        f"epsilon is of (epsilon, {delta:g})-differential privacy of each client, for one run's "
+        "models; losses, accuracies and the choice among runs are measured on clients' data and "
+        "are outside the guarantee"
+        for delta in sorted(deltas)
+    ]
 
 
 def fault_notes(runs: Sequence[Run]) -> list[str]:
@@ -242,11 +257,17 @@ def best_model_notes(runs: Sequence[Run]) -> list[str]:
 
 
 def _row(
-    group: Sequence[Run], target: Target | None, metrics: Sequence[str], *, has_validation: bool
+    group: Sequence[Run],
+    target: Target | None,
+    metrics: Sequence[str],
+    *,
+    has_validation: bool,
+    privacy: bool,
 ) -> list[str]:
     seconds = f"{sum(run.run_seconds for run in group):.1f}"
     if group[0].sweep_points > 1:
         seconds += f" for {group[0].sweep_points}"
+    spent = [_spent(group)] if privacy else []
     diverged = [run for run in group if run.diverged_at is not None]
     if diverged:
         at = ", ".join(str(run.diverged_at) for run in diverged)
@@ -257,6 +278,7 @@ def _row(
             "",
             _best(group),
             *[""] * len(metrics),
+            *spent,
             "",
             "",
             seconds,
@@ -282,9 +304,17 @@ def _row(
         ),
         _best(group),
         *(spread([r.metrics.get(name, math.nan) for r in finals], "{:.4f}") for name in metrics),
+        *spent,
         *_cost(group, target),
         seconds,
     ]
+
+
+def _spent(group: Sequence[Run]) -> str:
+    """The largest epsilon of some runs."""
+    epsilons = [run.final.epsilon for run in group if run.final.epsilon is not None]
+    largest = max((math.inf if math.isnan(e) else e for e in epsilons), default=math.nan)
+    return "-" if math.isnan(largest) else f"{largest:.3g}"
 
 
 def _best(group: Sequence[Run]) -> str:

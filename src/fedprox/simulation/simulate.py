@@ -11,6 +11,7 @@ from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require, shown
 from fedprox.federation import Federation
 from fedprox.model import Model, Params
+from fedprox.privacy import Privacy
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
@@ -50,6 +51,7 @@ def simulate(
     target: Target | None = None,
     stop_at_target: StopAtTarget = "never",
     selection: Selection = Selection(),  # noqa: B008 (frozen)
+    privacy: Privacy | None = None,
     stop: Callable[[Record], bool] | None = None,
     initial: Params | None = None,
     devices: int | None = None,
@@ -90,6 +92,9 @@ def simulate(
             have diverged. Up to its end, the run is bit for bit the same.
         selection: Whether a run keeps its last or its best model, and how long it continues without
             progress.
+        privacy: The clients' differential privacy: their messages are clipped, and noise is added
+            to the sum of each round. None means no privacy. The seed determines the noise, so a
+            simulation shows what privacy costs and protects nobody.
         stop: Called with each record except those of the last round. A run ends when it returns
             True, and keeps its results so far. Sweep points run together until it has returned True
             for each of them. It must return the same in all processes.
@@ -158,6 +163,7 @@ def simulate(
         target=target,
         stop_at_target=stop_at_target,
         selection=selection,
+        privacy=privacy,
         stop=stop,
         initial=initial,
     )

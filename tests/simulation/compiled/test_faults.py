@@ -492,7 +492,7 @@ WRONG = [
         "feddane: exchange: own_gradient must be True beside it",
     ),
     (
-        feddane(mu=1.0)._replace(exchange=lambda state, _: state.params),
+        feddane(mu=1.0)._replace(exchange=lambda state, *_: state.params),
         r"feddane: its exchange gives float32\[3\]; it must be like the state before, params",
     ),
     (

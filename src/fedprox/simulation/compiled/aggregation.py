@@ -67,7 +67,11 @@ class Aggregation(NamedTuple):
 
 
 def aggregation(
-    faults: Faults | None, size: Callable[[Message], jax.Array], shape: Shape
+    faults: Faults | None,
+    size: Callable[[Message], jax.Array],
+    shape: Shape,
+    *,
+    fixed: bool = False,
 ) -> Aggregation:
     """The aggregation for a treatment of faulty updates.
 
@@ -75,12 +79,14 @@ def aggregation(
         faults: How faulty updates are treated; None means no screening.
         size: (message) -> its size.
         shape: Shape of the plans.
+        fixed: Whether updates that are not finite count as zero, as privacy requires. Sizes must
+            not be compared then.
     """
     if faults is None:
         return _without_screening(shape)
     if faults.compares:
         return _comparing_sizes(faults, size, shape)
-    return _screening_finite(faults, shape)
+    return _screening_finite(faults, shape, fixed=fixed)
 
 
 def _zero_mean(messages: Message) -> Message:
@@ -113,7 +119,7 @@ def _without_screening(shape: Shape) -> Aggregation:
     return Aggregation(begin, take, end)
 
 
-def _screening_finite(faults: Faults, shape: Shape) -> Aggregation:
+def _screening_finite(faults: Faults, shape: Shape, *, fixed: bool) -> Aggregation:
     """Add each message to the mean when it arrives, if the update is finite."""
 
     def begin(messages: Message, client_state: ClientState) -> tuple[Message, jax.Array]:
@@ -133,7 +139,7 @@ def _screening_finite(faults: Faults, shape: Shape) -> Aggregation:
 
     def end(sums: tuple[Message, jax.Array], client_state: ClientState, jobs: Slots) -> Result:
         mean, finite = total(sums)
-        screened = screen(faults, finite, None, jobs.weight)
+        screened = screen(faults, finite, None, jobs.weight, fixed=fixed)
         return Result(
             mean_of_others(mean, screened.counted), client_state, screened.counted, screened.faulty
         )

@@ -1,6 +1,7 @@
 """A client's local solver in a lane: its start, one step, its stop rule, and its message."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -34,20 +35,31 @@ def random_key(noise: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(noise, impl="threefry2x32")
 
 
-def round_hparams(hparams: HParams, rate: jax.Array, participation: jax.Array) -> HParams:
+def round_hparams(
+    hparams: HParams,
+    rate: jax.Array,
+    participation: jax.Array,
+    noise_key: jax.Array | None = None,
+) -> HParams:
     """The hyperparameters of a round at all sweep points, arrays (points,).
 
     Args:
         hparams: The algorithm's hyperparameters, and the base learning rate.
         rate: Factor of the learning rate in this round.
         participation: Share of the weight of all clients that takes part.
+        noise_key: Random key of the round's noise, two words; None without privacy. Each sweep
+            point gets a key of its own, by its number in `hparams`.
     """
     base = hparams["learning_rate"]
-    return {
+    given = {
         **hparams,
         "learning_rate": base * rate,
         "participation": jnp.broadcast_to(participation, base.shape),
     }
+    if noise_key is None:
+        return given
+    keys = jax.vmap(partial(jax.random.fold_in, random_key(noise_key)))(hparams["sweep_point"])
+    return given | {"noise_key": jax.random.key_data(keys)}
 
 
 class Stop(NamedTuple):

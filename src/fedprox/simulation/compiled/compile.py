@@ -158,7 +158,8 @@ class Compiler:
     def _empty_plan(self, layout: Layout) -> BatchPlan:
         protocol = self.method.protocol
         noisy = is_noisy(protocol.federation, protocol.model)
-        return plan_rounds(layout.rounds, self.method.solver, 0, [], noisy=noisy)
+        private = protocol.privacy is not None
+        return plan_rounds(layout.rounds, self.method.solver, 0, [], noisy=noisy, private=private)
 
     def _specs(self, rows: DeviceRows) -> tuple[Any, ...]:
         return tuple(rows_spec(a, self.method.protocol.ownership) for a in rows)

@@ -65,7 +65,12 @@ def per_lane(sums: Params, size: jax.Array) -> Params:
 
 
 def exchange_gradients(
-    model: Model, layout: Layout, faults: Faults | None
+    model: Model,
+    layout: Layout,
+    faults: Faults | None,
+    send: Callable[[Params], Params],
+    *,
+    fixed: bool,
 ) -> Callable[[Params, Features, jax.Array, Exchange], tuple[Params, Params, Screened | None]]:
     """The first exchange of one round, inside the rounds' program.
 
@@ -74,6 +79,8 @@ def exchange_gradients(
         layout: The shapes of the method's programs.
         faults: How faulty gradients of the first cohort are treated; None means no screening. With
             screening, all gradients are stored until the last one is computed.
+        send: (gradient of one client) -> what it sends, if it is in the first cohort.
+        fixed: Whether the mean divides by the sum of all weights also if gradients are left out.
 
     Returns:
         (w^t, x, y, exchange) -> grad F_k(w^t) of the clients about to work (slots, points, ...),
@@ -81,6 +88,7 @@ def exchange_gradients(
     """
     slots, lanes = layout.rounds.slots, layout.lanes
     read, summed = reader(layout.width), summed_gradients(model, shared=True)
+    send_all = jax.vmap(jax.vmap(send))
 
     def gradients(
         params: Params, x: Features, y: jax.Array, exchange: Exchange
@@ -102,7 +110,7 @@ def exchange_gradients(
             no_sums = jax.tree.map(jnp.zeros_like, sums)
             if faults is None:
                 weight = jnp.where(ended, exchange.weight[slot], 0.0)
-                counted = where_lanes(ended, gradient, no_sums)
+                counted = where_lanes(ended, send_all(gradient), no_sums)
                 mean = add_weighted(mean, weight, counted)
             # without screening, slots from `room` on are the first cohort's and are not stored
             target = jnp.where(ended, slot, room)
@@ -114,8 +122,8 @@ def exchange_gradients(
         own, mean = total((own, mean))
         if faults is None:
             return own, mean, None
-        first = jax.tree.map(lambda a: a[slots:], own)
-        mean, screened = screened_mean(faults, first, exchange.weight[slots:])
+        first = send_all(jax.tree.map(lambda a: a[slots:], own))
+        mean, screened = screened_mean(faults, first, exchange.weight[slots:], fixed=fixed)
         return jax.tree.map(lambda a: a[:slots], own), mean, screened
 
     return gradients

@@ -184,7 +184,7 @@ def lay_out(method: Method, rows: TrainingRows, devices: int, parameters: int) -
     sample = sample_rounds(method)
     layout = _empty_layout(method, sample, devices, parameters)
     capacities = [needed(layout, method.solver, work) for work in sample]
-    layout = layout.holding(spare(capacities))
+    layout = layout.holding(_largest_cohort(method, spare(capacities)))
     together = _rounds_together(method, layout, rows.together(sample), parameters)
     layout = layout._replace(rounds=layout.rounds._replace(rounds=together))
     calls = [sample[i : i + together] for i in range(0, len(sample), together)]
@@ -193,6 +193,14 @@ def lay_out(method: Method, rows: TrainingRows, devices: int, parameters: int) -
     used = sum(int(job_ticks(method.solver, w.jobs, shape.width).sum()) for w in sample)
     room = sum(need.ticks for need in capacities) * shape.devices * shape.lanes
     return layout._replace(rows=spare(gathered).rows, idle=1 - used / room if used else 0.0)
+
+
+def _largest_cohort(method: Method, capacity: Capacity) -> Capacity:
+    """The capacity with slots for the largest cohort that privacy accounts for, if it has one."""
+    most = None if method.mechanism is None else method.mechanism.capacity
+    if most is None:
+        return capacity
+    return capacity._replace(slots=most, exchange_slots=most if capacity.exchange_slots else 0)
 
 
 def _empty_layout(

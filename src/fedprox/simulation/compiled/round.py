@@ -209,7 +209,13 @@ def gradients_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[An
         (params (points, ...), x, y, exchange) -> the gradients that count, times their weights,
         summed, and the sum of these weights (points,).
     """
-    gradients = exchange_gradients(method.protocol.model, layout, method.faults)
+    gradients = exchange_gradients(
+        method.protocol.model,
+        layout,
+        method.faults,
+        method.algorithm.exchanged,
+        fixed=method.private,
+    )
 
     def part(params: Params, x: Features, y: jax.Array, exchange: Exchange) -> Any:
         # of the one round of the plan, on this device
@@ -243,7 +249,7 @@ def _spec(rows: tuple[Any, ...], *, exchange: bool, clock: bool = False) -> Inpu
         same,
         x,
         y,
-        BatchPlan(split, split, split, split, split, split, same, same, same),
+        BatchPlan(split, split, split, split, split, split, same, same, same, same),
         Exchange(split, same, same) if exchange else None,
         same,
         same if clock else None,
@@ -281,9 +287,14 @@ class _Rounds:
         self.keep_local, self.clock = method.protocol.evaluation.gradients, clock
         self.client = ClientStep(model, self.algorithm, self.solver, layout, clock is not None)
         self.read = features_reader(method.protocol.federation.augment)
-        self.aggregation = aggregation(self.faults, self.algorithm.size, self.shape)
+        self.private = method.private
+        self.aggregation = aggregation(
+            self.faults, self.algorithm.size, self.shape, fixed=self.private
+        )
         screened = self.faults if self.algorithm.exchange else None
-        self.exchange_gradients = exchange_gradients(model, layout, screened)
+        self.exchange_gradients = exchange_gradients(
+            model, layout, screened, self.algorithm.exchanged, fixed=self.private
+        )
 
     def rounds(self, server: Server, inputs: Inputs) -> After:
         """The first `inputs.count` rounds of the plan."""
@@ -300,7 +311,8 @@ class _Rounds:
             )
 
         state, client_state = server
-        first = round_hparams(inputs.hparams, plan.rate[0], plan.participation[0])
+        key = None if plan.noise_key is None else plan.noise_key[0]
+        first = round_hparams(inputs.hparams, plan.rate[0], plan.participation[0], key)
         local = self.initial_carry(Broadcast(state, first), client_state).local
         before = After(
             state,
@@ -380,7 +392,7 @@ class _Round:
         self.rounds, self.before, self.x, self.y = rounds, server, inputs.x, inputs.y
         self.plan, self.jobs, self.exchange = plan, plan.jobs, exchange
         self.look_every = inputs.look_every
-        self.hparams = round_hparams(inputs.hparams, plan.rate, plan.participation)
+        self.hparams = round_hparams(inputs.hparams, plan.rate, plan.participation, plan.noise_key)
         self.places = plan.jobs.place % max(rounds.shape.places, 1)  # on this device
         self.broadcast = Broadcast(server.state, self.hparams)
         self.gradient: Params | None = None
@@ -396,7 +408,7 @@ class _Round:
         )
         self.gradient = gradient
         if algorithm.exchange is not None:
-            state = jax.vmap(algorithm.exchange)(state, mean_gradient)
+            state = jax.vmap(algorithm.exchange)(state, mean_gradient, self.hparams)
             self.broadcast = Broadcast(state, self.hparams)
 
     def run(self) -> After:
@@ -494,7 +506,8 @@ class _Round:
         """Update the server's state, as if faulty clients had not been in the cohort."""
         algorithm, hparams, screened = self.rounds.algorithm, self.hparams, self.screened
         client_state, faulty = result.client_state, result.faulty
-        has_updates = self.plan.participation > 0
+        # without updates, noise is still released
+        has_updates = jnp.bool_(True) if self.rounds.private else self.plan.participation > 0
         if result.counted is not None:
             participation = hparams["participation"] * result.counted
             hparams = {**hparams, "participation": participation}

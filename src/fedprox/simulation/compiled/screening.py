@@ -26,7 +26,7 @@ class Screened(NamedTuple):
         scale: Factor of each update, 0 if it is left out, float32 (jobs, points).
         faulty: Whether each update is faulty, bool (jobs, points).
         counted: Weight of the updates that are not left out, float32 (points,); exactly 1 if no
-            update is left out.
+            update is left out, or those left out count as zero.
     """
 
     scale: jax.Array
@@ -34,7 +34,14 @@ class Screened(NamedTuple):
     counted: jax.Array
 
 
-def screen(faults: Faults, sound: jax.Array, size: jax.Array | None, weight: jax.Array) -> Screened:
+def screen(
+    faults: Faults,
+    sound: jax.Array,
+    size: jax.Array | None,
+    weight: jax.Array,
+    *,
+    fixed: bool = False,
+) -> Screened:
     """Find the faulty updates of a round.
 
     Args:
@@ -43,6 +50,8 @@ def screen(faults: Faults, sound: jax.Array, size: jax.Array | None, weight: jax
         size: Sizes of the updates, finite if the update is, shape (jobs, points); None if sizes are
             not compared.
         weight: Weights in the mean, 0 for slots without a job, shape (jobs,).
+        fixed: Whether updates that are left out count as zero, so that the others keep their
+            weight.
 
     >>> sizes = jnp.array([[1.0], [3.0], [2.0], [50.0]])
     >>> screen(Faults("clip"), jnp.ones((4, 1)), sizes, jnp.full(4, 0.25)).scale[:, 0].tolist()
@@ -61,6 +70,7 @@ def screen(faults: Faults, sound: jax.Array, size: jax.Array | None, weight: jax
     counts = scale > 0
     counted = jnp.sum(weight[:, None] * counts, axis=0)
     all_count = (counts | ~is_job).all(axis=0)
+    all_count |= fixed
     return Screened(scale, is_job & (~finite | beyond), jnp.where(all_count, 1.0, counted))
 
 
@@ -85,13 +95,16 @@ def mean_of_others(sums: Any, counted: jax.Array) -> Any:
     return jax.tree.map(lambda a: a / divisor.reshape((-1,) + (1,) * (a.ndim - 1)), sums)
 
 
-def screened_mean(faults: Faults, vectors: Any, weight: jax.Array) -> tuple[Any, Screened]:
+def screened_mean(
+    faults: Faults, vectors: Any, weight: jax.Array, *, fixed: bool = False
+) -> tuple[Any, Screened]:
     """The weighted mean of stacked vectors, and which of them count.
 
     Args:
         faults: How faulty vectors are treated.
         vectors: Leaves (jobs, points, ...).
         weight: Weights of the vectors (jobs,), 0 for slots without a vector.
+        fixed: As in `screen`.
     """
 
     def every(f: Any) -> jax.Array:
@@ -99,7 +112,7 @@ def screened_mean(faults: Faults, vectors: Any, weight: jax.Array) -> tuple[Any,
 
     finite = every(sound)
     size = jnp.where(finite > 0, every(optax.tree.norm), 0) if faults.compares else None
-    screened = screen(faults, finite, size, weight)
+    screened = screen(faults, finite, size, weight, fixed=fixed)
     parts = scaled(weight[:, None] * screened.scale, vectors)
     sums = jax.tree.map(lambda a: a.sum(axis=0), parts)
     return mean_of_others(sums, screened.counted), screened

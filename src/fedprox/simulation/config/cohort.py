@@ -67,6 +67,9 @@ class Cohort:
         round_: int,
         offsets: NDArray[np.int64],
         purpose: Purpose = Purpose.COHORT,
+        *,
+        poisson: bool = False,
+        capacity: int | None = None,
     ) -> Drawn:
         """The cohort of a round.
 
@@ -77,6 +80,9 @@ class Cohort:
             round_: Round t.
             offsets: Where each client's training rows begin, shape (clients + 1,).
             purpose: The random stream: cohorts of different purposes are independent.
+            poisson: Whether an empty Bernoulli cohort stays empty, as privacy amplification by
+                Poisson sampling requires.
+            capacity: Most clients of a Bernoulli cohort; a larger one is cut to a uniform sample.
 
         >>> drawn = Cohort(2).draw(0, 7, np.array([0, 5, 6, 16]))
         >>> len(drawn.clients), bool((drawn.mass == np.array([5, 1, 10])[drawn.clients]).all())
@@ -94,6 +100,9 @@ class Cohort:
             while not count:
                 # given its size, a Bernoulli cohort is a uniform sample
                 count = stream.binomial(clients, self.clients_per_round / clients)
+                if poisson:
+                    break
+            count = count if capacity is None else min(count, capacity)
         chosen = stream.choice(clients, count, replace=False)
         return Drawn(chosen, offsets[chosen + 1] - offsets[chosen])
 

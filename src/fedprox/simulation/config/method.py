@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from fedprox.algorithms.base import Algorithm, ClientState, HParams, State
 from fedprox.model import Params
+from fedprox.privacy.accounting import Mechanism, epsilons
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.config.sweep import label, sweep_points
@@ -61,12 +62,36 @@ class Method:
         """Whether evaluations count test rows client by client."""
         return self.protocol.by_client or self.faults is not None
 
+    @property
+    def private(self) -> bool:
+        """Whether the clients' messages are clipped and hidden by noise."""
+        return self.protocol.privacy is not None
+
+    @cached_property
+    def mechanism(self) -> Mechanism | None:
+        """What a run releases; None without privacy."""
+        return self.protocol.mechanism(self.algorithm)
+
+    def epsilon(self, done: int) -> float | None:
+        """Epsilon after `done` rounds, a recorded round; None without privacy."""
+        return None if self.mechanism is None else self._epsilons[done]
+
+    @cached_property
+    def _epsilons(self) -> dict[int, float]:
+        """Epsilon after each round that has a record."""
+        assert self.mechanism is not None
+        every, rounds = self.protocol.evaluation.every, self.protocol.rounds
+        recorded = sorted({*range(0, rounds, every), rounds})
+        return dict(zip(recorded, epsilons(self.mechanism, recorded), strict=True))
+
     def hparams(self, mesh: Mesh) -> HParams:
         """The hyperparameters of all sweep points, arrays (points,)."""
         values: Any = {
             key: np.array([point[key] for point in self.points], np.float32)
             for key in self.points[0]
         }
+        if self.protocol.privacy is not None:
+            values["sweep_point"] = np.arange(len(self.points), dtype=np.uint32)
         hparams: HParams = replicate(mesh, values)
         return hparams
 

@@ -5,6 +5,7 @@ protocol see the same random draws.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
@@ -14,10 +15,13 @@ import jax
 import numpy as np
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.algorithms.private import private
 from fedprox.algorithms.reporting import reporting
 from fedprox.errors import InputError, require, require_one_of, require_whole, shown
-from fedprox.federation import Federation
+from fedprox.federation import Examples, Federation
 from fedprox.model import Model, Params, fitted_params
+from fedprox.privacy import Privacy
+from fedprox.privacy.accounting import Mechanism, mechanism_of
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
@@ -44,8 +48,9 @@ PARTS = {
     "evaluation": Evaluation,
     "target": Target,
     "selection": Selection,
+    "privacy": Privacy,
 }
-"""The types of a protocol's parts; faults and target may be None."""
+"""The types of a protocol's parts; faults, target and privacy may be None."""
 
 
 MOST_ROUNDS = 10**7
@@ -80,6 +85,7 @@ class Protocol:
         selection: Which of a run's models is kept, and when a run without progress ends.
         stop: A function of a record that returns whether its run ends; None means never.
         initial: The initial parameters; None means those of `model.init`.
+        privacy: What hides the clients; None for nothing.
 
     Raises:
         InputError: If a setting is out of range or does not fit the others.
@@ -100,6 +106,7 @@ class Protocol:
     initial: Params = None
     selection: Selection = Selection()  # noqa: RUF009 (frozen)
     stop: Callable[[Record], bool] | None = None
+    privacy: Privacy | None = None
 
     def __post_init__(self) -> None:
         check_parts(**{name: getattr(self, name) for name in PARTS})
@@ -135,6 +142,28 @@ class Protocol:
             f"stop = {shown(self.stop)}; it must be a function of a record, or None",
         )
         self.systems.check(len(self.federation))
+        if self.privacy is not None:
+            self._check_privacy()
+
+    def _check_privacy(self) -> None:
+        """Raise `InputError` if a setting would read clients' data without noise."""
+        faults, validation = self.faults, self.federation.validation
+        require(
+            faults is None or not faults.compares,
+            f"faults.norm = {faults and faults.norm}; with privacy it must be inf, since a client "
+            "would change whether others count",
+        )
+        require(
+            self.evaluation.model == "server",
+            f'evaluation.model = "{self.evaluation.model}"; with privacy it must be "server", the '
+            "only model that has noise",
+        )
+        selects = self.selection.keep == "best" or self.selection.patience is not None
+        require(
+            not selects or isinstance(validation, Examples),
+            "selection: with privacy it needs a validation set that belongs to no client, since "
+            "clients' measures have no noise",
+        )
 
     def best(self, history: Sequence[Record] = ()) -> Best:
         """The best value of the selection's measure in the records of a run."""
@@ -214,6 +243,8 @@ class Protocol:
                 settings |= _by_name(each.name, getattr(self, each.name))
         if self.target is not None and self.target.lower_is_better is None:
             del settings["target.lower_is_better"]  # older checkpoints do not have it
+        if self.privacy is None:
+            del settings["privacy"]  # likewise
         return settings
 
     def first_params(self, seed: int) -> Params:
@@ -225,11 +256,43 @@ class Protocol:
 
         Central training has only one model.
         """
-        return algorithm if algorithm.pooled else reporting(algorithm, self.evaluation.model)
+        if algorithm.pooled:
+            return algorithm
+        reported, mechanism = reporting(algorithm, self.evaluation.model), self.mechanism(algorithm)
+        if self.privacy is None or mechanism is None:
+            return reported
+        return private(
+            reported,
+            self.privacy,
+            mechanism.noise_multiplier,
+            mechanism.clients_per_round,
+            mechanism.clients,
+        )
+
+    def mechanism(self, algorithm: Algorithm) -> Mechanism | None:
+        """What a run of a method releases about its clients; None without privacy."""
+        if self.privacy is None or algorithm.pooled:
+            return None
+        releases = 1 if algorithm.exchange is None else 2
+        if releases not in self._mechanisms:  # calibration takes seconds
+            cohort, clients = self.cohort, len(self.federation)
+            self._mechanisms[releases] = mechanism_of(
+                self.privacy,
+                *(clients, cohort.clients_per_round, cohort.sampling, self.rounds, releases),
+            )
+        return self._mechanisms[releases]
+
+    @cached_property
+    def _mechanisms(self) -> dict[int, Mechanism]:
+        """What runs release, by the number of releases of a round."""
+        return {}
 
     def screening(self, algorithm: Algorithm) -> Faults | None:
         """How a method's faulty updates are treated; central training has no updates."""
-        return None if algorithm.pooled else self.faults
+        if algorithm.pooled:
+            return None
+        # what is not finite counts as zero, with or without `faults`
+        return Faults(norm=math.inf) if self.privacy and self.faults is None else self.faults
 
     def check(self, algorithm: Algorithm, solver: Solver) -> None:
         """Raise `InputError` if a method cannot follow the protocol.
@@ -285,6 +348,21 @@ class Protocol:
             f"{algorithm.name} has no clients, so solver.gamma cannot be a function of them; it "
             "must be a number",
         )
+        require(
+            self.privacy is None or not algorithm.pooled,
+            f"{algorithm.name} has all rows in one place, so privacy cannot hide its clients; run "
+            "it without",
+        )
+        require(
+            self.privacy is None or algorithm.adapt is None,
+            f"{algorithm.name}: an adaptive mu follows the clients' losses, which have no noise; "
+            "with privacy give mu without adapt",
+        )
+        require(
+            self.privacy is None or not self.privacy.adaptive_clip or algorithm.exchange is None,
+            f"{algorithm.name} releases gradients and updates, whose norms differ; leave out "
+            "privacy.adaptive_clip",
+        )
         for seed in self.seeds:
             try:
                 self.systems.check_participation(
@@ -317,7 +395,7 @@ def check_parts(**parts: object) -> None:
     """Raise `InputError` unless each part of a protocol has its type in `PARTS`."""
     for name, part in parts.items():
         kind = PARTS[name]
-        optional = name in ("faults", "target")
+        optional = name in ("faults", "target", "privacy")
         if not (isinstance(part, kind) or (optional and part is None)):
             raise InputError(
                 f"{name} = {shown(part)}; it must be a fedprox.{kind.__name__}"

@@ -102,13 +102,16 @@ def checked_methods(protocol: Protocol, algorithms: Sequence[Algorithm]) -> list
 
 def _fingerprint(protocol: Protocol, methods: Sequence[Method]) -> Fingerprint:
     """What distinguishes the checkpoints of this comparison from those of others."""
-    settings = {
+    settings: dict[str, Any] = {
         "parameters": describe(protocol.model.shapes),
         # labels are not enough: they have six digits
         "points": [list(point.values()) for method in methods for point in method.points],
     }
     for method in methods:
         settings |= _schedule(method)
+        if method.mechanism is not None:
+            name, z = f"{method.labels[0]}: noise multiplier", method.mechanism.noise_multiplier
+            settings[name] = z  # a run with more rounds may need more noise for its epsilon
     return Fingerprint(
         tuple(label for method in methods for label in method.labels),
         protocol.seeds,

@@ -1,7 +1,7 @@
 """The description of a comparison for the `experiment.toml` of a run directory."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import jax
@@ -26,7 +26,7 @@ def describe_comparison(protocol: Protocol, methods: Sequence[Algorithm]) -> dic
     """
     federation = protocol.federation
     others = {"federation", "model", "seeds", "target", "initial"}
-    others |= {"evaluation", "cohort", "systems", "faults", "solver", "selection"}
+    others |= {"evaluation", "cohort", "systems", "faults", "solver", "selection", "privacy"}
     table = {f.name: getattr(protocol, f.name) for f in fields(protocol) if f.name not in others}
     table["seed"] = protocol.seeds
     if protocol.target is not None:
@@ -41,10 +41,12 @@ def describe_comparison(protocol: Protocol, methods: Sequence[Algorithm]) -> dic
     if protocol.initial is not None:
         table["initial"] = IN_PYTHON
     table["model"] = _model(protocol.model)
-    for name in ("evaluation", "cohort", "systems", "faults", "selection", "solver"):
+    for name in ("evaluation", "cohort", "systems", "faults", "selection", "privacy", "solver"):
         part = getattr(protocol, name)
         if part is not None:
             table[name] = {f.name: getattr(part, f.name) for f in fields(part)}
+    if protocol.privacy is not None and protocol.privacy.adaptive_clip is not None:
+        table["privacy"]["adaptive_clip"] = asdict(protocol.privacy.adaptive_clip)
     table["method"] = [_method(method) for method in methods]
     plain: dict[str, Any] = _plain(table)
     return plain

@@ -110,6 +110,7 @@ class Planner:
             self.seed,
             [(t, each.jobs) for t, each in enumerate(placed, start=first)],
             noisy=is_noisy(self.protocol.federation, self.protocol.model),
+            private=self.protocol.privacy is not None,
             process_index=self.protocol.ownership.process_index,
         )
         return Call(placed, rows, plan, exchanges(placed, layout), layout)

@@ -234,6 +234,8 @@ def records_of(
             validation_loss=_at(measures.validation_loss, i),
             validation_accuracy=_at(measures.validation_accuracy, i),
             **_network(done.traffic),
+            epsilon=method.epsilon(done.round),
+            delta=None if protocol.privacy is None else protocol.privacy.delta,
         )
 
 

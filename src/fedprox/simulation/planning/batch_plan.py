@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedprox.federation import offsets_of
 from fedprox.simulation.planning.packing import Array, Segments, job_places, pack, segments
 from fedprox.solver import Solver
-from fedprox.streams import Purpose, Streams
+from fedprox.streams import Purpose, Streams, generator
 
 ROWS_TOGETHER = 2**15
 """Rows that are planned together: few enough to stay in a core's cache."""
@@ -139,6 +139,7 @@ class BatchPlan(NamedTuple):
         jobs: The jobs by slot.
         rate: Factor of the learning rate, float32 (R,).
         participation: Share of the weight of all clients that takes part, float32 (R,).
+        noise_key: Random key of the noise that hides clients, uint32 (R, 2); None without privacy.
     """
 
     rows: Array
@@ -150,6 +151,7 @@ class BatchPlan(NamedTuple):
     jobs: Slots
     rate: Array
     participation: Array
+    noise_key: Array | None = None
 
 
 def plan_rounds(
@@ -159,6 +161,7 @@ def plan_rounds(
     rounds: Sequence[tuple[int, Jobs]],
     *,
     noisy: bool = False,
+    private: bool = False,
     process_index: int = 0,
 ) -> BatchPlan:
     """Plan the mini-batches of some rounds.
@@ -171,6 +174,7 @@ def plan_rounds(
         seed: Seed of the run.
         rounds: (t, jobs) of each round.
         noisy: Whether mini-batches need random keys.
+        private: Whether rounds need random keys for the noise that hides clients.
         process_index: The process for which to plan; it only reads the rows of its own clients.
     """
     r, d, lanes, ticks, slots, width, places, processes = shape
@@ -183,6 +187,7 @@ def plan_rounds(
         *(np.zeros((r, slots), t) for t in (np.float32, np.float32, np.int32, np.float32, np.int32))
     )
     rate, participation = np.ones(r, np.float32), np.zeros(r, np.float32)
+    noise_key = np.zeros((r, 2), np.uint32) if private else None
     ends = []
     streams, keys = Streams(seed, Purpose.BATCHES), Streams(seed, Purpose.AUGMENTATION)
     for index, (t, jobs) in enumerate(rounds):
@@ -199,6 +204,10 @@ def plan_rounds(
             array[index, : len(values)] = values
         rate[index] = solver.factor(t)
         participation[index] = jobs.participation.sum()
+        if noise_key is not None:
+            noise_key[index] = generator(seed, Purpose.PRIVACY, t).integers(
+                2**32, size=2, dtype=np.uint32
+            )
         # in a flat array of all ticks, consecutive ticks of a lane are `lanes` apart
         device, lane = np.divmod(packing.lane, lanes)
         begin = ((index * d + device) * ticks + packing.start) * lanes + lane
@@ -219,7 +228,9 @@ def plan_rounds(
                 noise.reshape(-1, 2)[first : first + count * lanes : lanes] = key
     ends += [segments(pack(np.zeros(0, np.int64), 1), d, lanes, room)] * (r - len(rounds))
     joined = Segments(*map(np.stack, zip(*ends, strict=True)))
-    return BatchPlan(rows, size, last, check, noise, joined, slot_arrays, rate, participation)
+    return BatchPlan(
+        rows, size, last, check, noise, joined, slot_arrays, rate, participation, noise_key
+    )
 
 
 class Epochs(NamedTuple):

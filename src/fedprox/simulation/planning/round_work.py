@@ -36,7 +36,7 @@ def round_work(
 ) -> RoundWork:
     """Draw the cohort and the stragglers of round t, and make the jobs of the round."""
     train = protocol.federation.train
-    drawn = protocol.cohort.draw(seed, t, train.offsets)
+    drawn = _draw(protocol, algorithm, seed, t, Purpose.COHORT)
     chosen = drawn.clients
     sizes = train.offsets[chosen + 1] - train.offsets[chosen]
     work = protocol.systems.work(seed, t, chosen, sizes, solver)
@@ -65,11 +65,21 @@ def round_work(
     jobs = _jobs(protocol, algorithm, counted, work.steps[takes_part], gamma)
     exchange = no_jobs()
     if algorithm.exchange is not None:
-        first = protocol.cohort.draw(seed, t, train.offsets, Purpose.GRADIENT_COHORT)
+        first = _draw(protocol, algorithm, seed, t, Purpose.GRADIENT_COHORT)
         zeros = np.zeros(len(first.clients))
         first = _with_method_mass(protocol, algorithm, first)
         exchange = _jobs(protocol, algorithm, first, zeros.astype(np.int64), zeros)
     return RoundWork(len(chosen), stragglers, int((~takes_part).sum()), jobs, exchange)
+
+
+def _draw(protocol: Protocol, algorithm: Algorithm, seed: int, t: int, purpose: Purpose) -> Drawn:
+    """A cohort of round t."""
+    mechanism = protocol.mechanism(algorithm)
+    return protocol.cohort.draw(
+        *(seed, t, protocol.federation.train.offsets, purpose),
+        poisson=mechanism is not None,
+        capacity=None if mechanism is None else mechanism.capacity,
+    )
 
 
 def _with_method_mass(protocol: Protocol, algorithm: Algorithm, drawn: Drawn) -> Drawn:
@@ -93,15 +103,20 @@ def _jobs(
     total = len(protocol.federation.train) if algorithm.average == "rows" else clients
     if protocol.cohort.sampling == "proportional":
         total = protocol.cohort.clients_per_round  # draws
+    weight, relative_size = weights(drawn.mass), rows * clients / len(protocol.federation.train)
+    if protocol.privacy is not None:
+        # what other clients have, and how many came, must not show
+        weight = np.full(len(rows), 1 / protocol.cohort.clients_per_round)
+        relative_size = np.ones(len(rows))
     return Jobs(
         client=drawn.clients,
         first_row=offsets[drawn.clients],
         size=rows,
         steps=steps,
-        weight=weights(drawn.mass),
+        weight=weight,
         gamma=gamma,
         participation=drawn.mass / total,
-        relative_size=rows * clients / len(protocol.federation.train),
+        relative_size=relative_size,
         owner=protocol.ownership.of(drawn.clients),
         device_row=offsets[drawn.clients],
     )

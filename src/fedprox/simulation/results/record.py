@@ -64,6 +64,9 @@ class Record(NamedTuple):
         network: The clients that took part since the previous record, by name: their node and,
             summed over their rounds, "rounds", "steps", "seconds", "bytes_down" and "bytes_up". A
             node's bytes are divided equally among its clients of a round. None in a simulation.
+        epsilon: Epsilon of the clients' (epsilon, delta)-differential privacy after these rounds,
+            see `fedprox.Privacy`; None without privacy.
+        delta: Its delta; None without privacy.
     """
 
     label: str
@@ -101,6 +104,8 @@ class Record(NamedTuple):
     bytes_up: int | None = None
     nodes: int | None = None
     network: dict[str, dict[str, Any]] | None = None
+    epsilon: float | None = None
+    delta: float | None = None
 
     def value(self, measure: str) -> float:
         """A measure by its name in `metrics.jsonl`, such as "test_accuracy" or "test_NAME".

@@ -1,0 +1,161 @@
+"""Privacy of clients as a transformation of a method: clip what clients send, and add noise once.
+
+The engine sums the clipped messages with the equal weights 1 / (q N), whoever came, so that a
+client changes the sum by at most C / (q N). The noise is added here, to that sum, before the
+method's own update reads it. A client's state stays with the client: it is neither clipped nor
+released.
+
+A method with a first exchange releases two sums a round: gradients, then messages. Both are clipped
+to the same norm and get noise of their own.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedprox.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    ClientState,
+    HParams,
+    Message,
+    Solution,
+    State,
+)
+from fedprox.model import Params
+from fedprox.privacy.setting import Privacy
+from fedprox.subproblem import Subproblem
+
+
+class Guarded(NamedTuple):
+    """A method's state and the current clipping norm, a scalar."""
+
+    state: State
+    clip: jax.Array
+
+
+class Clipped(NamedTuple):
+    """What a client sends.
+
+    Attributes:
+        message: The method's message, of a norm of at most the clipping norm.
+        within: 1/2 if the message was not clipped, else -1/2; None if the norm does not adapt.
+    """
+
+    message: Message
+    within: jax.Array | None
+
+
+def clip_to(norm: jax.Array | float, tree: Any) -> tuple[Any, jax.Array]:
+    """A tree scaled to at most a norm, and its norm before.
+
+    A tree with a number that is not finite stays so, and screening leaves it out of the sum.
+
+    >>> clipped, before = clip_to(1.0, {"a": jnp.array([3.0]), "b": jnp.array([4.0])})
+    >>> round(float(clipped["a"][0]), 6), float(before)
+    (0.6, 5.0)
+    """
+    before = optax.tree.norm(tree)
+    scale = jnp.where(before > norm, norm / before, 1.0)
+    return jax.tree.map(lambda a: a * scale, tree), before
+
+
+def add_noise(words: jax.Array, purpose: int, tree: Any, deviation: jax.Array | float) -> Any:
+    """A tree with independent Gaussian noise in every number.
+
+    Args:
+        words: Random key of the round, two words.
+        purpose: Separates the noises of a round.
+        tree: The tree.
+        deviation: Standard deviation of the noise.
+    """
+    key = jax.random.fold_in(jax.random.wrap_key_data(words, impl="threefry2x32"), purpose)
+    leaves, structure = jax.tree.flatten(tree)
+    keys = jax.random.split(key, len(leaves))
+    noisy = [
+        a + deviation * jax.random.normal(k, a.shape, a.dtype)
+        for a, k in zip(leaves, keys, strict=True)
+    ]
+    return jax.tree.unflatten(structure, noisy)
+
+
+MESSAGES, BITS, GRADIENTS = range(3)
+"""Purposes of noise within a round."""
+
+
+def private(
+    algorithm: Algorithm, privacy: Privacy, noise_multiplier: float, cohort: int, clients: int
+) -> Algorithm:
+    r"""The same method with clipped messages and noise.
+
+    Its functions read ``hparams["noise_key"]``, the random key of the round and sweep point, and
+    replace ``hparams["participation"]`` by the fixed :math:`q`, since the number of clients that
+    came is not public.
+
+    Args:
+        algorithm: The method.
+        privacy: The setting.
+        noise_multiplier: Noise multiplier :math:`z` of a release.
+        cohort: Expected cohort :math:`q N`.
+        clients: Number of clients :math:`N`.
+
+    Returns:
+        A method whose mean of messages is their sum divided by `cohort`.
+
+    References:
+        McMahan et al., `Learning Differentially Private Recurrent Language Models
+        <https://arxiv.org/abs/1710.06963>`_, ICLR 2018, Algorithm 1; Andrew et al.,
+        `Differentially Private Learning with Adaptive Clipping
+        <https://arxiv.org/abs/1905.03871>`_, NeurIPS 2021, Algorithm 1.
+    """
+    adaptive = privacy.adaptive_clip
+    z = privacy.update_noise(noise_multiplier)
+
+    def init(params: Params) -> Guarded:
+        return Guarded(algorithm.init(params), jnp.float32(privacy.clip))
+
+    def subproblem(state: Guarded, hparams: HParams, context: ClientContext) -> Subproblem:
+        return algorithm.subproblem(state.state, hparams, context)
+
+    def message(
+        state: Guarded, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Clipped, ClientState]:
+        sent, own_state = algorithm.message(state.state, hparams, context, solution)
+        clipped, norm = clip_to(state.clip, sent)
+        within = None if adaptive is None else jnp.where(norm <= state.clip, 0.5, -0.5)
+        return Clipped(clipped, within), own_state
+
+    def noised(hparams: HParams, purpose: int, mean: Any, deviation: jax.Array | float) -> Any:
+        return add_noise(hparams["noise_key"], purpose, mean, deviation / cohort)
+
+    def update(state: Guarded, mean: Clipped, hparams: HParams) -> Guarded:
+        clip, sent, within = state.clip, mean.message, mean.within
+        if z:
+            sent = noised(hparams, MESSAGES, sent, z * clip)
+        if adaptive is not None and within is not None:
+            if z:
+                within = noised(hparams, BITS, within, adaptive.count_noise)
+            clip = clip * jnp.exp(-adaptive.rate * (within + 0.5 - adaptive.quantile))
+        share = jnp.full_like(hparams["participation"], cohort / clients)
+        hparams = {**hparams, "participation": share}
+        return Guarded(algorithm.update(state.state, sent, hparams), clip)
+
+    def exchange(state: Guarded, mean: Params, hparams: HParams) -> Guarded:
+        assert algorithm.exchange is not None
+        if z:
+            mean = noised(hparams, GRADIENTS, mean, z * state.clip)
+        return state._replace(state=algorithm.exchange(state.state, mean, hparams))
+
+    return algorithm._replace(
+        subproblem=subproblem,
+        average="clients",
+        init=init,
+        message=message,
+        size=lambda sent: algorithm.size(sent.message),
+        update=update,
+        params=lambda state: algorithm.params(state.state),
+        exchange=None if algorithm.exchange is None else exchange,
+        exchanged=lambda gradient: clip_to(privacy.clip, gradient)[0],
+    )
