@@ -17,12 +17,14 @@ import optax
 import pytest
 
 from fedprox import (
+    AdaptiveClip,
     Algorithm,
     Checkpoints,
     Cohort,
     Evaluation,
     Faults,
     InputError,
+    Privacy,
     Record,
     Run,
     Solver,
@@ -122,6 +124,14 @@ ONE_SEED: dict[str, Any] = {"seed": 3}
 CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
     # within the first leg, between two, and within the last
     "legs": ([2, 1, 2], [fedprox(mu=[0.0, 1.0])], {"evaluation": Evaluation(every=3)}),
+    "privacy": (
+        [2],
+        [fedprox(mu=[0.0, 1.0])],
+        {
+            "cohort": Cohort(3, "bernoulli"),
+            "privacy": Privacy(0.1, epsilon=8.0, delta=0.01, adaptive_clip=AdaptiveClip()),
+        },
+    ),
     "methods": ([3, 2], [fedopt(optimizer=optax.adam), fedavg()], ONE_SEED),
     "an adaptive mu": ([2], [fedprox(mu=[0.0, 1.0], adapt=True)], ONE_SEED),
     "a first exchange": (
@@ -299,6 +309,10 @@ NAMED = dataclasses.replace(
         ),
         ({"cohort": Cohort(5, "bernoulli")}, r"cohort.sampling = 'uniform', here 'bernoulli'"),
         ({"systems": Systems(stragglers=0.25)}, r"systems\.\w+ = .*, here "),
+        (
+            {"privacy": Privacy(1.0, noise_multiplier=1.0, accountant="rdp")},
+            r"privacy.clip = None, here 1.0",
+        ),
         ({"faults": Faults(norm=5)}, r"faults.policy = None, here 'drop'"),
         (
             {"evaluation": Evaluation(every=3, model="clients")},

@@ -11,11 +11,14 @@ import optax
 import pytest
 
 from fedprox import (
+    AdaptiveClip,
     Algorithm,
     Checkpoints,
+    Cohort,
     Evaluation,
     Faults,
     InputError,
+    Privacy,
     Run,
     Selection,
     Solver,
@@ -53,6 +56,15 @@ CASES: dict[str, tuple[int, list[Algorithm], dict[str, Any]]] = {
         ONE | {"evaluation": Evaluation(every=3, model="clients")},
     ),
     "faulty updates": (7, [fedprox(mu=[0.0, 1.0])], ONE | {"faults": Faults(norm=1.2)}),
+    "privacy": (
+        7,
+        [fedprox(mu=[0.0, 1.0]), scaffold()],
+        ONE
+        | {
+            "cohort": Cohort(3, "bernoulli"),
+            "privacy": Privacy(0.1, noise_multiplier=1.0, adaptive_clip=AdaptiveClip()),
+        },
+    ),
     "a stop rule": (
         7,
         [fedprox(mu=1.0)],
@@ -169,6 +181,14 @@ def shorter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shorter")
     train([scaffold()], ends(folder, resume=False), rounds=5)
     return folder
+
+
+def test_noise_for_an_epsilon_is_that_of_all_rounds(tmp_path: Path) -> None:
+    """More rounds would have needed more noise from the start."""
+    options = ONE | {"privacy": Privacy(0.1, epsilon=8.0, delta=0.01, accountant="rdp")}
+    train([fedavg()], ends(tmp_path, resume=False), **options | {"rounds": 4})
+    with pytest.raises(InputError, match=r": noise multiplier = [\d.]+, here [\d.]+"):
+        train([fedavg()], ends(tmp_path, resume=True), **options)
 
 
 TIMES = [(None, 1), (None, 2), (None, 4), (2, 1), (2, 2), (2, 3)]

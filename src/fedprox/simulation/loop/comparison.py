@@ -111,7 +111,9 @@ def _fingerprint(protocol: Protocol, methods: Sequence[Method]) -> Fingerprint:
         settings |= _schedule(method)
         if method.mechanism is not None:
             name, z = f"{method.labels[0]}: noise multiplier", method.mechanism.noise_multiplier
-            settings[name] = z  # a run with more rounds may need more noise for its epsilon
+            settings[name] = float(
+                f"{z:.6g}"
+            )  # a run with more rounds may need more noise for its epsilon
     return Fingerprint(
         tuple(label for method in methods for label in method.labels),
         protocol.seeds,
