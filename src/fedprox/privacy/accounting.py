@@ -15,12 +15,12 @@ dp-accounting is imported inside functions, since the import takes a second.
 import importlib.metadata
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from fedprox.errors import InputError, require, require_whole
+from fedprox.errors import require, require_whole
 from fedprox.privacy.setting import Accountant, Privacy
 
 ACCOUNTANTS: dict[Accountant, str] = {
@@ -44,6 +44,9 @@ SPARE = 1000
 
 TIGHTNESS = 1e-4
 """Relative tolerance of a calibrated noise multiplier."""
+
+MOST_NOISE = 1e6
+"""Largest noise multiplier; beyond, rounding errors are larger than the privacy losses."""
 
 CLOSENESS = 1e-6
 """Relative margin below a target epsilon, above the rounding errors of a composition."""
@@ -147,6 +150,11 @@ def _require_accountable(mechanism: Mechanism, *, noisy: bool) -> None:
         '"uniform" with privacy.accountant = "rdp"',
     )
     require(
+        mechanism.noise_multiplier <= MOST_NOISE,
+        f"privacy.noise_multiplier = {mechanism.noise_multiplier:g}; it must be at most "
+        f"{MOST_NOISE:,.0f}",
+    )
+    require(
         not (noisy and mechanism.replaces and mechanism.accountant == "pld"),
         'cohort.sampling = "uniform"; privacy.accountant = "pld" cannot account for it: sampling '
         'must be "bernoulli", or the accountant "rdp"',
@@ -203,7 +211,7 @@ def _calibrated_noise(mechanism: Mechanism, epsilon: float, rounds: int) -> floa
         low, step = 0.85 * _calibrated_noise(quick, epsilon, rounds), 1.25
 
     def spent(noise: float) -> float:
-        return epsilons(mechanism._replace(noise_multiplier=noise), [rounds])[0]
+        return _spent(mechanism._replace(noise_multiplier=noise), rounds)
 
     while spent(low) <= epsilon:
         low /= step
@@ -224,11 +232,13 @@ def _calibrated_noise(mechanism: Mechanism, epsilon: float, rounds: int) -> floa
                 dp_accounting.LowerEndpointAndGuess(low, step * low),
                 tol=TIGHTNESS * low,
             )
-    except (dp_accounting.NoBracketIntervalFoundError, ValueError):
-        raise InputError(
-            f"privacy.epsilon = {epsilon:g}; no noise is enough for it with privacy.delta = "
-            f"{mechanism.delta:g}: give a larger delta or epsilon"
-        ) from None
+    except dp_accounting.NoBracketIntervalFoundError:
+        noise = math.inf
+    require(
+        noise <= MOST_NOISE,
+        f"privacy.epsilon = {epsilon:g}; no noise multiplier up to {MOST_NOISE:,.0f} is enough for "
+        f"it with privacy.delta = {mechanism.delta:g}: give a larger delta or epsilon",
+    )
     return float(noise)
 
 
@@ -250,15 +260,15 @@ def epsilons(mechanism: Mechanism, rounds: Sequence[int]) -> list[float]:
         [0.0, 1.986]
     """
     _require_accountable(mechanism, noisy=mechanism.noise_multiplier > 0)
-    of = _rdp_epsilon if mechanism.accountant == "rdp" else _pld_epsilon
-    return [_spent(mechanism, each, of) for each in rounds]
+    return [_spent(mechanism, each) for each in rounds]
 
 
-def _spent(mechanism: Mechanism, rounds: int, of: Callable[[Mechanism, int], float]) -> float:
+def _spent(mechanism: Mechanism, rounds: int) -> float:
     if not rounds:
         return 0.0
     if not mechanism.noise_multiplier:
         return math.inf
+    of = _rdp_epsilon if mechanism.accountant == "rdp" else _pld_epsilon
     return of(mechanism, rounds * mechanism.releases)
 
 
@@ -320,7 +330,8 @@ def _rdp_epsilon(mechanism: Mechanism, count: int) -> float:
     from dp_accounting import rdp
 
     orders, divergences = _rdp(mechanism)
-    return float(rdp.compute_epsilon(orders, count * divergences, mechanism.delta)[0])
+    with _quiet():
+        return float(rdp.compute_epsilon(orders, count * divergences, mechanism.delta)[0])
 
 
 def _interval(mechanism: Mechanism, count: int) -> float:
@@ -408,7 +419,7 @@ def statement(mechanism: Mechanism, rounds: int) -> list[str]:
         f"Accountant: {ACCOUNTANTS[mechanism.accountant]}, by dp-accounting "
         f"{importlib.metadata.version('dp-accounting')}; epsilon is an upper bound.",
         "Trust: the server, which sees each client's clipped message and adds the noise. In a "
-        "simulation one process holds all clients' data.",
+        "simulation all data are in one place.",
         "Outside the guarantee: losses, accuracies and other measurements on clients' data, which "
         "have no noise, and the choice among several methods, seeds or sweep points, each of which "
         "is a run of its own.",

@@ -99,7 +99,9 @@ def _facts(plan: Plan, mechanism: Mechanism) -> Table:
     first = "at first" if privacy.adaptive_clip is not None else ""
     facts.add_row("noise in the mean", f"{_in_mean(plan, mechanism):.5g}", first)
     if mechanism.cut:
-        facts.add_row("largest cohort", f"{mechanism.capacity:,}", f"mean {mechanism.clients_per_round:,}")
+        facts.add_row(
+            "largest cohort", f"{mechanism.capacity:,}", f"mean {mechanism.clients_per_round:,}"
+        )
         if noise:
             free = mechanism._replace(capacity=None)
             cost = [epsilons(each, [plan.rounds])[0] for each in (mechanism, free)]

@@ -1,0 +1,255 @@
+"""Epsilon of known mechanisms, calibration, and what cannot be accounted."""
+
+import math
+import re
+from typing import Any
+
+import dp_accounting
+import pytest
+from dp_accounting import pld
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import fedprox as fp
+from fedprox.privacy.accounting import (
+    Mechanism,
+    calibrated,
+    epsilons,
+    mechanism_of,
+    rounded_up,
+    statement,
+)
+
+EMNIST = Mechanism(3383, 120, "bernoulli", None, 1.2, 1, 1e-5, "rdp")
+"""The run of TensorFlow Federated's tutorial on differential privacy, of 100 rounds."""
+
+LARGE = Mechanism(763_430, 5000, "bernoulli", None, 1.0, 1, 1e-9, "rdp")
+SMALL = Mechanism(100, 10, "bernoulli", None, 4.0, 1, 1e-5, "pld")
+GAUSSIAN = Mechanism(1, 1, "bernoulli", None, 1.0, 1, 1e-5, "pld")
+
+
+def epsilon(mechanism: Mechanism, rounds: int, **changes: Any) -> float:
+    return epsilons(mechanism._replace(**changes), [rounds])[0]
+
+
+def test_known_epsilons() -> None:
+    assert epsilon(EMNIST, 100) == pytest.approx(1.986, abs=5e-4)
+    assert epsilon(EMNIST, 100, accountant="pld") == pytest.approx(1.707, abs=5e-4)
+    assert epsilon(LARGE, 5000) == pytest.approx(4.183, abs=5e-4)
+    assert epsilon(LARGE, 5000, accountant="pld") == pytest.approx(3.899, abs=5e-4)
+
+
+def test_one_gaussian() -> None:
+    # the exact curve of Balle and Wang 2018, Theorem 8
+    exact = epsilon(GAUSSIAN, 1)
+    assert exact == pytest.approx(4.37718, abs=1e-5)
+    delta = stats.norm.cdf(0.5 - exact) - math.exp(exact) * stats.norm.cdf(-0.5 - exact)
+    assert delta == pytest.approx(1e-5, rel=1e-3)
+    assert delta <= 1e-5  # an upper bound
+    assert epsilon(GAUSSIAN, 1, accountant="rdp") > exact
+
+
+def test_rounds_of_everybody_are_one_gaussian_with_less_noise() -> None:
+    everybody = SMALL._replace(clients_per_round=100, noise_multiplier=8.0)
+    for sampling in ("bernoulli", "uniform"):
+        same = epsilon(GAUSSIAN, 1, noise_multiplier=8 / math.sqrt(12))
+        assert epsilon(everybody, 12, sampling=sampling) == pytest.approx(same, abs=1e-6)
+
+
+@pytest.mark.parametrize(("capacity", "cost"), [(150, 3.07), (160, 1.85), (180, 1.71)])
+def test_cutting_a_cohort_costs(capacity: int, cost: float) -> None:
+    assert epsilon(EMNIST, 100, accountant="pld", capacity=capacity) == pytest.approx(
+        cost, abs=5e-3
+    )
+
+
+def test_a_capacity_of_all_clients_costs_nothing() -> None:
+    assert epsilon(SMALL, 20, capacity=100) == epsilon(SMALL, 20)
+
+
+@pytest.mark.parametrize("capacity", [None, pytest.param(160, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [1, 16, 37])
+def test_it_is_what_the_library_says(rounds: int, capacity: int | None) -> None:
+    # its own accountant, with its own finer grid
+    rate, gaussian = 120 / 3383, dp_accounting.GaussianDpEvent(1.2)
+    event: Any = dp_accounting.PoissonSampledDpEvent(rate, gaussian)
+    if capacity is not None:
+        event = dp_accounting.TruncatedSubsampledGaussianDpEvent(3383, rate, capacity, 1.2)
+    expected = pld.PLDAccountant().compose(event, rounds).get_epsilon(1e-5)
+    ours = epsilon(EMNIST, rounds, accountant="pld", capacity=capacity)
+    assert expected - 1e-6 <= ours <= expected + 1e-4
+
+
+def test_two_releases_a_round_are_twice_the_rounds() -> None:
+    for accountant in ("pld", "rdp"):
+        once = SMALL._replace(accountant=accountant)
+        assert epsilon(once, 10, releases=2) == epsilon(once, 20)
+
+
+def test_a_replaced_client_moves_the_sum_by_twice_the_norm() -> None:
+    nearly_all = Mechanism(2000, 1999, "uniform", None, 4.0, 1, 1e-5, "rdp")
+    twice = epsilon(GAUSSIAN, 1, noise_multiplier=2.0, accountant="rdp")
+    assert twice <= epsilon(nearly_all, 1) < 1.2 * twice
+    rare = nearly_all._replace(clients_per_round=20)
+    assert 0 < epsilon(rare, 1) < twice / 3
+    assert epsilon(rare, 1) > epsilon(rare, 1, sampling="bernoulli")
+
+
+def test_each_prefix_is_computed_by_itself() -> None:
+    several = epsilons(SMALL, [0, 5, 40, 33, 5])
+    assert several[0] == 0
+    assert several[1:] == [epsilon(SMALL, rounds) for rounds in (5, 40, 33, 5)]
+
+
+def test_no_noise_is_no_guarantee() -> None:
+    for accountant in ("pld", "rdp"):
+        spent = epsilons(SMALL._replace(noise_multiplier=0.0, accountant=accountant), [0, 1, 9])
+        assert spent == [0, math.inf, math.inf]
+    private = fp.Privacy(clip=math.inf, noise_multiplier=0)
+    for sampling in ("bernoulli", "uniform"):
+        assert mechanism_of(private, 100, 10, sampling, 5).noise_multiplier == 0
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    noise=st.floats(2, 20),
+    count=st.integers(1, 49),
+    rounds=st.integers(1, 60),
+    accountant=st.sampled_from(["pld", "rdp"]),
+)
+def test_epsilon_grows_with_rounds_and_rate_and_falls_with_noise(
+    noise: float, count: int, rounds: int, accountant: str
+) -> None:
+    at = Mechanism(100, count, "bernoulli", None, noise, 1, 1e-5, accountant)  # type: ignore[arg-type]
+    here = epsilon(at, rounds)
+    # the grid is coarser for few rounds
+    assert epsilon(at, rounds + 8) > here - 1e-5
+    assert epsilon(at, rounds, clients_per_round=count + 50) > here - 1e-5
+    assert epsilon(at, rounds, noise_multiplier=1.5 * noise) < here + 1e-5
+    assert epsilon(at, rounds, delta=1e-4) < here + 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize(
+    ("sampling", "accountant"),
+    [("bernoulli", "pld"), ("bernoulli", "rdp"), ("uniform", "rdp")],
+)
+def test_calibration_inverts_epsilons(target: float, sampling: str, accountant: Any) -> None:
+    privacy = fp.Privacy(clip=1.0, epsilon=target, accountant=accountant)
+    mechanism = mechanism_of(privacy, 400, 40, sampling, 20)
+    assert target * (1 - 1e-3) <= epsilon(mechanism, 20) <= target
+    given_noise = fp.Privacy(
+        clip=1.0, noise_multiplier=mechanism.noise_multiplier, accountant=accountant
+    )
+    assert mechanism_of(given_noise, 400, 40, sampling, 20) == mechanism
+
+
+def test_calibration_with_sampling() -> None:
+    privacy = fp.Privacy(clip=1.0, epsilon=1.0)
+    mechanism = mechanism_of(privacy, 400, 40, "bernoulli", 20)
+    assert 0.999 < epsilon(mechanism, 20) <= 1
+
+
+def test_calibration_with_everybody_and_with_a_tight_capacity() -> None:
+    privacy = fp.Privacy(clip=1.0, epsilon=2.0)
+    everybody = mechanism_of(privacy, 10, 10, "uniform", 20)
+    assert 1.998 < epsilon(everybody, 20) <= 2
+    tight = mechanism_of(fp.Privacy(clip=1.0, epsilon=2.0, capacity=41), 400, 40, "bernoulli", 20)
+    assert 1.998 < epsilon(tight, 20) <= 2
+    assert (
+        tight.noise_multiplier
+        > 1.2 * mechanism_of(privacy, 400, 40, "bernoulli", 20).noise_multiplier
+    )
+
+
+def test_the_cohort_of_the_tutorial_for_an_epsilon_of_two() -> None:
+    # the same noise in the mean: the noise multiplier is a hundredth of the cohort
+    spent = {
+        count: epsilon(EMNIST, 100, clients_per_round=count, noise_multiplier=count / 100)
+        for count in range(100, 130)
+    }
+    assert min(count for count, each in spent.items() if each <= 2) == 120
+
+
+def test_the_capacity_is_seldom_reached() -> None:
+    privacy = fp.Privacy(clip=1.0, noise_multiplier=1.2)
+    for rounds, releases in ((1, 1), (100, 2), (100_000, 1)):
+        mechanism = mechanism_of(privacy, 3383, 120, "bernoulli", rounds, releases)
+        capacity = mechanism.capacity
+        assert capacity is not None
+        beyond = rounds * releases * stats.binom.sf([capacity, capacity - 1], 3383, 120 / 3383)
+        assert beyond[0] <= 1e-8
+        assert capacity == 180 or beyond[1] > 1e-8
+    assert mechanism_of(privacy, 763_430, 5000, "bernoulli", 5000).capacity == 7500
+    assert mechanism_of(privacy, 8, 6, "bernoulli", 5000).capacity == 8
+
+
+def test_a_given_capacity_is_taken() -> None:
+    privacy = fp.Privacy(clip=1.0, noise_multiplier=1.2, capacity=130)
+    assert mechanism_of(privacy, 3383, 120, "bernoulli", 100).capacity == 130
+    assert mechanism_of(privacy, 125, 120, "bernoulli", 100).capacity == 125
+    other = fp.Privacy(clip=1.0, noise_multiplier=1.2, accountant="rdp")
+    assert mechanism_of(other, 3383, 120, "bernoulli", 100).capacity is None
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "sampling", "message"),
+    [
+        ({"epsilon": 2.0}, "proportional", 'with [privacy] it must be "bernoulli", or "uniform"'),
+        ({"epsilon": 2.0}, "uniform", '"pld" cannot account for it: sampling must be "bernoulli"'),
+        ({"epsilon": 2.0, "capacity": 9}, "bernoulli", "at least cohort.clients_per_round = 10"),
+        ({"noise_multiplier": 0, "capacity": 20}, "uniform", "leave it out"),
+        ({"epsilon": 1e-3, "delta": 1e-17}, "bernoulli", "no noise multiplier up to 1,000,000"),
+        ({"noise_multiplier": 2e6}, "bernoulli", "at most 1,000,000"),
+    ],
+)
+def test_what_cannot_be_accounted_is_refused(
+    given_settings: dict[str, Any], sampling: str, message: str
+) -> None:
+    privacy = fp.Privacy(clip=1.0, **given_settings)
+    with pytest.raises(fp.InputError, match=re.escape(message)) as error:
+        mechanism_of(privacy, 100, 10, sampling, 5)
+    assert "\n" not in str(error.value)
+
+
+def test_a_cohort_larger_than_the_federation_is_refused() -> None:
+    with pytest.raises(fp.InputError, match="there are 5 clients"):
+        mechanism_of(fp.Privacy(clip=1.0, epsilon=1.0), 5, 10, "bernoulli", 5)
+
+
+def test_the_statement_says_everything() -> None:
+    text = "\n".join(statement(EMNIST._replace(accountant="pld", capacity=180), 100))
+    for part in (
+        "epsilon = 1.708 and delta = 1e-05",
+        "a client with all of its rows",
+        "one has one client more",
+        "Poisson, each of 3,383 clients with probability 120 / 3,383",
+        "more than 180",
+        "stay secret",
+        "100 rounds with 1 noised sum each",
+        "privacy loss distributions, by dp-accounting 0.6",
+        "Trust: the server",
+        "Outside the guarantee: losses, accuracies",
+        "sweep points",
+    ):
+        assert part in text
+    uniform = "\n".join(statement(EMNIST._replace(sampling="uniform", releases=2), 100))
+    assert "one client is replaced by another" in uniform
+    assert "no amplification beyond what the library proves" in uniform
+    assert "2 noised sums each" in uniform
+    assert "no limit" in "\n".join(statement(EMNIST, 100))
+    assert "all 1 clients" in "\n".join(statement(GAUSSIAN, 1))
+    assert "no privacy guarantee" in statement(EMNIST._replace(noise_multiplier=0.0), 100)[0]
+
+
+def test_a_shown_epsilon_is_never_too_small() -> None:
+    for number in (1.9999, 2.0, 0.0001, 1.70749, 1e6):
+        assert number <= float(rounded_up(number)) < number + 1.001e-3
+
+
+def test_calibration_leaves_no_warning(capsys: Any) -> None:
+    found = calibrated(EMNIST, 30.0, 100)
+    assert 29.9 < epsilon(found, 100) <= 30
+    assert capsys.readouterr().err == ""
