@@ -168,6 +168,10 @@ def test_a_class_that_only_one_node_has(tmp_path: Path) -> None:
     ("sections", "line"),
     [
         ({"evaluation": {"clients": 2}}, "evaluation.clients: leave it out in a deployment, where"),
+        (
+            {"privacy": {"clip": 1.0, "noise_multiplier": 1.0}},
+            "privacy: leave it out in a deployment, where no noise is added",
+        ),
         ({"method": [{"name": "centralized"}]}, "centralized"),
     ],
 )

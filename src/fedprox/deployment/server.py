@@ -50,6 +50,7 @@ def resolve_deployment(experiment: Experiment, joined: Joined, run: str) -> Depl
     for setting, given, instead in (
         ("model.frozen", experiment.model.get("frozen"), "all parameters are trained"),
         ("evaluation.clients", experiment.evaluation.clients, "nodes evaluate all their clients"),
+        ("privacy", experiment.privacy, "no noise is added"),
     ):
         require(given is None, f"{setting}: leave it out in a deployment, where {instead}")
     federation = stand_in(joined.kind, joined.descriptions)
@@ -62,10 +63,6 @@ def resolve_deployment(experiment: Experiment, joined: Joined, run: str) -> Depl
             not method.pooled,
             f"{method.name} has all rows in one place; leave it out in a deployment",
         )
-    require(
-        resolved.privacy is None,
-        "privacy: leave it out in a deployment, where no noise is added; a simulation has it",
-    )
     if resolved.faults is None:  # one node's numbers must not ruin the others' model
         resolved = resolved._replace(faults=FINITE)
         resolved.table["faults"] = {"policy": FINITE.policy, "norm": FINITE.norm}
