@@ -9,7 +9,7 @@ import pytest
 from fedprox import diagnose, run
 from fedprox.experiment import read_experiment, resolve
 from fedprox.report.directory import DEPLOYMENT, NODES, RESULTS, RunDirectory
-from fedprox.report.records import NETWORK
+from fedprox.report.records import NETWORK, PRIVACY
 from fedprox.simulation.results.record import Record
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "run-directory.md"
@@ -60,7 +60,7 @@ def test_the_page_lists_every_key_of_the_summary(directory: Path) -> None:
     (summary,) = json.loads((directory / "summary.json").read_text())
     found = summary.keys() - {"mu"}
     assert found <= set(page)
-    sometimes = {"target_metric", "final_train_loss_se", "final_test_accuracy_se"}
+    sometimes = {"target_metric", "final_train_loss_se", "final_test_accuracy_se", *PRIVACY}
     metrics = {name for name in page if name.endswith("_NAME")}
     assert set(page) - found == sometimes | metrics
     assert len(page) == len(set(page))
@@ -76,7 +76,7 @@ def test_records_have_the_keys_that_the_page_says(directory: Path) -> None:
     fields = set(Record._fields) - {"hparams", "metrics"}
     optional = set(listed("`metrics.jsonl`"))
     assert fields - optional < line.keys() <= fields | {"mu"}
-    assert optional - line.keys() == {"train_loss_se", "test_accuracy_se", *NETWORK}
+    assert optional - line.keys() == {"train_loss_se", "test_accuracy_se", *NETWORK, *PRIVACY}
 
 
 @pytest.mark.slow

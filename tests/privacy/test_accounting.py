@@ -152,6 +152,7 @@ def test_calibration_with_sampling() -> None:
     assert 0.999 < epsilon(mechanism, 20) <= 1
 
 
+@pytest.mark.slow
 def test_calibration_with_everybody_and_with_a_tight_capacity() -> None:
     privacy = fp.Privacy(clip=1.0, epsilon=2.0)
     everybody = mechanism_of(privacy, 10, 10, "uniform", 20)

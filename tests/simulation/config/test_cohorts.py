@@ -388,6 +388,7 @@ def test_the_numbers_of_purposes_never_change() -> None:
         "SAMPLE": 12,
         "EVALUATED": 14,
         "VALIDATION": 15,
+        "PRIVACY": 16,
     }
 
 

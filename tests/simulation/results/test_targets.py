@@ -47,6 +47,8 @@ def run_with(
         "metrics": {},
         "validation_loss": None,
         "validation_accuracy": None,
+        "epsilon": None,
+        "delta": None,
     }
     run.history = [
         Record(
