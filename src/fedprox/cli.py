@@ -328,7 +328,7 @@ def show_privacy(file: File, settings: Settings = None, data_dir: DataDir = None
     clients = len(resolved.federation)
     plan = Plan(resolved.privacy, resolved.cohort, clients, experiment.rounds)
     with Bar("accounting"):
-        page = privacy_page(plan, resolved.methods)
+        page = privacy_page(plan, [method for method in resolved.methods if not method.pooled])
     console.print(page)
 
 

@@ -108,6 +108,13 @@ def test_what_a_client_sends_is_bounded_or_screened(numbers: list[float], bound:
         assert not np.isfinite(numbers).all() or not math.isfinite(float(norm))
 
 
+def test_a_method_that_evaluates_another_model_still_does() -> None:
+    halved = fp.fedavg()._replace(name="half", evaluated=lambda state: state / 2)
+    privacy = fp.Privacy(math.inf, noise_multiplier=0.0)
+    half, whole = run(halved, privacy), run(fp.fedavg(), privacy)
+    np.testing.assert_array_equal(half.params, np.asarray(whole.params) / 2)
+
+
 def test_all_arrays_of_a_message_are_clipped_together() -> None:
     method = private(fp.scaffold(), fp.Privacy(CLIP, noise_multiplier=1.0), 1.0, 2, 4)
     state, w = method.init(jnp.zeros(2)), jnp.array([30.0, 40.0])

@@ -85,6 +85,16 @@ MESSAGES, BITS, GRADIENTS = range(3)
 """Purposes of noise within a round."""
 
 
+def releases(algorithm: Algorithm) -> int:
+    """How many noised sums a round of a method releases.
+
+    >>> from fedprox.algorithms import fedavg, feddane
+    >>> releases(fedavg()), releases(feddane(mu=0.1))
+    (1, 2)
+    """
+    return 1 if algorithm.exchange is None else 2
+
+
 def private(
     algorithm: Algorithm, privacy: Privacy, noise_multiplier: float, cohort: int, clients: int
 ) -> Algorithm:
@@ -142,6 +152,10 @@ def private(
         hparams = {**hparams, "participation": share}
         return Guarded(algorithm.update(state.state, sent, hparams), clip)
 
+    def evaluated(state: Guarded) -> Params:
+        assert algorithm.evaluated is not None
+        return algorithm.evaluated(state.state)
+
     def exchange(state: Guarded, mean: Params, hparams: HParams) -> Guarded:
         assert algorithm.exchange is not None
         if z:
@@ -156,6 +170,7 @@ def private(
         size=lambda sent: algorithm.size(sent.message),
         update=update,
         params=lambda state: algorithm.params(state.state),
+        evaluated=None if algorithm.evaluated is None else evaluated,
         exchange=None if algorithm.exchange is None else exchange,
         exchanged=lambda gradient: clip_to(privacy.clip, gradient)[0],
     )

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedprox.algorithms import Algorithm
+from fedprox.algorithms.private import releases
 from fedprox.privacy.accounting import (
     Mechanism,
     epsilons,
@@ -50,11 +51,6 @@ class Plan(NamedTuple):
         return mechanism_of(self.privacy, self.clients, count, sampling, self.rounds, releases)
 
 
-def releases_of(algorithm: Algorithm) -> int:
-    """How many noised sums a round of a method releases."""
-    return 1 if algorithm.exchange is None else 2
-
-
 def privacy_page(plan: Plan, methods: Sequence[Algorithm]) -> Group:
     """The noise, its epsilon and the guarantee of each method, without training.
 
@@ -62,11 +58,11 @@ def privacy_page(plan: Plan, methods: Sequence[Algorithm]) -> Group:
         InputError: If no guarantee can be computed for the plan.
     """
     parts: list[RenderableType] = []
-    for releases in sorted({releases_of(method) for method in methods}):
-        names = dict.fromkeys(m.name for m in methods if releases_of(m) == releases)
-        mechanism = plan.mechanism(releases)
+    for count in sorted({releases(method) for method in methods}):
+        names = dict.fromkeys(m.name for m in methods if releases(m) == count)
+        mechanism = plan.mechanism(count)
         parts += [
-            Text(f"{', '.join(names)}: {RELEASES[releases]}", style="bold"),
+            Text(f"{', '.join(names)}: {RELEASES[count]}", style="bold"),
             _facts(plan, mechanism),
             Text(),
             Text(f"Epsilon after a number of rounds, with delta = {mechanism.delta:g}"),

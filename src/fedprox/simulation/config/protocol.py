@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from fedprox.algorithms.base import Algorithm
-from fedprox.algorithms.private import private
+from fedprox.algorithms.private import private, releases
 from fedprox.algorithms.reporting import reporting
 from fedprox.errors import InputError, require, require_one_of, require_whole, shown
 from fedprox.federation import Examples, Federation
@@ -273,14 +273,14 @@ class Protocol:
         """What a run of a method releases about its clients; None without privacy."""
         if self.privacy is None or algorithm.pooled:
             return None
-        releases = 1 if algorithm.exchange is None else 2
-        if releases not in self._mechanisms:  # calibration takes seconds
+        count = releases(algorithm)
+        if count not in self._mechanisms:  # calibration takes seconds
             cohort, clients = self.cohort, len(self.federation)
-            self._mechanisms[releases] = mechanism_of(
+            self._mechanisms[count] = mechanism_of(
                 self.privacy,
-                *(clients, cohort.clients_per_round, cohort.sampling, self.rounds, releases),
+                *(clients, cohort.clients_per_round, cohort.sampling, self.rounds, count),
             )
-        return self._mechanisms[releases]
+        return self._mechanisms[count]
 
     @cached_property
     def _mechanisms(self) -> dict[int, Mechanism]:
