@@ -2,7 +2,7 @@
 
     python examples/privacy_study.py [--data-dir DIR] [--out FOLDER] [--data mnist femnist]
 
-Logistic regression over the writers of MNIST (539 clients) and of a sample of FEMNIST (300
+Logistic regression over the writers of MNIST (836 clients) and of a sample of FEMNIST (300
 clients), Poisson cohorts of a fifth of the clients on average, 100 rounds of E = 5, B = 10, with
 all clients in time and with 90 % stragglers. FedAvg drops stragglers; FedProx and FedDyn keep their
 partial work. Epsilon infinity is clipping alone. Results are stored as they come, and a call with
@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from matplotlib.figure import Figure
+
 import fedprox as fp
 
 ROUNDS, SEEDS, DELTA = 100, range(5), 1e-4
@@ -25,7 +27,7 @@ EPSILONS = (1.0, 2.0, 4.0, 8.0, math.inf)
 STRAGGLERS = (0.0, 0.9)
 CLIP = {"mnist": 0.5, "femnist": 0.5}
 RATE = {"mnist": 0.03, "femnist": 0.03}
-METHODS = [fp.fedavg(), fp.fedprox(mu=[0.0, 0.1, 1.0]), fp.feddyn(alpha=[0.1, 1.0])]
+METHODS = [fp.fedavg(), fp.fedprox(mu=[0.0, 0.1, 1.0]), fp.feddyn(alpha=0.1)]
 
 
 def compare(federation: fp.Federation, name: str, epsilon: float, stragglers: float) -> list[Any]:
@@ -65,6 +67,26 @@ def show(results: list[dict[str, Any]]) -> None:
             print(f"| {label} |" + "".join(cells))
 
 
+def draw(results: list[dict[str, Any]], path: Path) -> None:
+    """Draw accuracy against epsilon, a panel for each data set and share of stragglers."""
+    settings = sorted({(each["data"], each["stragglers"]) for each in results}, reverse=True)
+    figure = Figure(figsize=(4 * len(settings), 3.2), layout="constrained")
+    panels = figure.subplots(1, len(settings), squeeze=False)[0]
+    for panel, (data, stragglers) in zip(panels, settings, strict=True):
+        shown = [r for r in results if (r["data"], r["stragglers"]) == (data, stragglers)]
+        for label in dict.fromkeys(run[0] for each in shown for run in each["runs"]):
+            values = [[100 * run[2] for run in each["runs"] if run[0] == label] for each in shown]
+            middle, spread = list(map(fmean, values)), list(map(stdev, values))
+            panel.errorbar(range(len(shown)), middle, spread, label=label, capsize=2)
+        names = ["∞" if each["epsilon"] == math.inf else f"{each['epsilon']:g}" for each in shown]
+        panel.set_xticks(range(len(shown)), names)
+        panel.set_title(f"{data}, {stragglers:.0%} stragglers")
+        panel.set_xlabel("epsilon")
+    panels[0].set_ylabel("test accuracy (%)")
+    panels[0].legend(fontsize="small")
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     """Run what is not stored yet, and print all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -85,6 +107,7 @@ def main() -> None:
             known = {"data": name, "stragglers": stragglers, "epsilon": epsilon}
             results.append(known | {"runs": json.loads(file.read_text())})
     show(results)
+    draw(results, arguments.out / "privacy.png")
 
 
 if __name__ == "__main__":
