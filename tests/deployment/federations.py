@@ -20,6 +20,7 @@ from fedprox.deployment.messages import Arrays, pack_arrays, unpack_arrays
 from fedprox.deployment.network import Network, Parcel, Received
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
+from fedprox.deployment.run_file import Ledger
 from fedprox.deployment.server import resolve_deployment
 from fedprox.deployment.states import States
 from fedprox.experiment import parse, resolve, train
@@ -247,7 +248,7 @@ def deployed(
     nodes: Network | Sequence[Callable[[Parcel], Parcel]],
     checkpoints: Checkpoints | None = None,
     patience: float = 5.0,
-    run: str = "run1",
+    ledger: Ledger | None = None,
     joining: Network | None = None,
 ) -> list[Run]:
     """The runs of an experiment on nodes in memory.
@@ -257,14 +258,15 @@ def deployed(
         nodes: The network, or the nodes of one that never fails.
         checkpoints: Where checkpoints are written.
         patience: Seconds to wait for a node.
-        run: Identifier of the run.
+        ledger: The run's ledger; None for one with the identifier "run1".
         joining: The network while nodes join; None for the same.
     """
     network = nodes if isinstance(nodes, Network) else in_memory(nodes)
     conversation = Conversation(joining or network, patience=patience)
     joined = join(conversation, len(conversation.network.nodes()))
     conversation.network = network
-    deployment = resolve_deployment(parse("test", dict(table)), joined, run)
+    experiment = parse("test", dict(table))
+    deployment = resolve_deployment(experiment, joined, ledger or Ledger(run="run1"))
     return deploy(conversation, deployment, Follow(checkpoints, None, None, progress=False))
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import fedprox.cli
 from fedprox import InputError
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
-from fedprox.deployment.run_file import new_run, read_run, write_run
+from fedprox.deployment.run_file import Ledger, read_ledger
 from fedprox.experiment import read_experiment, resolve
 from tests.deployment.federations import FEDPROX, deployed, nodes_of, table_of
 
@@ -89,13 +89,15 @@ def test_a_part_of_the_clients_is_dealt_in_their_order(tmp_path: Path) -> None:
 
 def test_the_identifier_of_a_run_is_in_its_directory(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="missing or damaged"):
-        read_run(tmp_path)
-    run = new_run()
-    write_run(tmp_path, run)
-    assert read_run(tmp_path) == run != new_run()
-    (tmp_path / "deployment.json").write_text(json.dumps([run]))
+        read_ledger(tmp_path)
+    ledger = Ledger(tmp_path)
+    ledger.release()
+    assert read_ledger(tmp_path) == ledger
+    assert ledger.released == 1
+    assert ledger.run != Ledger().run
+    (tmp_path / "deployment.json").write_text(json.dumps([ledger.run]))
     with pytest.raises(InputError, match="missing or damaged"):
-        read_run(tmp_path)
+        read_ledger(tmp_path)
 
 
 def test_an_operator_needs_no_data_and_others_do(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from fedprox.deployment import parts
 from fedprox.deployment.node import Node
 from fedprox.deployment.parts import Parts
+from fedprox.deployment.run_file import Ledger
 from fedprox.deployment.states import States
 from fedprox.errors import InputError
 from fedprox.simulation.devices.mesh import lane_mesh
@@ -117,7 +118,7 @@ def test_clients_that_finish_no_step_do_not_count(
     nodes = nodes_of(ONE, tmp_path)
     assert nodes[0].mesh.devices.size == 2
     # nobody is late
-    (run,) = deployed(ONE, [node.answer for node in nodes], run="whole")
+    (run,) = deployed(ONE, [node.answer for node in nodes], ledger=Ledger(run="whole"))
     (whole,) = simulated(ONE | {"systems": {}})
     assert apart(whole.params, run.params) < 1e-5
     assert (run.final.stragglers, run.final.dropped) == (0, 0)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fedprox.deployment import conversation
 from fedprox.deployment.memory import in_memory
 from fedprox.deployment.network import Network, Received
+from fedprox.deployment.run_file import Ledger
 from fedprox.deployment.states import States
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from tests.deployment.conftest import Fresh
@@ -54,7 +55,7 @@ def undisturbed(first_sites: list[Site]) -> list[Any]:
 @pytest.fixture(scope="module")
 def undisturbed_short(first_sites: list[Site]) -> list[Any]:
     """The run of `SHORT` without faults."""
-    return bits(deployed(SHORT, [site.answer for site in first_sites], run="short"))
+    return bits(deployed(SHORT, [site.answer for site in first_sites], ledger=Ledger(run="short")))
 
 
 def every_third(what: Fault, *kinds: str) -> FaultOf:
@@ -152,7 +153,9 @@ def test_a_coordinator_that_dies_goes_on_with_the_same_bits(
     tmp_path: Path,
 ) -> None:
     table = SHORT | {"rounds": 5, "seed": [0, 1], "selection": KEEPS[keep]}
-    expected = bits(deployed(table, [site.answer for site in first_sites], run=f"whole{every}"))
+    expected = bits(
+        deployed(table, [site.answer for site in first_sites], ledger=Ledger(run=f"whole{every}"))
+    )
     network, died = in_memory([site.answer for site in fresh(tmp_path)]), 0
     for life in lives(network, deaths):
         # only the first process names the rounds between checkpoints

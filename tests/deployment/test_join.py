@@ -4,6 +4,7 @@ import dataclasses
 import importlib.metadata
 import itertools
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fedprox.deployment.messages import Answer, Description, pack
 from fedprox.deployment.network import Network, Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
+from fedprox.deployment.run_file import Ledger
 from fedprox.deployment.server import resolve_deployment
 from fedprox.deployment.stand_in import describe
 from fedprox.errors import InputError
@@ -63,7 +65,7 @@ def joined(*nodes: Callable[[Parcel], Parcel], count: int | None = None) -> Join
 def refused(*nodes: Callable[[Parcel], Parcel], count: int | None = None) -> str:
     """Why no federation is formed."""
     with pytest.raises(InputError) as raised:
-        resolve_deployment(parse("test", TABLE), joined(*nodes, count=count), "run1")
+        resolve_deployment(parse("test", TABLE), joined(*nodes, count=count), Ledger(run="run1"))
     return str(raised.value)
 
 
@@ -133,7 +135,7 @@ def test_nodes_may_join_late_and_in_any_order() -> None:
         )
         assert waiting[0] == []
         assert sorted(waiting[-1]) == ["p", "q", "r"]
-        resolved = resolve_deployment(parse("test", TABLE), result, "run1").resolved
+        resolved = resolve_deployment(parse("test", TABLE), result, Ledger(run="run1")).resolved
         orders.append(([each.name for each in result.descriptions], resolved.federation.names))
         assert [order[node] for node in result.nodes] == [0, 1, 2]
     assert all(each == orders[0] for each in orders)
@@ -143,7 +145,7 @@ def test_nodes_may_join_late_and_in_any_order() -> None:
 def test_results_do_not_depend_on_the_order_of_nodes(fresh: Fresh, tmp_path: Path) -> None:
     one, two = fresh(tmp_path)
     runs = deployed(TABLE, [one.answer, two.answer])
-    assert bits(deployed(TABLE, [two.answer, one.answer], run="other")) == bits(runs)
+    assert bits(deployed(TABLE, [two.answer, one.answer], ledger=Ledger(run="other"))) == bits(runs)
 
 
 def test_a_class_that_only_one_node_has(tmp_path: Path) -> None:
@@ -164,13 +166,21 @@ def test_a_class_that_only_one_node_has(tmp_path: Path) -> None:
     assert (runs[0].params["dense"]["bias"] != runs[1].params["dense"]["bias"]).any()
 
 
+PRIVACY = {"clip": 1.0, "noise_multiplier": 1.0}
+
+
 @pytest.mark.parametrize(
     ("sections", "line"),
     [
         ({"evaluation": {"clients": 2}}, "evaluation.clients: leave it out in a deployment, where"),
         (
-            {"privacy": {"clip": 1.0, "noise_multiplier": 1.0}},
-            "privacy: leave it out in a deployment, where no noise is added",
+            {"privacy": PRIVACY, "seed": [0, 1]},
+            r"^2 runs: with \[privacy\] a deployment has one method, one value",
+        ),
+        ({"privacy": PRIVACY, "method": [{"name": "fedprox", "mu": [0.0, 1.0]}]}, "^2 runs: "),
+        (
+            {"privacy": {"clip": math.inf, "noise_multiplier": 0.0}},
+            "^privacy.clip = inf; in a deployment it must be finite$",
         ),
         ({"method": [{"name": "centralized"}]}, "centralized"),
     ],
@@ -178,4 +188,6 @@ def test_a_class_that_only_one_node_has(tmp_path: Path) -> None:
 def test_settings_that_no_deployment_has(sections: Any, line: str) -> None:
     result = joined(described_by("m", data("a", "b", "c", "d")))
     with pytest.raises(InputError, match=line):
-        resolve_deployment(parse("test", table_of(*TABLE["method"], **sections)), result, "run1")
+        resolve_deployment(
+            parse("test", table_of(*TABLE["method"], **sections)), result, Ledger(run="run1")
+        )

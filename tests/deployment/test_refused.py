@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -247,7 +248,10 @@ def test_a_message_that_is_not_finite_is_left_out_without_a_section_faults(
 
 def test_clipping_scales_the_message_of_a_node() -> None:
     method: Any = SimpleNamespace(
-        points=[{}], faults=Faults("clip", norm=2.0), algorithm=SimpleNamespace(size=None)
+        points=[{}],
+        faults=Faults("clip", norm=2.0),
+        algorithm=SimpleNamespace(size=None),
+        private=False,
     )
     jobs = Jobs(*(np.zeros(3) for _ in no_jobs()))  # type: ignore[arg-type]
     jobs = jobs._replace(client=np.arange(3))
@@ -265,7 +269,8 @@ def test_clipping_scales_the_message_of_a_node() -> None:
         )
         for i, mean in enumerate((1.0, -3.0, 100.0))
     }
-    result = combined(method, jobs, parts, optax.tree.norm)
+    shape = jax.ShapeDtypeStruct((1, 1), np.float32)
+    result = combined(method, jobs, parts, shape, optax.tree.norm)
     # the median size is 3, and the largest one allowed is 6
     assert result.mean == pytest.approx((1 - 3 + 6) / 3)
     assert result.faulty.ravel().tolist() == [False, False, True]

@@ -247,7 +247,9 @@ def node_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _keys_of_schema(schema: type[BaseModel], more: Mapping[str, str]) -> list[str]:
+def _keys_of_schema(
+    schema: type[BaseModel], more: Mapping[str, str], prefix: str = ""
+) -> list[str]:
     """The keys of a file, and below them those of its sections; `more` adds to descriptions."""
     keys, sections = [], []
     for name, field in schema.model_fields.items():
@@ -257,7 +259,6 @@ def _keys_of_schema(schema: type[BaseModel], more: Mapping[str, str]) -> list[st
             described = f"{key.description} {more.get(name, '')}".strip()
             keys.append(key._replace(description=described))
         else:
-            own = [key_of_field(each, inner) for each, inner in section.model_fields.items()]
-            heading = f"### `[{name}]`"
-            sections += [heading, to_markdown(field.description or ""), table(own)]
+            sections += [f"### `[{prefix}{name}]`", to_markdown(field.description or "")]
+            sections += _keys_of_schema(section, more, f"{prefix}{name}.")
     return [table(keys), *sections]

@@ -3,7 +3,8 @@
 The engine sums the clipped messages with the equal weights 1 / (q N), whoever came, so that a
 client changes the sum by at most C / (q N). The noise is added here, to that sum, before the
 method's own update reads it. A client's state stays with the client: it is neither clipped nor
-released.
+released. How many clients came is not public, so the method reads the fixed share q in place of the
+share that took part.
 
 A method with a first exchange releases two sums a round: gradients, then messages. Both are clipped
 to the same norm and get noise of their own.
@@ -23,6 +24,7 @@ from fedprox.algorithms.base import (
     Message,
     Solution,
     State,
+    add_scaled,
 )
 from fedprox.model import Params
 from fedprox.privacy.setting import Privacy
@@ -62,27 +64,29 @@ def clip_to(norm: jax.Array | float, tree: Any) -> tuple[Any, jax.Array]:
     return jax.tree.map(lambda a: a * scale, tree), before
 
 
-def add_noise(words: jax.Array, purpose: int, tree: Any, deviation: jax.Array | float) -> Any:
-    """A tree with independent Gaussian noise in every number.
+def standard_normals(words: jax.Array, purpose: int, tree: Any) -> Any:
+    """Independent standard normal numbers, one for each number of a tree.
 
     Args:
         words: Random key of the round, two words.
         purpose: Separates the noises of a round.
         tree: The tree.
-        deviation: Standard deviation of the noise.
     """
     key = jax.random.fold_in(jax.random.wrap_key_data(words, impl="threefry2x32"), purpose)
     leaves, structure = jax.tree.flatten(tree)
     keys = jax.random.split(key, len(leaves))
-    noisy = [
-        a + deviation * jax.random.normal(k, a.shape, a.dtype)
-        for a, k in zip(leaves, keys, strict=True)
-    ]
-    return jax.tree.unflatten(structure, noisy)
+    normals = [jax.random.normal(k, a.shape, a.dtype) for a, k in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(structure, normals)
 
 
-MESSAGES, BITS, GRADIENTS = range(3)
+MESSAGES, GRADIENTS = range(2)
 """Purposes of noise within a round."""
+
+
+def normals_of(hparams: HParams, purpose: int, mean: Any) -> Any:
+    """The standard normal numbers that are given for a mean, else those of the round's key."""
+    given = hparams.get("noise")
+    return standard_normals(hparams["noise_key"], purpose, mean) if given is None else given
 
 
 def releases(algorithm: Algorithm) -> int:
@@ -100,9 +104,9 @@ def private(
 ) -> Algorithm:
     r"""The same method with clipped messages and noise.
 
-    Its functions read ``hparams["noise_key"]``, the random key of the round and sweep point, and
-    replace ``hparams["participation"]`` by the fixed :math:`q`, since the number of clients that
-    came is not public.
+    The server's functions read ``hparams["noise_key"]``, the random key of the round and sweep
+    point; or, if it is there, ``hparams["noise"]``: standard normal numbers with the structure of
+    the mean that they are added to.
 
     Args:
         algorithm: The method.
@@ -123,34 +127,34 @@ def private(
     adaptive = privacy.adaptive_clip
     z = privacy.update_noise(noise_multiplier)
 
+    def public(hparams: HParams) -> HParams:
+        share = jnp.full_like(hparams["participation"], cohort / clients)
+        return {**hparams, "participation": share}
+
     def init(params: Params) -> Guarded:
         return Guarded(algorithm.init(params), jnp.float32(privacy.clip))
 
     def subproblem(state: Guarded, hparams: HParams, context: ClientContext) -> Subproblem:
-        return algorithm.subproblem(state.state, hparams, context)
+        return algorithm.subproblem(state.state, public(hparams), context)
 
     def message(
         state: Guarded, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Clipped, ClientState]:
-        sent, own_state = algorithm.message(state.state, hparams, context, solution)
+        sent, own_state = algorithm.message(state.state, public(hparams), context, solution)
         clipped, norm = clip_to(state.clip, sent)
         within = None if adaptive is None else jnp.where(norm <= state.clip, 0.5, -0.5)
         return Clipped(clipped, within), own_state
 
-    def noised(hparams: HParams, purpose: int, mean: Any, deviation: jax.Array | float) -> Any:
-        return add_noise(hparams["noise_key"], purpose, mean, deviation / cohort)
-
     def update(state: Guarded, mean: Clipped, hparams: HParams) -> Guarded:
-        clip, sent, within = state.clip, mean.message, mean.within
+        clip, (sent, within) = state.clip, mean
         if z:
-            sent = noised(hparams, MESSAGES, sent, z * clip)
+            normals: Clipped = normals_of(hparams, MESSAGES, mean)
+            sent = add_scaled(sent, z * clip / cohort, normals.message)
+            if adaptive is not None:
+                within = add_scaled(within, adaptive.count_noise / cohort, normals.within)
         if adaptive is not None and within is not None:
-            if z:
-                within = noised(hparams, BITS, within, adaptive.count_noise)
             clip = clip * jnp.exp(-adaptive.rate * (within + 0.5 - adaptive.quantile))
-        share = jnp.full_like(hparams["participation"], cohort / clients)
-        hparams = {**hparams, "participation": share}
-        return Guarded(algorithm.update(state.state, sent, hparams), clip)
+        return Guarded(algorithm.update(state.state, sent, public(hparams)), clip)
 
     def evaluated(state: Guarded) -> Params:
         assert algorithm.evaluated is not None
@@ -159,8 +163,8 @@ def private(
     def exchange(state: Guarded, mean: Params, hparams: HParams) -> Guarded:
         assert algorithm.exchange is not None
         if z:
-            mean = noised(hparams, GRADIENTS, mean, z * state.clip)
-        return state._replace(state=algorithm.exchange(state.state, mean, hparams))
+            mean = add_scaled(mean, z * state.clip / cohort, normals_of(hparams, GRADIENTS, mean))
+        return state._replace(state=algorithm.exchange(state.state, mean, public(hparams)))
 
     return algorithm._replace(
         subproblem=subproblem,

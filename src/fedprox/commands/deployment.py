@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from fedprox.algorithms.private import releases
 from fedprox.bar import Bar
 from fedprox.commands.runs import file_and_folder, print_start, show_results, train_into
 from fedprox.commands.shared import (
@@ -32,14 +33,16 @@ from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.joining import join
 from fedprox.deployment.network import Network
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
-from fedprox.deployment.run_file import new_run, read_run, write_run
-from fedprox.deployment.server import resolve_deployment
+from fedprox.deployment.run_file import Ledger, read_ledger
+from fedprox.deployment.server import Deployment, resolve_deployment
 from fedprox.deployment.trial import local_nodes
 from fedprox.errors import printable, require
 from fedprox.experiment import DEPLOYED, Experiment, read_experiment
 from fedprox.files.lock import locked
+from fedprox.privacy.accounting import statement
 from fedprox.report.directory import CHECKPOINTS, ENDS, NODES, RunDirectory
 from fedprox.report.network import network_line
+from fedprox.report.privacy import Plan
 from fedprox.signals import answering
 from fedprox.simulation.devices.compilation_cache import use_compilation_cache
 from fedprox.simulation.devices.cpu import use_cpu_devices
@@ -102,8 +105,8 @@ def deploy(
         conversation = Conversation(network, patience=experiment.deployment.patience)
         wanted = local or experiment.deployment.nodes
         joined = join(conversation, wanted, partial(_show_joined, console, wanted))
-        run = new_run() if resume is None else read_run(folder)
-        deployment = resolve_deployment(experiment, joined, run)
+        ledger = Ledger(folder) if resume is None else read_ledger(folder)
+        deployment = resolve_deployment(experiment, joined, ledger)
         _require_same_nodes(resume, experiment.data, deployment.resolved.table["data"])
         directory = RunDirectory(
             folder, deployment.resolved.table, replace=force, extend=resume is not None
@@ -111,12 +114,14 @@ def deploy(
         if resume is not None and directory.complete and directory.extended is None:
             console.print(f"{printable(folder)} is complete; nothing to do")
             return
+        for line in _guarantee(deployment):
+            console.print(line, highlight=False, soft_wrap=True)
         print_start(console, directory, resumed=resume is not None)
 
         def train_methods(record: Callable[[Record], None]) -> list[Run]:
             def show(each: Record) -> None:
                 if not directory.begun and resume is None:
-                    write_run(folder, run)
+                    ledger.write()
                 record(each)
                 console.print(printable(network_line(each)), highlight=False, soft_wrap=True)
 
@@ -142,6 +147,16 @@ def _network(
     assert superlink is not None
     known = read_superlink_file(superlink)
     return operator_network(known.address, Path(known.ca_certificate), Path(known.secret))
+
+
+def _guarantee(deployment: Deployment) -> list[str]:
+    """The statement of the run's privacy; empty without privacy."""
+    resolved, rounds = deployment.resolved, deployment.experiment.rounds
+    if resolved.privacy is None:
+        return []
+    (method,) = resolved.methods
+    plan = Plan(resolved.privacy, resolved.cohort, len(resolved.federation), rounds)
+    return statement(plan.mechanism(releases(method)), rounds)
 
 
 def _show_joined(console: Console, wanted: int, names: Sequence[str]) -> None:

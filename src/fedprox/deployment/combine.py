@@ -41,7 +41,8 @@ class Combined(NamedTuple):
 
     Attributes:
         nodes: The nodes' parts, by node.
-        mean: Weighted mean of the messages that count, leaves (points, ...); None without any.
+        mean: Weighted mean of the messages that count, leaves (points, ...); zeros without any.
+            With privacy their weighted sum.
         steps: Steps of each job, (jobs, points); 0 for jobs of nodes without answer.
         counts: Whether each job counts, (jobs, points).
         faulty: Whether each job's update, or its node's, was faulty, (jobs, points).
@@ -58,6 +59,7 @@ def combined(
     method: Method,
     jobs: Jobs,
     nodes: Mapping[int, NodePart],
+    message: Any,
     size: Callable[[Any], jax.Array] | None = None,
 ) -> Combined:
     """Combine the parts of all nodes, in the order of the nodes.
@@ -69,6 +71,7 @@ def combined(
         method: The method.
         jobs: The round's jobs.
         nodes: The nodes' parts, by node.
+        message: The message, in shape, leaves (points, ...).
         size: (message) -> its size; None for the method's.
     """
     points = len(method.points)
@@ -80,7 +83,8 @@ def combined(
     for at, part, _ in ordered:
         steps[at], counts[at], faulty[at] = part.steps, part.counts, part.faulty
     if not ordered:
-        return Combined(nodes, None, steps, counts, faulty)
+        zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), message)
+        return Combined(nodes, zeros, steps, counts, faulty)
     faults = method.faults
     assert faults is not None  # a deployment always screens
     answered = np.stack([part.counted > 0 for part in parts])
@@ -101,6 +105,8 @@ def combined(
     total = sum(
         np.where(scale > 0, part.counted, 0) for scale, part in zip(scales, parts, strict=True)
     )
+    if method.private:  # weights have a fixed divisor
+        total = np.ones(points)
 
     def mean(*leaves: Array) -> Array:
         summed = np.zeros_like(leaves[0])

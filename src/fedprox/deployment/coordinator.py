@@ -50,13 +50,15 @@ def deploy(conversation: Conversation, deployment: Deployment, follow: Follow) -
         stop_at_target=experiment.stop_at_target,
         selection=resolved.selection,
         initial=resolved.initial,
+        privacy=resolved.privacy,
     )
     methods = checked_methods(protocol, resolved.methods)
     numbers = {id(method): number for number, method in enumerate(methods)}
     server = Server(conversation, deployment, protocol)
 
     def execute(method: Method, start: Start) -> Any:
-        del start
+        if method.private:  # which has one run
+            server.repeated = deployment.ledger.released - start.round
         return nullcontext(RemoteMethod(server, method, numbers[id(method)]))
 
     runs = compare(protocol, methods, server.mesh, lambda _: execute, follow)

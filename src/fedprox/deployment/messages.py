@@ -20,8 +20,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedprox.deployment.network import Parcel
 from fedprox.errors import InputError, reason, require
+from fedprox.privacy import AdaptiveClip, Privacy
+from fedprox.privacy.accounting import Mechanism
 
-VERSION = 1
+VERSION = 2
 """Version of the messages. Coordinator and nodes must have the same."""
 
 Array = NDArray[Any]
@@ -101,6 +103,27 @@ class Description(Message):
     reports: list[str]
 
 
+class Hiding(Message):
+    """What hides the clients of a run.
+
+    Attributes:
+        clip: Largest norm of what a client sends; with `adaptive_clip` the first one.
+        adaptive_clip: How the norm follows the clients' norms; None leaves it as it is.
+        mechanism: What a round releases.
+        rounds: Rounds that are released in all, those repeated after an interruption included.
+    """
+
+    clip: float
+    adaptive_clip: AdaptiveClip | None
+    mechanism: Mechanism
+    rounds: int
+
+    @property
+    def clipping(self) -> Privacy:
+        """The part of it that nodes do; the server adds the noise."""
+        return Privacy(self.clip, noise_multiplier=0.0, adaptive_clip=self.adaptive_clip)
+
+
 class Setup(Message):
     """What a node must know to compute for a method. It names functions, and holds no code.
 
@@ -120,6 +143,7 @@ class Setup(Message):
         rows: Rows of each client that an evaluation reads at most; None for all.
         gradients: Whether gradients are measured.
         deadline: Seconds that a node works on a round; None for no limit.
+        privacy: What hides the clients; None for nothing.
     """
 
     run: str
@@ -137,6 +161,7 @@ class Setup(Message):
     rows: int | None
     gradients: bool
     deadline: float | None
+    privacy: Hiding | None
 
 
 class Work(Message):

@@ -34,7 +34,7 @@ from fedprox.deployment.policy import REPORTS, Policy
 from fedprox.deployment.stand_in import describe, one_client
 from fedprox.deployment.states import NEW, LostStateError, States, keep_last_runs
 from fedprox.errors import InputError, reason, require
-from fedprox.federation import Federation
+from fedprox.federation import Examples, Federation, Rows
 from fedprox.simulation.compiled.evaluation import EvaluationSums
 from fedprox.simulation.devices.mesh import lane_mesh
 from fedprox.simulation.devices.ownership import Ownership, find_ownership
@@ -74,6 +74,12 @@ class Node:
         self.last: dict[str, Parcel] = {}
         self._parts: dict[str, Parts] = {}
         self._data: dict[Any, Data] = {}
+
+    @property
+    def reports(self) -> list[str]:
+        """The measures that the node reports."""
+        enough = len(self.federation) >= self.policy.fewest_clients
+        return [measure for measure in REPORTS if enough and measure in self.policy.report]
 
     def answer(self, parcel: Parcel) -> Parcel:
         """Answer a request, also a faulty one: the answer then says in one line what is wrong."""
@@ -116,9 +122,8 @@ class Node:
 
     def _computed(self, request: Request) -> tuple[Answer, dict[str, Array]]:
         if request.kind == "describe":
-            reports: list[str] = [measure for measure in REPORTS if measure in self.policy.report]
             version = importlib.metadata.version("fedprox")
-            description = describe(self.name, version, self.federation, reports)
+            description = describe(self.name, version, self.federation, self.reports)
             return Answer(id="", description=description), {}
         require(request.setup is not None, f"{request.kind}: the setup is missing")
         assert request.setup is not None
@@ -136,7 +141,8 @@ class Node:
     def _parts_of(self, setup: Setup) -> Parts:
         """The compiled programs of a method, after a check of the policy."""
         self.policy.check(setup)
-        key = setup.model_dump_json(exclude={"run", "number", "seed", "rounds"})
+        of_the_run: dict[str, Any] = dict.fromkeys(("run", "number", "seed", "rounds"), True)
+        key = setup.model_dump_json(exclude=of_the_run | {"privacy": {"rounds"}})
         if key not in self._parts:
             federation = replace(self.federation, classes=setup.data.classes)
             parts = Parts(
@@ -179,17 +185,18 @@ class Node:
             labels = np.zeros_like(labels)
         points = np.ones(parts.points, np.float32)
         held_out = {"test": sums.test, "validation": sums.validation}
-        report = set(self.policy.report)
+        enough = {part: self._enough(getattr(read.measured, part)) for part in held_out}
+        report = set(self.reports)
         shown: dict[str, Array] = {}
         if "loss" in report:
             shown |= {"loss": np.asarray(sums.loss)}
             shown["weight"] = points if sums.weight is None else np.asarray(sums.weight)
             if sums.unmeasured is not None:
                 shown["unmeasured"] = np.asarray(sums.unmeasured)
-        if "accuracy" in report:
+        if "accuracy" in report and enough["test"]:
             shown |= {"correct": correct, "labels": np.float64(stand_for @ labels) * points}
         for part, terms in held_out.items():
-            for name, each in (terms or {}).items():
+            for name, each in (terms or {}).items() if enough[part] else ():
                 if (name if name in ("loss", "accuracy") else "metrics") in report:
                     shown |= prefixed(f"{part}/{name}", each)
         if "metrics" in report:
@@ -199,6 +206,12 @@ class Node:
             shown |= prefixed("scatter", tuple(sums.scatter))
         withheld: list[str] = [measure for measure in REPORTS if measure not in report]
         return Answer(id="", withheld=withheld), shown
+
+    def _enough(self, rows: Rows | Examples | None) -> bool:
+        """Whether measures on held-out rows are of as many clients as the policy asks."""
+        if not isinstance(rows, Rows):
+            return True  # they belong to no client
+        return bool((rows.sizes > 0).sum() >= self.policy.fewest_clients)
 
     def _gradients(
         self, parts: Parts, request: Request, arrays: list[Array]

@@ -16,7 +16,7 @@ from fedprox.experiment.sections import Section
 from fedprox.federation import Federation
 from fedprox.files.toml import read_toml
 
-HEADERS = {name: f"[{name}]" for name in ("data", "deal", "policy")}
+HEADERS = {name: f"[{name}]" for name in ("data", "deal", "policy", "policy.privacy")}
 
 S = TypeVar("S", bound=Section)
 

@@ -12,6 +12,8 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
+from fedprox.algorithms.private import private
+from fedprox.algorithms.reporting import reporting
 from fedprox.deployment.broadcast import at_points
 from fedprox.deployment.messages import Setup, Work
 from fedprox.deployment.round_part import RoundPart
@@ -308,6 +310,7 @@ def methods_of(setup: Setup, federation: Federation, like: Federation) -> tuple[
         f"model {setup.model.get('name')!r} has the parameters {have} here, and "
         f"{setup.parameters} at the coordinator; install the same version on both sides",
     )
+    hiding = setup.privacy
     share = setup.clients_per_round * len(federation) / setup.clients
     protocol = Protocol(
         federation=federation,
@@ -326,9 +329,12 @@ def methods_of(setup: Setup, federation: Federation, like: Federation) -> tuple[
         seeds=(0,),  # shapes depend on it, and a restarted node must have the same
         target=None,
         stop_at_target="never",
+        privacy=None if hiding is None else hiding.clipping,
     )
-    # the coordinator does these
-    part = protocol.reported(algorithm)._replace(exchange=None, adapt=None)
+    part = reporting(algorithm, protocol.evaluation.model)
+    if hiding is not None:
+        part = private(part, hiding.clipping, 0.0, setup.clients_per_round, setup.clients)
+    part = part._replace(exchange=None, adapt=None)  # the coordinator does these
     training = replace(protocol, evaluation=Evaluation(gradients=False))
     return Method(training, part), Method(protocol, part)
 

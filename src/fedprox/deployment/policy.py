@@ -1,21 +1,30 @@
 """A node's policy: what it computes for others, and what it reports."""
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from pydantic import Field
 
 from fedprox.algorithms import ALGORITHMS
-from fedprox.deployment.messages import Setup
+from fedprox.deployment.messages import Hiding, Setup
 from fedprox.errors import InputError, require
 from fedprox.experiment.sections import Section
 from fedprox.models import MODELS
+from fedprox.privacy.accounting import Mechanism, epsilons, rounded_up
 from fedprox.solver import Solver
 
 Report = Literal["loss", "accuracy", "metrics", "gradients"]
 """Measures that a node may report."""
 
 REPORTS: tuple[Report, ...] = get_args(Report)
+
+
+class PrivacyPolicy(Section):
+    """`[policy.privacy]`: the weakest guarantee of differential privacy that a node accepts."""
+
+    epsilon: float = Field(description="Largest epsilon of a run.", examples=[4.0])
+    delta: float = Field(description="Largest delta of a run.", examples=[1e-5])
 
 
 class Policy(Section):
@@ -50,6 +59,17 @@ class Policy(Section):
         description="Fewest training rows of a client that takes part; the node does not mention "
         "clients with fewer.",
     )
+    fewest_clients: int = Field(
+        default=1,
+        description="Fewest clients over which a measure is summed; measures of fewer are not "
+        "reported.",
+        examples=[10],
+    )
+    privacy: PrivacyPolicy | None = Field(
+        default=None,
+        description="Weakest guarantee of differential privacy; runs without one are accepted if "
+        "left out.",
+    )
 
     def check(self, setup: Setup) -> None:
         """Raise `InputError` if the policy does not allow what a run asks for."""
@@ -63,6 +83,18 @@ class Policy(Section):
         require(
             self.most_rounds is None or setup.rounds <= self.most_rounds,
             f"{setup.rounds} rounds; at most {self.most_rounds} are allowed",
+        )
+        if self.privacy is not None:
+            self._check_privacy(self.privacy, setup.privacy)
+
+    def _check_privacy(self, weakest: PrivacyPolicy, hiding: Hiding | None) -> None:
+        allowed = f"epsilon = {weakest.epsilon:g} with delta = {weakest.delta:g} is allowed"
+        require(hiding is not None, f"a run without [privacy]; at most {allowed}")
+        assert hiding is not None
+        delta, spent = hiding.mechanism.delta, epsilon_of(hiding.mechanism, hiding.rounds)
+        require(
+            delta <= weakest.delta and spent <= weakest.epsilon,
+            f"privacy: epsilon = {rounded_up(spent)} with delta = {delta:g}; at most {allowed}",
         )
 
     def check_work(self, solver: Solver, rows: Any, steps: Any) -> None:
@@ -80,6 +112,13 @@ class Policy(Section):
             epochs <= self.most_epochs,
             f"{epochs:g} epochs; at most {self.most_epochs:g} are allowed",
         )
+
+
+@lru_cache(maxsize=16)
+def epsilon_of(mechanism: Mechanism, rounds: int) -> float:
+    """Epsilon of some rounds; kept, since each request is checked and accounting takes long."""
+    (epsilon,) = epsilons(mechanism, [rounds])
+    return epsilon
 
 
 def _functions(tables: Any) -> Iterator[str]:

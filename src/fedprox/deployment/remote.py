@@ -1,6 +1,12 @@
-"""Rounds on nodes: the requests of a round, and the state after it."""
+"""Rounds on nodes: the requests of a round, and the state after it.
+
+With privacy, nodes clip what their clients send, and the coordinator adds noise from the system's
+entropy, also in a round without answers. Cohorts and stragglers come from the system's entropy too,
+since whoever knows the seed would know who takes part.
+"""
 
 import logging
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -26,7 +32,8 @@ from fedprox.deployment.combine import (
 )
 from fedprox.deployment.conversation import Answered
 from fedprox.deployment.messages import Array, Kind, Work
-from fedprox.deployment.round_part import read_part
+from fedprox.deployment.noise import system_normals
+from fedprox.deployment.round_part import read_part, require_clipped
 from fedprox.deployment.server import Server
 from fedprox.deployment.states import NEW
 from fedprox.errors import InputError, require
@@ -57,12 +64,14 @@ class RemoteMethod:
 
     def __init__(self, server: Server, method: Method, number: int) -> None:
         self.server, self.method, self.number = server, method, number
-        self.hparams = method.hparams(server.mesh)
+        numbers = method.hparams(server.mesh)
+        self.hparams = {name: numbers[name] for name in method.points[0]}  # nodes draw no noise
         self.compile_seconds, self.memory, self.lane_idle = 0.0, 0, 0.0
         algorithm, shapes = method.algorithm, method.protocol.model.shapes
-        self.broadcast = broadcast_of(algorithm._replace(exchange=None), shapes)
+        on_nodes = algorithm._replace(exchange=None)
+        self.broadcast = broadcast_of(on_nodes, shapes)
         points = len(method.points)
-        self.message = at_points(message_shape(algorithm, shapes), points)
+        self.message = at_points(message_shape(on_nodes, shapes), points)
         self.gradient = at_points(shapes, points)
         self.update = jax.jit(self._update)
         self.evaluated = jax.jit(partial(evaluated, algorithm))
@@ -78,7 +87,7 @@ class RemoteMethod:
             InputError: If a node refuses, or none answers.
         """
         server = self.server
-        setup = server.setup(self.number, self.method.protocol.seeds[0])
+        setup = server.setup(self.method, self.number, self.method.protocol.seeds[0])
         answers = server.ask("prepare", setup, dict.fromkeys(range(len(server.nodes))))
         for index in range(len(server.nodes)):
             if index in answers:
@@ -111,7 +120,8 @@ class RemoteSeed:
     def __init__(self, remote: RemoteMethod, start: Start) -> None:
         self.remote, self.server, self.method = remote, remote.server, remote.method
         self.seed, self.params = start.seed, start.params
-        self.setup = remote.server.setup(remote.number, start.seed)
+        self.private, self.repeated = self.method.private, self.server.repeated
+        self.setup = self.server.setup(self.method, remote.number, start.seed)
         clients = len(self.server.owner)
         self.used = np.full(clients, NEW, np.int64)
         # at the last two checkpoints, from either of which a run may resume
@@ -121,8 +131,9 @@ class RemoteSeed:
     def _plan(self, begin: int) -> Iterator[tuple[Chunk, RoundWork]]:
         protocol, method = self.server.protocol, self.method
         every = protocol.evaluation.every
+        seed = secrets.randbits(63) if self.private else self.seed
         for chunk in chunks(begin, protocol.rounds, every, most=1, pause=protocol.rounds):
-            work = round_work(protocol, method.algorithm, method.solver, self.seed, chunk.first)
+            work = round_work(protocol, method.algorithm, method.solver, seed, chunk.first)
             yield chunk, work
 
     def run(self, chunk: Chunk, call: RoundWork, now: RunState) -> Computed:
@@ -131,27 +142,32 @@ class RemoteSeed:
         state, traffic = now.state, list[Traffic]()
         rate = jnp.float32(self.method.solver.factor(t))
         hparams = round_hparams(now.hparams, rate, jnp.float32(0))
-        if exchange is not None and len(jobs.client):
+        if self.private:
+            self.server.deployment.ledger.release()
+        if exchange is not None and (len(jobs.client) or self.private):
             gradient, cost = self._mean_gradient(t, call.exchange, state)
             traffic.append(cost)
             if gradient is None:  # no valid g^t: discard this round's updates
                 jobs = _some(jobs, np.zeros(0, np.int64))
             else:
-                state = jax.vmap(exchange)(state, gradient, hparams)
-        if not len(jobs.client):
+                noisy = self._with_noise(hparams, self.remote.gradient)
+                state = jax.vmap(exchange)(state, gradient, noisy)
+        if not len(jobs.client) and not self.private:
             work = call._replace(dropped=call.clients, jobs=jobs)
             return Computed(now.state, work, 0, 1, traffic=tuple(traffic))
         began = time.perf_counter()
-        result = combined(self.method, jobs, self._train(t, jobs, state, now.hparams))
+        answers = self._train(t, jobs, state, now.hparams)
+        result = combined(self.method, jobs, answers, self.remote.message)
         counts = result.counts
         self._warn_of_faults(t, jobs, result)
         self.used[jobs.client[counts.any(axis=1)]] = t
         cost = self._traffic(began, jobs, result)
-        after = now.state
-        if counts.any():
+        after, updated = now.state, counts.any(axis=0) | self.private
+        if updated.any():
             participation = (jobs.participation[:, None] * counts).sum(axis=0)
             hparams = {**hparams, "participation": jnp.asarray(participation, jnp.float32)}
-            after = self.remote.update(state, result.mean, hparams, now.state, counts.any(axis=0))
+            noisy = self._with_noise(hparams, self.remote.message)
+            after = self.remote.update(state, result.mean, noisy, now.state, updated)
         # as in a simulation, where clients that are dropped take no steps
         taken = np.where(counts | result.faulty, result.steps, 0)
         worked = np.flatnonzero((taken > 0).any(axis=1))
@@ -164,6 +180,10 @@ class RemoteSeed:
         faulty: tuple[Faulty, ...] = (partial(_faulty_rows, t, jobs.client, result.faulty),)
         steps, empty = taken.sum(axis=0), int(not counts.any())
         return Computed(after, done, steps, empty, faulty, traffic=(*traffic, cost))
+
+    def _with_noise(self, hparams: HParams, like: Any) -> HParams:
+        """The hyperparameters, with privacy also noise for a mean like `like`."""
+        return {**hparams, "noise": system_normals(like)} if self.private else hparams
 
     def _late(self, jobs: Jobs, result: Combined) -> int:
         """Clients that the round did not use, or that took fewer steps by a real clock."""
@@ -189,17 +209,23 @@ class RemoteSeed:
         initial = self.params if needed else None
         arrays = self.remote.broadcast.sent(state, hparams, initial)
         first = initial is not None
-        return self._parts(t, "train", jobs, arrays, self.remote.message, initial=first)
+        clip = self._clip(state)
+        return self._parts(t, "train", jobs, arrays, self.remote.message, clip, initial=first)
+
+    def _clip(self, state: State) -> NDArray[np.float32] | None:
+        """The clipping norm (points,); None without privacy."""
+        return np.asarray(state.clip) if self.private else None
 
     def _mean_gradient(self, t: int, jobs: Jobs, state: State) -> tuple[Params | None, Traffic]:
         """g^t over a first cohort, None if no gradient counts, and what it cost."""
         began = time.perf_counter()
         params = jax.vmap(self.method.algorithm.params)(state)
         arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
-        parts = self._parts(t, "gradients", jobs, arrays, self.remote.gradient)
-        result = combined(self.method, jobs, parts, optax.tree.norm)
+        clip = self._clip(state)
+        parts = self._parts(t, "gradients", jobs, arrays, self.remote.gradient, clip)
+        result = combined(self.method, jobs, parts, self.remote.gradient, optax.tree.norm)
         cost = self._cost(began, {i: node.answered for i, node in result.nodes.items()})
-        return (result.mean if result.counts.any() else None), cost
+        return (result.mean if result.counts.any() or self.private else None), cost
 
     def _parts(
         self,
@@ -208,6 +234,7 @@ class RemoteSeed:
         jobs: Jobs,
         arrays: Sequence[Array],
         message: Any,
+        clip: NDArray[np.float32] | None,
         *,
         initial: bool = False,
     ) -> dict[int, NodePart]:
@@ -219,6 +246,7 @@ class RemoteSeed:
             jobs: The jobs of all nodes.
             arrays: The arrays that nodes need.
             message: The message, in shape, leaves (points, ...).
+            clip: The clipping norm (points,); None without privacy.
             initial: Whether w^0 is among the arrays.
         """
         server, clients = self.server, self.server.protocol.federation
@@ -255,6 +283,9 @@ class RemoteSeed:
                 try:
                     points = len(self.method.points)
                     part = read_part(answers[index].arrays, _some(jobs, at), message, points)
+                    if clip is not None:
+                        clipped = part.message.message if kind == "train" else part.message
+                        require_clipped(part, clipped, clip)
                     parts[index] = NodePart(at, part, answers[index])
                     continue
                 except InputError as error:
@@ -265,9 +296,9 @@ class RemoteSeed:
         return parts
 
     def _traffic(self, began: float, jobs: Jobs, result: Combined) -> Traffic:
-        """What a round cost, by the clients whose updates count."""
+        """What a round cost, by the clients whose updates count; privacy hides who they are."""
         names, clients = self.server.protocol.federation.names, {}
-        for index, node in result.nodes.items():
+        for index, node in {} if self.private else result.nodes.items():
             for j in node.at.tolist():
                 if result.counts[j].any():
                     clients[names[int(jobs.client[j])]] = ClientTraffic(

@@ -43,6 +43,24 @@ class RoundPart(NamedTuple):
         }
 
 
+def require_clipped(part: RoundPart, sum_: Any, clip: NDArray[np.float32]) -> None:
+    """Raise `InputError` if a sum of clipped messages is larger than it can be.
+
+    Args:
+        part: The node's part of a round.
+        sum_: What was clipped in its messages, times the weights, summed, leaves (points, ...).
+        clip: The clipping norm, (points,).
+    """
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(sum_)]
+    norms = np.sqrt(sum((a**2).reshape(len(a), -1).sum(axis=1) for a in leaves))
+    most = part.counted * clip * (1 + WEIGHT_ERROR)
+    require(
+        (norms <= most).all(),
+        f"its sum has the norms {norms.tolist()}; clipped to {clip.tolist()}, its clients' "
+        f"messages have at most {most.tolist()}",
+    )
+
+
 def read_part(arrays: Mapping[str, Array], jobs: Jobs, message: Any, points: int) -> RoundPart:
     """The inverse of `RoundPart.arrays`, with checks.
 

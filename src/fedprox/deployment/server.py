@@ -10,15 +10,18 @@ import numpy as np
 
 from fedprox.deployment.conversation import Answered, Conversation
 from fedprox.deployment.joining import Joined
-from fedprox.deployment.messages import VERSION, Array, Kind, Request, Setup, Work
+from fedprox.deployment.messages import VERSION, Array, Hiding, Kind, Request, Setup, Work
 from fedprox.deployment.parts import parameters_in_words
+from fedprox.deployment.run_file import Ledger
 from fedprox.deployment.stand_in import stand_in
 from fedprox.errors import require
 from fedprox.experiment.read import DEPLOYED
 from fedprox.experiment.resolved import Resolved, resolve_with
 from fedprox.experiment.sections import Experiment
 from fedprox.simulation.config.faults import Faults
+from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
+from fedprox.simulation.config.sweep import sweep_points
 from fedprox.simulation.devices.mesh import lane_mesh
 
 FINITE = Faults("drop", math.inf)
@@ -32,16 +35,16 @@ class Deployment(NamedTuple):
         joined: The nodes.
         experiment: The experiment.
         resolved: Its objects, with a stand-in for the data.
-        run: Identifier of the run, under which nodes store client state.
+        ledger: The run's identifier, and how many of its rounds have been released.
     """
 
     joined: Joined
     experiment: Experiment
     resolved: Resolved
-    run: str
+    ledger: Ledger
 
 
-def resolve_deployment(experiment: Experiment, joined: Joined, run: str) -> Deployment:
+def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -> Deployment:
     """Build the objects of an experiment, for the clients of the nodes that have joined.
 
     Raises:
@@ -50,7 +53,6 @@ def resolve_deployment(experiment: Experiment, joined: Joined, run: str) -> Depl
     for setting, given, instead in (
         ("model.frozen", experiment.model.get("frozen"), "all parameters are trained"),
         ("evaluation.clients", experiment.evaluation.clients, "nodes evaluate all their clients"),
-        ("privacy", experiment.privacy, "no noise is added"),
     ):
         require(given is None, f"{setting}: leave it out in a deployment, where {instead}")
     federation = stand_in(joined.kind, joined.descriptions)
@@ -72,7 +74,27 @@ def resolve_deployment(experiment: Experiment, joined: Joined, run: str) -> Depl
         gradients = any(solver.gamma is not None for solver in solvers)
         resolved.table["evaluation"]["gradients"] = gradients
         resolved = resolved._replace(evaluation=replace(resolved.evaluation, gradients=gradients))
-    return Deployment(joined, experiment, resolved, run)
+    if resolved.privacy is not None:
+        _require_one_run(resolved, experiment.seed)
+    return Deployment(joined, experiment, resolved, ledger)
+
+
+def _require_one_run(resolved: Resolved, seed: int | list[int]) -> None:
+    """Raise `InputError` unless an experiment with privacy has one run."""
+    points = sum(
+        len(sweep_points(method, method.solver(resolved.solver))) for method in resolved.methods
+    )
+    seeds = len(seed) if isinstance(seed, list) else 1
+    require(
+        points * seeds == 1,
+        f"{points * seeds} runs: with [privacy] a deployment has one method, one value of each "
+        "hyperparameter and one seed, since each run would spend the epsilon once more",
+    )
+    assert resolved.privacy is not None
+    require(
+        resolved.privacy.clip < math.inf,
+        "privacy.clip = inf; in a deployment it must be finite",
+    )
 
 
 class Server:
@@ -82,6 +104,10 @@ class Server:
         conversation: The conversation with the nodes.
         deployment: The experiment.
         protocol: The protocol.
+
+    Attributes:
+        repeated: Rounds of a private run that were released before an interruption and are repeated
+            after it.
     """
 
     def __init__(
@@ -93,15 +119,16 @@ class Server:
         self.mesh = lane_mesh(1)
         self.session = secrets.token_hex(4)
         self.asked = 0
+        self.repeated = 0
         sizes = protocol.federation.train.sizes
         self.shares = np.bincount(self.owner, sizes) / sizes.sum()
 
-    def setup(self, number: int, seed: int) -> Setup:
+    def setup(self, method: Method, number: int, seed: int) -> Setup:
         """What nodes must know of a method."""
         deployment, protocol = self.deployment, self.protocol
         table, systems = deployment.resolved.table, protocol.systems
         return Setup(
-            run=deployment.run,
+            run=deployment.ledger.run,
             number=number,
             seed=seed,
             rounds=protocol.rounds,
@@ -116,6 +143,20 @@ class Server:
             rows=deployment.experiment.evaluation.rows,
             gradients=protocol.evaluation.gradients,
             deadline=systems.deadline if systems.real_clock else None,
+            privacy=self._hiding(method),
+        )
+
+    def _hiding(self, method: Method) -> Hiding | None:
+        """What hides the clients of a method."""
+        privacy, mechanism = self.protocol.privacy, method.mechanism
+        if privacy is None or mechanism is None:
+            return None
+        rounds = self.protocol.rounds + self.repeated
+        return Hiding(
+            clip=privacy.clip,
+            adaptive_clip=privacy.adaptive_clip,
+            mechanism=mechanism,
+            rounds=rounds,
         )
 
     def ask(

@@ -91,6 +91,7 @@ class Mechanism(NamedTuple):
         return self.capacity is not None and self.capacity < self.clients
 
 
+@lru_cache(maxsize=64)
 def mechanism_of(
     privacy: Privacy,
     clients: int,

@@ -397,6 +397,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
             if key in final
         },
         **{key: final[key] for key in PRIVACY if key in final},
+        **({} if (z := run.noise_multiplier) is None else {"noise_multiplier": z}),
         "best_test_accuracy": run.best_accuracy,
         "best_train_loss": min((r.train_loss for r in run.history), default=math.nan),
         "target_accuracy": None,

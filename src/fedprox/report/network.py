@@ -1,10 +1,11 @@
 """What a record of a deployment says of the network, in one line."""
 
+from fedprox.privacy.accounting import rounded_up
 from fedprox.simulation.results.record import Record, figures
 
 
 def network_line(record: Record) -> str:
-    """A record of a deployment in one line.
+    """A record of a deployment in one line; with privacy it has epsilon in place of the clients.
 
     >>> known = ("fedavg", "fedavg", {}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0, 0.1, 0.2)
     >>> counts = (4, 0, 4, 0, 0, 70, 350, 5)
@@ -15,9 +16,12 @@ def network_line(record: Record) -> str:
      5.2 kB down, 5.1 kB up'
     """
     clients, nodes = len(record.network or {}), record.nodes or 0
+    used = f"{clients} client{'s' * (clients != 1)}"
+    if record.epsilon is not None:
+        used = f"epsilon {rounded_up(record.epsilon)}"
     return (
         f"{record.label}, seed {record.seed}, round {record.round}: {figures(record)}; "
-        f"{nodes} node{'s' * (nodes != 1)}, {clients} client{'s' * (clients != 1)}, "
+        f"{nodes} node{'s' * (nodes != 1)}, {used}, "
         f"{record.seconds or 0.0:.1f} s, {_size(record.bytes_down or 0)} down, "
         f"{_size(record.bytes_up or 0)} up"
     )

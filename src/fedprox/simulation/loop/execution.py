@@ -86,9 +86,11 @@ class SeedExecution(Protocol):
 
     Attributes:
         planned: The calls of the remaining rounds.
+        repeated: Rounds with privacy that were released before an interruption and are repeated.
     """
 
     planned: Planned
+    repeated: int
 
     def run(self, chunk: Chunk, call: Any, now: RunState) -> Computed:
         """Compute the rounds of one call. It may reuse the memory of `now.state`."""

@@ -121,11 +121,13 @@ class LocalSeed:
     Args:
         local: The method.
         planned: The calls of the remaining rounds.
+        repeated: 0, since a round that is repeated has the same noise.
         store: Store of the client state; None for a method without client state.
     """
 
     def __init__(self, local: LocalMethod, planned: Planned, store: Store | None) -> None:
         self.local, self.planned, self.store = local, planned, store
+        self.repeated = 0
 
     def run(self, chunk: Chunk, call: Call, now: RunState) -> Computed:
         """Start the rounds of one call, which reuses the memory of the state."""

@@ -117,6 +117,7 @@ def _new_runs(method: Method, seed: int, execution: MethodExecution) -> list[Run
             lane_idle=execution.lane_idle,
             memory=execution.memory,
             evaluated="server" if algorithm.pooled else method.protocol.evaluation.model,
+            noise_multiplier=method.mechanism and method.mechanism.noise_multiplier,
         )
         for point, label in zip(method.points, method.labels, strict=True)
     ]

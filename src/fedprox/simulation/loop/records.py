@@ -176,6 +176,7 @@ def records_of(
     runs: Sequence[Run],
     counts: Counts,
     scheduled: float | None = None,
+    epsilon: float | None = None,
 ) -> Iterator[Record]:
     """Wait for an evaluation, and make a record for each sweep point.
 
@@ -185,6 +186,7 @@ def records_of(
         runs: The runs of the sweep points so far.
         counts: How much the evaluation reads of each client.
         scheduled: The learning rate of the last round if the solver has a schedule, else None.
+        epsilon: Epsilon of all rounds that were released; None without privacy.
 
     Raises:
         InputError: If an update was faulty and `faults.policy` is "fail".
@@ -234,7 +236,7 @@ def records_of(
             validation_loss=_at(measures.validation_loss, i),
             validation_accuracy=_at(measures.validation_accuracy, i),
             **_network(done.traffic),
-            epsilon=method.epsilon(done.round),
+            epsilon=epsilon,
             delta=None if protocol.privacy is None else protocol.privacy.delta,
         )
 

@@ -125,7 +125,8 @@ class Rounds:
         """Wait for the oldest pending evaluation, and record it."""
         oldest, solver = self.pending.popleft(), self.method.solver
         rate = None if solver.schedule is None else solver.factor(max(oldest.round - 1, 0))
-        records = records_of(oldest, self.method, self.runs, self.counts, rate)
+        spent = self.method.epsilon(oldest.round + self.execution.repeated)
+        records = records_of(oldest, self.method, self.runs, self.counts, rate, spent)
         for run, record in zip(self.runs, records, strict=True):
             run.client_steps = record.total_steps
             run.history.append(record)

@@ -34,6 +34,8 @@ class Run:
         evaluated: The model that `history` and `params` describe: "server", "cohort" or "clients",
             see `fedprox.Evaluation`.
         client_steps: Mini-batch steps over all rounds.
+        noise_multiplier: Standard deviation of the noise of a release over the clipping norm, given
+            or calibrated, see `fedprox.Privacy`; None without privacy.
         model_round: The round after which `params` were the model: the last round, or the best with
             `Selection(keep="best")`. None before the run has ended.
         experiment: The settings of the comparison, as in the `experiment.toml` of a run directory.
@@ -59,6 +61,7 @@ class Run:
     memory: int = 0
     evaluated: str = "server"
     client_steps: int = 0
+    noise_multiplier: float | None = None
     model_round: int | None = None
     experiment: Mapping[str, Any] = field(default_factory=dict)
 

@@ -1,0 +1,269 @@
+"""Privacy in a deployment: nodes clip, the coordinator adds noise that nobody can repeat."""
+
+import dataclasses
+import logging
+import math
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedprox.deployment.node import Node
+from fedprox.deployment.noise import BLOCK, system_normals
+from fedprox.deployment.policy import Policy, PrivacyPolicy
+from fedprox.deployment.run_file import Ledger, read_ledger
+from fedprox.errors import InputError
+from fedprox.privacy.accounting import Mechanism, epsilons
+from fedprox.simulation.loop.checkpoint import Checkpoints
+from fedprox.simulation.results.run import Run
+from tests.deployment.federations import (
+    Killed,
+    Site,
+    changed,
+    deployed,
+    nodes_of,
+    simulated,
+    table_of,
+    unreliable,
+    vector,
+)
+from tests.deployment.test_same_results import METHODS, check
+from tests.variants import mostly_slow
+
+EVERYBODY = {"clients_per_round": 4, "sampling": "bernoulli"}
+CLIP, Z, DELTA = 0.05, 2.0, 1e-3
+"""All clients' updates are longer than the clipping norm."""
+
+SETTING = {"clip": CLIP, "noise_multiplier": Z, "delta": DELTA}
+
+
+def private_table(method: dict[str, Any] | None = None, **sections: Any) -> dict[str, Any]:
+    """An experiment with privacy in which all clients take part."""
+    privacy = SETTING | sections.pop("privacy", {})
+    given = {"cohort": EVERYBODY, "privacy": privacy, "evaluation": {"gradients": False}}
+    return table_of(method or METHODS["fedavg"], **(given | sections))
+
+
+SINGLE = {"fedprox": {"name": "fedprox", "mu": 0.5}} | {
+    name: table for name, table in METHODS.items() if name not in ("a sweep", "adaptive mu")
+}
+
+
+@pytest.mark.parametrize("name", mostly_slow(SINGLE, "feddane", "scaffold"))
+def test_without_noise_it_is_the_private_simulation(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secrets, "randbits", lambda _: 0)  # stragglers of the seed
+    quiet = {"noise_multiplier": 0.0}
+    table = private_table(SINGLE[name], privacy=quiet, systems={"stragglers": 0.5})
+    ours = deployed(table, [node.answer for node in nodes_of(table, tmp_path)])
+    check(simulated(table), ours)
+    assert ours[0].final.epsilon == math.inf
+
+
+def test_the_norm_adapts_as_in_the_private_simulation(tmp_path: Path) -> None:
+    adaptive = {"quantile": 0.8, "rate": 0.5}
+    table = private_table(privacy={"noise_multiplier": 0.0, "adaptive_clip": adaptive})
+    ours = deployed(table, [node.answer for node in nodes_of(table, tmp_path)])
+    check(simulated(table), ours)
+    fixed = private_table(privacy={"noise_multiplier": 0.0})
+    assert (vector(simulated(fixed)[0].params) != vector(ours[0].params)).any()
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> list[Site]:
+    """Two nodes that have compiled FedAvg."""
+    folder = tmp_path_factory.mktemp("nodes")
+    return [Site(each) for each in nodes_of(private_table(), folder)]
+
+
+@pytest.fixture
+def nodes(sites: list[Site], tmp_path: Path) -> list[Site]:
+    """The same nodes without client state."""
+    return [site.moved(tmp_path) for site in sites]
+
+
+def models(run: Run) -> np.ndarray:
+    """All numbers of a run's model."""
+    return vector(run.params).astype(np.float64)
+
+
+def require_noise(difference: np.ndarray, deviation: float) -> None:
+    """Assert the deviation of independent noise; a false alarm has a probability of 6e-7."""
+    spread = math.sqrt(float(np.mean(difference**2)))
+    assert abs(spread / deviation - 1) < 5 / math.sqrt(2 * difference.size)
+
+
+def test_the_noise_is_large_enough_and_is_never_the_same(nodes: list[Site]) -> None:
+    table = private_table(rounds=1)
+    answers = [node.answer for node in nodes]
+    (quiet,) = deployed(private_table(rounds=1, privacy={"noise_multiplier": 0.0}), answers)
+    first, second = (deployed(table, answers)[0] for _ in range(2))
+    deviation = Z * CLIP / 4
+    for run in (first, second):
+        require_noise(models(run) - models(quiet), deviation)
+    require_noise(models(first) - models(second), math.sqrt(2) * deviation)
+
+
+def test_noise_is_added_in_rounds_without_answers(nodes: list[Site]) -> None:
+    def lost(node: int, number: int, head: dict[str, Any]) -> Any:
+        del node, number
+        return "lost request" if head["kind"] == "train" else ""
+
+    network = unreliable(nodes, lost)
+    quiet, noisy = (
+        deployed(private_table(rounds=2, privacy={"noise_multiplier": z}), network, patience=0.1)[0]
+        for z in (0.0, Z)
+    )
+    assert noisy.final.empty_rounds == 2
+    require_noise(models(noisy) - models(quiet), math.sqrt(2) * Z * CLIP / 4)
+
+
+def test_the_seed_does_not_tell_who_takes_part(nodes: list[Site]) -> None:
+    cohort = {"clients_per_round": 2, "sampling": "bernoulli"}
+    table = private_table(rounds=12, cohort=cohort, evaluation={"every": 1, "gradients": False})
+    (run,) = deployed(table, [node.answer for node in nodes])
+    sizes = [record.clients for record in run.history]
+    assert sizes != [record.clients for record in simulated(table)[0].history]  # but for 1e-7
+    assert all(record.network == {} for record in run.history)  # nor do the records
+
+
+def test_rounds_that_are_repeated_are_counted_again(nodes: list[Site], tmp_path: Path) -> None:
+    table, kinds = private_table(rounds=4, evaluation={"every": 1, "gradients": False}), []
+
+    def kill(node: int, number: int, head: dict[str, Any]) -> Any:
+        del node, number
+        kinds.append(head["kind"])
+        if kinds.count("train") == 5:  # the third round
+            raise Killed
+        return ""
+
+    def checkpoints(*, resume: bool) -> Checkpoints:
+        return Checkpoints(tmp_path / "checkpoint", every=1, resume=resume)
+
+    with pytest.raises(Killed):
+        deployed(table, unreliable(nodes, kill), checkpoints(resume=False), ledger=Ledger(tmp_path))
+    ledger = read_ledger(tmp_path)
+    assert ledger.released == 3
+    (run,) = deployed(
+        table, [node.answer for node in nodes], checkpoints(resume=True), ledger=ledger
+    )
+    assert read_ledger(tmp_path).released == 5
+    mechanism = Mechanism(4, 4, "bernoulli", None, Z, 1, DELTA, "pld")
+    spent = {record.round: record.epsilon for record in run.history}
+    expected = dict(zip((2, 3, 4), epsilons(mechanism, [2, 4, 5]), strict=True))
+    assert {t: spent[t] for t in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("weakest", "table", "released", "line"),
+    [
+        (
+            PrivacyPolicy(epsilon=1.0, delta=1e-3),
+            private_table(),
+            0,
+            r"privacy: epsilon = 2\.63\d with delta = 0.001; at most epsilon = 1 with delta = "
+            "0.001 is allowed",
+        ),
+        (
+            PrivacyPolicy(epsilon=100.0, delta=1e-4),
+            private_table(),
+            0,
+            r"privacy: epsilon = 2\.63\d with delta = 0.001; at most epsilon = 100 with delta = "
+            "0.0001 is allowed",
+        ),
+        (
+            PrivacyPolicy(epsilon=2.64, delta=1e-3),
+            private_table(),
+            20,
+            r"privacy: epsilon = \d+\.\d+ with delta = 0.001; at most epsilon = 2.64 ",
+        ),
+        (
+            PrivacyPolicy(epsilon=4.0, delta=1e-5),
+            table_of(METHODS["fedavg"]),
+            0,
+            r"a run without \[privacy\]; at most epsilon = 4 with delta = 1e-05 is allowed",
+        ),
+    ],
+)
+def test_a_node_refuses_a_weaker_run(
+    weakest: PrivacyPolicy,
+    table: dict[str, Any],
+    released: int,
+    line: str,
+    nodes: list[Site],
+) -> None:
+    nodes[1].node.policy = Policy(privacy=weakest)
+    with pytest.raises(InputError, match=f"fedavg: node 'node-1': it refuses: {line}"):
+        deployed(table, [n.answer for n in nodes], ledger=Ledger(run="run1", released=released))
+
+
+def test_a_node_accepts_a_run_that_is_as_strong_as_it_asks(nodes: list[Site]) -> None:
+    for node in nodes:
+        node.node.policy = Policy(privacy=PrivacyPolicy(epsilon=2.64, delta=1e-3))
+    (run,) = deployed(private_table(), [node.answer for node in nodes])
+    assert run.final.epsilon is not None
+    assert 2.6 < run.final.epsilon < 2.64
+
+
+@pytest.mark.parametrize("kind", ["train", "gradients"])
+def test_a_node_that_does_not_clip_is_left_out(
+    kind: str, tmp_path: Path, nodes: list[Site], caplog: pytest.LogCaptureFixture
+) -> None:
+    def enlarge(head: dict[str, Any], arrays: dict[str, Any]) -> None:
+        del head
+        for name in [name for name in arrays if name.startswith("message")]:
+            arrays[name] = arrays[name] * np.float32(1.5)
+
+    table = private_table(rounds=1)
+    if kind == "gradients":
+        table = private_table(METHODS["feddane"], rounds=1)
+        nodes = [Site(node) for node in nodes_of(table, tmp_path)]
+    one, two = nodes
+    with caplog.at_level(logging.WARNING):
+        deployed(table, [one.answer, changed(two.answer, kind, enlarge)])
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "node 'node-1': its answer is refused: its sum has the norms [" in warning
+
+
+def test_measures_of_few_clients_are_not_reported(nodes: list[Site]) -> None:
+    one, two = nodes
+
+    def first_record(policy: Policy) -> tuple[float, float, float]:
+        two.node.policy = policy
+        (run,) = deployed(private_table(rounds=1), [one.answer, two.answer])
+        record = run.history[0]
+        return record.train_loss, record.test_accuracy, record.test_loss
+
+    everything, nothing = first_record(Policy()), first_record(Policy(report=[]))
+    assert everything != nothing
+    assert first_record(Policy(fewest_clients=2)) == everything  # it has two clients
+    assert first_record(Policy(fewest_clients=3)) == nothing
+
+
+def test_held_out_measures_of_few_clients_are_not_reported(tmp_path: Path) -> None:
+    whole = nodes_of(private_table(), tmp_path)[0].federation
+    test = dataclasses.replace(whole.test, offsets=np.array([0, 0, len(whole.test)]))
+    federation = dataclasses.replace(whole, test=test)  # one of two clients has test rows
+    policy = Policy(fewest_clients=2)
+    table = table_of(METHODS["fedavg"], rounds=1, cohort={"clients_per_round": 2})
+    (run,) = deployed(table, [Node("node", federation, tmp_path / "node", policy).answer])
+    first = run.history[0]
+    assert first.train_loss > 0
+    assert math.isnan(first.test_accuracy)
+    assert math.isnan(first.test_loss)
+
+
+def test_system_normals() -> None:
+    drawn = system_normals({"a": np.zeros((2, BLOCK)), "b": np.zeros(3)})
+    assert drawn["a"].shape == (2, BLOCK)
+    assert drawn["a"].dtype == np.float32
+    numbers = drawn["a"].ravel().astype(np.float64)
+    require_noise(numbers, 1.0)
+    assert abs(numbers.mean()) < 5 / math.sqrt(numbers.size)
+    assert abs((np.abs(numbers) < 1).mean() - math.erf(math.sqrt(0.5))) < 5 * math.sqrt(
+        0.25 / numbers.size
+    )
+    assert abs(np.corrcoef(*drawn["a"])[0, 1]) < 5 / math.sqrt(BLOCK)
