@@ -189,7 +189,7 @@ def test_another_version_of_messages_is_refused(
     with pytest.raises(InputError) as raised:
         deployed(TABLE, [older])
     assert str(raised.value) == (
-        "node 0: it refuses: a request of version 1; this node takes version 0: install the same "
+        f"node 0: it refuses: a request of version {messages.VERSION}; this node takes version 0: install the same "
         "version of fedprox on both sides"
     )
 

@@ -120,7 +120,8 @@ def test_all_arrays_of_a_message_are_clipped_together() -> None:
     state, w = method.init(jnp.zeros(2)), jnp.array([30.0, 40.0])
     context = ClientContext(None, jnp.zeros(2), jnp.float32(1))
     solution = Solution(Subproblem(jnp.zeros(2)), w, jnp.int32(10))
-    hparams = {"learning_rate": jnp.float32(0.1), "server_learning_rate": jnp.float32(1)}
+    given = {"learning_rate": 0.1, "participation": 0.5, "server_learning_rate": 1.0}
+    hparams = {name: jnp.float32(value) for name, value in given.items()}
     (sent, _), own = method.message(state, hparams, context, solution)
     step, change = sent
     np.testing.assert_allclose(np.linalg.norm(np.concatenate([step, change])), CLIP, rtol=1e-6)
