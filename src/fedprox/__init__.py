@@ -4,6 +4,7 @@ from fedprox import datasets, diagnostics, metrics, models
 from fedprox.algorithms import (
     Algorithm,
     centralised,
+    ditto,
     fedavg,
     feddane,
     feddyn,
@@ -79,6 +80,7 @@ __all__ = [
     "datasets",
     "diagnose",
     "diagnostics",
+    "ditto",
     "evaluate",
     "fedavg",
     "feddane",

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.centralised import centralised
+from fedprox.algorithms.ditto import ditto
 from fedprox.algorithms.fedavg import fedavg
 from fedprox.algorithms.feddane import feddane
 from fedprox.algorithms.feddyn import feddyn
@@ -22,6 +23,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "feddyn": feddyn,
     "fedsplit": fedsplit,
     "fedopt": fedopt,
+    "ditto": ditto,
     "centralised": centralised,
 }
 
@@ -29,6 +31,7 @@ __all__ = [
     "ALGORITHMS",
     "Algorithm",
     "centralised",
+    "ditto",
     "fedavg",
     "feddane",
     "feddyn",

@@ -143,6 +143,40 @@ def same_params(params: Params) -> Params:
     return params
 
 
+class Own(NamedTuple):
+    """A client's own model.
+
+    Attributes:
+        model: Its parameters.
+        trained: Whether the client has taken part, a scalar bool.
+    """
+
+    model: Params
+    trained: jax.Array
+
+
+def untrained(params: Params) -> Own:
+    """The own model of a client that has not taken part yet."""
+    return Own(params, jnp.bool_(False))
+
+
+class Personal(NamedTuple):
+    """How each client gets a model of its own.
+
+    Attributes:
+        own: (client state) -> the client's own model.
+        subproblem: A second local problem of each client in a round, as `Algorithm.subproblem`,
+            which is solved before the other from its own start, with the same steps and
+            mini-batches; None if there is one problem.
+        keep: (client state, the solution of this problem) -> the client's state, which the other
+            problem reads.
+    """
+
+    own: Callable[[ClientState], Own]
+    subproblem: Callable[[State, HParams, ClientContext], Subproblem] | None = None
+    keep: Callable[[ClientState, Params], ClientState] | None = None
+
+
 class Adaptation(NamedTuple):
     """How a method's hyperparameters follow the training loss f from round to round.
 
@@ -196,6 +230,7 @@ class Algorithm(NamedTuple):
         communication: Communication of a round in units of FedAvg's, which sends the parameters to
             every client of the cohort and back.
         adapt: How hyperparameters follow the training loss; None if they stay as they are.
+        personal: How each client gets a model of its own; None if there is one model.
 
     Example:
         FedProx in five lines:
@@ -231,6 +266,7 @@ class Algorithm(NamedTuple):
     exchanged: Callable[[Params], Params] = same_params
     communication: int = 1
     adapt: Adaptation | None = None
+    personal: Personal | None = None
 
     def with_solver(self, **settings: Any) -> "Algorithm":
         """The same method with its own settings of the solver.

@@ -166,6 +166,14 @@ def private(
             mean = add_scaled(mean, z * state.clip / cohort, normals_of(hparams, GRADIENTS, mean))
         return state._replace(state=algorithm.exchange(state.state, mean, public(hparams)))
 
+    def second(state: Guarded, hparams: HParams, context: ClientContext) -> Subproblem:
+        assert algorithm.personal is not None
+        assert algorithm.personal.subproblem is not None
+        return algorithm.personal.subproblem(state.state, public(hparams), context)
+
+    personal = algorithm.personal
+    if personal is not None and personal.subproblem is not None:
+        personal = personal._replace(subproblem=second)
     return algorithm._replace(
         subproblem=subproblem,
         average="clients",
@@ -177,4 +185,5 @@ def private(
         evaluated=None if algorithm.evaluated is None else evaluated,
         exchange=None if algorithm.exchange is None else exchange,
         exchanged=lambda gradient: clip_to(privacy.clip, gradient)[0],
+        personal=personal,
     )

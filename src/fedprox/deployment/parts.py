@@ -22,7 +22,7 @@ from fedprox.experiment.resolved import method_of, model_of, solver_of
 from fedprox.experiment.sections import SolverSection
 from fedprox.federation import Federation
 from fedprox.model import Params
-from fedprox.simulation.compiled.compile import exchanges
+from fedprox.simulation.compiled.compile import clients_by_place, exchanges
 from fedprox.simulation.compiled.evaluation import EvaluationSums, sums_program
 from fedprox.simulation.compiled.evaluation_inputs import EvaluationReads
 from fedprox.simulation.compiled.layout import Capacity, Layout, lay_out, needed
@@ -34,7 +34,6 @@ from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol, is_noisy
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.devices.mesh import accept_host_arrays, shard
-from fedprox.simulation.loop.local import clients_by_place
 from fedprox.simulation.planning.batch_plan import BatchPlan, Jobs, job_ticks, no_jobs, plan_rounds
 from fedprox.simulation.planning.packing import pack
 from fedprox.simulation.planning.round_work import RoundWork

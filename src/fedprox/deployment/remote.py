@@ -355,6 +355,10 @@ class RemoteSeed:
         measures = measures_of(model, nodes_sums, shapes)
         return measures, (self._cost(began, answers),)
 
+    def measure_own(self, now: RunState) -> None:
+        """Nodes do not report measures of single clients."""
+        del now
+
     def _warn(self, line: str) -> None:
         logging.getLogger(__name__).warning("%s, seed %d: %s", self.method.name, self.seed, line)
 

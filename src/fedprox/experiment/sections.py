@@ -88,6 +88,12 @@ class EvaluationSection(Section):
         description='Evaluated model: "server" is the model sent out, "cohort" the mean of the '
         "last round's clients, \"clients\" the mean of every client's last model.",
     )
+    fine_tune: int | None = Field(
+        default=None,
+        description="Local steps of each client from the server's model, before that is measured "
+        "on the client's own test rows; no fine-tuning if left out.",
+        examples=[20],
+    )
     gradients: bool = Field(
         default=True, description="Whether gradient variance, B(w) and gamma are measured."
     )

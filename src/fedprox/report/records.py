@@ -19,8 +19,20 @@ NETWORK = ("seconds", "bytes_down", "bytes_up", "nodes", "network")
 PRIVACY = ("epsilon", "delta")
 """Keys of records of clients with differential privacy."""
 
-OPTIONAL = ("faulty", "faulty_clients", "unmeasured", *ERRORS, *VALIDATION, *NETWORK, *PRIVACY)
-"""Keys that depend on screening, validation rows, a sample of clients, a deployment or privacy."""
+PERSONAL = (
+    "personal_clients",
+    "personal_loss",
+    "personal_accuracy",
+    "newcomer_loss",
+    "newcomer_accuracy",
+)
+"""Keys of records of clients with models of their own."""
+
+FAULTS = ("faulty", "faulty_clients", "unmeasured")
+"""Keys of records with screening."""
+
+OPTIONAL = (*FAULTS, *ERRORS, *VALIDATION, *NETWORK, *PRIVACY, *PERSONAL)
+"""Keys that not all experiments have."""
 
 
 def flat(record: Record) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Traced
+from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.model import Params
@@ -203,6 +204,14 @@ def read_cohort(
         plan.rate[index],
         plan.participation[index],
     )
+
+
+def clients_by_place(plan: BatchPlan, work: RoundWork, layout: Layout) -> NDArray[np.int64]:
+    """The client at each place of a round, -1 for none, shape (devices * places,)."""
+    clients = np.full(layout.rounds.devices * layout.rounds.places, -1)
+    if len(clients):
+        clients[plan.jobs.place[0, : len(work.jobs.client)]] = work.jobs.client
+    return clients
 
 
 def exchanges(work: Sequence[RoundWork], layout: Layout) -> Exchange | None:

@@ -441,6 +441,37 @@ def _set_clients(array: Any, slot: jax.Array, values: jax.Array) -> jax.Array:
     return array.at[jnp.where(slot >= 0, slot, len(array))].set(values, mode="drop")
 
 
+def row_sums(
+    model: Model,
+    params: Params,
+    x: jax.Array,
+    y: jax.Array,
+    mask: jax.Array,
+    *,
+    accuracy: bool = False,
+) -> Tested:
+    """Sums of one model over some rows.
+
+    Args:
+        model: The model.
+        params: Its parameters.
+        x: Features.
+        y: Labels.
+        mask: 1 for rows that count, else 0.
+        accuracy: Whether the sums include the terms of the accuracy.
+    """
+    outputs = model.apply(params, x)
+    correct = jnp.int32(0)
+    if model.correct is not None:
+        met = labels_met(model, outputs, y)
+        correct = jnp.sum(met & (mask > 0).reshape((-1,) + (1,) * (met.ndim - 1)))
+    loss = {"sum": losses_of(model, outputs, y), "rows": jnp.ones(len(y))}
+    terms = {"loss": loss, **terms_of(model.metrics, outputs, y)}
+    if accuracy:
+        terms["accuracy"] = _accuracy_terms(model, outputs, y)
+    return Tested(correct, weighted_sums(terms, mask))
+
+
 def _tester(
     model: Model, width: int, *, jobs_are_clients: bool, accuracy: bool = False
 ) -> Callable[..., Tested]:
@@ -450,20 +481,7 @@ def _tester(
     correct labels have shape (clients, points). Otherwise rows have weight 1, and correct labels
     have shape (lanes, points). With `accuracy`, the sums include the terms of the accuracy.
     """
-    read = reader(width)
-
-    def test(params: Params, x: jax.Array, y: jax.Array, mask: jax.Array) -> Tested:
-        outputs = model.apply(params, x)
-        correct = jnp.int32(0)
-        if model.correct is not None:
-            met = labels_met(model, outputs, y)
-            correct = jnp.sum(met & (mask > 0).reshape((-1,) + (1,) * (met.ndim - 1)))
-        loss = {"sum": losses_of(model, outputs, y), "rows": jnp.ones(len(y))}
-        terms = {"loss": loss, **terms_of(model.metrics, outputs, y)}
-        if accuracy:
-            terms["accuracy"] = _accuracy_terms(model, outputs, y)
-        return Tested(correct, weighted_sums(terms, mask))
-
+    read, test = reader(width), partial(row_sums, model, accuracy=accuracy)
     test_all = over(over(test, (0, None, None, None)), (None, 0, 0, 0))
 
     def all_rows(

@@ -5,13 +5,15 @@ is one mini-batch of each lane (or a part of a wide one, or a line search). It s
 points at once, or the program runs the points one after another (`point_by_point`). When a job
 ends, its message is added to the server's mean with its weight, the client's new state is written
 to its place, and the lane begins its next job. A sum over the devices and the algorithm's update
-end the round. If the method uses the clients' own gradients, they are computed before the local
-work, together with those of the first cohort.
+end the round. If clients have models of their own that need a second local problem, the jobs run
+twice, first for these models. If the method uses the clients' own gradients, they are computed
+before the local work, together with those of the first cohort.
 
 Arrays have axes for lanes, then sweep points, then the axes of the parameter.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -22,6 +24,7 @@ from jax.sharding import Mesh
 from jax.stages import Wrapped
 
 from fedprox.algorithms.base import ClientContext, ClientState, HParams, State
+from fedprox.algorithms.personal import second_pass
 from fedprox.features import Features, index_of, look_up
 from fedprox.model import Params
 from fedprox.simulation.compiled.aggregation import Arrived, Result, aggregation
@@ -288,6 +291,12 @@ class _Rounds:
         self.client = ClientStep(model, self.algorithm, self.solver, layout, clock is not None)
         self.read = features_reader(method.protocol.federation.augment)
         self.private = method.private
+        self.second_pass: _Rounds | None = None
+        personal = self.algorithm.personal
+        if personal is not None and personal.subproblem is not None:
+            second = replace(method, algorithm=second_pass(self.algorithm))
+            self.second_pass = _Rounds(second, layout, clock)
+            self.second_pass.keep_local = False
         self.aggregation = aggregation(
             self.faults, self.algorithm.size, self.shape, fixed=self.private
         )
@@ -389,6 +398,9 @@ class _Round:
         plan: BatchPlan,
         exchange: Exchange | None,
     ) -> None:
+        if rounds.second_pass is not None:
+            second, _ = _Round(rounds.second_pass, server, inputs, plan, None).aggregate()
+            server = server._replace(client_state=second.client_state)
         self.rounds, self.before, self.x, self.y = rounds, server, inputs.x, inputs.y
         self.plan, self.jobs, self.exchange = plan, plan.jobs, exchange
         self.look_every = inputs.look_every

@@ -27,6 +27,9 @@ class Evaluation:
             B(w) are those of the drawn clients. None for all clients.
         model: The evaluated model. "server": the model that the server sends out. "cohort": the
             mean of the last round's clients. "clients": the mean of every client's last model.
+        fine_tune: Steps that each client takes on its own rows from the server's model, before
+            that model is measured on its own test rows; None for no fine-tuning. A client with a
+            model of its own, as in Ditto, is measured with that.
         gradients: Whether gradient variance, B(w) and gamma are measured. Without them an
             evaluation takes about a third of the time, and no client's model is stored after its
             round.
@@ -45,9 +48,10 @@ class Evaluation:
     clients: int | None = None
     model: Evaluated = "server"
     gradients: bool = True
+    fine_tune: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("every", "rows", "clients"):
+        for name in ("every", "rows", "clients", "fine_tune"):
             value = getattr(self, name)
             if value is not None or name == "every":
                 require_whole(f"evaluation.{name}", value)

@@ -67,6 +67,12 @@ class Method:
         """Whether the clients' messages are clipped and hidden by noise."""
         return self.protocol.privacy is not None
 
+    @property
+    def has_own_models(self) -> bool:
+        """Whether evaluations measure models that clients have for themselves."""
+        tuned = self.protocol.evaluation.fine_tune is not None
+        return (tuned or self.algorithm.personal is not None) and not self.algorithm.pooled
+
     @cached_property
     def mechanism(self) -> Mechanism | None:
         """What a run releases; None without privacy."""

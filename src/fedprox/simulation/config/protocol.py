@@ -245,6 +245,8 @@ class Protocol:
             del settings["target.lower_is_better"]  # older checkpoints do not have it
         if self.privacy is None:
             del settings["privacy"]  # likewise
+        if self.evaluation.fine_tune is None:
+            del settings["evaluation.fine_tune"]  # likewise
         return settings
 
     def first_params(self, seed: int) -> Params:
@@ -362,6 +364,17 @@ class Protocol:
             self.privacy is None or not self.privacy.adaptive_clip or algorithm.exchange is None,
             f"{algorithm.name} releases gradients and updates, whose norms differ; leave out "
             "privacy.adaptive_clip",
+        )
+        own = algorithm.personal is not None or self.evaluation.fine_tune is not None
+        require(
+            not own or self.ownership.processes == 1,
+            f"{algorithm.name}: clients' own models are measured by one process, and there are "
+            f"{self.ownership.processes}",
+        )
+        require(
+            algorithm.personal is None or self.evaluation.model == "server",
+            f'{algorithm.name}: evaluation.model = "{self.evaluation.model}"; for a method whose '
+            'clients have models of their own it must be "server"',
         )
         for seed in self.seeds:
             try:

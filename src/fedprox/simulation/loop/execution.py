@@ -15,6 +15,7 @@ from fedprox.model import Params
 from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.compiled.layout import Capacity
 from fedprox.simulation.config.method import Method
+from fedprox.simulation.loop.own_models import OwnMeasures
 from fedprox.simulation.loop.planner import Chunk
 from fedprox.simulation.loop.records import Faulty, Traffic
 from fedprox.simulation.planning.round_work import RoundWork
@@ -97,6 +98,9 @@ class SeedExecution(Protocol):
 
     def evaluate(self, state: State) -> tuple[Measures, tuple[Traffic, ...]]:
         """Measure the evaluated model of a state; also what it cost on a network."""
+
+    def measure_own(self, now: RunState) -> OwnMeasures | None:
+        """Measure the clients' own models; None without any."""
 
     def contents(self) -> Iterator[tuple[str, NDArray[Any]]] | None:
         """Client state for a checkpoint, see `Store.contents`; None without client state."""

@@ -13,16 +13,20 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import State
 from fedprox.model import Params
-from fedprox.simulation.compiled.compile import Compiler, Programs, read_cohort
+from fedprox.simulation.compiled.compile import (
+    Compiler,
+    Programs,
+    clients_by_place,
+    read_cohort,
+)
 from fedprox.simulation.compiled.evaluation import Measures
-from fedprox.simulation.compiled.layout import Layout, lay_out
+from fedprox.simulation.compiled.layout import lay_out
 from fedprox.simulation.compiled.round import After, Inputs, Server
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.loop.execution import Computed, RunState, Start
+from fedprox.simulation.loop.own_models import OwnMeasures, OwnModels
 from fedprox.simulation.loop.planner import PLANS_AHEAD, Call, Chunk, Planned, Planner, chunks
 from fedprox.simulation.loop.records import Faulty, Traffic, faulty_updates
-from fedprox.simulation.planning.batch_plan import BatchPlan
-from fedprox.simulation.planning.round_work import RoundWork
 from fedprox.simulation.storage.client_store import Store, open_store
 from fedprox.simulation.storage.training_data import Data, training_rows
 
@@ -83,6 +87,9 @@ class LocalMethod:
         self.evaluate, self.hparams = first.evaluate, self.programs.hparams
         self.compile_seconds, self.memory = first.compile_seconds, first.memory
         self.lane_idle = self.layout.idle
+        self.own: OwnModels | None = None
+        if method.has_own_models:
+            self.own = OwnModels(method, mesh, devices.data, start.params)
 
     def _plan(self, start: Start) -> Planned:
         """The calls of a seed's remaining rounds, planned ahead in the background."""
@@ -102,7 +109,8 @@ class LocalMethod:
         planned = None
         if self._first is not None and self._first[0] is start:
             planned, self._first = self._first[1], None
-        return LocalSeed(self, planned or self._plan(start), self._open_store(start.params))
+        store = self._open_store(start.params)
+        return LocalSeed(self, planned or self._plan(start), store, start.seed)
 
     def _open_store(self, params: Params) -> Store | None:
         """Open the store of client state; None for a method without client state."""
@@ -123,10 +131,13 @@ class LocalSeed:
         planned: The calls of the remaining rounds.
         repeated: 0, since a round that is repeated has the same noise.
         store: Store of the client state; None for a method without client state.
+        seed: The seed.
     """
 
-    def __init__(self, local: LocalMethod, planned: Planned, store: Store | None) -> None:
-        self.local, self.planned, self.store = local, planned, store
+    def __init__(
+        self, local: LocalMethod, planned: Planned, store: Store | None, seed: int
+    ) -> None:
+        self.local, self.planned, self.store, self.seed = local, planned, store, seed
         self.repeated = 0
 
     def run(self, chunk: Chunk, call: Call, now: RunState) -> Computed:
@@ -194,6 +205,12 @@ class LocalSeed:
         """Start an evaluation of a state."""
         return self.local.evaluate(state), ()
 
+    def measure_own(self, now: RunState) -> OwnMeasures | None:
+        """Measure the clients' own models; None without any."""
+        if self.local.own is None:
+            return None
+        return self.local.own.measure(now.state, now.hparams, self.store, self.seed, now.round)
+
     def contents(self) -> Iterator[tuple[str, NDArray[Any]]] | None:
         """Client state for a checkpoint; None without client state."""
         return self.store.contents() if self.store else None
@@ -215,14 +232,6 @@ def _faulty(chunk: Chunk, call: Call, after: After) -> tuple[Faulty, ...]:
         return ()
     slots = call.layout.rounds.slots
     return (partial(faulty_updates, chunk.first, call.work, slots, after.faulty),)
-
-
-def clients_by_place(plan: BatchPlan, work: RoundWork, layout: Layout) -> NDArray[np.int64]:
-    """The client at each place of a round, -1 for none, shape (devices * places,)."""
-    clients = np.full(layout.rounds.devices * layout.rounds.places, -1)
-    if len(clients):
-        clients[plan.jobs.place[0, : len(work.jobs.client)]] = work.jobs.client
-    return clients
 
 
 @contextmanager

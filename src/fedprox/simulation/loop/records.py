@@ -15,6 +15,7 @@ from fedprox.model import Params
 from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
+from fedprox.simulation.loop.own_models import OwnMeasures
 from fedprox.simulation.planning.round_work import RoundWork
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
@@ -113,6 +114,7 @@ class PendingEvaluation(NamedTuple):
         model: The evaluated model, leaves (points, ...); None if only the last model is kept.
         traffic: What rounds and evaluations since the previous record cost on a network; empty
             without one.
+        own: The measures of clients' own models; None without any.
     """
 
     round: int
@@ -126,6 +128,7 @@ class PendingEvaluation(NamedTuple):
     empty: int
     model: Params | None
     traffic: Sequence[Traffic] = ()
+    own: OwnMeasures | None = None
 
 
 class Counts(NamedTuple):
@@ -236,6 +239,7 @@ def records_of(
             validation_loss=_at(measures.validation_loss, i),
             validation_accuracy=_at(measures.validation_accuracy, i),
             **_network(done.traffic),
+            **({} if done.own is None else _own(done.own, i)),
             epsilon=epsilon,
             delta=None if protocol.privacy is None else protocol.privacy.delta,
         )
@@ -254,6 +258,20 @@ def _adapted(
 def _at(values: Any, point: int) -> float | None:
     """A measure at a sweep point; None if it was not measured."""
     return None if values is None else float(values[point])
+
+
+def _own(measures: OwnMeasures, point: int) -> dict[str, Any]:
+    """The fields of a record that describe clients' own models."""
+    trained = measures.trained[:, point]
+    fields: dict[str, Any] = {"personal_clients": int(trained.sum())}
+    for name, clients in (("personal", trained), ("newcomer", ~trained)):
+        tested = clients & (measures.rows > 0)
+        rows, labels = measures.rows[tested], measures.labels[tested].sum()
+        loss = measures.loss[tested, point] @ rows
+        fields[f"{name}_loss"] = loss / rows.sum() if len(rows) else math.nan
+        correct = measures.correct[tested, point].sum()
+        fields[f"{name}_accuracy"] = correct / labels if labels else math.nan
+    return fields
 
 
 def _network(traffic: Sequence[Traffic]) -> dict[str, Any]:

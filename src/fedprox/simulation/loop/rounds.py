@@ -114,7 +114,7 @@ class Rounds:
         no_work = RoundWork(0, 0, 0, no_jobs(), no_jobs())
         first = PendingEvaluation(
             0, no_work, now.hparams, measures, None, None, (), (), 0, self.best, traffic
-        )
+        )._replace(own=self.execution.measure_own(now))
         self.pending.append(first)
 
     def _next_is_done(self, computed: int) -> bool:
@@ -190,6 +190,7 @@ class Rounds:
                 now.empty,
                 self.copy(now.state),
                 now.traffic,
+                self.execution.measure_own(now),
             )
         )
         if now.round % self.protocol.evaluation.every == 0:

@@ -67,6 +67,14 @@ class Record(NamedTuple):
         epsilon: Epsilon of the clients' (epsilon, delta)-differential privacy after these rounds,
             see `fedprox.Privacy`; None without privacy.
         delta: Its delta; None without privacy.
+        personal_clients: Clients with a model of their own, among those with test rows; None if
+            clients have none, as in the next four.
+        personal_loss: Mean loss of these models, each on its client's test rows.
+        personal_accuracy: Their accuracy.
+        newcomer_loss: Mean loss over the test rows of all other clients, which have not taken part
+            yet and have the server's model, fine-tuned if `Evaluation.fine_tune` is set. NaN if
+            there are none.
+        newcomer_accuracy: The accuracy of these.
     """
 
     label: str
@@ -106,6 +114,11 @@ class Record(NamedTuple):
     network: dict[str, dict[str, Any]] | None = None
     epsilon: float | None = None
     delta: float | None = None
+    personal_clients: int | None = None
+    personal_loss: float | None = None
+    personal_accuracy: float | None = None
+    newcomer_loss: float | None = None
+    newcomer_accuracy: float | None = None
 
     def value(self, measure: str) -> float:
         """A measure by its name in `metrics.jsonl`, such as "test_accuracy" or "test_NAME".

@@ -1,0 +1,81 @@
+"""Ditto (Li et al. 2021): personal models that stay near a global one.
+
+The global model is trained as in FedAvg, and nothing of the personal models reaches it. In
+Algorithm 1 a client of the cohort takes its personal steps after its part of the global model's
+round; both begin from what it had before, so the order does not matter. Here both take the same
+number of steps on the same mini-batches.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedprox.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    HParams,
+    Own,
+    Personal,
+    check_hparam,
+    untrained,
+)
+from fedprox.algorithms.fedavg import local_loss
+from fedprox.model import Params
+from fedprox.solver import HParam
+from fedprox.subproblem import Subproblem
+
+
+def near_global(state: Params, hparams: HParams, context: ClientContext) -> Subproblem:
+    """F_k(v) + (lambda / 2) ||v - w^t||^2, from v_k; w^t if the client has no model of its own."""
+    own: Own = context.state
+    return Subproblem(_or_global(own, state), mu=hparams["lam"], anchor=state)
+
+
+def _or_global(own: Own, params: Params) -> Params:
+    """The client's own model, or the global one if it has not taken part yet."""
+    return jax.tree.map(lambda v, w: jnp.where(own.trained, v, w), own.model, params)
+
+
+def keep(state: Own, solved: Params) -> Own:
+    """The client's next own model is the solution."""
+    del state
+    return Own(solved, jnp.bool_(True))
+
+
+def ditto(lam: HParam) -> Algorithm:
+    r"""Ditto: each client has a model of its own, drawn towards the global model.
+
+    The global model :math:`w^t` is that of FedAvg with the partial work of stragglers. Client
+    :math:`k` of the cohort also approximately minimizes
+
+    .. math:: \min_v \; F_k(v) + \frac{\lambda}{2} \|v - w^t\|^2
+
+    from its own model :math:`v_k`, which it keeps. With :math:`\lambda = 0` these are local models,
+    and for large :math:`\lambda` the global one. A client starts from :math:`w^t` when it takes
+    part for the first time.
+
+    Args:
+        lam: :math:`\lambda`, at least 0. A sequence sweeps over its values.
+
+    Returns:
+        An algorithm for :func:`fedprox.simulate`.
+
+    Raises:
+        InputError: If lambda is negative or not finite.
+
+    Example:
+        >>> import fedprox as fp
+        >>> fp.ditto(lam=0.1).communication
+        1
+
+    References:
+        Li et al., `Ditto: Fair and Robust Federated Learning Through Personalization
+        <https://arxiv.org/abs/2012.04221>`_, ICML 2021, Algorithm 1.
+    """
+    return Algorithm(
+        "ditto",
+        local_loss,
+        hparams={"lam": check_hparam("ditto: lam", lam)},
+        stragglers="keep",
+        client_state=untrained,
+        personal=Personal(own=lambda state: state, subproblem=near_global, keep=keep),
+    )

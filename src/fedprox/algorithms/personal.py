@@ -1,0 +1,87 @@
+"""Second local problems of methods whose clients have models of their own, and fine-tuning.
+
+Both are methods whose message says nothing: the round that runs them changes client state alone.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from fedprox.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    ClientState,
+    HParams,
+    Own,
+    Solution,
+    untrained,
+)
+from fedprox.subproblem import Subproblem
+
+NOTHING = jnp.float32(0)
+"""A message that says nothing."""
+
+
+def second_pass(algorithm: Algorithm) -> Algorithm:
+    """The method that solves the second local problem of another method.
+
+    Args:
+        algorithm: A method with `Personal.subproblem`.
+    """
+    personal = algorithm.personal
+    assert personal is not None
+    keep = personal.keep
+    assert personal.subproblem is not None
+    assert keep is not None
+
+    def message(
+        state: Any, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Any, ClientState]:
+        del state, hparams
+        return NOTHING, keep(context.state, solution.params)
+
+    return algorithm._replace(
+        subproblem=personal.subproblem,
+        message=message,
+        size=lambda sent: sent,
+        own_gradient=False,
+        exchange=None,
+        personal=None,
+    )
+
+
+def fine_tuning(algorithm: Algorithm, steps: int) -> Algorithm:
+    """Local steps on F_k from the server's model, with the hyperparameters of another method.
+
+    Args:
+        algorithm: The method, whose clients' solver takes the steps.
+        steps: Steps of each client.
+    """
+
+    def own_loss(state: Any, hparams: HParams, context: ClientContext) -> Subproblem:
+        del hparams, context
+        return Subproblem(state)
+
+    def message(
+        state: Any, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Any, Own]:
+        del state, hparams, context
+        return NOTHING, Own(solution.params, jnp.bool_(True))
+
+    def unchanged(state: Any, mean: Any, hparams: HParams) -> Any:
+        del mean, hparams
+        return state
+
+    tuned = Algorithm(
+        f"{algorithm.name}, fine-tuned",
+        own_loss,
+        hparams=algorithm.hparams,
+        stragglers="keep",
+        local=algorithm.local,
+        settings=algorithm.settings,
+        client_state=untrained,
+        message=message,
+        size=lambda sent: sent,
+        update=unchanged,
+    )
+    return tuned.with_solver(steps=steps)

@@ -1,0 +1,227 @@
+"""The evaluation of clients' own models: those that they keep, and those after fine-tuning."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from numpy.typing import NDArray
+
+from fedprox.algorithms.base import HParams, Own
+from fedprox.algorithms.personal import fine_tuning
+from fedprox.model import Params
+from fedprox.simulation.compiled.compile import clients_by_place
+from fedprox.simulation.compiled.evaluation import Tested
+from fedprox.simulation.compiled.layout import lay_out, needed
+from fedprox.simulation.compiled.own_models import own_model_program, own_or_global
+from fedprox.simulation.compiled.round import Inputs, Server, part_program
+from fedprox.simulation.config.cohort import Cohort
+from fedprox.simulation.config.evaluation import Evaluation
+from fedprox.simulation.config.method import Method
+from fedprox.simulation.config.protocol import is_noisy
+from fedprox.simulation.config.systems import Systems
+from fedprox.simulation.devices.mesh import replicate, shard
+from fedprox.simulation.planning.batch_plan import Jobs, no_jobs, plan_rounds
+from fedprox.simulation.planning.round_work import RoundWork
+from fedprox.simulation.storage.client_store import Store
+from fedprox.simulation.storage.training_data import Data, rows_spec, training_rows
+
+BLOCK = 64
+"""Clients whose models are measured together."""
+
+BLOCK_ROWS = 2**15
+"""Most rows that are measured together, unless one client has more."""
+
+
+class OwnMeasures(NamedTuple):
+    """The measures of clients' own models on their own test rows.
+
+    Attributes:
+        loss: Mean test loss of each client, (clients, points).
+        correct: Number of correct test labels of each client, (clients, points).
+        labels: Number of test labels of each client, (clients,).
+        rows: Number of test rows of each client, (clients,).
+        trained: Whether each client has a model of its own, (clients, points); the others are
+            measured with the global model.
+    """
+
+    loss: NDArray[np.float64]
+    correct: NDArray[np.float64]
+    labels: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    trained: NDArray[np.bool_]
+
+
+class OwnModels:
+    """Measures the own models of all clients that an evaluation reads, and that have test rows.
+
+    Args:
+        method: The method.
+        mesh: The devices.
+        data: The rows on the devices.
+        params: Parameters of one sweep point, in shape.
+    """
+
+    def __init__(self, method: Method, mesh: Mesh, data: Data, params: Params) -> None:
+        self.method, self.mesh = method, mesh
+        protocol = method.protocol
+        self.test, self.program = protocol.measured.test, own_model_program(protocol.model)
+        sampled = protocol.evaluation.clients
+        count = len(protocol.federation)
+        chosen = np.arange(count) if sampled is None else protocol.federation.drawn(sampled)
+        self.at = {int(k): i for i, k in enumerate(chosen) if self.test.sizes[i]}
+        steps = protocol.evaluation.fine_tune
+        self.tuning = None if steps is None else FineTuning(method, mesh, data, params, steps)
+
+    def measure(
+        self, state: Any, hparams: HParams, store: Store | None, seed: int, done: int
+    ) -> OwnMeasures:
+        """Measure the clients' own models.
+
+        Args:
+            state: The server's state.
+            hparams: The hyperparameters, arrays (points,).
+            store: The clients' state; None for a method without.
+            seed: Seed of the run.
+            done: Number of rounds done.
+        """
+        model, points = self.method.protocol.model, len(self.method.points)
+        params = jax.vmap(self.method.algorithm.params)(state)
+        clients, shape = len(self.test.sizes), (len(self.test.sizes), points)
+        loss, correct = np.full(shape, np.nan), np.zeros(shape)
+        trained = np.zeros(shape, bool)
+        for block in self._blocks():
+            at, own = self._models(block, params, hparams, store, seed, done)
+            rows = np.array([self.at[k] if k >= 0 else -1 for k in at.tolist()])
+            here = rows >= 0
+            sums = self._tested(own.model, rows)
+            terms: Any = sums.sums["loss"]
+            with np.errstate(invalid="ignore"):
+                mean = np.asarray(terms["sum"], float) / np.asarray(terms["rows"], float)
+            loss[rows[here]] = mean[here]
+            correct[rows[here]] = np.asarray(sums.correct)[here]
+            trained[rows[here]] = np.asarray(own.trained)[here]
+        labels = self.test.labels if model.correct is not None else np.zeros(clients, np.int64)
+        return OwnMeasures(loss, correct, labels, self.test.sizes, trained)
+
+    def _blocks(self) -> Iterator[NDArray[np.int64]]:
+        """The clients in blocks of similar sizes."""
+        clients = np.array(sorted(self.at, key=lambda k: (-self.test.sizes[self.at[k]], k)))
+        first = 0
+        while first < len(clients):
+            most = _bucket(int(self.test.sizes[self.at[int(clients[first])]]))
+            count = max(1, min(BLOCK, BLOCK_ROWS // most))
+            yield clients[first : first + count]
+            first += count
+
+    def _models(
+        self,
+        block: NDArray[np.int64],
+        params: Params,
+        hparams: HParams,
+        store: Store | None,
+        seed: int,
+        done: int,
+    ) -> tuple[NDArray[np.int64], Own]:
+        """The client at each place, -1 for none, and its own model."""
+        tuned: Any = params
+        if self.tuning is None:
+            places = _bucket(-(-len(block) // self.mesh.devices.size)) * self.mesh.devices.size
+            at = np.full(places, -1)
+            at[: len(block)] = block
+        else:
+            at, tuned = self.tuning(block, params, hparams, seed, done)
+        personal = self.method.algorithm.personal
+        if personal is None or store is None:
+            return at, Own(tuned, jax.numpy.ones((len(at), len(self.method.points)), bool))
+        own = jax.vmap(jax.vmap(personal.own))(store.read(at))
+        return at, own._replace(model=own_or_global(own.trained, own.model, tuned))
+
+    def _tested(self, models: Params, rows: NDArray[np.int64]) -> Tested:
+        """Measure the models at some places on the test rows of their clients, -1 for none."""
+        sizes = np.where(rows >= 0, self.test.sizes[rows], 0)
+        longest = _bucket(int(sizes.max(initial=1)))
+        inside = np.arange(longest) < sizes[:, None]
+        at = np.where(inside, self.test.offsets[np.maximum(rows, 0)][:, None], 0)
+        at = (at + np.where(inside, np.arange(longest), 0)).ravel()
+        x, y = np.asarray(self.test.x[at]), np.asarray(self.test.y[at])
+        x, y = (a.reshape(*inside.shape, *a.shape[1:]) for a in (x, y))
+        with jax.default_matmul_precision("highest"):  # as in evaluations
+            return self.program(models, x, y, inside.astype(np.float32))
+
+
+class FineTuning:
+    """Local steps of clients from the server's model, by the compiled program of rounds.
+
+    Args:
+        method: The method, whose solver takes the steps.
+        mesh: The devices.
+        data: The rows on the devices.
+        params: Parameters of one sweep point, in shape.
+        steps: Steps of each client.
+    """
+
+    def __init__(self, method: Method, mesh: Mesh, data: Data, params: Params, steps: int) -> None:
+        protocol = method.protocol
+        alone = dataclasses.replace(
+            protocol,
+            cohort=Cohort(min(BLOCK, len(protocol.federation))),
+            systems=Systems(),
+            faults=None,
+            privacy=None,
+            evaluation=Evaluation(gradients=False),
+        )
+        self.mesh, self.method = mesh, Method(alone, fine_tuning(method.algorithm, steps))
+        federation = protocol.federation
+        self.rows = training_rows(mesh, federation.train, data, protocol.ownership, ahead=1)
+        parameters = sum(a.size for a in jax.tree.leaves(params))
+        layout = lay_out(self.method, self.rows, mesh.devices.size, parameters)
+        self.layout = layout._replace(rounds=layout.rounds._replace(rounds=1))
+        self.programs: dict[Any, Any] = {}
+
+    def __call__(
+        self, block: NDArray[np.int64], params: Params, hparams: HParams, seed: int, done: int
+    ) -> tuple[NDArray[np.int64], Params]:
+        """The client at each place, -1 for none, and its model, leaves (places, points, ...)."""
+        method, train = self.method, self.method.protocol.federation.train
+        solver, t = method.solver, max(0, done - 1)
+        size = train.sizes[block]
+        ones = np.ones(len(block))
+        jobs = Jobs(
+            client=block,
+            first_row=train.offsets[block],
+            size=size,
+            steps=solver.steps_for(size),
+            weight=ones,
+            gamma=solver.gammas(t, block),
+            participation=ones / len(block),
+            relative_size=ones,
+            owner=method.protocol.ownership.of(block),
+            device_row=train.offsets[block],
+        )
+        work = RoundWork(len(block), 0, 0, jobs, no_jobs())
+        need = needed(self.layout, solver, work)
+        room = self.rows.needed([work], self.layout.width)
+        self.layout = layout = self.layout.fitting(need._replace(rows=room))
+        (x, y), (placed,) = self.rows.of([work], layout.width, layout.rows)
+        noisy = is_noisy(method.protocol.federation, method.protocol.model)
+        plan = plan_rounds(layout.rounds, solver, seed, [(t, placed.jobs)], noisy=noisy)
+        at = clients_by_place(plan, placed, layout)
+        state = Own(
+            jax.tree.map(lambda a: np.zeros((len(at), *a.shape), a.dtype), params),
+            jax.numpy.zeros((len(at), len(method.points)), bool),
+        )
+        inputs = Inputs(dict(hparams), x, y, plan, None, np.int32(1))
+        server = Server(replicate(self.mesh, params), shard(self.mesh, state))
+        if layout not in self.programs:
+            specs = tuple(rows_spec(a, method.protocol.ownership) for a in (x, y))
+            self.programs[layout] = part_program(method, layout, self.mesh, specs)
+        part = self.programs[layout](server, inputs)
+        return at, part.client_state.model
+
+
+def _bucket(count: int) -> int:
+    """The next power of two; 0 for 0."""
+    return 1 << (count - 1).bit_length() if count else 0
