@@ -12,6 +12,7 @@ from fedprox.algorithms import (
     fedprox,
     fedsgd,
     fedsplit,
+    pfedme,
     scaffold,
 )
 from fedprox.diagnose import Diagnosis, diagnose
@@ -95,6 +96,7 @@ __all__ = [
     "load_model",
     "metrics",
     "models",
+    "pfedme",
     "records",
     "run",
     "save",

@@ -189,8 +189,8 @@ def test_another_version_of_messages_is_refused(
     with pytest.raises(InputError) as raised:
         deployed(TABLE, [older])
     assert str(raised.value) == (
-        f"node 0: it refuses: a request of version {messages.VERSION}; this node takes version 0: install the same "
-        "version of fedprox on both sides"
+        f"node 0: it refuses: a request of version {messages.VERSION}; this node takes version 0: "
+        "install the same version of fedprox on both sides"
     )
 
 

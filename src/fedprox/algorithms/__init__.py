@@ -12,6 +12,7 @@ from fedprox.algorithms.fedopt import fedopt
 from fedprox.algorithms.fedprox import fedprox
 from fedprox.algorithms.fedsgd import fedsgd
 from fedprox.algorithms.fedsplit import fedsplit
+from fedprox.algorithms.pfedme import pfedme
 from fedprox.algorithms.scaffold import scaffold
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
@@ -24,6 +25,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedsplit": fedsplit,
     "fedopt": fedopt,
     "ditto": ditto,
+    "pfedme": pfedme,
     "centralised": centralised,
 }
 
@@ -39,5 +41,6 @@ __all__ = [
     "fedprox",
     "fedsgd",
     "fedsplit",
+    "pfedme",
     "scaffold",
 ]

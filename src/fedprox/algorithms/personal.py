@@ -18,9 +18,6 @@ from fedprox.algorithms.base import (
 )
 from fedprox.subproblem import Subproblem
 
-NOTHING = jnp.float32(0)
-"""A message that says nothing."""
-
 
 def second_pass(algorithm: Algorithm) -> Algorithm:
     """The method that solves the second local problem of another method.
@@ -38,7 +35,7 @@ def second_pass(algorithm: Algorithm) -> Algorithm:
         state: Any, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Any, ClientState]:
         del state, hparams
-        return NOTHING, keep(context.state, solution.params)
+        return jnp.float32(0), keep(context.state, solution.params)
 
     return algorithm._replace(
         subproblem=personal.subproblem,
@@ -66,7 +63,7 @@ def fine_tuning(algorithm: Algorithm, steps: int) -> Algorithm:
         state: Any, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Any, Own]:
         del state, hparams, context
-        return NOTHING, Own(solution.params, jnp.bool_(True))
+        return jnp.float32(0), Own(solution.params, jnp.bool_(True))
 
     def unchanged(state: Any, mean: Any, hparams: HParams) -> Any:
         del mean, hparams

@@ -1,0 +1,209 @@
+"""Clients' own models: Ditto, pFedMe and fine-tuning, on quadratics with closed forms."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedprox as fp
+from fedprox.simulation.loop import own_models
+from tests.quadratics import Vector, one_run, quadratic_model, random_quadratics
+
+CLIENTS, D = 5, 3
+START = np.full(D, 2.0)
+A, B = random_quadratics(0, CLIENTS, D)
+EXACT = fp.Solver(0.05, "all", steps=1500)
+SOME = fp.Cohort(2)
+
+
+def federation() -> fp.Federation:
+    """One training example of each client, which is its test example too."""
+    examples = [(a[None], b[None]) for a, b in zip(A, B, strict=True)]
+    return fp.Federation.from_arrays(examples, test=examples)
+
+
+def loss(k: int, w: Vector) -> float:
+    """F_k(w)."""
+    return float(0.5 * (w - B[k]) @ A[k] @ (w - B[k]))
+
+
+def near(k: int, lam: float, w: Vector) -> Vector:
+    """argmin F_k(v) + lambda / 2 ||v - w||^2."""
+    return np.asarray(np.linalg.solve(A[k] + lam * np.eye(D), A[k] @ B[k] + lam * w), float)
+
+
+def trained(method: Any, rounds: int, solver: fp.Solver = EXACT, **options: Any) -> fp.Run:
+    return one_run(federation(), quadratic_model(START), method, solver, rounds=rounds, **options)
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.7, 10.0])
+def test_ditto_solves_the_personal_problem_at_the_global_model(lam: float) -> None:
+    before = trained(fp.fedprox(mu=0.0), 1, EXACT)
+    run = trained(fp.ditto(lam=lam), 2, EXACT)
+    w = np.asarray(before.params, float)
+    expected = np.mean([loss(k, near(k, lam, w)) for k in range(CLIENTS)])
+    assert run.final.personal_loss == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert run.final.personal_clients == CLIENTS
+    if lam == 0.0:  # local models
+        assert expected == pytest.approx(0.0)
+
+
+def test_for_a_large_lambda_the_personal_models_are_the_global_one() -> None:
+    solver = fp.Solver(1e-4, "all", steps=2000)
+    before, run = (trained(m, t, solver) for m, t in ((fp.fedavg(), 1), (fp.ditto(lam=5e3), 2)))
+    w = np.asarray(before.params, float)
+    expected = np.mean([loss(k, w) for k in range(CLIENTS)])
+    assert run.final.personal_loss == pytest.approx(expected, rel=5e-3)
+
+
+def test_the_global_model_is_that_of_fedprox_without_a_proximal_term() -> None:
+    settings: dict[str, Any] = {
+        "cohort": SOME,
+        "systems": fp.Systems(stragglers=0.5),
+        "solver": fp.Solver(0.05, "all", epochs=4),
+    }
+    alone = trained(fp.fedprox(mu=0.0), 5, **settings)
+    run = trained(fp.ditto(lam=1.0), 5, **settings)
+    np.testing.assert_allclose(run.params, alone.params, rtol=1e-6)
+    assert [r.train_loss for r in run.history] == pytest.approx(
+        [r.train_loss for r in alone.history], rel=1e-6
+    )
+
+
+def cohorts(rounds: int, seed: int = 0) -> list[set[int]]:
+    offsets = federation().train.offsets
+    return [set(SOME.draw(seed, t, offsets).clients.tolist()) for t in range(rounds)]
+
+
+@pytest.mark.parametrize("block", [1, 2, 64])
+def test_clients_that_have_not_taken_part_are_counted_apart(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_models, "BLOCK", block)
+    lam = 0.7
+    path = [np.asarray(trained(fp.ditto(lam=lam), t, cohort=SOME).params) for t in (1, 2)]
+    models = [START, *(np.asarray(params, float) for params in path)]
+    own: dict[int, Vector] = {}
+    for t, cohort in enumerate(cohorts(2)):
+        own |= {k: near(k, lam, models[t]) for k in cohort}
+    record = trained(fp.ditto(lam=lam), 2, cohort=SOME).final
+    others = set(range(CLIENTS)) - own.keys()
+    assert others
+    assert record.personal_clients == len(own)
+    expected = np.mean([loss(k, v) for k, v in own.items()])
+    assert record.personal_loss == pytest.approx(expected, rel=1e-3)
+    new = np.mean([loss(k, models[2]) for k in others])
+    assert record.newcomer_loss == pytest.approx(new, rel=1e-3)
+
+
+def test_before_the_first_round_everybody_is_new() -> None:
+    record = trained(fp.ditto(lam=1.0), 1).history[0]
+    assert record.personal_clients == 0
+    assert record.personal_loss is not None
+    assert np.isnan(record.personal_loss)
+    assert record.newcomer_loss == pytest.approx(record.test_loss)
+
+
+STEPS, RATE = 7, 0.05
+
+
+def after_steps(k: int, w: Vector) -> Vector:
+    """The model after steps of gradient descent on F_k."""
+    return B[k] + np.linalg.matrix_power(np.eye(D) - RATE * A[k], STEPS) @ (w - B[k])
+
+
+@pytest.mark.parametrize("block", [2, 64])
+def test_fine_tuning_takes_local_steps_from_the_last_model(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_models, "BLOCK", block)
+    evaluation = fp.Evaluation(gradients=False, fine_tune=STEPS)
+    solver = fp.Solver(RATE, "all", epochs=3)
+    run = trained(fp.feddyn(alpha=1.0), 3, solver, cohort=SOME, evaluation=evaluation)
+    plain = trained(fp.feddyn(alpha=1.0), 3, solver, cohort=SOME)
+    np.testing.assert_array_equal(run.params, plain.params)
+    w = np.asarray(run.params, float)
+    expected = np.mean([loss(k, after_steps(k, w)) for k in range(CLIENTS)])
+    assert run.final.personal_loss == pytest.approx(expected, rel=1e-4)
+    assert run.final.personal_clients == CLIENTS
+    assert plain.final.personal_loss is None
+
+
+def test_clients_without_a_model_of_their_own_are_fine_tuned() -> None:
+    evaluation = fp.Evaluation(gradients=False, fine_tune=STEPS)
+    solver = fp.Solver(RATE, "all", epochs=200)
+    run = trained(fp.ditto(lam=0.7), 1, solver, cohort=SOME, evaluation=evaluation)
+    new = set(range(CLIENTS)) - cohorts(1)[0]
+    w = np.asarray(run.params, float)
+    expected = np.mean([loss(k, after_steps(k, w)) for k in new])
+    assert run.final.newcomer_loss == pytest.approx(expected, rel=1e-3)
+
+
+def test_pfedme_ends_at_the_minimiser_of_the_envelopes() -> None:
+    lam = 1.5
+    run = trained(fp.pfedme(lam=lam, eta=0.5, beta=1.2), 60)
+    # the gradient of an envelope is lambda (w - near(w)) = M_k (w - b_k)
+    m = [lam * np.linalg.solve(a + lam * np.eye(D), a) for a in A]
+    star = np.linalg.solve(sum(m), sum(m_k @ b for m_k, b in zip(m, B, strict=True)))
+    np.testing.assert_allclose(run.params, star, atol=1e-3)
+    expected = np.mean([loss(k, near(k, lam, star)) for k in range(CLIENTS)])
+    assert run.final.personal_loss == pytest.approx(expected, rel=1e-2)
+    assert np.linalg.norm(star - np.linalg.solve(sum(A), sum(map(np.matmul, A, B)))) > 0.05
+
+
+def test_pfedme_with_the_largest_step_is_fedprox() -> None:
+    solver = fp.Solver(0.05, "all", epochs=4)
+    one = trained(fp.pfedme(lam=2.0, eta=0.5), 4, solver)
+    other = trained(fp.fedprox(mu=2.0), 4, solver)  # clients have equally many rows
+    np.testing.assert_allclose(one.params, other.params, rtol=1e-5)
+
+
+def test_sweep_points_and_seeds_have_their_own_models() -> None:
+    solver = fp.Solver(0.05, "all", epochs=20)
+
+    def runs(lam: Any, seed: Any) -> list[fp.Run]:
+        return fp.simulate(
+            federation(),
+            quadratic_model(START),
+            fp.ditto(lam=lam),
+            solver=solver,
+            cohort=SOME,
+            rounds=3,
+            seed=seed,
+            evaluation=fp.Evaluation(every=3, gradients=False, fine_tune=5),
+            progress=False,
+        )
+
+    together = runs([0.5, 3.0], [0, 1])
+    alone = [run for seed in (0, 1) for lam in (0.5, 3.0) for run in runs(lam, seed)]
+    for a, b in zip(together, alone, strict=True):
+        for name in ("personal_clients", "personal_loss", "newcomer_loss"):
+            assert getattr(a.final, name) == pytest.approx(getattr(b.final, name), rel=1e-5)
+    assert len({run.final.personal_loss for run in together}) == 4
+
+
+def test_a_resumed_run_has_the_same_own_models(tmp_path: Path) -> None:
+    class StoppedError(Exception):
+        pass
+
+    def stop(record: fp.Record) -> None:
+        if record.round == 3:
+            raise StoppedError
+
+    def run(*, resume: bool, **options: Any) -> fp.Run:
+        checkpoints = fp.Checkpoints(tmp_path / "now", every=1, resume=resume)
+        return trained(fp.ditto(lam=0.7), 4, cohort=SOME, checkpoints=checkpoints, **options)
+
+    whole = trained(fp.ditto(lam=0.7), 4, cohort=SOME)
+    with pytest.raises(StoppedError):
+        run(resume=False, on_record=stop)
+    resumed = run(resume=True)
+    assert resumed.final.personal_loss == whole.final.personal_loss
+    assert resumed.final.newcomer_loss == whole.final.newcomer_loss
+
+
+def test_own_models_need_the_servers_model_to_be_evaluated() -> None:
+    evaluation = fp.Evaluation(model="clients")
+    with pytest.raises(fp.InputError, match=r'^ditto: evaluation.model = "clients"; for a method'):
+        trained(fp.ditto(lam=1.0), 1, evaluation=evaluation)
