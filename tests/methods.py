@@ -184,6 +184,70 @@ class ServerAdam(FedProx):
         self.params = before - self.server_rate * m / (np.sqrt(v) + 1e-8)
 
 
+class FedNova(Method):
+    """Wang et al. 2020: plain SGD with a proximal term; the a_k are written out."""
+
+    by_rows = True
+
+    def __init__(self, params: Vector, clients: int, mu: float = 0.0) -> None:
+        super().__init__(params, clients)
+        self.mu = mu
+
+    def problem(self, k: int) -> Problem:
+        del k
+        return Problem(self.zero, self.mu, self.params)
+
+    def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
+        del gradients
+        n = sum(sizes[k] for k in answers)
+        tau, direction = 0.0, self.zero
+        for k, (w, steps) in answers.items():
+            a = np.array([(1 - rate * self.mu) ** (steps - 1 - j) for j in range(steps)])
+            norm = np.abs(a).sum()
+            tau += sizes[k] / n * norm
+            direction = direction + sizes[k] / n * (self.params - w) / norm
+        self.params = self.params - tau * direction
+
+
+class FedExp(Method):
+    """Jhunjhunwala et al. 2023."""
+
+    drop = True
+
+    def __init__(self, params: Vector, clients: int, epsilon: float) -> None:
+        super().__init__(params, clients)
+        self.epsilon = epsilon
+
+    def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
+        del sizes, rate, gradients
+        d = np.array([answer.params - self.params for answer in answers.values()])
+        mean = d.mean(axis=0)
+        divisor = 2 * len(d) * (mean @ mean + self.epsilon)
+        self.params = self.params + max(1.0, (d**2).sum() / divisor) * mean
+
+
+class FedAdmm(Method):
+    """Gong et al. 2022, Algorithm 1."""
+
+    def __init__(self, params: Vector, clients: int, rho: float, server_rate: float) -> None:
+        super().__init__(params, clients)
+        self.rho, self.server_rate = rho, server_rate
+        self.w_k = np.tile(self.params, (clients, 1))
+        self.dual = np.zeros((clients, *self.params.shape))
+
+    def problem(self, k: int) -> Problem:
+        return Problem(self.dual[k], self.rho, self.params)
+
+    def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
+        del sizes, rate, gradients
+        before = self.w_k + self.dual / self.rho
+        for k, answer in answers.items():
+            self.w_k[k] = answer.params
+            self.dual[k] += self.rho * (answer.params - self.params)
+        change = (self.w_k + self.dual / self.rho - before)[list(answers)].mean(axis=0)
+        self.params = self.params + self.server_rate * change
+
+
 class Path(NamedTuple):
     """Three models after 0, 1, ... rounds, each (rounds + 1, d)."""
 

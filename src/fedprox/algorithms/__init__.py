@@ -5,9 +5,12 @@ from collections.abc import Callable
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.centralised import centralised
 from fedprox.algorithms.ditto import ditto
+from fedprox.algorithms.fedadmm import fedadmm
 from fedprox.algorithms.fedavg import fedavg
 from fedprox.algorithms.feddane import feddane
 from fedprox.algorithms.feddyn import feddyn
+from fedprox.algorithms.fedexp import fedexp
+from fedprox.algorithms.fednova import fednova
 from fedprox.algorithms.fedopt import fedopt
 from fedprox.algorithms.fedprox import fedprox
 from fedprox.algorithms.fedsgd import fedsgd
@@ -26,6 +29,9 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedopt": fedopt,
     "ditto": ditto,
     "pfedme": pfedme,
+    "fedadmm": fedadmm,
+    "fedexp": fedexp,
+    "fednova": fednova,
     "centralised": centralised,
 }
 
@@ -34,9 +40,12 @@ __all__ = [
     "Algorithm",
     "centralised",
     "ditto",
+    "fedadmm",
     "fedavg",
     "feddane",
     "feddyn",
+    "fedexp",
+    "fednova",
     "fedopt",
     "fedprox",
     "fedsgd",

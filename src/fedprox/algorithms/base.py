@@ -231,6 +231,8 @@ class Algorithm(NamedTuple):
             every client of the cohort and back.
         adapt: How hyperparameters follow the training loss; None if they stay as they are.
         personal: How each client gets a model of its own; None if there is one model.
+        not_private: Why clipping a message as a whole and adding noise does not fit the method, for
+            the message that refuses `fedprox.Privacy`; empty if it does.
 
     Example:
         FedProx in five lines:
@@ -267,6 +269,7 @@ class Algorithm(NamedTuple):
     communication: int = 1
     adapt: Adaptation | None = None
     personal: Personal | None = None
+    not_private: str = ""
 
     def with_solver(self, **settings: Any) -> "Algorithm":
         """The same method with its own settings of the solver.

@@ -25,9 +25,12 @@ from fedprox import (
     Run,
     Solver,
     Subproblem,
+    fedadmm,
     fedavg,
     feddane,
     feddyn,
+    fedexp,
+    fednova,
     fedprox,
     fedsplit,
     scaffold,
@@ -74,7 +77,7 @@ def corrupting(algorithm: Algorithm, far: float) -> Algorithm:
         def spoiled(a: jax.Array) -> jax.Array:
             return jnp.select(
                 [kind == 0, kind == 1, kind == 2, kind == 3],
-                [a * jnp.nan, a.at[0].set(-jnp.inf), a + 1e25, a * times],
+                [a * jnp.nan, a.at[(0,) * min(a.ndim, 1)].set(-jnp.inf), a + 1e25, a * times],
                 a,
             )
 
@@ -98,6 +101,9 @@ CASES: list[tuple[Algorithm, Callable[[], methods.Method], Any, float]] = [
         "cohort",
         math.inf,
     ),
+    (fednova(), lambda: methods.FedNova(START, CLIENTS), "server", 20.0),
+    (fedexp(), lambda: methods.FedExp(START, CLIENTS, 1e-3), "server", math.inf),
+    (fedadmm(1.0), lambda: methods.FedAdmm(START, CLIENTS, 1.0, 1.0), "server", 20.0),
 ]
 
 

@@ -19,9 +19,12 @@ from fedprox import (
     Target,
     centralised,
     datasets,
+    fedadmm,
     fedavg,
     feddane,
     feddyn,
+    fedexp,
+    fednova,
     fedprox,
     fedsplit,
     models,
@@ -89,7 +92,10 @@ def test_b_and_variance_equal_their_definitions(seed: int, rows: list[int]) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
-    [fedavg(), feddane(mu=1.0), scaffold(), feddyn(alpha=1.0), fedsplit(1.0), centralised()],
+    [
+        *(fedavg(), feddane(mu=1.0), scaffold(), feddyn(alpha=1.0), fedsplit(1.0), centralised()),
+        *(fednova(), fedexp(), fedadmm(rho=1.0)),
+    ],
     ids=lambda method: method.name,
 )
 def test_measuring_gradients_changes_no_model(method: Algorithm) -> None:

@@ -16,6 +16,7 @@ from fedprox import (
     Run,
     Solver,
     Subproblem,
+    fedadmm,
     fedavg,
     feddyn,
     fedprox,
@@ -85,7 +86,9 @@ def test_the_mean_of_fedproxs_clients_is_weighted_by_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [feddyn(alpha=1.0), scaffold(), fedsplit(step_size=1.0)], ids=lambda m: m.name
+    "method",
+    [feddyn(alpha=1.0), scaffold(), fedsplit(step_size=1.0), fedadmm(rho=1.0)],
+    ids=lambda m: m.name,
 )
 def test_a_client_drawn_twice_could_not_keep_two_states(method: Algorithm) -> None:
     with pytest.raises(InputError, match=rf"{method.name}.*proportional"):

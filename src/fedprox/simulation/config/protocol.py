@@ -356,6 +356,10 @@ class Protocol:
             "it without",
         )
         require(
+            self.privacy is None or not algorithm.not_private,
+            f"{algorithm.name}: {algorithm.not_private}, so privacy does not fit; run it without",
+        )
+        require(
             self.privacy is None or algorithm.adapt is None,
             f"{algorithm.name}: an adaptive mu follows the clients' losses, which have no noise; "
             "with privacy give mu without adapt",

@@ -1,0 +1,120 @@
+"""FedNova (Wang et al. 2020): normalized averaging, however many steps each client takes.
+
+A client's w^t - w_k is the learning rate times a weighted sum of the gradients on its path, and
+||a_k||_1 is the sum of the weights. Clients with equal steps make this FedAvg (FedProx with mu).
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedprox.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    ClientState,
+    HParams,
+    Solution,
+    add_scaled,
+    check_hparam,
+    local_update,
+)
+from fedprox.algorithms.fedavg import local_loss
+from fedprox.algorithms.fedprox import proximal
+from fedprox.errors import require, require_number
+from fedprox.model import Params
+from fedprox.solver import HParam, Solver
+
+
+class Message(NamedTuple):
+    """The normalized update d_k and its length ||a_k||_1."""
+
+    direction: Params
+    length: jax.Array
+
+
+def geometric(x: jax.Array, steps: jax.Array) -> jax.Array:
+    """The sum of |1 - x|^j over j < steps."""
+    y = jnp.minimum(x, 2 - x)  # 1 - |1 - x|
+    return jnp.where(y == 0, steps, -jnp.expm1(steps * jnp.log1p(-y)) / jnp.where(y == 0, 1, y))
+
+
+def update(params: Params, mean: Message, hparams: HParams) -> Params:
+    """w^{t+1} = w^t - (sum_k p_k ||a_k||_1) sum_k p_k d_k."""
+    del hparams
+    return add_scaled(params, -mean.length, mean.direction)
+
+
+def fednova(mu: HParam = 0.0, momentum: float = 0.0) -> Algorithm:
+    r"""FedNova: updates are divided by the clients' local steps before they are averaged.
+
+    Client :math:`k` takes :math:`\tau_k` steps of SGD with learning rate :math:`\eta` on
+    :math:`F_k(w) + \frac{\mu}{2} \|w - w^t\|^2` from :math:`w^t`. With weights :math:`p_k`
+    proportional to rows the server computes
+
+    .. math:: w^{t+1} = w^t - \Big(\sum_{k \in S_t} p_k \|a_k\|_1\Big)
+        \sum_{k \in S_t} p_k d_k, \qquad d_k = \frac{w^t - w_k}{\|a_k\|_1},
+
+    where :math:`\|a_k\|_1` is :math:`\tau_k`, with a proximal term
+    :math:`\sum_{j < \tau_k} |1 - \eta \mu|^j`, and with momentum :math:`\rho`
+    :math:`\sum_{j=1}^{\tau_k} (1 - \rho^j) / (1 - \rho)`. Stragglers' partial work is kept.
+
+    Args:
+        mu: Proximal weight, at least 0. A sequence sweeps over its values.
+        momentum: Momentum :math:`\rho` of the local SGD, from 0 to below 1; with it mu must be 0.
+
+    Returns:
+        An algorithm for :func:`fedprox.simulate`.
+
+    Raises:
+        InputError: If a number is out of range, or both are above 0.
+
+    Example:
+        >>> import fedprox as fp
+        >>> fp.fednova(momentum=0.9).variant
+        'momentum=0.9'
+
+    References:
+        Wang et al., `Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+        Optimization <https://arxiv.org/abs/2007.07481>`_, NeurIPS 2020.
+    """
+    mus = check_hparam("fednova: mu", mu)
+    require_number("fednova: momentum", momentum, single=True)
+    require(momentum < 1, f"fednova: momentum = {momentum}; it must be below 1")
+    require(not momentum or not any(mus), "fednova: mu and momentum: one of them must be 0")
+
+    def local(solver: Solver) -> Solver:
+        needs = "fednova needs solver.optimizer = sgd without options; it has its own momentum"
+        require(solver.optimizer is optax.sgd, needs)
+        sgd = functools.partial(optax.sgd, momentum=momentum) if momentum else optax.sgd
+        return solver.changed(optimizer=sgd)
+
+    def message(
+        params: Params, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Message, ClientState]:
+        """Send d_k and ||a_k||_1, both 0 for a client without steps."""
+        del params
+        length = solution.steps.astype(jnp.float32)
+        if any(mus):
+            length = geometric(hparams["learning_rate"] * hparams["mu"], length)
+        if momentum:
+            powers = geometric(jnp.float32(1 - momentum), length)
+            length = (length - momentum * powers) / (1 - momentum)
+        scale = -1 / jnp.where(length > 0, length, 1)
+        direction = jax.tree.map(lambda step: scale * step, local_update(solution))
+        return Message(direction, length), context.state
+
+    return Algorithm(
+        "fednova",
+        proximal if any(mus) else local_loss,
+        hparams={"mu": mus} if any(mus) else {},
+        stragglers="keep",
+        variant=f"momentum={momentum:g}" if momentum else "",
+        local=local,
+        message=message,
+        size=lambda sent: optax.tree.norm(sent.direction),
+        update=update,
+        not_private="a message holds the length of a client's work beside its update",
+    )
