@@ -20,6 +20,7 @@ from fedprox.algorithms import (
 )
 from fedprox.diagnose import Diagnosis, diagnose
 from fedprox.diagnostics.clients import EvaluationResult, evaluate
+from fedprox.diagnostics.fairness import Fairness, fairness
 from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Examples, Federation, Rows
@@ -41,6 +42,7 @@ from fedprox.simulation.devices.compilation_cache import use_compilation_cache
 from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped
 from fedprox.simulation.loop.progress import Progress
+from fedprox.simulation.results.clients import ClientRecord
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.selection import Selection
@@ -55,11 +57,13 @@ __all__ = [
     "AdaptiveClip",
     "Algorithm",
     "Checkpoints",
+    "ClientRecord",
     "Cohort",
     "Diagnosis",
     "Evaluation",
     "EvaluationResult",
     "Examples",
+    "Fairness",
     "Faults",
     "Federation",
     "Frozen",
@@ -86,6 +90,7 @@ __all__ = [
     "diagnostics",
     "ditto",
     "evaluate",
+    "fairness",
     "fedadmm",
     "fedavg",
     "feddane",

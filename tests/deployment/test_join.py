@@ -173,6 +173,11 @@ PRIVACY = {"clip": 1.0, "noise_multiplier": 1.0}
     ("sections", "line"),
     [
         ({"evaluation": {"clients": 2}}, "evaluation.clients: leave it out in a deployment, where"),
+        ({"evaluation": {"by_client": True}}, "evaluation.by_client: leave it out in a deployment"),
+        (
+            {"evaluation": {"client_records": True}},
+            "evaluation.client_records: leave it out in a deployment, where nodes return sums over",
+        ),
         (
             {"privacy": PRIVACY, "seed": [0, 1]},
             r"^2 runs: with \[privacy\] a deployment has one method, one value",

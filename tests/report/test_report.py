@@ -28,7 +28,17 @@ from fedprox.files.whole import write_whole
 from fedprox.model import cross_entropy, top_1
 from fedprox.report import charts
 from fedprox.report.archive import read_archive, read_record
-from fedprox.report.charts import Axis, Line, chart, histogram, numbers, ranked, styles
+from fedprox.report.charts import (
+    Axis,
+    Line,
+    binned,
+    chart,
+    histogram,
+    in_steps,
+    numbers,
+    ranked,
+    styles,
+)
 from fedprox.report.directory import (
     metrics_line,
     model_file,
@@ -37,7 +47,7 @@ from fedprox.report.directory import (
     write_figure,
 )
 from fedprox.report.figure import figure
-from fedprox.report.page import overlay, section, worst_mean, write_report
+from fedprox.report.page import overlay, section, write_report
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from tests import browser as driving
@@ -573,14 +583,22 @@ def test_a_long_label_leaves_the_panels_their_width() -> None:
     assert widths[1] > 0.9 * widths[0]
 
 
-def test_clients_are_ranked_and_the_worst_tenth_averaged() -> None:
+def test_clients_are_ranked() -> None:
     line = ranked("a", [np.array([0.3, 0.1, 0.2]), np.array([0.5, 0.7, 0.6])])
     np.testing.assert_allclose(line.values, [[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]])
     many = ranked("a", [np.linspace(0, 1, 5001)[::-1]])
     np.testing.assert_allclose(many.values[0], np.linspace(0, 1, 201))
-    assert worst_mean(np.arange(10.0)) == 0
-    assert worst_mean(np.arange(11.0)) == 0.5
-    assert worst_mean(np.array([0.7])) == 0.7
+
+
+def test_a_histogram_of_accuracies_has_every_client_of_every_seed() -> None:
+    accuracies = [np.array([0.0, 0.049, 0.05, 1.0]), np.array([0.5])]
+    line = binned("a", accuracies)
+    np.testing.assert_allclose(line.values[:, 1:-1].sum(axis=1), 1)
+    assert line.values[0, 1:3].tolist() == [0.5, 0.25]
+    assert line.values[0, -2] == 0.25  # the last bin has its upper end
+    assert np.argmax(line.values[1]) == 11  # and the others their lower
+    drawn = chart("t", "n", [line], styles(["a"]), Axis("x"), Axis("y"))
+    assert {trace["line"]["shape"] for trace in in_steps(drawn).traces} == {"hvh"}
 
 
 def test_a_histogram_counts_every_client() -> None:
@@ -629,7 +647,7 @@ def test_a_diverged_run_is_named_and_left_out_of_the_clients(tmp_path: Path) -> 
     assert any("bad, seed 0, diverged" in warning for warning in shown.warnings)
     (behind,) = (group for group in shown.groups if group.title == "Who is left behind")
     assert behind.tables[0].rows == [
-        ["fedavg", "50.00 %", "50.00 %", "25.00 %", "25.00 %", "25.00 %"]
+        ["fedavg", "50.00 %", "50.00 %", "25.00 %", "75.00 %", "25.00 %", "25.00 %"]
     ]
 
 
@@ -762,8 +780,8 @@ return [...document.querySelectorAll('#run-1 .plot')].map(plot =>
 """
 """Lines drawn in each figure of the first section; a band's outline has no width."""
 
-LINES = [3, 3, 3, 3, 3, 3, 3, 3, 0, 0, 1, 1, 2]
-"""Five against rounds, two against cost, the clients; two histograms, the path, the sweep."""
+LINES = [3, 3, 3, 3, 3, 3, 3, 3, 3, 0, 0, 1, 1, 2]
+"""Five against rounds, two against cost, two of clients; two histograms, the path, the sweep."""
 
 
 @pytest.mark.slow
@@ -776,12 +794,12 @@ def test_all_figures_are_drawn_without_a_word_from_the_console(opened: Browser, 
         "return [...document.querySelectorAll('#run-1 .plot')]"
         ".map(p => p.querySelectorAll('.scatterlayer .fills path.js-fill').length)"
     )
-    assert bands == [3] * 8 + [0] * 5
+    assert bands == [3] * 9 + [0] * 5
     bars = opened.run(
         "return [...document.querySelectorAll('#run-1 .plot')]"
         ".map(p => p.querySelectorAll('.bars .point').length)"
     )
-    assert [bool(count) for count in bars] == [False] * 8 + [True] * 2 + [False] * 3
+    assert [bool(count) for count in bars] == [False] * 9 + [True] * 2 + [False] * 3
     assert opened.run("return document.title") == "2 experiments \N{EN DASH} fedprox"
 
 
@@ -800,7 +818,7 @@ def test_a_label_has_the_same_colour_everywhere(opened: Browser) -> None:
         "return [...document.querySelectorAll('.plot')].flatMap(p => p.data"
         ".filter(t => t.legendgroup === 'fedprox mu=1').map(t => t.line.color))"
     )
-    assert len(found) == 8 * 2 + 7
+    assert len(found) == 9 * 2 + 7
     assert len(set(found)) == 1
 
 

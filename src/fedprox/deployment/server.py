@@ -56,6 +56,12 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
         ("evaluation.fine_tune", experiment.evaluation.fine_tune, "nodes report no single clients"),
     ):
         require(given is None, f"{setting}: leave it out in a deployment, where {instead}")
+    for name in ("by_client", "client_records"):
+        require(
+            not getattr(experiment.evaluation, name),
+            f"evaluation.{name}: leave it out in a deployment, where nodes return sums over their "
+            "clients",
+        )
     federation = stand_in(joined.kind, joined.descriptions)
     rows = sum(sum(each.clients.train) for each in joined.descriptions)
     data = {"name": DEPLOYED, "nodes": len(joined.nodes), "training_rows": rows}

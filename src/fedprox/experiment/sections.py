@@ -97,6 +97,15 @@ class EvaluationSection(Section):
     gradients: bool = Field(
         default=True, description="Whether gradient variance, B(w) and gamma are measured."
     )
+    by_client: bool = Field(
+        default=False,
+        description="Whether records have the mean, the spread, the worst tenth and the best tenth "
+        "of the clients' test accuracies.",
+    )
+    client_records: bool = Field(
+        default=False,
+        description="Whether clients.jsonl gets the measures of each client at each evaluation.",
+    )
 
 
 class CohortSection(Section):

@@ -272,7 +272,7 @@ def read_record(line: bytes) -> Record:
         raise ValueError(_explain(error)) from None
 
 
-_RECORD = TypeAdapter(Record)
+_RECORD = TypeAdapter(Record, config=ConfigDict(arbitrary_types_allowed=True))
 
 
 def _experiment(path: Path) -> dict[str, Any]:

@@ -30,6 +30,9 @@ MOST_POINTS = 201
 
 MOST_BINS = 30
 
+ACCURACY_BINS = 20
+"""Bins of the clients' accuracies: steps of five per cent."""
+
 
 class Style(NamedTuple):
     """The appearance of a label's lines in all figures."""
@@ -233,6 +236,27 @@ def ranked(label: str, accuracies: Sequence[NDArray[np.float64]]) -> Line:
     """
     share = np.linspace(0, 1, min(max(map(len, accuracies)), MOST_POINTS))
     return Line(label, share, np.array([np.quantile(a, share) for a in accuracies]))
+
+
+def binned(label: str, accuracies: Sequence[NDArray[np.float64]]) -> Line:
+    """The share of clients in each of some equal bins of accuracy, one row for each seed.
+
+    The ends of the axis repeat the first and the last bin.
+
+    >>> line = binned("fedavg", [np.array([0.0, 0.51, 0.52, 1.0])])
+    >>> line.values[0, [0, 1, 11, 20, 21]].tolist()
+    [0.25, 0.25, 0.5, 0.25, 0.25]
+    """
+    edges = np.linspace(0, 1, ACCURACY_BINS + 1)
+    middles = np.concatenate([[0.0], (edges[1:] + edges[:-1]) / 2, [1.0]])
+    shares = [np.histogram(a, edges)[0] / len(a) for a in accuracies]
+    return Line(label, middles, np.array([np.pad(share, 1, "edge") for share in shares]))
+
+
+def in_steps(drawn: Chart) -> Chart:
+    """The same figure, with lines that are steps around their points."""
+    traces = [t | {"line": t["line"] | {"shape": "hvh"}} for t in drawn.traces]
+    return drawn._replace(traces=traces)
 
 
 def histogram(title: str, note: str, values: Sequence[float], what: str) -> Chart:

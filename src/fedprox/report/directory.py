@@ -30,7 +30,7 @@ from fedprox.files.whole import flush_folder, naming, open_no_link, refuse_link,
 from fedprox.model import Model
 from fedprox.report.figure import figure
 from fedprox.report.parameters import encode
-from fedprox.report.records import ERRORS, OPTIONAL, PRIVACY, VALIDATION, flat
+from fedprox.report.records import ERRORS, FAIRNESS, OPTIONAL, PRIVACY, VALIDATION, flat
 from fedprox.report.table import common_target
 from fedprox.simulation.loop.checkpoint import FIRST
 from fedprox.simulation.results.record import Record
@@ -353,8 +353,8 @@ def write_clients(
 def metrics_line(record: Record) -> dict[str, Any]:
     """A record as a JSON object; numbers that are not finite become null.
 
-    It has standard errors if evaluations read a sample of clients, and validation measures if there
-    are validation rows. Each of the model's metrics has a key of its own.
+    It has standard errors if evaluations read a sample of clients, validation measures if there are
+    validation rows, and so on (see `OPTIONAL`). Each of the model's metrics has a key of its own.
 
     >>> known = ("fedprox mu=1", "fedprox", {"mu": 1.0}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0)
     >>> line = metrics_line(Record(*known, math.nan, math.nan, 0, 0, 10, 9, 0, 70, 350, 5))
@@ -392,6 +392,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
                 "dissimilarity",
                 "gamma_mean",
                 "gamma_max",
+                *FAIRNESS,
                 *ERRORS,
             )
             if key in final

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.diagnostics.fairness import fairness
 from fedprox.errors import require
 from fedprox.files.whole import write_whole
 from fedprox.report.archive import Archive, DiagnosisFile, SweepPoint, read_archive
@@ -17,9 +18,11 @@ from fedprox.report.charts import (
     Chart,
     Line,
     Style,
+    binned,
     chart,
     curves,
     histogram,
+    in_steps,
     ranked,
     styles,
 )
@@ -62,6 +65,24 @@ AGAINST_ROUNDS = (
         Axis("validation accuracy", percent=True),
     ),
     ("test_accuracy", "Test accuracy", "Over {}test rows.", ACCURACY),
+    (
+        "client_accuracy_mean",
+        "Client accuracy, mean",
+        "Mean test accuracy of the clients, each of which counts once.",
+        ACCURACY,
+    ),
+    (
+        "client_accuracy_worst",
+        "Client accuracy, worst 10 %",
+        "Mean test accuracy of the worst tenth of the clients in each round.",
+        ACCURACY,
+    ),
+    (
+        "client_accuracy_best",
+        "Client accuracy, best 10 %",
+        "Mean test accuracy of the best tenth of the clients in each round.",
+        ACCURACY,
+    ),
     (
         "gradient_variance",
         "Gradient variance",
@@ -447,6 +468,14 @@ def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
     edge = {"type": "line", "x0": WORST, "x1": WORST, "y0": 0, "y1": 1, "yref": "paper"}
     edge["line"] = {"color": "#888888", "width": 1, "dash": "dot"}
     drawn.layout["shapes"] = [edge]
+    counted = chart(
+        "Clients by accuracy",
+        "Histogram of these accuracies: the share of the clients in each step of 5 %.",
+        [binned(label, by_seed) for label, by_seed in accuracies.items()],
+        looks,
+        ACCURACY,
+        Axis("share of the clients", percent=True),
+    )
     rows = [
         [
             label,
@@ -465,23 +494,14 @@ def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
     note = " ".join(filter(None, notes))
     keys = {label: looks[label] for label in accuracies}
     figures = Table(caption, ["method", *SPREAD], rows)
-    return [Group("Who is left behind", keys, [drawn], [figures], note)]
-
-
-def worst_mean(accuracies: NDArray[np.float64]) -> float:
-    """Mean accuracy of the worst tenth of the clients, at least one client.
-
-    >>> worst_mean(np.arange(20.0))
-    0.5
-    """
-    count = int(np.ceil(WORST * len(accuracies) - 1e-9))
-    return float(np.sort(accuracies)[:count].mean())
+    return [Group("Who is left behind", keys, [drawn, in_steps(counted)], [figures], note)]
 
 
 SPREAD: dict[str, Callable[[NDArray[np.float64]], float]] = {
     "mean": np.mean,
     "median": np.median,
-    "worst 10 %": worst_mean,
+    "worst 10 %": lambda accuracies: fairness(accuracies).worst,
+    "best 10 %": lambda accuracies: fairness(accuracies).best,
     "worst client": np.min,
     "standard deviation": np.std,
 }

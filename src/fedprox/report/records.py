@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from fedprox.diagnostics.fairness import Fairness
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
@@ -23,6 +24,7 @@ PERSONAL = (
     "personal_clients",
     "personal_loss",
     "personal_accuracy",
+    "personal_accuracy_worst",
     "newcomer_loss",
     "newcomer_accuracy",
 )
@@ -31,7 +33,10 @@ PERSONAL = (
 FAULTS = ("faulty", "faulty_clients", "unmeasured")
 """Keys of records with screening."""
 
-OPTIONAL = (*FAULTS, *ERRORS, *VALIDATION, *NETWORK, *PRIVACY, *PERSONAL)
+FAIRNESS = tuple(f"client_accuracy_{name}" for name in Fairness._fields)
+"""Keys of records with the distribution of the clients' accuracies."""
+
+OPTIONAL = (*FAULTS, *ERRORS, *VALIDATION, *NETWORK, *PRIVACY, *PERSONAL, *FAIRNESS)
 """Keys that not all experiments have."""
 
 
@@ -39,6 +44,7 @@ def flat(record: Record) -> dict[str, Any]:
     """A record as a dict with the keys of `metrics.jsonl`; None for missing values."""
     line = record._asdict()
     hparams, metrics = line.pop("hparams"), line.pop("metrics")
+    del line["by_client"]  # not a number
     named = {"label": line.pop("label"), "method": line.pop("method")}
     return {**named, "mu": None, **hparams, **line, **metrics}
 
@@ -51,7 +57,9 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
     `faulty_clients`, `unmeasured`), only if evaluations read a sample of clients
     (`train_loss_se`, `test_accuracy_se`), only with validation rows (`validation_loss`,
     `validation_accuracy`), only in a deployment (`seconds`, `bytes_down`, `bytes_up`, `nodes`,
-    `network`) or only with privacy (`epsilon`, `delta`) are omitted if no record has them.
+    `network`), only with privacy (`epsilon`, `delta`) or only with `Evaluation(by_client=True)`
+    (`client_accuracy_mean`, `client_accuracy_std`, `client_accuracy_worst`,
+    `client_accuracy_best`) are omitted if no record has them.
 
     Args:
         runs: The runs, such as `simulate` returns.

@@ -4,6 +4,7 @@ import io
 import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -74,7 +75,8 @@ def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
 
     Each of the model's metrics on test rows has a column. With validation rows, their accuracy has
     a column too, and the best accuracy is the test accuracy of the record with the highest
-    validation accuracy.
+    validation accuracy. With `Evaluation(by_client=True)`, the mean test accuracy of the worst
+    tenth of the clients has a column; if clients have models of their own, their accuracy has one.
 
     Models sent until the target are in units of one round of FedAvg. If a seed has not reached the
     target, rounds and models are those of all its rounds, with a "+".
@@ -110,13 +112,16 @@ def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
     names = [name.replace("_", " ") for name in metrics]
     has_validation = any(run.validated for run in runs)
     headers = ["train loss", *["validation accuracy"] * has_validation]
-    headers += ["test accuracy", "best accuracy", *names]
+    fair = any(run.final.client_accuracy_worst is not None for run in runs)
+    own = any(run.final.personal_accuracy is not None for run in runs)
+    headers += ["test accuracy", *["worst 10 %"] * fair, *["own models"] * own]
+    headers += ["best accuracy", *names]
     headers += ["epsilon"] * (privacy := any(run.final.epsilon is not None for run in runs))
     for header in [*headers, f"rounds to {target or 'target'}", "models sent", "seconds"]:
         shown.add_column(header, justify="right", overflow="fold")
+    has = Columns(metrics, has_validation, fair, own, privacy)
     for label, group in by_label(runs).items():
-        row = _row(group, target, metrics, has_validation=has_validation, privacy=privacy)
-        shown.add_row(Text(label), *row)
+        shown.add_row(Text(label), *_row(group, target, has))
     return shown
 
 
@@ -256,28 +261,32 @@ def best_model_notes(runs: Sequence[Run]) -> list[str]:
     return ["figures are of each run's best model; summary.json names its round"]
 
 
-def _row(
-    group: Sequence[Run],
-    target: Target | None,
-    metrics: Sequence[str],
-    *,
-    has_validation: bool,
-    privacy: bool,
-) -> list[str]:
+class Columns(NamedTuple):
+    """The columns that a table has only if records have their values."""
+
+    metrics: Sequence[str]
+    validation: bool
+    fairness: bool
+    own: bool
+    privacy: bool
+
+
+def _row(group: Sequence[Run], target: Target | None, has: Columns) -> list[str]:
     seconds = f"{sum(run.run_seconds for run in group):.1f}"
     if group[0].sweep_points > 1:
         seconds += f" for {group[0].sweep_points}"
-    spent = [_spent(group)] if privacy else []
+    spent = [_spent(group)] if has.privacy else []
     diverged = [run for run in group if run.diverged_at is not None]
     if diverged:
         at = ", ".join(str(run.diverged_at) for run in diverged)
         who = "" if len(group) == 1 else f" ({len(diverged)} of {len(group)} seeds)"
         return [
             f"diverged at round {at}{who}",
-            *[""] * has_validation,
+            *[""] * has.validation,
             "",
+            *[""] * (has.fairness + has.own),
             _best(group),
-            *[""] * len(metrics),
+            *[""] * len(has.metrics),
             *spent,
             "",
             "",
@@ -293,7 +302,7 @@ def _row(
         ),
         *(
             [spread([100 * _highest([r.validation_accuracy]) for r in finals], "{:.2f}", " %")]
-            if has_validation
+            if has.validation
             else []
         ),
         _estimate(
@@ -302,8 +311,21 @@ def _row(
             "{:.2f}",
             " %",
         ),
+        *(
+            [spread([100 * _highest([r.client_accuracy_worst]) for r in finals], "{:.2f}", " %")]
+            if has.fairness
+            else []
+        ),
+        *(
+            [spread([100 * _highest([r.personal_accuracy]) for r in finals], "{:.2f}", " %")]
+            if has.own
+            else []
+        ),
         _best(group),
-        *(spread([r.metrics.get(name, math.nan) for r in finals], "{:.4f}") for name in metrics),
+        *(
+            spread([r.metrics.get(name, math.nan) for r in finals], "{:.4f}")
+            for name in has.metrics
+        ),
         *spent,
         *_cost(group, target),
         seconds,

@@ -41,6 +41,8 @@ OLD = {
         ),
         ({"gradients": "no"}, "evaluation.gradients = 'no'; it must be True or False"),
         ({"gradients": 0}, "evaluation.gradients = 0; it must be True or False"),
+        ({"by_client": 1}, "evaluation.by_client = 1; it must be True or False"),
+        ({"client_records": None}, "evaluation.client_records = None; it must be True or False"),
     ],
     ids=str,
 )
@@ -70,15 +72,20 @@ def test_the_section_has_the_fields_with_their_defaults() -> None:
 def test_a_file_says_it_in_a_section_of_its_own() -> None:
     text = SMALL.replace("evaluation.every = 2\n", "") + (
         '[evaluation]\nevery = 2\nrows = 5\nclients = 4\nmodel = "clients"\ngradients = false\n'
+        "by_client = true\nclient_records = true\n"
     )
     resolved = resolve(parse("small", tomllib.loads(text)))
-    assert resolved.evaluation == Evaluation(2, 5, 4, "clients", gradients=False)
+    assert resolved.evaluation == Evaluation(
+        2, 5, 4, "clients", gradients=False, by_client=True, client_records=True
+    )
     assert resolved.table["evaluation"] == {
         "every": 2,
         "rows": 5,
         "clients": 4,
         "model": "clients",
         "gradients": False,
+        "by_client": True,
+        "client_records": True,
     }
 
 
@@ -94,7 +101,7 @@ def test_a_misspelled_key_of_the_section_is_named() -> None:
         parse("small", table)
     assert str(refused.value) == (
         "small: evaluation: unknown key 'client'; did you mean 'clients'? allowed: every, rows, "
-        "clients, model, gradients"
+        "clients, model, gradients, by_client, client_records"
     )
 
 
@@ -104,5 +111,11 @@ def test_run_directories_hold_the_section(tmp_path: Path) -> None:
     settings = ("--set", "seed=0", "--set", 'method=[{name="fedavg"}]', "--set", "rounds=2")
     assert status("run", tmp_path / "small.toml", *settings, "--out", out) == 0
     written = tomllib.loads((out / "experiment.toml").read_text())
-    assert written["evaluation"] == {"every": 2, "model": "server", "gradients": True}
+    assert written["evaluation"] == {
+        "every": 2,
+        "model": "server",
+        "gradients": True,
+        "by_client": False,
+        "client_records": False,
+    }
     assert not OLD.keys() & written.keys()

@@ -249,11 +249,13 @@ def _empty_layout(
 def _rounds_together(method: Method, layout: Layout, gathered: int, parameters: int) -> int:
     """Rounds of one call, at most as many as can be gathered for it."""
     algorithm = method.algorithm
-    # client state is read for one round, and an adaptive mu follows each round's loss
+    # client state is read for one round, and an adaptive mu follows each round's loss; a call
+    # returns the steps that clients took only for its last round
     if (
         parameters > SMALL_MODEL
         or algorithm.client_state is not None
         or algorithm.adapt is not None
+        or (method.protocol.evaluation.client_records and method.solver.gamma is not None)
     ):
         return 1
     # independent of the number of rounds of the run, since it may be extended

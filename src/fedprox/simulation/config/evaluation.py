@@ -33,14 +33,18 @@ class Evaluation:
         gradients: Whether gradient variance, B(w) and gamma are measured. Without them an
             evaluation takes about a third of the time, and no client's model is stored after its
             round.
+        by_client: Whether records have the distribution of the clients' test accuracies,
+            `client_accuracy_mean` and others, see `fedprox.Record`.
+        client_records: Whether the records that `on_record` receives hold the measures of each
+            client, see `fedprox.ClientRecord`. A run directory then has `clients.jsonl`.
 
     Raises:
-        InputError: If a number is not a whole number of at least 1, or `model` or `gradients` is
-            none of the allowed values.
+        InputError: If a number is not a whole number of at least 1, or another value is none of the
+            allowed ones.
 
     Example:
-        >>> Evaluation(every=5, clients=1000)
-        Evaluation(every=5, rows=None, clients=1000, model='server', gradients=True)
+        >>> Evaluation(every=5, clients=1000).rows is None  # all rows of these clients
+        True
     """
 
     every: int = 1
@@ -49,6 +53,8 @@ class Evaluation:
     model: Evaluated = "server"
     gradients: bool = True
     fine_tune: int | None = None
+    by_client: bool = False
+    client_records: bool = False
 
     def __post_init__(self) -> None:
         for name in ("every", "rows", "clients", "fine_tune"):
@@ -57,10 +63,12 @@ class Evaluation:
                 require_whole(f"evaluation.{name}", value)
                 object.__setattr__(self, name, int(value))  # no NumPy integers in JSON files
         require_one_of("evaluation.model", self.model, get_args(Evaluated))
-        require(
-            isinstance(self.gradients, bool | np.bool_),
-            f"evaluation.gradients = {shown(self.gradients)}; it must be True or False",
-        )
+        for name in ("gradients", "by_client", "client_records"):
+            value = getattr(self, name)
+            require(
+                isinstance(value, bool | np.bool_),
+                f"evaluation.{name} = {shown(value)}; it must be True or False",
+            )
 
     def of(self, federation: Federation) -> "Evaluation":
         """The same evaluation, with `clients` set to None if it is not fewer than all clients."""

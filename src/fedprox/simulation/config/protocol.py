@@ -207,11 +207,13 @@ class Protocol:
         """Whether evaluations return measures client by client.
 
         A sample of clients needs them for standard errors. If only some of the test or validation
-        rows are read, they are needed to weight each client by all of its rows.
+        rows are read, they are needed to weight each client by all of its rows. Otherwise they are
+        returned only if records show them.
         """
         held_out = zip(self.measured.parts[1:], self.sampled.parts[1:], strict=True)
         partial = any(len(read) < len(whole) for read, whole in held_out)
-        return partial or self.evaluation.clients is not None
+        shown_by_client = self.evaluation.by_client or self.evaluation.client_records
+        return partial or self.evaluation.clients is not None or shown_by_client
 
     @cached_property
     def measured_ownership(self) -> Ownership:
@@ -247,6 +249,9 @@ class Protocol:
             del settings["privacy"]  # likewise
         if self.evaluation.fine_tune is None:
             del settings["evaluation.fine_tune"]  # likewise
+        for name in ("by_client", "client_records"):
+            if not getattr(self.evaluation, name):
+                del settings[f"evaluation.{name}"]  # likewise
         return settings
 
     def first_params(self, seed: int) -> Params:

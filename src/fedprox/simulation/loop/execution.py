@@ -16,6 +16,7 @@ from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.compiled.layout import Capacity
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.loop.own_models import OwnMeasures
+from fedprox.simulation.loop.participation import Trained
 from fedprox.simulation.loop.planner import Chunk
 from fedprox.simulation.loop.records import Faulty, Traffic
 from fedprox.simulation.planning.round_work import RoundWork
@@ -41,6 +42,7 @@ class RunState(NamedTuple):
             evaluation counts only if its round is a multiple of `Evaluation.every`, since a longer
             run has no other.
         traffic: What rounds since the last evaluation cost on a network; empty without one.
+        trained: Jobs since the last evaluation; empty without client records.
     """
 
     round: int
@@ -53,6 +55,7 @@ class RunState(NamedTuple):
     capacity: Capacity | None = None
     best: Params | None = None
     traffic: tuple[Traffic, ...] = ()
+    trained: tuple[Trained, ...] = ()
 
 
 class Computed(NamedTuple):
@@ -69,6 +72,7 @@ class Computed(NamedTuple):
         local_steps: Steps of the last round's jobs (slots, points); None if clients take the
             planned steps.
         traffic: What the rounds cost on a network; empty without one.
+        trained: The jobs of the rounds as one item; empty without client records.
     """
 
     state: State
@@ -80,6 +84,7 @@ class Computed(NamedTuple):
     gamma: jax.Array | None = None
     local_steps: Any = None
     traffic: tuple[Traffic, ...] = ()
+    trained: tuple[Trained, ...] = ()
 
 
 class SeedExecution(Protocol):

@@ -25,6 +25,7 @@ from fedprox.simulation.compiled.round import After, Inputs, Server
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.loop.execution import Computed, RunState, Start
 from fedprox.simulation.loop.own_models import OwnMeasures, OwnModels
+from fedprox.simulation.loop.participation import Trained, trained
 from fedprox.simulation.loop.planner import PLANS_AHEAD, Call, Chunk, Planned, Planner, chunks
 from fedprox.simulation.loop.records import Faulty, Traffic, faulty_updates
 from fedprox.simulation.storage.client_store import Store, open_store
@@ -165,7 +166,15 @@ class LocalSeed:
             call.layout.capacity,
             gamma,
             after.local.steps,
+            trained=self._trained(call, after),
         )
+
+    def _trained(self, call: Call, after: After) -> tuple[Trained, ...]:
+        """The jobs of a call as one item; no item without client records."""
+        method = self.local.method
+        if not method.protocol.evaluation.client_records or method.algorithm.pooled:
+            return ()
+        return (trained(call.work, after.local.steps),)
 
     def _run_program(
         self,

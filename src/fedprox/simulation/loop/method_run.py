@@ -213,7 +213,8 @@ class SeedRun:
 
     def _snapshot(self, execution: SeedExecution, now: RunState) -> Snapshot:
         self._count_seconds()
-        arrays = arrays_of(now, len(self.runs))
+        clients = len(self.session.protocol.federation)
+        arrays = arrays_of(now, len(self.runs), clients)
         return Snapshot(self.finished, self.runs, now.round, arrays, execution.contents())
 
     def _offer(self, execution: SeedExecution, done: int, now: Callable[[], RunState]) -> None:

@@ -10,13 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.diagnostics.estimates import mean_error
+from fedprox.diagnostics.fairness import fairness
 from fedprox.errors import InputError
 from fedprox.model import Params
 from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.loop.own_models import OwnMeasures
+from fedprox.simulation.loop.participation import Trained
 from fedprox.simulation.planning.round_work import RoundWork
+from fedprox.simulation.results.clients import ClientMeasures
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
@@ -115,6 +118,7 @@ class PendingEvaluation(NamedTuple):
         traffic: What rounds and evaluations since the previous record cost on a network; empty
             without one.
         own: The measures of clients' own models; None without any.
+        trained: Jobs since the previous evaluation; empty without client records.
     """
 
     round: int
@@ -129,6 +133,7 @@ class PendingEvaluation(NamedTuple):
     model: Params | None
     traffic: Sequence[Traffic] = ()
     own: OwnMeasures | None = None
+    trained: Sequence[Trained] = ()
 
 
 class Counts(NamedTuple):
@@ -172,6 +177,15 @@ class Counts(NamedTuple):
             correct = self.stand_for @ np.asarray(measures.by_client.correct)
         return correct / tests if tests else np.full(correct.shape, math.nan)
 
+    def by_client(self, measures: Measures) -> list[ClientMeasures]:
+        """The measures of each client, for each sweep point."""
+        assert measures.by_client is not None
+        labels, known = self.labels[:, None], self.labels[:, None] > 0
+        correct = np.asarray(measures.by_client.correct)
+        accuracy = np.where(known, correct / np.maximum(labels, 1), math.nan)
+        loss = np.asarray(measures.by_client.loss, np.float64)
+        return [ClientMeasures(*columns) for columns in zip(loss.T, accuracy.T, strict=True)]
+
 
 def records_of(
     done: PendingEvaluation,
@@ -206,6 +220,7 @@ def records_of(
     if len(faulty) and screening is not None and screening.policy == "fail":
         raise InputError(_faulty_message(faulty, runs, protocol.federation.names))
     solves = Solves.of(done, faulty, len(runs))
+    by_client = counts.by_client(measures) if protocol.evaluation.by_client else None
     adapted = None if algorithm.adapt is None else jax.tree.map(np.asarray, done.hparams)
     for i, run in enumerate(runs):
         since = sum(int(np.broadcast_to(n, len(runs))[i]) for n in done.since)
@@ -242,7 +257,14 @@ def records_of(
             **({} if done.own is None else _own(done.own, i)),
             epsilon=epsilon,
             delta=None if protocol.privacy is None else protocol.privacy.delta,
+            **({} if by_client is None else _fairness(by_client[i])),
         )
+
+
+def _fairness(clients: ClientMeasures) -> dict[str, Any]:
+    """The fields of a record that describe the distribution of the clients' accuracies."""
+    found = fairness(clients.accuracy)._asdict()
+    return {f"client_accuracy_{name}": value for name, value in found.items()}
 
 
 def _adapted(
@@ -271,6 +293,9 @@ def _own(measures: OwnMeasures, point: int) -> dict[str, Any]:
         fields[f"{name}_loss"] = loss / rows.sum() if len(rows) else math.nan
         correct = measures.correct[tested, point].sum()
         fields[f"{name}_accuracy"] = correct / labels if labels else math.nan
+    with np.errstate(invalid="ignore"):
+        accuracies = np.where(trained, measures.correct[:, point] / measures.labels, math.nan)
+    fields["personal_accuracy_worst"] = fairness(accuracies).worst
     return fields
 
 

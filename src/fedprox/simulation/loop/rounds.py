@@ -14,6 +14,7 @@ from fedprox.model import Params
 from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
+from fedprox.simulation.loop.client_records import client_records_of
 from fedprox.simulation.loop.ends import EarlyEnd
 from fedprox.simulation.loop.execution import Computed, Planned, RunState, SeedExecution
 from fedprox.simulation.loop.planner import Chunk
@@ -127,10 +128,11 @@ class Rounds:
         rate = None if solver.schedule is None else solver.factor(max(oldest.round - 1, 0))
         spent = self.method.epsilon(oldest.round + self.execution.repeated)
         records = records_of(oldest, self.method, self.runs, self.counts, rate, spent)
-        for run, record in zip(self.runs, records, strict=True):
+        clients = client_records_of(oldest, self.protocol, self.counts, len(self.runs))
+        for run, record, by_client in zip(self.runs, records, clients, strict=True):
             run.client_steps = record.total_steps
             run.history.append(record)
-            self.listeners.record(record)
+            self.listeners.record(record._replace(by_client=by_client))
         self.best = self.keep_best(self.best, oldest)
         self.listeners.progress(oldest.round, best_loss(self.runs))
 
@@ -159,6 +161,7 @@ class Rounds:
             empty=self.now.empty + computed.empty,
             capacity=computed.capacity,
             traffic=self.now.traffic + computed.traffic,
+            trained=self.now.trained + computed.trained,
         )
         measures = None
         if chunk.recorded or self.adapt is not None:
@@ -191,10 +194,11 @@ class Rounds:
                 self.copy(now.state),
                 now.traffic,
                 self.execution.measure_own(now),
+                now.trained,
             )
         )
         if now.round % self.protocol.evaluation.every == 0:
-            self.now = now._replace(taken=(), faulty=(), empty=0, traffic=())
+            self.now = now._replace(taken=(), faulty=(), empty=0, traffic=(), trained=())
 
 
 @jax.jit

@@ -13,6 +13,7 @@ from fedprox.model import Model
 from fedprox.simulation.compiled.layout import Capacity
 from fedprox.simulation.devices.mesh import replicate
 from fedprox.simulation.loop.execution import RunState
+from fedprox.simulation.loop.participation import Participation, participation
 from fedprox.simulation.loop.records import all_faulty, no_updates
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
@@ -119,6 +120,9 @@ class Snapshot(NamedTuple):
             int(self.arrays["empty"]),
             self.capacity,
             replicate(mesh, self.best(jax.tree.structure(first.best))),
+            trained=(Participation(**self.arrays["trained"]).again(),)
+            if "trained" in self.arrays
+            else (),
         )
 
 
@@ -143,8 +147,14 @@ def seed_runs_of(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
         begin = end
 
 
-def arrays_of(now: RunState, points: int) -> Arrays:
-    """A run state as arrays by name."""
+def arrays_of(now: RunState, points: int, clients: int) -> Arrays:
+    """A run state as arrays by name.
+
+    Args:
+        now: The run state.
+        points: Number of sweep points.
+        clients: Number of clients of the federation.
+    """
     taken = sum((np.broadcast_to(n, points) for n in now.taken), np.zeros(points, np.int64))
     arrays: dict[str, Any] = {
         "state": _numbered(now.state),
@@ -158,6 +168,8 @@ def arrays_of(now: RunState, points: int) -> Arrays:
         arrays["best"] = _numbered(now.best)
     if now.memory is not None:
         arrays["memory"] = _numbered(now.memory)
+    if now.trained:
+        arrays["trained"] = participation(now.trained, clients, points)._asdict()
     faulty = all_faulty(now.faulty)
     if len(faulty):
         arrays["faulty"] = faulty

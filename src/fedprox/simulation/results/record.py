@@ -3,6 +3,8 @@
 import math
 from typing import Any, NamedTuple
 
+from fedprox.simulation.results.clients import ClientRecord
+
 
 class Record(NamedTuple):
     """The measures of one run after `round` rounds, under their names in `metrics.jsonl`.
@@ -68,13 +70,23 @@ class Record(NamedTuple):
             see `fedprox.Privacy`; None without privacy.
         delta: Its delta; None without privacy.
         personal_clients: Clients with a model of their own, among those with test rows; None if
-            clients have none, as in the next four.
+            clients have none, as in the next five.
         personal_loss: Mean loss of these models, each on its client's test rows.
         personal_accuracy: Their accuracy.
+        personal_accuracy_worst: Mean of their clients' accuracies over the worst tenth of them.
         newcomer_loss: Mean loss over the test rows of all other clients, which have not taken part
             yet and have the server's model, fine-tuned if `Evaluation.fine_tune` is set. NaN if
             there are none.
         newcomer_accuracy: The accuracy of these.
+        client_accuracy_mean: Mean of the clients' test accuracies, over the clients with test rows,
+            each of which counts once. None without `Evaluation(by_client=True)`.
+        client_accuracy_std: Their standard deviation; None likewise.
+        client_accuracy_worst: Mean accuracy of the worst tenth of these clients; None likewise. A
+            tenth of N clients are N / 10, rounded up, see `fedprox.fairness`.
+        client_accuracy_best: Mean accuracy of the best tenth of these clients; None likewise.
+        by_client: The measures of each client, in records that `on_record` receives while a run
+            with `Evaluation(client_records=True)` trains. None in `Run.history`, which would keep
+            those of all rounds in memory, and in records that come from a checkpoint.
     """
 
     label: str
@@ -117,8 +129,14 @@ class Record(NamedTuple):
     personal_clients: int | None = None
     personal_loss: float | None = None
     personal_accuracy: float | None = None
+    personal_accuracy_worst: float | None = None
     newcomer_loss: float | None = None
     newcomer_accuracy: float | None = None
+    client_accuracy_mean: float | None = None
+    client_accuracy_std: float | None = None
+    client_accuracy_worst: float | None = None
+    client_accuracy_best: float | None = None
+    by_client: ClientRecord | None = None
 
     def value(self, measure: str) -> float:
         """A measure by its name in `metrics.jsonl`, such as "test_accuracy" or "test_NAME".

@@ -1,0 +1,65 @@
+"""What one evaluation measured of each client."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class ClientMeasures(NamedTuple):
+    """The measures of one evaluation of one model, client by client.
+
+    Attributes:
+        loss: F_k(w) over the training rows that are read, float64 (clients,); NaN for a client that
+            is left out.
+        accuracy: Accuracy over the test rows that are read, float64 (clients,); NaN for a client
+            without test rows.
+    """
+
+    loss: NDArray[np.float64]
+    accuracy: NDArray[np.float64]
+
+
+class ClientRecord(NamedTuple):
+    """What an evaluation measured of each client that it read, and what these clients did before.
+
+    The records that `on_record` receives have it as `Record.by_client`, if
+    `Evaluation(client_records=True)` asks for it.
+
+    Attributes:
+        clients: The clients' names, in the order of the arrays.
+        training_rows: Training rows n_k of each client, int64 (clients,).
+        test_rows: Test rows of each client, int64 (clients,).
+        train_loss: F_k(w), float64 (clients,); NaN for a client whose loss or gradient is not
+            finite, if updates are screened.
+        test_accuracy: Accuracy over the client's test rows, float64 (clients,); NaN without test
+            rows.
+        rounds: Rounds since the previous record in which the client trained, int64 (clients,).
+        steps: Mini-batch steps that it took in these rounds, int64 (clients,).
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.synthetic(clients=4)
+        >>> seen = []
+        >>> runs = fp.simulate(
+        ...     federation,
+        ...     fp.models.logistic(federation),
+        ...     fp.fedavg(),
+        ...     solver=fp.Solver(learning_rate=0.01, batch_size=10, steps=3),
+        ...     cohort=fp.Cohort(clients_per_round=2),
+        ...     rounds=1,
+        ...     evaluation=fp.Evaluation(client_records=True),
+        ...     on_record=seen.append,
+        ... )
+        >>> sorted(seen[-1].by_client.steps.tolist())
+        [0, 0, 3, 3]
+    """
+
+    clients: Sequence[str]
+    training_rows: NDArray[np.int64]
+    test_rows: NDArray[np.int64]
+    train_loss: NDArray[np.float64]
+    test_accuracy: NDArray[np.float64]
+    rounds: NDArray[np.int64]
+    steps: NDArray[np.int64]
