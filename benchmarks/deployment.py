@@ -127,7 +127,7 @@ def ours(case: Case, folder: Path, initial: Path) -> Turn:
         conversation = Conversation(timed(network, folder, began))
         joined = join(conversation, case.nodes)
         deployment = resolve_deployment(experiment, joined, "benchmark")
-        (run,) = deploy(conversation, deployment, Follow(None, None, None, progress=False))
+        (run,) = deploy(conversation, deployment, Follow(None, [], None, progress=False))
         kinds = {
             "node": "fedprox.cli",
             "SuperNode": "supernode.py",

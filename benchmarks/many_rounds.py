@@ -22,7 +22,7 @@ CASES = ((30, 10, 1, (10**3, 10**5, 10**7)), (1000, 1000, 5, (10**3, 5 * 10**3, 
 """Clients, clients of a round, seeds, and several numbers of rounds."""
 
 
-class FirstRoundsDone(Exception):
+class FirstRoundsDone(BaseException):
     """Raised to end a run after its first rounds."""
 
 
@@ -48,7 +48,7 @@ def measure(clients: int, cohort: int, seeds: int, rounds: int) -> None:
             rounds=rounds,
             evaluation=fp.Evaluation(every=100, gradients=False),
             seed=list(range(seeds)),
-            on_record=stop_after_first,
+            callbacks=[fp.Callback(on_record=stop_after_first)],
         )
     except FirstRoundsDone:
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3

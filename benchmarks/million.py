@@ -93,6 +93,10 @@ def measure(folder: str, where: str, epochs: int) -> None:
         )
         federation = replace(federation, train=train, test=test)
     opened, times = time.perf_counter() - begin, []
+
+    def note_times(_: fp.Record) -> None:
+        times.append((time.perf_counter(), time.process_time()))
+
     begin = time.perf_counter()
     (run,) = fp.simulate(
         federation,
@@ -102,7 +106,7 @@ def measure(folder: str, where: str, epochs: int) -> None:
         cohort=fp.Cohort(COHORT),
         rounds=ROUNDS,
         evaluation=fp.Evaluation(every=EVERY, clients=FEW, gradients=False),
-        on_record=lambda _: times.append((time.perf_counter(), time.process_time())),
+        callbacks=[fp.Callback(on_record=note_times)],
     )
     last = run.final
     rounds = np.diff(times[FIRST:], axis=0) / EVERY

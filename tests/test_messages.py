@@ -189,7 +189,7 @@ SIMULATE: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     "name",
-    sorted(inspect.signature(fp.simulate).parameters.keys() - {"on_record", "on_progress"}),
+    sorted(inspect.signature(fp.simulate).parameters.keys() - {"on_progress"}),
 )
 def test_any_argument_is_taken_or_refused_in_one_line(
     name: str, monkeypatch: pytest.MonkeyPatch

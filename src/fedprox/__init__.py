@@ -40,6 +40,7 @@ from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.devices.compilation_cache import use_compilation_cache
 from fedprox.simulation.devices.cpu import use_cpu_devices
+from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped
 from fedprox.simulation.loop.progress import Progress
 from fedprox.simulation.results.clients import ClientRecord
@@ -56,6 +57,7 @@ __version__ = "0.2.0"
 __all__ = [
     "AdaptiveClip",
     "Algorithm",
+    "Callback",
     "Checkpoints",
     "ClientRecord",
     "Cohort",

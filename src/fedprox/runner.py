@@ -6,6 +6,7 @@ from pathlib import Path
 from fedprox.experiment import read_experiment, resolve, train
 from fedprox.report.directory import RunDirectory
 from fedprox.report.results import write_results
+from fedprox.simulation.loop.callbacks import Callback, check_callbacks
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.results.run import Run
 
@@ -16,6 +17,7 @@ def run(
     *,
     out: str | Path | None = None,
     data_dir: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
     progress: bool = True,
 ) -> list[Run]:
     """Run an experiment file, as the command `fedprox run` does.
@@ -29,6 +31,8 @@ def run(
         out: Run directory, to which everything that the command writes is written. If omitted,
             nothing is written.
         data_dir: Folder with data files, in place of `FEDPROX_DATA` or a download.
+        callbacks: Functions that are called before the first round, with each record, and at the
+            end.
         progress: Whether progress is shown on stderr; see `simulate`.
 
     Returns:
@@ -53,15 +57,15 @@ def run(
         >>> [each.label for each in runs]
         ['fedprox mu=1']
     """
+    check_callbacks(callbacks)
     experiment = read_experiment(Path(file), settings)
     resolved = resolve(experiment, None if data_dir is None else Path(data_dir))
     if out is None:
-        return train(experiment, resolved, progress=progress)
+        return train(experiment, resolved, callbacks, progress=progress)
     with RunDirectory(Path(out), resolved.table) as directory:
         checkpoints = Checkpoints(directory.checkpoints, ends=directory.ends)
-        runs = train(
-            experiment, resolved, directory.record, checkpoints=checkpoints, progress=progress
-        )
+        callbacks = [Callback(on_record=directory.record), *callbacks]
+        runs = train(experiment, resolved, callbacks, checkpoints=checkpoints, progress=progress)
         write_results(directory, runs, resolved.target, resolved.federation, resolved.model)
         checkpoints.remove()
     return runs

@@ -267,7 +267,7 @@ def deployed(
     conversation.network = network
     experiment = parse("test", dict(table))
     deployment = resolve_deployment(experiment, joined, ledger or Ledger(run="run1"))
-    return deploy(conversation, deployment, Follow(checkpoints, None, None, progress=False))
+    return deploy(conversation, deployment, Follow(checkpoints, [], None, progress=False))
 
 
 def simulated(table: Mapping[str, Any]) -> list[Run]:

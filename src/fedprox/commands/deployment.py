@@ -3,7 +3,7 @@
 import logging
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,7 @@ from fedprox.report.privacy import Plan
 from fedprox.signals import answering
 from fedprox.simulation.devices.compilation_cache import use_compilation_cache
 from fedprox.simulation.devices.cpu import use_cpu_devices
+from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.comparison import Follow
 from fedprox.simulation.results.record import Record
@@ -118,16 +119,17 @@ def deploy(
             console.print(line, highlight=False, soft_wrap=True)
         print_start(console, directory, resumed=resume is not None)
 
-        def train_methods(record: Callable[[Record], None]) -> list[Run]:
-            def show(each: Record) -> None:
-                if not directory.begun and resume is None:
-                    ledger.write()
-                record(each)
-                console.print(printable(network_line(each)), highlight=False, soft_wrap=True)
+        def write_ledger(_: Record) -> None:
+            if not directory.begun and resume is None:
+                ledger.write()
 
-            return run_deployment(
-                conversation, deployment, Follow(checkpoints, show, None, progress=False)
-            )
+        def show(record: Record) -> None:
+            console.print(printable(network_line(record)), highlight=False, soft_wrap=True)
+
+        def train_methods(callbacks: Sequence[Callback]) -> list[Run]:
+            before, after = Callback(on_record=write_ledger), Callback(on_record=show)
+            follow = Follow(checkpoints, [before, *callbacks, after], None, progress=False)
+            return run_deployment(conversation, deployment, follow)
 
         runs = train_into(directory, train_methods, deployment.resolved, checkpoints)
     show_results(console, directory, runs, deployment.resolved.target, checkpoints)

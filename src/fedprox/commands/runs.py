@@ -28,6 +28,7 @@ from fedprox.report.table import (
     validation_notes,
 )
 from fedprox.signals import answering, end_now, ended_by
+from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints, stopping_on_signals
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import Target
@@ -72,11 +73,20 @@ def train_into(
     train_methods: Callable[..., list[Run]],
     resolved: Resolved,
     checkpoints: Checkpoints,
+    callbacks: Sequence[Callback] = (),
 ) -> list[Run]:
-    """Train, and write each record at once and the results at the end."""
+    """Train, and write each record at once and the results at the end.
+
+    Args:
+        directory: The run directory.
+        train_methods: Trains the methods, given callbacks.
+        resolved: The experiment.
+        checkpoints: The checkpoints, which are removed at the end.
+        callbacks: Other callbacks, such as loggers.
+    """
     with directory, answering(partial(_interrupted, directory, checkpoints)):
         with stopping_on_signals(checkpoints):
-            runs = train_methods(directory.record)
+            runs = train_methods([Callback(on_record=directory.record), *callbacks])
         # no clients.json if other processes, or nodes, have the clients' rows
         here = jax.process_count() == 1 and resolved.table["data"]["name"] != DEPLOYED
         measured = (resolved.federation, resolved.model) if here else ()

@@ -12,6 +12,7 @@ from typing import Any
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.remote import RemoteMethod
 from fedprox.deployment.server import Deployment, Server
+from fedprox.experiment.training import described_by
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.loop.comparison import Follow, checked_methods, compare
@@ -61,7 +62,5 @@ def deploy(conversation: Conversation, deployment: Deployment, follow: Follow) -
             server.repeated = deployment.ledger.released - start.round
         return nullcontext(RemoteMethod(server, method, numbers[id(method)]))
 
-    runs = compare(protocol, methods, server.mesh, lambda _: execute, follow)
-    for run in runs:
-        run.experiment = resolved.table
-    return runs
+    follow = follow._replace(callbacks=[described_by(resolved), *follow.callbacks])
+    return compare(protocol, methods, server.mesh, lambda _: execute, follow)

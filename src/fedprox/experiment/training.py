@@ -1,11 +1,11 @@
 """Training what a resolved experiment describes."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from fedprox.experiment.resolved import Resolved
 from fedprox.experiment.sections import Experiment
+from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints
-from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.simulate import simulate
 
@@ -13,13 +13,13 @@ from fedprox.simulation.simulate import simulate
 def train(
     experiment: Experiment,
     resolved: Resolved,
-    on_record: Callable[[Record], None] | None = None,
+    callbacks: Sequence[Callback] = (),
     devices: int | None = None,
     checkpoints: Checkpoints | None = None,
     progress: bool = True,
 ) -> list[Run]:
     """Run a resolved experiment; see `fedprox.simulate`."""
-    runs = simulate(
+    return simulate(
         resolved.federation,
         resolved.model,
         resolved.methods,
@@ -38,9 +38,16 @@ def train(
         initial=resolved.initial,
         devices=devices,
         checkpoints=checkpoints,
-        on_record=on_record,
+        callbacks=[described_by(resolved), *callbacks],
         progress=progress,
     )
-    for run in runs:
-        run.experiment = resolved.table
-    return runs
+
+
+def described_by(resolved: Resolved) -> Callback:
+    """A callback that sets `Run.experiment` to the experiment, for those after it and the user."""
+
+    def describe(runs: Sequence[Run] | None) -> None:
+        for run in runs or ():
+            run.experiment = resolved.table
+
+    return Callback(on_start=describe, on_end=describe)

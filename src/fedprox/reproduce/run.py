@@ -25,6 +25,7 @@ from fedprox.reproduce.figure import figure
 from fedprox.reproduce.item import MEASURES, Item, Scale, Table, expand
 from fedprox.reproduce.summaries import Series
 from fedprox.reproduce.table import duration, table
+from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints, stopping_on_signals
 from fedprox.simulation.results.record import Record
 
@@ -183,7 +184,8 @@ def _train(
         ):
             # warnings on settings and data are of no use: they are the paper's
             warnings.filterwarnings("ignore", category=UserWarning, module=train.__module__)
-            runs = train(experiment, resolved, directory.record, checkpoints=checkpoints)
+            record = Callback(on_record=directory.record)
+            runs = train(experiment, resolved, [record], checkpoints=checkpoints)
         write_clients(path, resolved.federation, resolved.model, runs)
         directory.finish(runs, resolved.target)
         checkpoints.remove()

@@ -21,6 +21,7 @@ from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.config.warn import warn_of
 from fedprox.simulation.devices.compilation_cache import use_default_compilation_cache
 from fedprox.simulation.devices.mesh import lane_mesh
+from fedprox.simulation.loop.callbacks import Callback, check_callbacks
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.comparison import Follow, checked_methods, compare
 from fedprox.simulation.loop.execution import Execute, Start
@@ -56,7 +57,7 @@ def simulate(
     initial: Params | None = None,
     devices: int | None = None,
     checkpoints: Checkpoints | None = None,
-    on_record: Callable[[Record], None] | None = None,
+    callbacks: Sequence[Callback] = (),
     on_progress: Callable[[Progress], None] | None = None,
     progress: bool = True,
 ) -> list[Run]:
@@ -105,8 +106,8 @@ def simulate(
         checkpoints: Where and how often checkpoints are written. None means no checkpoints. A
             resumed run has the same bits as an uninterrupted one. So has a finished run that is
             extended by more rounds, see `Checkpoints.ends`.
-        on_record: Called with each new record. If the run resumes from a checkpoint, it is first
-            called with the records of the checkpoint.
+        callbacks: Functions that are called before the first round, with each record, and at the
+            end.
         on_progress: Called when a phase begins and when rounds end.
         progress: Whether to show progress on stderr: as bars in a terminal or a notebook, otherwise
             as a line after ten seconds and then every minute.
@@ -148,6 +149,7 @@ def simulate(
         checkpoints is None or isinstance(checkpoints, Checkpoints),
         f"checkpoints = {shown(checkpoints)}; it must be a fedprox.Checkpoints or None",
     )
+    check_callbacks(callbacks)
     require(isinstance(progress, bool), f"progress = {shown(progress)}; it must be True or False")
     protocol = Protocol(
         federation=federation,
@@ -174,7 +176,7 @@ def simulate(
         check_measured(mesh, federation, protocol.measured)
     if jax.process_index() == 0:
         warn_of(protocol, stacklevel=2)
-    follow = Follow(checkpoints, on_record, on_progress, progress)
+    follow = Follow(checkpoints, callbacks, on_progress, progress)
 
     def make_execute(report: Report) -> Execute:
         data = copy_to_devices(

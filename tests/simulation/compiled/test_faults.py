@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fedprox import (
     Algorithm,
+    Callback,
     Cohort,
     Evaluation,
     Faults,
@@ -463,7 +464,7 @@ def test_a_run_that_is_to_fail_names_the_round_and_the_clients() -> None:
             evaluation=Evaluation(every=2, gradients=False),
             faults=Faults("fail"),
             seed=seed,
-            on_record=records.append,
+            callbacks=[Callback(on_record=records.append)],
         )
     assert {record.round for record in records} == set(range(0, t + 1, 2))
     assert all(record.faulty == 0 for record in records)

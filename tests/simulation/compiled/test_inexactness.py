@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox import (
+    Callback,
     Cohort,
     Evaluation,
     Federation,
@@ -338,7 +339,7 @@ def test_who_is_late_must_be_known_before_the_work() -> None:
             cohort=Cohort(3),
             systems=systems,
             rounds=1,
-            on_record=records.append,
+            callbacks=[Callback(on_record=records.append)],
         )
     assert not records  # refused before the first method runs
     run = one_run(federation, model, fedprox(mu=0.1), solver, systems=systems)

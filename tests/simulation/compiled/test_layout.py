@@ -23,7 +23,7 @@ SIZES = [1, 2, 3, 4, 5, 60, 7, 90, 2, 1]
 START = np.array([1.0, -2.0, 3.0])
 
 
-class Enough(Exception):
+class Enough(BaseException):
     """A run has come far enough for a test."""
 
 
@@ -113,7 +113,11 @@ def test_a_run_that_grew_goes_on_bit_for_bit(
     with sampling(monkeypatch, 1):
         whole = runs(method)
         with pytest.raises(Enough):
-            runs(method, checkpoints=fp.Checkpoints(tmp_path, every=3), on_record=until)
+            runs(
+                method,
+                checkpoints=fp.Checkpoints(tmp_path, every=3),
+                callbacks=[fp.Callback(on_record=until)],
+            )
         resumed = runs(method, checkpoints=fp.Checkpoints(tmp_path, resume=True))
         second = runs(method, seed=1)
     np.testing.assert_equal(second[0].history, whole[1].history)
@@ -146,7 +150,7 @@ def test_what_is_done_before_the_first_rounds_does_not_depend_on_their_number(
                     method,
                     rounds=number,
                     evaluation=fp.Evaluation(every=5, gradients=False),
-                    on_record=first,
+                    callbacks=[fp.Callback(on_record=first)],
                 )
     assert max(draws) < 300
     assert np.ptp(draws[::2]) < 50 > np.ptp(draws[1::2])  # some are drawn behind the main thread

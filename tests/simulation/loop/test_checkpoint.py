@@ -19,6 +19,7 @@ import pytest
 from fedprox import (
     AdaptiveClip,
     Algorithm,
+    Callback,
     Checkpoints,
     Cohort,
     Evaluation,
@@ -77,7 +78,7 @@ def train(
     runs = simulate(
         methods=methods,
         checkpoints=checkpoints,
-        on_record=records.append,
+        callbacks=[Callback(on_record=records.append)],
         **setting | options,
     )
     return runs, [json.dumps(metrics_line(record)) for record in records]

@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
@@ -12,13 +14,13 @@ from fedprox.errors import InputError, require
 from fedprox.model import check_model
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
+from fedprox.simulation.loop.callbacks import Callback, following, pass_on
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.described import describe_comparison
 from fedprox.simulation.loop.execution import Execute
-from fedprox.simulation.loop.method_run import Session, run_method, skip_finished
+from fedprox.simulation.loop.method_run import Session, new_runs, run_method, skip_finished
 from fedprox.simulation.loop.progress import Progress, Report, showing
 from fedprox.simulation.loop.snapshot import Fingerprint, Snapshot
-from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.solver import name_of
 from fedprox.user_code import describe
@@ -29,13 +31,13 @@ class Follow(NamedTuple):
 
     Attributes:
         checkpoints: Where and how often checkpoints are written; None means no checkpoints.
-        on_record: Called with each record; None for nothing.
+        callbacks: Functions that are called at the start, with each record, and at the end.
         on_progress: Called when a phase begins and when rounds end; None for nothing.
         progress: Whether to show progress on stderr.
     """
 
     checkpoints: Checkpoints | None
-    on_record: Callable[[Record], None] | None
+    callbacks: Sequence[Callback]
     on_progress: Callable[[Progress], None] | None
     progress: bool
 
@@ -60,21 +62,28 @@ def compare(
         One run for each method, seed and sweep point, with methods outermost and sweep points
         innermost.
     """
-    checkpoints, on_record = follow.checkpoints, follow.on_record or _ignore
+    checkpoints, on_record = follow.checkpoints, partial(pass_on, follow.callbacks)
     begin = Snapshot(())
     if checkpoints:
         begin = checkpoints.begin(_fingerprint(protocol, methods))
         on_record = checkpoints.before_first(on_record, begin)
         seed_runs = [method for method in methods for _ in protocol.seeds]
         begin = skip_finished(checkpoints, begin, seed_runs, mesh)
-    with showing(follow.progress, follow.on_progress) as report:
-        count = len(protocol.seeds) * sum(len(method.points) for method in methods)
-        execute = make_execute(report)
-        session = Session(protocol, mesh, execute, count, checkpoints, on_record, report)
-        runs = _run_all(session, methods, begin)
     experiment = describe_comparison(protocol, [method.algorithm for method in methods])
-    for run in runs:
-        run.experiment = experiment
+    planned = [
+        replace(run, experiment=experiment)
+        for method in methods
+        for seed in protocol.seeds
+        for run in new_runs(method, seed)
+    ]
+    with following(follow.callbacks, planned) as finished:
+        with showing(follow.progress, follow.on_progress) as report:
+            execute = make_execute(report)
+            session = Session(protocol, mesh, execute, len(planned), checkpoints, on_record, report)
+            runs = _run_all(session, methods, begin)
+        for run in runs:
+            run.experiment = experiment
+        finished += runs
     return runs
 
 
@@ -152,7 +161,3 @@ def _schedule(method: Method) -> dict[str, Any]:
         except InputError:  # a schedule may end with the run
             factors.append(None)
     return {f"{method.labels[0]}: learning rates": [name_of(solver.schedule), *factors]}
-
-
-def _ignore(_: Any) -> None:
-    pass

@@ -83,7 +83,7 @@ def run_method(
                 params = protocol.first_params(seed)
                 start = Start(seed, params, begin.round, begin.capacity)
                 del params
-            under_way = begin.under_way or _new_runs(method, seed, execution)
+            under_way = begin.under_way or new_runs(method, seed, execution)
             for run in under_way:
                 run.compile_seconds += initial_seconds + execution.compile_seconds
             seed_run = SeedRun(session, method, execution, start, under_way, runs)
@@ -103,8 +103,14 @@ def phase_of(method: Method, seed: int, done: int, phase: Phase) -> Progress:
     return Progress(method.name, seed, done, method.protocol.rounds, phase=phase)
 
 
-def _new_runs(method: Method, seed: int, execution: MethodExecution) -> list[Run]:
-    """The runs of all sweep points with one seed, before their first round."""
+def new_runs(method: Method, seed: int, execution: MethodExecution | None = None) -> list[Run]:
+    """The runs of all sweep points with one seed, before their first round.
+
+    Args:
+        method: The method.
+        seed: The seed.
+        execution: Computes the rounds; None before there is one.
+    """
     algorithm, solver = method.algorithm, method.solver
     return [
         Run(
@@ -114,8 +120,8 @@ def _new_runs(method: Method, seed: int, execution: MethodExecution) -> list[Run
             seed=seed,
             label=label,
             sweep_points=len(method.points),
-            lane_idle=execution.lane_idle,
-            memory=execution.memory,
+            lane_idle=execution.lane_idle if execution else 0.0,
+            memory=execution.memory if execution else 0,
             evaluated="server" if algorithm.pooled else method.protocol.evaluation.model,
             noise_multiplier=method.mechanism and method.mechanism.noise_multiplier,
         )
