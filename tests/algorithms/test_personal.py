@@ -184,20 +184,17 @@ def test_sweep_points_and_seeds_have_their_own_models() -> None:
 
 
 def test_a_resumed_run_has_the_same_own_models(tmp_path: Path) -> None:
-    class StoppedError(Exception):
-        pass
-
     def stop(record: fp.Record) -> None:
         if record.round == 3:
-            raise StoppedError
+            raise ValueError("stopped")
 
     def run(*, resume: bool, **options: Any) -> fp.Run:
         checkpoints = fp.Checkpoints(tmp_path / "now", every=1, resume=resume)
         return trained(fp.ditto(lam=0.7), 4, cohort=SOME, checkpoints=checkpoints, **options)
 
     whole = trained(fp.ditto(lam=0.7), 4, cohort=SOME)
-    with pytest.raises(StoppedError):
-        run(resume=False, on_record=stop)
+    with pytest.raises(fp.InputError, match="stopped"):
+        run(resume=False, callbacks=[fp.Callback(on_record=stop)])
     resumed = run(resume=True)
     assert resumed.final.personal_loss == whole.final.personal_loss
     assert resumed.final.newcomer_loss == whole.final.newcomer_loss

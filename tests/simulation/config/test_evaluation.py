@@ -101,7 +101,7 @@ def test_a_misspelled_key_of_the_section_is_named() -> None:
         parse("small", table)
     assert str(refused.value) == (
         "small: evaluation: unknown key 'client'; did you mean 'clients'? allowed: every, rows, "
-        "clients, model, gradients, by_client, client_records"
+        "clients, model, fine_tune, gradients, by_client, client_records"
     )
 
 

@@ -25,7 +25,7 @@ def clients(*labels: list[int]) -> list[Any]:
     return [(np.array(y, np.float32)[:, None], np.array(y)) for y in labels]
 
 
-class Begun(Exception):
+class Begun(BaseException):
     """The first method's rounds would begin now."""
 
 
@@ -178,7 +178,7 @@ def test_a_reproduction_does_not_warn_of_its_data(
     table["cohort"]["clients_per_round"] = 2
     experiment = parse("small", table)
     with pytest.warns(UserWarning, match=r"in training \(4\)"), suppress(Begun):
-        train(experiment, resolve(experiment), stop, progress=False)
+        train(experiment, resolve(experiment), [fp.Callback(on_record=stop)], progress=False)
     monkeypatch.setattr("fedprox.report.directory.RunDirectory.record", lambda *_: stop(None))
     with suppress(Begun):
         reproduction._train("small", experiment, tmp_path / "out", None)

@@ -20,7 +20,7 @@ from fedprox.report.table import table
 from fedprox.simulation.config.protocol import initial_params
 from tests.variants import mostly_slow
 
-BOTH = {"by_client": True, "client_records": True}
+BOTH: Any = {"by_client": True, "client_records": True}
 
 
 def federation() -> fp.Federation:
@@ -49,7 +49,7 @@ def simulate(methods: Any, **options: Any) -> tuple[list[fp.Run], dict[Any, list
         clients,
         fp.models.logistic(clients),
         methods,
-        on_record=lambda record: seen[record.label, record.seed].append(record),
+        callbacks=[fp.Callback(on_record=lambda r: seen[r.label, r.seed].append(r))],
         **usual | options,
     )
     return runs, seen
@@ -170,7 +170,7 @@ def test_central_training_has_no_clients_that_train() -> None:
 
 def test_a_sample_of_clients_has_their_names_rows_and_steps() -> None:
     clients = federation()
-    whole = {"every": 3, **BOTH}
+    whole: Any = {"every": 3, **BOTH}
     _, all_of_them = simulate(fp.fedavg(), evaluation=fp.Evaluation(**whole))
     _, few = simulate(fp.fedavg(), evaluation=fp.Evaluation(clients=5, **whole))
     chosen = clients.drawn(5)
@@ -255,7 +255,7 @@ for devices in (1, 2):
         rounds=3,
         evaluation=fp.Evaluation(every=2, by_client=True, client_records=True),
         devices=devices,
-        on_record=seen.append,
+        callbacks=[fp.Callback(on_record=seen.append)],
         progress=False,
     )
     found.append([

@@ -21,6 +21,7 @@ from fedprox.simulation.loop.execution import Execute
 from fedprox.simulation.loop.method_run import Session, new_runs, run_method, skip_finished
 from fedprox.simulation.loop.progress import Progress, Report, showing
 from fedprox.simulation.loop.snapshot import Fingerprint, Snapshot
+from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.solver import name_of
 from fedprox.user_code import describe
@@ -62,8 +63,8 @@ def compare(
         One run for each method, seed and sweep point, with methods outermost and sweep points
         innermost.
     """
-    checkpoints, on_record = follow.checkpoints, partial(pass_on, follow.callbacks)
-    begin = Snapshot(())
+    checkpoints, begin = follow.checkpoints, Snapshot(())
+    on_record: Callable[[Record], None] = partial(pass_on, follow.callbacks)
     if checkpoints:
         begin = checkpoints.begin(_fingerprint(protocol, methods))
         on_record = checkpoints.before_first(on_record, begin)

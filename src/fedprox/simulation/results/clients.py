@@ -50,7 +50,7 @@ class ClientRecord(NamedTuple):
         ...     cohort=fp.Cohort(clients_per_round=2),
         ...     rounds=1,
         ...     evaluation=fp.Evaluation(client_records=True),
-        ...     on_record=seen.append,
+        ...     callbacks=[fp.Callback(on_record=seen.append)],
         ... )
         >>> sorted(seen[-1].by_client.steps.tolist())
         [0, 0, 3, 3]
