@@ -248,6 +248,28 @@ class FedAdmm(Method):
         self.params = self.params + self.server_rate * change
 
 
+class QFfl(Method):
+    """Li et al. 2020, Fair Resource Allocation, Algorithm 2."""
+
+    drop = True
+
+    def __init__(self, params: Vector, federation: Federation, q: float) -> None:
+        super().__init__(params, len(federation))
+        self.q, self.rows = q, [rows_of(federation, k) for k in range(len(federation))]
+
+    def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
+        del sizes, gradients
+        delta, bound = self.zero, 0.0
+        for k, answer in answers.items():
+            x, y = self.rows[k]
+            away = self.params - y
+            loss = np.einsum("bi,bij,bj->b", away, x, away).mean() / 2
+            g = (self.params - answer.params) / rate
+            delta = delta + loss**self.q * g
+            bound += self.q * loss ** (self.q - 1) * (g @ g) + loss**self.q / rate
+        self.params = self.params - delta / bound
+
+
 class Path(NamedTuple):
     """Three models after 0, 1, ... rounds, each (rounds + 1, d)."""
 

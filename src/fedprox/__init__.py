@@ -16,6 +16,7 @@ from fedprox.algorithms import (
     fedsgd,
     fedsplit,
     pfedme,
+    qffl,
     scaffold,
 )
 from fedprox.diagnose import Diagnosis, diagnose
@@ -110,6 +111,7 @@ __all__ = [
     "metrics",
     "models",
     "pfedme",
+    "qffl",
     "records",
     "run",
     "save",

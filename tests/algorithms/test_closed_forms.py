@@ -35,6 +35,7 @@ from fedprox import (
     fedsgd,
     fedsplit,
     models,
+    qffl,
     scaffold,
     simulate,
 )
@@ -241,6 +242,7 @@ def test_a_part_of_another_type_is_named(part: str, value: Any) -> None:
         (fednova(mu=0.5), "fednova mu=0.5"),
         (fednova(momentum=0.9), "fednova momentum=0.9"),
         (fedexp(), "fedexp epsilon=0.001"),
+        (qffl(q=2), "qffl q=2"),
         (fedadmm(0.5), "fedadmm rho=0.5"),
         (fedadmm(0.5, server_learning_rate=0.1), "fedadmm rho=0.5 server_learning_rate=0.1"),
         (fedopt(optax.adam, server_learning_rate=0.5), "fedopt adam server_learning_rate=0.5"),
@@ -271,6 +273,7 @@ def test_a_label_is_the_name_the_variant_and_the_numbers(method: Algorithm, expe
         (fedsplit(2.0), "keep"),
         (fednova(), "keep"),
         (fedexp(), "drop"),
+        (qffl(q=2), "drop"),
         (fedadmm(0.5), "keep"),
     ],
 )

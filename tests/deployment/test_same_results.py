@@ -38,6 +38,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fednova": {"name": "fednova", "momentum": 0.5},
     "fedexp": {"name": "fedexp"},
     "fedadmm": {"name": "fedadmm", "rho": 0.5},
+    "qffl": {"name": "qffl", "q": [0.0, 1.0]},
 }
 
 ALL = {"clients_per_round": 4}

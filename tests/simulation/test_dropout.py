@@ -182,6 +182,7 @@ def test_frozen_parts_and_dropout_go_together() -> None:
             "model: with dropout, or other random outputs in training, each mini-batch",
         ),
         (net(0.5), fp.feddane(mu=1.0), fp.Solver(0.1, 10, epochs=1), "feddane: with dropout"),
+        (net(0.5), fp.qffl(q=1.0), fp.Solver(0.1, 10, epochs=1), "qffl: with dropout"),
         (
             replace(net(0.0), train=lambda *given: given[1]),
             fp.fedavg(),

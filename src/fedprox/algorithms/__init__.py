@@ -16,6 +16,7 @@ from fedprox.algorithms.fedprox import fedprox
 from fedprox.algorithms.fedsgd import fedsgd
 from fedprox.algorithms.fedsplit import fedsplit
 from fedprox.algorithms.pfedme import pfedme
+from fedprox.algorithms.qffl import qffl
 from fedprox.algorithms.scaffold import scaffold
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
@@ -32,6 +33,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedadmm": fedadmm,
     "fedexp": fedexp,
     "fednova": fednova,
+    "qffl": qffl,
     "centralised": centralised,
 }
 
@@ -51,5 +53,6 @@ __all__ = [
     "fedsgd",
     "fedsplit",
     "pfedme",
+    "qffl",
     "scaffold",
 ]

@@ -63,11 +63,13 @@ class ClientContext(NamedTuple):
         state: The client's state after the last round in which it took part, or its first state.
         relative_size: :math:`n_k / \bar n`, the client's training rows over the mean of all
             clients'.
+        loss: :math:`F_k(w^t)`, a scalar, if `Algorithm.own_loss`; else None.
     """
 
     gradient: Params | None
     state: ClientState
     relative_size: jax.Array
+    loss: jax.Array | None = None
 
 
 class Solution(NamedTuple):
@@ -216,6 +218,7 @@ class Algorithm(NamedTuple):
         init: (params) -> the server's first state.
         client_state: (params) -> the first state of every client; None for clients without state.
         own_gradient: Whether a round computes :math:`\nabla F_k(w^t)` for each client's context.
+        own_loss: Whether a round computes :math:`F_k(w^t)` for each client's context.
         message: (state, hparams, context, solution) -> what the client sends, and its next state.
         size: (message) -> its size, a scalar, by which `fedprox.Faults` recognizes faulty messages.
             It should leave out parts of a message that differ between sound clients, such as those
@@ -257,6 +260,7 @@ class Algorithm(NamedTuple):
     init: Callable[[Params], State] = same_params
     client_state: Callable[[Params], ClientState] | None = None
     own_gradient: bool = False
+    own_loss: bool = False
     message: Callable[[State, HParams, ClientContext, Solution], tuple[Message, ClientState]] = (
         difference
     )
@@ -270,6 +274,11 @@ class Algorithm(NamedTuple):
     adapt: Adaptation | None = None
     personal: Personal | None = None
     not_private: str = ""
+
+    @property
+    def reads_first(self) -> bool:
+        """Whether a round reads all of its clients' rows before the local work."""
+        return self.own_gradient or self.own_loss
 
     def with_solver(self, **settings: Any) -> "Algorithm":
         """The same method with its own settings of the solver.

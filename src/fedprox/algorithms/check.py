@@ -15,6 +15,7 @@ from fedprox.algorithms.base import (
     Algorithm,
     Average,
     ClientContext,
+    ClientState,
     HParams,
     Message,
     Solution,
@@ -113,12 +114,18 @@ def _check_server(algorithm: Algorithm, params: Params, hparams: HParams) -> Sta
     return state
 
 
+def context_shape(algorithm: Algorithm, params: Params, client_state: ClientState) -> ClientContext:
+    """What a client knows, in shape."""
+    gradient = params if algorithm.own_gradient else None
+    return ClientContext(gradient, client_state, SCALAR, SCALAR if algorithm.own_loss else None)
+
+
 def _check_client(algorithm: Algorithm, params: Params, state: State, hparams: HParams) -> Message:
     """The message, in shape, after checking the functions that run on clients."""
     name, client_state = algorithm.name, None
     if algorithm.client_state is not None:
         client_state = shapes_of(f"{name}: client_state(params)", algorithm.client_state, params)
-    context = ClientContext(params if algorithm.own_gradient else None, client_state, SCALAR)
+    context = context_shape(algorithm, params, client_state)
     subproblem = f"{name}: subproblem(state, hparams, context)"
     problem = shapes_of(subproblem, algorithm.subproblem, state, hparams, context)
     require(

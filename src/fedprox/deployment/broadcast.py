@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, ClientContext, Solution, State
-from fedprox.algorithms.check import GIVEN, SCALAR, STEPS
+from fedprox.algorithms.check import GIVEN, SCALAR, STEPS, context_shape
 from fedprox.deployment.messages import Array, require_like
 from fedprox.errors import require
 from fedprox.model import Params
@@ -89,7 +89,7 @@ def broadcast_of(algorithm: Algorithm, params: Params) -> Broadcast:
     has_state = algorithm.client_state is not None
     client_state = jax.eval_shape(algorithm.client_state, params) if has_state else None  # type: ignore[arg-type]
     hparams = dict.fromkeys((*algorithm.hparams, *GIVEN), SCALAR)
-    context = ClientContext(params if algorithm.own_gradient else None, client_state, SCALAR)
+    context = context_shape(algorithm, params, client_state)
 
     def on_client(
         state: State, hparams: Any, context: ClientContext, solved: Params, steps: Any

@@ -172,7 +172,7 @@ class Parts:
             [(round_, placed.jobs)],
             noisy=self.noisy,
         )
-        exchange = exchanges([placed], layout) if self.algorithm.own_gradient else None
+        exchange = exchanges([placed], layout) if self.algorithm.reads_first else None
         at = clients_by_place(plan, placed, layout)
         place = plan.jobs.place[0, : len(jobs.client)]
         stacked = None

@@ -1,7 +1,7 @@
 """Reading rows and gradients of whole clients inside compiled programs."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,43 @@ def summed_gradients(model: Model, *, shared: bool) -> Callable[..., Params]:
     return over(points, (None if shared else 0, 0, 0, 0))
 
 
+class Own(NamedTuple):
+    """What clients compute at w^t before their work; None for what the method does not use.
+
+    Attributes:
+        gradient: grad F_k(w^t), leaves (slots, points, ...).
+        loss: F_k(w^t), shape (slots, points).
+    """
+
+    gradient: Params | None
+    loss: jax.Array | None
+
+
+def summed_own(model: Model, *, shared: bool, gradient: bool, loss: bool) -> Callable[..., Own]:
+    """Gradients and losses summed over each lane's slice, at all sweep points.
+
+    Args:
+        model: The model.
+        shared: As for `summed_gradients`.
+        gradient: Whether gradients are computed.
+        loss: Whether losses are computed; without gradients, by forward passes alone.
+
+    Returns:
+        As `summed_gradients`, but with `Own` as the result.
+    """
+
+    def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Own:
+        if not gradient:
+            return Own(None, weighted_loss(model, params, x, y, inside) if loss else None)
+        if not loss:
+            return Own(jax.grad(weighted_loss, argnums=1)(model, params, x, y, inside), None)
+        both = jax.value_and_grad(weighted_loss, argnums=1)(model, params, x, y, inside)
+        return Own(both[1], both[0])
+
+    points = over(summed, (0, None, None, None))
+    return over(points, (None if shared else 0, 0, 0, 0))
+
+
 def per_lane(sums: Params, size: jax.Array) -> Params:
     """Each lane's sums, leaves (lanes, ...), divided by its number of rows, shape (lanes,)."""
     return jax.tree.map(lambda g: g / size.reshape((-1,) + (1,) * (g.ndim - 1)), sums)
@@ -71,7 +108,9 @@ def exchange_gradients(
     send: Callable[[Params], Params],
     *,
     fixed: bool,
-) -> Callable[[Params, Features, jax.Array, Exchange], tuple[Params, Params, Screened | None]]:
+    gradient: bool = True,
+    loss: bool = False,
+) -> Callable[[Params, Features, jax.Array, Exchange], tuple[Own, Params | None, Screened | None]]:
     """The first exchange of one round, inside the rounds' program.
 
     Args:
@@ -81,22 +120,27 @@ def exchange_gradients(
             screening, all gradients are stored until the last one is computed.
         send: (gradient of one client) -> what it sends, if it is in the first cohort.
         fixed: Whether the mean divides by the sum of all weights also if gradients are left out.
+        gradient: Whether gradients are computed. A first cohort needs them.
+        loss: Whether the losses of the clients about to work are computed.
 
     Returns:
-        (w^t, x, y, exchange) -> grad F_k(w^t) of the clients about to work (slots, points, ...),
-        the weighted mean g^t of the first cohort, and which of its gradients count.
+        (w^t, x, y, exchange) -> what the clients about to work computed, the weighted mean g^t of
+        the first cohort, None without gradients, and which of its gradients count.
     """
     slots, lanes = layout.rounds.slots, layout.lanes
-    read, summed = reader(layout.width), summed_gradients(model, shared=True)
+    read = reader(layout.width)
+    summed = summed_own(model, shared=True, gradient=gradient, loss=loss)
     send_all = jax.vmap(jax.vmap(send))
 
     def gradients(
         params: Params, x: Features, y: jax.Array, exchange: Exchange
-    ) -> tuple[Params, Params, Screened | None]:
+    ) -> tuple[Own, Params | None, Screened | None]:
         room = slots if faults is None else len(exchange.weight)
+        points = len(jax.tree.leaves(params)[0])
+        like = Own(params if gradient else None, jnp.zeros(points) if loss else None)
 
-        def zeros(*shape: int) -> Params:
-            return jax.tree.map(lambda a: jnp.zeros((*shape, *a.shape), a.dtype), params)
+        def zeros(like: Any, *shape: int) -> Any:
+            return jax.tree.map(lambda a: jnp.zeros((*shape, *a.shape), a.dtype), like)
 
         def tick(i: jax.Array, carry: Any) -> Any:
             sums, own, mean = carry
@@ -106,23 +150,25 @@ def exchange_gradients(
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
             sums, own, mean = carry
             ended = slot >= 0
-            gradient = per_lane(sums, exchange.size[slot])
+            computed = per_lane(sums, exchange.size[slot])
             no_sums = jax.tree.map(jnp.zeros_like, sums)
-            if faults is None:
+            if mean is not None:
                 weight = jnp.where(ended, exchange.weight[slot], 0.0)
-                counted = where_lanes(ended, send_all(gradient), no_sums)
+                counted = where_lanes(ended, send_all(computed.gradient), no_sums.gradient)
                 mean = add_weighted(mean, weight, counted)
             # without screening, slots from `room` on are the first cohort's and are not stored
             target = jnp.where(ended, slot, room)
-            own = put(own, target, gradient)
+            own = put(own, target, computed)
             return where_lanes(ended, no_sums, sums), own, mean
 
-        carry = (zeros(lanes), zeros(room), zeros() if faults is None else None)
+        # with screening, the mean is taken at the end
+        mean = zeros(params) if gradient and faults is None else None
+        carry = (zeros(like, lanes), zeros(like, room), mean)
         _, own, mean = run_segments(exchange.reading.ends, tick, end_jobs, carry)
         own, mean = total((own, mean))
         if faults is None:
             return own, mean, None
-        first = send_all(jax.tree.map(lambda a: a[slots:], own))
+        first = send_all(jax.tree.map(lambda a: a[slots:], own.gradient))
         mean, screened = screened_mean(faults, first, exchange.weight[slots:], fixed=fixed)
         return jax.tree.map(lambda a: a[:slots], own), mean, screened
 

@@ -10,7 +10,14 @@ from jax.stages import Wrapped
 from fedprox.algorithms.base import ClientContext, ClientState, HParams, State
 from fedprox.model import Params
 from fedprox.simulation.compiled.client_step import Broadcast, round_hparams
-from fedprox.simulation.compiled.gradients import my_part, per_lane, reader, summed_gradients
+from fedprox.simulation.compiled.gradients import (
+    Own,
+    my_part,
+    per_lane,
+    reader,
+    summed_gradients,
+    summed_own,
+)
 from fedprox.simulation.compiled.lanes import over, run_segments, total, where_lanes
 from fedprox.simulation.compiled.layout import Layout
 from fedprox.simulation.config.method import Method
@@ -64,12 +71,13 @@ def inexactness_program(
     model, algorithm = method.protocol.model, method.algorithm
     read_train = reader(layout.width)
     at_end = summed_gradients(model, shared=False)
-    at_start = summed_gradients(model, shared=True)
+    at_start = summed_own(model, shared=True, gradient=True, loss=algorithm.own_loss)
 
     def gamma(broadcast: Broadcast, params: Params, sums: Any, context: ClientContext) -> jax.Array:
         end, begin = sums
         problem = algorithm.subproblem(*broadcast, context)
-        return inexactness(problem.gradient(params, end), problem.gradient(problem.start, begin))
+        first = problem.gradient(problem.start, begin.gradient)
+        return inexactness(problem.gradient(params, end), first)
 
     gamma_all = over(over(gamma, (0, 0, 0, 0)), (None, 0, 0, 0))
 
@@ -96,16 +104,18 @@ def inexactness_program(
             gradients = per_lane(sums, cohort.sizes[slot])
             params = jax.tree.map(lambda a: a[slot], local)
             context = ClientContext(
-                gradients[1] if algorithm.own_gradient else None,
+                gradients[1].gradient if algorithm.own_gradient else None,
                 jax.tree.map(lambda a: a[cohort.places[slot]], cohort.client_state),
                 jnp.broadcast_to(cohort.relative_size[slot][:, None], (len(slot), points)),
+                gradients[1].loss,
             )
             new = gamma_all(broadcast, params, gradients, context)
             gammas = gammas.at[jnp.where(ended, slot, slots)].set(new, mode="drop")
             return where_lanes(ended, jax.tree.map(jnp.zeros_like, sums), sums), gammas
 
         lanes = layout.lanes
-        zero = jax.tree.map(lambda a: jnp.zeros((lanes, *a.shape), a.dtype), (start, start))
+        begin = Own(start, jnp.zeros(points) if algorithm.own_loss else None)
+        zero = jax.tree.map(lambda a: jnp.zeros((lanes, *a.shape), a.dtype), (start, begin))
         carry = (zero, jnp.zeros((slots, points)))
         return total(run_segments(reading.ends, tick, end_jobs, carry)[1])
 

@@ -241,7 +241,7 @@ def _empty_layout(
         test_width=slice_width(tests),
         cohort_ticks=int(protocol.evaluation.gradients),
         exchange_slots=0,
-        exchange_ticks=int(algorithm.own_gradient),
+        exchange_ticks=int(algorithm.reads_first),
         rows=0,
     )
 

@@ -37,7 +37,7 @@ from fedprox.simulation.compiled.client_step import (
     round_hparams,
     steps_taken,
 )
-from fedprox.simulation.compiled.gradients import exchange_gradients
+from fedprox.simulation.compiled.gradients import Own, exchange_gradients
 from fedprox.simulation.compiled.lanes import (
     choose,
     over,
@@ -167,7 +167,7 @@ def rounds_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, 
     body = program.rounds if layout.batched else point_by_point(program.rounds)
     same: Any = REPLICATED
     after = After(same, same, same, same, client_state=PER_DEVICE, faulty=same)
-    inputs = _spec(rows, exchange=method.algorithm.own_gradient)
+    inputs = _spec(rows, exchange=method.algorithm.reads_first)
     return spread(mesh, body, (Server(same, PER_DEVICE), inputs), out_specs=after, donated=(0,))
 
 
@@ -195,7 +195,7 @@ def part_program(
     body = program.part if layout.batched else point_by_point(program.part)
     same: Any = REPLICATED
     part = Part(same, same, same, client_state=PER_DEVICE, faulty=same)
-    inputs = _spec(rows, exchange=method.algorithm.own_gradient, clock=clock is not None)
+    inputs = _spec(rows, exchange=method.algorithm.reads_first, clock=clock is not None)
     return spread(mesh, body, (Server(same, PER_DEVICE), inputs), out_specs=part)
 
 
@@ -302,7 +302,10 @@ class _Rounds:
         )
         screened = self.faults if self.algorithm.exchange else None
         self.exchange_gradients = exchange_gradients(
-            model, layout, screened, self.algorithm.exchanged, fixed=self.private
+            *(model, layout, screened, self.algorithm.exchanged),
+            fixed=self.private,
+            gradient=self.algorithm.own_gradient,
+            loss=self.algorithm.own_loss,
         )
 
     def rounds(self, server: Server, inputs: Inputs) -> After:
@@ -359,9 +362,12 @@ class _Rounds:
         """The carry before the first tick: idle lanes, no messages, no local models."""
         shape = self.shape
         params = jax.vmap(self.algorithm.params)(broadcast.state)
-        gradient = params if self.algorithm.own_gradient else None
         points = len(broadcast.hparams["learning_rate"])
-        context = idle_context(gradient, client_state, shape.lanes, points)
+        own = Own(
+            params if self.algorithm.own_gradient else None,
+            jnp.zeros(points) if self.algorithm.own_loss else None,
+        )
+        context = idle_context(own, client_state, shape.lanes, points)
         zeros = jnp.zeros(shape.lanes)
         deadline = None if self.clock is None else zeros
         lanes = self.client.begin_all(broadcast, context, zeros, deadline)
@@ -407,18 +413,17 @@ class _Round:
         self.hparams = round_hparams(inputs.hparams, plan.rate, plan.participation, plan.noise_key)
         self.places = plan.jobs.place % max(rounds.shape.places, 1)  # on this device
         self.broadcast = Broadcast(server.state, self.hparams)
-        self.gradient: Params | None = None
+        self.own = Own(None, None)
         self.screened: Screened | None = None
         if exchange is not None:
-            self.read_gradients(exchange)
+            self.read_first(exchange)
 
-    def read_gradients(self, exchange: Exchange) -> None:
-        """Compute the clients' own gradients, and the mean gradient of the first cohort."""
+    def read_first(self, exchange: Exchange) -> None:
+        """Compute the clients' own gradients and losses, and the first cohort's mean gradient."""
         algorithm, state = self.rounds.algorithm, self.before.state
-        gradient, mean_gradient, self.screened = self.rounds.exchange_gradients(
+        self.own, mean_gradient, self.screened = self.rounds.exchange_gradients(
             jax.vmap(algorithm.params)(state), self.x, self.y, exchange
         )
-        self.gradient = gradient
         if algorithm.exchange is not None:
             state = jax.vmap(algorithm.exchange)(state, mean_gradient, self.hparams)
             self.broadcast = Broadcast(state, self.hparams)
@@ -450,9 +455,10 @@ class _Round:
         # all of it whenever a job ends
         relative = carry.lanes.context.relative_size
         context = ClientContext(
-            jax.tree.map(lambda a: a[slot], self.gradient),
+            jax.tree.map(lambda a: a[slot], self.own.gradient),
             jax.tree.map(lambda a: a[self.places[slot]], self.before.client_state),
             jnp.broadcast_to(self.jobs.relative_size[slot][:, None], relative.shape),
+            None if self.own.loss is None else self.own.loss[slot],
         )
         deadline = None if self.jobs.deadline is None else self.jobs.deadline[slot]
         begin_all = self.rounds.client.begin_all
@@ -600,18 +606,17 @@ def set_faulty(flags: jax.Array | None, r: jax.Array, faulty: jax.Array | None) 
     return None if flags is None or faulty is None else flags.at[:, r].set(faulty.T)
 
 
-def idle_context(
-    gradient: Params | None, client_state: ClientState, lanes: int, points: int
-) -> ClientContext:
-    """The context of idle lanes: zeros with the shapes of a gradient and of a client's state."""
+def idle_context(own: Own, client_state: ClientState, lanes: int, points: int) -> ClientContext:
+    """The context of idle lanes: zeros with the shapes of what clients know."""
 
     def zeros(like: Any, *shape: int) -> jax.Array:
         return jnp.zeros((lanes, *shape), like.dtype)
 
     return ClientContext(
-        jax.tree.map(lambda a: zeros(a, *a.shape), gradient),
+        jax.tree.map(lambda a: zeros(a, *a.shape), own.gradient),
         jax.tree.map(lambda a: zeros(a, *a.shape[1:]), client_state),
         jnp.ones((lanes, points)),
+        None if own.loss is None else zeros(own.loss, points),
     )
 
 

@@ -330,9 +330,10 @@ class Protocol:
             "straggler is known only after its work: leave out one of the three",
         )
         require(
-            not algorithm.own_gradient or not noisy,
+            not algorithm.reads_first or not noisy,
             f"{algorithm.name}: with {noise} mini-batches do not have the objective of the "
-            f"gradients that its clients compute first; use {where} without",
+            f"{'gradients' if algorithm.own_gradient else 'losses'} that its clients compute "
+            f"first; use {where} without",
         )
         require(
             algorithm.client_state is None or self.cohort.sampling != "proportional",
