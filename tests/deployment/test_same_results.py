@@ -38,6 +38,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "fednova": {"name": "fednova", "momentum": 0.5},
     "fedexp": {"name": "fedexp"},
     "fedadmm": {"name": "fedadmm", "rho": 0.5},
+    "mime": {"name": "mime"},
+    "mimelite": {"name": "mime", "lite": True},
     "qffl": {"name": "qffl", "q": [0.0, 1.0]},
 }
 

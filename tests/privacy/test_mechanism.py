@@ -31,6 +31,7 @@ METHODS: dict[str, fp.Algorithm] = {
     "option 1": fp.scaffold(option=1),
     "feddyn": fp.feddyn(alpha=0.5),
     "fedsplit": fp.fedsplit(step_size=0.5, average="all"),
+    "mimelite": fp.mime(beta=0.5, lite=True),
     "fedadmm": fp.fedadmm(rho=0.5, server_learning_rate=0.5),
     "fedopt": fp.fedopt(optimizer=optax.sgd, server_learning_rate=1.0),
 }

@@ -15,6 +15,7 @@ from fedprox.algorithms.fedopt import fedopt
 from fedprox.algorithms.fedprox import fedprox
 from fedprox.algorithms.fedsgd import fedsgd
 from fedprox.algorithms.fedsplit import fedsplit
+from fedprox.algorithms.mime import mime
 from fedprox.algorithms.pfedme import pfedme
 from fedprox.algorithms.qffl import qffl
 from fedprox.algorithms.scaffold import scaffold
@@ -34,6 +35,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedexp": fedexp,
     "fednova": fednova,
     "qffl": qffl,
+    "mime": mime,
     "centralised": centralised,
 }
 
@@ -52,6 +54,7 @@ __all__ = [
     "fedprox",
     "fedsgd",
     "fedsplit",
+    "mime",
     "pfedme",
     "qffl",
     "scaffold",

@@ -13,7 +13,8 @@ Round :math:`t` with the cohort :math:`S_t` computes::
 The weights of the clients that took part sum to one. A round in which no client took part leaves
 the state unchanged. ``context_k`` is what client k alone knows: see :class:`ClientContext`.
 
-A method with an exchange begins each round with a second cohort, drawn independently::
+A method with an exchange begins each round with a second cohort, drawn independently, or with the
+round's own::
 
     state = exchange(state, sum_k weight_k exchanged(grad F_k(w^t)), hparams)
 
@@ -49,6 +50,9 @@ Stragglers = Literal["keep", "drop"]
 
 Average = Literal["rows", "clients"]
 """The weights of the server's mean: a client's training rows, or 1 for each client."""
+
+ExchangeCohort = Literal["another", "own"]
+"""The cohort of a first exchange: one drawn independently, or the round's clients that work."""
 
 HParams = Mapping[str, jax.Array]
 """Scalars by name: the algorithm's hyperparameters; "learning_rate", the local learning rate of the
@@ -226,9 +230,11 @@ class Algorithm(NamedTuple):
         update: (state, weighted mean of the messages, hparams) -> the server's next state.
         params: (state) -> the parameters that the server sends.
         evaluated: (state) -> the parameters that evaluations read; None for those that are sent.
-        exchange: (state, weighted mean of :math:`\nabla F_k(w^t)` over another cohort, hparams) ->
+        exchange: (state, weighted mean of :math:`\nabla F_k(w^t)` over a first cohort, hparams) ->
             state; None for a method without exchange. It needs `own_gradient`.
-        exchanged: (gradient) -> what a client of that other cohort sends for its
+        exchange_cohort: The first cohort: "another", drawn independently, or "own", the clients of
+            the round that work.
+        exchanged: (gradient) -> what a client of the first cohort sends for its
             :math:`\nabla F_k(w^t)`.
         communication: Communication of a round in units of FedAvg's, which sends the parameters to
             every client of the cohort and back.
@@ -269,6 +275,7 @@ class Algorithm(NamedTuple):
     params: Callable[[State], Params] = same_params
     evaluated: Callable[[State], Params] | None = None
     exchange: Callable[[State, Params, HParams], State] | None = None
+    exchange_cohort: ExchangeCohort = "another"
     exchanged: Callable[[Params], Params] = same_params
     communication: int = 1
     adapt: Adaptation | None = None

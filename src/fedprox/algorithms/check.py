@@ -16,6 +16,7 @@ from fedprox.algorithms.base import (
     Average,
     ClientContext,
     ClientState,
+    ExchangeCohort,
     HParams,
     Message,
     Solution,
@@ -85,6 +86,8 @@ def _check_attributes(algorithm: Algorithm) -> None:
     """Check the attributes that are not functions."""
     name = algorithm.name
     require_one_of(f"{name}: stragglers", algorithm.stragglers, get_args(Stragglers))
+    cohorts = get_args(ExchangeCohort)
+    require_one_of(f"{name}: exchange_cohort", algorithm.exchange_cohort, cohorts)
     require_one_of(f"{name}: average", algorithm.average, get_args(Average))
     for taken in GIVEN:
         require(

@@ -27,6 +27,7 @@ from fedprox import (
     fednova,
     fedprox,
     fedsplit,
+    mime,
     models,
     qffl,
     scaffold,
@@ -95,7 +96,7 @@ def test_b_and_variance_equal_their_definitions(seed: int, rows: list[int]) -> N
     "method",
     [
         *(fedavg(), feddane(mu=1.0), scaffold(), feddyn(alpha=1.0), fedsplit(1.0), centralised()),
-        *(fednova(), fedexp(), fedadmm(rho=1.0), qffl(q=1.0)),
+        *(fednova(), fedexp(), fedadmm(rho=1.0), qffl(q=1.0), mime(), mime(lite=True)),
     ],
     ids=lambda method: method.name,
 )

@@ -22,6 +22,7 @@ class RoundWork(NamedTuple):
         dropped: How many of these do not count, so that they have no job.
         jobs: The jobs of the other clients.
         exchange: Jobs of the first cohort, if the method has a first exchange; they take no steps.
+            If this is the round's own, its clients have a job of each kind.
     """
 
     clients: int
@@ -65,9 +66,11 @@ def round_work(
     jobs = _jobs(protocol, algorithm, counted, work.steps[takes_part], gamma)
     exchange = no_jobs()
     if algorithm.exchange is not None:
-        first = _draw(protocol, algorithm, seed, t, Purpose.GRADIENT_COHORT)
+        first = counted
+        if algorithm.exchange_cohort == "another":
+            first = _draw(protocol, algorithm, seed, t, Purpose.GRADIENT_COHORT)
+            first = _with_method_mass(protocol, algorithm, first)
         zeros = np.zeros(len(first.clients))
-        first = _with_method_mass(protocol, algorithm, first)
         exchange = _jobs(protocol, algorithm, first, zeros.astype(np.int64), zeros)
     return RoundWork(len(chosen), stragglers, int((~takes_part).sum()), jobs, exchange)
 

@@ -1,0 +1,120 @@
+"""Mime and MimeLite (Karimireddy et al. 2021): every local step uses the server's momentum.
+
+The paper's step is y - eta ((1 - beta) g + beta m). With M = m / (1 - beta) and the solver's
+learning rate for eta (1 - beta), it is y - eta (g + beta M). Mime's correction has whole gradients,
+the paper's those of mini-batches. With beta = 0 and everyone, Mime is FedDANE with mu = 0.
+"""
+
+from typing import Any, NamedTuple
+
+import optax
+
+from fedprox.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    ClientState,
+    HParams,
+    Solution,
+    add,
+    add_scaled,
+    check_hparam,
+    local_update,
+    zeros,
+)
+from fedprox.errors import require
+from fedprox.model import Params
+from fedprox.solver import HParam, Solver
+from fedprox.subproblem import Subproblem
+
+
+class State(NamedTuple):
+    """The parameters w^t and the momentum M."""
+
+    params: Params
+    momentum: Params
+
+
+def exchange(state: State, gradient: Params, hparams: HParams) -> State:
+    """M^{t+1} = g^t + beta M^t."""
+    return state._replace(momentum=add_scaled(gradient, hparams["beta"], state.momentum))
+
+
+def mime(beta: HParam = 0.9, *, lite: bool = False) -> Algorithm:
+    r"""Mime: local steps with the server's momentum, and with a correction by the mean gradient.
+
+    Clients of the cohort :math:`S_t` send :math:`\nabla F_k(w^t)`, whose plain mean is :math:`g^t`.
+    Then client :math:`k` takes steps of SGD on
+
+    .. math:: h_k(w) = F_k(w) + \langle g^t - \nabla F_k(w^t) + \beta M^t, w \rangle,
+
+    from :math:`w^t`, in which the momentum :math:`M^t` stays fixed. The server computes
+
+    .. math:: w^{t+1} = \frac{1}{|S_t|} \sum_{k \in S_t} w_k, \qquad M^{t+1} = g^t + \beta M^t.
+
+    MimeLite leaves out :math:`g^t - \nabla F_k(w^t)`, and its clients send the gradient beside the
+    update. Stragglers' partial work is kept.
+
+    Args:
+        beta: Momentum :math:`\beta`, from 0 to below 1. A sequence sweeps over its values.
+        lite: Whether the method is MimeLite.
+
+    Returns:
+        An algorithm for :func:`fedprox.simulate`.
+
+    Raises:
+        InputError: If beta is not from 0 to below 1.
+
+    Example:
+        >>> import fedprox as fp
+        >>> fp.mime(beta=[0.0, 0.9], lite=True).variant
+        'lite'
+
+    References:
+        Karimireddy et al., `Breaking the Centralized Barrier for Cross-Device Federated Learning
+        <https://arxiv.org/abs/2008.03606>`_, NeurIPS 2021, Algorithm 1.
+    """
+    betas = check_hparam("mime: beta", beta)
+    require(max(betas) < 1, f"mime: beta = {max(betas)}; it must be below 1")
+
+    def local(solver: Solver) -> Solver:
+        require(solver.optimizer is optax.sgd, "mime needs solver.optimizer = sgd without options")
+        return solver
+
+    def subproblem(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
+        """Linear terms beta M^t, and M^{t+1} - grad F_k(w^t) after Mime's exchange."""
+        by_beta = optax.tree.scale(hparams["beta"], state.momentum)
+        linear = by_beta if lite else optax.tree.sub(state.momentum, context.gradient)
+        return Subproblem(state.params, linear=linear)
+
+    def message(
+        state: State, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Any, ClientState]:
+        """Send w_k - w^t, and in MimeLite grad F_k(w^t)."""
+        del state, hparams
+        step = local_update(solution)
+        return (step, context.gradient) if lite else step, context.state
+
+    def update(state: State, mean: Any, hparams: HParams) -> State:
+        """w^{t+1} = mean w_k."""
+        if lite:
+            state, mean = exchange(state, mean[1], hparams), mean[0]
+        return state._replace(params=add(state.params, mean, hparams))
+
+    return Algorithm(
+        "mime",
+        subproblem,
+        hparams={"beta": betas},
+        stragglers="keep",
+        variant="lite" if lite else "",
+        average="clients",
+        local=local,
+        init=lambda params: State(params, zeros(params)),
+        own_gradient=True,
+        message=message,
+        update=update,
+        params=lambda state: state.params,
+        exchange=None if lite else exchange,
+        exchange_cohort="own",
+        communication=2,
+        not_private="" if lite else "one cohort would release gradients and then updates",
+    )
