@@ -202,7 +202,13 @@ def run(
     if jax.process_index():
         _train_without_results(train_methods, checkpoints)
         return
-    directory = RunDirectory(folder, resolved.table, replace=force, extend=resume is not None)
+    directory = RunDirectory(
+        folder,
+        resolved.table,
+        replace=force,
+        extend=resume is not None,
+        client_records=resolved.evaluation.client_records,
+    )
     done = resume is not None and directory.complete and directory.extended is None
     allgather(done)
     if done:

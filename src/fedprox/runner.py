@@ -62,7 +62,8 @@ def run(
     resolved = resolve(experiment, None if data_dir is None else Path(data_dir))
     if out is None:
         return train(experiment, resolved, callbacks, progress=progress)
-    with RunDirectory(Path(out), resolved.table) as directory:
+    client_records = resolved.evaluation.client_records
+    with RunDirectory(Path(out), resolved.table, client_records=client_records) as directory:
         checkpoints = Checkpoints(directory.checkpoints, ends=directory.ends)
         callbacks = [Callback(on_record=directory.record), *callbacks]
         runs = train(experiment, resolved, callbacks, checkpoints=checkpoints, progress=progress)

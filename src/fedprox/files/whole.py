@@ -1,5 +1,6 @@
 """Atomic writes, also in case of a power cut, that do not follow symbolic links."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -52,6 +53,29 @@ def writing_whole(path: Path) -> Iterator[BinaryIO]:
                 partial.unlink()
             raise
     flush_folder(path.parent)
+
+
+def append(file: BinaryIO, path: Path, line: bytes) -> None:
+    """Append a line to an unbuffered file, or leave the file as it was.
+
+    Args:
+        file: The file, at its end.
+        path: Its path, for errors.
+        line: The line.
+
+    Raises:
+        OSError: If the line cannot be written, such as on a full disk. The error names `path`.
+    """
+    end = file.tell()
+    try:
+        with naming(path):
+            written = file.write(line)
+            if written != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        file.truncate(end)
+        file.seek(end)
+        raise
 
 
 def flush_folder(folder: Path) -> None:

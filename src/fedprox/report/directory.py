@@ -1,6 +1,5 @@
 """The run directory: experiment, metrics, summary, models and figure of a comparison."""
 
-import errno
 import hashlib
 import importlib.metadata
 import io
@@ -26,8 +25,9 @@ from fedprox.federation import Federation
 from fedprox.files.lock import NAME as LOCK
 from fedprox.files.lock import locked
 from fedprox.files.toml import parse_toml
-from fedprox.files.whole import flush_folder, naming, open_no_link, refuse_link, write_whole
+from fedprox.files.whole import append, flush_folder, naming, open_no_link, refuse_link, write_whole
 from fedprox.model import Model
+from fedprox.report.client_lines import BEFORE, LINES, ClientLines, remove_lines
 from fedprox.report.figure import figure
 from fedprox.report.parameters import encode
 from fedprox.report.records import ERRORS, FAIRNESS, OPTIONAL, PRIVACY, VALIDATION, flat
@@ -69,8 +69,9 @@ class RunDirectory:
         path: The folder.
         experiment: The resolved experiment.
         replace: Whether another experiment's results may be replaced.
-        extend: Whether the folder may hold finished results of the same experiment with fewer
-            rounds, to be extended.
+        extend: Whether the run resumes, so that the folder may hold finished results of the same
+            experiment with fewer rounds, to be extended.
+        client_records: Whether `clients.jsonl` is written, from records with measures of clients.
 
     Attributes:
         replaced: Description of the results that are replaced; empty if there are none.
@@ -78,7 +79,8 @@ class RunDirectory:
 
     Raises:
         InputError: The folder holds another experiment's results, or other files, or its
-            `metrics.jsonl` is a symbolic link; or, at `with`, another process is writing to it.
+            `metrics.jsonl` or `clients.jsonl` is a symbolic link; or, at `with`, another process is
+            writing to it.
     """
 
     def __init__(
@@ -88,12 +90,15 @@ class RunDirectory:
         *,
         replace: bool = False,
         extend: bool = False,
+        client_records: bool = False,
     ) -> None:
         self.path, self.experiment = path, experiment
         self.replaced = ""
         self.extended: int | None = None
         self._replace, self._extend = replace, extend
+        self._client_records = client_records
         self._metrics: BinaryIO | None = None
+        self._clients: ClientLines | None = None
         self._flushed = time.monotonic()
         self._lock = ExitStack()
         self._check()
@@ -102,7 +107,8 @@ class RunDirectory:
         if not self.path.exists():
             return
         require(self.path.is_dir(), f"{self.path} is not a folder")
-        refuse_link(self.path / "metrics.jsonl")
+        for name in ("metrics.jsonl", LINES):
+            refuse_link(self.path / name)
         known = self.path / "experiment.toml"
         if all(_is_leftover(path) for path in self.path.iterdir()):
             return
@@ -195,21 +201,17 @@ class RunDirectory:
         with self._lock:
             if self._metrics is not None:
                 self._metrics.close()
+            if self._clients is not None:
+                self._clients.close()
 
     def record(self, record: Record) -> None:
-        """Append one record to `metrics.jsonl`."""
+        """Append one record to `metrics.jsonl`, and its clients to `clients.jsonl` if asked for."""
         if self._metrics is None:
             self._metrics = self._begin()
         line = json.dumps(metrics_line(record), allow_nan=False).encode() + b"\n"
-        end = self._metrics.tell()
-        try:
-            with naming(self.path / "metrics.jsonl"):
-                written = self._metrics.write(line)
-                if written != len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            self._metrics.truncate(end)
-            raise
+        if self._clients is not None:
+            self._clients.add(record)
+        append(self._metrics, self.path / "metrics.jsonl", line)
         if time.monotonic() - self._flushed >= FLUSH:
             self._flush()
 
@@ -237,6 +239,12 @@ class RunDirectory:
         for pattern in (*RESULTS, *(["diagnosis.json"] if self.replaced else [])):
             for path in self.path.glob(pattern):
                 path.unlink()
+        self.path.mkdir(parents=True, exist_ok=True)
+        if self._client_records:
+            extended = self.extended is not None
+            self._clients = ClientLines(self.path, resumed=self._extend, extended=extended)
+        else:
+            remove_lines(self.path)
         self._write_experiment()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         opened = open_no_link(self.path / "metrics.jsonl", flags)
@@ -247,6 +255,8 @@ class RunDirectory:
         """Write models and figure, then the summary; see `fedprox.table` for the target."""
         target = target or common_target(runs)
         self._flush()
+        if self._clients is not None:
+            self._clients.finish()
         for run in runs:
             write_whole(self.path / model_file(run.label, run.seed), encode(run.params))
         write_figure(self.path, figure(runs))
@@ -283,7 +293,7 @@ def _is_ours(path: Path) -> bool:
         return path.is_dir() and all(
             _is_leftover(inside) or names.fullmatch(inside.name) for inside in path.iterdir()
         )
-    others = ("experiment.toml", "metrics.jsonl", "diagnosis.json")
+    others = ("experiment.toml", "metrics.jsonl", "diagnosis.json", LINES, BEFORE)
     return _is_leftover(path) or any(map(path.match, (*RESULTS, *others)))
 
 

@@ -20,7 +20,7 @@ from fedprox.report.table import table
 from fedprox.simulation.config.protocol import initial_params
 from tests.variants import mostly_slow
 
-BOTH: Any = {"by_client": True, "client_records": True}
+BOTH: dict[str, Any] = {"by_client": True, "client_records": True}
 
 
 def federation() -> fp.Federation:
@@ -170,7 +170,7 @@ def test_central_training_has_no_clients_that_train() -> None:
 
 def test_a_sample_of_clients_has_their_names_rows_and_steps() -> None:
     clients = federation()
-    whole: Any = {"every": 3, **BOTH}
+    whole: dict[str, Any] = {"every": 3, **BOTH}
     _, all_of_them = simulate(fp.fedavg(), evaluation=fp.Evaluation(**whole))
     _, few = simulate(fp.fedavg(), evaluation=fp.Evaluation(clients=5, **whole))
     chosen = clients.drawn(5)

@@ -15,7 +15,7 @@ KILLS = 20
 
 EXPERIMENT = """
 rounds = 130
-evaluation = {every = 2}
+evaluation = {every = 2, client_records = true}
 data = {name = "synthetic", clients = 12}
 cohort = {clients_per_round = 4}
 solver = {learning_rate = 0.01, batch_size = 10, epochs = 1}
@@ -115,5 +115,9 @@ def test_a_run_that_is_killed_twenty_times_is_the_same(tmp_path: Path) -> None:
     assert status(start(output, ["run", "--resume", str(killed)])) == 0
     names = sorted(path.name for path in once.iterdir())
     assert names == sorted(path.name for path in killed.iterdir())
-    for name in ("metrics.jsonl", *(n for n in names if n.endswith(".safetensors"))):
+    for name in (
+        "metrics.jsonl",
+        "clients.jsonl",
+        *(n for n in names if n.endswith(".safetensors")),
+    ):
         assert (once / name).read_bytes() == (killed / name).read_bytes(), name
