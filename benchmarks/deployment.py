@@ -42,6 +42,7 @@ from fedprox.deployment.flower_calls import environment, free_port
 from fedprox.deployment.joining import join
 from fedprox.deployment.network import Network, Parcel
 from fedprox.deployment.processes import Program, running
+from fedprox.deployment.run_file import Ledger
 from fedprox.deployment.server import resolve_deployment
 from fedprox.deployment.trial import local_nodes
 from fedprox.experiment import parse, resolve
@@ -126,7 +127,7 @@ def ours(case: Case, folder: Path, initial: Path) -> Turn:
     with local_nodes(experiment, case.nodes, folder) as network:
         conversation = Conversation(timed(network, folder, began))
         joined = join(conversation, case.nodes)
-        deployment = resolve_deployment(experiment, joined, "benchmark")
+        deployment = resolve_deployment(experiment, joined, Ledger())
         (run,) = deploy(conversation, deployment, Follow(None, [], None, progress=False))
         kinds = {
             "node": "fedprox.cli",

@@ -1,6 +1,6 @@
 """fedprox: federated optimization in heterogeneous networks, on JAX."""
 
-from fedprox import datasets, diagnostics, metrics, models
+from fedprox import datasets, diagnostics, logs, metrics, models
 from fedprox.algorithms import (
     Algorithm,
     centralised,
@@ -109,6 +109,7 @@ __all__ = [
     "freeze",
     "line_search_descent",
     "load_model",
+    "logs",
     "metrics",
     "mime",
     "models",

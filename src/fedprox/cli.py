@@ -32,6 +32,7 @@ from fedprox.commands.shared import (
     DataDir,
     File,
     Force,
+    Log,
     OptionalFile,
     Out,
     Resume,
@@ -55,6 +56,7 @@ from fedprox.experiment import (
     train,
 )
 from fedprox.files.whole import write_whole
+from fedprox.logs import loggers_of
 from fedprox.output import safe_streams
 from fedprox.papers import ITEMS, select
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
@@ -169,6 +171,7 @@ def run(
     ] = None,
     resume: Resume = None,
     force: Force = False,
+    log: Log = None,
     coordinator: Annotated[
         str | None,
         typer.Option(
@@ -189,6 +192,7 @@ def run(
 ) -> None:
     """Run an experiment file, or resume a run."""
     file, folder = file_and_folder(file, out, resume, settings or (), force=force)
+    loggers = loggers_of(log or (), folder, resume=resume is not None)
     join = _join_function(coordinator, processes, process)
     console, experiment, resolved = _prepare(Source(file, settings or (), data_dir), devices, join)
     checkpoints = Checkpoints(
@@ -215,7 +219,7 @@ def run(
         console.print(f"{printable(folder)} is complete; nothing to do")
         return
     print_start(console, directory, resumed=resume is not None)
-    runs = train_into(directory, train_methods, resolved, checkpoints)
+    runs = train_into(directory, train_methods, resolved, checkpoints, loggers)
     show_results(console, directory, runs, resolved.target, checkpoints)
 
 

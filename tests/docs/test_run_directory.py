@@ -8,7 +8,7 @@ import pytest
 
 from fedprox import diagnose, run
 from fedprox.experiment import read_experiment, resolve
-from fedprox.report.directory import DEPLOYMENT, NODES, RESULTS, RunDirectory
+from fedprox.report.directory import DEPLOYMENT, LOGS, NODES, RESULTS, RunDirectory
 from fedprox.report.records import NETWORK, PRIVACY
 from fedprox.simulation.results.record import Record
 
@@ -49,7 +49,7 @@ def test_the_page_lists_every_file_of_a_run(directory: Path) -> None:
         for path in directory.iterdir()
     }
     # during a run, by other commands
-    assert page - found == {"checkpoint", "diagnosis.json", DEPLOYMENT, NODES}
+    assert page - found == {"checkpoint", "diagnosis.json", DEPLOYMENT, NODES, *LOGS}
     assert found <= page
     results = {re.sub(r"model-.*", "model-LABEL-SEED.safetensors", each) for each in RESULTS}
     assert results <= page

@@ -22,6 +22,7 @@ FLOORS = [
     {"deployment"},
     {"diagnose"},
     {"report"},
+    {"logs"},
     {"experiment"},
     {"deployment"},
     {"runner"},

@@ -18,6 +18,7 @@ from fedprox.commands.runs import file_and_folder, print_start, show_results, tr
 from fedprox.commands.shared import (
     DataDir,
     Force,
+    Log,
     OptionalFile,
     Out,
     Resume,
@@ -39,6 +40,7 @@ from fedprox.deployment.trial import local_nodes
 from fedprox.errors import printable, require
 from fedprox.experiment import DEPLOYED, Experiment, read_experiment
 from fedprox.files.lock import locked
+from fedprox.logs import loggers_of
 from fedprox.privacy.accounting import statement
 from fedprox.report.directory import CHECKPOINTS, ENDS, NODES, RunDirectory
 from fedprox.report.network import network_line
@@ -88,6 +90,7 @@ def deploy(
     ] = 1,
     resume: Resume = None,
     force: Force = False,
+    log: Log = None,
 ) -> None:
     """Run an experiment file on nodes."""
     require(
@@ -95,6 +98,7 @@ def deploy(
         "give one of --local N, for a trial on this machine, and --superlink FILE.toml",
     )
     file, folder = file_and_folder(file, out, resume, settings or (), force=force)
+    loggers = loggers_of(log or (), folder, resume=resume is not None)
     defaults = {} if superlink is None else {"data": {"name": DEPLOYED}}
     experiment, console = read_experiment(file, settings or (), defaults), standard_console()
     logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
@@ -131,7 +135,7 @@ def deploy(
             follow = Follow(checkpoints, [before, *callbacks, after], None, progress=False)
             return run_deployment(conversation, deployment, follow)
 
-        runs = train_into(directory, train_methods, deployment.resolved, checkpoints)
+        runs = train_into(directory, train_methods, deployment.resolved, checkpoints, loggers)
     show_results(console, directory, runs, deployment.resolved.target, checkpoints)
 
 

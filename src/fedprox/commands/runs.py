@@ -41,8 +41,9 @@ MACHINE_OPTIONS = (
     "--process",
     "--local",
     "--superlink",
+    "--log",
 )
-"""Options that describe the machine, not the experiment."""
+"""Options that describe the machine or the output, not the experiment."""
 
 
 def file_and_folder(

@@ -32,6 +32,14 @@ Force = Annotated[
     bool,
     typer.Option("--force", help="Replace another experiment's results in the run directory."),
 ]
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Write the records also for tensorboard, mlflow or wandb, below the run directory. "
+        "Repeatable.",
+    ),
+]
 
 
 def standard_console() -> Console:

@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import re
+import shutil
 import subprocess
 import time
 import tomllib
@@ -48,6 +49,12 @@ ENDS = "state"
 
 DEPLOYMENT, NODES = "deployment.json", "nodes"
 """Names of the file with a deployment's identifier, and of the folder of a trial's nodes."""
+
+LOGS = ("tensorboard", "mlflow", "wandb")
+"""Names of the folders that loggers write in a run directory, see `fedprox.logs`."""
+
+LOG_ID = "fedprox-id"
+"""Name of the file that marks such a folder as written by a logger."""
 
 LONGEST = 150
 """Most bytes of a label in a file name; file systems allow 255 for the whole name."""
@@ -245,6 +252,9 @@ class RunDirectory:
             self._clients = ClientLines(self.path, resumed=self._extend, extended=extended)
         else:
             remove_lines(self.path)
+        if self.replaced:  # loggers continue their runs of the same experiment by themselves
+            for path in filter(_is_log, self.path.iterdir()):
+                shutil.rmtree(path)
         self._write_experiment()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         opened = open_no_link(self.path / "metrics.jsonl", flags)
@@ -264,9 +274,17 @@ class RunDirectory:
         write_whole(self.path / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
 
 
+def _is_log(path: Path) -> bool:
+    """Whether a path is a folder that a logger wrote."""
+    return path.name in LOGS and not path.is_symlink() and (path / LOG_ID).is_file()
+
+
 def _is_leftover(path: Path) -> bool:
-    """Whether a process of ours that has ended may have left a path before its first record."""
-    if path.name in (NODES, DEPLOYMENT):
+    """Whether a process of ours that has ended may have left a path without `experiment.toml`.
+
+    Loggers in Python write before `fedprox.save`, other processes before their first record.
+    """
+    if path.name in (NODES, DEPLOYMENT) or _is_log(path):
         return True
     if path.name == CHECKPOINTS and path.is_dir():
         return all(_is_leftover(inside) or inside.name == FIRST for inside in path.iterdir())
@@ -298,16 +316,21 @@ def _is_ours(path: Path) -> bool:
 
 
 def model_file(label: str, seed: int) -> str:
-    """The file name of a run's model: its label, if long cut and followed by a digest, and seed.
+    """The file name of a run's model.
 
     >>> model_file("fedprox mu=1", 0)
     'model-fedprox-mu=1-0.safetensors'
     """
+    return f"model-{file_name(label, seed)}.safetensors"
+
+
+def file_name(label: str, seed: int) -> str:
+    """A run as part of a file name: its label, if long cut and followed by a digest, and seed."""
     name = re.sub(r"[^\w.=+-]+", "-", label)
     if len(name.encode()) > LONGEST:
         digest = hashlib.sha256(label.encode()).hexdigest()[:16]
         name = f"{name.encode()[:LONGEST].decode(errors='ignore')}-{digest}"
-    return f"model-{name}-{seed}.safetensors"
+    return f"{name}-{seed}"
 
 
 def write_figure(folder: Path, drawn: "Figure", name: str = "figure") -> None:

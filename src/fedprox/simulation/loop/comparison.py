@@ -63,8 +63,9 @@ def compare(
         One run for each method, seed and sweep point, with methods outermost and sweep points
         innermost.
     """
-    checkpoints, begin = follow.checkpoints, Snapshot(())
+    checkpoints = follow.checkpoints
     on_record: Callable[[Record], None] = partial(pass_on, follow.callbacks)
+    begin = Snapshot(())
     if checkpoints:
         begin = checkpoints.begin(_fingerprint(protocol, methods))
         on_record = checkpoints.before_first(on_record, begin)

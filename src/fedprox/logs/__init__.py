@@ -1,0 +1,35 @@
+"""Loggers: callbacks that write runs to TensorBoard, MLflow, or Weights & Biases."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedprox.errors import require_one_of
+from fedprox.logs.mlflow import mlflow
+from fedprox.logs.tensorboard import tensorboard
+from fedprox.logs.wandb import wandb
+from fedprox.simulation.loop.callbacks import Callback
+
+LOGGERS: dict[str, Callable[..., Callback]] = {
+    "tensorboard": tensorboard,
+    "mlflow": mlflow,
+    "wandb": wandb,
+}
+"""The loggers by their names on the command line."""
+
+__all__ = ["mlflow", "tensorboard", "wandb"]
+
+
+def loggers_of(names: Sequence[str], folder: Path, *, resume: bool) -> list[Callback]:
+    """The loggers that `--log` names.
+
+    Args:
+        names: Their names; repeated ones count once.
+        folder: The run directory.
+        resume: Whether its run is resumed.
+
+    Raises:
+        InputError: If a name is unknown, or a logger's library is not installed.
+    """
+    for name in names:
+        require_one_of("--log", name, tuple(LOGGERS))
+    return [LOGGERS[name](folder, resume=resume) for name in dict.fromkeys(names)]
