@@ -20,6 +20,7 @@ COMMON = [fp.fedprox(mu=[0.0, 1.0])]
 OTHERS = [
     fp.fedsgd(), fp.fedavg(), fp.feddane(mu=1.0), fp.centralised(), fp.scaffold(),
     fp.feddyn(alpha=0.1), fp.fedsplit(1.0), fp.fedopt(optax.adam),
+    fp.ditto(lam=1.0), fp.pfedme(lam=1.0, eta=0.5),
     fp.fednova(), fp.fedexp(), fp.fedadmm(rho=1.0), fp.qffl(q=1.0), fp.mime(), fp.mime(lite=True),
 ]  # fmt: skip
 

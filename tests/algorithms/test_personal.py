@@ -204,3 +204,19 @@ def test_own_models_need_the_servers_model_to_be_evaluated() -> None:
     evaluation = fp.Evaluation(model="clients")
     with pytest.raises(fp.InputError, match=r'^ditto: evaluation.model = "clients"; for a method'):
         trained(fp.ditto(lam=1.0), 1, evaluation=evaluation)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"own": lambda state: state.model}, "ditto: its personal.own gives .*; it must be like a"),
+        ({"keep": None}, "ditto: personal has one of subproblem and keep; give both or neither"),
+        ({"keep": lambda *given: given[1]}, "ditto: its personal.keep gives .* the state before"),
+        ({"subproblem": lambda *_: None}, r"personal.subproblem\(.*\) returns None; it must"),
+    ],
+)
+def test_functions_that_do_not_fit_are_named(change: dict[str, Any], line: str) -> None:
+    method = fp.ditto(lam=1.0)
+    assert method.personal is not None
+    with pytest.raises(fp.InputError, match=line):
+        trained(method._replace(personal=method.personal._replace(**change)), 1)

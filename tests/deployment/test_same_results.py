@@ -35,6 +35,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "feddyn": {"name": "feddyn", "alpha": 0.1},
     "fedsplit": {"name": "fedsplit", "step_size": 0.5},
     "fedopt": {"name": "fedopt", "optimizer": "adam", "server_learning_rate": 0.1},
+    "ditto": {"name": "ditto", "lam": 0.5},
+    "pfedme": {"name": "pfedme", "lam": 1.0, "eta": 0.5},
     "fednova": {"name": "fednova", "momentum": 0.5},
     "fedexp": {"name": "fedexp"},
     "fedadmm": {"name": "fedadmm", "rho": 0.5},

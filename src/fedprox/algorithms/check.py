@@ -19,6 +19,8 @@ from fedprox.algorithms.base import (
     ExchangeCohort,
     HParams,
     Message,
+    Own,
+    Personal,
     Solution,
     State,
     Stragglers,
@@ -158,7 +160,41 @@ def _check_client(algorithm: Algorithm, params: Params, state: State, hparams: H
     _require_like(f"{name}: the size of its message is", size, "a number", SCALAR)
     if algorithm.update is add:
         _require_like(f"{name}: its message is", message, "the model", params)
+    if algorithm.personal is not None:
+        given = state, hparams, context._replace(gradient=None)
+        _check_personal(name, algorithm.personal, params, *given)
     return message
+
+
+def _check_personal(
+    name: str,
+    personal: Personal,
+    params: Params,
+    state: State,
+    hparams: HParams,
+    context: ClientContext,
+) -> None:
+    """Check the functions that give each client a model of its own."""
+    own = shapes_of(f"{name}: personal.own(client state)", personal.own, context.state)
+    yes: Any = jax.ShapeDtypeStruct((), jnp.bool_)
+    expected = Own(params, yes)
+    _require_like(f"{name}: its personal.own gives", own, "a model and a bool", expected)
+    require(
+        (personal.subproblem is None) == (personal.keep is None),
+        f"{name}: personal has one of subproblem and keep; give both or neither",
+    )
+    if personal.subproblem is None or personal.keep is None:
+        return
+    posed = f"{name}: personal.subproblem(state, hparams, context)"
+    problem = shapes_of(posed, personal.subproblem, state, hparams, context)
+    require(
+        isinstance(problem, Subproblem),
+        f"{posed} returns {_kind(problem)}; it must return a fedprox.Subproblem",
+    )
+    _check_subproblem(f"{name}: personal", problem, params)
+    kept = f"{name}: personal.keep(client state, solution)"
+    after = shapes_of(kept, personal.keep, context.state, params)
+    _require_like(f"{name}: its personal.keep gives", after, "the state before", context.state)
 
 
 def _check_adaptation(name: str, adapt: Adaptation, hparams: HParams) -> None:
