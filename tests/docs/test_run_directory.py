@@ -17,6 +17,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "run-directory.md"
 EXPERIMENT = """
 rounds = 2
 validation_share = 0.2
+evaluation = {by_client = true, client_records = true}
 data = {name = "synthetic", clients = 4}
 cohort = {clients_per_round = 2}
 faults = {policy = "drop"}
@@ -71,9 +72,14 @@ def test_the_page_lists_every_key_of_the_clients(directory: Path) -> None:
     assert set(listed("`clients.json`")) - {"test_NAME"} == first.keys()
 
 
+def test_the_page_lists_every_key_of_the_client_records(directory: Path) -> None:
+    line = json.loads((directory / "clients.jsonl").read_text().partition("\n")[0])
+    assert listed("`clients.jsonl`") == list(line)
+
+
 def test_records_have_the_keys_that_the_page_says(directory: Path) -> None:
     line = json.loads((directory / "metrics.jsonl").read_text().partition("\n")[0])
-    fields = set(Record._fields) - {"hparams", "metrics"}
+    fields = set(Record._fields) - {"hparams", "metrics", "by_client"}
     optional = set(listed("`metrics.jsonl`"))
     assert fields - optional < line.keys() <= fields | {"mu"}
     assert optional - line.keys() == {"train_loss_se", "test_accuracy_se", *NETWORK, *PRIVACY}

@@ -131,6 +131,10 @@ WORK: dict[str, tuple[Any, dict[str, Any]]] = {
     "drawn twice": (fp.fedavg, {"cohort": fp.Cohort(6, "proportional")}),
     "a first exchange": (lambda: fp.feddane(mu=1.0), {}),
     "empty rounds": (fp.fedavg, {"cohort": fp.Cohort(1, "bernoulli")}),
+    "privacy": (
+        fp.fedavg,
+        {"cohort": fp.Cohort(3, "bernoulli"), "privacy": fp.Privacy(0.1, noise_multiplier=1.0)},
+    ),
     "faulty": (fp.fedavg, {"faults": fp.Faults(norm=1.0)}),
 }
 
