@@ -651,6 +651,24 @@ def test_a_diverged_run_is_named_and_left_out_of_the_clients(tmp_path: Path) -> 
     ]
 
 
+def test_the_distribution_over_clients_has_curves_if_records_have_it(tmp_path: Path) -> None:
+    names = ["mean", "worst", "best"]
+    titles = ["Client accuracy, mean", "Client accuracy, worst 10 %", "Client accuracy, best 10 %"]
+    run = make_run()
+    run.history = [
+        each._replace(**{f"client_accuracy_{name}": 0.1 * i + t for i, name in enumerate(names)})
+        for t, each in enumerate(run.history)
+    ]
+    for name, runs in (("plain", [make_run()]), ("fair", [run])):
+        archive = read_archive(write_run(tmp_path / name, runs))
+        (against, _) = section(archive, styles(["fedavg"])).groups
+        drawn = {chart.title: chart.traces for chart in against.charts}
+        assert set(titles) & drawn.keys() == (set(titles) if name == "fair" else set())
+    for i, title in enumerate(titles):
+        (trace,) = drawn[title]
+        assert trace["y"] == [0.1 * i, pytest.approx(0.1 * i + 1)]
+
+
 def test_adaptive_mu_has_a_figure_of_its_own(tmp_path: Path) -> None:
     history = [record(round=t, hparams={"mu": mu}) for t, mu in enumerate((0.0, 0.1, 0.0))]
     made = write_run(tmp_path / "run", [Run("fedavg", {}, 0.01, 0, "fedavg", history)])
@@ -874,7 +892,7 @@ def double_click(opened: Browser, at: tuple[int, int], script: str, wanted: Any)
 @pytest.mark.slow
 def test_a_click_on_a_name_hides_its_line_and_band_in_all_figures(opened: Browser) -> None:
     click(opened, "fedavg")
-    assert opened.run(VISIBLE) == [2] * 8 + LINES[8:]
+    assert opened.run(VISIBLE) == [2] * 9 + LINES[9:]
     pressed = "return document.querySelector('#run-1 [data-label=fedavg]').ariaPressed"
     assert opened.run(pressed) == "false"
     fills = (
@@ -889,7 +907,7 @@ def test_a_click_on_a_name_hides_its_line_and_band_in_all_figures(opened: Browse
 @pytest.mark.slow
 def test_a_double_click_on_a_name_leaves_it_alone_and_brings_all_back(opened: Browser) -> None:
     at = button(opened, "fedavg")
-    double_click(opened, at, VISIBLE, [1] * 8 + LINES[8:])
+    double_click(opened, at, VISIBLE, [1] * 9 + LINES[9:])
     double_click(opened, at, VISIBLE, LINES)
     click(opened, "mu = 0.1 (suggested)")
     assert opened.run(VISIBLE) == [*LINES[:-1], 1]

@@ -206,7 +206,7 @@ def _axis(axis: Axis, values: NDArray[np.float64]) -> dict[str, Any]:
     settings: dict[str, Any] = {"title": {"text": axis.title}}
     known = values[np.isfinite(values)]
     if axis.percent:
-        settings["tickformat"] = ".0%"
+        settings |= {"tickformat": ".0%", "rangemode": "nonnegative"}
     elif len(known) and is_logarithmic(known.min(), known.max()):
         # ticks at 1, 2 and 5, or only at powers of ten if there are many; without a format plotly
         # writes 0.2 and 20 as a small "2"
