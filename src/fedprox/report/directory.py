@@ -31,7 +31,15 @@ from fedprox.model import Model
 from fedprox.report.client_lines import BEFORE, LINES, ClientLines, remove_lines
 from fedprox.report.figure import figure
 from fedprox.report.parameters import encode
-from fedprox.report.records import ERRORS, FAIRNESS, OPTIONAL, PRIVACY, VALIDATION, flat
+from fedprox.report.records import (
+    ERRORS,
+    FAIRNESS,
+    OPTIONAL,
+    PERSONAL,
+    PRIVACY,
+    VALIDATION,
+    flat,
+)
 from fedprox.report.table import common_target
 from fedprox.simulation.loop.checkpoint import FIRST
 from fedprox.simulation.results.record import Record
@@ -426,6 +434,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
                 "gamma_mean",
                 "gamma_max",
                 *FAIRNESS,
+                *PERSONAL,
                 *ERRORS,
             )
             if key in final

@@ -84,6 +84,24 @@ AGAINST_ROUNDS = (
         ACCURACY,
     ),
     (
+        "personal_accuracy",
+        "Accuracy of own models",
+        "Over the test rows of the clients that have a model of their own.",
+        ACCURACY,
+    ),
+    (
+        "personal_accuracy_worst",
+        "Own models, worst 10 %",
+        "Mean test accuracy over the worst tenth of these clients in each round.",
+        ACCURACY,
+    ),
+    (
+        "newcomer_accuracy",
+        "Accuracy for newcomers",
+        "Over the test rows of the clients that have no model of their own yet.",
+        ACCURACY,
+    ),
+    (
         "gradient_variance",
         "Gradient variance",
         "How far the clients' gradients are from their mean.",
