@@ -78,6 +78,7 @@ def require_numbers(tool: str, folder: Path) -> dict[str, Logged]:
     return logged
 
 
+@pytest.mark.parametrize("tool", mostly_slow(NAMES, "tensorboard"), indirect=True)
 def test_the_command_logs_the_numbers_of_every_run(tool: str, tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(LOSSES)
     folder = tmp_path / "out"
