@@ -27,7 +27,7 @@ from fedprox.report.client_lines import ClientLines
 
 TURNS = 5
 ROUNDS = {"Synthetic(1,1)": 200, "MNIST": 30}
-VARIANTS: dict[str, dict[str, bool]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "usual": {},
     "by client": {"by_client": True},
     "client records": {"by_client": True, "client_records": True},

@@ -656,8 +656,8 @@ def test_the_distribution_over_clients_has_curves_if_records_have_it(tmp_path: P
     titles = ["Client accuracy, mean", "Client accuracy, worst 10 %", "Client accuracy, best 10 %"]
     run = make_run()
     run.history = [
-        each._replace(**{f"client_accuracy_{name}": 0.1 * i + t for i, name in enumerate(names)})
-        for t, each in enumerate(run.history)
+        record(**{f"client_accuracy_{name}": 0.1 * i + t for i, name in enumerate(names)}, round=t)
+        for t in range(2)
     ]
     for name, runs in (("plain", [make_run()]), ("fair", [run])):
         archive = read_archive(write_run(tmp_path / name, runs))
