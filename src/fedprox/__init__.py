@@ -18,6 +18,7 @@ from fedprox.algorithms import (
     mime,
     pfedme,
     qffl,
+    scaffnew,
     scaffold,
 )
 from fedprox.diagnose import Diagnosis, diagnose
@@ -119,6 +120,7 @@ __all__ = [
     "run",
     "save",
     "save_model",
+    "scaffnew",
     "scaffold",
     "simulate",
     "table",

@@ -35,6 +35,7 @@ class Purpose(IntEnum):
     EVALUATED = 14
     VALIDATION = 15
     PRIVACY = 16
+    STEPS = 17
 
 
 def check_seed(seed: int, name: str = "seed") -> None:

@@ -39,6 +39,7 @@ from fedprox import (
     models,
     pfedme,
     qffl,
+    scaffnew,
     scaffold,
     simulate,
 )
@@ -248,6 +249,7 @@ def test_a_part_of_another_type_is_named(part: str, value: Any) -> None:
         (fednova(momentum=0.9), "fednova momentum=0.9"),
         (fedexp(), "fedexp epsilon=0.001"),
         (qffl(q=2), "qffl q=2"),
+        (scaffnew(p=0.25), "scaffnew p=0.25"),
         (mime(), "mime beta=0.9"),
         (mime(0.5, lite=True), "mime lite beta=0.5"),
         (fedadmm(0.5), "fedadmm rho=0.5"),
@@ -283,6 +285,7 @@ def test_a_label_is_the_name_the_variant_and_the_numbers(method: Algorithm, expe
         (fednova(), "keep"),
         (fedexp(), "drop"),
         (qffl(q=2), "drop"),
+        (scaffnew(p=0.25), "drop"),
         (mime(), "keep"),
         (mime(lite=True), "keep"),
         (fedadmm(0.5), "keep"),

@@ -188,6 +188,10 @@ PRIVACY = {"clip": 1.0, "noise_multiplier": 1.0}
             "^privacy.clip = inf; in a deployment it must be finite$",
         ),
         ({"method": [{"name": "centralized"}]}, "centralized"),
+        (
+            {"method": [{"name": "scaffnew", "p": 0.5}]},
+            "^scaffnew needs every client in every round; leave it out in a deployment, where",
+        ),
     ],
 )
 def test_settings_that_no_deployment_has(sections: Any, line: str) -> None:

@@ -18,6 +18,7 @@ from fedprox.algorithms.fedsplit import fedsplit
 from fedprox.algorithms.mime import mime
 from fedprox.algorithms.pfedme import pfedme
 from fedprox.algorithms.qffl import qffl
+from fedprox.algorithms.scaffnew import scaffnew
 from fedprox.algorithms.scaffold import scaffold
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
@@ -36,6 +37,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fednova": fednova,
     "qffl": qffl,
     "mime": mime,
+    "scaffnew": scaffnew,
     "centralised": centralised,
 }
 
@@ -57,5 +59,6 @@ __all__ = [
     "mime",
     "pfedme",
     "qffl",
+    "scaffnew",
     "scaffold",
 ]

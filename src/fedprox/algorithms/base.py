@@ -216,6 +216,9 @@ class Algorithm(NamedTuple):
         average: Weights of the server's mean: "rows" for :math:`n_k`, "clients" for 1 each. Under
             proportional sampling each draw counts once.
         local: (solver) -> the solver that clients use, given the experiment's.
+        round_steps: (seed, round) -> the local steps of every client in a round, in place of the
+            solver's epochs or steps; None if the solver says.
+        everyone: Whether every client must take part in every round, with all of its work.
         settings: Settings of the solver that this method overrides; see `with_solver`.
         pooled: Whether one client holds all rows and takes as many steps as the cohort together
             would: the centralised baseline.
@@ -261,6 +264,8 @@ class Algorithm(NamedTuple):
     variant: str = ""
     average: Average = "rows"
     local: Callable[[Solver], Solver] = lambda solver: solver
+    round_steps: Callable[[int, int], int] | None = None
+    everyone: bool = False
     settings: Mapping[str, Any] = {}
     pooled: bool = False
     init: Callable[[Params], State] = same_params

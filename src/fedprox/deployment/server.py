@@ -72,6 +72,11 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
             not method.pooled,
             f"{method.name} has all rows in one place; leave it out in a deployment",
         )
+        require(
+            not method.everyone,
+            f"{method.name} needs every client in every round; leave it out in a deployment, where "
+            "nodes may be missing",
+        )
     if resolved.faults is None:  # one node's numbers must not ruin the others' model
         resolved = resolved._replace(faults=FINITE)
         resolved.table["faults"] = {"policy": FINITE.policy, "norm": FINITE.norm}

@@ -21,6 +21,7 @@ from fedprox import (
     feddyn,
     fedprox,
     fedsplit,
+    scaffnew,
     scaffold,
     simulate,
 )
@@ -87,7 +88,7 @@ def test_the_mean_of_fedproxs_clients_is_weighted_by_rows() -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [feddyn(alpha=1.0), scaffold(), fedsplit(step_size=1.0), fedadmm(rho=1.0)],
+    [feddyn(alpha=1.0), scaffold(), fedsplit(step_size=1.0), fedadmm(rho=1.0), scaffnew(p=0.5)],
     ids=lambda m: m.name,
 )
 def test_a_client_drawn_twice_could_not_keep_two_states(method: Algorithm) -> None:

@@ -301,6 +301,23 @@ class Protocol:
         # what is not finite counts as zero, with or without `faults`
         return Faults(norm=math.inf) if self.privacy and self.faults is None else self.faults
 
+    def _check_everyone(self, name: str) -> None:
+        """Raise `InputError` unless every client takes part in every round with all of its work."""
+        clients, cohort = len(self.federation), self.cohort
+        needs = f"{name} needs every client in every round"
+        require(
+            cohort.sampling == "uniform" and cohort.clients_per_round >= clients,
+            f"{needs}: cohort.clients_per_round must be {clients}, and cohort.sampling uniform",
+        )
+        require(
+            self.systems.stragglers == 0 and self.systems.deadline is None,
+            f"{needs}: leave out systems.stragglers and systems.deadline",
+        )
+        require(
+            self.faults is None or self.faults.policy == "fail",
+            f'{needs}: faults.policy must be "fail"',
+        )
+
     def check(self, algorithm: Algorithm, solver: Solver) -> None:
         """Raise `InputError` if a method cannot follow the protocol.
 
@@ -356,6 +373,8 @@ class Protocol:
             f"{algorithm.name} has no clients, so solver.gamma cannot be a function of them; it "
             "must be a number",
         )
+        if algorithm.everyone:
+            self._check_everyone(algorithm.name)
         require(
             self.privacy is None or not algorithm.pooled,
             f"{algorithm.name} has all rows in one place, so privacy cannot hide its clients; run "

@@ -11,6 +11,7 @@ from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.planning.batch_plan import Jobs, no_jobs
 from fedprox.solver import Solver
 from fedprox.streams import Purpose
+from fedprox.user_code import call
 
 
 class RoundWork(NamedTuple):
@@ -40,6 +41,9 @@ def round_work(
     drawn = _draw(protocol, algorithm, seed, t, Purpose.COHORT)
     chosen = drawn.clients
     sizes = train.offsets[chosen + 1] - train.offsets[chosen]
+    if algorithm.round_steps is not None:
+        steps = call(f"{algorithm.name}: round_steps", algorithm.round_steps, seed, t)
+        solver = solver.changed(steps=steps)
     work = protocol.systems.work(seed, t, chosen, sizes, solver)
     stragglers = int(work.stragglers.sum())
     if algorithm.pooled and not work.steps.sum():
