@@ -11,6 +11,7 @@ import pytest
 from fedprox.algorithms import ALGORITHMS
 from fedprox.datasets import DATASETS
 from fedprox.deployment.node_file import NodeFile, SuperLinkFile
+from fedprox.deployment.policy import Policy
 from fedprox.experiment import DEPLOYED, keys_of, parse
 from fedprox.models import MODELS
 
@@ -64,6 +65,9 @@ def test_snippets_parse(text: str) -> None:
     if "key" in table:
         node = NodeFile.model_validate(table)
         assert unknown_keys("data", node.data) == []
+        return
+    if "policy" in table:
+        Policy.model_validate(table["policy"])
         return
     if "secret" in table:
         SuperLinkFile.model_validate(table)
