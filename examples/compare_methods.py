@@ -52,15 +52,15 @@ def setting_of(name: str, data_dir: str | None) -> Setting:
     return Setting(federation, fp.Solver(0.003, 10, epochs=20), 100, 5, 0.70)
 
 
-def methods() -> list[fp.Algorithm]:
-    """The methods, each with its grid."""
+def methods(clients: int) -> list[fp.Algorithm]:
+    """The methods, each with its grid, for a number of clients in all."""
     return [
         fp.fedavg(),
         fp.fedprox(mu=[0.0, 0.01, 0.1, 1.0]),
         fp.feddane(mu=[0.1, 1.0]),
         fp.scaffold(),
         fp.feddyn(alpha=[0.01, 0.1, 1.0]),
-        fp.fedadmm(rho=[0.01, 0.1, 1.0]),
+        fp.fedadmm(rho=[0.01, 0.1, 1.0], server_learning_rate=[10 / clients, 1.0]),
         fp.fedopt(optax.adam, server_learning_rate=[0.001, 0.01, 0.1]),
         fp.fednova(),
         fp.fedexp(),
@@ -151,7 +151,7 @@ def main() -> None:
         for stragglers in STRAGGLERS:
             print(f"\n{name}, {stragglers:.0%} stragglers, target {setting.target:.0%}\n")
             print(HEADER)
-            for number, method in enumerate(methods()):
+            for number, method in enumerate(methods(len(setting.federation))):
                 file = arguments.out / f"{name}-{stragglers:g}-{number}-{method.name}.json"
                 if not file.exists():
                     file.write_text(json.dumps(train(setting, method, stragglers)))
