@@ -34,6 +34,7 @@ from tests.quadratics import (
     ragged_quadratics,
     random_quadratics,
 )
+from tests.variants import mostly_slow
 
 ROWS = [3, 70, 1, 7]
 
@@ -47,8 +48,8 @@ def losses_of(federation: Any, w: Any) -> np.ndarray[Any, Any]:
     return np.array(found)
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("own_gradient", [False, True])
+@pytest.mark.parametrize("gradients", mostly_slow([False, True], True))
+@pytest.mark.parametrize("own_gradient", mostly_slow([False, True], False))
 def test_clients_know_their_loss_at_the_rounds_model(own_gradient: bool, gradients: bool) -> None:
     """A method whose model moves along a fixed direction by the mean of F_k(w^t)^2."""
 

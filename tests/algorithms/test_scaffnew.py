@@ -27,6 +27,7 @@ from tests import methods
 from tests.byhand import START, distance
 from tests.methods import Vector
 from tests.quadratics import one_run, quadratic_model, ragged_quadratics
+from tests.variants import mostly_slow
 
 ROWS = [3, 1, 7, 4]
 STEP = Solver(0.1, "all", steps=1)
@@ -51,7 +52,7 @@ def by_the_paper(federation: Federation, p: float, gamma: float, seed: int, roun
     return np.asarray(x[0])
 
 
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", mostly_slow([0, 3], 3))
 def test_rounds_are_the_papers(seed: int) -> None:
     federation, model = ragged_quadratics(0, ROWS), quadratic_model(START)
     run = one_run(federation, model, scaffnew(p=0.3), STEP, rounds=6, seed=seed)

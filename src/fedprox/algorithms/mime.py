@@ -1,8 +1,7 @@
 """Mime and MimeLite (Karimireddy et al. 2021): every local step uses the server's momentum.
 
-The paper's step is y - eta ((1 - beta) g + beta m). With M = m / (1 - beta) and the solver's
-learning rate for eta (1 - beta), it is y - eta (g + beta M). Mime's correction has whole gradients,
-the paper's those of mini-batches. With beta = 0 and everyone, Mime is FedDANE with mu = 0.
+The paper's step is y - eta ((1 - beta) g + beta m); here M = m / (1 - beta). Mime's correction has
+whole gradients, the paper's those of mini-batches. With everyone, beta = 0 is FedDANE with mu = 0.
 """
 
 from typing import Any, NamedTuple
@@ -55,7 +54,8 @@ def mime(beta: HParam = 0.9, *, lite: bool = False) -> Algorithm:
     update. Stragglers' partial work is kept.
 
     Args:
-        beta: Momentum :math:`\beta`, from 0 to below 1. A sequence sweeps over its values.
+        beta: Momentum, from 0 to below 1. The solver's learning rate is :math:`1 - \beta` times the
+            paper's. A sequence sweeps over its values.
         lite: Whether the method is MimeLite.
 
     Returns:

@@ -98,7 +98,12 @@ def test_a_round_that_needs_more_room_gets_it(
 
 @pytest.mark.parametrize(
     "method",
-    [fp.scaffold(), pytest.param(fp.fedprox(mu=0.3), marks=pytest.mark.slow)],
+    [
+        fp.scaffold(),
+        pytest.param(fp.fedprox(mu=0.3), marks=pytest.mark.slow),
+        pytest.param(fp.qffl(q=1.0), marks=pytest.mark.slow),
+        pytest.param(fp.mime(), marks=pytest.mark.slow),
+    ],
     ids=lambda m: m.name,
 )
 def test_a_run_that_grew_goes_on_bit_for_bit(

@@ -389,6 +389,7 @@ def test_the_numbers_of_purposes_never_change() -> None:
         "EVALUATED": 14,
         "VALIDATION": 15,
         "PRIVACY": 16,
+        "STEPS": 17,
     }
 
 
