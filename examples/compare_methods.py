@@ -68,7 +68,7 @@ def methods(clients: int) -> list[fp.Algorithm]:
         fp.mime(lite=True),
         fp.qffl(q=[0.1, 1.0, 2.0]),
         fp.ditto(lam=[0.01, 0.1, 1.0]),
-        fp.pfedme(lam=[0.1, 1.0, 10.0], eta=0.1),
+        fp.pfedme(lam=[0.1, 1.0, 10.0], eta=[0.1, 1.0, 10.0]),
     ]
 
 
