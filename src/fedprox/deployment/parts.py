@@ -25,7 +25,7 @@ from fedprox.model import Params
 from fedprox.simulation.compiled.compile import clients_by_place, exchanges
 from fedprox.simulation.compiled.evaluation import EvaluationSums, sums_program
 from fedprox.simulation.compiled.evaluation_inputs import EvaluationReads
-from fedprox.simulation.compiled.layout import Capacity, Layout, lay_out, needed
+from fedprox.simulation.compiled.layout import Capacity, Layout, bucket, lay_out, needed
 from fedprox.simulation.compiled.round import Inputs, Part, Server, gradients_program, part_program
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
@@ -248,7 +248,7 @@ class Parts:
         """The shapes for a round."""
         need = needed(self.base, self.solver, work)
         room = self.rows.needed([work], self.base.width)
-        buckets = (_bucket(n) for n in need._replace(rows=room))
+        buckets = (bucket(n) for n in need._replace(rows=room))
         return self.base.holding(Capacity(*buckets))
 
     def _with_deadlines(
@@ -371,12 +371,3 @@ def _tick_seconds(seconds: float, ticks: int, done: float) -> float:
     0.2
     """
     return max(1e-7, seconds / max(1.0, ticks * done))
-
-
-def _bucket(count: int) -> int:
-    """The next power of two; 0 for 0.
-
-    >>> [_bucket(n) for n in (0, 1, 5, 8)]
-    [0, 1, 8, 8]
-    """
-    return 1 << (count - 1).bit_length() if count else 0

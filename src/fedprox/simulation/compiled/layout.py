@@ -132,6 +132,15 @@ class Layout(NamedTuple):
         )
 
 
+def bucket(count: int) -> int:
+    """The next power of two; 0 for 0.
+
+    >>> [bucket(n) for n in (0, 1, 5, 8)]
+    [0, 1, 8, 8]
+    """
+    return 1 << (count - 1).bit_length() if count else 0
+
+
 def spare(capacities: Sequence[Capacity]) -> Capacity:
     """The largest capacity that some rounds need, plus half of its range over the rounds.
 

@@ -14,7 +14,7 @@ from fedprox.algorithms.personal import fine_tuning
 from fedprox.model import Params
 from fedprox.simulation.compiled.compile import clients_by_place
 from fedprox.simulation.compiled.evaluation import Tested
-from fedprox.simulation.compiled.layout import lay_out, needed
+from fedprox.simulation.compiled.layout import bucket, lay_out, needed
 from fedprox.simulation.compiled.own_models import own_model_program, own_or_global
 from fedprox.simulation.compiled.round import Inputs, Server, part_program
 from fedprox.simulation.config.cohort import Cohort
@@ -111,7 +111,7 @@ class OwnModels:
         clients = np.array(sorted(self.at, key=lambda k: (-self.test.sizes[self.at[k]], k)))
         first = 0
         while first < len(clients):
-            most = _bucket(int(self.test.sizes[self.at[int(clients[first])]]))
+            most = bucket(int(self.test.sizes[self.at[int(clients[first])]]))
             count = max(1, min(BLOCK, BLOCK_ROWS // most))
             yield clients[first : first + count]
             first += count
@@ -128,7 +128,7 @@ class OwnModels:
         """The client at each place, -1 for none, and its own model."""
         tuned: Any = params
         if self.tuning is None:
-            places = _bucket(-(-len(block) // self.mesh.devices.size)) * self.mesh.devices.size
+            places = bucket(-(-len(block) // self.mesh.devices.size)) * self.mesh.devices.size
             at = np.full(places, -1)
             at[: len(block)] = block
         else:
@@ -142,7 +142,7 @@ class OwnModels:
     def _tested(self, models: Params, rows: NDArray[np.int64]) -> Tested:
         """Measure the models at some places on the test rows of their clients, -1 for none."""
         sizes = np.where(rows >= 0, self.test.sizes[rows], 0)
-        longest = _bucket(int(sizes.max(initial=1)))
+        longest = bucket(int(sizes.max(initial=1)))
         inside = np.arange(longest) < sizes[:, None]
         at = np.where(inside, self.test.offsets[np.maximum(rows, 0)][:, None], 0)
         at = (at + np.where(inside, np.arange(longest), 0)).ravel()
@@ -220,8 +220,3 @@ class FineTuning:
             self.programs[layout] = part_program(method, layout, self.mesh, specs)
         part = self.programs[layout](server, inputs)
         return at, part.client_state.model
-
-
-def _bucket(count: int) -> int:
-    """The next power of two; 0 for 0."""
-    return 1 << (count - 1).bit_length() if count else 0
