@@ -46,8 +46,13 @@ def private_table(method: dict[str, Any] | None = None, **sections: Any) -> dict
     return table_of(method or METHODS["fedavg"], **(given | sections))
 
 
+REFUSED = ("fednova", "fedexp", "qffl", "mime")
+"""Methods that privacy does not fit."""
+
 SINGLE = {"fedprox": {"name": "fedprox", "mu": 0.5}} | {
-    name: table for name, table in METHODS.items() if name not in ("a sweep", "adaptive mu")
+    name: table
+    for name, table in METHODS.items()
+    if name not in ("a sweep", "adaptive mu", *REFUSED)
 }
 
 
@@ -61,6 +66,13 @@ def test_without_noise_it_is_the_private_simulation(
     ours = deployed(table, [node.answer for node in nodes_of(table, tmp_path)])
     check(simulated(table), ours)
     assert ours[0].final.epsilon == math.inf
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_methods_that_privacy_does_not_fit_are_refused(name: str, tmp_path: Path) -> None:
+    table = private_table(METHODS[name] | ({"q": 1.0} if name == "qffl" else {}))
+    with pytest.raises(InputError, match=f"{name}: .*, so privacy does not fit; run it without"):
+        deployed(table, [node.answer for node in nodes_of(table, tmp_path)])
 
 
 def test_the_norm_adapts_as_in_the_private_simulation(tmp_path: Path) -> None:

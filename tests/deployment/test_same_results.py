@@ -37,10 +37,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedopt": {"name": "fedopt", "optimizer": "adam", "server_learning_rate": 0.1},
     "ditto": {"name": "ditto", "lam": 0.5},
     "pfedme": {"name": "pfedme", "lam": 1.0, "eta": 0.5},
-    "fednova": {"name": "fednova", "momentum": 0.5},
+    "fednova": {"name": "fednova", "mu": 1.0},
     "fedexp": {"name": "fedexp"},
-    "fedadmm": {"name": "fedadmm", "rho": 0.5},
-    "mime": {"name": "mime"},
+    "fedadmm": {"name": "fedadmm", "rho": 0.5, "server_learning_rate": 0.75},
+    "mime": {"name": "mime", "beta": 0.5},
     "mimelite": {"name": "mime", "lite": True},
     "qffl": {"name": "qffl", "q": [0.0, 1.0]},
 }
