@@ -59,7 +59,7 @@ def train(
         cohort=fp.Cohort(10),
         rounds=rounds,
         evaluation=evaluation,
-        on_record=write,
+        callbacks=[fp.Callback(on_record=write)],
         progress=False,
     )
     lines.close()
