@@ -48,7 +48,7 @@ def update(state: Params, mean: Params, hparams: HParams) -> Params:
 
 
 def pfedme(lam: HParam, *, eta: HParam, beta: HParam = 1.0) -> Algorithm:
-    r"""pFedMe: the server minimizes the mean of the clients' Moreau envelopes.
+    r"""Moreau envelopes (pFedMe): the server minimizes the mean of those of the clients.
 
     Client :math:`k` of the cohort approximately solves
 

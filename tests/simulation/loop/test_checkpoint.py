@@ -52,7 +52,7 @@ from tests.quadratics import quadratic_model, ragged_quadratics
 from tests.variants import mostly_slow
 
 
-class Killed(Exception):
+class Killed(BaseException):
     pass
 
 

@@ -47,6 +47,7 @@ def run_with(
         "metrics": {},
         "validation_loss": None,
         "validation_accuracy": None,
+        "personal_accuracy": None,
         "epsilon": None,
         "delta": None,
     }

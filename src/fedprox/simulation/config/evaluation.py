@@ -27,12 +27,12 @@ class Evaluation:
             B(w) are those of the drawn clients. None for all clients.
         model: The evaluated model. "server": the model that the server sends out. "cohort": the
             mean of the last round's clients. "clients": the mean of every client's last model.
-        fine_tune: Steps that each client takes on its own rows from the server's model, before
-            that model is measured on its own test rows; None for no fine-tuning. A client with a
-            model of its own, as in Ditto, is measured with that.
         gradients: Whether gradient variance, B(w) and gamma are measured. Without them an
             evaluation takes about a third of the time, and no client's model is stored after its
             round.
+        fine_tune: Steps that each client takes on its own rows from the server's model, before
+            that model is measured on its own test rows; None for no fine-tuning. A client with a
+            model of its own, as in Ditto, is measured with that.
         by_client: Whether records have the distribution of the clients' test accuracies,
             `client_accuracy_mean` and others, see `fedprox.Record`.
         client_records: Whether the records that `on_record` receives hold the measures of each
