@@ -48,6 +48,7 @@ def run_with(
         "validation_loss": None,
         "validation_accuracy": None,
         "personal_accuracy": None,
+        "client_accuracy_worst": None,
         "epsilon": None,
         "delta": None,
     }
