@@ -35,7 +35,7 @@ class Evaluation:
             model of its own, as in Ditto, is measured with that.
         by_client: Whether records have the distribution of the clients' test accuracies,
             `client_accuracy_mean` and others, see `fedprox.Record`.
-        client_records: Whether the records that `on_record` receives hold the measures of each
+        client_records: Whether the records that callbacks receive hold the measures of each
             client, see `fedprox.ClientRecord`. A run directory then has `clients.jsonl`.
 
     Raises:

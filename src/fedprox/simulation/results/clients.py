@@ -24,7 +24,7 @@ class ClientMeasures(NamedTuple):
 class ClientRecord(NamedTuple):
     """What an evaluation measured of each client that it read, and what these clients did before.
 
-    The records that `on_record` receives have it as `Record.by_client`, if
+    The records that callbacks receive have it as `Record.by_client`, if
     `Evaluation(client_records=True)` asks for it.
 
     Attributes:

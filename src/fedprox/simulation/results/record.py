@@ -84,7 +84,7 @@ class Record(NamedTuple):
         client_accuracy_worst: Mean accuracy of the worst tenth of these clients; None likewise. A
             tenth of N clients are N / 10, rounded up, see `fedprox.fairness`.
         client_accuracy_best: Mean accuracy of the best tenth of these clients; None likewise.
-        by_client: The measures of each client, in records that `on_record` receives while a run
+        by_client: The measures of each client, in records that callbacks receive while a run
             with `Evaluation(client_records=True)` trains. None in `Run.history`, which would keep
             those of all rounds in memory, and in records that come from a checkpoint.
     """
