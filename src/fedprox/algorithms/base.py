@@ -166,6 +166,16 @@ def untrained(params: Params) -> Own:
     return Own(params, jnp.bool_(False))
 
 
+def trained(params: Params) -> Own:
+    """The own model of a client after it took part."""
+    return Own(params, jnp.bool_(True))
+
+
+def own_or(own: Own, params: Params) -> Params:
+    """The client's own model, or other parameters if it has not taken part yet."""
+    return jax.tree.map(lambda v, w: jnp.where(own.trained, v, w), own.model, params)
+
+
 class Personal(NamedTuple):
     """How each client gets a model of its own.
 

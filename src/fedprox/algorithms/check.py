@@ -133,11 +133,7 @@ def _check_client(algorithm: Algorithm, params: Params, state: State, hparams: H
     context = context_shape(algorithm, params, client_state)
     subproblem = f"{name}: subproblem(state, hparams, context)"
     problem = shapes_of(subproblem, algorithm.subproblem, state, hparams, context)
-    require(
-        isinstance(problem, Subproblem),
-        f"{subproblem} returns {_kind(problem)}; it must return a fedprox.Subproblem",
-    )
-    _check_subproblem(name, problem, params)
+    _check_subproblem(name, subproblem, problem, params)
     send = f"{name}: message(state, hparams, context, solution)"
     solution = Solution(problem, params, STEPS)
     pair = shapes_of(send, algorithm.message, state, hparams, context, solution)
@@ -187,11 +183,7 @@ def _check_personal(
         return
     posed = f"{name}: personal.subproblem(state, hparams, context)"
     problem = shapes_of(posed, personal.subproblem, state, hparams, context)
-    require(
-        isinstance(problem, Subproblem),
-        f"{posed} returns {_kind(problem)}; it must return a fedprox.Subproblem",
-    )
-    _check_subproblem(f"{name}: personal", problem, params)
+    _check_subproblem(f"{name}: personal", posed, problem, params)
     kept = f"{name}: personal.keep(client state, solution)"
     after = shapes_of(kept, personal.keep, context.state, params)
     _require_like(f"{name}: its personal.keep gives", after, "the state before", context.state)
@@ -205,8 +197,12 @@ def _check_adaptation(name: str, adapt: Adaptation, hparams: HParams) -> None:
     _require_like(f"{name}: its adapt.update gives", pair, "what it is given", (adapted, memory))
 
 
-def _check_subproblem(name: str, problem: Subproblem, params: Params) -> None:
-    """Check the shapes of a local problem's terms."""
+def _check_subproblem(name: str, function: str, problem: Any, params: Params) -> None:
+    """Check that a function returned a local problem, and the shapes of its terms."""
+    require(
+        isinstance(problem, Subproblem),
+        f"{function} returns {_kind(problem)}; it must return a fedprox.Subproblem",
+    )
     _require_like(f"{name}: its local problem starts from", problem.start, "the model", params)
     require(
         (problem.mu is None) == (problem.anchor is None),

@@ -6,9 +6,6 @@ round; both begin from what it had before, so the order does not matter. Here bo
 number of steps on the same mini-batches.
 """
 
-import jax
-import jax.numpy as jnp
-
 from fedprox.algorithms.base import (
     Algorithm,
     ClientContext,
@@ -16,6 +13,8 @@ from fedprox.algorithms.base import (
     Own,
     Personal,
     check_hparam,
+    own_or,
+    trained,
     untrained,
 )
 from fedprox.algorithms.fedavg import local_loss
@@ -26,19 +25,13 @@ from fedprox.subproblem import Subproblem
 
 def near_global(state: Params, hparams: HParams, context: ClientContext) -> Subproblem:
     """F_k(v) + (lambda / 2) ||v - w^t||^2, from v_k; w^t if the client has no model of its own."""
-    own: Own = context.state
-    return Subproblem(_or_global(own, state), mu=hparams["lam"], anchor=state)
-
-
-def _or_global(own: Own, params: Params) -> Params:
-    """The client's own model, or the global one if it has not taken part yet."""
-    return jax.tree.map(lambda v, w: jnp.where(own.trained, v, w), own.model, params)
+    return Subproblem(own_or(context.state, state), mu=hparams["lam"], anchor=state)
 
 
 def keep(state: Own, solved: Params) -> Own:
     """The client's next own model is the solution."""
     del state
-    return Own(solved, jnp.bool_(True))
+    return trained(solved)
 
 
 def ditto(lam: HParam) -> Algorithm:

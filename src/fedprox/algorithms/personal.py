@@ -14,6 +14,7 @@ from fedprox.algorithms.base import (
     HParams,
     Own,
     Solution,
+    trained,
     untrained,
 )
 from fedprox.subproblem import Subproblem
@@ -63,7 +64,7 @@ def fine_tuning(algorithm: Algorithm, steps: int) -> Algorithm:
         state: Any, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Any, Own]:
         del state, hparams, context
-        return jnp.float32(0), Own(solution.params, jnp.bool_(True))
+        return jnp.float32(0), trained(solution.params)
 
     def unchanged(state: Any, mean: Any, hparams: HParams) -> Any:
         del mean, hparams

@@ -7,7 +7,6 @@ and equal weights.
 """
 
 import jax
-import jax.numpy as jnp
 
 from fedprox.algorithms.base import (
     Algorithm,
@@ -19,6 +18,7 @@ from fedprox.algorithms.base import (
     add_scaled,
     check_hparam,
     local_update,
+    trained,
     untrained,
 )
 from fedprox.model import Params
@@ -39,7 +39,7 @@ def message(
     del state, context
     rate = hparams["eta"] * hparams["lam"]
     sent = jax.tree.map(lambda d: rate * d, local_update(solution))
-    return sent, Own(solution.params, jnp.bool_(True))
+    return sent, trained(solution.params)
 
 
 def update(state: Params, mean: Params, hparams: HParams) -> Params:

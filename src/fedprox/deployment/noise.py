@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 BLOCK = 1 << 20
 """Numbers that are drawn at once."""
@@ -29,6 +28,8 @@ def system_normals(like: Any) -> Any:
 
 
 def _normals(count: int) -> NDArray[np.float32]:
+    from scipy.special import ndtri  # here, since it is slow to import
+
     drawn = np.empty(count, np.float32)
     for first in range(0, count, BLOCK):
         part = drawn[first : first + BLOCK]

@@ -1,7 +1,6 @@
 """A node's policy: what it computes for others, and what it reports."""
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from pydantic import Field
@@ -11,7 +10,7 @@ from fedprox.deployment.messages import Hiding, Setup
 from fedprox.errors import InputError, require
 from fedprox.experiment.sections import Section
 from fedprox.models import MODELS
-from fedprox.privacy.accounting import Mechanism, epsilons, rounded_up
+from fedprox.privacy.accounting import epsilon_of, rounded_up
 from fedprox.solver import Solver
 
 Report = Literal["loss", "accuracy", "metrics", "gradients"]
@@ -112,13 +111,6 @@ class Policy(Section):
             epochs <= self.most_epochs,
             f"{epochs:g} epochs; at most {self.most_epochs:g} are allowed",
         )
-
-
-@lru_cache(maxsize=16)
-def epsilon_of(mechanism: Mechanism, rounds: int) -> float:
-    """Epsilon of some rounds; kept, since each request is checked and accounting takes long."""
-    (epsilon,) = epsilons(mechanism, [rounds])
-    return epsilon
 
 
 def _functions(tables: Any) -> Iterator[str]:

@@ -264,6 +264,21 @@ def epsilons(mechanism: Mechanism, rounds: Sequence[int]) -> list[float]:
     return [_spent(mechanism, each) for each in rounds]
 
 
+@lru_cache(maxsize=4096)
+def epsilon_of(mechanism: Mechanism, rounds: int) -> float:
+    """Epsilon after a number of rounds; kept, since accounting takes tens of milliseconds.
+
+    Args:
+        mechanism: What each round releases.
+        rounds: Number of rounds, at least 0.
+
+    Returns:
+        As one value of `epsilons`.
+    """
+    (epsilon,) = epsilons(mechanism, [rounds])
+    return epsilon
+
+
 def _spent(mechanism: Mechanism, rounds: int) -> float:
     if not rounds:
         return 0.0
@@ -401,7 +416,7 @@ def statement(mechanism: Mechanism, rounds: int) -> list[str]:
         The models of all 100 rounds together are (epsilon, delta)-differentially private with
         epsilon = 1.987 and delta = 1e-05.
     """
-    (epsilon,) = epsilons(mechanism, [rounds])
+    epsilon = epsilon_of(mechanism, rounds)
     if epsilon == math.inf:
         first = "The models have no privacy guarantee: epsilon is infinite."
     else:

@@ -57,7 +57,9 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
     `faulty_clients`, `unmeasured`), only if evaluations read a sample of clients
     (`train_loss_se`, `test_accuracy_se`), only with validation rows (`validation_loss`,
     `validation_accuracy`), only in a deployment (`seconds`, `bytes_down`, `bytes_up`, `nodes`,
-    `network`), only with privacy (`epsilon`, `delta`) or only with `Evaluation(by_client=True)`
+    `network`), only with privacy (`epsilon`, `delta`), only if clients have models of their own
+    (`personal_clients`, `personal_loss`, `personal_accuracy`, `personal_accuracy_worst`,
+    `newcomer_loss`, `newcomer_accuracy`) or only with `Evaluation(by_client=True)`
     (`client_accuracy_mean`, `client_accuracy_std`, `client_accuracy_worst`,
     `client_accuracy_best`) are omitted if no record has them.
 

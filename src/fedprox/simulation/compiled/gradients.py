@@ -39,58 +39,42 @@ def reader(width: int) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
     return lambda x, y, reading, i: read_all(x, y, reading.begin[i], reading.end[i])
 
 
-def summed_gradients(model: Model, *, shared: bool) -> Callable[..., Params]:
-    """Gradients summed over each lane's slice, at all sweep points.
+class LocalLoss(NamedTuple):
+    """A client's loss F_k at some parameters; None for what is not computed.
+
+    Attributes:
+        gradient: grad F_k, leaves (..., points, ...).
+        value: F_k, shape (..., points).
+    """
+
+    gradient: Params | None
+    value: jax.Array | None
+
+
+def summed_losses(
+    model: Model, *, shared: bool, gradient: bool = True, value: bool = False
+) -> Callable[..., LocalLoss]:
+    """Gradients and losses summed over each lane's slice, at all sweep points.
 
     Args:
         model: The model.
         shared: Whether all lanes share the same parameters, leaves (points, ...), or each has its
             own, leaves (lanes, points, ...).
+        gradient: Whether gradients are computed.
+        value: Whether losses are computed; without gradients, by forward passes alone.
 
     Returns:
         (params, x, y, inside) -> sums (lanes, points, ...), where the last three arguments are the
         result of `reader`.
     """
 
-    def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Params:
-        return jax.grad(weighted_loss, argnums=1)(model, params, x, y, inside)
-
-    points = over(summed, (0, None, None, None))
-    return over(points, (None if shared else 0, 0, 0, 0))
-
-
-class Own(NamedTuple):
-    """What clients compute at w^t before their work; None for what the method does not use.
-
-    Attributes:
-        gradient: grad F_k(w^t), leaves (slots, points, ...).
-        loss: F_k(w^t), shape (slots, points).
-    """
-
-    gradient: Params | None
-    loss: jax.Array | None
-
-
-def summed_own(model: Model, *, shared: bool, gradient: bool, loss: bool) -> Callable[..., Own]:
-    """Gradients and losses summed over each lane's slice, at all sweep points.
-
-    Args:
-        model: The model.
-        shared: As for `summed_gradients`.
-        gradient: Whether gradients are computed.
-        loss: Whether losses are computed; without gradients, by forward passes alone.
-
-    Returns:
-        As `summed_gradients`, but with `Own` as the result.
-    """
-
-    def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Own:
+    def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> LocalLoss:
         if not gradient:
-            return Own(None, weighted_loss(model, params, x, y, inside) if loss else None)
-        if not loss:
-            return Own(jax.grad(weighted_loss, argnums=1)(model, params, x, y, inside), None)
+            return LocalLoss(None, weighted_loss(model, params, x, y, inside) if value else None)
+        if not value:
+            return LocalLoss(jax.grad(weighted_loss, argnums=1)(model, params, x, y, inside), None)
         both = jax.value_and_grad(weighted_loss, argnums=1)(model, params, x, y, inside)
-        return Own(both[1], both[0])
+        return LocalLoss(both[1], both[0])
 
     points = over(summed, (0, None, None, None))
     return over(points, (None if shared else 0, 0, 0, 0))
@@ -110,7 +94,9 @@ def exchange_gradients(
     fixed: bool,
     gradient: bool = True,
     loss: bool = False,
-) -> Callable[[Params, Features, jax.Array, Exchange], tuple[Own, Params | None, Screened | None]]:
+) -> Callable[
+    [Params, Features, jax.Array, Exchange], tuple[LocalLoss, Params | None, Screened | None]
+]:
     """The first exchange of one round, inside the rounds' program.
 
     Args:
@@ -129,15 +115,15 @@ def exchange_gradients(
     """
     slots, lanes = layout.rounds.slots, layout.lanes
     read = reader(layout.width)
-    summed = summed_own(model, shared=True, gradient=gradient, loss=loss)
+    summed = summed_losses(model, shared=True, gradient=gradient, value=loss)
     send_all = jax.vmap(jax.vmap(send))
 
     def gradients(
         params: Params, x: Features, y: jax.Array, exchange: Exchange
-    ) -> tuple[Own, Params | None, Screened | None]:
+    ) -> tuple[LocalLoss, Params | None, Screened | None]:
         room = slots if faults is None else len(exchange.weight)
         points = len(jax.tree.leaves(params)[0])
-        like = Own(params if gradient else None, jnp.zeros(points) if loss else None)
+        like = LocalLoss(params if gradient else None, jnp.zeros(points) if loss else None)
 
         def zeros(like: Any, *shape: int) -> Any:
             return jax.tree.map(lambda a: jnp.zeros((*shape, *a.shape), a.dtype), like)

@@ -11,12 +11,11 @@ from fedprox.algorithms.base import ClientContext, ClientState, HParams, State
 from fedprox.model import Params
 from fedprox.simulation.compiled.client_step import Broadcast, round_hparams
 from fedprox.simulation.compiled.gradients import (
-    Own,
+    LocalLoss,
     my_part,
     per_lane,
     reader,
-    summed_gradients,
-    summed_own,
+    summed_losses,
 )
 from fedprox.simulation.compiled.lanes import over, run_segments, total, where_lanes
 from fedprox.simulation.compiled.layout import Layout
@@ -70,14 +69,14 @@ def inexactness_program(
     """
     model, algorithm = method.protocol.model, method.algorithm
     read_train = reader(layout.width)
-    at_end = summed_gradients(model, shared=False)
-    at_start = summed_own(model, shared=True, gradient=True, loss=algorithm.own_loss)
+    at_end = summed_losses(model, shared=False)
+    at_start = summed_losses(model, shared=True, value=algorithm.own_loss)
 
     def gamma(broadcast: Broadcast, params: Params, sums: Any, context: ClientContext) -> jax.Array:
         end, begin = sums
         problem = algorithm.subproblem(*broadcast, context)
         first = problem.gradient(problem.start, begin.gradient)
-        return inexactness(problem.gradient(params, end), first)
+        return inexactness(problem.gradient(params, end.gradient), first)
 
     gamma_all = over(over(gamma, (0, 0, 0, 0)), (None, 0, 0, 0))
 
@@ -101,21 +100,22 @@ def inexactness_program(
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
             sums, gammas = carry
             ended = slot >= 0
-            gradients = per_lane(sums, cohort.sizes[slot])
+            losses = per_lane(sums, cohort.sizes[slot])
             params = jax.tree.map(lambda a: a[slot], local)
             context = ClientContext(
-                gradients[1].gradient if algorithm.own_gradient else None,
+                losses[1].gradient if algorithm.own_gradient else None,
                 jax.tree.map(lambda a: a[cohort.places[slot]], cohort.client_state),
                 jnp.broadcast_to(cohort.relative_size[slot][:, None], (len(slot), points)),
-                gradients[1].loss,
+                losses[1].value,
             )
-            new = gamma_all(broadcast, params, gradients, context)
+            new = gamma_all(broadcast, params, losses, context)
             gammas = gammas.at[jnp.where(ended, slot, slots)].set(new, mode="drop")
             return where_lanes(ended, jax.tree.map(jnp.zeros_like, sums), sums), gammas
 
         lanes = layout.lanes
-        begin = Own(start, jnp.zeros(points) if algorithm.own_loss else None)
-        zero = jax.tree.map(lambda a: jnp.zeros((lanes, *a.shape), a.dtype), (start, begin))
+        begin = LocalLoss(start, jnp.zeros(points) if algorithm.own_loss else None)
+        like = LocalLoss(start, None), begin
+        zero = jax.tree.map(lambda a: jnp.zeros((lanes, *a.shape), a.dtype), like)
         carry = (zero, jnp.zeros((slots, points)))
         return total(run_segments(reading.ends, tick, end_jobs, carry)[1])
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import jax
 
-from fedprox.model import Model, Params
+from fedprox.model import Model
 from fedprox.simulation.compiled.evaluation import Tested, row_sums
 
 
@@ -22,18 +22,3 @@ def own_model_program(model: Model) -> Callable[..., Tested]:
     points = jax.vmap(partial(row_sums, model), (0, None, None, None))
     program: Callable[..., Tested] = jax.jit(jax.vmap(points))
     return program
-
-
-def own_or_global(trained: jax.Array, own: Params, params: Params) -> Params:
-    """Each client's own model if it has one, else the global one.
-
-    Args:
-        trained: Whether it has one, shape (clients, points).
-        own: The own models, leaves (clients, points, ...).
-        params: The global model, leaves (points, ...), or one for each client.
-    """
-
-    def leaf(v: jax.Array, w: jax.Array) -> jax.Array:
-        return jax.numpy.where(trained.reshape(trained.shape + (1,) * (v.ndim - 2)), v, w)
-
-    return jax.tree.map(leaf, own, params)

@@ -37,7 +37,7 @@ from fedprox.simulation.compiled.client_step import (
     round_hparams,
     steps_taken,
 )
-from fedprox.simulation.compiled.gradients import Own, exchange_gradients
+from fedprox.simulation.compiled.gradients import LocalLoss, exchange_gradients
 from fedprox.simulation.compiled.lanes import (
     choose,
     over,
@@ -363,7 +363,7 @@ class _Rounds:
         shape = self.shape
         params = jax.vmap(self.algorithm.params)(broadcast.state)
         points = len(broadcast.hparams["learning_rate"])
-        own = Own(
+        own = LocalLoss(
             params if self.algorithm.own_gradient else None,
             jnp.zeros(points) if self.algorithm.own_loss else None,
         )
@@ -413,7 +413,7 @@ class _Round:
         self.hparams = round_hparams(inputs.hparams, plan.rate, plan.participation, plan.noise_key)
         self.places = plan.jobs.place % max(rounds.shape.places, 1)  # on this device
         self.broadcast = Broadcast(server.state, self.hparams)
-        self.own = Own(None, None)
+        self.own = LocalLoss(None, None)
         self.screened: Screened | None = None
         if exchange is not None:
             self.read_first(exchange)
@@ -458,7 +458,7 @@ class _Round:
             jax.tree.map(lambda a: a[slot], self.own.gradient),
             jax.tree.map(lambda a: a[self.places[slot]], self.before.client_state),
             jnp.broadcast_to(self.jobs.relative_size[slot][:, None], relative.shape),
-            None if self.own.loss is None else self.own.loss[slot],
+            None if self.own.value is None else self.own.value[slot],
         )
         deadline = None if self.jobs.deadline is None else self.jobs.deadline[slot]
         begin_all = self.rounds.client.begin_all
@@ -606,7 +606,9 @@ def set_faulty(flags: jax.Array | None, r: jax.Array, faulty: jax.Array | None) 
     return None if flags is None or faulty is None else flags.at[:, r].set(faulty.T)
 
 
-def idle_context(own: Own, client_state: ClientState, lanes: int, points: int) -> ClientContext:
+def idle_context(
+    own: LocalLoss, client_state: ClientState, lanes: int, points: int
+) -> ClientContext:
     """The context of idle lanes: zeros with the shapes of what clients know."""
 
     def zeros(like: Any, *shape: int) -> jax.Array:
@@ -616,7 +618,7 @@ def idle_context(own: Own, client_state: ClientState, lanes: int, points: int) -
         jax.tree.map(lambda a: zeros(a, *a.shape), own.gradient),
         jax.tree.map(lambda a: zeros(a, *a.shape[1:]), client_state),
         jnp.ones((lanes, points)),
-        None if own.loss is None else zeros(own.loss, points),
+        None if own.value is None else zeros(own.value, points),
     )
 
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from fedprox.algorithms.base import Algorithm, ClientState, HParams, State
 from fedprox.model import Params
-from fedprox.privacy.accounting import Mechanism, epsilons
+from fedprox.privacy.accounting import Mechanism, epsilon_of
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.config.sweep import label, sweep_points
@@ -80,16 +80,7 @@ class Method:
 
     def epsilon(self, done: int) -> float | None:
         """Epsilon after `done` rounds; None without privacy."""
-        if self.mechanism is None:
-            return None
-        if done not in self._epsilons:  # seeds share it, since it takes tens of milliseconds
-            (self._epsilons[done],) = epsilons(self.mechanism, [done])
-        return self._epsilons[done]
-
-    @cached_property
-    def _epsilons(self) -> dict[int, float]:
-        """Epsilon after numbers of rounds that were asked for."""
-        return {}
+        return None if self.mechanism is None else epsilon_of(self.mechanism, done)
 
     def hparams(self, mesh: Mesh) -> HParams:
         """The hyperparameters of all sweep points, arrays (points,)."""

@@ -280,19 +280,12 @@ class Protocol:
         """What a run of a method releases about its clients; None without privacy."""
         if self.privacy is None or algorithm.pooled:
             return None
-        count = releases(algorithm)
-        if count not in self._mechanisms:  # calibration takes seconds
-            cohort, clients = self.cohort, len(self.federation)
-            self._mechanisms[count] = mechanism_of(
-                self.privacy,
-                *(clients, cohort.clients_per_round, cohort.sampling, self.rounds, count),
-            )
-        return self._mechanisms[count]
-
-    @cached_property
-    def _mechanisms(self) -> dict[int, Mechanism]:
-        """What runs release, by the number of releases of a round."""
-        return {}
+        clients, cohort = len(self.federation), self.cohort
+        return mechanism_of(
+            self.privacy,
+            *(clients, cohort.clients_per_round, cohort.sampling),
+            *(self.rounds, releases(algorithm)),
+        )
 
     def screening(self, algorithm: Algorithm) -> Faults | None:
         """How a method's faulty updates are treated; central training has no updates."""

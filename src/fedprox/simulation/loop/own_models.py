@@ -9,13 +9,13 @@ import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
-from fedprox.algorithms.base import HParams, Own
+from fedprox.algorithms.base import HParams, Own, own_or
 from fedprox.algorithms.personal import fine_tuning
 from fedprox.model import Params
 from fedprox.simulation.compiled.compile import clients_by_place
 from fedprox.simulation.compiled.evaluation import Tested
 from fedprox.simulation.compiled.layout import bucket, lay_out, needed
-from fedprox.simulation.compiled.own_models import own_model_program, own_or_global
+from fedprox.simulation.compiled.own_models import own_model_program
 from fedprox.simulation.compiled.round import Inputs, Server, part_program
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
@@ -137,7 +137,9 @@ class OwnModels:
         if personal is None or store is None:
             return at, Own(tuned, jax.numpy.ones((len(at), len(self.method.points)), bool))
         own = jax.vmap(jax.vmap(personal.own))(store.read(at))
-        return at, own._replace(model=own_or_global(own.trained, own.model, tuned))
+        # after fine-tuning each client has its own parameters, else all have the server's
+        others = None if self.tuning is None else 0
+        return at, own._replace(model=jax.vmap(jax.vmap(own_or), (0, others))(own, tuned))
 
     def _tested(self, models: Params, rows: NDArray[np.int64]) -> Tested:
         """Measure the models at some places on the test rows of their clients, -1 for none."""

@@ -114,8 +114,9 @@ class Rounds:
             self.now = now._replace(memory=memory)
         no_work = RoundWork(0, 0, 0, no_jobs(), no_jobs())
         first = PendingEvaluation(
-            0, no_work, now.hparams, measures, None, None, (), (), 0, self.best, traffic
-        )._replace(own=self.execution.measure_own(now))
+            *(0, no_work, now.hparams, measures, None, None, (), (), 0, self.best, traffic),
+            own=self.execution.measure_own(now),
+        )
         self.pending.append(first)
 
     def _next_is_done(self, computed: int) -> bool:
