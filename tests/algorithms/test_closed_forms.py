@@ -244,6 +244,7 @@ def test_a_part_of_another_type_is_named(part: str, value: Any) -> None:
         (fedopt(optax.adam), "fedopt adam"),
         (ditto(0.5), "ditto lam=0.5"),
         (pfedme(2.0, eta=0.1), "pfedme lam=2 eta=0.1 beta=1"),
+        (pfedme(2.0, eta=0.1, inner_steps=5), "pfedme K=5 lam=2 eta=0.1 beta=1"),
         (fednova(), "fednova"),
         (fednova(mu=0.5), "fednova mu=0.5"),
         (fednova(momentum=0.9), "fednova momentum=0.9"),

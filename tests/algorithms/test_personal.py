@@ -159,6 +159,42 @@ def test_pfedme_with_the_largest_step_is_fedprox() -> None:
     np.testing.assert_allclose(one.params, other.params, rtol=1e-5)
 
 
+@pytest.mark.parametrize("gamma", [None, 1e-9])
+@pytest.mark.parametrize("inner_steps", [1, 3, 6, 20])
+def test_pfedme_moves_the_centre_after_every_k_steps(inner_steps: int, gamma: float | None) -> None:
+    lam, eta, beta, rate, steps, rounds = 2.0, 0.3, 1.5, 0.05, 7, 3
+    w = START
+    for _ in range(rounds):
+        moved, own = [], []
+        for a, b in zip(A, B, strict=True):
+            theta, centre = w, w
+            for step in range(1, steps + 1):
+                theta = theta - rate * (a @ (theta - b) + lam * (theta - centre))
+                if step % inner_steps == 0 or step == steps:
+                    centre = centre - eta * lam * (centre - theta)
+            moved.append(centre - w)
+            own.append(theta)
+        w = w + beta * np.mean(moved, axis=0)
+    method = fp.pfedme(lam=lam, eta=eta, beta=beta, inner_steps=inner_steps)
+    run = trained(method, rounds, fp.Solver(rate, "all", steps=steps, gamma=gamma))
+    np.testing.assert_allclose(run.params, w, rtol=1e-5)
+    expected = np.mean([loss(k, theta) for k, theta in enumerate(own)])
+    assert run.final.personal_loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_pfedme_counts_steps_and_not_parts_of_a_wide_batch() -> None:
+    wide = fp.Federation.from_arrays(
+        [
+            (np.repeat(a[None], 300, axis=0), np.repeat(b[None], 300, axis=0))
+            for a, b in zip(A, B, strict=True)
+        ]
+    )
+    solver, method = fp.Solver(0.05, "all", steps=7), fp.pfedme(2.0, eta=0.3, inner_steps=3)
+    narrow = trained(method, 3, solver)
+    whole = one_run(wide, quadratic_model(START), method, solver, rounds=3)
+    np.testing.assert_allclose(whole.params, narrow.params, rtol=1e-5)
+
+
 def test_sweep_points_and_seeds_have_their_own_models() -> None:
     solver = fp.Solver(0.05, "all", epochs=20)
 

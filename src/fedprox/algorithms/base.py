@@ -68,12 +68,14 @@ class ClientContext(NamedTuple):
         relative_size: :math:`n_k / \bar n`, the client's training rows over the mean of all
             clients'.
         loss: :math:`F_k(w^t)`, a scalar, if `Algorithm.own_loss`; else None.
+        memory: What the client remembers within the round, if `Algorithm.memory`; else None.
     """
 
     gradient: Params | None
     state: ClientState
     relative_size: jax.Array
     loss: jax.Array | None = None
+    memory: Any = None
 
 
 class Solution(NamedTuple):
@@ -193,6 +195,18 @@ class Personal(NamedTuple):
     keep: Callable[[ClientState, Params], ClientState] | None = None
 
 
+class Memory(NamedTuple):
+    """What a client remembers from step to step within a round, for local problems that move.
+
+    Attributes:
+        init: (state) -> the memory before the client's first step, any pytree of arrays.
+        update: (state, hparams, memory, the client's parameters after a step) -> the memory.
+    """
+
+    init: Callable[[State], Any]
+    update: Callable[[State, HParams, Any, Params], Any]
+
+
 class Adaptation(NamedTuple):
     """How a method's hyperparameters follow the training loss f from round to round.
 
@@ -252,6 +266,7 @@ class Algorithm(NamedTuple):
         communication: Communication of a round in units of FedAvg's, which sends the parameters to
             every client of the cohort and back.
         adapt: How hyperparameters follow the training loss; None if they stay as they are.
+        memory: What clients remember from step to step within a round; None for nothing.
         personal: How each client gets a model of its own; None if there is one model.
         not_private: Why clipping a message as a whole and adding noise does not fit the method, for
             the message that refuses `fedprox.Privacy`; empty if it does.
@@ -294,6 +309,7 @@ class Algorithm(NamedTuple):
     exchanged: Callable[[Params], Params] = same_params
     communication: int = 1
     adapt: Adaptation | None = None
+    memory: Memory | None = None
     personal: Personal | None = None
     not_private: str = ""
 

@@ -18,6 +18,7 @@ from fedprox.algorithms.base import (
     ClientState,
     ExchangeCohort,
     HParams,
+    Memory,
     Message,
     Own,
     Personal,
@@ -131,6 +132,10 @@ def _check_client(algorithm: Algorithm, params: Params, state: State, hparams: H
     if algorithm.client_state is not None:
         client_state = shapes_of(f"{name}: client_state(params)", algorithm.client_state, params)
     context = context_shape(algorithm, params, client_state)
+    if algorithm.memory is not None:
+        context = context._replace(
+            memory=_check_memory(name, algorithm.memory, params, state, hparams)
+        )
     subproblem = f"{name}: subproblem(state, hparams, context)"
     problem = shapes_of(subproblem, algorithm.subproblem, state, hparams, context)
     _check_subproblem(name, subproblem, problem, params)
@@ -157,9 +162,18 @@ def _check_client(algorithm: Algorithm, params: Params, state: State, hparams: H
     if algorithm.update is add:
         _require_like(f"{name}: its message is", message, "the model", params)
     if algorithm.personal is not None:
-        given = state, hparams, context._replace(gradient=None)
+        given = state, hparams, context._replace(gradient=None, memory=None)
         _check_personal(name, algorithm.personal, params, *given)
     return message
+
+
+def _check_memory(name: str, memory: Memory, params: Params, state: State, hparams: HParams) -> Any:
+    """A client's memory within a round, in shape, after checking the functions that make it."""
+    first = shapes_of(f"{name}: memory.init(state)", memory.init, state)
+    update = f"{name}: memory.update(state, hparams, memory, params)"
+    after = shapes_of(update, memory.update, state, hparams, first, params)
+    _require_like(f"{name}: its memory.update gives", after, "the memory before", first)
+    return first
 
 
 def _check_personal(

@@ -44,6 +44,7 @@ def second_pass(algorithm: Algorithm) -> Algorithm:
         size=lambda sent: sent,
         own_gradient=False,
         exchange=None,
+        memory=None,
         personal=None,
     )
 

@@ -1,79 +1,97 @@
 """pFedMe (Dinh et al. 2020): personal models by Moreau envelopes.
 
-In Algorithm 1 a client repeats R times a step on its envelope, each after K steps of its solver.
-Here R = 1: the solver's steps of a round all serve one envelope, whose centre is w^t. With eta =
-1 / lambda and beta = 1 the server averages the personal models, which is FedProx with mu = lambda
-and equal weights.
+In Algorithm 1 a client repeats R times: K steps of its solver on one envelope, then a step of the
+envelope's centre. With R = 1, eta = 1 / lambda and beta = 1 the server averages the personal
+models, which is FedProx with mu = lambda and equal weights. A client's memory is w_{k,r} - w^t,
+and the number of steps so far on this envelope.
 """
 
+from functools import partial
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 
 from fedprox.algorithms.base import (
     Algorithm,
     ClientContext,
     HParams,
+    Memory,
     Own,
     Personal,
     Solution,
     add_scaled,
     check_hparam,
-    local_update,
     trained,
     untrained,
+    zeros,
 )
+from fedprox.errors import require_whole
 from fedprox.model import Params
 from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
 
 
+def begin(state: Params) -> tuple[Params, jax.Array]:
+    """The first envelope's centre is w^t."""
+    return zeros(state), jnp.int32(0)
+
+
 def envelope(state: Params, hparams: HParams, context: ClientContext) -> Subproblem:
-    """F_k(theta) + (lambda / 2) ||theta - w^t||^2, from w^t."""
-    del context
-    return Subproblem(state, mu=hparams["lam"], anchor=state)
+    """F_k(theta) + (lambda / 2) ||theta - w_{k,r}||^2, from w^t."""
+    centre = add_scaled(state, 1.0, context.memory[0])
+    return Subproblem(state, mu=hparams["lam"], anchor=centre)
+
+
+def follow(most: Any, state: Params, hparams: HParams, memory: Any, theta: Params) -> Any:
+    """After `most` steps on an envelope, w_{k,r+1} = w_{k,r} - eta lambda (w_{k,r} - theta)."""
+    (before, steps), ended = memory, memory[1] + 1 >= most
+    rate = jnp.where(ended, hparams["eta"] * hparams["lam"], 0.0)
+    moved = jax.tree.map(lambda m, v, w: m + rate * (v - w - m), before, theta, state)
+    return moved, jnp.where(ended, 0, steps + 1)
 
 
 def message(
     state: Params, hparams: HParams, context: ClientContext, solution: Solution
 ) -> tuple[Params, Own]:
-    """Send eta lambda (theta_k - w^t), a step on the envelope; keep theta_k."""
-    del state, context
-    rate = hparams["eta"] * hparams["lam"]
-    sent = jax.tree.map(lambda d: rate * d, local_update(solution))
+    """Send w_{k,R} - w^t, also if its last envelope had fewer than K steps; keep theta_k."""
+    most = jnp.where(context.memory[1] > 0, 0, jnp.inf)
+    sent, _ = follow(most, state, hparams, context.memory, solution.params)
     return sent, trained(solution.params)
 
 
 def update(state: Params, mean: Params, hparams: HParams) -> Params:
-    """w^{t+1} = (1 - beta) w^t + beta mean w_k."""
+    """w^{t+1} = (1 - beta) w^t + beta mean w_{k,R}."""
     return add_scaled(state, hparams["beta"], mean)
 
 
-def pfedme(lam: HParam, *, eta: HParam, beta: HParam = 1.0) -> Algorithm:
+def pfedme(
+    lam: HParam, *, eta: HParam, beta: HParam = 1.0, inner_steps: int | None = None
+) -> Algorithm:
     r"""Moreau envelopes (pFedMe): the server minimizes the mean of those of the clients.
 
-    Client :math:`k` of the cohort approximately solves
-
-    .. math:: \theta_k = \arg\min_\theta \; F_k(\theta) + \frac{\lambda}{2} \|\theta - w^t\|^2,
-
-    which it keeps as its own model, and takes a step on its envelope :math:`\bar F_k`, whose
-    gradient at :math:`w^t` is :math:`\lambda (w^t - \theta_k)`. The server averages:
+    From :math:`w_{k,0} = w^t`, client :math:`k` takes, for :math:`r = 0, \dots, R - 1`,
+    :math:`K` local steps towards :math:`\arg\min_\theta F_k(\theta) + \frac{\lambda}{2}
+    \|\theta - w_{k,r}\|^2`, and a step on this envelope. Its own model is the last
+    :math:`\theta_k`. The server averages:
 
     .. math::
-        w_k &= w^t - \eta \lambda (w^t - \theta_k) \\
-        w^{t+1} &= (1 - \beta) w^t + \frac{\beta}{|S_t|} \sum_{k \in S_t} w_k.
+        w_{k,r+1} &= w_{k,r} - \eta \lambda (w_{k,r} - \theta_k) \\
+        w^{t+1} &= (1 - \beta) w^t + \frac{\beta}{|S_t|} \sum_{k \in S_t} w_{k,R}.
 
-    Stragglers' partial work is kept.
+    :math:`R` is a client's local steps over :math:`K`. Stragglers' partial work is kept.
 
     Args:
         lam: :math:`\lambda`, above 0. A sequence sweeps over its values, as for the others.
-        eta: :math:`\eta`, the learning rate on the envelopes, above 0; at most
-            :math:`1 / \lambda` is sensible.
+        eta: :math:`\eta`, the envelopes' rate, above 0 and sensibly at most :math:`1 / \lambda`.
         beta: :math:`\beta`, above 0.
+        inner_steps: :math:`K`; None for all of a round's steps, :math:`R = 1`.
 
     Returns:
         An algorithm for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: If a hyperparameter is not above 0 or not finite.
+        InputError: If an argument is not above 0 or not finite.
 
     Example:
         >>> import fedprox as fp
@@ -82,20 +100,21 @@ def pfedme(lam: HParam, *, eta: HParam, beta: HParam = 1.0) -> Algorithm:
 
     References:
         Dinh, Tran, Nguyen, `Personalized Federated Learning with Moreau Envelopes
-        <https://arxiv.org/abs/2006.08848>`_, NeurIPS 2020, Algorithm 1 with R = 1.
+        <https://arxiv.org/abs/2006.08848>`_, NeurIPS 2020, Algorithm 1.
     """
-    given = {"lam": lam, "eta": eta, "beta": beta}
+    given = ("lam", lam), ("eta", eta), ("beta", beta)
+    if inner_steps is not None:
+        require_whole("pfedme: inner_steps", inner_steps)
     return Algorithm(
         "pfedme",
         envelope,
-        hparams={
-            name: check_hparam(f"pfedme: {name}", value, positive=True)
-            for name, value in given.items()
-        },
+        hparams={k: check_hparam(f"pfedme: {k}", v, positive=True) for k, v in given},
         stragglers="keep",
+        variant="" if inner_steps is None else f"K={inner_steps}",
         average="clients",
         client_state=untrained,
         message=message,
         update=update,
+        memory=Memory(begin, partial(follow, inner_steps or jnp.inf)),
         personal=Personal(own=lambda state: state),
     )

@@ -93,6 +93,13 @@ class Broadcast(NamedTuple):
     hparams: HParams
 
 
+def with_memory(algorithm: Algorithm, state: State, context: ClientContext) -> ClientContext:
+    """What a client knows before its first step, with its memory if the method has one."""
+    if algorithm.memory is None:
+        return context
+    return context._replace(memory=algorithm.memory.init(state))
+
+
 class LaneState(NamedTuple):
     """The client of a lane.
 
@@ -101,7 +108,7 @@ class LaneState(NamedTuple):
         optimizer: The optimizer's state.
         gradient: Sum of the gradients of the mini-batch's ticks so far; None if each mini-batch is
             one tick.
-        context: The client's own gradient, state and size.
+        context: The client's own gradient, state, size and memory.
         stop: The stop rule; None if the solver has none.
     """
 
@@ -162,6 +169,7 @@ class ClientStep:
         deadline: jax.Array | None,
     ) -> LaneState:
         """A client before its first tick; `deadline` is None without a clock."""
+        context = with_memory(self.algorithm, broadcast.state, context)
         params = self.algorithm.subproblem(*broadcast, context).start
         return LaneState(
             params,
@@ -221,7 +229,7 @@ class ClientStep:
         params, optimizer = self.solver.step(
             lane.params, lane.optimizer, gradient_h, broadcast.hparams["learning_rate"]
         )
-        stepped = lane._replace(params=params, optimizer=optimizer)
+        stepped = self._stepped(lane, broadcast, params, optimizer)
         if not self.accumulate and lane.stop is None:
             return stepped
         stop, step = _apply_stop_rule(lane.stop, gradient_h, last, check)
@@ -229,6 +237,16 @@ class ClientStep:
         if self.accumulate:
             gradient = jax.tree.map(lambda g: jnp.where(last, 0.0, g), gradient)
         return after._replace(gradient=gradient if self.accumulate else None, stop=stop)
+
+    def _stepped(
+        self, lane: LaneState, broadcast: Broadcast, params: Params, optimizer: Any
+    ) -> LaneState:
+        """The client after a step to `params`, which it may remember."""
+        context, memory = lane.context, self.algorithm.memory
+        if memory is not None:
+            after = memory.update(*broadcast, context.memory, params)
+            context = context._replace(memory=after)
+        return lane._replace(params=params, optimizer=optimizer, context=context)
 
     def search(
         self,
@@ -266,7 +284,7 @@ class ClientStep:
             value_fn=h,
         )
         stop, step = _apply_stop_rule(lane.stop, gradient, active, None)
-        stepped = lane._replace(params=params, optimizer=optimizer)
+        stepped = self._stepped(lane, broadcast, params, optimizer)
         after = jax.tree.map(lambda a, b: jnp.where(step, a, b), stepped, lane)
         return after._replace(stop=stop)
 
