@@ -24,10 +24,12 @@ from fedprox.papers import ITEMS, select
 from fedprox.papers.common import GPU
 from fedprox.reproduce.between import LINE, PARENT
 from fedprox.reproduce.figure import COLOURS, figure
+from fedprox.reproduce.growing import best_rate, grown, rate_of
 from fedprox.reproduce.item import (
     AXES,
     BEST,
     MEASURES,
+    MORE_RATES,
     MOST_SEEDS,
     SCALES,
     SHORT,
@@ -78,7 +80,9 @@ def test_every_experiment_is_one(name: str) -> None:
 
 def experiment_in(paper: Table) -> Table:
     """A run without what only the scales read."""
-    return {key: value for key, value in paper.items() if key not in (MOST_SEEDS, SHORT)}
+    return {
+        key: value for key, value in paper.items() if key not in (MOST_SEEDS, MORE_RATES, SHORT)
+    }
 
 
 def labels(paper: Table) -> set[str]:
@@ -829,6 +833,72 @@ def test_a_race_runs_end_to_end(tmp_path: Path) -> None:
     reached = models["fedavg learning_rate=0.03"]
     assert f"ours {reached:.1f}; learning_rate=0.03" in text
     assert reproduce("made/up", item, SCALE, tmp_path).split("\n\n")[2:] == text.split("\n\n")[2:]
+
+
+# --------------------------------------------------------------------------- searches that grow
+
+STEPS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
+
+
+@given(best=st.sampled_from(STEPS), begin=st.integers(0, 6), count=st.integers(1, 3))
+def test_a_search_grows_until_the_best_rate_is_inside(best: float, begin: int, count: int) -> None:
+    first = list(STEPS[begin : begin + count])
+    table: Table = {"rounds": 90, "solver": {"learning_rate": first}, "evaluation": {"every": 7}}
+    ran: dict[str, Table] = {}
+
+    def train(name: str, one: Table) -> list[Series]:
+        ran[name] = one
+        rates = np.atleast_1d(one["solver"]["learning_rate"]).tolist()
+        needs = {rate: 10 + 30 * abs(STEPS.index(rate) - STEPS.index(best)) for rate in rates}
+        # a sweep ends when its first line is there, and its labels have rates if there are several
+        end = min(one["rounds"], *needs.values())
+        named = [f" learning_rate={rate:g}" if len(rates) > 1 else "" for rate in rates]
+        return [
+            climb(f"fedavg{name}", needs[rate], end=end)
+            for name, rate in zip(named, rates, strict=True)
+        ]
+
+    lines = grown("r", table, STEPS, GOAL, train)
+    tried = sorted(rate for line in lines if (rate := rate_of(line.label)) is not None)
+    assert len(tried) == len(lines) == len(set(tried))
+    assert best_rate(lines, GOAL) == best
+    at = STEPS.index(best)
+    assert set(STEPS[max(0, at - 1) : at + 2]) <= set(tried)
+    assert tried == list(STEPS[STEPS.index(tried[0]) : STEPS.index(tried[-1]) + 1])
+    ((cell,),) = measure(race(Entry("r", "fedavg")), {"r": lines})
+    assert cell is not None
+    assert cell.rates == tuple(tried)
+    assert bool(cell.edges) == (best in (STEPS[0], STEPS[-1]))
+    if best in first:  # the next rates need not run for longer than the best one, 10 rounds
+        assert all(one["rounds"] == 14 for name, one in ran.items() if name != "r")
+
+
+def test_a_search_grows_end_to_end(tmp_path: Path) -> None:
+    run = TINY | {
+        "rounds": 24,
+        "data": TINY["data"] | {"seed": 0},
+        "target_loss": 2.0,
+        "stop_at_target": "any",
+        "evaluation": {"gradients": False},
+        "solver": {"learning_rate": 0.0003, "batch_size": 10, "epochs": 1},
+        "method": [{"name": "fedavg"}],
+        MOST_SEEDS: 1,
+        MORE_RATES: [0.0003, 0.003, 0.03, 0.3, 3.0, 30.0],
+    }
+    rows = (RaceRow("drawn", Target("train_loss", 2.0), (Entry("a", "fedavg", 5),)),)
+    races = (Race(("FedAvg",), rows, "rounds", "first row"),)
+    item = Item("Table 0", "nowhere", {"tiny": 1.0}, {"a": run}, races=races)
+    text = reproduce("made/up", item, SCALE, tmp_path)
+    folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert folders[:3] == ["a", "a-rate-0.003", "a-rate-0.03"]
+    assert " of 0.0003, 0.003, 0.03" in text
+    assert "at the edge" not in text
+    again = reproduce("made/up", item, SCALE, tmp_path)
+    assert f"({len(folders)} of {len(folders)} experiments were there already)" in again
+    assert again.split("\n\n")[2:] == text.split("\n\n")[2:]
+    short = reproduce("made/up", item, SCALES["short"], tmp_path / "short")
+    assert [path.name for path in (tmp_path / "short" / "runs").iterdir()] == ["a"]
+    assert "ours" in short
 
 
 # ----------------------------------------------------------------------------------- the command

@@ -285,6 +285,12 @@ GENERATED = ("synthetic", "synthetic-feddyn")
 MOST_SEEDS = "most_seeds"
 """A key of a run that experiments lack: how many of a scale's seeds are run at most."""
 
+MORE_RATES = "more_rates"
+"""A key of a run that experiments lack: the learning rates by which its search may grow, in order.
+
+At the paper's scale rates beyond those of the experiment are run until the best is not at the edge.
+"""
+
 SHORT = "short"
 """A key of a run that experiments lack: changes at the short scale, instead of fewer rounds.
 
@@ -305,7 +311,7 @@ def at_scale(table: Table, scale: Scale) -> Table:
     {'rounds': 8, 'solver': {'epochs': 1, 'batch_size': 10}}
     """
     changes = table.get(SHORT)
-    experiment = {key: value for key, value in table.items() if key != SHORT}
+    experiment = {key: value for key, value in table.items() if key not in (SHORT, MORE_RATES)}
     if changes is not None and scale.name == SHORT:
         return overlaid(experiment, changes)
     return experiment | {"rounds": max(table["rounds"] // scale.divisor, 1)}

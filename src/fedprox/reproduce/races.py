@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.reproduce.growing import rate_of
 from fedprox.reproduce.item import Entry, Race
 from fedprox.reproduce.summaries import Series
 from fedprox.reproduce.verdicts import Measured
@@ -39,12 +40,20 @@ class MeasuredCell(NamedTuple):
         reached: Whether the target was reached, shape (seeds,).
         diverged: Whether all lines of the sweep diverged before the target, shape (seeds,).
         settings: The settings in the labels of the lines that reached the target first.
+        rates: The learning rates of a search, in order; empty for other runs.
     """
 
     counts: NDArray[np.float64]
     reached: NDArray[np.bool_]
     diverged: NDArray[np.bool_]
     settings: tuple[str, ...]
+    rates: tuple[float, ...] = ()
+
+    @property
+    def edges(self) -> tuple[str, ...]:
+        """The settings at an edge of the learning rates tried."""
+        ends = self.rates[:1] + self.rates[-1:]
+        return tuple(one for one in self.settings if rate_of(one) in ends)
 
     @property
     def mean(self) -> Count | None:
@@ -103,7 +112,10 @@ def _measure_cell(entry: Entry, target: Target, race: Race, run: Sequence[Series
         if hits:
             settings.append(line.label.removeprefix(entry.method).strip())
     different = tuple(dict.fromkeys(filter(None, settings)))
-    return MeasuredCell(np.array(counts), np.array(reached), np.array(diverged), different)
+    rates = {rate for line in lines if (rate := rate_of(line.label)) is not None}
+    return MeasuredCell(
+        np.array(counts), np.array(reached), np.array(diverged), different, tuple(sorted(rates))
+    )
 
 
 def ratio(counts: Counts, row: int, column: int, relative: str) -> str:

@@ -22,7 +22,8 @@ from fedprox.report.directory import RunDirectory, write_clients, write_figure
 from fedprox.report.page import write_report
 from fedprox.reproduce.between import between
 from fedprox.reproduce.figure import figure
-from fedprox.reproduce.item import MEASURES, Item, Scale, Table, expand
+from fedprox.reproduce.growing import grown, searched
+from fedprox.reproduce.item import MEASURES, MORE_RATES, SHORT, Item, Scale, Table, expand
 from fedprox.reproduce.summaries import Series
 from fedprox.reproduce.table import duration, table
 from fedprox.simulation.loop.callbacks import Callback
@@ -98,18 +99,23 @@ def _reproduce(
     }
     parsed = {run: parse(f"{name}: {run}", one) for run, one in experiments.items()}
     _check_data(name, parsed, data_dir)
-    reused = 0
-    for number, (run, experiment) in enumerate(parsed.items(), 1):
-        on_step(Step(run, number, len(parsed)))
-        reused += not _train(f"{name}: {run}", experiment, out / "runs" / run, data_dir)
-    folder = out / name
+    trained: dict[str, bool] = {}
+
+    def run_one(run: str, one: Table, data_seed: int | None = None) -> list[Series]:
+        number = list(parsed).index(run) + 1 if run in parsed else len(trained) + 1
+        on_step(Step(run, number, max(number, len(parsed))))
+        path = out / "runs" / run
+        trained[run] = _train(f"{name}: {run}", parse(f"{name}: {run}", one), path, data_dir)
+        return read_series(path, data_seed)
+
+    folder, targets = out / name, {} if scale.name == SHORT else searched(item)
     measured: dict[str, list[Series]] = {
-        run: [
+        run: grown(run, expand(paper, scale)[""], paper[MORE_RATES], targets[run], run_one)
+        if run in targets
+        else [
             series
             for suffix, one in expand(paper, scale).items()
-            for series in read_series(
-                out / "runs" / (run + suffix), one["data"]["seed"] if suffix else None
-            )
+            for series in run_one(run + suffix, one, one["data"]["seed"] if suffix else None)
         ]
         for run, paper in item.runs.items()
     }
@@ -127,13 +133,14 @@ def _reproduce(
         for row in item.statistics
     }
     took = duration(time.perf_counter() - begin)
+    reused = len(trained) - sum(trained.values())
     if reused:
-        took += f" ({reused} of {len(parsed)} experiments were there already)"
+        took += f" ({reused} of {len(trained)} experiments were there already)"
     text = table(name, item, scale, measured, statistics, took)
     write_whole(folder / "table.md", text.encode())
-    if parsed:
+    if trained:
         # no figure of all runs: an item has its own figure, and there may be many runs
-        runs = [out / "runs" / run for run in parsed]
+        runs = [out / "runs" / run for run in trained]
         write_report(runs, folder / "report.html", together=False)
     return text
 

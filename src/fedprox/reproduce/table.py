@@ -190,7 +190,9 @@ def _race_cell(
         return "; ".join([*parts, f"ours diverged{who}"])
     parts.append(with_ratio(f"ours {_cell_text(cell)}", ours))
     if cell.settings:
-        parts.append(" or ".join(cell.settings))
+        settings = [one + " (at the edge)" * (one in cell.edges) for one in cell.settings]
+        of = f" of {', '.join(f'{rate:g}' for rate in cell.rates)}" if cell.rates else ""
+        parts.append(" or ".join(settings) + of)
     return "; ".join(parts)
 
 
