@@ -160,6 +160,27 @@ def test_two_processes_share_the_clients_that_evaluations_sample(tmp_path: Path)
     assert found(two)[0] == pytest.approx(found(one)[0], rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.slow
+def test_two_processes_write_the_clients_that_one_writes(tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").write_text(
+        f"evaluation.client_records = true\nevaluation.by_client = true\n{EXPERIMENT}"
+    )
+    command = ["run", str(tmp_path / "experiment.toml"), "--set", "rounds=8", "--out"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert status(start(tmp_path / "output", [*command, str(one), "--devices", "1"])) == 0
+    processes = together(tmp_path, 2, [*command, str(two)])
+    assert [status(process) for process in processes] == [0, 0]
+    alone, shared = (
+        [json.loads(line) for line in (directory / "clients.jsonl").read_text().splitlines()]
+        for directory in (one, two)
+    )
+    assert len(alone) == len(shared) == 3
+    for expected, line in zip(alone, shared, strict=True):
+        assert line.keys() == expected.keys()
+        for key, value in expected.items():
+            assert line[key] == (pytest.approx(value, rel=1e-4) if key == "train_loss" else value)
+
+
 def test_homes_are_blocks_with_a_fair_share_of_the_rows() -> None:
     sizes = np.random.default_rng(0).integers(1, 50, size=200)
     offsets = np.concatenate([[0], np.cumsum(sizes)])
