@@ -76,12 +76,11 @@ class Parts:
         ownership = self.method.protocol.ownership
         self.rows = training_rows(mesh, federation.train, data, ownership, ahead=1)
         self.data = data
-        parameters = sum(a.size for a in jax.tree.leaves(self.model.shapes))
-        layout = lay_out(self.method, self.rows, mesh.devices.size, parameters)
+        layout = lay_out(self.method, self.rows, mesh.devices.size, self.model.shapes)
         self.base = layout._replace(rounds=layout.rounds._replace(rounds=1))
         self.reading = layout
         if setup.rows is not None:
-            self.reading = lay_out(self.measuring, self.rows, mesh.devices.size, parameters)
+            self.reading = lay_out(self.measuring, self.rows, mesh.devices.size, self.model.shapes)
         self.points = len(self.method.points)
         self.client_state = client_state_shape(self.algorithm, self.model.shapes, self.points)
         self.began, self.tick_seconds = 0.0, 1.0

@@ -28,7 +28,7 @@ from fedprox.simulation.planning.reads import (
     plan_exchanges,
     plan_reading,
 )
-from fedprox.simulation.planning.round_work import RoundWork
+from fedprox.simulation.planning.round_work import RoundWork, no_work
 from fedprox.simulation.storage.training_data import Data, DeviceRows, rows_spec
 
 
@@ -122,10 +122,13 @@ class Compiler:
     def _trace_rounds(self, layout: Layout, state: State) -> Traced:
         rows = self.like(layout.rows)
         specs = self._specs(rows)
-        server = Server(state, self._cohort_state(layout))
+        server = Server(state, self._client_state(layout.held))
         x, y = rows
         plan, exchange = self._empty_plan(layout), exchanges([], layout)
-        inputs = Inputs(self.hparams, x, y, plan, exchange, np.int32(0))
+        held = None
+        if self.method.algorithm.client_state is not None:
+            held = held_state(plan, [no_work()], layout).at
+        inputs = Inputs(self.hparams, x, y, plan, exchange, np.int32(0), held)
         return rounds_program(self.method, layout, self.mesh, specs).trace(server, inputs)
 
     def _trace_evaluation(self, layout: Layout, state: State) -> tuple[Traced, Any]:
@@ -142,17 +145,17 @@ class Compiler:
         )
         rows = self.like(layout.rows)
         program = inexactness_program(self.method, layout, self.mesh, self._specs(rows))
-        client_state = self._cohort_state(layout)
+        client_state = self._client_state(layout.rounds.places)
         cohort = read_cohort(
             no_jobs(), self._empty_plan(layout), 0, client_state, layout, self.mesh
         )
         return program.trace(state, self.hparams, local, rows, cohort)
 
-    def _cohort_state(self, layout: Layout) -> ClientState:
-        """Zeros with the shapes of the state of a cohort's clients."""
-        places = layout.rounds.places * self.mesh.devices.size
+    def _client_state(self, places: int) -> ClientState:
+        """Zeros with the shapes of the state of clients at `places` places on each device."""
+        count = places * self.mesh.devices.size
         return jax.tree.map(
-            lambda a: zeros_on(self.mesh, (places, *a.shape), a.dtype),
+            lambda a: zeros_on(self.mesh, (count, *a.shape), a.dtype),
             self.method.initial_client_state(self._params),
         )
 
@@ -206,12 +209,54 @@ def read_cohort(
     )
 
 
-def clients_by_place(plan: BatchPlan, work: RoundWork, layout: Layout) -> NDArray[np.int64]:
-    """The client at each place of a round, -1 for none, shape (devices * places,)."""
+def clients_by_place(
+    plan: BatchPlan, work: RoundWork, layout: Layout, index: int = 0
+) -> NDArray[np.int64]:
+    """The client at each place of a round, -1 for none, shape (devices * places,).
+
+    Args:
+        plan: The plan of the call.
+        work: The work of the round.
+        layout: The shapes of the programs.
+        index: Index of the round in the plan.
+    """
     clients = np.full(layout.rounds.devices * layout.rounds.places, -1)
     if len(clients):
-        clients[plan.jobs.place[0, : len(work.jobs.client)]] = work.jobs.client
+        clients[plan.jobs.place[index, : len(work.jobs.client)]] = work.jobs.client
     return clients
+
+
+class Held(NamedTuple):
+    """Whose state a call holds.
+
+    Attributes:
+        clients: The client at each place of `Server.client_state`, -1 for none.
+        at: As `Inputs.held`.
+    """
+
+    clients: NDArray[np.int64]
+    at: NDArray[np.int32] | None
+
+
+def held_state(plan: BatchPlan, work: Sequence[RoundWork], layout: Layout) -> Held:
+    """Whose state a call of a method with client state holds.
+
+    Args:
+        plan: The plan of the call.
+        work: The work of its rounds.
+        layout: The shapes of the programs.
+    """
+    cohorts = [clients_by_place(plan, each, layout, r) for r, each in enumerate(work)]
+    shape = layout.rounds
+    if shape.rounds == 1:
+        return Held(cohorts[0], None)
+    clients = np.full(shape.devices * layout.held, -1)
+    different = np.unique(np.concatenate([each.jobs.client for each in work]))
+    clients[: len(different)] = different
+    at = np.full((shape.rounds, shape.devices * shape.places), len(clients), np.int32)
+    for r, cohort in enumerate(cohorts):
+        at[r, cohort >= 0] = np.searchsorted(different, cohort[cohort >= 0])
+    return Held(clients, at.reshape(shape.rounds, shape.devices, shape.places))
 
 
 def exchanges(work: Sequence[RoundWork], layout: Layout) -> Exchange | None:

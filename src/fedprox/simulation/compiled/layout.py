@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fedprox.model import Params
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.planning.batch_plan import Jobs, Shape, job_ticks, needs_checks, tick_width
 from fedprox.simulation.planning.packing import Grid, choose_lanes, pack
@@ -31,6 +32,10 @@ SMALL_STEP = 10_000
 
 PLAN_BYTES = 2**25
 """Most bytes of one call's batch plan."""
+
+STATE_BYTES = 2**23
+"""Most bytes of client state that each device holds for a call of several rounds. More would not
+stay in a core's cache, and its rounds take so long that one call for each costs little."""
 
 LANE_BYTES = 2**31
 """Most bytes of the lanes' parameters on an accelerator."""
@@ -84,6 +89,7 @@ class Layout(NamedTuple):
         lanes: Lanes per device for reading whole clients.
         width: Training rows of a slice when reading whole clients.
         test_width: Test rows of a slice.
+        clients: Number of clients of the federation.
         cohort_ticks: As in `Capacity`.
         exchange_slots: As in `Capacity`.
         exchange_ticks: As in `Capacity`.
@@ -97,10 +103,19 @@ class Layout(NamedTuple):
     lanes: int
     width: int
     test_width: int
+    clients: int
     cohort_ticks: int
     exchange_slots: int
     exchange_ticks: int
     rows: int
+
+    @property
+    def held(self) -> int:
+        """Clients per device whose state is an input of a call, if the method has client state."""
+        shape = self.rounds
+        if shape.rounds == 1:
+            return shape.places
+        return -(-min(self.clients, shape.rounds * shape.slots) // shape.devices)
 
     @property
     def reading_grid(self) -> Grid:
@@ -181,20 +196,22 @@ def needed(layout: Layout, solver: Solver, work: RoundWork) -> Capacity:
     )
 
 
-def lay_out(method: Method, rows: TrainingRows, devices: int, parameters: int) -> Layout:
+def lay_out(method: Method, rows: TrainingRows, devices: int, params: Params) -> Layout:
     """Choose the shapes and the number of lanes for the first rounds of a method.
 
     Args:
         method: The method.
         rows: The training rows.
         devices: Number of devices.
-        parameters: Number of parameters of the model.
+        params: Parameters of one sweep point, in shape.
     """
     sample = sample_rounds(method)
+    parameters = sum(a.size for a in jax.tree.leaves(params))
     layout = _empty_layout(method, sample, devices, parameters)
     capacities = [needed(layout, method.solver, work) for work in sample]
     layout = layout.holding(_largest_cohort(method, spare(capacities)))
-    together = _rounds_together(method, layout, rows.together(sample), parameters)
+    most = min(_rounds_with_state(method, layout, params), rows.together(sample))
+    together = _rounds_together(method, layout, most, parameters)
     layout = layout._replace(rounds=layout.rounds._replace(rounds=together))
     calls = [sample[i : i + together] for i in range(0, len(sample), together)]
     gathered = [capacities[0]._replace(rows=rows.needed(call, layout.width)) for call in calls]
@@ -248,6 +265,7 @@ def _empty_layout(
         lanes=choose_lanes([clients], devices, cost.reading, cost.most),
         width=width,
         test_width=slice_width(tests),
+        clients=len(protocol.federation),
         cohort_ticks=int(protocol.evaluation.gradients),
         exchange_slots=0,
         exchange_ticks=int(algorithm.reads_first),
@@ -255,21 +273,33 @@ def _empty_layout(
     )
 
 
-def _rounds_together(method: Method, layout: Layout, gathered: int, parameters: int) -> int:
-    """Rounds of one call, at most as many as can be gathered for it."""
-    algorithm = method.algorithm
-    # client state is read for one round, and an adaptive mu follows each round's loss; a call
-    # returns the steps that clients took only for its last round
+def _rounds_with_state(method: Method, layout: Layout, params: Params) -> int:
+    """Most rounds of one call for whose clients each device can hold the state."""
+    initial, shape = method.algorithm.client_state, layout.rounds
+    if initial is None:
+        return MOST_TOGETHER
+    if shape.processes > 1:  # each process stores the state of its own clients
+        return 1
+    leaves = jax.tree.leaves(jax.eval_shape(initial, params))
+    size = len(method.points) * sum(a.size * a.dtype.itemsize for a in leaves)
+    if layout.clients * size <= STATE_BYTES:
+        return MOST_TOGETHER
+    return STATE_BYTES // (shape.slots * size)
+
+
+def _rounds_together(method: Method, layout: Layout, most: int, parameters: int) -> int:
+    """Rounds of one call, at most `most` unless this is 0."""
+    # an adaptive mu follows each round's loss; a call returns the steps that clients took only for
+    # its last round
     if (
         parameters > SMALL_MODEL
-        or algorithm.client_state is not None
-        or algorithm.adapt is not None
+        or method.algorithm.adapt is not None
         or (method.protocol.evaluation.client_records and method.solver.gamma is not None)
     ):
         return 1
     # independent of the number of rounds of the run, since it may be extended
-    most = min(method.protocol.evaluation.every, MOST_TOGETHER)
-    return max(1, min(most, PLAN_BYTES // layout.rounds.plan_bytes, gathered))
+    most = min(method.protocol.evaluation.every, MOST_TOGETHER, most)
+    return max(1, min(most, PLAN_BYTES // layout.rounds.plan_bytes))
 
 
 def sample_rounds(method: Method) -> list[RoundWork]:

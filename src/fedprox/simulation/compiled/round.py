@@ -38,6 +38,12 @@ from fedprox.simulation.compiled.client_step import (
     steps_taken,
 )
 from fedprox.simulation.compiled.gradients import LocalLoss, exchange_gradients
+from fedprox.simulation.compiled.held_state import (
+    from_all_devices,
+    part_of_device,
+    put_cohort,
+    take_cohort,
+)
 from fedprox.simulation.compiled.lanes import (
     choose,
     over,
@@ -67,8 +73,9 @@ class Server(NamedTuple):
 
     Attributes:
         state: The server's state, leaves (points, ...).
-        client_state: State of the cohort's clients, leaves (devices * places, points, ...); None
-            for a method without client state.
+        client_state: State of clients, leaves (devices * `Layout.held`, points, ...); None for a
+            method without client state. A call of one round has the state of its client at each
+            place.
     """
 
     state: State
@@ -85,6 +92,9 @@ class Inputs(NamedTuple):
         plan: The batch plan.
         exchange: How gradients are read before the work; None if the method does not.
         count: Number of rounds of the plan to run, int32.
+        held: Where the client at each place is in `Server.client_state`, int32 (R, devices,
+            places), out of range for none; None for a method without client state and for calls of
+            one round.
         look_every: Ticks between looks at the clock, int32; None without a clock.
     """
 
@@ -94,6 +104,7 @@ class Inputs(NamedTuple):
     plan: BatchPlan
     exchange: Exchange | None
     count: Any
+    held: Any = None
     look_every: Any = None
 
 
@@ -120,7 +131,9 @@ class After(NamedTuple):
         local: The last round's clients.
         steps: Steps of all clients and rounds, int32 (points,); None if clients take the planned
             steps.
-        client_state: State of the last round's clients, as in `Server`.
+        before: The last round's client state before that round, leaves (devices * places, points,
+            ...); None if gradients are not measured.
+        client_state: State of clients, as in `Server`.
         faulty: Which updates were faulty, bool (points, rounds, jobs), where the jobs are the slots
             followed by those of the first cohort; None without screening.
     """
@@ -129,6 +142,7 @@ class After(NamedTuple):
     problem_state: State | None
     local: Local
     steps: jax.Array | None
+    before: ClientState
     client_state: ClientState
     faulty: jax.Array | None
 
@@ -166,7 +180,7 @@ def rounds_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, 
     program = _Rounds(method, layout)
     body = program.rounds if layout.batched else point_by_point(program.rounds)
     same: Any = REPLICATED
-    after = After(same, same, same, same, client_state=PER_DEVICE, faulty=same)
+    after = After(same, same, same, same, PER_DEVICE, PER_DEVICE, faulty=same)
     inputs = _spec(rows, exchange=method.algorithm.reads_first)
     return spread(mesh, body, (Server(same, PER_DEVICE), inputs), out_specs=after, donated=(0,))
 
@@ -255,6 +269,7 @@ def _spec(rows: tuple[Any, ...], *, exchange: bool, clock: bool = False) -> Inpu
         BatchPlan(split, split, split, split, split, split, same, same, same, same),
         Exchange(split, same, same) if exchange else None,
         same,
+        same,
         same if clock else None,
     )
 
@@ -310,33 +325,47 @@ class _Rounds:
 
     def rounds(self, server: Server, inputs: Inputs) -> After:
         """The first `inputs.count` rounds of the plan."""
-        plan = inputs.plan
+        plan, held = inputs.plan, inputs.held
+
+        def cohort_state(client_state: ClientState, r: Any) -> ClientState:
+            return client_state if held is None else take_cohort(client_state, held[r])
 
         def body(r: jax.Array, carry: After) -> After:
             now = plan_of_round(plan, inputs.exchange, r)
-            one = _Round(self, Server(carry.state, carry.client_state), inputs, *now).run()
+            cohort = cohort_state(carry.client_state, r)
+            one = _Round(self, Server(carry.state, cohort), inputs, *now).run()
+            if held is not None:
+                new = put_cohort(carry.client_state, held[r], one.client_state)
+                one = one._replace(client_state=new)
             taken = jax.tree.map(lambda s: s.sum(axis=0), one.local.steps)
             return one._replace(
                 problem_state=one.problem_state if self.keep_local else None,
                 steps=jax.tree.map(jnp.add, carry.steps, taken),
+                before=cohort if self.keep_local else None,
                 faulty=set_faulty(carry.faulty, r, one.faulty),
             )
 
         state, client_state = server
+        if held is not None:
+            client_state = from_all_devices(client_state)
+        first_cohort = cohort_state(client_state, 0)
         key = None if plan.noise_key is None else plan.noise_key[0]
         first = round_hparams(inputs.hparams, plan.rate[0], plan.participation[0], key)
-        local = self.initial_carry(Broadcast(state, first), client_state).local
+        local = self.initial_carry(Broadcast(state, first), first_cohort).local
         before = After(
             state,
             state if self.keep_local else None,
             local,
             jax.tree.map(lambda s: s.sum(axis=0), local.steps),
+            first_cohort if self.keep_local else None,
             client_state,
             no_faulty(self, state, inputs.exchange),
         )
         after = jax.lax.fori_loop(0, inputs.count, body, before)
         # leaf by leaf, since a vector of all local models would be one more copy of them
         local, steps = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), (after.local, after.steps))
+        if held is not None:
+            after = after._replace(client_state=part_of_device(after.client_state))
         return after._replace(local=local, steps=steps)
 
     def part(self, server: Server, inputs: Inputs) -> Part:
@@ -537,7 +566,7 @@ class _Round:
             faulty = jnp.concatenate([faulty, screened.faulty])
         after = jax.vmap(algorithm.update)(self.broadcast.state, result.mean, hparams)
         state = choose(has_updates, after, self.before.state)
-        return After(state, self.broadcast.state, local, None, client_state, faulty)
+        return After(state, self.broadcast.state, local, None, None, client_state, faulty)
 
 
 def features_reader(
@@ -587,7 +616,8 @@ def point_by_point(run: Callable[[Server, Inputs], R]) -> Callable[[Server, Inpu
         return server._replace(client_state=swap(server.client_state))
 
     def swap_after(after: R) -> R:
-        return after._replace(local=swap(after.local), client_state=swap(after.client_state))
+        names = {"local", "before", "client_state"} & set(after._fields)
+        return after._replace(**{name: swap(getattr(after, name)) for name in names})
 
     return run_points
 

@@ -16,7 +16,6 @@ from fedprox.model import Params
 from fedprox.simulation.compiled.compile import (
     Compiler,
     Programs,
-    clients_by_place,
     read_cohort,
 )
 from fedprox.simulation.compiled.evaluation import Measures
@@ -79,8 +78,7 @@ class LocalMethod:
         self.rows = training_rows(
             mesh, protocol.federation.train, devices.data, protocol.ownership, ahead=PLANS_AHEAD
         )
-        parameters = sum(a.size for a in jax.tree.leaves(start.params))
-        self.layout = lay_out(method, self.rows, mesh.devices.size, parameters)
+        self.layout = lay_out(method, self.rows, mesh.devices.size, start.params)
         self._first: tuple[Start, Planned] | None = start, self._plan(start)
         devices.compiling(method, start)
         self.programs = Compiler(method, mesh, devices.data, start.params, self.rows.like)
@@ -144,18 +142,11 @@ class LocalSeed:
     def run(self, chunk: Chunk, call: Call, now: RunState) -> Computed:
         """Start the rounds of one call, which reuses the memory of the state."""
         programs = self.local.programs(call.layout)
-        clients = clients_by_place(call.plan, call.work[0], call.layout)
-        after = self._run_program(programs, chunk, call, clients, now)
-        gamma = None
-        if self.store is not None:
-            before = None
-            if chunk.recorded and programs.inexactness is not None:
-                # the state before the round; the program has reused the memory of the first copy
-                before = self.store.read(clients)
-            self.store.write(clients, after.client_state)
-            after = after._replace(client_state=before)
-        if chunk.recorded:
-            gamma = self._gamma(programs, call, after, now)
+        after = self._run_program(programs, chunk, call, now)
+        if self.store is not None and call.held is not None:
+            self.store.write(call.held.clients, after.client_state)
+            after = after._replace(client_state=None)  # free the memory
+        gamma = self._gamma(programs, call, after, now) if chunk.recorded else None
         planned_steps = sum(int(w.jobs.steps.sum()) for w in call.work)
         return Computed(
             after.state,
@@ -176,19 +167,14 @@ class LocalSeed:
             return ()
         return (trained(call.work, after.local.steps),)
 
-    def _run_program(
-        self,
-        programs: Programs,
-        chunk: Chunk,
-        call: Call,
-        clients: NDArray[np.int64],
-        now: RunState,
-    ) -> After:
+    def _run_program(self, programs: Programs, chunk: Chunk, call: Call, now: RunState) -> After:
         """Call the program, which reuses the memory of the server's and the clients' state."""
-        client_state = None if self.store is None else self.store.read(clients)
+        client_state, at = None, None
+        if self.store is not None and call.held is not None:
+            client_state, at = self.store.read(call.held.clients), call.held.at
         count = np.int32(chunk.last - chunk.first)
         x, y = call.rows
-        inputs = Inputs(now.hparams, x, y, call.plan, call.exchange, count)
+        inputs = Inputs(now.hparams, x, y, call.plan, call.exchange, count, at)
         return programs.rounds(Server(now.state, client_state), inputs)
 
     def _gamma(
@@ -199,14 +185,14 @@ class LocalSeed:
         Args:
             programs: The programs of the call.
             call: The call.
-            after: Its results, with the client state before the last round.
+            after: Its results.
             now: The state before the call.
         """
         if programs.inexactness is None:
             return None
         jobs, last = call.work[-1].jobs, len(call.work) - 1
         mesh = self.local.devices.mesh
-        cohort = read_cohort(jobs, call.plan, last, after.client_state, call.layout, mesh)
+        cohort = read_cohort(jobs, call.plan, last, after.before, call.layout, mesh)
         local = after.local.params
         return programs.inexactness(after.problem_state, now.hparams, local, call.rows, cohort)
 

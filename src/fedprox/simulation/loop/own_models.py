@@ -178,8 +178,7 @@ class FineTuning:
         self.mesh, self.method = mesh, Method(alone, fine_tuning(method.algorithm, steps))
         federation = protocol.federation
         self.rows = training_rows(mesh, federation.train, data, protocol.ownership, ahead=1)
-        parameters = sum(a.size for a in jax.tree.leaves(params))
-        layout = lay_out(self.method, self.rows, mesh.devices.size, parameters)
+        layout = lay_out(self.method, self.rows, mesh.devices.size, params)
         self.layout = layout._replace(rounds=layout.rounds._replace(rounds=1))
         self.programs: dict[Any, Any] = {}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from fedprox.simulation.compiled.compile import exchanges
+from fedprox.simulation.compiled.compile import Held, exchanges, held_state
 from fedprox.simulation.compiled.layout import Layout, needed
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import is_noisy
@@ -55,6 +55,7 @@ class Call(NamedTuple):
         rows: The training rows.
         plan: The batch plan.
         exchange: How gradients are read before the work; None if the method does not.
+        held: Whose state the call holds; None for a method without client state.
         layout: The shapes of these inputs.
     """
 
@@ -62,6 +63,7 @@ class Call(NamedTuple):
     rows: DeviceRows
     plan: BatchPlan
     exchange: Exchange | None
+    held: Held | None
     layout: Layout
 
 
@@ -113,7 +115,10 @@ class Planner:
             private=self.protocol.privacy is not None,
             process_index=self.protocol.ownership.process_index,
         )
-        return Call(placed, rows, plan, exchanges(placed, layout), layout)
+        held = None
+        if self.method.algorithm.client_state is not None:
+            held = held_state(plan, placed, layout)
+        return Call(placed, rows, plan, exchanges(placed, layout), held, layout)
 
     def ahead(self, pool: ThreadPoolExecutor, waiting: Iterator[Chunk]) -> Planned:
         """The chunks with their calls, planned ahead in the background."""

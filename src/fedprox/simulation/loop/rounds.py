@@ -19,8 +19,7 @@ from fedprox.simulation.loop.ends import EarlyEnd
 from fedprox.simulation.loop.execution import Computed, Planned, RunState, SeedExecution
 from fedprox.simulation.loop.planner import Chunk
 from fedprox.simulation.loop.records import Counts, PendingEvaluation, best_loss, records_of
-from fedprox.simulation.planning.batch_plan import no_jobs
-from fedprox.simulation.planning.round_work import RoundWork
+from fedprox.simulation.planning.round_work import no_work
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
@@ -112,9 +111,8 @@ class Rounds:
         if adapt is not None:
             memory = adapt.init(now.hparams, measures.train_loss)
             self.now = now._replace(memory=memory)
-        no_work = RoundWork(0, 0, 0, no_jobs(), no_jobs())
         first = PendingEvaluation(
-            *(0, no_work, now.hparams, measures, None, None, (), (), 0, self.best, traffic),
+            *(0, no_work(), now.hparams, measures, None, None, (), (), 0, self.best, traffic),
             own=self.execution.measure_own(now),
         )
         self.pending.append(first)

@@ -33,6 +33,11 @@ class RoundWork(NamedTuple):
     exchange: Jobs
 
 
+def no_work() -> RoundWork:
+    """The work of a round without clients."""
+    return RoundWork(0, 0, 0, no_jobs(), no_jobs())
+
+
 def round_work(
     protocol: Protocol, algorithm: Algorithm, solver: Solver, seed: int, t: int
 ) -> RoundWork:
