@@ -31,7 +31,8 @@ from fedprox.reproduce.item import (
 )
 from fedprox.reproduce.races import printed, ratio
 from fedprox.reproduce.run import reproduce
-from fedprox.reproduce.summaries import HALFWAY
+from fedprox.reproduce.summaries import HALFWAY, Series
+from fedprox.reproduce.verdicts import judge
 
 # --------------------------------------------------------------------------- the paper's tables
 
@@ -148,6 +149,84 @@ def test_lines_of_figure_9_take_equally_many_steps() -> None:
             steps = one["rounds"] * clients * epochs * (rows // 50)
             assert steps == {"paper": 200_000, "short": 2_000}[scale]
             assert one.get("client_rows", rows) == rows
+
+
+def judged(name: str, claim: int, curves: dict[tuple[str, str], list[float]]) -> list[str]:
+    """The verdicts on a claim if its runs had these values of the claim's measure."""
+    stated = ITEMS[f"fedavg/{name}"].claims[claim]
+    measured: dict[str, list[Series]] = {}
+    for (run, label), values in curves.items():
+        found = {"train_loss": np.ones(len(values)), stated.measure: np.array(values)}
+        one = Series(label, 0, np.arange(len(values)), found)
+        measured.setdefault(run, []).append(one)
+    return [one.verdict for one in judge(stated, measured)]
+
+
+@pytest.mark.parametrize(
+    ("plateau", "expected"), [(0.0, "holds"), (0.002, "holds"), (0.1, "does not hold")]
+)
+def test_figure_8_fails_where_many_epochs_end_on_a_plateau(plateau: float, expected: str) -> None:
+    """As in Figure 3: E = 100 is ahead at first, and of E = 1 all the time."""
+    curves = {}
+    for partition in ("iid", "shards"):
+        for epochs, first, factor in ((1, 2.0, 0.97), (10, 1.0, 0.9), (100, 0.5, 0.9)):
+            floor = plateau if epochs == 100 else 0
+            values = [2.3, *(first * factor**t + floor for t in range(50))]
+            curves[f"cnn-large-e-{partition}", f"fedavg epochs={epochs}"] = values
+        slow, large = (curves[f"cnn-large-e-{partition}", f"fedavg epochs={e}"] for e in (1, 100))
+        assert np.mean(large) < np.mean(slow)
+    assert judged("figure-8", 0, curves) == [expected] * 2
+
+
+def test_figure_9_is_about_the_accuracy_of_runs_evaluated_after_as_many_gradients() -> None:
+    item = ITEMS["fedavg/figure-9"]
+    _, claim = item.claims
+    assert claim.measure == "test_accuracy"
+    for scale in SCALES.values():
+        for comparison in claim.comparisons:
+            steps = set()
+            for side in (comparison.greater, comparison.less):
+                (one,) = expand(item.runs[side.run], scale).values()
+                a_round = one["cohort"]["clients_per_round"] * one["solver"]["epochs"]
+                steps.add(one["evaluation"]["every"] * a_round)
+            assert len(steps) == 1, comparison
+    assert {side.run for c in claim.comparisons for side in (c.greater, c.less)} == {
+        "cifar-steps-sgd",
+        *(f"cifar-c{share}-e{epochs}" for share in ("0", "0.1") for epochs in (1, 5)),
+    }
+
+
+def test_figure_9_fails_where_averaging_smooths_nothing() -> None:
+    steady = np.linspace(0.1, 0.8, 101)
+    jagged = steady + 0.03 * (-1.0) ** np.arange(101)
+    alone = [
+        ("cifar-steps-sgd", "centralised"),
+        ("cifar-c0-e1", "fedavg"),
+        ("cifar-c0-e5", "fedavg"),
+    ]
+    averaged = [("cifar-c0.1-e1", "fedavg"), ("cifar-c0.1-e5", "fedavg")]
+    for oscillating, smooth, expected in (
+        (alone, averaged, "holds"),
+        (averaged, alone, "does not hold"),
+    ):
+        curves = {one: jagged.tolist() for one in oscillating} | {
+            one: steady.tolist() for one in smooth
+        }
+        assert judged("figure-9", 1, curves) == [expected] * 3
+
+
+def test_figure_10_fails_where_fedavg_varies_more() -> None:
+    steady = 0.1 + 0.01 * np.sqrt(np.arange(51))
+    jagged = steady + 0.005 * (-1.0) ** np.arange(51)
+    sgd = ("posts", "fedsgd learning_rate=18")
+    one, five = (("posts", f"fedavg epochs={epochs}") for epochs in (1, 5))
+    for jumps, expected in (
+        ((sgd,), ["holds"] * 2),
+        ((five,), ["within noise", "does not hold"]),
+        ((one, five), ["does not hold"] * 2),
+    ):
+        curves = {x: (jagged if x in jumps else steady).tolist() for x in (sgd, one, five)}
+        assert judged("figure-10", 1, curves) == expected
 
 
 # ------------------------------------------------------------------------ the line between two

@@ -50,7 +50,19 @@ from fedprox.reproduce.item import (
 )
 from fedprox.reproduce.races import Count, measure, off, printed, ratio
 from fedprox.reproduce.run import Step, read_series, reproduce
-from fedprox.reproduce.summaries import FINAL, HIGHEST, MEAN, RISE, RULE, Series, at, stop
+from fedprox.reproduce.summaries import (
+    FALL,
+    FINAL,
+    HIGHEST,
+    MEAN,
+    MEAN_LOG,
+    RISE,
+    RULE,
+    SPREAD,
+    Series,
+    at,
+    stop,
+)
 from fedprox.reproduce.table import table
 from fedprox.reproduce.verdicts import best, judge, pick, verdict
 from fedprox.simulation.config.sweep import label, sweep_points
@@ -101,7 +113,7 @@ def labels(paper: Table) -> set[str]:
 def test_means_over_the_rounds_are_of_the_same_rounds(scale: Scale) -> None:
     for item in ITEMS.values():
         for claim in item.claims:
-            for comparison in claim.comparisons if claim.over is MEAN else ():
+            for comparison in claim.comparisons if claim.over in (MEAN, MEAN_LOG) else ():
                 sides = [item.runs[s.run] for s in (comparison.greater, comparison.less)]
                 runs = [parse("", next(iter(expand(side, scale).values()))) for side in sides]
                 evaluated = {(run.rounds, run.evaluation.every, run.stop_at_target) for run in runs}
@@ -342,6 +354,40 @@ def test_summaries_by_hand() -> None:
     assert RULE.of(stopped, "test_accuracy") == 0.3
 
 
+def test_oscillation_is_told_from_progress() -> None:
+    """FALL and SPREAD see what goes up and down, and nothing in a straight line."""
+    losses = np.ones(21)
+    line = np.linspace(0.1, 0.5, 21)
+    saw = line + 0.05 * (-1.0) ** np.arange(21)  # changes of +0.12 and -0.08 in turn
+    for accuracy, fall, spread in ((line, 0, 0), (line[::-1], 0.02, 0), (saw, 0.04, 0.1)):
+        one = series("a", losses, accuracy=accuracy)
+        assert FALL.of(one, "test_accuracy") == pytest.approx(fall, rel=0.1, abs=1e-12)
+        assert SPREAD.of(one, "test_accuracy") == pytest.approx(spread, rel=0.1, abs=1e-12)
+        # what falls of one measure rises of its negative
+        assert FALL.of(one, "test_accuracy") == pytest.approx(
+            RISE.of(series("a", losses, accuracy=-accuracy), "test_accuracy")
+        )
+    # the first tenth does not count
+    early = line.copy()
+    early[0] = 0.9
+    assert FALL.of(series("a", losses, accuracy=early), "test_accuracy") == 0
+    assert SPREAD.of(series("a", [1.0], accuracy=[0.5]), "test_accuracy") == 0
+    lost = series("a", [1.0, 1.0, np.nan], accuracy=[0.1, 0.5, 0.1])
+    assert FALL.of(lost, "test_accuracy") == SPREAD.of(lost, "test_accuracy") == math.inf
+
+
+def test_the_mean_logarithm_is_the_rate_of_convergence() -> None:
+    rounds = np.arange(11)
+    fast, slow = series("a", 2 * 0.1**rounds), series("a", 2 * 0.5**rounds)
+    difference = MEAN_LOG.of(slow, "train_loss") - MEAN_LOG.of(fast, "train_loss")
+    # the initial model does not count: rounds 1 to 10 are 5.5 on average
+    smallest = np.maximum(2 * 0.1 ** rounds[1:], 1e-7)
+    expected = np.log10(2 * 0.5 ** rounds[1:]).mean() - np.log10(smallest).mean()
+    assert difference == pytest.approx(expected)
+    assert MEAN_LOG.of(series("a", [1, 0, 0]), "train_loss") == -7
+    assert MEAN_LOG.of(series("a", [1, np.nan]), "train_loss") == math.inf
+
+
 # -------------------------------------------------------------------------------- the verdicts
 
 
@@ -401,6 +447,23 @@ def test_a_claim_is_judged_for_each_data_set_in_pairs_of_seeds() -> None:
     assert second.verdict == "does not hold"
     with pytest.raises(KeyError, match="no 'three' among"):
         pick(measured["r"], "three")
+
+
+def test_a_tolerance_lets_the_other_side_be_a_little_worse() -> None:
+    compared = Comparison("here", Side("r", "moderate"), Side("r", "large"))
+    claim = Claim("Not much worse.", "train_loss", FINAL, (compared,), tolerance=0.5)
+    verdicts = {}
+    for name, large in (("better", 0.1), ("a little worse", 1.4), ("worse", 1.6)):
+        runs = {"r": [series("moderate", [9, 1]), series("large", [9, large])]}
+        (one,) = judge(claim, runs)
+        assert one.differences == pytest.approx([1 - large])
+        verdicts[name] = one.verdict
+    assert verdicts == {"better": "holds", "a little worse": "holds", "worse": "does not hold"}
+    diverged = {"r": [series("moderate", [9, 1]), series("large", [9, np.nan])]}
+    assert judge(claim, diverged)[0].verdict == "does not hold"
+    item = Item("Figure 0", "nowhere", {"tiny": 1.0}, claims=(claim,))
+    text = table("made/up", item, SCALE, runs, {}, "1 s")
+    assert "| larger, or smaller by at most 0.5 by our reading | smaller, says the paper |" in text
 
 
 def test_the_best_mu_is_the_one_with_the_lowest_loss_above_zero() -> None:

@@ -10,6 +10,7 @@ only shows that they run, and the notes of their rows say what it leaves out. Fi
 show the runs of Tables 2 and 4, the last two for more rounds, and are left out.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,7 +34,8 @@ from fedprox.reproduce.item import (
     Table,
     overlaid,
 )
-from fedprox.reproduce.summaries import FINAL, HALFWAY, MEAN, RISE, at
+from fedprox.reproduce.races import FACTOR
+from fedprox.reproduce.summaries import FALL, FINAL, HALFWAY, MEAN, MEAN_LOG, SPREAD, at
 from fedprox.simulation.results.target import Target
 
 PAPER = "McMahan et al. 2017"
@@ -712,18 +714,20 @@ FIGURE_8 = Item(
     ),
     claims=(
         Claim(
-            "No significant degradation for large E: E = 100 is below E = 1 over the rounds.",
+            "A large E does not degrade convergence: the loss with E = 100 is at most "
+            f"{FACTOR} times that with E = 10.",
             "train_loss",
-            MEAN,
+            MEAN_LOG,
             tuple(
                 Comparison(
                     title,
-                    Side(f"cnn-large-e-{partition}", _epochs(1)),
+                    Side(f"cnn-large-e-{partition}", _epochs(10)),
                     Side(f"cnn-large-e-{partition}", _epochs(100)),
                     _IMAGES_8,
                 )
                 for partition, title in _TITLE.items()
             ),
+            tolerance=math.log10(FACTOR),
         ),
     ),
     notes=(
@@ -958,16 +962,17 @@ FIGURE_9 = Item(
             alike=0.05,
         ),
         Claim(
-            "One client a round oscillates, averaging over more smooths it: the loss rises more.",
-            "train_loss",
-            RISE,
-            (
-                Comparison(
-                    "E = 5",
-                    Side("cifar-c0-e5", "fedavg"),
-                    Side("cifar-c0.1-e5", "fedavg"),
-                    _NOTE_9,
-                ),
+            "Accuracy oscillates with SGD and with one client a round, and averaging over more "
+            "clients smooths it: it falls more between evaluations.",
+            "test_accuracy",
+            FALL,
+            tuple(
+                Comparison(where, Side(run, method), Side(averaged, "fedavg"), _NOTE_9)
+                for where, run, method, averaged in (
+                    ("SGD above C = 0.1, E = 1", "cifar-steps-sgd", "centralised", "cifar-c0.1-e1"),
+                    ("C = 0 above 0.1, E = 1", "cifar-c0-e1", "fedavg", "cifar-c0.1-e1"),
+                    ("C = 0 above 0.1, E = 5", "cifar-c0-e5", "fedavg", "cifar-c0.1-e5"),
+                )
             ),
         ),
     ),
@@ -1054,6 +1059,20 @@ FIGURE_10 = Item(
                     Side("posts", "fedavg epochs=5"),
                     _FEW_POSTS,
                 ),
+            ),
+        ),
+        Claim(
+            "FedAvg's accuracy varies less from evaluation to evaluation than FedSGD's.",
+            "test_accuracy",
+            SPREAD,
+            tuple(
+                Comparison(
+                    f"posts, E = {epochs}",
+                    Side("posts", "fedsgd learning_rate=18"),
+                    Side("posts", f"fedavg epochs={epochs}"),
+                    _FEW_POSTS,
+                )
+                for epochs in (1, 5)
             ),
         ),
     ),

@@ -108,6 +108,8 @@ class Claim(NamedTuple):
         comparisons: One for each data set.
         alike: The largest difference that counts as equal, if the claim is that both sides are
             about equal; else None.
+        tolerance: How far `less` may be above `greater`, if the claim is that it is not much
+            worse.
         paper: The number that the paper prints for the mean difference over its data sets.
     """
 
@@ -116,6 +118,7 @@ class Claim(NamedTuple):
     over: Summary
     comparisons: tuple[Comparison, ...]
     alike: float | None = None
+    tolerance: float = 0.0
     paper: str = ""
 
 

@@ -13,6 +13,9 @@ Numbers = NDArray[np.float64]
 
 WORST = {"train_loss": np.inf, "test_accuracy": -np.inf, "gradient_variance": np.inf}
 
+SMALLEST = 1e-7
+"""Losses below this count as this where a logarithm is taken: float32 resolves no less near 1."""
+
 
 class Series(NamedTuple):
     """The measurements of one run.
@@ -87,12 +90,34 @@ def _stopped(series: Series, measure: str) -> float:
     return float(series.values[measure][stop(series.of("train_loss")).place])
 
 
-def _rise(series: Series, measure: str) -> float:
+def _changes(series: Series, measure: str) -> Numbers:
+    """The changes from one evaluation to the next, without the first tenth of the evaluations.
+
+    They are infinite where the model diverged.
+    """
     values = series.of(measure)
     settled = values[len(values) // 10 :]
     if not np.isfinite(settled).all():
-        return math.inf
-    return float(np.maximum(np.diff(settled), 0).mean()) if len(settled) > 1 else 0.0
+        return np.array([np.inf, -np.inf])
+    return np.diff(settled) if len(settled) > 1 else np.zeros(1)
+
+
+def _rise(series: Series, measure: str) -> float:
+    return float(np.maximum(_changes(series, measure), 0).mean())
+
+
+def _fall(series: Series, measure: str) -> float:
+    return float(np.maximum(-_changes(series, measure), 0).mean())
+
+
+def _spread(series: Series, measure: str) -> float:
+    changes = _changes(series, measure)
+    return float(changes.std()) if np.isfinite(changes).all() else math.inf
+
+
+def _mean_log(series: Series, measure: str) -> float:
+    values = series.of(measure)[1:]
+    return float(np.log10(np.maximum(values, SMALLEST)).mean())
 
 
 FINAL = Summary("at the last round", lambda series, measure: float(series.of(measure)[-1]))
@@ -101,6 +126,15 @@ MEAN = Summary("mean over the rounds", lambda series, measure: float(series.of(m
 RISE = Summary(
     "mean rise from one evaluation to the next, falls as zero, without the first tenth", _rise
 )
+FALL = Summary(
+    "mean fall from one evaluation to the next, rises as zero, without the first tenth", _fall
+)
+SPREAD = Summary(
+    "standard deviation of the changes from one evaluation to the next, without the first tenth",
+    _spread,
+)
+MEAN_LOG = Summary("mean of log10 over the rounds", _mean_log)
+"""The convergence rate: a loss that is c times another in every round has log10(c) more."""
 RULE = Summary("where the run has converged or begun to diverge, or at the last round", _stopped)
 
 

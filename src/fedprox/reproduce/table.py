@@ -237,6 +237,9 @@ def _claim(
     sides = ["larger, says the paper", "smaller, says the paper"]
     if claim.alike:
         sides = [f"within {_value(claim.alike, claim.measure)}, by our reading", "of this"]
+    elif claim.tolerance:
+        most = _value(claim.tolerance, claim.measure)
+        sides[0] = f"larger, or smaller by at most {most} by our reading"
     header = ["data", *sides, "difference", "verdict", "made with"]
     rows = []
     for one in comparisons:

@@ -52,7 +52,8 @@ def judge(claim: Claim, measured: Measured) -> list[JudgedComparison]:
         unjudged = JudgedComparison(
             comparison, (sides[0][0].label, sides[1][0].label), greater, less, "within noise"
         )
-        judged.append(unjudged._replace(verdict=verdict(unjudged.differences, claim.alike)))
+        differences = unjudged.differences + claim.tolerance
+        judged.append(unjudged._replace(verdict=verdict(differences, claim.alike)))
     return judged
 
 
