@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.datasets.partition import with_test_set
 from fedprox.datasets.synthetic import synthetic_feddyn
 from fedprox.experiment import parse, resolve
 from fedprox.papers import ITEMS
@@ -240,6 +241,55 @@ def test_rows_have_the_settings_of_appendix_a2(
     np.testing.assert_array_equal(np.ravel(feddyn.hparams["alpha"]), np.ravel(alpha))
     assert (own.epochs, fedavg.epochs) == epochs
     assert scaffold.steps == steps
+
+
+LARGE = [run for run in TABLES if "cifar" in run or "shakespeare" in run]
+"""The runs of the large models."""
+
+
+def rows_read(table: Table) -> tuple[int, int, int]:
+    """Rows that training draws from, test rows, and the most test rows of a client."""
+    data = table["data"]
+    if data["name"] == "shakespeare":
+        return 200_000, 40_000, 400
+    classes = int(data["name"].removeprefix("cifar-"))
+    _, test = with_test_set(
+        data["partition"],
+        np.repeat(np.arange(classes), 50_000 // classes),
+        np.repeat(np.arange(classes), 10_000 // classes),
+        clients=data["clients"],
+        concentration=data.get("concentration"),
+        size_spread=data.get("size_spread", 0.0),
+        seed=0,
+    )
+    return 50_000, 10_000, max(map(len, test))
+
+
+@pytest.mark.parametrize("run", LARGE)
+def test_evaluations_read_all_test_rows_for_a_tenth_of_the_training(run: str) -> None:
+    table = TABLES[run]
+    trained, tested, most = rows_read(table)
+    every, rows = table["evaluation"]["every"], table["evaluation"]["rows"]
+    # accuracy has no sampling error
+    assert rows >= most
+    clients, cohort = table["data"]["clients"], table["cohort"]
+    present = float(cohort["clients_per_round"])
+    if cohort["sampling"] == "bernoulli":
+        present /= 1 - (1 - present / clients) ** clients
+    read = tested + clients * rows
+    cost = 3 * table["solver"]["epochs"] * present * trained / clients
+    assert read <= 0.1 * cost * every
+    # and no more seldom than that asks for, up to a round number
+    assert every == 1 or read > 0.1 * cost * every / 2
+    notes = {
+        row.note
+        for name in PRINTED
+        for race in ITEMS[f"feddyn/{name}"].races
+        for row in race.rows
+        for entry in row.entries
+        if entry and entry.run == run
+    }
+    assert any(f"every {every} rounds" in note for note in notes) == (every > 1)
 
 
 def test_targets_are_the_printed_accuracies_to_the_last_bit() -> None:

@@ -554,11 +554,21 @@ def test_an_item_runs_end_to_end(ran: Ran) -> None:
     assert [step.name for step in ran.steps] == ["a-seed-0", "a-seed-1"]
 
 
-@pytest.mark.parametrize(("name", "said"), [("short", "seeds; few rows |"), ("paper", "seeds |")])
-def test_what_the_short_scale_changes_is_said_at_that_scale(name: str, said: str, ran: Ran) -> None:
+@pytest.mark.parametrize(
+    ("note", "name", "said"),
+    [
+        ("short: few rows", "short", "seeds; few rows |"),
+        ("short: few rows", "paper", "seeds |"),
+        ("our split; short: few rows", "short", "seeds; our split; few rows |"),
+        ("our split; short: few rows", "paper", "seeds; our split |"),
+    ],
+)
+def test_what_the_short_scale_changes_is_said_at_that_scale(
+    note: str, name: str, said: str, ran: Ran
+) -> None:
     item = tiny()
     (claim,) = item.claims
-    compared = claim.comparisons[0]._replace(note="short: few rows")
+    compared = claim.comparisons[0]._replace(note=note)
     item = replace(
         item, claims=(claim._replace(comparisons=(compared,)),), seconds=dict.fromkeys([name], 1.0)
     )

@@ -302,7 +302,7 @@ Their rounds, or else the paper's, are run undivided.
 """
 
 AT_SHORT = f"{SHORT}: "
-"""Beginning of a note of a row, a comparison or a score that applies only at the short scale."""
+"""What follows this in a note of a row, a comparison or a score applies only at the short scale."""
 
 
 def at_scale(table: Table, scale: Scale) -> Table:

@@ -290,9 +290,11 @@ def _scaled(item: Item, runs: Sequence[str], scale: Scale, seeds: int, note: str
     rounds = sorted({table["rounds"] for table in tables})
     done = sorted({at_scale(table, scale)["rounds"] for table in tables})
     shown = _numbers(done) if done == rounds else f"{_numbers(done)} of {_numbers(rounds)}"
-    text = "" if note.startswith(AT_SHORT) and scale.name != SHORT else note
-    text = text.removeprefix(AT_SHORT)
-    parts = [f"{shown} rounds" if tables else "", f"{seeds} seed{'s' if seeds > 1 else ''}", text]
+    always, _, at_short = note.partition(AT_SHORT)
+    text = always.removesuffix("; ")
+    less = at_short if scale.name == SHORT else ""
+    words = f"{seeds} seed{'s' if seeds > 1 else ''}"
+    parts = [f"{shown} rounds" if tables else "", words, text, less]
     return "; ".join(filter(None, parts))
 
 
