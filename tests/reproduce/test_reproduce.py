@@ -48,6 +48,7 @@ from fedprox.reproduce.item import (
     Table,
     expand,
 )
+from fedprox.reproduce.mixes import LABELS
 from fedprox.reproduce.races import Count, measure, off, printed, ratio
 from fedprox.reproduce.run import Step, read_series, reproduce
 from fedprox.reproduce.summaries import (
@@ -135,6 +136,7 @@ def test_lines_and_claims_name_runs_and_methods_that_there_are(name: str) -> Non
     named = {(one.run, one.label) for one in curves} | {(one.run, one.label) for one in sides}
     known = {run: labels(paper) for run, paper in item.runs.items()}
     known |= {pair: {LINE, PARENT} for pair in item.between}
+    known |= {split: set(LABELS) for split in item.mixes}
     for run, line in named:
         assert line == BEST or line in known[run]
     for race in item.races:
@@ -155,7 +157,7 @@ def test_lines_and_claims_name_runs_and_methods_that_there_are(name: str) -> Non
     assert {claim.measure for claim in item.claims} <= MEASURES.keys()
     assert all(claim.comparisons for claim in item.claims)
     # nothing is run that is neither drawn nor compared
-    assert {run for run, _ in named} == item.runs.keys() | item.between.keys()
+    assert {run for run, _ in named} == {*item.runs, *item.between, *item.mixes}
     assert {panel.x for row in item.rows for panel in row.panels} <= AXES.keys()
     for row in item.rows:
         for panel in row.panels:
@@ -209,7 +211,8 @@ def test_runs_that_items_share_are_the_same() -> None:
 def test_all_figures_and_tables_of_the_papers_are_there() -> None:
     final = {"headline", "table-1", *(f"figure-{i}" for i in range(1, 13))}
     draft = {"table-1", *(f"figure-{i}" for i in range(1, 8))}
-    feddyn = {f"figure-{i}" for i in (1, 2, 11)} | {f"table-{i}" for i in (1, 4, 6)}
+    feddyn = {f"figure-{i}" for i in range(1, 14)} | {f"table-{i}" for i in (1, 3, 4, 6)}
+    feddyn |= {f"table-{i}-cifar-100" for i in range(1, 6)} | {"figure-8-full", "figure-9-full"}
     feddyn |= {
         f"table-{i}-{data}"
         for i in (2, 5)

@@ -3,7 +3,16 @@
 import difflib
 
 from fedprox.errors import InputError
-from fedprox.papers import fedavg, feddyn, fedprox, fedprox_draft, models
+from fedprox.papers import (
+    fedavg,
+    feddyn,
+    feddyn_cifar_100,
+    feddyn_curves,
+    feddyn_data,
+    fedprox,
+    fedprox_draft,
+    models,
+)
 from fedprox.reproduce.item import Item
 
 ITEMS: dict[str, Item] = {
@@ -13,6 +22,9 @@ ITEMS: dict[str, Item] = {
         ("fedprox-draft", fedprox_draft.ITEMS),
         ("models", models.ITEMS),
         ("feddyn", feddyn.ITEMS),
+        ("feddyn", feddyn_cifar_100.ITEMS),
+        ("feddyn", feddyn_curves.ITEMS),
+        ("feddyn", feddyn_data.ITEMS),
         ("fedavg", fedavg.ITEMS),
     )
     for name, item in items.items()

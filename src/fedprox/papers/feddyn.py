@@ -573,39 +573,93 @@ UNBALANCED: Lines = {
 }
 
 
+class Kind(NamedTuple):
+    """A federation of CIFAR-10 or CIFAR-100, with its local work and the values searched.
+
+    Attributes:
+        name: The data set.
+        clients: Number of clients.
+        spread: Standard deviation of the logarithm of the clients' sizes.
+        epochs: Local epochs; SCAFFOLD takes as many steps as a client of mean size then has.
+        alphas: Values of FedDyn's alpha.
+        mus: Values of FedProx's mu.
+    """
+
+    name: str = "cifar-10"
+    clients: int = 100
+    spread: float = 0.0
+    epochs: int = 5
+    alphas: tuple[float, ...] = (0.001, 0.01, 0.1)
+    mus: tuple[float, ...] = (0.01, 0.001, 0.0001)
+
+    @property
+    def steps(self) -> int:
+        """SCAFFOLD's steps."""
+        return self.epochs * (50_000 // self.clients // 50)
+
+    def key(self, percent: int, split: str) -> str:
+        """The name of a run, in which `percent` of the clients take part in a round."""
+        large = f"-{self.clients}-clients" * (self.clients > 100)
+        return f"feddyn-{self.name}-{percent}-percent-{split}{large}" + "-unbalanced" * bool(
+            self.spread
+        )
+
+    def methods(
+        self, alpha: float | list[float], mu: float | list[float], steps: int | None = None
+    ) -> list[Table]:
+        """`[[method]]` for all four methods; SCAFFOLD takes `steps` or, if None, `self.steps`."""
+        balance = {"balance": True} if self.spread else {}
+        return all_methods(
+            {"alpha": alpha, **balance},
+            {"solver": {"steps": steps or self.steps}},
+            {"mu": mu},
+        )
+
+    def evaluation(self, percent: int) -> Table:
+        """`[evaluation]`: `rows` are more than any client has test images.
+
+        So all test images are read, and as many training images of each client.
+        """
+        rows = 250 if self.spread else 120 if self.clients == 100 else 20_000 // self.clients
+        read = 10_000 + self.clients * rows
+        size = 50_000 // self.clients
+        return {"every": interval(read, percent, self.clients, size, self.epochs), "rows": rows}
+
+
+CIFAR_10 = Kind()
+UNEQUAL = Kind(spread=0.3)
+
+
 def cifar_run(
     percent: int,
     split: str,
     methods: Sequence[Table],
     short: Table,
     *,
-    name: str = "cifar-10",
-    epochs: int = 5,
-    spread: float = 0.0,
-    clients: int = 100,
+    kind: Kind = CIFAR_10,
     evaluation: Table,
 ) -> Table:
     """An experiment on CIFAR-10 or CIFAR-100, where central training reaches 85.2 and 55.3 %."""
     data = {
-        "name": name,
+        "name": kind.name,
         "augmentation": "feddyn",
-        "clients": clients,
+        "clients": kind.clients,
         **SPLITS[split].options,
     }
     return _run(
-        data | ({"size_spread": spread} if spread else {}),
+        data | ({"size_spread": kind.spread} if kind.spread else {}),
         {"name": "feddyn-cnn"},
         percent,
         methods,
         {
             "learning_rate": 0.1,
             "batch_size": 50,
-            "epochs": epochs,
+            "epochs": kind.epochs,
             "learning_rate_decay": 0.998,
             "weight_decay": 1e-3,
         },
-        rounds=2000 if clients > 100 else 1000,
-        clients=clients,
+        rounds=2000 if kind.clients > 100 else 1000,
+        clients=kind.clients,
         short=overlaid(
             {
                 "rounds": 3,
@@ -620,62 +674,30 @@ def cifar_run(
     )
 
 
-def cifar_evaluation(
-    percent: int, *, clients: int = 100, spread: float = 0.0, epochs: int = 5
-) -> Table:
-    """`[evaluation]` of a run on CIFAR-10 or CIFAR-100.
-
-    `rows` are more than any client has test images, so all of these are read, and as many training
-    images of each client.
-    """
-    rows = 250 if spread else 120 if clients == 100 else 20_000 // clients
-    read = 10_000 + clients * rows
-    return {"every": interval(read, percent, clients, 50_000 // clients, epochs), "rows": rows}
-
-
 def cifar_row(
-    title: str,
-    percent: int,
-    split: str,
-    lines: tuple[Printed, Printed],
-    *,
-    clients: int,
-    spread: float,
+    title: str, percent: int, split: str, lines: tuple[Printed, Printed], kind: Kind
 ) -> Setting:
     """A row of a table, with alpha and mu searched as in appendix A.2."""
-
-    def methods(alphas: list[float], mus: list[float], steps: int) -> list[Table]:
-        balance = {"balance": True} if spread else {}
-        return all_methods({"alpha": alphas, **balance}, {"solver": {"steps": steps}}, {"mu": mus})
-
-    evaluation = cifar_evaluation(percent, clients=clients, spread=spread)
+    alpha, mu = kind.alphas[-1], kind.mus[-1]
+    evaluation = kind.evaluation(percent)
     run = cifar_run(
         percent,
         split,
-        methods([0.001, 0.01, 0.1], [0.01, 0.001, 0.0001], 5 * (50_000 // clients // 50)),
-        {"method": methods([0.1], [0.0001], 5)},
-        spread=spread,
-        clients=clients,
+        kind.methods(list(kind.alphas), list(kind.mus)),
+        {"method": kind.methods([alpha], [mu], 5)},
+        kind=kind,
         evaluation=evaluation,
     )
-    key = f"feddyn-cifar-10-{percent}-percent-{split}"
-    key += "-1000-clients" * (clients == 1000) + "-unbalanced" * bool(spread)
-    fewer = "100 clients with 50 images each" if clients == 1000 else "50 images of each client"
-    short = f"{fewer}, {min(5, percent)} a round, alpha = 0.1, mu = 0.0001, SCAFFOLD with 5 steps"
-    return Setting(key, title, lines, run, noted(evaluation["every"], "images", short))
+    few = "100 clients with 50 images each" if kind.clients > 100 else "50 images of each client"
+    short = f"{few}, {min(5, percent)} a round, alpha = {alpha}, mu = {mu}, SCAFFOLD with 5 steps"
+    note = noted(evaluation["every"], "images", short)
+    return Setting(kind.key(percent, split), title, lines, run, note)
 
 
-def cifar_rows(
-    table: Lines, title: str = "", *, clients: int = 100, spread: float = 0.0
-) -> list[Setting]:
+def cifar_rows(table: Lines, title: str = "", kind: Kind = CIFAR_10) -> list[Setting]:
     """Rows of a table, titled by `title` or the per cent of clients, and the split."""
     return [
-        cifar_row(
-            f"{title or f'{percent} %'}, {SPLITS[split].title}",
-            *(percent, split, lines),
-            clients=clients,
-            spread=spread,
-        )
+        cifar_row(f"{title or f'{percent} %'}, {SPLITS[split].title}", percent, split, lines, kind)
         for (percent, split), lines in table.items()
     ]
 
@@ -695,7 +717,7 @@ TABLE_1 = race_table(
     {"short": 300, "paper": 930_000},
     [
         *cifar_rows(MODERATE, "100 clients"),
-        *cifar_rows(LARGE, "1,000 clients", clients=1000),
+        *cifar_rows(LARGE, "1,000 clients", Kind(clients=1000)),
     ],
     SEARCHED,
     GPU,
@@ -715,7 +737,7 @@ TABLE_4 = race_table(
     {"short": 300, "paper": 590_000},
     [
         *cifar_rows(MODERATE, "balanced"),
-        *cifar_rows(UNBALANCED, "unbalanced", spread=0.3),
+        *cifar_rows(UNBALANCED, "unbalanced", UNEQUAL),
     ],
     SEARCHED,
     "On unbalanced data FedDyn's alpha is divided by a client's size over the mean, as in the "

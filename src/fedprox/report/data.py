@@ -15,10 +15,14 @@ from fedprox.datasets.statistics import PAPERS
 from fedprox.federation import Federation
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 CLIENTS_SHOWN, CLASSES_SHOWN = 60, 100
 """The most rows and columns of the picture of label mixes."""
+
+SHARES = (0.4, 0.6, 0.8)
+"""Shares of a client's labels whose classes are counted (Acar et al. 2021, Figure 3)."""
 
 
 def catalogue_table(data_dir: str | Path | None = None) -> Table:
@@ -135,13 +139,35 @@ def statistics(federation: Federation, which: Which) -> Statistics:
     (6, 3.0, 1.0, [2, 2], [2, 2])
     """
     n = sizes(federation, which)
-    pairs = labels(federation, which)
-    classes = np.bincount(pairs.clients, minlength=len(federation))
-    most = np.zeros(len(federation), np.int64)
-    for k, counts in enumerate(np.split(pairs.counts, np.cumsum(classes)[:-1])):
-        growing = np.cumsum(-np.sort(-counts))
-        most[k] = np.searchsorted(growing, 0.8 * growing[-1]) + 1 if len(counts) else 0
+    classes = np.bincount(labels(federation, which).clients, minlength=len(federation))
+    most = classes_for(federation, 0.8, which)
     return Statistics(len(n), int(n.sum()), float(n.mean()), float(n.std()), classes, most)
+
+
+def classes_for(federation: Federation, share: float, which: Which) -> NDArray[np.int64]:
+    """The least number of classes that make up a share of each client's labels.
+
+    Args:
+        federation: The federation.
+        share: The share, above 0 and at most 1.
+        which: What is counted.
+
+    Returns:
+        Shape (clients,), 0 for a client without labels or if labels are not classes.
+
+    >>> rows = np.zeros((10, 1))
+    >>> federation = Federation.from_arrays([(rows, [0] * 5 + [1] * 3 + [2] * 2)])
+    >>> [classes_for(federation, share, "train").item() for share in (0.4, 0.6, 0.8, 0.9)]
+    [1, 2, 2, 3]
+    """
+    pairs = labels(federation, which)
+    held = np.bincount(pairs.clients, minlength=len(federation))
+    needed = np.zeros(len(federation), np.int64)
+    for k, counts in enumerate(np.split(pairs.counts, np.cumsum(held)[:-1])):
+        growing = np.cumsum(-np.sort(-counts))
+        # a little less, so that rounding does not ask for another row
+        needed[k] = np.searchsorted(growing, share * growing[-1] - 1e-6) + 1 if len(counts) else 0
+    return needed
 
 
 def statistics_table(federation: Federation, name: str, partition: str = "") -> Table:
@@ -190,10 +216,11 @@ def _median(values: NDArray[np.int64]) -> str:
 
 
 def data_figure(federation: Federation, title: str) -> "Figure":
-    """A figure of the clients' sizes, largest first, and the label mixes of some clients.
+    """A figure of the clients' sizes, their label mixes, and histograms of their classes.
 
-    Sizes count training and test rows. The second panel shows clients that are evenly spaced in
-    the order of the first.
+    Sizes, largest first, count training and test rows. The second panel shows clients that are
+    evenly spaced in the order of the first. The third counts the clients by the number of classes
+    that make up each of `SHARES` of their labels.
 
     Args:
         federation: The federation.
@@ -202,9 +229,9 @@ def data_figure(federation: Federation, title: str) -> "Figure":
     from matplotlib.figure import Figure  # here, since it is slow to import
     from matplotlib.ticker import LogFormatter
 
-    drawn = Figure(figsize=(12, 4.4), layout="constrained")
+    drawn = Figure(figsize=(16, 4.4), layout="constrained")
     drawn.suptitle(title, fontsize=11, parse_math=False)  # it holds a user's path
-    grid = drawn.add_gridspec(2, 2, height_ratios=(1, 24))
+    grid = drawn.add_gridspec(2, 3, height_ratios=(1, 24), width_ratios=(1, 1.1, 0.9))
     n = sizes(federation, "all")
     order = np.argsort(-n, kind="stable")
     axis = drawn.add_subplot(grid[:, 0])
@@ -232,11 +259,30 @@ def data_figure(federation: Federation, title: str) -> "Figure":
     some = order[np.unique(np.linspace(0, len(n) - 1, CLIENTS_SHOWN).astype(int))]
     if federation.classes:
         _draw_labels(drawn, grid, labels(federation, "all"), federation.classes, some, len(n))
+        _draw_histograms(drawn.add_subplot(grid[:, 2]), federation)
     else:
         empty = drawn.add_subplot(grid[:, 1])
         empty.text(0.5, 0.5, "labels are not classes", ha="center", va="center")
         empty.axis("off")
     return drawn
+
+
+def _draw_histograms(axis: "Axes", federation: Federation) -> None:
+    """Draw how many clients need each number of classes for each of `SHARES` of their labels."""
+    from matplotlib.ticker import MaxNLocator
+
+    needed = [classes_for(federation, share, "all") for share in SHARES]
+    most = max(int(counts.max()) for counts in needed)
+    edges = np.arange(most + 2) - 0.5
+    for share, counts in zip(SHARES, needed, strict=True):
+        clients = np.bincount(counts, minlength=most + 1)
+        axis.stairs(clients, edges, linewidth=1.5, label=f"{100 * share:.0f} % of the labels")
+    axis.set_xlim(0.5 if all(counts.all() for counts in needed) else -0.5, most + 0.5)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_title("clients whose labels are mostly of k classes", fontsize=10)
+    axis.set_xlabel("k, the classes that make up the share")
+    axis.legend(fontsize=8, frameon=False)
+    axis.grid(alpha=0.3)
 
 
 def _draw_labels(

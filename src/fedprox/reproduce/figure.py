@@ -65,6 +65,9 @@ COLOURS = {
     "FedAvg, eta = 0.0464": "#bcbd22",
     "FedAvg, eta = 0.1": "#ff7f0e",
     "FedAvg, eta = 0.215": "#d62728",
+    "IID": "#1f77b4",
+    "Dirichlet (.6)": "#ff7f0e",
+    "Dirichlet (.3)": "#2ca02c",
 }
 """The colour of each name that a legend may show."""
 
@@ -127,6 +130,8 @@ def _title(panel: Panel, measured: Measured) -> str:
 
 def _draw(axis: "Axes", panel: Panel, measured: Measured) -> dict[str, Any]:
     """Draw a panel, and return its lines by their names."""
+    from matplotlib.ticker import MaxNLocator
+
     if panel.missing:
         axis.set_xticks([])
         axis.set_yticks([])
@@ -154,13 +159,16 @@ def _draw(axis: "Axes", panel: Panel, measured: Measured) -> dict[str, Any]:
                 row[:length] = np.fmax.accumulate(row[:length])
         dashed = "--" if "proportional" in curve.shown else "-"
         colour = COLOURS[curve.shown]
-        (line,) = axis.plot(x, _mean(values), dashed, color=colour, linewidth=1.3)
+        style: Any = {"drawstyle": "steps-mid"} if panel.x == "classes" else {}
+        (line,) = axis.plot(x, _mean(values), dashed, color=colour, linewidth=1.3, **style)
         if len(group) > 1:
             low, high = _over_seeds(np.nanmin, values), _over_seeds(np.nanmax, values)
             axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         lines[curve.shown] = line
         levels.append(values[np.isfinite(values)])
-    if panel.x == "theta":
+    if panel.x == "classes":
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    elif panel.x == "theta":
         for end in (0, 1):  # w' and w
             axis.axvline(end, color="0.6", linewidth=0.8)
     else:
@@ -185,7 +193,7 @@ def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _set_limits(axis: "Axes", measure: str, levels: list[NDArray[np.float64]]) -> None:
     """Limit the axis so that a diverging line does not flatten the others."""
     levels = [values for values in levels if len(values)]
-    if not levels or measure in ("test_accuracy", "mu"):
+    if not levels or measure in ("test_accuracy", "mu", "clients"):
         return
     lowest = min(float(values.min()) for values in levels)
     highest = max(float(values.max()) for values in levels)

@@ -17,21 +17,34 @@ Table = dict[str, Any]
 BEST = "fedprox best mu"
 """A label that selects the FedProx with mu > 0 whose final training loss is the lowest."""
 
-MEASURES = {
+RECORDED = {
     "train_loss": "training loss",
     "test_accuracy": "test accuracy",
     "gradient_variance": "variance of gradients",
     "dissimilarity": "B(w)",
     "mu": "mu in force",
 }
-"""The measures that a panel can show, by their names in `metrics.jsonl`."""
+"""The measures of runs, by their names in `metrics.jsonl`."""
+
+MEASURES = RECORDED | {"clients": "clients"}
+"""The measures that a panel can show: those of runs, and the clients that `Item.mixes` counts."""
 
 AXES = {
     "round": "round",
     "total_steps": "mini-batch gradients",
     "theta": "theta",
+    "classes": "classes",
 }
-"""The horizontal axes of a panel: steps are those of all rounds so far, theta is of `Between`."""
+"""The horizontal axes of a panel.
+
+Steps are those of all rounds so far, theta is of `Between`, and classes are of `Item.mixes`.
+"""
+
+SIZES = ("clients", "examples", "mean", "standard deviation")
+"""The columns of a paper's table of clients and their examples."""
+
+PARTS = ("training examples", "test examples")
+"""The columns of a paper's table of training and test examples."""
 
 
 class Curve(NamedTuple):
@@ -127,16 +140,17 @@ class Statistics(NamedTuple):
 
     Attributes:
         title: The data set.
-        paper: The paper's clients, examples, and mean and standard deviation of the examples of a
-            client.
+        paper: The paper's number for each column.
         data: `[data]` of an experiment.
         note: How our data differ from the paper's.
+        columns: What is counted, the same for all rows of an item: `SIZES` or `PARTS`.
     """
 
     title: str
     paper: tuple[Any, ...]
     data: Table
     note: str = ""
+    columns: tuple[str, ...] = SIZES
 
 
 class Score(NamedTuple):
@@ -233,6 +247,8 @@ class Item:
         races: Tables of rounds to targets.
         between: Pairs of models by name. Curves and claims refer to them as to runs, with the
             labels of `between.py`.
+        mixes: `[data]` of experiments by name, for histograms of the clients' classes. Curves and
+            claims refer to them as to runs, with the labels of `mixes.py`.
         notes: Remarks that the reader of the item needs.
     """
 
@@ -246,6 +262,7 @@ class Item:
     scores: tuple[Score, ...] = ()
     races: tuple[Race, ...] = ()
     between: Mapping[str, Between] = field(default_factory=dict)
+    mixes: Mapping[str, Table] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -258,7 +275,11 @@ class Item:
     def data(self) -> tuple[str, ...]:
         """The data sets that the item needs."""
         runs = [*self.runs.values(), *(pair.experiment for pair in self.between.values())]
-        tables = [*(table["data"] for table in runs), *(row.data for row in self.statistics)]
+        tables = [
+            *(table["data"] for table in runs),
+            *(row.data for row in self.statistics),
+            *self.mixes.values(),
+        ]
         names = (table["name"].rpartition(":")[2] for table in tables)  # of papers.quirks too
         return tuple(dict.fromkeys(names))
 

@@ -23,7 +23,17 @@ from fedprox.report.page import write_report
 from fedprox.reproduce.between import between
 from fedprox.reproduce.figure import figure
 from fedprox.reproduce.growing import grown, searched
-from fedprox.reproduce.item import MEASURES, MORE_RATES, SHORT, Item, Scale, Table, expand
+from fedprox.reproduce.item import (
+    MORE_RATES,
+    RECORDED,
+    SHORT,
+    Item,
+    Scale,
+    Statistics,
+    Table,
+    expand,
+)
+from fedprox.reproduce.mixes import mix
 from fedprox.reproduce.summaries import Series
 from fedprox.reproduce.table import duration, table
 from fedprox.simulation.loop.callbacks import Callback
@@ -124,12 +134,17 @@ def _reproduce(
             measured[pair] = [
                 line for seed in scale.seeds for line in between(models, seed, data_dir)
             ]
+    for split, data in item.mixes.items():
+        with _naming(f"{name}: {split}"):
+            measured[split] = [
+                series for seed in scale.seeds for series in mix(data, seed, data_dir)
+            ]
     if item.rows:
         write_figure(folder, figure(item, measured))
     if measured:
         write_whole(folder / "metrics.csv", _csv(measured))
     statistics = {
-        row.title: np.array([_sizes(name, row.data, seed, data_dir) for seed in scale.seeds])
+        row.title: np.array([_counts(name, row, seed, data_dir) for seed in scale.seeds])
         for row in item.statistics
     }
     took = duration(time.perf_counter() - begin)
@@ -213,7 +228,7 @@ def read_series(directory: Path, data_seed: int | None = None) -> list[Series]:
             np.array([record.round for record in run.history], np.int64),
             {
                 key: np.array([_measure(record, key) for record in run.history], np.float64)
-                for key in (*MEASURES, "total_steps")
+                for key in (*RECORDED, "total_steps")
             },
             run.models_a_round,
         )
@@ -225,12 +240,21 @@ def _measure(record: Record, name: str) -> float:
     return record.hparams.get("mu", np.nan) if name == "mu" else getattr(record, name)
 
 
-def _sizes(where: str, data: Table, seed: int, data_dir: Path | None) -> NDArray[np.float64]:
-    """Clients, examples, and their mean and deviation by client, of data drawn with a seed."""
+def _counts(where: str, row: Statistics, seed: int, data_dir: Path | None) -> NDArray[np.float64]:
+    """What a row counts, shape (columns,), of data drawn with a seed."""
     with _naming(where):
-        federation, _ = load_data(data | {"seed": seed}, data_dir)
-    sizes = federation.train.sizes + federation.test.sizes
-    return np.array([len(sizes), sizes.sum(), sizes.mean(), sizes.std()], np.float64)
+        federation, _ = load_data(row.data | {"seed": seed}, data_dir)
+    train, test = federation.train.sizes, federation.test.sizes
+    sizes = train + test
+    counts = {
+        "clients": len(sizes),
+        "examples": sizes.sum(),
+        "mean": sizes.mean(),
+        "standard deviation": sizes.std(),
+        "training examples": train.sum(),
+        "test examples": test.sum(),
+    }
+    return np.array([counts[column] for column in row.columns], np.float64)
 
 
 def _csv(measured: Mapping[str, list[Series]]) -> bytes:

@@ -144,6 +144,13 @@ HALFWAY = Summary(
 )
 
 
+def _mean_classes(series: Series, measure: str) -> float:
+    return float(np.average(series.along("classes"), weights=series.of(measure)))
+
+
+CLASSES = Summary("as the mean number of classes", _mean_classes)
+
+
 def at(round_: int) -> Summary:
     """The value at a round, or at the last evaluation before it."""
 

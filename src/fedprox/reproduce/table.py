@@ -59,7 +59,7 @@ def table(
         item: The item.
         scale: The scale at which it was run.
         measured: The item's series by run.
-        statistics: By title, our clients, examples, mean and deviation, shape (seeds, 4).
+        statistics: By title, our number for each column, shape (seeds, columns).
         took: How long it took, in words.
     """
     seeds_run = {series.seed for group in measured.values() for series in group}
@@ -112,13 +112,13 @@ def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def _statistics(
     rows: Sequence[Statistics], measured: Mapping[str, NDArray[np.float64]]
 ) -> list[str]:
-    header = ["data", "", "clients", "examples", "mean", "standard deviation", "made with"]
+    header = ["data", "", *rows[0].columns, "made with"]
     body = []
     for row in rows:
         body.append([row.title, "paper", *(f"{number:,}" for number in row.paper), ""])
         ours = measured[row.title]
-        shown = [f"{ours[0, 0]:,.0f}"]
-        for values in ours[:, 1:].T:
+        shown = []
+        for values in ours.T:
             same = np.ptp(values) == 0
             spread = "" if same else f" ± {values.std(ddof=1):,.0f}"
             shown.append(f"{values.mean():,.0f}{spread}")
