@@ -28,7 +28,7 @@ from fedprox.datasets.labelled import PARTITIONS, Partition
 from fedprox.datasets.sources import MNIST, Source
 from fedprox.datasets.statistics import PAPERS
 from fedprox.federation import Rows
-from fedprox.report.data import data_figure, statistics, statistics_table, where
+from fedprox.report.data import classes_for, data_figure, statistics, statistics_table, where
 from tests.test_cli import status
 
 # a download that fails leaves its connection to the garbage collector (requests, under pooch)
@@ -439,6 +439,25 @@ def test_statistics_are_those_of_a_plain_loop(drawn: list[tuple[list[int], list[
         for part, most in zip(whole, found.most, strict=True):
             counts = sorted((part.count(c) for c in set(part)), reverse=True)
             assert sum(counts[:most]) >= 0.8 * len(part) > sum(counts[: most - 1])
+        for tenths in (4, 6, 8, 10):
+            needed = classes_for(federation, tenths / 10, which)  # type: ignore[arg-type]
+            for part, most in zip(whole, needed, strict=True):
+                counts = sorted((part.count(c) for c in set(part)), reverse=True)
+                held, before = sum(counts[:most]), sum(counts[: most - 1])
+                assert 10 * held >= tenths * len(part) > 10 * before
+
+
+def test_the_figure_counts_clients_by_the_classes_that_make_up_their_labels() -> None:
+    # for 40, 60 and 80 %, the clients need 1, 1, 1; 1, 2, 2; and 2, 3, 4 classes
+    labels = [[0] * 10, [0] * 5 + [1] * 3 + [2] * 2, [0, 1, 2, 3, 4]]
+    axis = data_figure(made(labels, [[], [], []], 5), "made").axes[-1]
+    steps = [patch for patch in axis.patches if isinstance(patch, StepPatch)]
+    heights = [patch.get_data().values for patch in steps]  # type: ignore[union-attr]
+    found = [np.asarray(one, int).tolist() for one in heights]
+    assert found == [[0, 2, 1, 0, 0], [0, 1, 1, 1, 0], [0, 1, 1, 0, 1]]
+    assert [patch.get_label() for patch in steps] == [
+        f"{share} % of the labels" for share in (40, 60, 80)
+    ]
 
 
 def printed_table(federation: Federation, name: str, partition: str = "") -> list[str]:

@@ -11,7 +11,7 @@ from fedprox.datasets.partition import with_test_set
 from fedprox.datasets.synthetic import synthetic_feddyn
 from fedprox.experiment import parse, resolve
 from fedprox.papers import ITEMS
-from fedprox.papers.feddyn import DRAW, SYNTHETIC
+from fedprox.papers.feddyn import COLUMNS, DRAW, SYNTHETIC
 from fedprox.papers.quirks import WITHOUT_QUADRATIC
 from fedprox.reproduce.item import MOST_SEEDS, SCALES, SHORT, Table, expand
 from fedprox.solver import Solver
@@ -37,6 +37,26 @@ PRINTED = {
         100 %, Dirichlet (.3): 80.2 70 504(7.2) 705(10.1) 1000+(>14.3)
         10 %, Dirichlet (.6): 83.5 403 1618(4.0) 1000+(>2.5) 1000+(>2.5)
         10 %, Dirichlet (.6): 81.3 189 486(2.6) 977(5.2) 943(5.0)
+    """,
+    "table-1-cifar-100": """
+        100 clients, IID: 51.0 522 1854(3.6) 1000+(>1.9) 1000+(>1.9)
+        100 clients, IID: 40.9 159 286(1.8) 822(5.2) 873(5.5)
+        100 clients, Dirichlet (.3): 51.0 561 1884(3.4) 1000+(>1.8) 1000+(>1.8)
+        100 clients, Dirichlet (.3): 42.3 170 330(1.9) 959(5.6) 882(5.2)
+        500 clients, IID: 50.1 1445 3982(2.8) 2000+(>1.4) 2000+(>1.4)
+        500 clients, IID: 38.3 477 1408(3.0) 1997(4.2) 1974(4.1)
+        500 clients, Dirichlet (.3): 47.0 969 4000(4.1) 2000+(>2.1) 2000+(>2.1)
+        500 clients, Dirichlet (.3): 39.9 467 2266(4.9) 1913(4.1) 1794(3.8)
+    """,
+    "table-2-cifar-100": """
+        100 %, IID: 51.0 259 1744(6.7) 1000+(>3.9) 1000+(>3.9)
+        100 %, IID: 39.4 55 172(3.1) 1000+(>18.2) 741(13.5)
+        100 %, Dirichlet (.6): 51.0 468 1838(3.9) 1000+(>2.1) 1000+(>2.1)
+        100 %, Dirichlet (.6): 40.6 73 206(2.8) 998(13.7) 592(8.1)
+        100 %, Dirichlet (.3): 50.5 405 1940(4.8) 1000+(>2.5) 1000+(>2.5)
+        100 %, Dirichlet (.3): 41.0 80 224(2.8) 911(11.4) 1000+(>12.5)
+        10 %, Dirichlet (.6): 51.0 521 1910(3.7) 1000+(>1.9) 1000+(>1.9)
+        10 %, Dirichlet (.6): 41.6 170 302(1.8) 931(5.5) 748(4.4)
     """,
     "table-2-mnist-full": """
         100 %, IID: 98.2 38 72(1.9) 194(5.1) 445(11.7)
@@ -89,6 +109,24 @@ PRINTED = {
         unbalanced, IID: 82.3 213 548(2.6) 834(3.9) 834(3.9)
         unbalanced, Dirichlet (.3): 82.5 524 1998(3.8) 1000+(>1.9) 1000+(>1.9)
         unbalanced, Dirichlet (.3): 80.1 274 652(2.4) 893(3.3) 1000+(>3.6)
+    """,
+    "table-4-cifar-100": """
+        balanced, IID: 51.0 522 1854(3.6) 1000+(>1.9) 1000+(>1.9)
+        balanced, IID: 40.9 159 286(1.8) 822(5.2) 873(5.5)
+        balanced, Dirichlet (.3): 51.0 561 1884(3.4) 1000+(>1.8) 1000+(>1.8)
+        balanced, Dirichlet (.3): 42.3 170 330(1.9) 959(5.6) 882(5.2)
+        unbalanced, IID: 53.0 386 1656(4.3) 1000+(>2.6) 1000+(>2.6)
+        unbalanced, IID: 48.2 209 800(3.8) 968(4.6) 945(4.5)
+        unbalanced, Dirichlet (.3): 52.0 503 1928(3.8) 1000+(>2.0) 1000+(>2.0)
+        unbalanced, Dirichlet (.3): 47.3 234 942(4.0) 871(3.7) 1000+(>4.3)
+    """,
+    "table-5-cifar-100": """
+        1 %, IID: 39.8 409 1982(4.8) 428(1.0) 512(1.3)
+        1 %, IID: 38.8 396 1862(4.7) 392(1.0) 454(1.1)
+        1 %, Dirichlet (.6): 36.6 355 1996(5.6) 341(1.0) 352(1.0)
+        1 %, Dirichlet (.6): 35.6 342 1876(5.5) 317(0.9) 342(1.0)
+        1 %, Dirichlet (.3): 36.1 343 1990(5.8) 317(0.9) 342(1.0)
+        1 %, Dirichlet (.3): 35.1 321 1866(5.8) 294(0.9) 314(1.0)
     """,
     "table-5-cifar-10": """
         1 %, IID: 82.6 660 1544(2.3) 892(1.4) 1000+(>1.5)
@@ -167,9 +205,14 @@ def methods(run: Table) -> list[tuple[Algorithm, Solver]]:
 
 def rows_of(run: str) -> int:
     """Examples of a client of mean size."""
-    by_name = {"mnist": 600, "emnist-l": 480, "cifar-10": 500, "shakespeare": 2000}
-    size = next(size for name, size in by_name.items() if run.startswith(f"feddyn-{name}-"))
-    return size // 10 if "1000-clients" in run else size
+    by_name = {"mnist": 600, "emnist-l": 480, "cifar-": 500, "shakespeare": 2000}
+    size = next(size for name, size in by_name.items() if run.startswith(f"feddyn-{name}"))
+    return size * 100 // clients_of(run)
+
+
+def clients_of(run: str) -> int:
+    """Clients of a run."""
+    return next((n for n in (500, 1000) if f"-{n}-clients" in run), 100)
 
 
 TABLES = {
@@ -200,7 +243,7 @@ def test_every_row_has_what_appendix_a2_says_of_all(run: str) -> None:
     assert 1e-4 in np.atleast_1d(fedprox.hparams["mu"])
     assert table["evaluation"]["model"] == "clients"
     assert table["stop_at_target"] == "any"
-    clients = 1000 if "1000-clients" in run else 100
+    clients = clients_of(run)
     percent = int(run.partition("-percent")[0].rpartition("-")[2])
     assert table["cohort"]["clients_per_round"] == clients * percent // 100
 
@@ -221,6 +264,9 @@ def test_every_row_has_what_appendix_a2_says_of_all(run: str) -> None:
         ("emnist-l-1-percent-dirichlet-0.3", 1000, 0.998, 0.005, (50, 10), 500),
         ("cifar-10-10-percent-iid", 1000, 0.998, (0.001, 0.01, 0.1), (5, 5), 50),
         ("cifar-10-10-percent-iid-1000-clients", 2000, 0.998, (0.001, 0.01, 0.1), (5, 5), 5),
+        ("cifar-100-1-percent-iid", 1000, 0.998, (0.001, 0.01, 0.1), (5, 5), 50),
+        ("cifar-100-10-percent-iid-500-clients", 2000, 0.998, 0.01, (2, 2), 4),
+        ("cifar-100-10-percent-dirichlet-0.3-unbalanced", 1000, 0.998, 0.1, (2, 2), 20),
         ("shakespeare-100-percent-roles-2000", 150, 1.0, 0.009, (5, 5), 100),
         ("shakespeare-10-percent-iid-2000", 250, 1.0, 0.015, (5, 5), 100),
         ("shakespeare-1-percent-roles-2000", 250, 0.998, 0.001, (5, 5), 100),
@@ -306,6 +352,46 @@ def test_targets_are_the_printed_accuracies_to_the_last_bit() -> None:
     assert all(value == float(f"{value:.4f}") for value in targets)
 
 
+AXES = {
+    # the last rounds on the axes of a figure's rows
+    "figure-4": (2000, 1000),
+    "figure-5": (2000, 1000),
+    "figure-6": (1000, 1000, 1000),
+    "figure-7": (1000, 1000, 1000),
+    "figure-8": (1000, 1000),
+    "figure-8-full": (500,),
+    "figure-9": (1000, 1000),
+    "figure-9-full": (500,),
+    "figure-10": (150, 250, 250),
+    "figure-12": (1000, 1000),
+    "figure-13": (1000, 1000),
+}
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_curves_are_the_rows_of_the_tables_to_the_end_of_the_papers_axes(name: str) -> None:
+    item = ITEMS[f"feddyn/{name}"]
+    for row, rounds in zip(item.rows, AXES[name], strict=True):
+        for panel in row.panels:
+            (key,) = {curve.run for curve in panel.curves}
+            assert [curve.shown for curve in panel.curves] == list(COLUMNS)
+            run, of_table = item.runs[key], TABLES[key.removesuffix("-curves")]
+            assert run["rounds"] == rounds
+            assert "target_accuracy" not in run
+            alike = ("data", "model", "cohort", "solver", MOST_SEEDS)
+            assert {part: run[part] for part in alike} == {part: of_table[part] for part in alike}
+            for ours, searched in zip(methods(run), methods(of_table), strict=True):
+                assert ours[1] == searched[1]
+                assert ours[0].name == searched[0].name
+                for hparam, values in ours[0].hparams.items():
+                    assert np.isin(values, searched[0].hparams[hparam]).all()
+            # no more work than the tables' evaluations, a tenth of the training
+            assert run["evaluation"]["every"] >= of_table["evaluation"].get("every", 1)
+            for seeds in expand(run, SCALES["short"]).values():
+                assert (seeds["rounds"], seeds["data"]["clients"]) == (2, 10)
+    assert sum(len(row.panels) for row in item.rows) == len(item.runs)
+
+
 def test_fedprox_without_the_quadratic_runs_as_fedprox_does() -> None:
     first, second = ITEMS["feddyn/table-2-mnist"].races
     runs = ITEMS["feddyn/table-2-mnist"].runs
@@ -332,6 +418,8 @@ def test_splits_are_the_papers() -> None:
     third = {"partition": "dirichlet", "concentration": 0.3}
     assert data("emnist-l-1-percent-dirichlet-0.3") == {"name": "emnist-l", **third}
     unbalanced = data("cifar-10-10-percent-dirichlet-0.3-unbalanced")
+    assert data("cifar-100-1-percent-iid")["name"] == "cifar-100"
+    assert data("cifar-100-10-percent-iid-500-clients")["clients"] == 500
     assert unbalanced.items() >= (third | {"size_spread": 0.3, "augmentation": "feddyn"}).items()
     assert data("cifar-10-10-percent-iid-1000-clients")["clients"] == 1000
     assert data("shakespeare-10-percent-roles-2000")["partition"] == "roles-2000"

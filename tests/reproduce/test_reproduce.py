@@ -16,12 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedprox import Target, cli
-from fedprox.datasets import DATASETS
+from fedprox.datasets import DATASETS, synthetic
 from fedprox.errors import InputError
 from fedprox.experiment import parse, resolve
 from fedprox.federation import Federation
 from fedprox.papers import ITEMS, select
 from fedprox.papers.common import GPU
+from fedprox.report.data import statistics
 from fedprox.reproduce.between import LINE, PARENT
 from fedprox.reproduce.figure import COLOURS, figure
 from fedprox.reproduce.growing import best_rate, grown, rate_of
@@ -31,6 +32,7 @@ from fedprox.reproduce.item import (
     MEASURES,
     MORE_RATES,
     MOST_SEEDS,
+    PARTS,
     SCALES,
     SHORT,
     Claim,
@@ -48,10 +50,11 @@ from fedprox.reproduce.item import (
     Table,
     expand,
 )
-from fedprox.reproduce.mixes import LABELS
+from fedprox.reproduce.mixes import LABELS, mix
 from fedprox.reproduce.races import Count, measure, off, printed, ratio
 from fedprox.reproduce.run import Step, read_series, reproduce
 from fedprox.reproduce.summaries import (
+    CLASSES,
     FALL,
     FINAL,
     HIGHEST,
@@ -686,6 +689,47 @@ def test_statistics_stand_below_the_papers(tmp_path: Path) -> None:
     assert "|  | ours | 30 | " in text
     assert text.count("2 draws") == 1
     assert "|  | ours | 4 | 1,600 | 400 | 0 |  |" in text
+
+
+def test_training_and_test_examples_are_counted_apart(tmp_path: Path) -> None:
+    data = {"name": "synthetic", "clients": 4}
+    row = Statistics("Drawn", (1000, 100), data, "short: two seeds", PARTS)
+    item = Item("Table 0", "nowhere", {"tiny": 1.0}, statistics=(row,))
+    text = reproduce("made/up", item, SCALE._replace(seeds=(3,)), tmp_path)
+    drawn = synthetic(clients=4, seed=3)
+    assert "| data |  | training examples | test examples | made with |" in text
+    assert "| Drawn | paper | 1,000 | 100 |  |" in text
+    assert f"|  | ours | {len(drawn.train):,} | {len(drawn.test):,} |" in text
+
+
+def test_mixes_count_the_clients_by_their_classes(tmp_path: Path) -> None:
+    item = Item(
+        "Figure 0",
+        "nowhere",
+        {"tiny": 1.0},
+        rows=(Row("", (Panel("Drawn", "clients", (Curve("m", "80 %", "IID"),), x="classes"),)),),
+        claims=(
+            Claim(
+                "More classes make up more.",
+                "clients",
+                CLASSES,
+                (Comparison("drawn", Side("m", "80 %"), Side("m", "40 %")),),
+            ),
+        ),
+        mixes={"m": {"name": "synthetic", "clients": 12}},
+    )
+    assert item.data == ("synthetic",)
+    text = reproduce("made/up", item, SCALE, tmp_path)
+    measured = mix(item.mixes["m"], 0)
+    assert [series.label for series in measured] == list(LABELS) == ["40 %", "60 %", "80 %"]
+    needed = statistics(synthetic(clients=12, seed=0), "train").most
+    assert measured[2].values["clients"].tolist() == [(needed == k).sum() for k in range(1, 11)]
+    assert CLASSES.of(measured[2], "clients") == pytest.approx(needed.mean())
+    (axis,) = figure(item, {"m": measured}).axes
+    (line,) = axis.get_lines()
+    assert np.asarray(line.get_ydata()).tolist() == measured[2].values["clients"].tolist()
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("classes", "clients")
+    assert "(clients as the mean number of classes; 1 holds)" in text
 
 
 def test_a_diverged_line_does_not_flatten_the_others() -> None:

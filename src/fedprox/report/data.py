@@ -261,7 +261,7 @@ def data_figure(federation: Federation, title: str) -> "Figure":
         _draw_labels(drawn, grid, labels(federation, "all"), federation.classes, some, len(n))
         _draw_histograms(drawn.add_subplot(grid[:, 2]), federation)
     else:
-        empty = drawn.add_subplot(grid[:, 1])
+        empty = drawn.add_subplot(grid[:, 1:])
         empty.text(0.5, 0.5, "labels are not classes", ha="center", va="center")
         empty.axis("off")
     return drawn
