@@ -1,0 +1,514 @@
+"""FedDyn's theorems: their constants, and that their promises are kept.
+
+On quadratics an exact round is a linear map of everything that server and clients remember, so the
+second moments of any number of rounds, and with them all expectations in the theorems, are exact.
+"""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedprox import Cohort, Evaluation, InputError, Solver, feddyn, simulate
+from fedprox.diagnostics import (
+    FedDynBound,
+    feddyn_convex,
+    feddyn_nonconvex,
+    feddyn_strongly_convex,
+)
+from tests.byhand import ByHand
+from tests.quadratics import Vector, quadratic_federation, quadratic_model
+
+SIZES = [(4, 1), (4, 2), (4, 4), (6, 1)]
+"""N and K."""
+
+
+class Problem:
+    """N quadratics F_k(w) = 1/2 (w - b_k)' A_k (w - b_k), and a start w^0.
+
+    Args:
+        seed: Of all random numbers.
+        clients: N.
+        convex: Whether all A_k are positive definite; their mean always is.
+        spread: Scale of the b_k.
+        start: Scale of w^0 - w^*.
+    """
+
+    def __init__(
+        self, seed: int, clients: int, *, convex: bool = True, spread: float = 3.0, start: float = 1
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        factors = rng.normal(size=(clients, 2, 2))
+        if convex:
+            self.a = factors @ factors.transpose(0, 2, 1) / 2 + 0.3 * np.eye(2)
+        else:
+            self.a = (factors + factors.transpose(0, 2, 1)) / 2
+            lowest = np.linalg.eigvalsh(self.a.mean(axis=0)).min()
+            self.a = self.a + (0.3 - lowest) * np.eye(2)
+        self.b = spread * rng.normal(size=(clients, 2))
+        self.clients = clients
+        self.hessian = self.a.mean(axis=0)
+        pull = np.einsum("kij,kj->ki", self.a, self.b)
+        self.star = np.linalg.solve(self.hessian, pull.mean(axis=0))
+        away = start * rng.normal(size=2)
+        self.start = self.star + away
+        values = np.linalg.eigvalsh(self.a)
+        self.smoothness = float(np.abs(values).max())
+        self.strong_convexity = float(values.min())
+        self.squared_distance = float(away @ away)
+        slopes = pull - np.einsum("kij,j->ki", self.a, self.star)
+        self.squared_gradients = float((slopes**2).sum(axis=1).mean())
+        self.gap = float(0.5 * away @ self.hessian @ away)
+        # b_k is the one stationary point of F_k
+        self.squared_distances = float(((self.start - self.b) ** 2).sum(axis=1).mean())
+
+    def convex(self, rounds: int, cohort: int, alpha: float | None = None) -> FedDynBound:
+        return feddyn_convex(
+            rounds,
+            smoothness=self.smoothness,
+            clients=self.clients,
+            clients_per_round=cohort,
+            squared_distance=self.squared_distance,
+            squared_gradients=self.squared_gradients,
+            alpha=alpha,
+        )
+
+    def strongly_convex(self, rounds: int, cohort: int, alpha: float | None = None) -> FedDynBound:
+        return feddyn_strongly_convex(
+            rounds,
+            smoothness=self.smoothness,
+            strong_convexity=self.strong_convexity,
+            clients=self.clients,
+            clients_per_round=cohort,
+            squared_distance=self.squared_distance,
+            squared_gradients=self.squared_gradients,
+            alpha=alpha,
+        )
+
+    def nonconvex(self, rounds: int, cohort: int, alpha: float | None = None) -> FedDynBound:
+        return feddyn_nonconvex(
+            rounds,
+            smoothness=self.smoothness,
+            clients=self.clients,
+            clients_per_round=cohort,
+            gap=self.gap,
+            squared_distances=self.squared_distances,
+            alpha=alpha,
+        )
+
+
+class Expected:
+    """Exact expectations over all cohorts of exact FedDyn.
+
+    The state is (w, gamma, u, g_1, ..., g_N, 1) in coordinates with w^* = 0; u is the sum of the
+    past gamma^t, in which a round counts `growth` times as much as the one before.
+
+    Attributes:
+        loss: E f(gamma^t) - f(w^*), t = 0, ..., T - 1.
+        gradient: E ||grad f(gamma^t)||^2.
+        of_mean: E f(weighted mean of gamma^0, ..., gamma^{T - 1}) - f(w^*), T = 1, 2, ...
+        means: The means of the loss with these weights, T = 1, 2, ...
+        gradients: The plain means of the gradient, T = 1, 2, ...
+    """
+
+    def __init__(
+        self, problem: Problem, cohort: int, alpha: float, rounds: int, growth: float = 1.0
+    ) -> None:
+        n, a, hessian = problem.clients, problem.a, problem.hessian
+        b = problem.b - problem.star
+        rows = np.eye(2 * (3 + n) + 1)
+        w, gamma, u, one = rows[0:2], rows[2:4], rows[4:6], rows[-1:]
+        g = [rows[6 + 2 * k : 8 + 2 * k] for k in range(n)]
+        maps = []
+        for chosen in itertools.combinations(range(n), cohort):
+            found = {
+                k: np.linalg.solve(
+                    a[k] + alpha * np.eye(2), np.outer(a[k] @ b[k], one) + g[k] + alpha * w
+                )
+                for k in chosen
+            }
+            after = [g[k] - alpha * (found[k] - w) if k in found else g[k] for k in range(n)]
+            mean = sum(found.values()) / cohort
+            server = mean - sum(after) / n / alpha
+            maps.append(np.vstack([server, mean, u / growth + gamma, *after, one]))
+        self.cohorts = list(itertools.combinations(range(n), cohort))
+        self.maps = np.array(maps)
+        first = np.zeros(len(rows))
+        first[0:2] = first[2:4] = problem.start - problem.star
+        first[-1] = 1
+        self.first = first
+        moments, weight = np.outer(first, first), 0.0
+        loss, gradient, of_mean = [], [], []
+        for _ in range(rounds):
+            loss.append(0.5 * np.sum(hessian * moments[2:4, 2:4]))
+            gradient.append(np.sum(hessian @ hessian * moments[2:4, 2:4]))
+            moments = (self.maps @ moments @ self.maps.transpose(0, 2, 1)).mean(axis=0)
+            weight = weight / growth + 1
+            of_mean.append(0.5 * np.sum(hessian * moments[4:6, 4:6]) / weight**2)
+        self.loss, self.gradient, self.of_mean = map(np.array, (loss, gradient, of_mean))
+        weights = growth ** np.arange(rounds)
+        self.means = np.cumsum(weights * self.loss) / np.cumsum(weights)
+        self.gradients = np.cumsum(self.gradient) / np.arange(1, rounds + 1)
+
+
+# The constants.
+
+settings_of_theorems = {
+    "smoothness": st.floats(1e-3, 1e3),
+    "sizes": st.integers(1, 1000).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n))),
+    "factor": st.floats(1.0, 100.0),
+    "ratio": st.floats(1e-6, 1.0),
+}
+
+
+@given(**settings_of_theorems)
+def test_the_constants_are_those_that_the_proofs_imply(
+    smoothness: float, sizes: tuple[int, int], factor: float, ratio: float
+) -> None:
+    """With the weights that the proofs give to Lemmas 4, 5, 11 and 12, and nothing left over."""
+    lip, (m, p) = smoothness, sizes
+
+    problem: dict[str, Any] = {"smoothness": lip, "clients": m, "clients_per_round": p}
+    dispersion: dict[str, Any] = {"squared_distance": 1.0, "squared_gradients": 1.0}
+
+    alpha = factor * 25 * lip
+    found = feddyn_convex(1, **problem, **dispersion, alpha=alpha)
+    # page 30: the weight of Lemma 4; inequality 10 and Lemma 3
+    a = alpha * (lip + alpha) / (alpha**2 - 20 * lip**2)
+    k = found.kappa
+    noise = 1 + lip / alpha + k * 2 * lip**2 * p / m
+    assert noise == pytest.approx(a * (1 - 4 * lip**2 / alpha**2))
+    assert k * (1 - p / m) + 8 * a / alpha**2 == pytest.approx(k)
+    left = 2 / alpha - 8 * lip * a / alpha**2 - k * 4 * lip * p / m
+    assert found.kappa_0 == pytest.approx(left)
+    # Lemma 1 as printed
+    assert k == pytest.approx(8 * m / p / alpha * (lip + alpha) / (alpha**2 - 20 * lip**2))
+    printed = 2 / alpha * (alpha**2 - 20 * alpha * lip - 40 * lip**2) / (alpha**2 - 20 * lip**2)
+    assert found.kappa_0 == pytest.approx(printed)
+
+    mu = ratio * lip
+    alpha = factor * max(5 * m / p * mu, 30 * lip)
+    found = feddyn_strongly_convex(1, **problem, **dispersion, strong_convexity=mu, alpha=alpha)
+    z = alpha**3 * p + alpha**2 * p * mu - alpha**2 * m * mu
+    z += -20 * alpha * lip**2 * p + 4 * lip**2 * m * mu - 20 * lip**2 * p * mu
+    a = alpha * (lip + alpha) * (p * alpha + p * mu - m * mu) / z  # page 33
+    k, r = found.kappa, 1 + mu / alpha
+    assert r * k == pytest.approx(8 * m * (lip + alpha) * (alpha + mu) / (alpha * z))
+    noise = 1 + lip / alpha + r * k * 2 * lip**2 * p / m
+    assert noise == pytest.approx(a * (1 - 4 * lip**2 / alpha**2))
+    assert r * k * (1 - p / m) + 8 * a / alpha**2 == pytest.approx(k)
+    left = 2 / alpha - 8 * lip * a / alpha**2 - r * k * 4 * lip * p / m
+    assert found.kappa_0 == pytest.approx(left)
+
+    alpha = factor * 20 * lip * m / p
+    found = feddyn_nonconvex(1, **problem, gap=1.0, squared_distances=1.0, alpha=alpha)
+    z = alpha**2 * p**2 - 32 * lip**2 * m**2 + 16 * lip**2 * p * m - 20 * lip**2 * p**2
+    a = lip * p**2 / 2 * alpha * (alpha + lip) / z  # page 34: the weight of Lemma 11
+    k = found.kappa
+    noise = lip / 2 + lip**2 / (2 * alpha) + k * (2 * p / (2 * m - p) + 2 * m / p)
+    assert noise == pytest.approx(a * (1 - 4 * lip**2 / alpha**2))
+    assert k * 2 * (m - p) / (2 * m - p) + 8 * lip**2 * a / alpha**2 == pytest.approx(k)
+    assert found.kappa_0 == pytest.approx(1 / (2 * alpha) - 4 * a / alpha**2)
+
+
+@given(**settings_of_theorems, rounds=st.integers(1, 10**5))
+def test_the_theorems_round_their_proofs_bounds_up(
+    smoothness: float, sizes: tuple[int, int], factor: float, ratio: float, rounds: int
+) -> None:
+    m, p = sizes
+    problem: dict[str, Any] = {"smoothness": smoothness, "clients": m, "clients_per_round": p}
+    mu = ratio * smoothness
+    for one in ((1.0, 0.0), (0.0, 1.0)):
+        dispersion: dict[str, Any] = {"squared_distance": one[0], "squared_gradients": one[1]}
+        bounds = [
+            feddyn_convex(rounds, **problem, **dispersion, alpha=factor * 25 * smoothness),
+            feddyn_strongly_convex(
+                rounds,
+                **problem,
+                **dispersion,
+                strong_convexity=mu,
+                alpha=factor * max(5 * m / p * mu, 30 * smoothness),
+            ),
+            feddyn_nonconvex(
+                rounds,
+                **problem,
+                gap=one[0],
+                squared_distances=one[1],
+                alpha=factor * 20 * smoothness * m / p,
+            ),
+        ]
+        for found in bounds:
+            assert found.kappa > 0 < found.kappa_0
+            assert 0 <= found.bound <= found.printed
+
+
+def test_without_alpha_it_is_that_of_theorem_1() -> None:
+    problem: dict[str, Any] = {"smoothness": 2.0, "clients": 100, "clients_per_round": 4}
+    dispersion: dict[str, Any] = {"squared_distance": 3.0, "squared_gradients": 5.0}
+    convex = feddyn_convex(7, **problem, **dispersion)
+    assert convex.alpha == 30 * 2 * 5  # 30 L sqrt(m / P)
+    # O(sqrt(m / P) / T)
+    assert convex.printed == pytest.approx(5 * (300 * 2 * 3 + 100 / 30 / 2 * 5) / 7)
+    # max(5 mu m / P, 30 L)
+    steep, flat = (
+        feddyn_strongly_convex(7, **problem, **dispersion, strong_convexity=mu) for mu in (1.0, 0.1)
+    )
+    assert (steep.alpha, flat.alpha) == (125, 60)
+    nonconvex = feddyn_nonconvex(7, **problem, gap=3.0, squared_distances=5.0)
+    assert nonconvex.alpha == 30 * 2 * 25  # 30 L m / P
+    assert nonconvex.printed == pytest.approx((90 * 2 * 25 * 3 + 4 * 5) / 7)
+
+
+def test_the_proofs_constants_are_those_that_the_docstrings_name() -> None:
+    problem: dict[str, Any] = {"smoothness": 1.0, "clients": 10, "clients_per_round": 10}
+    for alpha, distance, gradients in ((25.0, 3.6, 31), (1e6, 0.5, 4)):
+        first, second = (
+            feddyn_convex(
+                1, **problem, squared_distance=d, squared_gradients=1 - d, alpha=alpha
+            ).bound
+            for d in (1.0, 0.0)
+        )
+        assert first / alpha == pytest.approx(distance, rel=0.02)
+        assert second * alpha == pytest.approx(gradients, rel=0.02)
+    # the worst case of Theorem 3: both conditions bind
+    problem = {"smoothness": 1.0, "strong_convexity": 1e-6}
+    problem |= {"clients": 6 * 10**6, "clients_per_round": 1}
+    first, second = (
+        feddyn_strongly_convex(1, **problem, squared_distance=d, squared_gradients=1 - d)
+        for d in (1.0, 0.0)
+    )
+    assert first.alpha == 30
+    assert 3.3 < first.bound / 30 < 3.4
+    assert 35 < second.bound * 30 / (6 * 10**6) < 36
+
+
+def test_the_strongly_convex_bound_falls_like_1_over_t_and_then_geometrically() -> None:
+    def found(rounds: int) -> FedDynBound:
+        return feddyn_strongly_convex(
+            rounds,
+            smoothness=1.0,
+            strong_convexity=1e-3,
+            clients=10,
+            clients_per_round=5,
+            squared_distance=1.0,
+            squared_gradients=1.0,
+        )
+
+    r = 1 + 1e-3 / 30
+    assert found(1000).bound / found(10).bound == pytest.approx(0.01, rel=0.02)
+    assert found(1000).printed / found(10).printed == pytest.approx(1, rel=0.04)
+    for one in ("bound", "printed"):
+        far, next_ = getattr(found(10**6), one), getattr(found(10**6 + 1), one)
+        assert far / next_ == pytest.approx(r, rel=1e-9)
+    assert found(2**31 - 1).bound == 0  # too small for double precision
+
+
+def test_equal_clients_have_a_bound_without_dispersion() -> None:
+    one = Problem(0, 4, spread=0.0)
+    assert one.squared_gradients == pytest.approx(0)
+    assert one.convex(10, 2).bound == pytest.approx(one.convex(10, 4, one.convex(1, 2).alpha).bound)
+
+
+# The promises.
+
+
+@pytest.mark.parametrize(("clients", "cohort"), SIZES)
+def test_the_expectations_are_those_of_the_librarys_functions(clients: int, cohort: int) -> None:
+    one = Problem(0, clients)
+    alpha = one.convex(1, cohort).alpha
+    expected = Expected(one, cohort, alpha, rounds=1)
+    ours = ByHand(feddyn(alpha), quadratic_federation(list(one.a), list(one.b)), one.start)
+    state = expected.first
+    for chosen in np.random.default_rng(1).integers(len(expected.cohorts), size=12):
+        found = ours.round(expected.cohorts[chosen])
+        state = expected.maps[chosen] @ state
+        np.testing.assert_allclose(ours.params, state[0:2] + one.star, rtol=1e-4, atol=1e-4)
+        mean = np.mean(list(found.values()), axis=0)
+        np.testing.assert_allclose(mean, state[2:4] + one.star, rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=12)
+@given(seed=st.integers(0, 10**6), sizes=st.sampled_from(SIZES), start=st.sampled_from([0.0, 1.0]))
+def test_theorem_2_keeps_its_promise(seed: int, sizes: tuple[int, int], start: float) -> None:
+    clients, cohort = sizes
+    one = Problem(seed, clients, start=start)
+    for alpha in (25 * one.smoothness, None):
+        found = one.convex(1, cohort, alpha)
+        expected = Expected(one, cohort, found.alpha, rounds=100)
+        bounds = found.bound / np.arange(1, 101)
+        assert (expected.of_mean <= expected.means * (1 + 1e-9) + 1e-12).all()
+        assert (expected.means <= bounds).all()
+        assert one.convex(100, cohort, alpha).bound == pytest.approx(bounds[-1])
+
+
+@settings(max_examples=12)
+@given(seed=st.integers(0, 10**6), sizes=st.sampled_from(SIZES), start=st.sampled_from([0.0, 1.0]))
+def test_theorem_3_keeps_its_promise(seed: int, sizes: tuple[int, int], start: float) -> None:
+    clients, cohort = sizes
+    one = Problem(seed, clients, start=start)
+    alpha = one.strongly_convex(1, cohort).alpha
+    growth = 1 + one.strong_convexity / alpha
+    expected = Expected(one, cohort, alpha, rounds=400, growth=growth)
+    bounds = np.array([one.strongly_convex(t, cohort).bound for t in range(1, 401)])
+    assert (expected.of_mean <= expected.means * (1 + 1e-9) + 1e-12).all()
+    assert (expected.means <= bounds).all()
+
+
+@settings(max_examples=12)
+@given(seed=st.integers(0, 10**6), sizes=st.sampled_from(SIZES), start=st.sampled_from([0.0, 1.0]))
+def test_theorem_4_keeps_its_promise(seed: int, sizes: tuple[int, int], start: float) -> None:
+    clients, cohort = sizes
+    one = Problem(seed, clients, convex=False, spread=1.0, start=start)
+    for alpha in (20 * one.smoothness * clients / cohort, None):
+        found = one.nonconvex(1, cohort, alpha)
+        expected = Expected(one, cohort, found.alpha, rounds=200)
+        assert (expected.gradients <= found.bound / np.arange(1, 201)).all()
+
+
+def test_theorem_4_keeps_its_promise_where_f_itself_is_not_convex() -> None:
+    """F_k(w) = c_k (1 - cos(w - b_k)), over 1,000 sequences of one client a round."""
+    c, b, start, rounds = np.array([1.0, 0.7, 0.4]), np.array([0.0, 1.0, 2.5]), 3.0, 300
+    swing = np.sum(c * np.exp(1j * b)) / 3  # f(w) = mean c - |swing| cos(w - its angle)
+
+    def gradient(w: Vector) -> Vector:
+        return np.abs(swing) * np.sin(w - np.angle(swing))
+
+    assert np.abs(swing) * np.cos(start - np.angle(swing)) < 0  # the second derivative of f
+    nearest = b + math.pi * np.round((start - b) / math.pi)
+    found = feddyn_nonconvex(
+        rounds,
+        smoothness=1.0,
+        clients=3,
+        clients_per_round=1,
+        gap=float(np.abs(swing) * (1 - np.cos(start - np.angle(swing)))),
+        squared_distances=float(np.mean((nearest - start) ** 2)),
+        alpha=60.0,
+    )
+    paths = np.random.default_rng(0).integers(3, size=(1000, rounds))
+    w = np.full(len(paths), start)
+    gamma, g, h, seen = w.copy(), np.zeros((len(paths), 3)), np.zeros(len(paths)), []
+    for k in paths.T:
+        seen.append(gradient(gamma) ** 2)
+        own, gamma = g[np.arange(len(w)), k], w.copy()
+        for _ in range(3):  # Newton's method; the local problem's curvature is 59 to 61
+            slope = c[k] * np.sin(gamma - b[k]) - own + 60 * (gamma - w)
+            gamma = gamma - slope / (60 + c[k] * np.cos(gamma - b[k]))
+        g[np.arange(len(w)), k] -= 60 * (gamma - w)
+        h -= 20 * (gamma - w)
+        w = gamma - h / 60
+    measured = float(np.mean(seen))
+    assert found.bound / 4 < measured <= found.bound
+
+
+@pytest.mark.parametrize(("clients", "cohort"), SIZES)
+def test_the_bounds_are_within_a_factor_of_what_happens(clients: int, cohort: int) -> None:
+    """Some number of rounds comes within a factor of 15, 7 and 4 of the proofs' bounds."""
+    one = Problem(1, clients)
+    found = one.convex(1, cohort, 25 * one.smoothness)
+    expected = Expected(one, cohort, found.alpha, rounds=400)
+    assert (15 * expected.means > found.bound / np.arange(1, 401)).any()
+
+    alpha = one.strongly_convex(1, cohort).alpha
+    expected = Expected(one, cohort, alpha, 400, growth=1 + one.strong_convexity / alpha)
+    bounds = np.array([one.strongly_convex(t, cohort).bound for t in range(1, 401)])
+    assert (7 * expected.means > bounds).any()
+
+    one = Problem(1, clients, convex=False, spread=1.0)
+    found = one.nonconvex(1, cohort)
+    expected = Expected(one, cohort, found.alpha, rounds=400)
+    assert (4 * expected.gradients > found.bound / np.arange(1, 401)).any()
+
+
+def test_theorem_4_is_false_with_the_first_model_as_the_clients_last_one() -> None:
+    """At the minimum of f, C = 0 would promise a gradient of 0, but small cohorts move away."""
+    one = Problem(2, 4, convex=False, spread=1.0, start=0.0)
+    found = one.nonconvex(1, 1)
+    expected = Expected(one, 1, found.alpha, rounds=20)
+    assert one.gap == 0 < one.squared_distances
+    assert expected.gradient[0] == 0 < expected.gradient[1]
+    assert (expected.gradients <= found.bound / np.arange(1, 21)).all()
+
+
+@pytest.mark.parametrize("cohort", [1, 2])
+def test_simulations_keep_the_promise_of_theorem_2(cohort: int) -> None:
+    """`train_loss` of the cohort's model is f(gamma^t); two gradient steps a round are exact."""
+    one, rounds, seeds = Problem(3, 4), 40, 60
+    alpha = one.convex(1, cohort).alpha
+    runs = simulate(
+        quadratic_federation(list(one.a), list(one.b)),
+        quadratic_model(one.start),
+        feddyn(alpha),
+        solver=Solver(1 / (alpha + one.smoothness / 2), "all", steps=4),
+        cohort=Cohort(cohort),
+        rounds=rounds,
+        seed=range(seeds),
+        evaluation=Evaluation(model="cohort", gradients=False),
+    )
+    apart = one.star - one.b
+    least = 0.5 * np.einsum("ki,kij,kj->", apart, one.a, apart) / 4
+    losses = np.array([[record.train_loss for record in run.history] for run in runs]) - least
+    assert losses.shape == (seeds, rounds + 1)
+    means = losses[:, :rounds].mean(axis=1)
+    assert means.mean() <= one.convex(rounds, cohort).bound
+    expected = Expected(one, cohort, alpha, rounds).means[-1]
+    assert abs(means.mean() - expected) < 4 * means.std() / math.sqrt(seeds) + 1e-5 * least
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rounds": 0}, "rounds = 0"),
+        ({"smoothness": 0.0}, "smoothness = 0.0"),
+        ({"clients": 0}, "clients = 0"),
+        (
+            {"clients_per_round": 11},
+            "clients_per_round = 11; it must be a whole number from 1 to 10",
+        ),
+        ({"squared_distance": -1.0}, "squared_distance = -1.0"),
+        ({"squared_gradients": math.nan}, "squared_gradients = nan"),
+        ({"alpha": 24.9}, "alpha = 24.9; it must be at least 25 L = 25"),
+        ({"alpha": math.inf}, "alpha = inf"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(wrong: dict[str, Any], message: str) -> None:
+    right: dict[str, Any] = {"rounds": 10, "smoothness": 1.0, "clients": 10, "clients_per_round": 5}
+    right |= {"squared_distance": 1.0, "squared_gradients": 1.0}
+    with pytest.raises(InputError, match=message):
+        feddyn_convex(**(right | wrong))
+    with pytest.raises(InputError, match=message.replace("25 L = 25", r"max\(5 mu N / K, 30 L\)")):
+        feddyn_strongly_convex(strong_convexity=0.1, **(right | wrong))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"gap": -1.0}, "gap = -1.0"),
+        ({"squared_distances": math.inf}, "squared_distances = inf"),
+        ({"alpha": 39.0}, "alpha = 39.0; it must be at least 20 L N / K = 40"),
+    ],
+)
+def test_so_are_those_of_the_nonconvex_case(wrong: dict[str, Any], message: str) -> None:
+    right: dict[str, Any] = {"rounds": 10, "smoothness": 1.0, "clients": 10, "clients_per_round": 5}
+    with pytest.raises(InputError, match=message):
+        feddyn_nonconvex(**(right | {"gap": 1.0, "squared_distances": 1.0} | wrong))
+
+
+@pytest.mark.parametrize("mu", [0.0, 1.1])
+def test_strong_convexity_is_at_most_smoothness(mu: float) -> None:
+    with pytest.raises(InputError, match=r"strong_convexity = .*above 0 and at most 1"):
+        feddyn_strongly_convex(
+            10,
+            smoothness=1.0,
+            strong_convexity=mu,
+            clients=10,
+            clients_per_round=5,
+            squared_distance=1.0,
+            squared_gradients=1.0,
+        )
