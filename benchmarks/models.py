@@ -6,10 +6,13 @@ A round has ten clients (on an accelerator also fifty), each with a few mini-bat
 of the right shape. The library runs it with `simulate`, torch as a plain loop over the clients.
 Both alternate, the fastest of several runs counts, and both are compared with the fastest product
 of two large matrices. Operations are counted from the layers' shapes: a step has the products of
-the forward pass and of both gradients, except the gradient of the first layer's input.
+the forward pass and of both gradients, except the gradient of the first layer's input. Without
+torch its columns are empty.
 """
 
 import argparse
+import importlib
+import importlib.util
 import math
 import tempfile
 import time
@@ -17,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -26,7 +29,6 @@ from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
-from benchmarks import torch_models, torch_recurrent
 from fedprox.model import weighted_loss
 
 Array = NDArray[Any]
@@ -34,6 +36,20 @@ Array = NDArray[Any]
 REPEATS = 4
 SECONDS = 1.0
 """About how long one timed run should take."""
+
+MOST_ROUNDS = 1000
+"""Most rounds of one timed run."""
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+
+def by_torch(module: str, name: str, *args: int) -> Callable[[], Any]:
+    """A function that makes a torch module, and imports torch only then."""
+
+    def make() -> Any:
+        return getattr(importlib.import_module(f"benchmarks.{module}"), name)(*args)
+
+    return make
 
 
 @dataclass(frozen=True)
@@ -108,7 +124,7 @@ ROWS = (
         "logistic",
         10,
         fp.models.logistic,
-        torch_models.logistic,
+        by_torch("torch_models", "logistic"),
         (784,),
         (784 * 10,),
         wanted=10.0,
@@ -117,7 +133,7 @@ ROWS = (
         "2NN",
         10,
         partial(fp.models.mlp, hidden=[200, 200]),
-        torch_models.two_layers,
+        by_torch("torch_models", "two_layers"),
         (784,),
         (784 * 200, 200 * 200, 200 * 10),
     ),
@@ -125,7 +141,7 @@ ROWS = (
         "MNIST CNN",
         10,
         fp.models.mnist_cnn,
-        torch_models.mnist_cnn,
+        by_torch("torch_models", "mnist_cnn"),
         (28, 28, 1),
         (28 * 28 * 25 * 32, 14 * 14 * 25 * 32 * 64, 3136 * 512, 512 * 10),
         wanted=1.0,
@@ -134,7 +150,7 @@ ROWS = (
         "CIFAR CNN 24x24",
         50,
         fp.models.cifar_cnn,
-        torch_models.cifar_cnn,
+        by_torch("torch_models", "cifar_cnn"),
         (24, 24, 3),
         (24 * 24 * 75 * 64, 12 * 12 * 1600 * 64, 2304 * 384, 384 * 192, 192 * 10),
     ),
@@ -142,7 +158,7 @@ ROWS = (
         "FedDyn CNN",
         50,
         fp.models.feddyn_cnn,
-        torch_models.feddyn_cnn,
+        by_torch("torch_models", "feddyn_cnn"),
         (32, 32, 3),
         (28 * 28 * 75 * 64, 10 * 10 * 1600 * 64, 1600 * 384, 384 * 192, 192 * 10),
         wanted=0.9,
@@ -151,7 +167,7 @@ ROWS = (
         "ResNet-18",
         50,
         fp.models.resnet18,
-        torch_models.resnet18,
+        by_torch("torch_models", "resnet18"),
         (32, 32, 3),
         resnet_products(),
         steps=1,
@@ -160,7 +176,7 @@ ROWS = (
         "character LSTM 2x100",
         10,
         fp.models.char_lstm,
-        partial(torch_recurrent.char_lstm, 100),
+        by_torch("torch_recurrent", "char_lstm", 100),
         (80,),
         (*lstm_products(80, 8, 100, 100), 100 * 80),
         classes=80,
@@ -172,7 +188,7 @@ ROWS = (
         "character LSTM 2x256",
         10,
         partial(fp.models.char_lstm, hidden=256),
-        partial(torch_recurrent.char_lstm, 256),
+        by_torch("torch_recurrent", "char_lstm", 256),
         (80,),
         (*lstm_products(80, 8, 256, 256), 256 * 80),
         classes=80,
@@ -184,7 +200,7 @@ ROWS = (
         "FedAvg's character LSTM",
         10,
         fp.models.char_lstm_fedavg,
-        torch_recurrent.char_lstm_fedavg,
+        by_torch("torch_recurrent", "char_lstm_fedavg"),
         (80,),
         (*lstm_products(80, 8, 256, 256), 80 * 256 * 258),
         classes=258,
@@ -196,7 +212,7 @@ ROWS = (
         "sentiment LSTM 2x256",
         10,
         fp.models.sentiment_lstm,
-        partial(torch_recurrent.sentiment_lstm, 256),
+        by_torch("torch_recurrent", "sentiment_lstm", 256),
         (25, 300),
         (*lstm_products(25, 300, 256, 256), 256 * 30, 30),
         classes=2,
@@ -205,7 +221,7 @@ ROWS = (
         "word LSTM",
         10,
         fp.models.word_lstm,
-        torch_recurrent.word_lstm,
+        by_torch("torch_recurrent", "word_lstm"),
         (10,),
         (*lstm_products(10, 192, 256), 10 * 256 * 10_000),
         classes=10_000,
@@ -216,22 +232,41 @@ ROWS = (
 )
 
 
-def our_round(federation: fp.Federation, row: Row, rounds: int) -> fp.Run:
+def row_named(name: str) -> Row:
+    """The row of a model."""
+    return next(row for row in ROWS if row.name == name)
+
+
+Convert = Callable[[fp.Model], fp.Model]
+"""A change of a model before it is measured, such as to another precision."""
+
+
+def unchanged(model: fp.Model) -> fp.Model:
+    """The model itself."""
+    return model
+
+
+def our_round(
+    federation: fp.Federation, row: Row, rounds: int, convert: Convert = unchanged
+) -> fp.Run:
     """Rounds of all clients, and two evaluations of one row of each."""
     return fp.simulate(
         federation,
-        row.model(federation),
+        convert(row.model(federation)),
         fp.fedavg(),
         solver=fp.Solver(0.01, row.batch, epochs=1),
         cohort=fp.Cohort(len(federation)),
         rounds=rounds,
         evaluation=fp.Evaluation(every=rounds, rows=1, gradients=False),
+        progress=False,
     )[0]
 
 
-def our_step(federation: fp.Federation, row: Row) -> Callable[[], object]:
+def our_step(
+    federation: fp.Federation, row: Row, convert: Convert = unchanged
+) -> Callable[[], object]:
     """One step by itself, called from Python."""
-    model = row.model(federation)
+    model = convert(row.model(federation))
     params = model.init(jax.random.key(0))
     x, y = (jax.numpy.asarray(a[: row.batch]) for a in federation.train.client(0))
     weights = jax.numpy.full(row.batch, 1 / row.batch)
@@ -254,62 +289,138 @@ def fastest(run: Callable[[], object], repeats: int) -> float:
     return min(times)
 
 
-def ceiling() -> tuple[float, float]:
-    """GFLOP/s of a product of two large matrices, in JAX and in torch."""
-    size = 2048
-    a = jax.numpy.ones((size, size))
+def product_rate(size: int = 2048, dtype: Any = np.float32) -> float:
+    """Operations a second of a product of two large matrices in JAX."""
+    a = jax.random.normal(jax.random.key(0), (size, size), dtype)
     product = jax.jit(lambda a: a @ a)
-    b = torch_models.to_device(np.ones((size, size), np.float32))
+    jax.block_until_ready(product(a))
+    return 2.0 * size**3 / fastest(lambda: product(a).block_until_ready(), 10)
 
-    def by_torch() -> None:
+
+def torch_product_rate(size: int = 2048) -> float:
+    """Operations a second of a product of two large matrices in torch; NaN without torch."""
+    if not HAS_TORCH:
+        return math.nan
+    from benchmarks import torch_models
+
+    values = np.random.default_rng(0).normal(size=(size, size)).astype(np.float32)
+    b = torch_models.to_device(values)
+
+    def product() -> None:
         b @ b
         torch_models.wait()
 
-    jax.block_until_ready(product(a))
-    by_torch()
-    operations = 2e-9 * size**3
-    ours = operations / fastest(lambda: product(a).block_until_ready(), 10)
-    return ours, operations / fastest(by_torch, 10)
+    product()
+    return 2.0 * size**3 / fastest(product, 10)
 
 
-def compare(row: Row, clients: int, best: float) -> tuple[str, ...]:
-    """A row of the table."""
+class Timing(NamedTuple):
+    """A model's step, by us and by torch; torch's are NaN without it.
+
+    Attributes:
+        parameters: Number of parameters.
+        step: Seconds of a step by itself.
+        torch_step: The same in torch.
+        in_round: Seconds of a step in a round.
+        torch_in_round: The same in torch.
+        rate: Operations a second of our steps in a round.
+        compile_seconds: Seconds to compile a run's programs.
+        memory: Bytes of a round's program without the data.
+    """
+
+    parameters: int
+    step: float
+    torch_step: float
+    in_round: float
+    torch_in_round: float
+    rate: float
+    compile_seconds: float
+    memory: int
+
+
+def measure(
+    row: Row,
+    clients: int,
+    *,
+    repeats: int = REPEATS,
+    seconds: float = SECONDS,
+    torch: bool = HAS_TORCH,
+    convert: Convert = unchanged,
+) -> Timing:
+    """Time a model's step.
+
+    Args:
+        row: The model.
+        clients: Clients of a round.
+        repeats: Timed runs, of which the fastest counts.
+        seconds: About how long a timed run should take.
+        torch: Whether to time torch's loop too.
+        convert: A change of our model.
+    """
     federation = row.federation(clients)
-    module = torch_models.Loop(row.torch(), federation, row.batch)
-    alone = our_step(federation, row)
+    alone = our_step(federation, row, convert)
     alone()
-    module.step()
-    cold = our_round(federation, row, 1)
-    module.round()
-    rounds = max(1, math.ceil(SECONDS / fastest(module.round, 1)))
-    one, more, theirs, our_one, their_one = (math.inf,) * 5
-    for _ in range(REPEATS):
-        one = min(one, our_round(federation, row, 1).run_seconds)
-        more = min(more, our_round(federation, row, 1 + rounds).run_seconds)
-        theirs = min(theirs, fastest(module.round, rounds))
+    cold = our_round(federation, row, 1, convert)
+    least = our_round(federation, row, 1, convert).run_seconds
+    rounds = min(MOST_ROUNDS, max(1, math.ceil(seconds / least)))
+    theirs: Callable[[], object] | None = None
+    their_step: Callable[[], object] | None = None
+    their_rounds = 1
+    if torch:
+        from benchmarks import torch_models
+
+        module = torch_models.Loop(row.torch(), federation, row.batch)
+        theirs, their_step = module.round, module.step
+        module.step()
+        module.round()
+        their_rounds = max(1, math.ceil(seconds / fastest(module.round, 1)))
+    one, more, our_one = (math.inf,) * 3
+    their_round, their_one = (math.inf if torch else math.nan,) * 2
+    for _ in range(repeats):
+        one = min(one, our_round(federation, row, 1, convert).run_seconds)
+        more = min(more, our_round(federation, row, 1 + rounds, convert).run_seconds)
         our_one = min(our_one, fastest(alone, 10))
-        their_one = min(their_one, fastest(module.step, 10))
-    ours = (more - one) / rounds  # planning and evaluations cancel
+        if theirs is not None and their_step is not None:
+            their_round = min(their_round, fastest(theirs, their_rounds))
+            their_one = min(their_one, fastest(their_step, 10))
     each = clients * row.steps
-    parameters = sum(a.size for a in jax.tree.leaves(cold.params))
+    ours = max(more - one, 1e-9) / rounds / each  # planning and evaluations cancel
     data = federation.train.x.nbytes + federation.train.y.nbytes
-    gflops = 1e-9 * row.operations * each / ours
+    return Timing(
+        parameters=sum(a.size for a in jax.tree.leaves(cold.params)),
+        step=our_one,
+        torch_step=their_one,
+        in_round=ours,
+        torch_in_round=their_round / each,
+        rate=row.operations / ours,
+        compile_seconds=cold.compile_seconds,
+        memory=cold.memory - data,
+    )
+
+
+def cells(row: Row, clients: int, timing: Timing, best: float) -> tuple[str, ...]:
+    """A row of the table; `best` is the rate of the product of two large matrices."""
+
+    def milliseconds(value: float) -> str:
+        return "" if math.isnan(value) else f"{1e3 * value:.3f}"
+
+    ratio = timing.torch_in_round / timing.in_round
     return (
         row.name,
         str(row.batch),
         str(clients),
-        f"{parameters:,}",
-        f"{1e3 * our_one:.3f}",
-        f"{1e3 * their_one:.3f}",
-        f"{1e3 * ours / each:.3f}",
-        f"{1e3 * theirs / each:.3f}",
-        f"{theirs / ours:.2f}",
+        f"{timing.parameters:,}",
+        milliseconds(timing.step),
+        milliseconds(timing.torch_step),
+        milliseconds(timing.in_round),
+        milliseconds(timing.torch_in_round),
+        "" if math.isnan(ratio) else f"{ratio:.2f}",
         "" if row.wanted is None else f"{row.wanted:g}",
-        f"{gflops:.0f}",
-        f"{100 * gflops / best:.0f} %",
-        f"{cold.compile_seconds:.1f}",
-        f"{(cold.memory - data) / 2**20:.1f}",
-        f"{(cold.memory - data) / (4 * parameters):.1f}",
+        f"{1e-9 * timing.rate:.0f}",
+        f"{100 * timing.rate / best:.0f} %",
+        f"{timing.compile_seconds:.1f}",
+        f"{timing.memory / 2**20:.1f}",
+        f"{timing.memory / (4 * timing.parameters):.1f}",
     )
 
 
@@ -339,18 +450,19 @@ def main() -> None:
         "in models",
     ):
         table.add_column(header, justify="left" if header == "model" else "right")
-    rates = [0.0, 0.0]
+    rates = [0.0, math.nan]
     with tempfile.TemporaryDirectory() as folder:
         fp.use_compilation_cache(Path(folder))
         for row in ROWS:
             if not names or row.name in names:
-                rates = [max(pair) for pair in zip(rates, ceiling(), strict=True)]
+                rates = [np.fmax(rates[0], product_rate()), np.fmax(rates[1], torch_product_rate())]
                 for clients in (10,) if jax.default_backend() == "cpu" else (10, 50):
-                    table.add_row(*compare(row, clients, max(rates)))
+                    timing = measure(row, clients)
+                    table.add_row(*cells(row, clients, timing, float(np.nanmax(rates))))
                     console.print(f"done: {row.name}, {clients} clients")
     console.print(table)
-    kind, by_jax, by_torch = jax.devices()[0].device_kind, *rates
-    console.print(f"{kind}; large products: jax {by_jax:.0f}, torch {by_torch:.0f} GFLOP/s")
+    kind, ours, theirs = jax.devices()[0].device_kind, *(1e-9 * rate for rate in rates)
+    console.print(f"{kind}; large products: jax {ours:.0f}, torch {theirs:.0f} GFLOP/s")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,249 @@
+"""Checks that results on a GPU are right, and the tests that matter there if pytest is installed.
+
+The checks are plain functions that return what they found, and raise `AssertionError` if it is
+wrong. The tests call them too.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedprox as fp
+from benchmarks.gpu_parts import environment
+from benchmarks.gpu_parts.lanes import with_lanes
+from benchmarks.gpu_parts.part import Part
+from benchmarks.models import ROWS, Row, row_named
+from fedprox.model import weighted_loss
+from tests import methods
+from tests.byhand import CLIENTS, START, beside_the_oracle
+
+Check = Callable[[], dict[str, Any]]
+
+TESTS = (
+    "tests/simulation/compiled/test_round.py",
+    "tests/algorithms",
+    "tests/models",
+)
+"""The tests that matter on a GPU and need no second device."""
+
+SAME = 1e-3
+"""Largest relative difference between results of equal precision."""
+
+METHODS: dict[str, Callable[[], None]] = {
+    "FedProx": lambda: beside_the_oracle(
+        fp.fedprox(mu=[0.0, 0.5]),
+        lambda hparams, _: methods.FedProx(START, CLIENTS, hparams["mu"]),
+    ),
+    "FedDyn": lambda: beside_the_oracle(
+        fp.feddyn(alpha=[0.3, 2.0]),
+        lambda hparams, _: methods.FedDyn(START, CLIENTS, hparams["alpha"]),
+    ),
+    "SCAFFOLD": lambda: beside_the_oracle(
+        fp.scaffold(server_learning_rate=0.8),
+        lambda _, federation: methods.Scaffold(START, len(federation), 2, 0.8),
+    ),
+    "FedSplit": lambda: beside_the_oracle(
+        fp.fedsplit(step_size=[0.5, 2.0], average="all"),
+        lambda hparams, _: methods.FedSplit(START, CLIENTS, hparams["step_size"], "all"),
+    ),
+    "FedNova": lambda: beside_the_oracle(
+        fp.fednova(mu=[0.0, 2.0]),
+        lambda hparams, _: methods.FedNova(START, CLIENTS, hparams["mu"]),
+    ),
+}
+
+
+def equals_the_oracle(name: str) -> dict[str, Any]:
+    """A method's runs equal those of the NumPy oracle, stragglers and sweep points included."""
+    with jax.default_matmul_precision("highest"):
+        METHODS[name]()
+    return {}
+
+
+def difference(found: Any, expected: Any) -> float:
+    """||found - expected|| / ||expected|| of two pytrees."""
+    pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True))
+    away = sum(float(np.sum((np.asarray(a, float) - np.asarray(b, float)) ** 2)) for a, b in pairs)
+    size = sum(float(np.sum(np.asarray(b, float) ** 2)) for _, b in pairs)
+    return float(np.sqrt(away / size))
+
+
+def ragged(row: Row, clients: int) -> fp.Federation:
+    """Random data of a model's shape for clients of different sizes, on average 30 rows."""
+    whole = row.federation(1).train
+    rng = np.random.default_rng(1)
+    x, y = whole.client(0)
+    sizes = np.clip(rng.lognormal(3.2, 0.6, clients), 3, 120).astype(int)
+    drawn = [rng.integers(len(y), size=size) for size in sizes]
+    return fp.Federation.from_arrays([(x[i], y[i]) for i in drawn], classes=row.classes)
+
+
+def lanes_agree(name: str, clients: int = 24) -> dict[str, Any]:
+    """Several lanes give the model that one lane gives."""
+    row, found = row_named(name), {}
+    federation = ragged(row, clients)
+    runs = {}
+    for lanes in (1, 3, 8):
+        with with_lanes(lanes), jax.default_matmul_precision("highest"):
+            (runs[lanes],) = fp.simulate(
+                federation,
+                row.model(federation),
+                fp.fedprox(mu=0.1),
+                solver=fp.Solver(0.05, row.batch, epochs=2),
+                cohort=fp.Cohort(clients // 2),
+                systems=fp.Systems(stragglers=0.5),
+                rounds=2,
+                evaluation=fp.Evaluation(every=2, gradients=False),
+                devices=1,
+                progress=False,
+            )
+    for lanes in (3, 8):
+        found[f"{lanes} lanes"] = difference(runs[lanes].params, runs[1].params)
+    assert max(found.values()) < SAME, f"results of several lanes and of one differ: {found}"
+    return {"difference": max(found.values())}
+
+
+def step_equals_the_cpus(name: str) -> dict[str, Any]:
+    """A model's gradients in two lanes equal those that a CPU computes.
+
+    The difference in the default precision, TF32 on most GPUs, is returned too and has no limit.
+    """
+    row = row_named(name)
+    federation = row.federation(1)
+    model = row.model(federation)
+    x, y = (a[: row.batch] for a in federation.train.client(0))
+    weights = np.full(len(y), 1 / len(y), np.float32)
+    (cpu, *_) = jax.local_devices(backend="cpu")
+
+    def gradients(precision: str | None, device: jax.Device | None) -> Any:
+        def one(params: Any) -> Any:
+            return jax.grad(weighted_loss, argnums=1)(
+                model, params, jnp.asarray(x), jnp.asarray(y), jnp.asarray(weights)
+            )
+
+        with jax.default_device(device), jax.default_matmul_precision(precision):
+            return jax.device_get(jax.jit(jax.vmap(one))(jax.tree.map(jnp.asarray, params)))
+
+    with jax.default_device(cpu):
+        keys = jax.random.split(jax.random.key(0))
+        params = jax.device_get(jax.vmap(model.init)(keys))
+        expected = gradients("highest", cpu)
+    found = {
+        "difference": difference(gradients("highest", None), expected),
+        "default precision": difference(gradients(None, None), expected),
+    }
+    assert found["difference"] < SAME, f"gradients on this device and on a CPU differ: {found}"
+    return found
+
+
+def programs_compile_once() -> dict[str, Any]:
+    """A run compiles one program for rounds, one for evaluations and one for gamma."""
+    row = row_named("logistic")
+    federation = ragged(row, 12)
+    compiled: list[str] = []
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        del duration_secs
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(str(kwargs.get("fun_name")))
+
+    def run(rounds: int) -> None:
+        fp.simulate(
+            federation,
+            row.model(federation),
+            fp.fedprox(mu=0.1),
+            solver=fp.Solver(0.05, row.batch, epochs=2),
+            cohort=fp.Cohort(4),
+            systems=fp.Systems(stragglers=0.5),
+            rounds=rounds,
+            evaluation=fp.Evaluation(every=2),
+            progress=False,
+        )
+
+    run(2)  # what JAX compiles for single operations
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        run(9)
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert len(compiled) == 3, f"compiled {sorted(compiled)}; three programs are needed"
+    return {"programs": len(compiled)}
+
+
+CHECKS: dict[str, Check] = {
+    **{f"NumPy oracle: {name}": partial(equals_the_oracle, name) for name in METHODS},
+    "three programs a run": programs_compile_once,
+    "lanes: logistic": partial(lanes_agree, "logistic"),
+    "lanes: FedDyn CNN": partial(lanes_agree, "FedDyn CNN"),
+    "lanes: character LSTM 2x100": partial(lanes_agree, "character LSTM 2x100"),
+    **{f"step: {row.name}": partial(step_equals_the_cpus, row.name) for row in ROWS},
+}
+
+CHEAP = (
+    "NumPy oracle: FedProx",
+    "NumPy oracle: FedDyn",
+    "three programs a run",
+    "lanes: logistic",
+    "step: logistic",
+    "step: 2NN",
+    "step: MNIST CNN",
+)
+"""The checks of a rehearsal."""
+
+
+def main(part: Part) -> None:
+    """Run the checks, then the tests; the exit status is 1 if anything is wrong."""
+    wrong = 0
+    for name in CHEAP if part.tiny else CHECKS:
+        begin = time.perf_counter()
+        try:
+            found, result = CHECKS[name](), "right"
+        except Exception as error:  # a check that cannot run must not end the others
+            found, result = {}, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            wrong += 1
+        seconds = time.perf_counter() - begin
+        part.write("Checks", check=name, result=result, seconds=seconds, **found)
+    wrong += not run_tests(part)
+    sys.exit(min(wrong, 1))
+
+
+def run_tests(part: Part) -> bool:
+    """Run the tests in pytest, if it and hypothesis are installed; whether all passed."""
+    if not all(map(importlib.util.find_spec, ("pytest", "hypothesis"))):
+        part.write(
+            "Tests", tests="pytest or hypothesis is not installed; only the checks above ran"
+        )
+        return True
+    options = ["-q", "-p", "no:cacheprovider", "-W", "default", "-m", "not slow and not network"]
+    if importlib.util.find_spec("xdist") and not part.tiny:
+        options += ["-n", str(min(8, os.cpu_count() or 1))]
+    names = [f"{TESTS[0]}::test_same_seed_same_bits_and_another_seed_others"]
+    log = part.out / "tests.log"
+    changes = {
+        "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "0",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # several processes share the GPU's memory
+    }
+    with log.open("w") as file:
+        ran = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *(names if part.tiny else TESTS)],
+            cwd=environment.ROOT,
+            env=os.environ | changes,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    lines = log.read_text(errors="replace").splitlines()
+    for line in lines:
+        if line.startswith(("FAILED", "ERROR")):
+            part.write("Tests that failed", test=line[:300])
+    part.write("Tests", tests=lines[-1] if lines else f"exit status {ran.returncode}")
+    return ran.returncode == 0

@@ -1,0 +1,96 @@
+"""What the benchmark needs from its environment, checked before anything is imported."""
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+INSTALL = "docs/howto/gpu.md says how to install them, without a network too"
+
+
+def missing() -> list[str]:
+    """Dependencies of the library that are not installed, as pyproject.toml writes them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [need for need in project["dependencies"] if not _installed(need)]
+
+
+def _installed(requirement: str) -> bool:
+    """Whether there is any version of a requirement such as "jax>=0.10"."""
+    name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def problem(*, tiny: bool) -> str | None:
+    """Why the benchmark cannot run here, on one line; None if it can."""
+    needed = missing()
+    if needed:
+        listed = " ".join(f"'{need}'" for need in needed)
+        return f"{sys.executable} lacks {listed}; {INSTALL}"
+    if tiny:
+        return None
+    backend = _backend()
+    if backend == "cpu":
+        return (
+            f"JAX of {sys.executable} sees no GPU; install its CUDA wheels with pip install "
+            f"'jax[cuda13]=={importlib.metadata.version('jax')}' (or cuda12, for older drivers), "
+            "or rehearse with --tiny"
+        )
+    if backend is None:
+        return f"JAX of {sys.executable} does not start; see the message above"
+    return None
+
+
+def _backend() -> str | None:
+    """JAX's backend, found by another process, so that this one holds no GPU memory."""
+    code = "import jax; print(jax.default_backend())"
+    found = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    return found.stdout.strip() if found.returncode == 0 else None
+
+
+def data_folder(given: Path | None) -> Path | None:
+    """The folder with data: as given, FEDPROX_DATA, or `shared/data` in the project or beside it.
+
+    Nothing is downloaded.
+    """
+    named = given or (Path(os.environ["FEDPROX_DATA"]) if os.environ.get("FEDPROX_DATA") else None)
+    if named:
+        return named.resolve()
+    places = (ROOT / "shared" / "data", ROOT.parent / "shared" / "data")
+    return next((place for place in places if place.is_dir()), None)
+
+
+def variables(out: Path) -> dict[str, str]:
+    """Environment variables of a part's process: this tree's library, and a cache of programs."""
+    path = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONUNBUFFERED": "1",
+        "FEDPROX_CACHE": os.environ.get("FEDPROX_CACHE", str(out / "cache")),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Versions, and the GPU as the driver names it."""
+    versions = {}
+    for name in ("jax", "jaxlib", "numpy", "flax", "torch"):
+        if _installed(name):
+            versions[name] = importlib.metadata.version(name)
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+        gpu = "; ".join(found.stdout.strip().splitlines())
+    except (OSError, subprocess.SubprocessError):
+        gpu = "none that nvidia-smi finds"
+    python = ".".join(map(str, sys.version_info[:3]))
+    return {"GPU": gpu, "cores": os.cpu_count() or 0, "python": python, **versions}

@@ -1,0 +1,101 @@
+"""The papers' longest items, one after another until the time is over.
+
+`fedprox reproduce` runs them at the paper's scale. It keeps checkpoints, so the next call goes on
+where this one ended. Items whose data are not at hand are left out: nothing is downloaded, and
+made-up images are never used.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_parts import environment
+from benchmarks.gpu_parts.part import Part
+from fedprox.papers import select
+from fedprox.reproduce.item import GENERATED
+
+ITEMS = (
+    "fedavg/table-1-cnn",
+    "fedprox/figure-1",
+    "feddyn/table-1",
+    "fedavg/table-2-whole",
+    "fedavg/table-3",
+    "fedavg/figure-3",
+    "fedavg/figure-8",
+    "fedavg/figure-9",
+    "models/centralised",
+)
+"""The items, in the order in which they are run."""
+
+FOLDERS = {"posts": "ubuntu-irc", "emnist-l": "emnist", "overlapping_femnist": "emnist"}
+"""Folders of data sets that have another name."""
+
+ENDING = 20.0
+"""Seconds in which an item writes its checkpoint when the time is over."""
+
+
+def absent(data: tuple[str, ...], data_dir: Path | None) -> list[str]:
+    """The data sets among these that are not in the folder with data."""
+    return [
+        name
+        for name in data
+        if name not in GENERATED
+        and not (data_dir and (data_dir / FOLDERS.get(name, name)).is_dir())
+    ]
+
+
+def main(part: Part) -> None:
+    """Run items until the time is over."""
+    names = part.items or (("fedprox/figure-2",) if part.tiny else ITEMS)
+    for name in names:
+        for key, item in select(name).items():
+            lacking = absent(item.data, part.data_dir)
+            if lacking:
+                part.write("Items", item=key, result=f"left out, without {', '.join(lacking)}")
+            elif part.left > ENDING:
+                result = reproduce(part, key)
+                progress(part, part.out / "papers" / "runs")
+                part.write("Items", item=key, result=result)
+            else:
+                part.write("Items", item=key, result="not run: no time was left")
+
+
+def reproduce(part: Part, name: str) -> str:
+    """Run an item until it is done or the time is over."""
+    command = [sys.executable, "-m", "fedprox", "reproduce", name]
+    command += ["--scale", "short" if part.tiny else "paper", "--out", str(part.out / "papers")]
+    command += ["--data-dir", str(part.data_dir)] if part.data_dir else []
+    child = subprocess.Popen(command, cwd=environment.ROOT, env=os.environ)
+    try:
+        status = child.wait(max(part.left - ENDING, 1.0))
+    except subprocess.TimeoutExpired:
+        child.send_signal(signal.SIGTERM)
+        status = child.wait()
+        return "stopped; the next call continues"
+    return "done" if status == 0 else f"failed with exit status {status}"
+
+
+def progress(part: Part, folder: Path) -> None:
+    """Write how far each run of a folder is."""
+    for path in sorted(folder.glob("*/metrics.jsonl")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        last: dict[tuple[str, int], dict[str, Any]] = {}
+        for line in lines:
+            record = json.loads(line)
+            last[record["label"], record["seed"]] = record
+        for (label, seed), record in last.items():
+            part.write(
+                "Runs so far",
+                **{
+                    "run": path.parent.name,
+                    "method": label,
+                    "seed": seed,
+                    "round": record["round"],
+                    "training loss": record["train_loss"],
+                    "test accuracy": record["test_accuracy"],
+                },
+            )
