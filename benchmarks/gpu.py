@@ -38,7 +38,10 @@ GRACE = 15.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the parts; the exit status is 0 if all of them ended well or ran out of time."""
+    """Run the parts; the exit status is 0 if all of them ended well or ran out of time.
+
+    In a rehearsal no part may run out of time.
+    """
     options = _options(arguments)
     trouble = environment.problem(tiny=options.tiny)
     if trouble:
@@ -78,24 +81,24 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run_part(part: Part) -> bool:
-    """Run a part in another process; whether it ended well or ran out of time."""
+    """Run a part in another process; whether it ended well."""
     append(part.out, {"part": part.name, "began": _now()})
     print(f"{part.name}: begins, with {part.seconds:.0f} s", flush=True)
     if part.seconds <= 0:
-        return _ended(part, "not run: no time was left")
+        return _ended(part, "not run: no time was left", well=not part.tiny)
     command = [sys.executable, "-m", "benchmarks.gpu_parts", part.to_json()]
     # a session of its own, so that its own processes end with it
     child = subprocess.Popen(
         command,
         cwd=environment.ROOT,
-        env=environment.variables(part.out),
+        env=environment.variables(part.out, tiny=part.tiny),
         start_new_session=True,
     )
     try:
         status = child.wait(part.seconds)
     except subprocess.TimeoutExpired:
         _stop(child)
-        return _ended(part, "out of time")
+        return _ended(part, "out of time", well=not part.tiny)
     except BaseException:
         _stop(child)
         raise

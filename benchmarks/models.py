@@ -338,6 +338,15 @@ class Timing(NamedTuple):
     memory: int
 
 
+def rounds_for(seconds: float, run: Callable[[int], fp.Run]) -> int:
+    """The number of further rounds after the first that take about some seconds."""
+    one = run(1).run_seconds
+    rounds = min(MOST_ROUNDS, max(1, math.ceil(seconds / one)))
+    took = run(1 + rounds).run_seconds - one
+    # the first round came with planning and evaluations, so there may be time for more
+    return min(MOST_ROUNDS, max(1, math.ceil(rounds * seconds / max(took, seconds / 20))))
+
+
 def measure(
     row: Row,
     clients: int,
@@ -361,8 +370,7 @@ def measure(
     alone = our_step(federation, row, convert)
     alone()
     cold = our_round(federation, row, 1, convert)
-    least = our_round(federation, row, 1, convert).run_seconds
-    rounds = min(MOST_ROUNDS, max(1, math.ceil(seconds / least)))
+    rounds = rounds_for(seconds, lambda rounds: our_round(federation, row, rounds, convert))
     theirs: Callable[[], object] | None = None
     their_step: Callable[[], object] | None = None
     their_rounds = 1
@@ -384,7 +392,8 @@ def measure(
             their_round = min(their_round, fastest(theirs, their_rounds))
             their_one = min(their_one, fastest(their_step, 10))
     each = clients * row.steps
-    ours = max(more - one, 1e-9) / rounds / each  # planning and evaluations cancel
+    # planning and evaluations cancel; what remains can be lost in noise
+    ours = (more - one) / rounds / each if more > one else math.nan
     data = federation.train.x.nbytes + federation.train.y.nbytes
     return Timing(
         parameters=sum(a.size for a in jax.tree.leaves(cold.params)),

@@ -1,9 +1,9 @@
 """The constants of `lane_cost`, and the number of lanes that they imply against the best of a grid.
 
-A tick of w lanes is assumed to cost a + b w. The overhead of `lane_cost` is a / b: the fixed cost
-of a tick, in units of one lane's work. Rounds are run with each number of lanes w of a grid, the
-time of a tick is fitted, and the number that the fit implies is compared with the fastest one.
-Reading ticks, of evaluations, likewise.
+A tick of w lanes is assumed to cost a + b w, and a round c more. The overhead of `lane_cost` is
+a / b: the fixed cost of a tick, in units of one lane's work. Rounds are run with each number of
+lanes w of a grid, a, b and c are fitted, and the number that the fit implies is compared with the
+fastest one. Evaluations, whose ticks read rows, likewise.
 """
 
 import math
@@ -15,10 +15,11 @@ from unittest import mock
 import jax
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 import fedprox as fp
 from benchmarks.gpu_parts.part import Part
-from benchmarks.models import Row, row_named
+from benchmarks.models import Row, rounds_for, row_named
 from fedprox.simulation.compiled import layout
 from fedprox.simulation.planning.packing import choose_lanes, pack
 from fedprox.simulation.planning.reads import slice_width, slices
@@ -38,7 +39,7 @@ SPREAD = 0.5
 @contextmanager
 def with_lanes(lanes: int) -> Iterator[None]:
     """Runs with a fixed number of lanes on each device, for steps and for reading."""
-    with mock.patch.object(layout, "choose_lanes", lambda *_: lanes):
+    with mock.patch.object(layout, "choose_lanes", return_value=lanes):
         yield
 
 
@@ -48,15 +49,11 @@ class Measured(NamedTuple):
     Attributes:
         lanes: The number of lanes.
         round: Seconds of a round.
-        tick: Seconds of a tick of a round.
-        reading: Seconds of a tick of an evaluation.
         evaluation: Seconds of an evaluation.
     """
 
     lanes: int
     round: float
-    tick: float
-    reading: float
     evaluation: float
 
 
@@ -85,85 +82,80 @@ def setting_of(row: Row, clients: int) -> Setting:
     return Setting(federation, steps, slices(sizes, slice_width(sizes)))
 
 
-def measure(row: Row, setting: Setting, lanes: int, rounds: int, repeats: int) -> Measured:
+def measure(row: Row, setting: Setting, lanes: int, seconds: float) -> Measured:
     """Time rounds and evaluations with some number of lanes on one device."""
+    model = row.model(setting.federation)
 
-    def run(rounds: int, every: int) -> float:
-        with with_lanes(lanes):
+    def run(rounds: int, *, often: bool = False, apart: bool = False) -> fp.Run:
+        """Rounds with two evaluations, or with `often` one a round; `apart`: a call for each."""
+        small = 0 if apart else layout.SMALL_MODEL
+        with with_lanes(lanes), mock.patch.object(layout, "SMALL_MODEL", small):
             return fp.simulate(
                 setting.federation,
-                row.model(setting.federation),
+                model,
                 fp.fedavg(),
                 solver=fp.Solver(0.01, row.batch, epochs=1),
                 cohort=fp.Cohort(len(setting.federation)),
                 rounds=rounds,
-                evaluation=fp.Evaluation(every=every, gradients=False),
+                evaluation=fp.Evaluation(every=1 if often else rounds, gradients=False),
                 devices=1,
                 progress=False,
-            )[0].run_seconds
+            )[0]
 
-    run(1, 1)
-    few, many, often = math.inf, math.inf, math.inf
-    for _ in range(repeats):
-        few = min(few, run(1, 1))  # two evaluations, as in the next
-        many = min(many, run(1 + rounds, 1 + rounds))
-        often = min(often, run(1 + rounds, 1))
-    one = max(many - few, 1e-9) / rounds
-    evaluation = max(often - many, 1e-9) / rounds
-    return Measured(
-        lanes,
-        one,
-        one / pack(setting.steps, lanes).ticks,
-        evaluation / pack(setting.reads, lanes).ticks,
-        evaluation,
-    )
+    rounds = rounds_for(seconds, run)
+    few, many, apart, often = (math.inf,) * 4
+    for _ in range(2):
+        few = min(few, run(1).run_seconds)
+        many = min(many, run(1 + rounds).run_seconds)
+        apart = min(apart, run(1 + rounds, apart=True).run_seconds)
+        often = min(often, run(1 + rounds, often=True, apart=True).run_seconds)
+    return Measured(lanes, (many - few) / rounds, (often - apart) / rounds)
 
 
 class Fit(NamedTuple):
-    """A tick's cost a + b w for w lanes.
+    """The cost c + ticks (a + b w) of a round, or of an evaluation, in w lanes.
 
     Attributes:
-        overhead: a / b, infinite if lanes cost nothing.
-        fixed: a, seconds.
+        overhead: a / b, the constant of `lane_cost`; infinite if lanes cost nothing.
+        tick: a, seconds.
         lane: b, seconds.
+        once: c, seconds.
     """
 
     overhead: float
-    fixed: float
+    tick: float
     lane: float
+    once: float
 
 
-def fit(lanes: Sequence[int], seconds: Sequence[float]) -> Fit:
-    """The cost with the least squared relative error, with a and b of at least 0.
+def fit(lanes: Sequence[int], ticks: Sequence[int], seconds: Sequence[float]) -> Fit:
+    """The cost with the least squared relative error.
 
-    >>> overhead, fixed, lane = fit([1, 4, 16], [11.0, 14.0, 26.0])
-    >>> round(overhead, 6), round(fixed, 6), round(lane, 6)
-    (10.0, 10.0, 1.0)
+    >>> costs = [7 + ticks * (10 + lanes) for ticks, lanes in ((64, 1), (16, 4), (4, 16), (1, 64))]
+    >>> [round(number, 6) for number in fit([1, 4, 16, 64], [64, 16, 4, 1], costs)]
+    [10.0, 10.0, 1.0, 7.0]
     """
-    w, t = np.asarray(lanes, float), np.asarray(seconds, float)
-    columns = np.stack([np.ones_like(w), w], axis=1) / t[:, None]
-    (a, b), *_ = np.linalg.lstsq(columns, np.ones_like(t), rcond=None)
-    if a < 0:
-        a, b = 0.0, float((w / t).sum() / ((w / t) ** 2).sum())
-    elif b <= 0:
-        a, b = float((1 / t).sum() / (1 / t**2).sum()), 0.0
-    return Fit(float(a / b) if b > 0 else math.inf, float(a), float(b))
+    w, n, t = (np.asarray(values, float) for values in (lanes, ticks, seconds))
+    known = t > 0  # the others are lost in noise
+    columns = np.stack([n, n * w, np.ones_like(w)], axis=1)[known] / t[known, None]
+    if not known.any():
+        return Fit(*(math.nan,) * 4)
+    (a, b, c), _ = nnls(columns, np.ones(len(columns)))
+    return Fit(float(a / b) if b > 0 else math.inf, float(a), float(b), float(c))
 
 
 def main(part: Part) -> None:
     """Measure each model's ticks and write the constants that they imply."""
-    grid, clients, rounds = (1, 2, 4), 8, 2
-    names: tuple[str, ...] = ("logistic",)
-    if not part.tiny:
-        grid, clients, rounds, names = GRID, CLIENTS, 10, NAMES
+    grid, clients, seconds, names = GRID, CLIENTS, 0.2, NAMES
+    if part.tiny:
+        grid, clients, seconds, names = (1, 2, 4), 8, 0.05, ("logistic",)
     for name in names:
         row = row_named(name)
         setting = setting_of(row, clients)
-        parameters = sum(a.size for a in jax.tree.leaves(row.model(setting.federation).shapes))
         measured: list[Measured] = []
         for lanes in grid:
             try:
-                one = measure(row, setting, lanes, rounds, 2)
+                one = measure(row, setting, lanes, seconds)
             except Exception as error:  # such as too little memory for so many lanes
                 wrong = repr(error)[:200]
                 part.write("Numbers of lanes that failed", model=name, lanes=lanes, error=wrong)
@@ -174,46 +166,54 @@ def main(part: Part) -> None:
                 **{
                     "model": name,
                     "lanes": lanes,
+                    "ticks": pack(setting.steps, lanes).ticks,
                     "round ms": 1e3 * one.round,
-                    "tick us": 1e6 * one.tick,
                     "evaluation ms": 1e3 * one.evaluation,
-                    "reading tick us": 1e6 * one.reading,
                 },
             )
-        if len(measured) > 1:
-            part.write("Constants of lane_cost", **implied(name, parameters, setting, measured))
+            if len(measured) > 2:  # the last of these lines is the best
+                part.write("Constants of lane_cost", **implied(row, setting, measured))
 
 
-def implied(
-    name: str, parameters: int, setting: Setting, measured: Sequence[Measured]
-) -> dict[str, Any]:
+def implied(row: Row, setting: Setting, measured: Sequence[Measured]) -> dict[str, Any]:
     """The fitted constants, and how the choices of lanes compare with the fastest of the grid."""
+    shapes = row.model(setting.federation).shapes
+    parameters = sum(a.size for a in jax.tree.leaves(shapes))
     cost = layout.lane_cost(parameters, accelerator=jax.default_backend() != "cpu")
     lanes = [one.lanes for one in measured]
-    step, reading = (fit(lanes, [getattr(m, k) for m in measured]) for k in ("tick", "reading"))
+
+    def fitted(jobs: NDArray[np.int64], seconds: Sequence[float]) -> Fit:
+        return fit(lanes, [pack(jobs, w).ticks for w in lanes], seconds)
+
+    step = fitted(setting.steps, [one.round for one in measured])
+    reading = fitted(setting.reads, [one.evaluation for one in measured])
     times = {one.lanes: one.round for one in measured}
     best = min(times, key=times.__getitem__)
 
     def chosen(overhead: float) -> int:
-        return choose_lanes([setting.steps], 1, min(overhead, 1e9), cost.most)
+        finite = min(overhead, 1e9) if overhead == overhead else 0.0
+        return choose_lanes([setting.steps], 1, finite, cost.most)
 
     def slower(lanes: int) -> float:
         """Time of a round at the measured number of lanes that is nearest, over the best."""
         nearest = min(times, key=lambda other: abs(math.log(other / lanes)))
         return times[nearest] / times[best]
 
-    ours, fitted = chosen(cost.step), chosen(step.overhead)
+    now, by_fit = chosen(cost.step), chosen(step.overhead)
     return {
-        "model": name,
+        "model": row.name,
         "parameters": parameters,
+        "lanes measured": len(measured),
         "step, now": cost.step,
         "step, measured": step.overhead,
+        "tick us": 1e6 * step.tick,
+        "lane us": 1e6 * step.lane,
         "reading, now": cost.reading,
         "reading, measured": reading.overhead,
         "most lanes": cost.most,
-        "lanes now": ours,
-        "to the best": slower(ours),
-        "lanes by the fit": fitted,
-        "fit to the best": slower(fitted),
+        "lanes now": now,
+        "now / best": slower(now),
+        "lanes by the fit": by_fit,
+        "fit / best": slower(by_fit),
         "best lanes": best,
     }
