@@ -11,7 +11,7 @@ LOWEST := .venv-lowest
 LOWEST_TESTS := $(patsubst %,tests/%.py,test_cli test_data_command report/test_report report/test_disk files/test_readers \
 	simulation/loop/test_checkpoint models/test_models algorithms/test_fedopt test_solver_settings)
 
-.PHONY: demo deploy test test-slow test-network test-all test-lowest lint docs fuzz bench clean
+.PHONY: demo deploy test test-slow test-network test-all test-lowest lint docs fuzz bench gpu clean
 
 demo: $(READY)  ## run the main job: FedAvg against FedProx on Synthetic(1,1), 90 % stragglers
 	$(VENV)/bin/fedprox run examples/demo.toml
@@ -62,6 +62,15 @@ bench: $(READY) $(VENV)/.torch  ## measure speed against a torch loop and a NumP
 	$(VENV)/bin/python -m benchmarks.checkpoints
 	$(VENV)/bin/python -m benchmarks.processes
 	$(VENV)/bin/python -m benchmarks.many_rounds
+
+# PYTHON's own JAX if it sees a GPU, else the one in the virtual environment; nothing else is installed
+SEES_GPU := -c 'import jax, sys; sys.exit(jax.default_backend() == "cpu")'
+MINUTES ?= 8
+
+gpu:  ## check and measure on a GPU; PYTHON= an interpreter whose JAX has CUDA, MINUTES= the time
+	@if $(PYTHON) $(SEES_GPU) 2>/dev/null; then run=$(PYTHON); \
+	else $(MAKE) --no-print-directory $(READY) && run=$(VENV)/bin/python; fi \
+	&& $$run -m benchmarks.gpu --minutes $(MINUTES) $(GPU)
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedprox needs Python 3.11 or newer; set PYTHON=")'

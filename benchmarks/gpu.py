@@ -30,7 +30,7 @@ from benchmarks.gpu_parts import environment
 from benchmarks.gpu_parts.part import Part, append
 from benchmarks.gpu_parts.summary import MACHINE, write_summary
 
-SHARES = {"checks": 20, "lanes": 15, "models": 30, "feddyn": 12, "pfl": 12, "papers": 11}
+SHARES = {"checks": 24, "lanes": 17, "models": 25, "feddyn": 12, "pfl": 12, "papers": 10}
 """The parts' shares of the time. What a part leaves is for those after it."""
 
 GRACE = 15.0

@@ -146,10 +146,8 @@ def fit(lanes: Sequence[int], ticks: Sequence[int], seconds: Sequence[float]) ->
 
 def main(part: Part) -> None:
     """Measure each model's ticks and write the constants that they imply."""
-    grid, clients, seconds, names = GRID, CLIENTS, 0.2, NAMES
-    if part.tiny:
-        grid, clients, seconds, names = (1, 2, 4), 8, 0.05, ("logistic",)
-    for name in names:
+    grid, clients, seconds = ((1, 2, 4), 8, 0.05) if part.tiny else (GRID, CLIENTS, 0.2)
+    for name in ("logistic",) if part.tiny else NAMES:
         row = row_named(name)
         setting = setting_of(row, clients)
         measured: list[Measured] = []

@@ -1,0 +1,171 @@
+"""The benchmark for a GPU works on a CPU: its checks, its parts, its time limits."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import gpu
+from benchmarks.gpu_parts import cifar, environment, feddyn, lanes, papers, pfl
+from benchmarks.gpu_parts.checks import CHEAP, CHECKS, METHODS, difference
+from benchmarks.gpu_parts.models import ORDER, in_bfloat16
+from benchmarks.gpu_parts.part import FIGURES, Part, part_from_json
+from benchmarks.gpu_parts.summary import markdown, write_summary
+from benchmarks.models import ROWS, row_named
+from fedprox import Evaluation, Solver, simulate
+from fedprox.papers import select
+from fedprox.simulation.planning.packing import pack
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / FIGURES).read_text().splitlines()]
+
+
+def endings(out: Path) -> dict[str, str]:
+    return {line["part"]: line["ended"] for line in lines(out) if "ended" in line}
+
+
+def test_a_part_is_the_same_in_another_process(tmp_path: Path) -> None:
+    part = Part("lanes", tmp_path, 5.0, True, tmp_path / "data", ("fedprox/table-1",))
+    again = part_from_json(part.to_json())
+    assert (again.name, again.out, again.items) == (part.name, part.out, part.items)
+    assert (again.seconds, again.tiny, again.data_dir) == (part.seconds, True, part.data_dir)
+    assert 4 < again.left <= 5
+
+
+def test_a_part_without_time_or_that_fails_is_reported(tmp_path: Path) -> None:
+    assert gpu.run_part(Part("checks", tmp_path, 0.2))  # its imports take longer
+    assert not gpu.run_part(Part("checks", tmp_path / ".", 0.2, tiny=True))
+    assert not gpu.run_part(Part("no_such_part", tmp_path, 60.0))
+    assert gpu.run_part(Part("papers", tmp_path, 0.0))
+    assert endings(tmp_path) == {
+        "checks": "out of time",
+        "no_such_part": "failed (exit status 1)",
+        "papers": "not run: no time was left",
+    }
+    assert "failed (exit status 1) after" in write_summary(tmp_path)
+
+
+def test_the_summary_shows_each_parts_last_run() -> None:
+    old = {"part": "lanes", "table": "Rounds", "lanes": 1, "ms": 12345.6}
+    new = {"part": "lanes", "table": "Rounds", "lanes": 2, "of": None}
+    began = {"part": "lanes", "began": "now"}
+    page = markdown([began, old, began, new, new | {"share": 0.25}])
+    assert "12346" not in page
+    assert "not finished" in page
+    assert "| lanes | of | share |\n| --- | --- | --- |\n| 2 |  |  |\n| 2 |  | 0.25 |" in page
+
+
+def test_missing_packages_are_named_on_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert environment.missing() == []
+    text = '[project]\ndependencies = ["jax>=0.10", "no-such-thing>=2,<3"]\n'
+    (tmp_path / "pyproject.toml").write_text(text)
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    assert gpu.main(["--tiny", "--out", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"benchmarks.gpu: {sys.executable} lacks 'no-such-thing>=2,<3'; ")
+
+
+def test_without_a_gpu_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(environment, "_backend", lambda: "cpu")
+    assert gpu.main(["--out", str(tmp_path)]) == 2
+    assert f"sees no GPU; install its CUDA wheels with pip install 'jax[cuda13]=={jax.__version__}'" in (
+        capsys.readouterr().err
+    )  # fmt: skip
+
+
+def test_every_model_and_item_is_one_that_exists() -> None:
+    assert set(ORDER) == {row.name for row in ROWS}
+    assert set(lanes.NAMES) <= set(ORDER)
+    assert all(select(name) for name in papers.ITEMS)
+    assert set(CHEAP) <= CHECKS.keys()
+
+
+def test_items_without_data_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "mnist").mkdir()
+    assert papers.absent(("mnist", "synthetic", "cifar-10"), tmp_path) == ["cifar-10"]
+    assert papers.absent(("mnist",), None) == ["mnist"]
+    papers.main(Part("papers", tmp_path, 60.0, items=("fedavg/table-3",)))
+    assert lines(tmp_path)[-1]["result"] == "left out, without cifar-10"
+
+
+@pytest.mark.parametrize("once", [0.0, 7e-3])
+def test_the_constants_of_lanes_are_found(once: float) -> None:
+    jobs = np.random.default_rng(0).integers(1, 20, 64)
+    ticks = [pack(jobs, w).ticks for w in lanes.GRID]
+    rng = np.random.default_rng(1)
+    noise = 1 + 0.005 * rng.normal(size=len(ticks))
+    costs = [(once + n * (5e-5 + 2e-6 * w)) for n, w in zip(ticks, lanes.GRID, strict=True)]
+    found = lanes.fit(lanes.GRID, ticks, list(np.array(costs) * noise))
+    assert found.overhead == pytest.approx(25, rel=0.25)
+    assert lanes.fit([1, 2], [2, 1], [-1.0, 0.0]).overhead != found.overhead  # lost in noise: NaN
+
+
+def test_made_up_images_are_those_of_cifar_10(tmp_path: Path) -> None:
+    part = Part("pfl", tmp_path, 60.0, tiny=True)
+    data = cifar.images(part, 20, "feddyn")
+    assert data.name == "made-up images"
+    assert [len(rows.y) for rows in (data.federation.train, data.federation.test)] == [200, 40]
+    assert data.federation.shape == (32, 32, 3)
+    assert data.federation.augment is not None
+    means = [data.federation.train.client(k)[0].mean() for k in range(20)]
+    assert np.ptp(means) < 1  # IID
+
+
+def test_pfls_model_and_the_papers_setting() -> None:
+    model = pfl.simple_cnn()
+    assert sum(a.size for a in jax.tree.leaves(model.shapes)) == 1_626_442
+    assert Solver(**feddyn.RUN["solver"]).epochs == 5
+    assert feddyn.RUN["cohort"] == {"clients_per_round": 10, "sampling": "bernoulli"}
+    assert Evaluation(**feddyn.RUN["evaluation"]).model == "clients"
+
+
+def test_a_model_in_bfloat16_computes_nearly_the_same() -> None:
+    row = row_named("2NN")
+    federation = row.federation(1)
+    model = row.model(federation)
+    low = in_bfloat16(model)
+    params = model.init(jax.random.key(0))
+    x = jnp.asarray(federation.train.x[:5])
+    exact, near = model.apply(params, x), low.apply(params, x)
+    assert near.dtype == jnp.float32
+    assert 1e-5 < difference(near, exact) < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CHEAP, *(f"NumPy oracle: {method}" for method in METHODS)])
+def test_the_checks_hold_here(name: str) -> None:
+    assert CHECKS[name]().get("difference", 0.0) < 1e-5
+
+
+def test_a_check_fails_if_lanes_give_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = iter(range(100))
+
+    def disturbed(*args: Any, **options: Any) -> Any:
+        (run,) = simulate(*args, **options)
+        run.params = jax.tree.map(lambda a, shift=next(count): a + shift, run.params)
+        return [run]
+
+    monkeypatch.setattr("fedprox.simulate", disturbed)
+    with pytest.raises(AssertionError, match="several lanes and of one differ"):
+        CHECKS["lanes: logistic"]()
+
+
+@pytest.mark.slow
+def test_the_cheap_parts_are_rehearsed(tmp_path: Path) -> None:
+    options = ["--tiny", "--minutes", "8", "--out", str(tmp_path)]
+    assert gpu.main([*options, "--parts", "checks", "lanes", "models"]) == 0
+    assert set(endings(tmp_path).values()) == {"done"}
+    tables = {line["table"] for line in lines(tmp_path) if "table" in line}
+    assert tables >= {"Checks", "Tests", "Constants of lane_cost", "Steps of models"}
+    page = (tmp_path / "summary.md").read_text()
+    assert all(f"### {title}\n" in page for title in tables)
