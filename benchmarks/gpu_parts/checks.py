@@ -37,8 +37,11 @@ TESTS = (
 )
 """The tests that matter on a GPU."""
 
-TWO_DEVICES: tuple[str, ...] = ()
-"""Those of them that need two devices."""
+FOR_CPUS = (
+    "tests/algorithms/test_scaffold.py::test_runs_are_the_oracles[1-2-1]",
+    "tests/models/test_models.py::test_a_round_of_a_large_model_holds_few_copies_of_it",
+)
+"""Those of them that need two devices, or the number of lanes that a CPU has."""
 
 REHEARSED = f"{TESTS[0]}::test_same_seed_same_bits_and_another_seed_others"
 """The test of a rehearsal."""
@@ -247,7 +250,7 @@ def start_tests(part: Part, log: Path) -> subprocess.Popen[bytes] | None:
     if not part.tiny:
         names = TESTS
         changes["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0"
-        for test in TWO_DEVICES:
+        for test in FOR_CPUS:
             options += ["--deselect", test]
         if importlib.util.find_spec("xdist"):
             options += ["-n", str(max(1, min(8, (os.cpu_count() or 1) - 2)))]

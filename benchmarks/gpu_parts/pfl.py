@@ -7,8 +7,7 @@ The setting is that of its `benchmarks/image_classification/configs/baseline.yam
 simulation framework for accelerating research in Private Federated Learning
 <https://arxiv.org/abs/2404.06430>`_, 2024, section 4.1), where one A100 was used.
 
-What differs: our evaluations read one training image of each user too, and cohorts are drawn
-without replacement.
+What differs: our evaluations read ten training images of each user too.
 """
 
 import jax
@@ -64,7 +63,7 @@ def main(part: Part) -> None:
         solver=SOLVER,
         cohort=fp.Cohort(4 if part.tiny else COHORT),
         rounds=rounds,
-        evaluation=fp.Evaluation(every=every, gradients=False),
+        evaluation=fp.Evaluation(every=every, rows=10, gradients=False),
         callbacks=[follow(part, f"Rounds on {data.name}", rounds)],
         progress=False,
     )

@@ -9,14 +9,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from benchmarks import gpu
 from benchmarks.gpu_parts import cifar, environment, feddyn, lanes, papers, pfl
-from benchmarks.gpu_parts.checks import CHEAP, CHECKS, METHODS, difference
+from benchmarks.gpu_parts.checks import (
+    CHEAP,
+    CHECKS,
+    FOR_CPUS,
+    METHODS,
+    REHEARSED,
+    TESTS,
+    difference,
+)
 from benchmarks.gpu_parts.models import ORDER, in_bfloat16
 from benchmarks.gpu_parts.part import FIGURES, Part, part_from_json
 from benchmarks.gpu_parts.summary import markdown, write_summary
 from benchmarks.models import ROWS, row_named
+
 from fedprox import Evaluation, Solver, simulate
 from fedprox.papers import select
 from fedprox.simulation.planning.packing import pack
@@ -78,9 +86,10 @@ def test_without_a_gpu_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(environment, "_backend", lambda: "cpu")
     assert gpu.main(["--out", str(tmp_path)]) == 2
-    assert f"sees no GPU; install its CUDA wheels with pip install 'jax[cuda13]=={jax.__version__}'" in (
-        capsys.readouterr().err
-    )  # fmt: skip
+    needed = (
+        f"sees no GPU; install its CUDA wheels with pip install 'jax[cuda13]=={jax.__version__}'"
+    )
+    assert needed in capsys.readouterr().err
 
 
 def test_every_model_and_item_is_one_that_exists() -> None:
@@ -115,8 +124,8 @@ def test_made_up_images_are_those_of_cifar_10(tmp_path: Path) -> None:
     data = cifar.images(part, 20, "feddyn")
     assert data.name == "made-up images"
     assert [len(rows.y) for rows in (data.federation.train, data.federation.test)] == [200, 40]
-    assert data.federation.shape == (32, 32, 3)
     assert data.federation.augment is not None
+    assert data.federation.train.client(0)[0].shape == (10, 32, 32, 3)
     means = [data.federation.train.client(k)[0].mean() for k in range(20)]
     assert np.ptp(means) < 1  # IID
 
@@ -148,11 +157,12 @@ def test_the_checks_hold_here(name: str) -> None:
 
 
 def test_a_check_fails_if_lanes_give_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    count = iter(range(100))
+    shifts = iter(range(100))
 
     def disturbed(*args: Any, **options: Any) -> Any:
         (run,) = simulate(*args, **options)
-        run.params = jax.tree.map(lambda a, shift=next(count): a + shift, run.params)
+        shift = next(shifts)
+        run.params = jax.tree.map(lambda a: a + shift, run.params)
         return [run]
 
     monkeypatch.setattr("fedprox.simulate", disturbed)
@@ -169,3 +179,10 @@ def test_the_cheap_parts_are_rehearsed(tmp_path: Path) -> None:
     assert tables >= {"Checks", "Tests", "Constants of lane_cost", "Steps of models"}
     page = (tmp_path / "summary.md").read_text()
     assert all(f"### {title}\n" in page for title in tables)
+
+
+def test_the_tests_that_are_run_or_left_out_exist() -> None:
+    assert all((environment.ROOT / name).exists() for name in TESTS)
+    for name in (*FOR_CPUS, REHEARSED):
+        file, function = name.partition("[")[0].split("::")
+        assert f"def {function}(" in (environment.ROOT / file).read_text()
