@@ -57,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     well = True
     for i, name in enumerate(names):
         left = end - time.monotonic() - GRACE
-        limit = left * SHARES[name] / sum(SHARES[other] for other in names[i:])
+        share = SHARES[name] / sum(SHARES[other] for other in names[i:])
+        limit = left if options.tiny else left * share
         part = Part(name, out, limit, options.tiny, data_dir, tuple(options.items))
         well &= run_part(part)
         write_summary(out)

@@ -1,10 +1,14 @@
 """The benchmark for a GPU works on a CPU: its checks, its parts, its time limits."""
 
 import json
+import math
 import sys
+import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import benchmarks
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,9 +27,9 @@ from benchmarks.gpu_parts.checks import (
 from benchmarks.gpu_parts.models import ORDER, in_bfloat16
 from benchmarks.gpu_parts.part import FIGURES, Part, part_from_json
 from benchmarks.gpu_parts.summary import markdown, write_summary
-from benchmarks.models import ROWS, row_named
+from benchmarks.models import ROWS, cells, measure, row_named
 
-from fedprox import Evaluation, Solver, simulate
+from fedprox import Evaluation, Federation, Solver, simulate
 from fedprox.papers import select
 from fedprox.simulation.planning.packing import pack
 
@@ -126,8 +130,7 @@ def test_made_up_images_are_those_of_cifar_10(tmp_path: Path) -> None:
     assert [len(rows.y) for rows in (data.federation.train, data.federation.test)] == [200, 40]
     assert data.federation.augment is not None
     assert data.federation.train.client(0)[0].shape == (10, 32, 32, 3)
-    means = [data.federation.train.client(k)[0].mean() for k in range(20)]
-    assert np.ptp(means) < 1  # IID
+    assert set(data.federation.train.y) == set(range(10))
 
 
 def test_pfls_model_and_the_papers_setting() -> None:
@@ -186,3 +189,30 @@ def test_the_tests_that_are_run_or_left_out_exist() -> None:
     for name in (*FOR_CPUS, REHEARSED):
         file, function = name.partition("[")[0].split("::")
         assert f"def {function}(" in (environment.ROOT / file).read_text()
+
+
+def test_steps_are_timed_beside_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loop:
+        """What `benchmarks.torch_models` has, without torch."""
+
+        def __init__(self, module: str, federation: Federation, batch: int) -> None:
+            assert (module, len(federation), batch) == ("a linear layer", 2, 10)
+
+        def step(self) -> None:
+            time.sleep(0.001)
+
+        def round(self) -> None:
+            time.sleep(0.01)
+
+    fake = ModuleType("torch_models")
+    fake.__dict__.update(Loop=Loop, logistic=lambda: "a linear layer")
+    monkeypatch.setitem(sys.modules, "benchmarks.torch_models", fake)
+    monkeypatch.setattr(benchmarks, "torch_models", fake, raising=False)
+    row = row_named("logistic")
+    timing = measure(row, 2, repeats=1, seconds=0.05, torch=True)
+    assert timing.parameters == 7850
+    assert 0.001 <= timing.torch_step < 0.1
+    assert 0.001 <= timing.torch_in_round < 0.1  # ten steps a round
+    assert cells(row, 2, timing, 1e9)[:3] == ("logistic", "10", "2")
+    alone = timing._replace(torch_step=math.nan, torch_in_round=math.nan)
+    assert cells(row, 2, alone, 1e9)[7:9] == ("", "")
