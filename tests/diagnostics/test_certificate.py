@@ -154,6 +154,32 @@ def test_theorem_11_is_theorem_4_with_corollary_10(
     assert found == pytest.approx(printed, rel=1e-9, abs=1e-12 * root**2)
 
 
+@given(some_constants, st.floats(0.0, 1e3), st.floats(1e-3, 1e3), st.floats(1.001, 1e4))
+def test_lemma_5_is_as_the_draft_prints_it(
+    c: Constants, variance: float, epsilon: float, factor: float
+) -> None:
+    """The draft, section 4.2, Lemma 5, and its Corollary 4 for B."""
+    mu = c.negative_curvature + factor * c.smoothness
+    lipschitz, k, g = c.smoothness, c.clients_per_round, c.gamma
+    bar = mu - c.negative_curvature
+    linear = g / mu + (1 + g) / (bar * math.sqrt(k)) + lipschitz * (1 + g) / (bar * mu)
+    square = lipschitz * (1 + g) ** 2 / (2 * bar**2)
+    square += lipschitz * (1 + g) ** 2 / (bar**2 * k) * (2 * math.sqrt(k) + 1)
+    ratio = 1 + variance / epsilon
+    terms = 1 / mu, linear * math.sqrt(ratio), square * ratio
+    found = rho_bounded_variance(
+        mu,
+        smoothness=lipschitz,
+        variance=variance,
+        epsilon=epsilon,
+        clients_per_round=k,
+        negative_curvature=c.negative_curvature,
+        gamma=g,
+        draft=True,
+    )
+    assert found == pytest.approx(terms[0] - terms[1] - terms[2], abs=1e-12 * sum(terms))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -254,6 +280,46 @@ def test_the_expected_decrease_is_what_the_theorem_promises(
     promised = rho(mu, c, draft=draft) * float(q.gradient @ q.gradient)
     assert promised > 0
     assert q.expected_decrease(q.answers(mu, gamma, along=along), cohort) >= promised
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    spread=st.floats(0.0, 0.2),
+    gamma=st.sampled_from([0.0, 0.1]),
+    factor=st.floats(1.05, 20.0),
+    share=st.floats(0.7, 1.0),
+    draft=st.booleans(),
+)
+def test_a_bound_of_the_variance_promises_no_more_than_is_kept(
+    seed: int, spread: float, gamma: float, factor: float, share: float, draft: bool
+) -> None:
+    """Lemma 5 of the draft and Theorem 11, with epsilon up to the squared norm of the gradient."""
+    q = Quadratics(seed, spread)
+    square = float(q.gradient @ q.gradient)
+    variance = float(q.p @ ((q.gradients - q.gradient) ** 2).sum(axis=1))
+    epsilon = share * square
+    b = dissimilarity_bound(variance, epsilon)
+    assert b >= q.dissimilarity * (1 - 1e-12)
+    if gamma * b > 0.6:
+        return
+    moved = b * (1 + gamma) / (0.8 * (1 - gamma * b))
+    cohort = math.ceil((1 if draft else 2) * moved**2)
+    if cohort > 150:  # too many cohorts to enumerate
+        return
+    needed = mu_needed(Constants(q.smoothness, b, cohort, 0.0, gamma), draft=draft)
+    assert needed is not None
+    promised = square * rho_bounded_variance(
+        factor * needed,
+        smoothness=q.smoothness,
+        variance=variance,
+        epsilon=epsilon,
+        clients_per_round=cohort,
+        gamma=gamma,
+        draft=draft,
+    )
+    assert promised > 0
+    answers = q.answers(factor * needed, gamma, along=True)
+    assert q.expected_decrease(answers, cohort) >= promised
 
 
 def test_few_of_those_examples_are_left_out() -> None:

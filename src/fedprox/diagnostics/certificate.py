@@ -3,7 +3,8 @@
 Lemma 3 of the paper's first draft has no sqrt(2), and 2 sqrt(K) + 1 in place of 2 sqrt(2 K) + 2: it
 bounds the variance of a cohort's mean by 1/K of its members' variance, which is exact for this
 sampling, where the theorem uses 2/K. So Theorem 4 with K clients is Lemma 3 with K/2, and one
-formula serves both. The condition is sufficient, not necessary: a smaller mu may work as well.
+formula serves both, as it serves Theorem 11 and the draft's Lemma 5. The condition is sufficient,
+not necessary: a smaller mu may work as well.
 """
 
 import math
@@ -301,11 +302,19 @@ def rho_bounded_variance(
     clients_per_round: int,
     negative_curvature: float = 0.0,
     gamma: float = 0.0,
+    draft: bool = False,
 ) -> float:
     r"""The rho of Theorem 4 with a bound of the gradients' variance in place of B.
 
     It is `rho` with the B of `dissimilarity_bound`. The decrease is promised while
-    :math:`\|\nabla f\|^2 \ge \epsilon`.
+    :math:`\|\nabla f\|^2 \ge \epsilon`. With `draft` it is Lemma 5 of the paper's first draft:
+
+    .. math::
+        \rho = \frac{1}{\mu} - \left( \frac{\gamma}{\mu}
+        + \frac{1 + \gamma}{\bar\mu \sqrt{K}} + \frac{L (1 + \gamma)}{\bar\mu \mu} \right) B
+        - \left( \frac{L (1 + \gamma)^2}{2 \bar\mu^2}
+        + \frac{L (1 + \gamma)^2}{\bar\mu^2 K} (2 \sqrt{K} + 1) \right) B^2,
+        \qquad B = \sqrt{1 + \frac{\sigma^2}{\epsilon}}.
 
     Args:
         mu: Proximal weight, at least 0.
@@ -315,6 +324,8 @@ def rho_bounded_variance(
         clients_per_round: K, at least 1.
         negative_curvature: :math:`L_-`, from 0 to L.
         gamma: Inexactness of the local solutions, from 0 to 1.
+        draft: Whether to use Lemma 5 of the paper's first draft (section 4.2) instead of
+            Theorem 11.
 
     Returns:
         rho; nothing is promised unless it is positive.
@@ -331,9 +342,17 @@ def rho_bounded_variance(
         ... ), 9)
         0.004375
 
+        The draft with K = 16 gives the same.
+
+        >>> round(rho_bounded_variance(
+        ...     100.0, smoothness=1.0, variance=3.0, epsilon=1.0, clients_per_round=16, draft=True
+        ... ), 9)
+        0.004375
+
     References:
         Li et al., `Federated Optimization in Heterogeneous Networks
         <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, Theorem 11.
     """
     bound = dissimilarity_bound(variance, epsilon)
-    return rho(mu, Constants(smoothness, bound, clients_per_round, negative_curvature, gamma))
+    constants = Constants(smoothness, bound, clients_per_round, negative_curvature, gamma)
+    return rho(mu, constants, draft=draft)
