@@ -67,6 +67,28 @@ def test_iid_clients_share_features_and_labelling_and_others_do_not() -> None:
     assert np.abs(means).max() < 0.1
 
 
+def test_the_drafts_iid_set_moves_the_features_of_all_clients_by_one_normal_vector() -> None:
+    """The draft of Li et al. 2020, appendix C.1: each element of v is drawn from N(0, 1)."""
+    means = []
+    for seed in range(5):
+        plain = datasets.synthetic(iid=True, seed=seed).train
+        moved = datasets.synthetic(iid=True, random_mean=True, seed=seed).train
+        np.testing.assert_array_equal(moved.sizes, plain.sizes)
+        apart = moved.x - plain.x
+        np.testing.assert_allclose(apart, np.broadcast_to(apart[0], apart.shape), atol=1e-5)
+        assert not np.array_equal(moved.y, plain.y)
+        means.append(apart[0])
+    drawn = np.concatenate(means)  # 300 numbers
+    assert abs(drawn.mean()) < 0.2
+    assert 0.85 < drawn.std() < 1.15
+    assert len(np.unique(drawn)) == drawn.size
+
+
+def test_a_random_mean_is_of_the_iid_set() -> None:
+    with pytest.raises(InputError, match=r"data\.random_mean: given without data\.iid = true"):
+        datasets.synthetic(random_mean=True)
+
+
 def test_a_data_seed_names_the_data() -> None:
     first, again, other = (datasets.synthetic(seed=s).train for s in (0, 0, 1))
     assert np.array_equal(first.x, again.x)

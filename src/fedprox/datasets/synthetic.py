@@ -22,6 +22,7 @@ def synthetic(
     beta: float = 1.0,
     *,
     iid: bool = False,
+    random_mean: bool = False,
     clients: int = 30,
     train_share: float = 0.8,
     seed: int = 0,
@@ -45,6 +46,9 @@ def synthetic(
         beta: Standard deviation of :math:`B_k`, at least 0.
         iid: Whether all clients share one :math:`W, b \sim N(0, 1)` and :math:`v_k = 0`; alpha and
             beta then have no effect.
+        random_mean: Whether the IID counterpart has one mean of features :math:`v \sim N(0, I)` for
+            all clients, as in the paper's first draft (appendix C.1), in place of 0. With equal
+            seeds both have the same sizes and the same :math:`W, b`.
         clients: Number of clients.
         train_share: Share of each client's examples to train on, above 0 and below 1: 0.8 in the
             paper (appendix C.2), 0.9 in the authors' code.
@@ -54,7 +58,7 @@ def synthetic(
         A federation whose features are float32 of shape (60,).
 
     Raises:
-        InputError: If an argument is out of range.
+        InputError: If an argument is out of range, or `random_mean` is given without `iid`.
 
     Example:
         >>> import fedprox as fp
@@ -67,6 +71,10 @@ def synthetic(
         <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, section 5.1 and appendix C.1.
     """
     _check(alpha=alpha, beta=beta, clients=clients)
+    require(
+        iid or not random_mean,
+        "data.random_mean: given without data.iid = true; clients then have means of their own",
+    )
     features, classes = 60, 10
     stream = generator(seed, Purpose.DATA)
     sizes = stream.lognormal(4, 2, clients).astype(int) + 50
@@ -74,6 +82,8 @@ def synthetic(
     v = np.zeros((clients, features)) if iid else stream.normal(b[:, None], 1, (clients, features))
     scale = np.arange(1, features + 1) ** (-1.2 / 2)
     shared = _draw_model(stream, 0.0, classes, features)
+    if random_mean:
+        v = v + stream.normal(0, 1, features)
     parts = []
     for k in range(clients):
         own = generator(seed, Purpose.DATA, 1, k)
