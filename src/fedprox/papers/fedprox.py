@@ -590,8 +590,19 @@ FIGURE_12 = Item(
     notes=(ONE_DRAW,),
 )
 
-HEADLINE_TASKS = (MOST, MNIST, FEMNIST)
-LEFT_OUT = tuple(task._replace(missing=TOO_LONG) for task in (SHAKESPEARE, SENT140))
+LEFT_OUT = (
+    SHAKESPEARE._replace(note="", client_rows=None, evaluation={}, seeds=None, missing=TOO_LONG),
+    SENT140._replace(
+        data={"name": "sent140", "vectors": "glove.6B.300d"},
+        rounds=800,
+        note="",
+        model={"name": "sentiment-lstm"},
+        evaluation={},
+        seeds=None,
+        missing=TOO_LONG,
+    ),
+)
+HEADLINE_TASKS = (MOST, MNIST, FEMNIST, *LEFT_OUT)
 LONG = 1000
 
 
@@ -615,7 +626,7 @@ AS_THE_CODE = tuple(
     task._replace(note="the code's overlapping letters; ten outputs, where its model has 26")
     if task is FEMNIST
     else task
-    for task in HEADLINE_TASKS
+    for task in (MOST, MNIST, FEMNIST)
 )
 
 
@@ -635,8 +646,8 @@ HEADLINE = Item(
     "The headline: 22 % more accurate than FedAvg with 90 % stragglers",
     f"{PAPER}, abstract and appendix C.3.2",
     {"short": 130, "paper": 2060},
-    {f"{task.key}-headline": _headline(task) for task in HEADLINE_TASKS}
-    | {f"{task.key}-headline-code": _as_the_code(task) for task in HEADLINE_TASKS},
+    {f"{task.key}-headline": _headline(task) for task in HEADLINE_TASKS if not task.missing}
+    | {f"{task.key}-headline-code": _as_the_code(task) for task in (MOST, MNIST, FEMNIST)},
     tuple(
         Row(
             label,
@@ -647,7 +658,7 @@ HEADLINE = Item(
                     Curve(f"{task.key}-headline", mu_label(task.mu), "FedProx, mu > 0"),
                     title=f"{task.title}, mu = {task.mu:g}",
                 )
-                for task in (*HEADLINE_TASKS, *LEFT_OUT)
+                for task in HEADLINE_TASKS
             ),
         )
         for label, measure in (("90 % stragglers", "test_accuracy"), ("", "train_loss"))
