@@ -153,6 +153,22 @@ def test_shards_deal_out_every_row_once_with_few_labels_each(clients: int, seed:
     assert most <= 2 * (-(-400 // (2 * clients) // 40) + 1)
 
 
+@given(clients=st.integers(1, 20), seed=st.integers(0, 99))
+def test_shards_of_spread_sizes_are_cut_alike_in_both_sets(clients: int, seed: int) -> None:
+    labels, others = (np.repeat(np.arange(10), rows) for rows in (400, 40))
+    parts, tests = (
+        partition.shards(rows, clients=clients, spread=1.0, seed=seed) for rows in (labels, others)
+    )
+    assert sorted(np.concatenate(parts)) == list(range(4000))
+    assert sorted(np.concatenate(tests)) == list(range(400))
+    # two shards each: of at most as many labels as their rows span, and test rows in proportion
+    for part, test in zip(parts, tests, strict=True):
+        assert len(np.unique(labels[part])) <= len(part) // 400 + 4
+        assert len(test) == pytest.approx(len(part) / 10, rel=0.25, abs=4)
+    sizes = np.array([len(part) for part in parts])
+    assert clients == 1 or np.ptp(sizes) > 1
+
+
 @given(seed=st.integers(0, 99))
 def test_two_class_power_law_uses_no_row_twice_and_two_classes_each(seed: int) -> None:
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(4), 300))
@@ -202,6 +218,20 @@ def test_mnist_of_mcmahan_has_600_images_each_and_the_official_test_set(
         # shards of 300 sorted images: two digits, and a third or fourth at class boundaries
         assert np.median(labels) == 2
         assert max(labels) <= 4
+
+
+def test_unbalanced_shards_of_mnist_are_of_few_digits_and_spread_sizes(data_dir: Path) -> None:
+    federation = datasets.mnist("shards", size_spread=1.0, data_dir=data_dir)
+    sizes = federation.train.sizes
+    assert (len(federation), sizes.sum(), len(federation.test)) == (100, 60_000, 10_000)
+    assert sizes.max() > 5 * sizes.min()
+    digits = [np.unique(federation.train.client(k)[1], return_counts=True) for k in range(100)]
+    assert np.median([len(kinds) for kinds, _ in digits]) == 2
+    # a client is tested on the digits that it trains on
+    shared = [
+        np.isin(federation.test.client(k)[1], kinds).mean() for k, (kinds, _) in enumerate(digits)
+    ]
+    assert np.mean(shared) > 0.95
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.3])
@@ -292,7 +322,7 @@ def test_labels_of_writers_that_do_not_fit_are_refused(
             {"partition": "iid", "train_share": 0.9},
             r"data\.train_share = 0\.9; it belongs to partition power-law or writers, not 'iid'",
         ),
-        ({"partition": "shards", "size_spread": 0.3}, r"data\.size_spread = 0\.3; it belongs to"),
+        ({"partition": "writers", "size_spread": 0.3}, r"data\.size_spread = 0\.3; it belongs to"),
         ({"pixels": "unit"}, r"data\.pixels = unit; it belongs to partition iid or shards or"),
         ({"partition": "iid", "pixels": "x"}, r"data\.pixels = 'x'; it must be one of unit"),
         ({"partition": "writers", "clients": 5}, r"data\.clients = 5; it belongs to"),

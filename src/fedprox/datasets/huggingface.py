@@ -61,7 +61,7 @@ def hugging_face(  # columns, and the options of any partition as keys of an exp
         classes_per_client: Classes of each client, with "classes-per-client".
         concentration: Concentration of the Dirichlet partitions.
         size_spread: Standard deviation of the logarithm of the clients' sizes, with "iid" and
-            "dirichlet-by-client"; None for 0.
+            "dirichlet-by-client", or of the shards' sizes, with "shards"; None for 0.
         seed: Seed of the partition, and of the division into training and test rows.
         data_dir: The data folder; None for `FEDPROX_DATA`.
 

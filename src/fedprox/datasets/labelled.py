@@ -136,6 +136,10 @@ def _iid(labels: NDArray[Any], *, size_spread: float = 0.0, **numbers: int) -> l
     return partitions.iid(len(labels), spread=size_spread, **numbers)
 
 
+def _shards(labels: NDArray[Any], *, size_spread: float = 0.0, **numbers: int) -> list[Indices]:
+    return partitions.shards(labels, spread=size_spread, **numbers)
+
+
 def _classes(labels: NDArray[Any], *, classes_per_client: int, **numbers: int) -> list[Indices]:
     return partitions.classes_per_client(labels, classes=classes_per_client, **numbers)
 
@@ -150,7 +154,7 @@ def _dirichlet(
 
 PARTITIONS: dict[str, Way] = {
     "iid": Way(_iid, takes=("size_spread",)),
-    "shards": Way(partitions.shards),
+    "shards": Way(_shards, takes=("size_spread",)),
     "classes-per-client": Way(_classes, ("classes_per_client",)),
     "dirichlet-by-client": Way(_dirichlet, ("concentration",), ("size_spread",)),
     "dirichlet-by-class": Way(partitions.dirichlet_by_class, ("concentration",)),

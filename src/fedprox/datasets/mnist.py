@@ -54,7 +54,8 @@ def mnist(
         concentration: Concentration of "dirichlet": 0.6 if None, or 0.3 for the paper's other
             setting.
         size_spread: Standard deviation of the logarithm of the clients' sizes, with "iid" and
-            "dirichlet": 0 if None, or 0.3 for the unbalanced sets of Acar et al.
+            "dirichlet", or of the shards' sizes, with "shards": 0 if None, or 0.3 for the
+            unbalanced sets of Acar et al.
         pixels: "unit" for pixels in [0, 1], "standardised" for zero mean and unit variance over all
             pixels; None for the partition's. Not with "power-law".
         train_share: Share of a client's rows to train on, with "power-law" and "writers": 0.8 if
@@ -92,7 +93,7 @@ def mnist(
         partition,
         clients=(clients, ("power-law", "iid", "shards", "dirichlet")),
         concentration=(concentration, ("dirichlet",)),
-        size_spread=(size_spread, ("iid", "dirichlet")),
+        size_spread=(size_spread, ("iid", "shards", "dirichlet")),
         pixels=(pixels, ("iid", "shards", "dirichlet", "writers")),
         train_share=(train_share, ("power-law", "writers")),
     )
@@ -117,8 +118,8 @@ def mnist(
         parts = partitions.split(owned, train_share=share, seed=seed)
     elif partition == "shards":
         parts = (
-            partitions.shards(y, clients=count, seed=seed),
-            partitions.shards(test_y, clients=count, seed=seed),
+            partitions.shards(y, clients=count, spread=spread, seed=seed),
+            partitions.shards(test_y, clients=count, spread=spread, seed=seed),
         )
     else:
         parts = partitions.with_test_set(

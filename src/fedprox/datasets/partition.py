@@ -10,7 +10,7 @@ whatever their labels.
 | `dirichlet_by_client` | equal or log-normal | class shares drawn for each client |
 | `dirichlet_by_class` | random | client shares drawn for each class |
 | `classes_per_client` | nearly equal | k classes in equal parts |
-| `shards` | equal | those of k shards of the rows sorted by label |
+| `shards` | equal or log-normal | those of k shards of the rows sorted by label |
 | `rotating_classes` | log-normal | k classes in turn |
 | `two_class_power_law` | power law | two classes in turn |
 | `natural` | given | given |
@@ -333,12 +333,18 @@ def with_test_set(
 
 
 def shards(
-    labels: NDArray[np.generic], *, clients: int, shards_per_client: int = 2, seed: int
+    labels: NDArray[np.generic],
+    *,
+    clients: int,
+    shards_per_client: int = 2,
+    spread: float = 0.0,
+    seed: int,
 ) -> list[Indices]:
-    """Sort by label, cut into equal shards, and deal the shards (McMahan et al. 2017, "Non-IID").
+    """Sort by label, cut into shards, and deal the shards (McMahan et al. 2017, "Non-IID").
 
-    The shards of a client depend only on the seed and the number of shards, so training and test
-    rows partitioned with one seed have nearly the same class shares.
+    Shards are equal, or of log-normal sizes; see `sizes`. The shards of a client depend only on the
+    seed and the number of shards, so training and test rows partitioned with one seed have nearly
+    the same class shares.
 
     >>> parts = shards(np.repeat([0, 1, 2, 3], 5), clients=2, seed=0)
     >>> [len(part) for part in parts]
@@ -349,7 +355,8 @@ def shards(
         1 <= count <= len(labels),
         f"data.clients = {clients}; {len(labels)} rows cannot be cut into {count} shards",
     )
-    pieces = np.array_split(np.argsort(labels, kind="stable"), count)
+    counts = sizes(len(labels), clients=count, spread=spread, seed=seed)
+    pieces = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
     order = generator(seed, Purpose.PARTITION).permutation(count)
     return [np.concatenate([pieces[s] for s in order[k::clients]]) for k in range(clients)]
 

@@ -4,7 +4,9 @@ import difflib
 
 from fedprox.errors import InputError
 from fedprox.papers import (
+    distributed_sgd,
     fedavg,
+    fedavg_curves,
     feddyn,
     feddyn_cifar_100,
     feddyn_curves,
@@ -12,6 +14,7 @@ from fedprox.papers import (
     fedprox,
     fedprox_draft,
     models,
+    searches,
 )
 from fedprox.reproduce.item import Item
 
@@ -26,6 +29,11 @@ ITEMS: dict[str, Item] = {
         ("feddyn", feddyn_curves.ITEMS),
         ("feddyn", feddyn_data.ITEMS),
         ("fedavg", fedavg.ITEMS),
+        ("fedavg", fedavg_curves.ITEMS),
+        ("fedprox", distributed_sgd.FEDPROX_ITEMS),
+        ("feddyn", distributed_sgd.FEDDYN_ITEMS),
+        ("fedprox", searches.FEDPROX_ITEMS),
+        ("feddyn", searches.FEDDYN_ITEMS),
     )
     for name, item in items.items()
 }

@@ -68,6 +68,35 @@ COLOURS = {
     "IID": "#1f77b4",
     "Dirichlet (.6)": "#ff7f0e",
     "Dirichlet (.3)": "#2ca02c",
+    "E = 1, B = all": "#000000",
+    "E = 5, B = all": "#7f7f7f",
+    "E = 10, B = all": "#7f7f7f",
+    "E = 20, B = all": "#bcbd22",
+    "E = 1, B = 50": "#17becf",
+    "E = 5, B = 50": "#1f77b4",
+    "E = 10, B = 50": "#1f77b4",
+    "E = 20, B = 50": "#9467bd",
+    "E = 1, B = 10": "#2ca02c",
+    "E = 5, B = 10": "#ff7f0e",
+    "E = 10, B = 10": "#ff7f0e",
+    "E = 20, B = 10": "#d62728",
+    "balanced": "#1f77b4",
+    "unbalanced": "#d62728",
+    "mu = 0": "#7f7f7f",
+    "mu = 0.001": "#1f77b4",
+    "mu = 0.01": "#17becf",
+    "mu = 0.1": "#ff7f0e",
+    "mu = 1": "#2ca02c",
+    "eta = 0.001": "#7f7f7f",
+    "eta = 0.003": "#17becf",
+    "eta = 0.01": "#1f77b4",
+    "eta = 0.03": "#2ca02c",
+    "eta = 0.1": "#bcbd22",
+    "eta = 0.3": "#ff7f0e",
+    "eta = 1": "#d62728",
+    "alpha = 0.03": "#bcbd22",
+    "distributed SGD": "#000000",
+    "FedDANE": "#ff7f0e",
 }
 """The colour of each name that a legend may show."""
 
@@ -173,7 +202,7 @@ def _draw(axis: "Axes", panel: Panel, measured: Measured) -> dict[str, Any]:
         for end in (0, 1):  # w' and w
             axis.axvline(end, color="0.6", linewidth=0.8)
     else:
-        _set_limits(axis, panel.measure, levels)
+        _set_limits(axis, panel, levels)
     axis.grid(alpha=0.3)
     return lines
 
@@ -191,10 +220,22 @@ def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(values.mean(axis=0))
 
 
-def _set_limits(axis: "Axes", measure: str, levels: list[NDArray[np.float64]]) -> None:
-    """Limit the axis so that a diverging line does not flatten the others."""
+def _set_limits(axis: "Axes", panel: Panel, levels: list[NDArray[np.float64]]) -> None:
+    """Limit the axes to what the panel shows.
+
+    A diverging line must not flatten the others.
+    """
+    measure = panel.measure
     levels = [values for values in levels if len(values)]
-    if not levels or measure in ("test_accuracy", "mu", "clients"):
+    if panel.last is not None:
+        axis.set_xlim(right=min(panel.last, axis.dataLim.x1))
+    if panel.level is not None:
+        axis.axhline(panel.level, color="0.6", linewidth=0.8)
+        if any(values.max() >= panel.level for values in levels):
+            axis.set_ylim(bottom=max(1 - 4 * (1 - panel.level), 0))
+    if panel.logarithmic:
+        axis.set_yscale("log")
+    if not levels or panel.logarithmic or measure in ("test_accuracy", "mu", "clients"):
         return
     lowest = min(float(values.min()) for values in levels)
     highest = max(float(values.max()) for values in levels)

@@ -17,6 +17,14 @@ Table = dict[str, Any]
 BEST = "fedprox best mu"
 """A label that selects the FedProx with mu > 0 whose final training loss is the lowest."""
 
+LOWEST = "lowest of "
+"""Before the common beginning of a sweep's labels: its line with the lowest final training loss."""
+
+AT_EACH_ROUND = "at each round the best of "
+"""Before the common beginning of a sweep's labels: its best value at each round, over all lines.
+
+That is how McMahan et al. 2017 draw their curves (section 3)."""
+
 RECORDED = {
     "train_loss": "training loss",
     "test_accuracy": "test accuracy",
@@ -52,7 +60,8 @@ class Curve(NamedTuple):
 
     Attributes:
         run: Key of the item's `runs`.
-        label: Label of a method of the run, such as "fedprox mu=1", or `BEST`.
+        label: Label of a method of the run, such as "fedprox mu=1", or `BEST`, or the beginning of
+            the labels of a sweep after `LOWEST` or `AT_EACH_ROUND`.
         shown: Name in the legend; a name has the same colour in all figures.
     """
 
@@ -71,6 +80,10 @@ class Panel(NamedTuple):
         missing: Why the panel is empty; "" if it is not.
         x: Key of `AXES`.
         best: Whether lines show the best value so far ("monotonic" curves).
+        level: A level to mark, such as a target accuracy. Where a line reaches it, the axis begins
+            at four times its distance from 1.
+        last: The last round that is shown.
+        logarithmic: Whether the vertical axis is logarithmic in any case.
     """
 
     title: str
@@ -79,6 +92,9 @@ class Panel(NamedTuple):
     missing: str = ""
     x: str = "round"
     best: bool = False
+    level: float | None = None
+    last: int | None = None
+    logarithmic: bool = False
 
 
 class Row(NamedTuple):
@@ -89,7 +105,7 @@ class Row(NamedTuple):
 
 
 class Side(NamedTuple):
-    """One side of a comparison: a run of the item and the label of a method in it."""
+    """One side of a comparison: a run of the item and a label in it, as in `Curve`."""
 
     run: str
     label: str

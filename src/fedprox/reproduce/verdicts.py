@@ -7,8 +7,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.reproduce.item import BEST, Claim, Comparison
+from fedprox.reproduce.item import AT_EACH_ROUND, BEST, LOWEST, Claim, Comparison
 from fedprox.reproduce.summaries import Series
+from fedprox.reproduce.sweeps import envelope, lowest, of_sweep
 
 Verdict = Literal["holds", "does not hold", "within noise"]
 Measured = Mapping[str, Sequence[Series]]
@@ -94,8 +95,13 @@ def _beyond(mean: float, noise: float) -> Verdict:
 
 
 def pick(series: Sequence[Series], label: str) -> list[Series]:
-    """The series of one label, by seed."""
-    chosen = best(series) if label == BEST else label
+    """The series of one label, by seed; see `Curve` for what a label may be."""
+    if label.startswith(AT_EACH_ROUND):
+        return envelope(of_sweep(series, label.removeprefix(AT_EACH_ROUND)))
+    if label.startswith(LOWEST):
+        chosen = lowest(of_sweep(series, label.removeprefix(LOWEST)))
+    else:
+        chosen = best(series) if label == BEST else label
     group = sorted((s for s in series if s.label == chosen), key=lambda s: s.seed)
     if not group:
         raise KeyError(f"no {label!r} among {sorted({s.label for s in series})}")
@@ -104,8 +110,6 @@ def pick(series: Sequence[Series], label: str) -> list[Series]:
 
 def best(series: Sequence[Series]) -> str:
     """The label of the mu above 0 with the lowest final training loss, mean over seeds."""
-    losses: dict[str, list[float]] = {}
-    for one in series:
-        if one.label.startswith("fedprox mu=") and one.values["mu"][0] > 0:
-            losses.setdefault(one.label, []).append(float(one.of("train_loss")[-1]))
-    return min(losses, key=lambda label: float(np.mean(losses[label])))
+    return lowest(
+        [one for one in series if one.label.startswith("fedprox mu=") and one.values["mu"][0] > 0]
+    )
