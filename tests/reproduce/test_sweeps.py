@@ -31,14 +31,15 @@ OTHER = line("fedavgm", [0, 0], [1, 1], [0, 1])
 
 def test_the_best_at_each_round_skips_what_has_diverged_or_ended() -> None:
     (best,) = pick([SLOW, FAST, SHORT, OTHER], f"{AT_EACH_ROUND}fedavg")
-    assert best.label == "best of 3 at each round"
+    assert best.label == "fedavg, best of 3 at each round"
     assert best.rounds.tolist() == [0, 1, 2, 3]
     assert best.values["train_loss"].tolist() == [3, 1, 0.9, 1.5]
     # the accuracy of a model without a finite loss does not count
     assert best.values["test_accuracy"].tolist() == [0.1, 0.5, 0.3, 0.4]
     assert best.values["total_steps"].tolist() == [0, 10, 20, 30]
     assert best.models == 2
-    (lost,) = envelope([SHORT])
+    (lost,) = envelope([SHORT], "fedavg")
+    assert lost.label == "fedavg learning_rate=9"
     assert np.isnan(lost.values["train_loss"]).tolist() == [False, True]
     assert FINAL.of(lost, "train_loss") == np.inf
     assert HIGHEST.of(lost, "test_accuracy") == 0.1
@@ -46,7 +47,7 @@ def test_the_best_at_each_round_skips_what_has_diverged_or_ended() -> None:
 
 def test_the_best_at_each_round_is_of_each_seed() -> None:
     later = SLOW._replace(seed=1, values=SLOW.values | {"train_loss": np.array([3.0, 2, 1, 0.5])})
-    first, second = envelope([later, SLOW, FAST])
+    first, second = envelope([later, SLOW, FAST], "fedavg")
     assert (first.seed, second.seed) == (0, 1)
     assert second.values["train_loss"].tolist() == [3, 2, 1, 0.5]
 

@@ -94,6 +94,7 @@ COLOURS = {
     "eta = 0.1": "#bcbd22",
     "eta = 0.3": "#ff7f0e",
     "eta = 1": "#d62728",
+    "eta = 3": "#e377c2",
     "alpha = 0.03": "#bcbd22",
     "distributed SGD": "#000000",
     "FedDANE": "#ff7f0e",

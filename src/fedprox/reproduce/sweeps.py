@@ -28,12 +28,18 @@ def lowest(lines: Sequence[Series]) -> str:
     return min(losses, key=lambda label: float(np.mean(losses[label])))
 
 
-def envelope(lines: Sequence[Series]) -> list[Series]:
+def envelope(lines: Sequence[Series], beginning: str) -> list[Series]:
     """For each seed the lowest training loss and the highest test accuracy at each round.
 
     A line that has diverged, or has ended, does not count; the loss is NaN where none is left.
+
+    Args:
+        lines: The lines of a sweep.
+        beginning: The beginning of their labels, which the new label repeats.
     """
-    label = f"best of {len({one.label for one in lines})} at each round"
+    labels = {one.label for one in lines}
+    count = len(labels)
+    label = f"{beginning}, best of {count} at each round" if count > 1 else labels.pop()
     found = []
     for seed in sorted({one.seed for one in lines}):
         group = [one for one in lines if one.seed == seed]

@@ -97,7 +97,8 @@ def _beyond(mean: float, noise: float) -> Verdict:
 def pick(series: Sequence[Series], label: str) -> list[Series]:
     """The series of one label, by seed; see `Curve` for what a label may be."""
     if label.startswith(AT_EACH_ROUND):
-        return envelope(of_sweep(series, label.removeprefix(AT_EACH_ROUND)))
+        beginning = label.removeprefix(AT_EACH_ROUND)
+        return envelope(of_sweep(series, beginning), beginning)
     if label.startswith(LOWEST):
         chosen = lowest(of_sweep(series, label.removeprefix(LOWEST)))
     else:
