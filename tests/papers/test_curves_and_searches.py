@@ -97,4 +97,5 @@ def test_distributed_sgd_has_rates_of_its_own_and_never_stops_at_a_loss() -> Non
         for claim in item.claims:
             for comparison in claim.comparisons:
                 sides = (comparison.greater.label, comparison.less.label)
-                assert f"{AT_EACH_ROUND}fedsgd" == sides[claim.measure != "train_loss"]
+                worse = sides[claim.measure != "train_loss"]
+                assert worse.removeprefix(AT_EACH_ROUND).removeprefix(LOWEST).startswith("fedsgd")

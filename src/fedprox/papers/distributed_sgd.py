@@ -2,10 +2,11 @@
 
 The MLSys slides of Li et al. claim that FedProx "can converge much faster than distributed SGD in
 practice"; Acar et al. (section 3) call distributed SGD "not competitive" and leave it out of their
-tables. Neither prints a number. Here it takes part with the best learning rate at each round, of a
-grid of its own.
+tables. Neither prints a number, nor the learning rate of distributed SGD. Here it takes part with
+FedProx's rate and with the best rate of a grid of its own.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from fedprox.papers.common import FEDAVG, feddane, fedprox, measures_by_task, mu_label
@@ -16,6 +17,7 @@ from fedprox.papers.fedprox import PAPER as FEDPROX_PAPER
 from fedprox.papers.fedprox import SYNTHETIC as FEDPROX_SYNTHETIC
 from fedprox.reproduce.item import (
     AT_EACH_ROUND,
+    LOWEST,
     MOST_SEEDS,
     SHORT,
     Claim,
@@ -35,10 +37,10 @@ from fedprox.reproduce.summaries import FINAL, MEAN, Summary
 from fedprox.simulation.results.target import Target
 
 BEST_FEDSGD = f"{AT_EACH_ROUND}fedsgd"
-OWN_RATES = (
+BEST_RATE = f"{LOWEST}fedsgd"
+ONE_STEP = (
     "Distributed SGD is FedSGD: one step a round with the gradient of all rows of the round's "
-    "clients. Its line is the best of its learning rates at each round, which favours it; every "
-    "other method has the paper's settings."
+    "clients."
 )
 
 
@@ -49,28 +51,40 @@ def _fedsgd(*rates: float, **solver: float) -> Table:
 # ---------------------------------------------------------------- FedProx, on logistic regression
 
 TASKS = (*FEDPROX_SYNTHETIC, MNIST, FEMNIST)
-RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
 def _run(task: Task) -> str:
     return f"{task.key}-distributed-sgd"
 
 
+def _same_rate(task: Task) -> str:
+    return f"fedsgd learning_rate={task.learning_rate:g}"
+
+
 def _curves(task: Task) -> tuple[Curve, ...]:
     run = _run(task)
     return (
-        Curve(run, BEST_FEDSGD, "distributed SGD"),
+        Curve(run, BEST_RATE, "distributed SGD"),
+        Curve(run, _same_rate(task), "distributed SGD, the same eta"),
         Curve(run, "fedavg", "FedAvg"),
         Curve(run, mu_label(task.mu), "FedProx"),
         Curve(run, "feddane mu=0", "FedDANE"),
     )
 
 
-def _slower(text: str, measure: str, over: Summary, *, than: str = "") -> Claim:
+def _slower(
+    text: str,
+    measure: str,
+    over: Summary,
+    *,
+    sgd: Callable[[Task], str],
+    other: Callable[[Task], str] = lambda task: mu_label(task.mu),
+) -> Claim:
     """Distributed SGD against FedProx, or another method."""
 
     def sides(task: Task) -> tuple[Side, Side]:
-        pair = Side(_run(task), BEST_FEDSGD), Side(_run(task), than or mu_label(task.mu))
+        pair = Side(_run(task), sgd(task)), Side(_run(task), other(task))
         return pair if measure == "train_loss" else pair[::-1]
 
     return Claim(
@@ -81,11 +95,15 @@ def _slower(text: str, measure: str, over: Summary, *, than: str = "") -> Claim:
     )
 
 
+def _best_rate(_: Task) -> str:
+    return BEST_RATE
+
+
 FEDPROX_ITEM = Item(
     "Distributed SGD beside FedProx and FedDANE",
     f"{FEDPROX_PAPER}, slides of MLSys 2020, convergence analysis; sections 4 and 5, appendix B",
-    # short as measured; paper extrapolated from it by rounds and seeds
-    {"short": 60, "paper": 1_200},
+    # short as measured, most of it compilation; paper extrapolated from it by rounds and seeds
+    {"short": 130, "paper": 1_500},
     {
         _run(task): task.experiment(
             _fedsgd(*RATES), FEDAVG, fedprox(task.mu), feddane(0.0), stragglers=0.0
@@ -95,25 +113,40 @@ FEDPROX_ITEM = Item(
     measures_by_task(TASKS, ("train_loss", "test_accuracy"), _curves),
     (
         _slower(
-            "FedProx can converge much faster than distributed SGD: over the rounds its loss lies "
-            "below.",
+            "FedProx can converge much faster than distributed SGD: with the same learning rate "
+            "its loss lies below over the rounds.",
             "train_loss",
             MEAN,
+            sgd=_same_rate,
         ),
-        _slower("It is more accurate over the rounds.", "test_accuracy", MEAN),
-        _slower("Distributed SGD is still above FedProx at the last round.", "train_loss", FINAL),
         _slower(
-            "FedAvg's loss lies below that of distributed SGD as well.",
+            "With the same learning rate it is more accurate over the rounds.",
+            "test_accuracy",
+            MEAN,
+            sgd=_same_rate,
+        ),
+        _slower(
+            "Its loss lies below that of distributed SGD with the best rate of its own, too.",
             "train_loss",
             MEAN,
-            than="fedavg",
+            sgd=_best_rate,
+        ),
+        _slower("And so at the last round.", "train_loss", FINAL, sgd=_best_rate),
+        _slower(
+            "FedAvg's loss lies below that of distributed SGD with the best rate of its own.",
+            "train_loss",
+            MEAN,
+            sgd=_best_rate,
+            other=lambda _: "fedavg",
         ),
     ),
     notes=(
-        OWN_RATES,
+        ONE_STEP,
         "10 clients a round, no stragglers, E = 20 and the paper's learning rates and mu. FedDANE "
-        "has mu = 0; a round of it communicates twice. The paper has no figure for this; the "
-        "claims that follow the first are ours.",
+        "has mu = 0; a round of it communicates twice. The slides have the first claim alone; the "
+        "others, which spell it out, are ours. In all its experiments with a data set the paper "
+        "keeps one learning rate, tuned on FedAvg. The best rate of distributed SGD is that with "
+        "the lowest final training loss; it favours distributed SGD, since FedProx keeps its own.",
         ONE_DRAW,
     ),
 )
@@ -254,7 +287,7 @@ FEDDYN_ITEM = Item(
         ),
     ),
     notes=(
-        OWN_RATES,
+        f"{ONE_STEP} Here its line is the best of five learning rates at each round.",
         "The paper gives no number for distributed SGD. The synthetic data are those of Table 6, "
         "for 100 rounds; its methods have E = 10, or 200 steps, and are the best of both learning "
         "rates and of every alpha or mu of appendix A.1 at each round. On MNIST the paper's "

@@ -128,7 +128,7 @@ RATE_ITEM = Item(
     "The search for FedProx's learning rates",
     f"{FEDPROX_PAPER}, section 5.1, appendix C.2",
     # short as measured; paper extrapolated from it by rounds and seeds
-    {"short": 30, "paper": 400},
+    {"short": 65, "paper": 600},
     {_rate_run(task): _rate_experiment(task) for task in TASKS},
     (
         Row(
@@ -219,7 +219,7 @@ ALPHA_ITEM = Item(
     "The search for FedDyn's alpha",
     f"{FEDDYN_PAPER}, appendices A.1 and A.2",
     # short as measured; paper extrapolated from it by rounds, rows and seeds
-    {"short": 60, "paper": 900},
+    {"short": 35, "paper": 900},
     {_synthetic_run(kind): _synthetic_experiment(kind) for kind in SYNTHETIC}
     | {_digits_run(split): _digits_experiment(split) for split in MNIST_CHOICE},
     (

@@ -97,6 +97,7 @@ COLOURS = {
     "eta = 3": "#e377c2",
     "alpha = 0.03": "#bcbd22",
     "distributed SGD": "#000000",
+    "distributed SGD, the same eta": "#7f7f7f",
     "FedDANE": "#ff7f0e",
 }
 """The colour of each name that a legend may show."""
