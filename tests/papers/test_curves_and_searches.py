@@ -4,7 +4,7 @@ from fedprox.papers import ITEMS
 from fedprox.papers.fedavg import TABLE_2_CNN, TABLE_2_LSTM, TABLE_4
 from fedprox.papers.fedavg_curves import CHAT, CNN_PLOTS, LSTM_PLOTS, PERCEPTRON_PLOTS
 from fedprox.papers.searches import CODE_ALPHA, MNIST_ALPHAS, MNIST_CHOICE, MUS, SYNTHETIC_ALPHAS
-from fedprox.reproduce.item import AT_EACH_ROUND, BEST, LOWEST, SCALES, expand
+from fedprox.reproduce.item import AT_EACH_ROUND, BEST, LOWEST, SCALES, SHORT, expand
 
 
 def test_curves_go_beyond_the_counts_of_the_papers_tables() -> None:
@@ -64,7 +64,7 @@ def test_chat_items_are_the_papers_with_other_posts() -> None:
         for run, table in posts.runs.items():
             same = chat.runs[f"chat-{run}"]
             assert same["data"] == table["data"] | {"path": CHAT}
-            assert same | {"data": table["data"]} == table
+            assert same | {"data": table["data"], SHORT: table[SHORT]} == table
         assert [claim.text for claim in chat.claims] == [claim.text for claim in posts.claims]
         assert any("Ubuntu" in note for note in chat.notes)
 

@@ -326,9 +326,12 @@ _CIFAR_WHOLE: Table = {
     key: value
     for key, value in CIFAR_SGD.items()
     if key not in ("target_accuracy", "stop_at_target")
-} | {"rounds": 197_500}
+} | {
+    "rounds": 197_500,
+    SHORT: overlaid(CIFAR_SGD[SHORT], {"rounds": 100, "evaluation": {"every": 20}}),
+}
 _BEST_SGD = f"{AT_EACH_ROUND}centralised"
-_CIFAR_NOTE = "short: 500 updates, 50 images of a client, of which 10 are measured"
+_CIFAR_NOTE = "short: 100 updates, 50 images of a client, of which 10 are measured"
 
 ACCURACIES = Item(
     "The accuracies that section 3 prints: MNIST CNN and CIFAR-10",
@@ -536,6 +539,16 @@ _CHAT_NOTE = (
 )
 
 
+_FEW_MESSAGES: Table = {
+    "rounds": 6,
+    "client_rows": 10,
+    "evaluation": {"every": 1, "rows": 2},
+    "data": {"clients": 100},
+    "cohort": {"clients_per_round": 10},
+}
+_FEW_MESSAGES_NOTE = "short: 100 authors, 10 a round, 10 rows of each, of which 2 are measured"
+
+
 def on_chat(item: Item) -> Item:
     """An item about the user's posts with the chat messages as posts."""
 
@@ -560,7 +573,7 @@ def on_chat(item: Item) -> Item:
     claims = tuple(
         claim._replace(
             comparisons=tuple(
-                one._replace(where="chat", greater=side(one.greater), less=side(one.less))
+                Comparison("chat", side(one.greater), side(one.less), _FEW_MESSAGES_NOTE)
                 for one in claim.comparisons
             )
         )
@@ -572,7 +585,8 @@ def on_chat(item: Item) -> Item:
                 row._replace(
                     entries=tuple(
                         entry and entry._replace(run=named(entry.run)) for entry in row.entries
-                    )
+                    ),
+                    note=_FEW_MESSAGES_NOTE,
                 )
                 for row in race.rows
             )
@@ -583,7 +597,7 @@ def on_chat(item: Item) -> Item:
         item,
         title=f"{item.title}, on chat messages",
         runs={
-            named(run): overlaid(table, {"data": {"path": CHAT}})
+            named(run): overlaid(table, {"data": {"path": CHAT}, SHORT: _FEW_MESSAGES})
             for run, table in item.runs.items()
         },
         rows=rows,
