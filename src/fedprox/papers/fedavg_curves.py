@@ -17,6 +17,8 @@ from fedprox.papers.fedavg import (
     FEW_LINES,
     FIGURE_5,
     FIGURE_10,
+    FINE,
+    GRID,
     LSTM,
     ONE_SEED,
     PAPER,
@@ -73,6 +75,7 @@ class Network(NamedTuple):
         rows: Rows of a client that evaluations read at most.
         short: Changes at the short scale.
         note: What these changes are.
+        rates: The grid that `searches` take their rates from.
     """
 
     key: str
@@ -83,6 +86,7 @@ class Network(NamedTuple):
     rows: int
     short: Table
     note: str
+    rates: tuple[float, ...] = GRID
 
 
 _SHORT_IMAGES: Table = {"client_rows": 20, "evaluation": {"every": 1, "rows": 10}}
@@ -115,12 +119,13 @@ LETTERS_LSTM = Network(
     10,
     TWENTY_ROLES | {"rounds": 2},
     f"{FEW_LINES}, one learning rate",
+    FINE,
 )
 
 
 def curve(network: Network, cell: Cell, rounds: int, every: int) -> tuple[str, Table]:
     """A cell's run over all rounds, with the rates of its table, and the run's name."""
-    rates = grid(*network.searches[cell].rates)
+    rates = grid(*network.searches[cell].rates, network.rates)
     middle: Table = {"solver": {"learning_rate": [rates[len(rates) // 2]]}}
     run = {
         "rounds": rounds,
