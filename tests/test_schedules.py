@@ -2,12 +2,14 @@
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optax
 import pytest
+import tomli_w
 
 import fedprox as fp
 from fedprox.experiment import parse, read_experiment, resolve
@@ -77,6 +79,20 @@ def test_a_rate_does_not_depend_on_the_rounds_planned_with_it() -> None:
     again = fp.Solver(optax.warmup_cosine_decay_schedule(0.01, 0.1, 100, 3 * TOGETHER), 2, epochs=1)
     assert rates == {t: again.factor(t) for t in reversed(rounds)}
     np.testing.assert_allclose(list(rates.values()), [float(schedule(t)) for t in rounds], 1e-5)
+
+
+def test_rates_computed_together_are_those_of_single_rounds() -> None:
+    """piecewise_interpolate_schedule gives other values for an array of rounds."""
+    schedules = [
+        optax.piecewise_interpolate_schedule("linear", 0.4, {4: 0.5}),
+        optax.cosine_onecycle_schedule(20, 0.1),
+        optax.linear_onecycle_schedule(20, 0.1),
+        optax.constant_schedule(0.1),
+    ]
+    for schedule in schedules:
+        solver = fp.Solver(schedule, 2, epochs=1)
+        rates = [solver.factor(t) for t in range(8)]
+        np.testing.assert_allclose(rates, [float(schedule(t)) for t in range(8)], rtol=1e-6)
 
 
 def test_optax_schedules_joined_with_own_functions_are_asked_round_by_round() -> None:
@@ -180,6 +196,44 @@ def test_an_experiment_file_names_a_schedule() -> None:
     assert resolve(parse("x", resolved.table)).solver.factor(7) == resolved.solver.factor(7)
 
 
+HALVED: list[dict[str, Any]] = [
+    {
+        "schedule": "exponential_decay",
+        "init_value": 0.1,
+        "transition_steps": 50,
+        "decay_rate": 0.5,
+        "staircase": True,
+    },
+    {
+        "schedule": "piecewise_constant_schedule",
+        "init_value": 0.1,
+        "boundaries_and_scales": {"50": 0.5, "100": 0.5},
+    },
+]
+
+
+@pytest.mark.parametrize("own", HALVED, ids=lambda own: own["schedule"])
+def test_a_step_schedule_changes_the_rate_in_the_round_it_names(
+    own: dict[str, Any],
+) -> None:
+    resolved = resolve(parse("x", TABLE | {"solver": TABLE["solver"] | {"learning_rate": own}}))
+    rates = [resolved.solver.factor(t) for t in (0, 49, 50, 99, 100, 149)]
+    assert rates == [0.1, 0.1, 0.05, 0.05, 0.025, 0.025]
+    again = resolve(parse("x", tomllib.loads(tomli_w.dumps(resolved.table))))
+    assert [again.solver.factor(t) for t in (49, 50, 100)] == [0.1, 0.05, 0.025]
+
+
+def test_a_piecewise_schedule_interpolates() -> None:
+    own = {
+        "schedule": "piecewise_interpolate_schedule",
+        "interpolate_type": "linear",
+        "init_value": 0.4,
+        "boundaries_and_scales": {"4": 0.5},
+    }
+    resolved = resolve(parse("x", TABLE | {"solver": TABLE["solver"] | {"learning_rate": own}}))
+    assert [resolved.solver.factor(t) for t in (0, 2, 4, 9)] == [0.4, 0.3, 0.2, 0.2]
+
+
 @pytest.mark.slow
 def test_the_run_directory_of_a_schedule_can_be_read_and_run_again(tmp_path: Path) -> None:
     file, out = tmp_path / "a.toml", tmp_path / "run"
@@ -237,6 +291,18 @@ def test_an_experiment_file_names_a_schedule_of_ones_own(
         (
             {"schedule": "cosine_decay_schedule", "init_value": 1, "decay_steps": 0},
             "cosine_decay_schedule raised ValueError: .*positive",
+        ),
+        (
+            HALVED[1] | {"boundaries_and_scales": {"5.5": 0.5}},
+            "boundaries_and_scales has the key '5.5'; each key must be a round",
+        ),
+        (
+            HALVED[1] | {"boundaries_and_scales": [50, 100]},
+            r"boundaries_and_scales = \[50, 100\]; it must be a table",
+        ),
+        (
+            HALVED[1] | {"boundaries_and_scales": {"1": -0.5}},
+            "piecewise_constant_schedule raised ValueError: ",
         ),
     ],
 )

@@ -206,6 +206,9 @@ class Solver:
 
         >>> Solver(optax.linear_schedule(0.1, 0.05, 2), 10, epochs=1).factor(1)
         0.075
+        >>> steps = optax.piecewise_constant_schedule(0.1, {50: 0.5, 100: 0.5})
+        >>> [Solver(steps, 10, epochs=1).factor(t) for t in (49, 50, 100)]
+        [0.1, 0.05, 0.025]
         """
         if self.schedule is None:
             return self.learning_rate_decay**round_
@@ -332,8 +335,9 @@ def _rates_together(schedule: Schedule, block: int) -> NDArray[Any] | None:
     """An optax schedule's rates in a block of rounds; None if it takes only one round at a time."""
     try:
         with _on_host():
-            rates = np.asarray(schedule(np.arange(TOGETHER) + block * TOGETHER))  # type: ignore[arg-type]
-        return np.broadcast_to(rates, TOGETHER)
+            # not schedule(rounds): piecewise_interpolate_schedule is wrong for an array
+            rounds = np.arange(TOGETHER) + block * TOGETHER
+            return np.asarray(jax.vmap(schedule)(rounds))
     except Exception:  # it may join the user's own functions, which take one round
         return None
 

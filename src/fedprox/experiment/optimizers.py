@@ -84,16 +84,26 @@ def named_optimizer(name: Any, options: Any, where: str) -> Callable[..., Any]:
     return bound
 
 
-def option_kinds(function: Callable[..., Any]) -> dict[str, type]:
+SCALES = "boundaries_and_scales"
+"""The option of optax's piecewise schedules that maps rounds to factors."""
+
+
+def option_kinds(function: Callable[..., Any]) -> dict[str, Any]:
     """The options of an optimizer or a schedule that TOML can give, and the type of each.
 
     >>> option_kinds(optax.adam)["nesterov"], option_kinds(optax.adam)["b1"]
     (<class 'bool'>, <class 'float'>)
+    >>> option_kinds(optax.piecewise_constant_schedule)["boundaries_and_scales"]
+    dict[str, float]
     """
-    kinds: dict[str, type] = {}
+    kinds: dict[str, Any] = {}
     for key, parameter in inspect.signature(function).parameters.items():
         if key.endswith("dtype"):
             kinds[key] = str  # its name, such as "bfloat16"
+        elif key == SCALES:
+            kinds[key] = dict[str, float]  # keys of TOML are strings
+        elif key == "interpolate_type":
+            kinds[key] = str
         elif key not in ("learning_rate", "linesearch", "mask"):  # the last two are functions
             exact = parameter.annotation in (bool, int)
             kinds[key] = parameter.annotation if exact else float
@@ -107,6 +117,8 @@ def _with_toml_types(build: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(build)
     def build_schedule(**options: Any) -> Any:
+        if options.get(SCALES):
+            options[SCALES] = _by_round(options[SCALES], f"{build.__name__}: {SCALES}")
         return call(build.__name__, functools.partial(build, **options))
 
     build_schedule.__signature__ = signature.replace(  # type: ignore[attr-defined]
@@ -118,6 +130,16 @@ def _with_toml_types(build: Callable[..., Any]) -> Callable[..., Any]:
     return build_schedule
 
 
+def _by_round(scales: dict[str, float], what: str) -> dict[int, float]:
+    """TOML's table of factors, with whole numbers for keys."""
+    for key in scales:
+        require(
+            key.isascii() and key.isdecimal() and len(key) < 10,
+            f"{what} has the key {key!r}; each key must be a round, a whole number below 10^9",
+        )
+    return {int(key): scale for key, scale in scales.items()}
+
+
 SCHEDULES: dict[str, Callable[..., Any]] = {
     name: _with_toml_types(getattr(optax, name))
     for name in (
@@ -127,6 +149,8 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
         "exponential_decay",
         "linear_onecycle_schedule",
         "linear_schedule",
+        "piecewise_constant_schedule",
+        "piecewise_interpolate_schedule",
         "polynomial_schedule",
         "warmup_constant_schedule",
         "warmup_cosine_decay_schedule",
