@@ -3,11 +3,13 @@
 import csv
 import json
 import math
+import runpy
 import sys
 import tomllib
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +19,11 @@ from hypothesis import strategies as st
 
 from fedprox import Target, cli
 from fedprox.datasets import DATASETS, synthetic
+from fedprox.datasets.statistics import DRAFT, PAPERS
 from fedprox.errors import InputError
 from fedprox.experiment import parse, resolve
 from fedprox.federation import Federation
-from fedprox.papers import ITEMS, select
+from fedprox.papers import ITEMS, fedprox, fedprox_draft, select
 from fedprox.papers.common import GPU
 from fedprox.report.data import statistics
 from fedprox.reproduce.between import LINE, PARENT
@@ -50,6 +53,7 @@ from fedprox.reproduce.item import (
     Side,
     Statistics,
     Table,
+    Task,
     expand,
 )
 from fedprox.reproduce.mixes import LABELS, mix
@@ -233,7 +237,8 @@ def test_all_figures_and_tables_of_the_papers_are_there() -> None:
     figures = {f"figure-{i}" for i in range(1, 11)} | {"figure-5-chat", "figure-10-chat"}
     others = {"table-1-cnn-whole", "section-3-accuracies", "unbalanced"}
     fedavg = {f"fedavg/{n}" for n in tables | figures | others}
-    assert set(ITEMS) == papers | fedavg | {"models/centralised"}
+    models = {f"models/centralised{end}" for end in ("", "-cifar-10", "-cifar-100", "-shakespeare")}
+    assert set(ITEMS) == papers | fedavg | models
 
 
 def test_figure_1_has_the_papers_settings() -> None:
@@ -261,6 +266,73 @@ def test_the_draft_takes_its_share_of_clients() -> None:
         one = ITEMS[f"fedprox-draft/{name}"].runs[run]
         assert one["cohort"]["clients_per_round"] == clients
         assert one["systems"] == {"stragglers": 0.0}
+
+
+class Filled(Task):
+    """A task that is run whatever its size."""
+
+    def __new__(cls, *settings: Any, **more: Any) -> "Filled":
+        return super().__new__(cls, *settings, **(more | {"missing": ""}))
+
+    def _replace(self, **changes: Any) -> "Filled":
+        return super()._replace(**(changes | {"missing": ""}))
+
+
+def items_in_full(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, Item]:
+    """A paper's items with all tasks; none may be left out, and every line's run is there."""
+    with monkeypatch.context() as patch:
+        patch.setattr("fedprox.reproduce.item.Task", Filled)
+        items: dict[str, Item] = runpy.run_path(str(module.__file__))["ITEMS"]
+    for name, item in items.items():
+        assert not item.missing
+        curves = [curve for row in item.rows for panel in row.panels for curve in panel.curves]
+        assert {curve.run for curve in curves} <= item.runs.keys()
+        for run, paper in item.runs.items():
+            for one in expand(paper, SCALES["paper"]).values():
+                parse(f"{name}: {run}", one)
+    return items
+
+
+def test_the_drafts_left_out_panels_would_be_the_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appendices C.1 and C.2: two-layer LSTMs, 10 % of 143 roles and 1 % of 5,726 users."""
+    items = items_in_full(fedprox_draft, monkeypatch)
+    expected = {
+        "shakespeare": (0.10, "char-lstm", 0.8, PAPERS["shakespeare", "roles"]),
+        "sent140": (0.01, "sentiment-lstm", 0.3, PAPERS["sent140", ""]),
+    }
+    for key, (share, model, rate, papers) in expected.items():
+        clients = next(row.clients for row in papers if row.source.startswith(DRAFT))
+        assert clients is not None
+        for item, end, epochs in (("figure-2", "e1", 1), ("figure-3", "grid", 50)):
+            one = items[item].runs[f"draft-{key}-{end}"]
+            # the models' defaults are the paper's: 100 units for characters, 256 for tweets
+            assert one["model"] == {"name": model}
+            assert one["cohort"]["clients_per_round"] == round(share * clients)
+            assert one["solver"] == {"learning_rate": rate, "batch_size": 10, "epochs": epochs}
+            assert not one.keys() & {"client_rows", MOST_SEEDS}
+    tweets = items["figure-2"].runs["draft-sent140-e20"]["data"]
+    assert (tweets["clients"], tweets["vectors"]) == (5726, "glove.6B.300d")
+    sides = [c.where for claim in items["figure-3"].claims for c in claim.comparisons]
+    assert sides == ["MNIST", "EMNIST*", "Shakespeare"]  # on Sent140 mu does not help
+
+
+def test_the_drafts_iid_set_has_a_mean_of_its_own() -> None:
+    data = ITEMS["fedprox-draft/figure-1"].runs["draft-synthetic-iid"]["data"]
+    assert data == {"name": "synthetic", "iid": True, "random_mean": True}
+    assert "random_mean" not in ITEMS["fedprox/figure-2"].runs["synthetic-iid-s0"]["data"]
+
+
+def test_the_headlines_left_out_panels_would_be_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = items_in_full(fedprox, monkeypatch)["headline"].runs
+    shakespeare, tweets = runs["shakespeare-headline"], runs["sent140-headline"]
+    for one in (shakespeare, tweets):
+        assert not one.keys() & {"client_rows", MOST_SEEDS}
+        assert one["evaluation"] == {"every": 1}
+        assert one["rounds"] == 1000
+    assert shakespeare["data"] == {"name": "shakespeare"}
+    assert tweets["data"] == {"name": "sent140", "vectors": "glove.6B.300d"}
+    assert shakespeare["model"] == {"name": "char-lstm"}
+    assert tweets["model"] == {"name": "sentiment-lstm"}
 
 
 def test_adaptive_mu_starts_on_the_wrong_side() -> None:
