@@ -337,7 +337,7 @@ def _rates_together(schedule: Schedule, block: int) -> NDArray[Any] | None:
         with _on_host():
             # not schedule(rounds): piecewise_interpolate_schedule is wrong for an array
             rounds = np.arange(TOGETHER) + block * TOGETHER
-            return np.asarray(jax.vmap(schedule)(rounds))
+            return np.asarray(jax.vmap(schedule)(rounds))  # type: ignore[arg-type]
     except Exception:  # it may join the user's own functions, which take one round
         return None
 
