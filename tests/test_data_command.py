@@ -452,7 +452,7 @@ def test_the_figure_counts_clients_by_the_classes_that_make_up_their_labels() ->
     labels = [[0] * 10, [0] * 5 + [1] * 3 + [2] * 2, [0, 1, 2, 3, 4]]
     axis = data_figure(made(labels, [[], [], []], 5), "made").axes[-1]
     steps = [patch for patch in axis.patches if isinstance(patch, StepPatch)]
-    heights = [patch.get_data().values for patch in steps]  # type: ignore[union-attr]
+    heights = [patch.get_data()[0] for patch in steps]
     found = [np.asarray(one, int).tolist() for one in heights]
     assert found == [[0, 2, 1, 0, 0], [0, 1, 1, 1, 0], [0, 1, 1, 0, 1]]
     assert [patch.get_label() for patch in steps] == [

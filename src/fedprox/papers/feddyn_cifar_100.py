@@ -39,7 +39,7 @@ FEW_CLIENTS_5: Lines = {
 }
 
 NOT_RUN = (
-    "CIFAR-100 has not been run yet: its files were not at hand. They are read from "
+    "The documentation has no results for CIFAR-100, whose files were not at hand: "
     "`cifar-100-python.tar.gz`, which `fedprox data fetch cifar-100` downloads."
 )
 SEARCHED = (

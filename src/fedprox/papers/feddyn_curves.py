@@ -50,6 +50,7 @@ QUICK: Table = {
     "cohort": {"clients_per_round": 2},
     "solver": {"batch_size": 10},
 }
+ONLY_RUNS = "The short scale, 2 rounds of 10 clients, only shows that every panel runs."
 FEW = "short: 10 clients with 10 rows each, 2 a round, batches of 10"
 
 
@@ -348,6 +349,7 @@ ITEMS = {
         8,
         {"short": 60, "paper": 15_500},
         _grid("MNIST", digits, MNIST, percents=(10, 1)),
+        ONLY_RUNS,
         FEDPROX_EPOCHS,
     ),
     "figure-8-full": _by_participation(
@@ -363,6 +365,7 @@ ITEMS = {
         9,
         {"short": 60, "paper": 4_500},
         _grid("EMNIST-L", letters, EMNIST, percents=(10, 1)),
+        ONLY_RUNS,
         FEDPROX_EPOCHS,
         OWN_SPLIT,
     ),

@@ -194,8 +194,15 @@ def _draw(axis: "Axes", panel: Panel, measured: Measured) -> dict[str, Any]:
         (line,) = axis.plot(x, _mean(values), dashed, color=colour, linewidth=1.3, **style)
         if len(group) > 1:
             low, high = _over_seeds(np.nanmin, values), _over_seeds(np.nanmax, values)
-            step = "mid" if panel.x == "classes" else None
-            axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, step=step)
+            axis.fill_between(
+                x,
+                low,
+                high,
+                color=colour,
+                alpha=0.15,
+                linewidth=0,
+                step="mid" if panel.x == "classes" else None,
+            )
         lines[curve.shown] = line
         levels.append(values[np.isfinite(values)])
     if panel.x == "classes":
