@@ -1,6 +1,7 @@
 """The tables of Acar et al. 2021: what the paper prints, and the settings of its appendices."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ from fedprox.datasets.synthetic import synthetic_feddyn
 from fedprox.experiment import parse, resolve
 from fedprox.papers import ITEMS
 from fedprox.papers.feddyn import COLUMNS, DRAW, SYNTHETIC
+from fedprox.papers.feddyn_cifar_100 import NOT_RUN
 from fedprox.papers.quirks import WITHOUT_QUADRATIC
 from fedprox.reproduce.item import MOST_SEEDS, SCALES, SHORT, Table, expand
 from fedprox.solver import Solver
+from tests.datasets.test_cifar import archive, batch, old
 from tests.variants import mostly_slow
 
 PRINTED = {
@@ -390,6 +393,35 @@ def test_curves_are_the_rows_of_the_tables_to_the_end_of_the_papers_axes(name: s
             for seeds in expand(run, SCALES["short"]).values():
                 assert (seeds["rounds"], seeds["data"]["clients"]) == (2, 10)
     assert sum(len(row.panels) for row in item.rows) == len(item.runs)
+
+
+def test_cifar_100s_items_read_its_official_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDPROX_CACHE", str(tmp_path / "cache"))
+    files = {"train": old(batch(1000, 100)), "test": old(batch(500, 100, 1))}
+    archive(tmp_path / "cifar-100" / "cifar-100-python.tar.gz", "cifar-100-python", files)
+    items = {name: item for name, item in ITEMS.items() if "cifar-100" in item.data}
+    assert {name.removeprefix("feddyn/") for name in items} == {
+        *(f"table-{i}-cifar-100" for i in range(1, 6)),
+        *(f"figure-{i}" for i in (5, 7, 13)),
+    }
+    read = set()
+    for item in items.values():
+        assert NOT_RUN in item.notes
+        for key, run in item.runs.items():
+            (one,) = expand(run, SCALES["paper"]).values()
+            data = repr(one["data"])
+            if data in read:
+                continue
+            read.add(data)
+            resolved = resolve(parse(key, one), tmp_path)
+            assert len(resolved.federation) == run["data"]["clients"] == clients_of(key)
+            assert resolved.federation.classes == 100
+            assert len(resolved.federation.test) == 500
+            size = resolved.federation.train.sizes
+            assert (np.ptp(size) > 1) == ("unbalanced" in key)
+    assert len(read) == 7  # three splits, two with 500 clients and two unbalanced
 
 
 def test_fedprox_without_the_quadratic_runs_as_fedprox_does() -> None:
