@@ -391,7 +391,8 @@ def test_curves_are_the_rows_of_the_tables_to_the_end_of_the_papers_axes(name: s
             # no more work than the tables' evaluations, a tenth of the training
             assert run["evaluation"]["every"] >= of_table["evaluation"].get("every", 1)
             for seeds in expand(run, SCALES["short"]).values():
-                assert (seeds["rounds"], seeds["data"]["clients"]) == (2, 10)
+                assert seeds["rounds"] <= 2
+                assert seeds["data"]["clients"] == 10
     assert sum(len(row.panels) for row in item.rows) == len(item.runs)
 
 

@@ -51,7 +51,7 @@ QUICK: Table = {
     "solver": {"batch_size": 10},
 }
 ONLY_RUNS = "The short scale, 2 rounds of 10 clients, only shows that every panel runs."
-FEW = "short: 10 clients with 10 rows each, 2 a round, batches of 10"
+FEW = "short: 10 clients with 10 rows each, at most 2 a round, batches of 10"
 
 
 class Plot(NamedTuple):
@@ -100,11 +100,11 @@ def _plot(title: str, key: str, run: Table) -> Plot:
     return Plot(title, f"{key}-curves", run, labels)
 
 
-def _of_setting(title: str, setting: Setting, rounds: int | None = None) -> Plot:
+def _of_setting(title: str, setting: Setting, rounds: int | None, short: Table) -> Plot:
     """A panel for a row of a table, whose run goes on for so many rounds."""
     run = setting.run
     evaluation = run["evaluation"] | {"every": max(EVERY, run["evaluation"].get("every", 1))}
-    run = run | {"evaluation": evaluation, "rounds": rounds or run["rounds"], SHORT: QUICK}
+    run = run | {"evaluation": evaluation, "rounds": rounds or run["rounds"], SHORT: short}
     return _plot(title, setting.key, run)
 
 
@@ -240,7 +240,7 @@ def _numbers_of_clients(photos: Photos, number: int, seconds: float) -> Item:
     return _figure(
         f"{photos.name} with 100 and {photos.large.clients:,} clients, 10 %",
         number,
-        {"short": 60, "paper": seconds},
+        {"short": 90, "paper": seconds},
         [list(many.values()), list(few.values())],
         (_slower({SPLITS[split].title: (few[split], many[split]) for split in TWO_SPLITS}),),
         *photos.notes,
@@ -261,7 +261,7 @@ def _participation(photos: Photos, number: int, seconds: float) -> Item:
     return _figure(
         f"{photos.name} at 100, 10 and 1 % participation",
         number,
-        {"short": 120, "paper": seconds},
+        {"short": 180, "paper": seconds},
         [list(row.values()) for row in grid.values()],
         (_harder({f"{percent} %": _ends(row) for percent, row in grid.items()}),),
         *photos.notes,
@@ -281,7 +281,7 @@ def _balance(photos: Photos, number: int, seconds: float) -> Item:
     return _figure(
         f"{photos.name} with balanced and unbalanced data, 10 %",
         number,
-        {"short": 60, "paper": seconds},
+        {"short": 90, "paper": seconds},
         [list(unequal.values()), list(equal.values())],
         (_harder({"unbalanced": _ends(unequal), "balanced": _ends(equal)}),),
         *photos.notes,
@@ -301,6 +301,7 @@ def _grid(
     percents: Sequence[int],
     splits: Sequence[str] = THREE_SPLITS,
     rounds: int | None = None,
+    short: Table = QUICK,
 ) -> list[list[Plot]]:
     """Panels of a data set: a row for each participation, a column for each split.
 
@@ -311,6 +312,7 @@ def _grid(
         percents: Per cent of the clients in a round.
         splits: Keys of `SPLITS`.
         rounds: Rounds; None for those of the tables.
+        short: What the short scale changes.
     """
     return [
         [
@@ -318,6 +320,7 @@ def _grid(
                 f"{name}, {SPLITS[split].title}, {percent} %",
                 setting(percent, split, lines[percent, split]),
                 rounds,
+                short,
             )
             for split in splits
         ]
@@ -382,13 +385,14 @@ ITEMS = {
     "figure-10": _figure(
         "Shakespeare at 100, 10 and 1 % participation",
         10,
-        {"short": 120, "paper": 1_800_000},
+        {"short": 240, "paper": 1_800_000},
         _grid(
             "Shakespeare",
             plays,
             SHAKESPEARE_2 | SHAKESPEARE_5,
             percents=(100, 10, 1),
             splits=("iid-2000", "roles-2000"),
+            short=QUICK | {"rounds": 1, "cohort": {"clients_per_round": 1}},
         ),
         (),
         GPU,
