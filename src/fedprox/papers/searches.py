@@ -16,7 +16,7 @@ from fedprox.papers.feddyn import (
     TABLE_6,
 )
 from fedprox.papers.feddyn import PAPER as FEDDYN_PAPER
-from fedprox.papers.fedprox import ONE_DRAW
+from fedprox.papers.fedprox import IID, ONE_DRAW
 from fedprox.papers.fedprox import PAPER as FEDPROX_PAPER
 from fedprox.reproduce.item import (
     BEST,
@@ -33,7 +33,7 @@ from fedprox.reproduce.item import (
     Table,
     Task,
 )
-from fedprox.reproduce.summaries import FINAL
+from fedprox.reproduce.summaries import FINAL, RISE
 
 NEAR = 0.02
 """The largest difference of final training losses that counts as none."""
@@ -58,11 +58,26 @@ def _mu_run(task: Task, stragglers: float) -> str:
     return f"{task.key}-mus-s{100 * stragglers:.0f}"
 
 
+def _best_beside_the_papers() -> tuple[Comparison, ...]:
+    """The mu with the lowest final loss, and the paper's, where the data are heterogeneous."""
+    return tuple(
+        Comparison(
+            f"{task.title}, {100 * s:.0f} %",
+            Side(_mu_run(task, s), BEST),
+            Side(_mu_run(task, s), mu_label(task.mu)),
+            task.note,
+        )
+        for s in STRAGGLERS
+        for task in TASKS
+        if task is not IID
+    )
+
+
 MU_ITEM = Item(
     "The search for FedProx's mu",
     f"{FEDPROX_PAPER}, section 5.3.2",
     # short as measured; paper extrapolated from it by rounds and seeds
-    {"short": 60, "paper": 1_500},
+    {"short": 110, "paper": 1_500},
     {
         _mu_run(task, s): task.experiment(fedprox(0.0, *MUS), stragglers=s)
         for s in STRAGGLERS
@@ -83,25 +98,21 @@ MU_ITEM = Item(
         for s in STRAGGLERS
     ),
     (
-        _chosen(
-            "The paper's mu is the best of {0.001, 0.01, 0.1, 1}.",
-            tuple(
-                Comparison(
-                    f"{task.title}, {100 * s:.0f} %",
-                    Side(_mu_run(task, s), BEST),
-                    Side(_mu_run(task, s), mu_label(task.mu)),
-                    task.note,
-                )
-                for s in STRAGGLERS
-                for task in TASKS
-            ),
+        _chosen("The paper's mu is the best of {0.001, 0.01, 0.1, 1}.", _best_beside_the_papers()),
+        Claim(
+            "The paper's mu is steadier than the best: the loss rises less.",
+            "train_loss",
+            RISE,
+            _best_beside_the_papers(),
         ),
     ),
     notes=(
         HOW,
         "The paper prints its choice for Synthetic(1, 1), MNIST and FEMNIST: 1; that for the other "
-        "synthetic sets is the mu = 1 of Figure 2. It does not say with how many stragglers it "
-        "searched. Shakespeare (0.001) and Sent140 (0.01) are left out: their models are LSTMs.",
+        "synthetic sets is the mu = 1 of Figure 2. IID data are drawn and not judged: the paper "
+        "says that mu = 1 is slower there. It says neither with how many stragglers it searched "
+        "nor by which measure; the second claim is ours, by what its figures show of mu > 0.",
+        "Shakespeare (0.001) and Sent140 (0.01) are left out: their models are LSTMs.",
         ONE_DRAW,
     ),
 )
