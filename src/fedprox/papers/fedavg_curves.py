@@ -57,8 +57,8 @@ from fedprox.simulation.results.target import Target
 
 BEST_FEDAVG = f"{AT_EACH_ROUND}fedavg"
 ENVELOPE = (
-    "A line is the best at each round over the learning rates of its table's grid, as in the paper; "
-    "accuracies are the best so far."
+    "A line is the best at each round over the learning rates of its table's grid, as in the "
+    "paper; accuracies are the best so far."
 )
 
 
