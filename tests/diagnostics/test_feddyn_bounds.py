@@ -277,13 +277,13 @@ def test_the_proofs_constants_are_those_that_the_docstrings_name() -> None:
     # the worst case of Theorem 3: both conditions bind
     problem = {"smoothness": 1.0, "strong_convexity": 1e-6}
     problem |= {"clients": 6 * 10**6, "clients_per_round": 1}
-    first, second = (
+    steep, spread = (
         feddyn_strongly_convex(1, **problem, squared_distance=d, squared_gradients=1 - d)
         for d in (1.0, 0.0)
     )
-    assert first.alpha == 30
-    assert 3.3 < first.bound / 30 < 3.4
-    assert 35 < second.bound * 30 / (6 * 10**6) < 36
+    assert steep.alpha == 30
+    assert 3.3 < steep.bound / 30 < 3.4
+    assert 35 < spread.bound * 30 / (6 * 10**6) < 36
 
 
 def test_the_strongly_convex_bound_falls_like_1_over_t_and_then_geometrically() -> None:

@@ -52,7 +52,7 @@ class Shrinking:
 
     def __init__(self, a: Vector, clients: int) -> None:
         self.a, self.clients = a, clients
-        self.b = math.sqrt(np.mean(a**2)) / np.mean(a)
+        self.b = float(np.sqrt(np.mean(a**2)) / np.mean(a))
         self.gap = 0.5 * float(np.mean(a))  # of a start of length 1
         self.constants = Constants(float(a.max()), max(1.0, self.b), clients)
 

@@ -114,13 +114,9 @@ def feddyn_convex(
     z = 1 - 20 * u * u
     kappa = 8 * (1 + u) / (share * z) / alpha / alpha
     kappa_0 = 2 * (1 - 20 * u - 40 * u * u) / z / alpha
-    return FedDynBound(
-        alpha,
-        kappa,
-        kappa_0,
-        (squared_distance + kappa * squared_gradients) / kappa_0 / rounds,
-        (10 * alpha * squared_distance + 100 / share * squared_gradients / alpha) / rounds,
-    )
+    bound = (squared_distance + kappa * squared_gradients) / kappa_0
+    rounded = 10 * alpha * squared_distance + 100 / share * squared_gradients / alpha
+    return _bound(alpha, kappa, kappa_0, bound / rounds, rounded / rounds)
 
 
 def feddyn_strongly_convex(
@@ -206,14 +202,10 @@ def feddyn_strongly_convex(
     growth = math.log1p(s)
     # 1 / R = (r - 1) / (r^T - 1), without overflow
     one_over_sum = s * math.exp(-rounds * growth) / -math.expm1(-rounds * growth)
+    bound = (squared_distance + kappa * squared_gradients) / kappa_0
     rounded = 20 * alpha * squared_distance + 400 / share * squared_gradients / alpha
-    return FedDynBound(
-        alpha,
-        kappa,
-        kappa_0,
-        (squared_distance + kappa * squared_gradients) / kappa_0 * one_over_sum,
-        rounded * math.exp((1 - rounds) * growth),
-    )
+    last = math.exp((1 - rounds) * growth)
+    return _bound(alpha, kappa, kappa_0, bound * one_over_sum, rounded * last)
 
 
 def feddyn_nonconvex(
@@ -288,9 +280,9 @@ def feddyn_nonconvex(
     z = 1 - 32 * v * v + 16 * u * v - 20 * u * u
     kappa = 4 * smoothness * u * (2 * v - u) * (1 + u) / z
     kappa_0 = (1 - 4 * u * (1 + u) / z) / 2 / alpha
+    bound = (gap + kappa * squared_distances) / kappa_0
     rounded = 3 * alpha * gap + 30 * smoothness * smoothness * v * squared_distances
-    bound = (gap + kappa * squared_distances) / kappa_0 / rounds
-    return FedDynBound(alpha, kappa, kappa_0, bound, rounded / rounds)
+    return _bound(alpha, kappa, kappa_0, bound / rounds, rounded / rounds)
 
 
 def _share(rounds: int, smoothness: float, clients: int, clients_per_round: int) -> float:
@@ -312,3 +304,8 @@ def _alpha(given: float | None, default: float, least: float, formula: str) -> f
         f"alpha = {given}; it must be at least {formula} = {least:g}",
     )
     return given
+
+
+def _bound(*values: float) -> FedDynBound:
+    """A bound of Python's floats, whatever numbers were given."""
+    return FedDynBound(*map(float, values))
