@@ -30,10 +30,12 @@ class Logistic:
         self.y = np.eye(federation.classes)[np.array([y for _, y in parts])]
 
     def chances(self, w: Floats) -> Floats:
+        """The softmax of all rows, (clients, rows, classes)."""
         scores = np.exp(self.x @ w)
         return np.asarray(scores / scores.sum(axis=-1, keepdims=True))
 
     def loss(self, w: Floats) -> float:
+        """f, the mean of all rows' losses."""
         return float(-np.log((self.chances(w) * self.y).sum(axis=-1)).mean())
 
     def gradients(self, w: Floats) -> Floats:
@@ -42,6 +44,7 @@ class Logistic:
         return np.asarray(slopes.reshape(len(self.x), -1))
 
     def minimiser(self) -> Floats:
+        """w^*, by Newton's method."""
         w = np.zeros((self.x.shape[-1], self.y.shape[-1]))
         x = self.x.reshape(-1, self.x.shape[-1])
         for _ in range(20):
