@@ -103,6 +103,7 @@ def run_part(part: Part) -> bool:
     except BaseException:
         _stop(child)
         raise
+    _signalled(child, signal.SIGKILL)  # what it may have left running
     if status == 0:
         return _ended(part, "done")
     reason = signal.Signals(-status).name if status < 0 else f"exit status {status}"
