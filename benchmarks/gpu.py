@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -43,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     In a rehearsal no part may run out of time.
     """
     options = _options(arguments)
-    trouble = environment.problem(tiny=options.tiny)
+    data_dir = environment.data_folder(options.data_dir)
+    trouble = environment.problem(data_dir, tiny=options.tiny)
     if trouble:
         print(f"benchmarks.gpu: {trouble}", file=sys.stderr)
         return 2
@@ -52,7 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     append(out, {"part": MACHINE, "began": _now()})
     append(out, {"part": MACHINE, "table": "Machine and versions", **environment.machine()})
-    data_dir = environment.data_folder(options.data_dir)
     names = [name for name in SHARES if name in options.parts]
     well = True
     for i, name in enumerate(names):
@@ -103,7 +104,7 @@ def run_part(part: Part) -> bool:
     except BaseException:
         _stop(child)
         raise
-    _signalled(child, signal.SIGKILL)  # what it may have left running
+    _signal(child, signal.SIGKILL)  # what it may have left running
     if status == 0:
         return _ended(part, "done")
     reason = signal.Signals(-status).name if status < 0 else f"exit status {status}"
@@ -119,22 +120,17 @@ def _ended(part: Part, how: str, *, well: bool = True) -> bool:
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
     """End a process and those that it has started, if need be by force."""
-    deadline = time.monotonic() + GRACE
-    while _signalled(child, signal.SIGTERM if child.poll() is None else 0):
-        if time.monotonic() > deadline:
-            _signalled(child, signal.SIGKILL)
-            break
-        time.sleep(0.2)
+    _signal(child, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(GRACE)
+    _signal(child, signal.SIGKILL)
     child.wait()
 
 
-def _signalled(child: subprocess.Popen[bytes], number: int) -> bool:
-    """Send a signal to a process and those that it has started; False if there are none."""
-    try:
+def _signal(child: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to a process and those that it has started, if any is left."""
+    with suppress(ProcessLookupError):
         os.killpg(child.pid, number)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _now() -> str:

@@ -9,7 +9,14 @@ from benchmarks.gpu_parts.part import part_from_json
 def main() -> None:
     """Run the part that the argument describes."""
     part = part_from_json(sys.argv[1])
-    importlib.import_module(f"benchmarks.gpu_parts.{part.name}").main(part)
+    module = importlib.import_module(f"benchmarks.gpu_parts.{part.name}")
+    from fedprox import InputError
+
+    try:
+        module.main(part)
+    except InputError as error:
+        part.write("Remarks", remark=str(error))
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,10 @@ def _installed(requirement: str) -> bool:
     return True
 
 
-def problem(*, tiny: bool) -> str | None:
+def problem(data_dir: Path | None, *, tiny: bool) -> str | None:
     """Why the benchmark cannot run here, on one line; None if it can."""
+    if data_dir and not data_dir.is_dir():
+        return f"{data_dir} is not a folder; --data-dir and FEDPROX_DATA name the one with data"
     needed = missing()
     if needed:
         listed = " ".join(f"'{need}'" for need in needed)

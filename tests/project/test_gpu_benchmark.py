@@ -73,6 +73,40 @@ def test_the_summary_shows_each_parts_last_run() -> None:
     assert "| lanes | of | share |\n| --- | --- | --- |\n| 2 |  |  |\n| 2 |  | 0.25 |" in page
 
 
+def test_a_hung_part_and_its_own_processes_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "benchmarks" / "gpu_parts"
+    folder.mkdir(parents=True)
+    (folder / "__main__.py").write_text(
+        "import pathlib, signal, subprocess\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        "pathlib.Path('child').write_text(str(child.pid))\n"
+        "child.wait()\n"
+        "signal.pause()\n"
+    )
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu, "GRACE", 0.5)
+    assert gpu.run_part(Part("lanes", tmp_path, 3.0))
+    assert endings(tmp_path) == {"lanes": "out of time"}
+    process = Path("/proc") / (tmp_path / "child").read_text() / "stat"
+    assert not process.exists() or ") Z " in process.read_text()  # nobody may have waited for it
+
+
+def test_a_folder_with_data_that_is_not_there_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gpu.main(["--tiny", "--data-dir", str(tmp_path / "none"), "--out", str(tmp_path)]) == 2
+    assert f"{tmp_path / 'none'} is not a folder" in capsys.readouterr().err
+
+
+def test_an_unknown_item_is_refused_on_one_line(tmp_path: Path) -> None:
+    assert not gpu.run_part(Part("papers", tmp_path, 120.0, items=("fedavg/table-33",)))
+    assert lines(tmp_path)[-2]["remark"].startswith("reproduce: no item 'fedavg/table-33'")
+    assert endings(tmp_path) == {"papers": "failed (exit status 2)"}
+
+
 def test_missing_packages_are_named_on_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
