@@ -356,7 +356,8 @@ def test_describe_prints_both_and_draws(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "out"
     assert status("data", "describe", "synthetic", "--set", "clients=12", "--out", out) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("synthetic: alpha = 1.0, beta = 1.0, iid = False, clients = 12, ")
+    assert printed.startswith("synthetic: alpha = 1.0, beta = 1.0, iid = False, random_mean = ")
+    assert ", clients = 12, " in printed.splitlines()[0]
     federation = datasets.synthetic(clients=12)
     n = federation.train.sizes + federation.test.sizes
     ours = f"train and test 12 {n.sum():,} {n.mean():,.1f} {n.std():,.1f}"

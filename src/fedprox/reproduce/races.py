@@ -52,7 +52,7 @@ class MeasuredCell(NamedTuple):
     @property
     def edges(self) -> tuple[str, ...]:
         """The settings at an edge of the learning rates tried."""
-        ends = self.rates[:1] + self.rates[-1:]
+        ends = self.rates[:1] + self.rates[-1:] if len(self.rates) > 1 else ()
         return tuple(one for one in self.settings if rate_of(one) in ends)
 
     @property

@@ -191,7 +191,7 @@ def _race_cell(
     parts.append(with_ratio(f"ours {_cell_text(cell)}", ours))
     if cell.settings:
         settings = [one + " (at the edge)" * (one in cell.edges) for one in cell.settings]
-        of = f" of {', '.join(f'{rate:g}' for rate in cell.rates)}" if cell.rates else ""
+        of = f" of {', '.join(f'{rate:g}' for rate in cell.rates)}" if len(cell.rates) > 1 else ""
         parts.append(" or ".join(settings) + of)
     return "; ".join(parts)
 
