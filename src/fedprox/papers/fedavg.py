@@ -6,8 +6,8 @@ not at the edge. The paper does not state the learning rates of most rows, so th
 searches of `PERCEPTRON`, `CNN` and `LSTM` begin are ours.
 
 Items that take hours on two cores are included at the paper's size, for a GPU; their short scale
-only shows that they run, and the notes of their rows say what it leaves out. Figures 2, 6 and 7
-show the runs of Tables 2 and 4, the last two for more rounds, and are left out.
+only shows that they run, and the notes of their rows say what it leaves out. `fedavg_curves` has
+the figures whose curves do not end at a target.
 """
 
 import math
