@@ -385,7 +385,7 @@ ITEMS = {
     "figure-10": _figure(
         "Shakespeare at 100, 10 and 1 % participation",
         10,
-        {"short": 240, "paper": 1_800_000},
+        {"short": 120, "paper": 1_800_000},
         _grid(
             "Shakespeare",
             plays,
