@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,25 +38,37 @@ def problem(data_dir: Path | None, *, tiny: bool) -> str | None:
     if needed:
         listed = " ".join(f"'{need}'" for need in needed)
         return f"{sys.executable} lacks {listed}; {INSTALL}"
-    if tiny:
-        return None
-    backend = _backend()
-    if backend == "cpu":
+    found = _start()
+    if found.error:
+        return f"{sys.executable} cannot import the library: {found.error}; {INSTALL}"
+    if found.backend == "cpu" and not tiny:
         return (
             f"JAX of {sys.executable} sees no GPU; install its CUDA wheels with pip install "
             f"'jax[cuda13]=={importlib.metadata.version('jax')}' (or cuda12, for older drivers), "
             "or rehearse with --tiny"
         )
-    if backend is None:
-        return f"JAX of {sys.executable} does not start; see the message above"
     return None
 
 
-def _backend() -> str | None:
-    """JAX's backend, found by another process, so that this one holds no GPU memory."""
-    code = "import jax; print(jax.default_backend())"
-    found = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    return found.stdout.strip() if found.returncode == 0 else None
+class Started(NamedTuple):
+    """JAX's backend, or the last line of the error if the library cannot be imported."""
+
+    backend: str
+    error: str
+
+
+IMPORTS = "fedprox.cli, dp_accounting.pld, plotly.graph_objects, pooch"
+"""What shows whether all packages are there that the library's dependencies need themselves."""
+
+
+def _start() -> Started:
+    """Import the library in another process, so that this one holds no GPU memory."""
+    code = f"import jax, {IMPORTS}; print(jax.default_backend())"
+    command, env = [sys.executable, "-c", code], variables(Path("runs"), tiny=False)
+    found = subprocess.run(command, capture_output=True, text=True, env=env)
+    if found.returncode == 0:
+        return Started(found.stdout.strip().splitlines()[-1], "")
+    return Started("", (found.stderr.strip().splitlines() or ["it ended"])[-1])
 
 
 def data_folder(given: Path | None) -> Path | None:

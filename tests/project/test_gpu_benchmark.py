@@ -122,10 +122,18 @@ def test_missing_packages_are_named_on_one_line(
     assert line.startswith(f"benchmarks.gpu: {sys.executable} lacks 'no-such-thing>=2,<3'; ")
 
 
+def test_a_package_that_others_need_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "IMPORTS", "no_such_thing")
+    problem = environment.problem(None, tiny=True)
+    assert problem is not None
+    line = f"{sys.executable} cannot import the library: ModuleNotFoundError: No module named"
+    assert problem.startswith(f"{line} 'no_such_thing'; ")
+
+
 def test_without_a_gpu_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(environment, "_backend", lambda: "cpu")
+    monkeypatch.setattr(environment, "_start", lambda: environment.Started("cpu", ""))
     assert gpu.main(["--out", str(tmp_path)]) == 2
     needed = (
         f"sees no GPU; install its CUDA wheels with pip install 'jax[cuda13]=={jax.__version__}'"
