@@ -63,14 +63,16 @@ bench: $(READY) $(VENV)/.torch  ## measure speed against a torch loop and a NumP
 	$(VENV)/bin/python -m benchmarks.processes
 	$(VENV)/bin/python -m benchmarks.many_rounds
 
-# PYTHON's own JAX if it sees a GPU, else the one in the virtual environment; nothing else is installed
 SEES_GPU := -c 'import jax, sys; sys.exit(jax.default_backend() == "cpu")'
 MINUTES ?= 8
+RUN_GPU := -m benchmarks.gpu --minutes $(MINUTES) $(GPU)
 
+# PYTHON or the virtual environment, the first whose JAX sees a GPU; CUDA is not installed
 gpu:  ## check and measure on a GPU; PYTHON= an interpreter whose JAX has CUDA, MINUTES= the time
-	@if $(PYTHON) $(SEES_GPU) 2>/dev/null; then run=$(PYTHON); \
-	else $(MAKE) --no-print-directory $(READY) && run=$(VENV)/bin/python; fi \
-	&& $$run -m benchmarks.gpu --minutes $(MINUTES) $(GPU)
+	@for run in $(PYTHON) $(VENV)/bin/python; do \
+		if $$run $(SEES_GPU) 2>/dev/null; then exec $$run $(RUN_GPU); fi; \
+	done; \
+	$(MAKE) --no-print-directory $(READY) && $(VENV)/bin/python $(RUN_GPU)
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedprox needs Python 3.11 or newer; set PYTHON=")'

@@ -66,13 +66,17 @@ def part_from_json(text: str) -> Part:
 
 
 def append(out: Path, line: dict[str, Any]) -> None:
-    """Add a line to the figures, with null for numbers that are not finite."""
-    finite = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in line.items()
-    }
+    """Add a line to the figures, with null for NaN and "inf" for infinity, which JSON lacks."""
+
+    def finite(value: Any) -> Any:
+        if not isinstance(value, float) or math.isfinite(value):
+            return value
+        return None if math.isnan(value) else str(value)
+
     with (out / FIGURES).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(finite, default=float) + "\n")
+        file.write(
+            json.dumps({key: finite(value) for key, value in line.items()}, default=float) + "\n"
+        )
 
 
 def short(value: object) -> str:

@@ -110,6 +110,13 @@ def test_an_unknown_item_is_refused_on_one_line(tmp_path: Path) -> None:
     assert endings(tmp_path) == {"papers": "failed (exit status 2)"}
 
 
+def test_numbers_that_json_lacks_are_written(tmp_path: Path) -> None:
+    part = Part("lanes", tmp_path, 5.0)
+    part.write("Constants", step=math.inf, reading=math.nan, lanes=np.int64(3), tick=np.float32(2))
+    (line,) = lines(tmp_path)
+    assert (line["step"], line["reading"], line["lanes"], line["tick"]) == ("inf", None, 3, 2)
+
+
 def test_missing_packages_are_named_on_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
