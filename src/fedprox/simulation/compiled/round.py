@@ -74,8 +74,8 @@ class Server(NamedTuple):
     Attributes:
         state: The server's state, leaves (points, ...).
         client_state: State of clients, leaves (devices * `Layout.held`, points, ...); None for a
-            method without client state. A call of one round has the state of its client at each
-            place.
+            method without client state. In a call of one round, they are the clients at its
+            places.
     """
 
     state: State
@@ -352,7 +352,7 @@ class _Rounds:
         key = None if plan.noise_key is None else plan.noise_key[0]
         first = round_hparams(inputs.hparams, plan.rate[0], plan.participation[0], key)
         local = self.initial_carry(Broadcast(state, first), first_cohort).local
-        before = After(
+        initial = After(
             state,
             state if self.keep_local else None,
             local,
@@ -361,7 +361,7 @@ class _Rounds:
             client_state,
             no_faulty(self, state, inputs.exchange),
         )
-        after = jax.lax.fori_loop(0, inputs.count, body, before)
+        after = jax.lax.fori_loop(0, inputs.count, body, initial)
         # leaf by leaf, since a vector of all local models would be one more copy of them
         local, steps = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), (after.local, after.steps))
         if held is not None:
