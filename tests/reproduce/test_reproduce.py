@@ -316,10 +316,13 @@ def test_the_drafts_left_out_panels_would_be_the_drafts(monkeypatch: pytest.Monk
     assert sides == ["MNIST", "EMNIST*", "Shakespeare"]  # on Sent140 mu does not help
 
 
-def test_the_drafts_iid_set_has_a_mean_of_its_own() -> None:
-    data = ITEMS["fedprox-draft/figure-1"].runs["draft-synthetic-iid"]["data"]
-    assert data == {"name": "synthetic", "iid": True, "random_mean": True}
-    assert "random_mean" not in ITEMS["fedprox/figure-2"].runs["synthetic-iid-s0"]["data"]
+def test_the_draft_has_its_iid_set_beside_the_final_papers() -> None:
+    item = ITEMS["fedprox-draft/figure-1"]
+    plain, written = (item.runs[f"draft-synthetic-iid{end}"] for end in ("", "-random-mean"))
+    assert written == plain | {"data": plain["data"] | {"random_mean": True}}
+    sides = [(c.greater.run, c.less.run) for c in item.claims[0].comparisons]
+    for iid in ("iid", "iid-random-mean"):
+        assert ("draft-synthetic-0-0", f"draft-synthetic-{iid}") in sides
 
 
 def test_the_headlines_left_out_panels_would_be_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:

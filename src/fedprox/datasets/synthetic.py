@@ -48,7 +48,8 @@ def synthetic(
             beta then have no effect.
         random_mean: Whether the IID counterpart has one mean of features :math:`v \sim N(0, I)` for
             all clients, as in the paper's first draft (appendix C.1), in place of 0. With equal
-            seeds both have the same sizes and the same :math:`W, b`.
+            seeds both have the same sizes and the same :math:`W, b`. Since :math:`W v` is large,
+            one class then has nearly all rows.
         clients: Number of clients.
         train_share: Share of each client's examples to train on, above 0 and below 1: 0.8 in the
             paper (appendix C.2), 0.9 in the authors' code.
