@@ -406,6 +406,7 @@ def test_cifar_100s_items_read_its_official_files(
     assert {name.removeprefix("feddyn/") for name in items} == {
         *(f"table-{i}-cifar-100" for i in range(1, 6)),
         *(f"figure-{i}" for i in (5, 7, 13)),
+        "models/centralised-cifar-100",
     }
     read = set()
     for item in items.values():
