@@ -178,7 +178,7 @@ def test_rows_that_are_no_numbers_spoil_their_clients_alone(
 ) -> None:
     """In training and in evaluations, beside a point of the sweep that would diverge."""
     if not batched:
-        monkeypatch.setattr(layout, "SMALL_MODEL", 0)
+        monkeypatch.setattr(layout, "SMALL_STEP", 0)
     federation = ragged_quadratics(0, SOME_ROWS)
     setting: dict[str, Any] = {"cohort": Cohort(6), "rounds": 4}
     calm, wild = simulate(

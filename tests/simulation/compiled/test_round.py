@@ -178,7 +178,7 @@ def test_points_of_a_sweep_in_one_tick_or_one_after_another(
         ]
 
     together = histories()
-    monkeypatch.setattr(laying_out, "SMALL_MODEL", 0)
+    monkeypatch.setattr(laying_out, "SMALL_STEP", 0)
     one_by_one = histories()
     np.testing.assert_allclose(one_by_one, together, rtol=1e-4)
     assert not np.allclose(together[0], together[1], rtol=1e-2)
