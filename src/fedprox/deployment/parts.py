@@ -183,7 +183,7 @@ class Parts:
             every = LOOK_SECONDS / self.tick_seconds if self.tick_seconds < SLOW_LOOK else 1
             look_every = np.int32(max(1, every))
         server = Server(state, stacked)
-        inputs = Inputs(hparams, x, y, plan, exchange, np.int32(1), look_every)
+        inputs = Inputs(hparams, x, y, plan, exchange, np.int32(1), look_every=look_every)
         program = self._compiled(self._parts, layout, (server, inputs), (x, y), self._part)
         self.began = time.perf_counter()
         part: Part = jax.block_until_ready(program(server, inputs))
