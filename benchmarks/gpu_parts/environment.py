@@ -72,15 +72,9 @@ def _start() -> Started:
 
 
 def data_folder(given: Path | None) -> Path | None:
-    """The folder with data: as given, FEDPROX_DATA, or `shared/data` in the project or beside it.
-
-    Nothing is downloaded.
-    """
+    """The folder with data: as given, or else that of FEDPROX_DATA. Nothing is downloaded."""
     named = given or (Path(os.environ["FEDPROX_DATA"]) if os.environ.get("FEDPROX_DATA") else None)
-    if named:
-        return named.resolve()
-    places = (ROOT / "shared" / "data", ROOT.parent / "shared" / "data")
-    return next((place for place in places if place.is_dir()), None)
+    return named.resolve() if named else None
 
 
 def variables(out: Path, *, tiny: bool) -> dict[str, str]:
