@@ -36,7 +36,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedsplit": {"name": "fedsplit", "step_size": 0.5},
     "fedopt": {"name": "fedopt", "optimizer": "adam", "server_learning_rate": 0.1},
     "ditto": {"name": "ditto", "lam": 0.5},
-    "pfedme": {"name": "pfedme", "lam": 1.0, "eta": 0.5},
+    "pfedme": {"name": "pfedme", "lam": 1.0, "eta": 0.5, "inner_steps": 3},
     "fednova": {"name": "fednova", "mu": 1.0},
     "fedexp": {"name": "fedexp"},
     "fedadmm": {"name": "fedadmm", "rho": 0.5, "server_learning_rate": 0.75},

@@ -33,7 +33,7 @@ METHODS: dict[str, fp.Algorithm] = {
     "fedsplit": fp.fedsplit(step_size=0.5, average="all"),
     "mimelite": fp.mime(beta=0.5, lite=True),
     "ditto": fp.ditto(lam=0.5),
-    "pfedme": fp.pfedme(lam=1.0, eta=0.5),
+    "pfedme": fp.pfedme(lam=1.0, eta=0.5, inner_steps=3),
     "fedadmm": fp.fedadmm(rho=0.5, server_learning_rate=0.5),
     "fedopt": fp.fedopt(optimizer=optax.sgd, server_learning_rate=1.0),
 }

@@ -207,6 +207,31 @@ class Memory(NamedTuple):
     update: Callable[[State, HParams, Any, Params], Any]
 
 
+def same_hparams(hparams: HParams) -> HParams:
+    """The hyperparameters themselves."""
+    return hparams
+
+
+def inner_memory(
+    memory: Memory | None, hparams_of: Callable[[HParams], HParams] = same_hparams
+) -> Memory | None:
+    """The memory of a method whose server state holds another method's as `state`.
+
+    Args:
+        memory: The other method's memory.
+        hparams_of: What the other method receives for the hyperparameters.
+    """
+    if memory is None:
+        return None
+    init, update = memory
+    return Memory(
+        lambda state: init(state.state),
+        lambda state, hparams, before, params: update(
+            state.state, hparams_of(hparams), before, params
+        ),
+    )
+
+
 class Adaptation(NamedTuple):
     """How a method's hyperparameters follow the training loss f from round to round.
 
@@ -317,6 +342,15 @@ class Algorithm(NamedTuple):
     def reads_first(self) -> bool:
         """Whether a round reads all of its clients' rows before the local work."""
         return self.own_gradient or self.own_loss
+
+    def begun(self, state: State, context: ClientContext) -> ClientContext:
+        """What a client knows before its first step: the context with its memory, if any.
+
+        Args:
+            state: The server's state.
+            context: The context without memory.
+        """
+        return context if self.memory is None else context._replace(memory=self.memory.init(state))
 
     def with_solver(self, **settings: Any) -> "Algorithm":
         """The same method with its own settings of the solver.

@@ -25,6 +25,7 @@ from fedprox.algorithms.base import (
     Solution,
     State,
     add_scaled,
+    inner_memory,
 )
 from fedprox.model import Params
 from fedprox.privacy.setting import Privacy
@@ -185,5 +186,6 @@ def private(
         evaluated=None if algorithm.evaluated is None else evaluated,
         exchange=None if algorithm.exchange is None else exchange,
         exchanged=lambda gradient: clip_to(privacy.clip, gradient)[0],
+        memory=inner_memory(algorithm.memory, public),
         personal=personal,
     )

@@ -22,6 +22,7 @@ from fedprox.algorithms.base import (
     Solution,
     State,
     add_scaled,
+    inner_memory,
     local_update,
 )
 from fedprox.model import Params
@@ -102,4 +103,5 @@ def reporting(algorithm: Algorithm, evaluated: Evaluated) -> Algorithm:
         params=lambda state: algorithm.params(state.state),
         evaluated=lambda state: state.mean,
         exchange=None if algorithm.exchange is None else exchange,
+        memory=inner_memory(algorithm.memory),
     )

@@ -94,10 +94,12 @@ def broadcast_of(algorithm: Algorithm, params: Params) -> Broadcast:
     def on_client(
         state: State, hparams: Any, context: ClientContext, solved: Params, steps: Any
     ) -> Any:
+        context, memory = algorithm.begun(state, context), algorithm.memory
         problem = algorithm.subproblem(state, hparams, context)
         solution = Solution(problem, solved, steps)
+        after = None if memory is None else memory.update(state, hparams, context.memory, solved)
         sent = algorithm.message(state, hparams, context, solution)
-        return algorithm.params(state), tuple(problem), sent
+        return algorithm.params(state), tuple(problem), after, sent
 
     jaxpr = jax.make_jaxpr(on_client)(state, hparams, context, params, STEPS).jaxpr
     used = {id(var) for equation in jaxpr.eqns for var in equation.invars}

@@ -99,7 +99,7 @@ def test_b_and_variance_equal_their_definitions(seed: int, rows: list[int]) -> N
     [
         *(fedavg(), feddane(mu=1.0), scaffold(), feddyn(alpha=1.0), fedsplit(1.0), centralised()),
         *(fednova(), fedexp(), fedadmm(rho=1.0), qffl(q=1.0), mime(), mime(lite=True)),
-        *(ditto(lam=1.0), pfedme(lam=1.0, eta=0.5)),
+        *(ditto(lam=1.0), pfedme(lam=1.0, eta=0.5, inner_steps=3)),
     ],
     ids=lambda method: method.name,
 )

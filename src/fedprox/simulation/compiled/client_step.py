@@ -93,13 +93,6 @@ class Broadcast(NamedTuple):
     hparams: HParams
 
 
-def with_memory(algorithm: Algorithm, state: State, context: ClientContext) -> ClientContext:
-    """What a client knows before its first step, with its memory if the method has one."""
-    if algorithm.memory is None:
-        return context
-    return context._replace(memory=algorithm.memory.init(state))
-
-
 class LaneState(NamedTuple):
     """The client of a lane.
 
@@ -169,7 +162,7 @@ class ClientStep:
         deadline: jax.Array | None,
     ) -> LaneState:
         """A client before its first tick; `deadline` is None without a clock."""
-        context = with_memory(self.algorithm, broadcast.state, context)
+        context = self.algorithm.begun(broadcast.state, context)
         params = self.algorithm.subproblem(*broadcast, context).start
         return LaneState(
             params,

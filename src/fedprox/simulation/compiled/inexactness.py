@@ -9,7 +9,7 @@ from jax.stages import Wrapped
 
 from fedprox.algorithms.base import ClientContext, ClientState, HParams, State
 from fedprox.model import Params
-from fedprox.simulation.compiled.client_step import Broadcast, round_hparams, with_memory
+from fedprox.simulation.compiled.client_step import Broadcast, round_hparams
 from fedprox.simulation.compiled.gradients import (
     LocalLoss,
     my_part,
@@ -74,7 +74,7 @@ def inexactness_program(
 
     def gamma(broadcast: Broadcast, params: Params, sums: Any, context: ClientContext) -> jax.Array:
         end, begin = sums
-        context = with_memory(algorithm, broadcast.state, context)
+        context = algorithm.begun(broadcast.state, context)
         problem = algorithm.subproblem(*broadcast, context)
         first = problem.gradient(problem.start, begin.gradient)
         return inexactness(problem.gradient(params, end.gradient), first)
