@@ -20,14 +20,18 @@ from fedprox.reproduce.item import GENERATED
 
 ITEMS = (
     "fedavg/table-1-cnn",
-    "fedprox/figure-1",
-    "feddyn/table-1",
-    "fedavg/table-2-whole",
+    "fedprox/headline-shakespeare",
+    "feddyn/table-2-cifar-10",
+    "fedavg/table-2",
+    "fedavg/table-1-cnn-whole",
     "fedavg/table-3",
     "fedavg/figure-3",
     "fedavg/figure-8",
     "fedavg/figure-9",
-    "models/centralised",
+    "models/centralised-cifar-10",
+    "models/centralised-shakespeare",
+    "feddyn/table-1",
+    "fedavg/table-2-whole",
 )
 """The items, in the order in which they are run."""
 
