@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from fedprox.reproduce.growing import rate_of
 from fedprox.reproduce.item import Entry, Race
 from fedprox.reproduce.summaries import Series
+from fedprox.reproduce.sweeps import of_sweep
 from fedprox.reproduce.verdicts import Measured
 from fedprox.simulation.results.target import Target
 
@@ -96,9 +97,7 @@ def _measure_cell(entry: Entry, target: Target, race: Race, run: Sequence[Series
 
     So a run that stops when any line reaches the target counts the same as one that continues.
     """
-    lines = [one for one in run if f"{one.label} ".startswith(f"{entry.method} ")]
-    if not lines:
-        raise KeyError(f"no {entry.method!r} among {sorted({one.label for one in run})}")
+    lines = of_sweep(run, entry.method)
     counts, reached, diverged, settings = [], [], [], []
     for seed in sorted({line.seed for line in lines}):
         group = [line for line in lines if line.seed == seed]

@@ -114,8 +114,9 @@ def _reproduce(
     def run_one(run: str, one: Table, data_seed: int | None = None) -> list[Series]:
         number = list(parsed).index(run) + 1 if run in parsed else len(trained) + 1
         on_step(Step(run, number, max(number, len(parsed))))
-        path = out / "runs" / run
-        trained[run] = _train(f"{name}: {run}", parse(f"{name}: {run}", one), path, data_dir)
+        where, path = f"{name}: {run}", out / "runs" / run
+        experiment = parsed[run] if run in parsed else parse(where, one)
+        trained[run] = _train(where, experiment, path, data_dir)
         return read_series(path, data_seed)
 
     folder, targets = out / name, {} if scale.name == SHORT else searched(item)
