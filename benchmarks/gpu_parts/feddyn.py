@@ -10,7 +10,7 @@ from dataclasses import replace
 import fedprox as fp
 from benchmarks.gpu_parts.cifar import follow, images, speed
 from benchmarks.gpu_parts.part import Part
-from fedprox.papers.feddyn import TABLE_1
+from fedprox.papers.feddyn.cifar_10 import TABLE_1
 
 RUN = TABLE_1.runs["feddyn-cifar-10-10-percent-iid"]
 

@@ -1,9 +1,11 @@
 """FedAvg's whole curves, distributed SGD and the searches, as data."""
 
 from fedprox.papers import ITEMS
-from fedprox.papers.fedavg import TABLE_2_CNN, TABLE_2_LSTM, TABLE_4
-from fedprox.papers.fedavg_curves import CHAT, CNN_PLOTS, LSTM_PLOTS, PERCEPTRON_PLOTS
-from fedprox.papers.searches import CODE_ALPHA, MNIST_ALPHAS, MNIST_CHOICE, MUS, SYNTHETIC_ALPHAS
+from fedprox.papers.fedavg.curves import CNN_PLOTS, LSTM_PLOTS, PERCEPTRON_PLOTS
+from fedprox.papers.fedavg.posts import CHAT
+from fedprox.papers.fedavg.tables import TABLE_2_CNN, TABLE_2_LSTM, TABLE_4
+from fedprox.papers.feddyn.search import CODE_ALPHA, MNIST_ALPHAS, MNIST_CHOICE, SYNTHETIC_ALPHAS
+from fedprox.papers.fedprox.searches import MUS
 from fedprox.reproduce.item import AT_EACH_ROUND, BEST, LOWEST, SCALES, SHORT, expand
 from fedprox.reproduce.summaries import RISE
 

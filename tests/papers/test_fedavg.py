@@ -12,7 +12,9 @@ from fedprox.datasets import synthetic
 from fedprox.experiment import load_data
 from fedprox.models import mlp
 from fedprox.papers import ITEMS
-from fedprox.papers.fedavg import CNN, FIGURE_1, GRID, LSTM, PERCEPTRON
+from fedprox.papers.fedavg.averages import FIGURE_1
+from fedprox.papers.fedavg.cells import CNN, LSTM, PERCEPTRON
+from fedprox.papers.fedavg.common import GRID
 from fedprox.reproduce.between import LINE, PARENT, THETAS, alone, between, losses
 from fedprox.reproduce.item import (
     MOST_SEEDS,

@@ -12,8 +12,9 @@ from fedprox.datasets.partition import with_test_set
 from fedprox.datasets.synthetic import synthetic_feddyn
 from fedprox.experiment import parse, resolve
 from fedprox.papers import ITEMS
-from fedprox.papers.feddyn import COLUMNS, DRAW, SYNTHETIC
-from fedprox.papers.feddyn_cifar_100 import NOT_RUN
+from fedprox.papers.feddyn.cifar_100 import NOT_RUN
+from fedprox.papers.feddyn.settings import COLUMNS
+from fedprox.papers.feddyn.synthetic import DRAW, SYNTHETIC
 from fedprox.papers.quirks import WITHOUT_QUADRATIC
 from fedprox.reproduce.item import MOST_SEEDS, SCALES, SHORT, Table, expand
 from fedprox.solver import Solver

@@ -45,6 +45,9 @@ ROOMS = [
 ]
 """Likewise the rooms of `simulation`."""
 
+PAPERS = [{"common", "quirks"}, {"fedavg", "fedprox", "feddyn", "models"}]
+"""Likewise the papers, none of which imports another."""
+
 
 def imports(path: Path, package: str) -> set[str]:
     """The parts of a package that a file imports, at any depth."""
@@ -59,7 +62,7 @@ def imports(path: Path, package: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("package", "floors"),
-    [("fedprox", FLOORS), ("fedprox.simulation", ROOMS)],
+    [("fedprox", FLOORS), ("fedprox.simulation", ROOMS), ("fedprox.papers", PAPERS)],
 )
 def test_imports_run_downwards_only(package: str, floors: list[set[str]]) -> None:
     floor = {name: i for i, names in enumerate(floors) for name in names}

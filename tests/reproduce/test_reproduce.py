@@ -23,8 +23,10 @@ from fedprox.datasets.statistics import DRAFT, PAPERS
 from fedprox.errors import InputError
 from fedprox.experiment import parse, resolve
 from fedprox.federation import Federation
-from fedprox.papers import ITEMS, fedprox, fedprox_draft, select
+from fedprox.papers import ITEMS, select
 from fedprox.papers.common import GPU
+from fedprox.papers.fedprox import draft
+from fedprox.papers.fedprox.headline import LEFT_OUT, long_run
 from fedprox.report.data import statistics
 from fedprox.reproduce.between import LINE, PARENT
 from fedprox.reproduce.figure import COLOURS, figure
@@ -295,7 +297,7 @@ def items_in_full(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[s
 
 def test_the_drafts_left_out_panels_would_be_the_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Appendices C.1 and C.2: two-layer LSTMs, 10 % of 143 roles and 1 % of 5,726 users."""
-    items = items_in_full(fedprox_draft, monkeypatch)
+    items = items_in_full(draft, monkeypatch)
     expected = {
         "shakespeare": (0.10, "char-lstm", 0.8, PAPERS["shakespeare", "roles"]),
         "sent140": (0.01, "sentiment-lstm", 0.3, PAPERS["sent140", ""]),
@@ -325,10 +327,10 @@ def test_the_draft_has_its_iid_set_beside_the_final_papers() -> None:
         assert ("draft-synthetic-0-0", f"draft-synthetic-{iid}") in sides
 
 
-def test_the_headlines_left_out_panels_would_be_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = items_in_full(fedprox, monkeypatch)["headline"].runs
-    shakespeare, tweets = runs["shakespeare-headline"], runs["sent140-headline"]
+def test_the_headlines_left_out_panels_would_be_the_papers() -> None:
+    shakespeare, tweets = (long_run(task) for task in LEFT_OUT)
     for one in (shakespeare, tweets):
+        parse("headline", one)
         assert not one.keys() & {"client_rows", MOST_SEEDS}
         assert one["evaluation"] == {"every": 1}
         assert one["rounds"] == 1000

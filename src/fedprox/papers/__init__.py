@@ -3,37 +3,17 @@
 import difflib
 
 from fedprox.errors import InputError
-from fedprox.papers import (
-    distributed_sgd,
-    fedavg,
-    fedavg_curves,
-    feddyn,
-    feddyn_cifar_100,
-    feddyn_curves,
-    feddyn_data,
-    fedprox,
-    fedprox_draft,
-    models,
-    searches,
-)
+from fedprox.papers import fedavg, feddyn, fedprox, models
 from fedprox.reproduce.item import Item
 
 ITEMS: dict[str, Item] = {
     f"{paper}/{name}": item
     for paper, items in (
         ("fedprox", fedprox.ITEMS),
-        ("fedprox-draft", fedprox_draft.ITEMS),
-        ("models", models.ITEMS),
+        ("fedprox-draft", fedprox.DRAFT_ITEMS),
         ("feddyn", feddyn.ITEMS),
-        ("feddyn", feddyn_cifar_100.ITEMS),
-        ("feddyn", feddyn_curves.ITEMS),
-        ("feddyn", feddyn_data.ITEMS),
         ("fedavg", fedavg.ITEMS),
-        ("fedavg", fedavg_curves.ITEMS),
-        ("fedprox", distributed_sgd.FEDPROX_ITEMS),
-        ("feddyn", distributed_sgd.FEDDYN_ITEMS),
-        ("fedprox", searches.FEDPROX_ITEMS),
-        ("feddyn", searches.FEDDYN_ITEMS),
+        ("models", models.ITEMS),
     )
     for name, item in items.items()
 }

@@ -1,7 +1,7 @@
 """Acar et al. 2021: the statistics of the data, Table 3 and Figure 3."""
 
-from fedprox.papers.feddyn import PAPER, SPLITS
-from fedprox.papers.feddyn_cifar_100 import NOT_RUN
+from fedprox.papers.feddyn.cifar_100 import NOT_RUN
+from fedprox.papers.feddyn.settings import PAPER, SPLITS
 from fedprox.reproduce.item import (
     PARTS,
     Claim,
@@ -107,9 +107,3 @@ FIGURE_3 = Item(
         "Training rows of 100 clients are counted. Each seed draws its own partition.",
     ),
 )
-
-ITEMS = {
-    "table-3": TABLE_3,
-    "table-3-cifar-100": TABLE_3_CIFAR_100,
-    "figure-3": FIGURE_3,
-}

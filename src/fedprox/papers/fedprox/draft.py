@@ -13,9 +13,9 @@ have the LSTMs of appendix C.1, 10 % of 143 roles and 1 % of 5,726 users.
 from functools import partial
 
 from fedprox.datasets import statistics
-from fedprox.papers.common import (
+from fedprox.papers.common import fedprox
+from fedprox.papers.fedprox.common import (
     each_above_previous,
-    fedprox,
     measures_by_task,
     on_each,
     synthetic_tasks,

@@ -1,23 +1,17 @@
-"""Distributed SGD (FedSGD) beside the methods of Li et al. 2020 and Acar et al. 2021.
+"""Distributed SGD (FedSGD) beside the methods of Acar et al. 2021.
 
-The MLSys slides of Li et al. claim that FedProx "can converge much faster than distributed SGD in
-practice"; Acar et al. (section 3) call distributed SGD "not competitive" and leave it out of their
-tables. Neither prints a number, nor the learning rate of distributed SGD. Here it takes part with
-FedProx's rate and with the best rate of a grid of its own.
+Section 3 calls distributed SGD "not competitive" and leaves it out of the tables, without a number
+and without its learning rate. Here it has the best rate of a grid of its own.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-from fedprox.papers.common import FEDAVG, feddane, fedprox, measures_by_task, mu_label
-from fedprox.papers.fedavg import FEDSGD
-from fedprox.papers.feddyn import EVALUATED, SPLITS, SYNTHETIC, TABLE_2_MNIST, TABLE_6, share
-from fedprox.papers.fedprox import FEMNIST, MNIST, ONE_DRAW
-from fedprox.papers.fedprox import PAPER as FEDPROX_PAPER
-from fedprox.papers.fedprox import SYNTHETIC as FEDPROX_SYNTHETIC
+from fedprox.papers.common import FEDAVG, ONE_STEP, fedprox, fedsgd
+from fedprox.papers.feddyn.perceptrons import TABLE_2_MNIST
+from fedprox.papers.feddyn.settings import EVALUATED, SPLITS, share
+from fedprox.papers.feddyn.synthetic import SYNTHETIC, TABLE_6
 from fedprox.reproduce.item import (
     AT_EACH_ROUND,
-    LOWEST,
     MOST_SEEDS,
     SHORT,
     Claim,
@@ -31,127 +25,11 @@ from fedprox.reproduce.item import (
     Row,
     Side,
     Table,
-    Task,
 )
-from fedprox.reproduce.summaries import FINAL, MEAN, Summary
+from fedprox.reproduce.summaries import MEAN
 from fedprox.simulation.results.target import Target
 
 BEST_FEDSGD = f"{AT_EACH_ROUND}fedsgd"
-BEST_RATE = f"{LOWEST}fedsgd"
-ONE_STEP = (
-    "Distributed SGD is FedSGD: one step a round with the gradient of all rows of the round's "
-    "clients."
-)
-
-
-def _fedsgd(*rates: float, **solver: float) -> Table:
-    return FEDSGD | {"solver": {"learning_rate": list(rates), **solver}}
-
-
-# ---------------------------------------------------------------- FedProx, on logistic regression
-
-TASKS = (*FEDPROX_SYNTHETIC, MNIST, FEMNIST)
-RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-
-
-def _run(task: Task) -> str:
-    return f"{task.key}-distributed-sgd"
-
-
-def _same_rate(task: Task) -> str:
-    return f"fedsgd learning_rate={task.learning_rate:g}"
-
-
-def _curves(task: Task) -> tuple[Curve, ...]:
-    run = _run(task)
-    return (
-        Curve(run, BEST_RATE, "distributed SGD"),
-        Curve(run, _same_rate(task), "distributed SGD, the same eta"),
-        Curve(run, "fedavg", "FedAvg"),
-        Curve(run, mu_label(task.mu), "FedProx"),
-        Curve(run, "feddane mu=0", "FedDANE"),
-    )
-
-
-def _slower(
-    text: str,
-    measure: str,
-    over: Summary,
-    *,
-    sgd: Callable[[Task], str],
-    other: Callable[[Task], str] = lambda task: mu_label(task.mu),
-) -> Claim:
-    """Distributed SGD against FedProx, or another method."""
-
-    def sides(task: Task) -> tuple[Side, Side]:
-        pair = Side(_run(task), sgd(task)), Side(_run(task), other(task))
-        return pair if measure == "train_loss" else pair[::-1]
-
-    return Claim(
-        text,
-        measure,
-        over,
-        tuple(Comparison(task.title, *sides(task), task.note) for task in TASKS),
-    )
-
-
-def _best_rate(_: Task) -> str:
-    return BEST_RATE
-
-
-FEDPROX_ITEM = Item(
-    "Distributed SGD beside FedProx and FedDANE",
-    f"{FEDPROX_PAPER}, slides of MLSys 2020, convergence analysis; sections 4 and 5, appendix B",
-    # short as measured, most of it compilation; paper extrapolated from it by rounds and seeds
-    {"short": 130, "paper": 1_500},
-    {
-        _run(task): task.experiment(
-            _fedsgd(*RATES), FEDAVG, fedprox(task.mu), feddane(0.0), stragglers=0.0
-        )
-        for task in TASKS
-    },
-    measures_by_task(TASKS, ("train_loss", "test_accuracy"), _curves),
-    (
-        _slower(
-            "FedProx can converge much faster than distributed SGD: with the same learning rate "
-            "its loss lies below over the rounds.",
-            "train_loss",
-            MEAN,
-            sgd=_same_rate,
-        ),
-        _slower(
-            "With the same learning rate it is more accurate over the rounds.",
-            "test_accuracy",
-            MEAN,
-            sgd=_same_rate,
-        ),
-        _slower(
-            "Its loss lies below that of distributed SGD with the best rate of its own, too.",
-            "train_loss",
-            MEAN,
-            sgd=_best_rate,
-        ),
-        _slower("And so at the last round.", "train_loss", FINAL, sgd=_best_rate),
-        _slower(
-            "FedAvg's loss lies below that of distributed SGD with the best rate of its own.",
-            "train_loss",
-            MEAN,
-            sgd=_best_rate,
-            other=lambda _: "fedavg",
-        ),
-    ),
-    notes=(
-        ONE_STEP,
-        "10 clients a round, no stragglers, E = 20 and the paper's learning rates and mu. FedDANE "
-        "has mu = 0; a round of it communicates twice. The slides have the first claim alone; the "
-        "others, which spell it out, are ours. In all its experiments with a data set the paper "
-        "keeps one learning rate, tuned on FedAvg. The best rate of distributed SGD is that with "
-        "the lowest final training loss; it favours distributed SGD, since FedProx keeps its own.",
-        ONE_DRAW,
-    ),
-)
-
-# ------------------------------------------------------- FedDyn, on its synthetic data and on MNIST
 
 
 class Rival(NamedTuple):
@@ -188,7 +66,7 @@ def _synthetic_run(kind: str) -> Table:
     whole = TABLE_6.runs[f"feddyn-synthetic-{kind}"]
     kept = {k: v for k, v in whole.items() if k not in ("target_loss", "stop_at_target", SHORT)}
     methods = [
-        _fedsgd(0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
+        fedsgd(0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
         *(rival.table for rival in _rivals(kind)),
     ]
     return kept | {"rounds": 100, "method": methods, SHORT: {"rounds": 20, MOST_SEEDS: 1}}
@@ -230,13 +108,13 @@ def _digits_run(split: str) -> Table:
         "method": [
             by_name["feddyn"],
             by_name["fedavg"],
-            _fedsgd(0.1, 0.215, 0.464, 1.0, learning_rate_decay=1.0),
+            fedsgd(0.1, 0.215, 0.464, 1.0, learning_rate_decay=1.0),
         ],
         SHORT: {"rounds": 20, "client_rows": 100, "evaluation": {"every": 2, "rows": 20}},
     }
 
 
-FEDDYN_ITEM = Item(
+DISTRIBUTED_SGD = Item(
     "Distributed SGD beside FedDyn and its rivals",
     f"{TABLE_6.source.partition(',')[0]}, section 3, comparison of methods",
     # short as measured, nearly all of it compilation; paper: 25 s a kind and seed, and on MNIST
@@ -299,6 +177,3 @@ FEDDYN_ITEM = Item(
         EVALUATED,
     ),
 )
-
-FEDPROX_ITEMS = {"distributed-sgd": FEDPROX_ITEM}
-FEDDYN_ITEMS = {"distributed-sgd": FEDDYN_ITEM}

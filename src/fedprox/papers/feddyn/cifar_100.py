@@ -1,12 +1,13 @@
 """Acar et al. 2021: the rows of CIFAR-100 in Tables 1, 2, 4 and 5.
 
-Settings are those of `feddyn.py`, with the values of appendix A.2 for CIFAR-100: 100 clients of
+Settings are those of `cifar_10.py`, with the values of appendix A.2 for CIFAR-100: 100 clients of
 equal size have CIFAR-10's local work and search; 500 clients and unbalanced data have 2 epochs and
 one alpha and mu.
 """
 
 from fedprox.papers.common import GPU
-from fedprox.papers.feddyn import EMPTY_ROUNDS, PHOTOS, Kind, Lines, cifar_rows, race_table
+from fedprox.papers.feddyn.cifar_10 import PHOTOS, Kind, cifar_rows
+from fedprox.papers.feddyn.settings import EMPTY_ROUNDS, Lines, race_table
 
 EQUAL = Kind("cifar-100")
 LARGE = Kind("cifar-100", clients=500, epochs=2, alphas=(0.01,), mus=(0.0001,))
@@ -102,10 +103,3 @@ TABLE_5 = race_table(
     SEARCHED,
     GPU,
 )
-
-ITEMS = {
-    "table-1-cifar-100": TABLE_1,
-    "table-2-cifar-100": TABLE_2,
-    "table-4-cifar-100": TABLE_4,
-    "table-5-cifar-100": TABLE_5,
-}

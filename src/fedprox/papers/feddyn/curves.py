@@ -8,34 +8,30 @@ rest of the figure fits two cores.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from fedprox.papers import feddyn_cifar_100
 from fedprox.papers.common import GPU
-from fedprox.papers.feddyn import (
-    AS_IN_THE_CODE,
-    CIFAR_10,
-    COLUMNS,
+from fedprox.papers.feddyn import cifar_100
+from fedprox.papers.feddyn.cifar_10 import CIFAR_10, PHOTOS, UNEQUAL, Kind, cifar_run
+from fedprox.papers.feddyn.perceptrons import (
     EMNIST_2,
     EMNIST_5,
-    EVALUATED,
-    FEDPROX_EPOCHS,
     MNIST_2,
     MNIST_5,
     OWN_SPLIT,
+    digits,
+    letters,
+)
+from fedprox.papers.feddyn.settings import (
+    AS_IN_THE_CODE,
+    COLUMNS,
+    EVALUATED,
+    FEDPROX_EPOCHS,
     PAPER,
-    PHOTOS,
-    SHAKESPEARE_2,
-    SHAKESPEARE_5,
     SPLITS,
-    UNEQUAL,
-    Kind,
     Lines,
     Printed,
     Setting,
-    cifar_run,
-    digits,
-    letters,
-    plays,
 )
+from fedprox.papers.feddyn.shakespeare import SHAKESPEARE_2, SHAKESPEARE_5, plays
 from fedprox.reproduce.item import SHORT, Claim, Comparison, Curve, Item, Panel, Row, Side, Table
 from fedprox.reproduce.summaries import HIGHEST, at
 
@@ -212,11 +208,11 @@ class Photos(NamedTuple):
 TEN = Photos("CIFAR-10", CIFAR_10, Kind(clients=1000), UNEQUAL, (ONE_ALPHA, PHOTOS, GPU))
 HUNDRED = Photos(
     "CIFAR-100",
-    feddyn_cifar_100.EQUAL,
-    feddyn_cifar_100.LARGE,
-    feddyn_cifar_100.UNEQUAL,
+    cifar_100.EQUAL,
+    cifar_100.LARGE,
+    cifar_100.UNEQUAL,
     (
-        feddyn_cifar_100.NOT_RUN,
+        cifar_100.NOT_RUN,
         f"{ONE_ALPHA} With 500 clients the paper chooses alpha = 0.01.",
         PHOTOS,
         GPU,
