@@ -327,6 +327,17 @@ def test_the_draft_has_its_iid_set_beside_the_final_papers() -> None:
         assert ("draft-synthetic-0-0", f"draft-synthetic-{iid}") in sides
 
 
+def test_the_papers_rule_reads_every_round() -> None:
+    ruled = [
+        (item, claim) for item in ITEMS.values() for claim in item.claims if claim.over is RULE
+    ]
+    assert len(ruled) >= 3
+    for item, claim in ruled:
+        for one in claim.comparisons:
+            for side in (one.greater, one.less):
+                assert item.runs[side.run]["evaluation"].get("every", 1) == 1
+
+
 def test_the_headlines_left_out_panels_would_be_the_papers() -> None:
     shakespeare, tweets = (long_run(task) for task in LEFT_OUT)
     for one in (shakespeare, tweets):
@@ -500,6 +511,17 @@ def test_the_mean_logarithm_is_the_rate_of_convergence() -> None:
 )
 def test_verdicts(differences: list[float], alike: float | None, expected: str) -> None:
     assert verdict(np.array(differences), alike) == expected
+
+
+def test_a_line_is_not_compared_with_itself() -> None:
+    """The paper's mu may be the best."""
+    pair = (Comparison("here", Side("r", BEST), Side("r", "fedprox mu=1")),)
+    for rival, expected in ((3.0, "one line"), (1.0, "does not hold")):
+        lines = [series("fedprox mu=1", [4, 2], mu=1), series("fedprox mu=2", [4, rival], mu=2)]
+        claim = Claim("the best ends higher", "train_loss", FINAL, pair)
+        assert [one.verdict for one in judge(claim, {"r": lines})] == [expected]
+    near = Claim("the paper's is near the best", "train_loss", FINAL, pair, alike=0.02)
+    assert [one.verdict for one in judge(near, {"r": lines[:1]})] == ["holds"]
 
 
 def test_a_claim_is_judged_for_each_data_set_in_pairs_of_seeds() -> None:
@@ -1077,6 +1099,36 @@ def test_a_search_grows_until_the_best_rate_is_inside(best: float, begin: int, c
         assert all(one["rounds"] == 14 for name, one in ran.items() if name != "r")
 
 
+@given(limit=st.integers(0, 7), begin=st.integers(0, 6), count=st.integers(1, 3))
+def test_a_search_leaves_rates_that_diverge(limit: int, begin: int, count: int) -> None:
+    """Rates from `limit` on diverge; it goes down until a rate learns, or the grid ends."""
+    first = list(STEPS[begin : begin + count])
+    table: Table = {"rounds": 40, "solver": {"learning_rate": first}, "evaluation": {"every": 1}}
+
+    def train(_: str, one: Table) -> list[Series]:
+        rates = np.atleast_1d(one["solver"]["learning_rate"]).tolist()
+        lost = series("", [2, 1, np.nan], accuracy=[0.1, 0.95, 0.1])
+        found = [climb("", 30) if STEPS.index(rate) < limit else lost for rate in rates]
+        named = [f"fedavg learning_rate={rate:g}" if len(rates) > 1 else "fedavg" for rate in rates]
+        return [line._replace(label=label) for line, label in zip(found, named, strict=True)]
+
+    lines = grown("r", table, STEPS, Target("test_accuracy", 0.999), train)
+    best = best_rate(lines, Target("test_accuracy", 0.999))
+    assert best == STEPS[0] or STEPS.index(best) < limit
+
+
+def test_a_search_without_a_hit_names_the_closest_rate_and_an_edge() -> None:
+    lines = [
+        series(f"fedavg learning_rate={rate:g}", [2, 1, 1], accuracy=[0.1, best, 0.2])
+        for rate, best in ((0.1, 0.3), (0.2, 0.4), (0.4, 0.6))
+    ]
+    (cell,) = raced(race(Entry("a", "fedavg", 9)), {"a": lines})[-1][2:3]
+    assert cell == "paper 9; ours 2+; closest learning_rate=0.4 (at the edge) of 0.1, 0.2, 0.4"
+    lines.append(lines[0]._replace(label="fedavg learning_rate=0.8"))
+    (cell,) = raced(race(Entry("a", "fedavg", 9)), {"a": lines})[-1][2:3]
+    assert cell.endswith("closest learning_rate=0.4 of 0.1, 0.2, 0.4, 0.8")
+
+
 def test_a_search_grows_end_to_end(tmp_path: Path) -> None:
     run = TINY | {
         "rounds": 24,
@@ -1091,8 +1143,12 @@ def test_a_search_grows_end_to_end(tmp_path: Path) -> None:
     }
     rows = (RaceRow("drawn", Target("train_loss", 2.0), (Entry("a", "fedavg", 5),)),)
     races = (Race(("FedAvg",), rows, "rounds", "first row"),)
-    item = Item("Table 0", "nowhere", {"tiny": 1.0}, {"a": run}, races=races)
-    text = reproduce("made/up", item, SCALE, tmp_path)
+    other = {key: value for key, value in run.items() if key != MORE_RATES}
+    item = Item("Table 0", "nowhere", {"tiny": 1.0}, {"a": run, "b": other}, races=races)
+    steps: list[Step] = []
+    text = reproduce("made/up", item, SCALE, tmp_path, on_step=steps.append)
+    assert [step.number for step in steps] == list(range(1, len(steps) + 1))
+    assert [step.of for step in steps] == [2, *range(3, len(steps) + 1), len(steps)]
     folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert folders[:3] == ["a", "a-rate-0.003", "a-rate-0.03"]
     assert " of 0.0003, 0.003, 0.03" in text
@@ -1101,7 +1157,7 @@ def test_a_search_grows_end_to_end(tmp_path: Path) -> None:
     assert f"({len(folders)} of {len(folders)} experiments were there already)" in again
     assert again.split("\n\n")[2:] == text.split("\n\n")[2:]
     short = reproduce("made/up", item, SCALES["short"], tmp_path / "short")
-    assert [path.name for path in (tmp_path / "short" / "runs").iterdir()] == ["a"]
+    assert sorted(path.name for path in (tmp_path / "short" / "runs").iterdir()) == ["a", "b"]
     assert "ours" in short
 
 

@@ -82,18 +82,23 @@ def rate_of(label: str) -> float | None:
 
 
 def best_rate(lines: Sequence[Series], target: Target) -> float:
-    """The rate that reaches a target first, mean over seeds, or else comes closest to it."""
+    """The rate that reaches a target first, mean over seeds, or else comes closest to it.
+
+    A rate that diverges without reaching it comes after all others, and of equal rates the lowest
+    is the best, so a search that begins where all diverge goes down.
+    """
     rates: dict[float, list[Series]] = {}
     for line in lines:
         rates.setdefault(rate_of(line.label) or math.nan, []).append(line)
     sign = -1.0 if WORST[target.measure] < 0 else 1.0
 
-    def order(rate: float) -> tuple[float, float]:
+    def order(rate: float) -> tuple[float, bool, float, float]:
         group = rates[rate]
         ends = [line.rounds_to(target) for line in group]
         reached = math.inf if None in ends else float(np.mean([end or 0.0 for end in ends]))
         closest = [float(np.min(sign * line.of(target.measure))) for line in group]
-        return reached, float(np.mean(closest))
+        diverged = any(np.isnan(line.values["train_loss"][-1]) for line in group)
+        return reached, math.isinf(reached) and diverged, float(np.mean(closest)), rate
 
     return min(rates, key=order)
 

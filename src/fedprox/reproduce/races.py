@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.reproduce.growing import rate_of
+from fedprox.reproduce.growing import RATE, best_rate, rate_of
 from fedprox.reproduce.item import Entry, Race
 from fedprox.reproduce.summaries import Series
 from fedprox.reproduce.sweeps import of_sweep
@@ -40,7 +40,8 @@ class MeasuredCell(NamedTuple):
         counts: Rounds or models until the target, or of the whole run, shape (seeds,).
         reached: Whether the target was reached, shape (seeds,).
         diverged: Whether all lines of the sweep diverged before the target, shape (seeds,).
-        settings: The settings in the labels of the lines that reached the target first.
+        settings: The settings in the labels of the lines that reached the target first, or if no
+            line of a search did, the rate that came closest.
         rates: The learning rates of a search, in order; empty for other runs.
     """
 
@@ -112,9 +113,17 @@ def _measure_cell(entry: Entry, target: Target, race: Race, run: Sequence[Series
             settings.append(line.label.removeprefix(entry.method).strip())
     different = tuple(dict.fromkeys(filter(None, settings)))
     rates = {rate for line in lines if (rate := rate_of(line.label)) is not None}
+    if not any(reached) and rates and all(_is_searched(line, entry.method) for line in lines):
+        different = (f"{RATE}{best_rate(lines, target):g}",)
     return MeasuredCell(
         np.array(counts), np.array(reached), np.array(diverged), different, tuple(sorted(rates))
     )
+
+
+def _is_searched(line: Series, method: str) -> bool:
+    """Whether the label of a line names the method and a learning rate, and nothing else."""
+    rate = rate_of(line.label)
+    return rate is not None and line.label == f"{method} {RATE}{rate:g}"
 
 
 def ratio(counts: Counts, row: int, column: int, relative: str) -> str:

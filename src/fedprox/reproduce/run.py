@@ -102,33 +102,33 @@ def _reproduce(
     on_step: Callable[[Step], None],
 ) -> str:
     begin = time.perf_counter()
-    experiments = {
-        run + suffix: one
-        for run, paper in item.runs.items()
-        for suffix, one in expand(paper, scale).items()
+    plan = {run: expand(paper, scale) for run, paper in item.runs.items()}
+    parsed = {
+        run + suffix: parse(f"{name}: {run}{suffix}", one)
+        for run, tables in plan.items()
+        for suffix, one in tables.items()
     }
-    parsed = {run: parse(f"{name}: {run}", one) for run, one in experiments.items()}
     _check_data(name, parsed, data_dir)
     trained: dict[str, bool] = {}
 
     def run_one(run: str, one: Table, data_seed: int | None = None) -> list[Series]:
-        number = list(parsed).index(run) + 1 if run in parsed else len(trained) + 1
-        on_step(Step(run, number, max(number, len(parsed))))
         where, path = f"{name}: {run}", out / "runs" / run
-        experiment = parsed[run] if run in parsed else parse(where, one)
-        trained[run] = _train(where, experiment, path, data_dir)
+        if run not in parsed:  # a rate that a search has added
+            parsed[run] = parse(where, one)
+        on_step(Step(run, len(trained) + 1, len(parsed)))
+        trained[run] = _train(where, parsed[run], path, data_dir)
         return read_series(path, data_seed)
 
     folder, targets = out / name, {} if scale.name == SHORT else searched(item)
     measured: dict[str, list[Series]] = {
-        run: grown(run, expand(paper, scale)[""], paper[MORE_RATES], targets[run], run_one)
+        run: grown(run, tables[""], item.runs[run][MORE_RATES], targets[run], run_one)
         if run in targets
         else [
             series
-            for suffix, one in expand(paper, scale).items()
+            for suffix, one in tables.items()
             for series in run_one(run + suffix, one, one["data"]["seed"] if suffix else None)
         ]
-        for run, paper in item.runs.items()
+        for run, tables in plan.items()
     }
     for pair, models in item.between.items():
         with _naming(f"{name}: {pair}"):

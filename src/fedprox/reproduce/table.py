@@ -192,7 +192,7 @@ def _race_cell(
     if cell.settings:
         settings = [one + " (at the edge)" * (one in cell.edges) for one in cell.settings]
         of = f" of {', '.join(f'{rate:g}' for rate in cell.rates)}" if len(cell.rates) > 1 else ""
-        parts.append(" or ".join(settings) + of)
+        parts.append("closest " * (not cell.reached.any()) + " or ".join(settings) + of)
     return "; ".join(parts)
 
 

@@ -11,7 +11,7 @@ from fedprox.reproduce.item import AT_EACH_ROUND, BEST, LOWEST, Claim, Compariso
 from fedprox.reproduce.summaries import Series
 from fedprox.reproduce.sweeps import envelope, lowest, of_sweep
 
-Verdict = Literal["holds", "does not hold", "within noise"]
+Verdict = Literal["holds", "does not hold", "within noise", "one line"]
 Measured = Mapping[str, Sequence[Series]]
 """An item's series by the name of the run."""
 
@@ -24,7 +24,8 @@ class JudgedComparison(NamedTuple):
         labels: The labels of both sides.
         greater: Our number of the side that should be greater, shape (seeds,).
         less: Our number of the other side, shape (seeds,).
-        verdict: Whether our numbers confirm the comparison.
+        verdict: Whether our numbers confirm the comparison; "one line" where both sides are the
+            same line, such as the paper's choice and the best.
     """
 
     comparison: Comparison
@@ -54,7 +55,11 @@ def judge(claim: Claim, measured: Measured) -> list[JudgedComparison]:
             comparison, (sides[0][0].label, sides[1][0].label), greater, less, "within noise"
         )
         differences = unjudged.differences + claim.tolerance
-        judged.append(unjudged._replace(verdict=verdict(differences, claim.alike)))
+        same = comparison.greater.run == comparison.less.run and len(set(unjudged.labels)) == 1
+        found = verdict(differences, claim.alike)
+        if same and claim.alike is None:
+            found = "one line"
+        judged.append(unjudged._replace(verdict=found))
     return judged
 
 

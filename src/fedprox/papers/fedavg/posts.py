@@ -159,7 +159,12 @@ def on_chat(item: Item) -> Item:
     claims = tuple(
         claim._replace(
             comparisons=tuple(
-                Comparison("chat", side(one.greater), side(one.less), _FEW_MESSAGES_NOTE)
+                Comparison(
+                    one.where.replace("posts", "chat messages"),
+                    side(one.greater),
+                    side(one.less),
+                    _FEW_MESSAGES_NOTE,
+                )
                 for one in claim.comparisons
             )
         )

@@ -112,7 +112,7 @@ HEADLINE = Item(
 )
 
 WHOLE_SHAKESPEARE = LEFT_OUT[0]._replace(
-    missing="", seeds=1, evaluation={"every": 2, "rows": 200, "gradients": False}
+    missing="", seeds=1, evaluation={"every": 1, "rows": 200, "gradients": False}
 )
 WINDOWS = "200 windows of a role are measured; short: 25 windows of a role in place of 3,616"
 
