@@ -67,12 +67,15 @@ SEES_GPU := -c 'import jax, sys; sys.exit(jax.default_backend() == "cpu")'
 MINUTES ?= 8
 RUN_GPU := -m benchmarks.gpu --minutes $(MINUTES) $(GPU)
 
+# make -n runs lines that name MAKE itself
+INSTALL = $(MAKE) --no-print-directory $(READY)
+
 # PYTHON or the virtual environment, the first whose JAX sees a GPU; CUDA is not installed
 gpu:  ## check and measure on a GPU; PYTHON= an interpreter whose JAX has CUDA, MINUTES= the time
 	@for run in $(PYTHON) $(VENV)/bin/python; do \
 		if $$run $(SEES_GPU) 2>/dev/null; then exec $$run $(RUN_GPU); fi; \
 	done; \
-	$(MAKE) --no-print-directory $(READY) && $(VENV)/bin/python $(RUN_GPU)
+	$(INSTALL) && $(VENV)/bin/python $(RUN_GPU)
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedprox needs Python 3.11 or newer; set PYTHON=")'

@@ -23,13 +23,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.gpu_parts import environment
 from benchmarks.gpu_parts.part import Part, append
-from benchmarks.gpu_parts.summary import MACHINE, write_summary
+from benchmarks.gpu_parts.summary import MACHINE, figures, latest, write_summary
 
 SHARES = {"checks": 24, "lanes": 17, "models": 25, "feddyn": 12, "pfl": 12, "papers": 10}
 """The parts' shares of the time. What a part leaves is for those after it."""
@@ -61,8 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         share = SHARES[name] / sum(SHARES[other] for other in names[i:])
         limit = left if options.tiny else left * share
         part = Part(name, out, limit, options.tiny, data_dir, tuple(options.items))
-        well &= run_part(part)
-        write_summary(out)
+        try:
+            well &= run_part(part)
+        finally:
+            write_summary(out)
     print(f"\n{out / 'summary.md'}")
     return 0 if well else 1
 
@@ -83,7 +84,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run_part(part: Part) -> bool:
-    """Run a part in another process; whether it ended well."""
+    """Run a part in another process; whether it ended well and found nothing wrong."""
     append(part.out, {"part": part.name, "began": _now()})
     print(f"{part.name}: begins, with {part.seconds:.0f} s", flush=True)
     if part.seconds <= 0:
@@ -115,22 +116,27 @@ def _ended(part: Part, how: str, *, well: bool = True) -> bool:
     seconds = time.monotonic() - part.begin
     append(part.out, {"part": part.name, "ended": how, "seconds": seconds})
     print(f"{part.name}: {how} after {seconds:.0f} s", flush=True)
-    return well
+    return well and all(line.get("right", True) for line in latest(figures(part.out))[part.name])
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """End a process and those that it has started, if need be by force."""
+    """End a process and those that it has started, after `GRACE` by force."""
     _signal(child, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(GRACE)
+    end = time.monotonic() + GRACE
+    while time.monotonic() < end and _signal(child, 0):
+        child.poll()  # its processes may live on when it has ended
+        time.sleep(0.1)
     _signal(child, signal.SIGKILL)
     child.wait()
 
 
-def _signal(child: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal to a process and those that it has started, if any is left."""
-    with suppress(ProcessLookupError):
+def _signal(child: subprocess.Popen[bytes], number: int) -> bool:
+    """Send a signal to a process and those that it has started; whether any is left."""
+    try:
         os.killpg(child.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _now() -> str:

@@ -7,14 +7,8 @@ from numpy.typing import NDArray
 
 import fedprox as fp
 from benchmarks.gpu_parts.part import Part
-from fedprox.datasets import sources
+from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.cifar import CIFAR_10
-
-ARCHIVES = (
-    "cifar-10-batches-py/data_batch_1",
-    "cifar-10-python.tar.gz",
-    "cifar-10-batches-py.tar.xz",
-)
 
 
 class Images(NamedTuple):
@@ -37,8 +31,8 @@ def images(part: Part, clients: int, augmentation: Literal["none", "feddyn"]) ->
         clients: Number of clients.
         augmentation: As in `fedprox.datasets.cifar_10`.
     """
-    places = [sources.present(name, "cifar-10", part.data_dir) for name in ARCHIVES]
-    if any(places) and not part.tiny:
+    at_hand = all(file.at_hand(part.data_dir) for file in CATALOGUE["cifar-10"].files)
+    if at_hand and not part.tiny:
         federation = fp.datasets.cifar_10(
             clients=clients, augmentation=augmentation, data_dir=part.data_dir
         )

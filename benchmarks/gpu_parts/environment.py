@@ -43,9 +43,9 @@ def problem(data_dir: Path | None, *, tiny: bool) -> str | None:
         return f"{sys.executable} cannot import the library: {found.error}; {INSTALL}"
     if found.backend == "cpu" and not tiny:
         return (
-            f"JAX of {sys.executable} sees no GPU; install its CUDA wheels with pip install "
-            f"'jax[cuda13]=={importlib.metadata.version('jax')}' (or cuda12, for older drivers), "
-            "or rehearse with --tiny"
+            f"JAX of {sys.executable} sees no GPU; install its CUDA wheels with {sys.executable} "
+            f"-m pip install 'jax[cuda13]=={importlib.metadata.version('jax')}' (or cuda12, for "
+            "older drivers), or rehearse with --tiny"
         )
     return None
 
@@ -83,10 +83,14 @@ def variables(out: Path, *, tiny: bool) -> dict[str, str]:
     A rehearsal compiles without most optimizations, which takes half the time.
     """
     path = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if platforms and "cpu" not in platforms.split(","):  # the checks compare with a CPU
+        platforms += ",cpu"
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONUNBUFFERED": "1",
+        **({"JAX_PLATFORMS": platforms} if platforms else {}),
         "FEDPROX_CACHE": os.environ.get("FEDPROX_CACHE", str(out / "cache")),
         **({"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} if tiny else {}),
     }

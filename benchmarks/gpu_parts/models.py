@@ -94,8 +94,15 @@ def main(part: Part) -> None:
             rates[name] = product_rate(size, dtype)
         rate = {"precision": name, "size": size, "TFLOP/s": 1e-12 * rates[name]}
         part.write("Products of two large matrices", **rate)
-    if not HAS_TORCH:
-        part.write("Remarks", remark="torch is not installed; only our times are measured")
+    remark = "torch is not installed; only our times are measured"
+    if HAS_TORCH:
+        import torch
+
+        where = (
+            "the GPU" if torch.cuda.is_available() else "the CPU, so ratios say nothing of a GPU"
+        )
+        remark = f"torch {torch.__version__} computes on {where}"
+    part.write("Remarks", remark=remark)
     assert {row.name for row in ROWS} == set(ORDER)
     for which in PRECISIONS:
         for name in ("logistic",) if part.tiny else ORDER:

@@ -15,8 +15,9 @@ from typing import Any
 
 from benchmarks.gpu_parts import environment
 from benchmarks.gpu_parts.part import Part
+from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.papers import select
-from fedprox.reproduce.item import GENERATED
+from fedprox.reproduce.item import Item
 
 ITEMS = (
     "fedavg/table-1-cnn",
@@ -35,37 +36,44 @@ ITEMS = (
 )
 """The items, in the order in which they are run."""
 
-FOLDERS = {"posts": "ubuntu-irc", "emnist-l": "emnist", "overlapping_femnist": "emnist"}
-"""Folders of data sets that have another name."""
+OF_QUIRKS = {"overlapping_femnist": "femnist"}
+"""The data sets whose files the quirks of the authors' code read."""
 
 ENDING = 20.0
 """Seconds in which an item writes its checkpoint when the time is over."""
 
 
-def absent(data: tuple[str, ...], data_dir: Path | None) -> list[str]:
-    """The data sets among these that are not in the folder with data."""
-    return [
+def absent(item: Item, data_dir: Path | None) -> list[str]:
+    """The data sets of an item of which a file is not at hand, and would be downloaded."""
+    lacking = [
         name
-        for name in data
-        if name not in GENERATED
-        and not (data_dir and (data_dir / FOLDERS.get(name, name)).is_dir())
+        for name in item.data
+        if not all(
+            file.at_hand(data_dir)
+            for file in CATALOGUE[OF_QUIRKS.get(name, name)].files
+            if not file.use
+        )
     ]
+    paths = {one["data"]["path"] for one in item.runs.values() if "path" in one["data"]}
+    return lacking + sorted(p for p in paths if not data_dir or not (data_dir / p).is_file())
 
 
 def main(part: Part) -> None:
     """Run items until the time is over."""
     names = part.items or (("fedprox/figure-2",) if part.tiny else ITEMS)
-    for name in names:
-        for key, item in select(name).items():
-            lacking = absent(item.data, part.data_dir)
-            if lacking:
-                part.write("Items", item=key, result=f"left out, without {', '.join(lacking)}")
-            elif part.left > ENDING:
-                result = reproduce(part, key)
-                progress(part, part.out / "papers" / "runs")
+    try:
+        for name in names:
+            for key, item in select(name).items():
+                lacking = absent(item, part.data_dir)
+                if lacking:
+                    result = f"left out, without {', '.join(lacking)}"
+                elif part.left > ENDING:
+                    result = reproduce(part, key)
+                else:
+                    result = "not run: no time was left"
                 part.write("Items", item=key, result=result)
-            else:
-                part.write("Items", item=key, result="not run: no time was left")
+    finally:
+        progress(part, part.out / "papers" / "runs")
 
 
 def reproduce(part: Part, name: str) -> str:

@@ -65,9 +65,14 @@ def markdown(lines: Iterable[Line]) -> str:
     return "\n".join(page)
 
 
+def figures(out: Path) -> list[Line]:
+    """The figures of all parts in a folder."""
+    text = (out / FIGURES).read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
 def write_summary(out: Path) -> str:
     """Write `summary.md` from the figures, and return it."""
-    text = (out / FIGURES).read_text(encoding="utf-8")
-    page = markdown(json.loads(line) for line in text.splitlines())
+    page = markdown(figures(out))
     (out / "summary.md").write_text(page, encoding="utf-8")
     return page

@@ -3,6 +3,7 @@
 import doctest
 import json
 import math
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,14 +25,15 @@ from benchmarks.gpu_parts.checks import (
     REHEARSED,
     TESTS,
     difference,
+    finish_tests,
 )
 from benchmarks.gpu_parts.models import ORDER, in_bfloat16
-from benchmarks.gpu_parts.part import FIGURES, Part, part_from_json
+from benchmarks.gpu_parts.part import FIGURES, Part, append, part_from_json
 from benchmarks.gpu_parts.summary import markdown, write_summary
 from benchmarks.models import ROWS, cells, measure, row_named
 
 from fedprox import Evaluation, Federation, Solver, simulate
-from fedprox.papers import select
+from fedprox.papers import ITEMS, select
 from fedprox.simulation.planning.packing import pack
 
 
@@ -98,6 +100,56 @@ def test_a_hung_part_and_its_own_processes_are_ended(
         time.sleep(0.1)
 
 
+def test_what_a_part_has_started_may_write_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "benchmarks" / "gpu_parts"
+    folder.mkdir(parents=True)
+    saves = (
+        "import pathlib, signal, sys, time\n"
+        "def save(*_):\n"
+        "    time.sleep(1)\n"
+        "    pathlib.Path('saved').touch()\n"
+        "    sys.exit()\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "signal.pause()\n"
+    )
+    (folder / "__main__.py").write_text(
+        f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {saves!r}])\n"
+    )
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    assert gpu.run_part(Part("papers", tmp_path, 2.0))
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_part_that_found_something_wrong_has_not_ended_well(tmp_path: Path) -> None:
+    append(tmp_path, {"part": "checks", "table": "Checks", "check": "old", "right": False})
+    part = Part("checks", tmp_path, 0.0)
+    assert gpu.run_part(part)  # what an earlier run found does not count
+    part.write("Checks", check="lanes", right=False)
+    for how in ("out of time", "done"):
+        assert not gpu._ended(part, how)
+
+
+def test_tests_that_failed_are_named(tmp_path: Path) -> None:
+    log = tmp_path / "tests.log"
+    log.write_text("tests/a.py::one PASSED\ntests/a.py::two ERROR\ntests/a.py::three FAILED\n")
+    unfinished = subprocess.Popen(["sleep", "60"])
+    finish_tests(Part("checks", tmp_path, 0.0), unfinished, log)
+    unfinished.wait()
+    *failed, summary = lines(tmp_path)
+    assert [line["test"].split()[0] for line in failed] == ["tests/a.py::two", "tests/a.py::three"]
+    assert (summary["right"], summary["passed"]) == (False, 1)
+
+
+def test_a_cpu_is_there_for_the_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, expected in (("cuda", "cuda,cpu"), ("cpu", "cpu"), ("cuda,cpu", "cuda,cpu")):
+        monkeypatch.setenv("JAX_PLATFORMS", given)
+        assert environment.variables(tmp_path, tiny=False)["JAX_PLATFORMS"] == expected
+    monkeypatch.delenv("JAX_PLATFORMS")
+    assert "JAX_PLATFORMS" not in environment.variables(tmp_path, tiny=False)
+
+
 def test_a_folder_with_data_that_is_not_there_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,7 +196,8 @@ def test_without_a_gpu_it_says_what_to_install(
     monkeypatch.setattr(environment, "_start", lambda: environment.Started("cpu", ""))
     assert gpu.main(["--out", str(tmp_path)]) == 2
     needed = (
-        f"sees no GPU; install its CUDA wheels with pip install 'jax[cuda13]=={jax.__version__}'"
+        f"sees no GPU; install its CUDA wheels with {sys.executable} -m pip install "
+        f"'jax[cuda13]=={jax.__version__}'"
     )
     assert needed in capsys.readouterr().err
 
@@ -156,10 +209,15 @@ def test_every_model_and_item_is_one_that_exists() -> None:
     assert set(CHEAP) <= CHECKS.keys()
 
 
-def test_items_without_data_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "mnist").mkdir()
-    assert papers.absent(("mnist", "synthetic", "cifar-10"), tmp_path) == ["cifar-10"]
-    assert papers.absent(("mnist",), None) == ["mnist"]
+def test_items_without_data_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDPROX_CACHE", str(tmp_path / "cache"))
+    for name in ("mnist", "emnist", "ubuntu-irc"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "emnist" / "emnist_lowercase.npz").touch()
+    headline = ITEMS["fedprox/headline"]  # synthetic data, MNIST, and FEMNIST with its quirk
+    assert papers.absent(headline, tmp_path) == ["mnist"]
+    assert papers.absent(headline, None) == ["mnist", "femnist", "overlapping_femnist"]
+    assert papers.absent(ITEMS["fedavg/figure-5"], tmp_path) == ["posts.tsv.gz"]
     papers.main(Part("papers", tmp_path, 60.0, items=("fedavg/table-3",)))
     assert lines(tmp_path)[-1]["result"] == "left out, without cifar-10"
 

@@ -161,7 +161,7 @@ HEADLINE_SHAKESPEARE = Item(
         _more_accurate("With mu = 0, at the last round.", 0.0, FINAL),
     ),
     notes=(
-        "143 roles with 3,616 windows of 80 characters on average, the LSTM of 2 x 256 units, ten "
+        "143 roles with 3,616 windows of 80 characters on average, the LSTM of 2 x 100 units, ten "
         "roles a round, 90 % stragglers.",
     ),
 )
