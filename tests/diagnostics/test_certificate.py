@@ -113,13 +113,14 @@ def test_nothing_is_promised_where_remark_5_is_violated(
 def test_corollary_7_holds_for_the_draft_and_for_the_theorem_with_twice_the_clients(
     b: float, lipschitz: float
 ) -> None:
-    """B <= sqrt(K) / 2 as stated fits Lemma 3; Theorem 4, with its 2/K, needs B <= sqrt(K / 8)."""
+    """B <= sqrt(K) / 2 as stated fits Lemma 3; for Theorem 4, with 2/K, B <= sqrt(K / 8) does."""
     mu, decrease = corollary_7(lipschitz, b)
     assert mu == pytest.approx(6 * lipschitz * b**2)
     clients = math.ceil(4 * b**2)
     assert rho(mu, Constants(lipschitz, b, clients), draft=True) >= decrease
     assert rho(mu, Constants(lipschitz, b, 2 * clients)) >= decrease
-    assert rho(mu, Constants(lipschitz, b, clients)) < decrease or b < 10
+    share = rho(mu, Constants(lipschitz, b, clients)) / decrease
+    assert 0.26 < share < 0.85  # the cohort as stated is not enough for Theorem 4
 
 
 def test_numbers_beyond_floats_are_refused_and_large_ones_are_not() -> None:
@@ -206,17 +207,22 @@ def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
         dissimilarity_bound(-1.0, 1.0)
 
 
-# Where rho > 0 on convex quadratics, the expected decrease is at least promised.
+# Where rho > 0 on quadratics, the expected decrease is at least promised.
 
 
 class Quadratics:
-    """F_k(w) = 1/2 (w - b_k)' A_k (w - b_k), three clients with shares p_k, seen from a point w."""
+    """F_k(w) = 1/2 (w - b_k)' A_k (w - b_k), three clients with shares p_k, seen from a point w.
 
-    def __init__(self, seed: int, spread: float, *, d: int = 3, clients: int = 3) -> None:
+    The A_k are positive definite, with eigenvalues of at least 0.3, less `lowered`.
+    """
+
+    def __init__(
+        self, seed: int, spread: float, *, d: int = 3, clients: int = 3, lowered: float = 0.0
+    ) -> None:
         rng = np.random.default_rng(seed)
         common = rng.normal(size=(d, d)) / np.sqrt(d)
         factors = common + spread * rng.normal(size=(clients, d, d)) / np.sqrt(d)
-        self.a = factors @ factors.transpose(0, 2, 1) + 0.3 * np.eye(d)
+        self.a = factors @ factors.transpose(0, 2, 1) + (0.3 - lowered) * np.eye(d)
         self.b = spread * rng.normal(size=(clients, d))
         self.p = rng.dirichlet(np.full(clients, 2.0))
         self.w = rng.normal(size=d)
@@ -224,7 +230,9 @@ class Quadratics:
         self.rng = rng
         self.gradients = np.einsum("kij,kj->ki", self.a, self.w - self.b)
         self.gradient = self.p @ self.gradients
-        self.smoothness = float(np.linalg.eigvalsh(self.a).max())
+        eigenvalues = np.linalg.eigvalsh(self.a)
+        self.smoothness = float(np.abs(eigenvalues).max())
+        self.negative_curvature = max(0.0, -float(eigenvalues.min()))
         squares = self.p @ (self.gradients**2).sum(axis=1)
         self.dissimilarity = max(1.0, float(np.sqrt(squares / (self.gradient @ self.gradient))))
 
@@ -261,11 +269,13 @@ class Quadratics:
     factor=st.floats(1.05, 20.0),
     along=st.booleans(),
     draft=st.booleans(),
+    lowered=st.one_of(st.just(0.0), st.floats(0.0, 1.0)),
 )
 def test_the_expected_decrease_is_what_the_theorem_promises(
-    seed: int, spread: float, gamma: float, factor: float, along: bool, draft: bool
+    seed: int, spread: float, gamma: float, factor: float, along: bool, draft: bool, lowered: float
 ) -> None:
-    q = Quadratics(seed, spread)
+    """Of convex and of non-convex quadratics."""
+    q = Quadratics(seed, spread, lowered=lowered)
     b = q.dissimilarity
     gamma = min(gamma, 0.6 / b)
     # the fewest clients that leave a fifth of the gain: rho > 0 for some mu in every example
@@ -273,7 +283,7 @@ def test_the_expected_decrease_is_what_the_theorem_promises(
     cohort = math.ceil((1 if draft else 2) * moved**2)
     if cohort > 150:  # too many cohorts to enumerate
         return
-    c = Constants(q.smoothness, b, cohort, 0.0, gamma)
+    c = Constants(q.smoothness, b, cohort, q.negative_curvature, gamma)
     needed = mu_needed(c, draft=draft)
     assert needed is not None
     mu = factor * needed

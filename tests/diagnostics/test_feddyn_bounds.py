@@ -207,7 +207,7 @@ def test_the_constants_are_those_that_the_proofs_imply(
     alpha = factor * 20 * lip * m / p
     found = feddyn_nonconvex(1, **problem, gap=1.0, squared_distances=1.0, alpha=alpha)
     z = alpha**2 * p**2 - 32 * lip**2 * m**2 + 16 * lip**2 * p * m - 20 * lip**2 * p**2
-    a = lip * p**2 / 2 * alpha * (alpha + lip) / z  # page 34: the weight of Lemma 11
+    a = lip * p**2 / 2 * alpha * (alpha + lip) / z  # page 35: the weight of Lemma 11
     k = found.kappa
     noise = lip / 2 + lip**2 / (2 * alpha) + k * (2 * p / (2 * m - p) + 2 * m / p)
     assert noise == pytest.approx(a * (1 - 4 * lip**2 / alpha**2))
@@ -258,9 +258,16 @@ def test_without_alpha_it_is_that_of_theorem_1() -> None:
         feddyn_strongly_convex(7, **problem, **dispersion, strong_convexity=mu) for mu in (1.0, 0.1)
     )
     assert (steep.alpha, flat.alpha) == (125, 60)
+    for mu, found in ((1.0, steep), (0.1, flat)):
+        powers = (1 + mu / found.alpha) ** np.arange(7)
+        printed = (20 * found.alpha * 3 + 400 * 25 / found.alpha * 5) / powers[-1]
+        assert found.printed == pytest.approx(printed)
+        proved = (3 + found.kappa * 5) / found.kappa_0 / powers.sum()
+        assert found.bound == pytest.approx(proved)
     nonconvex = feddyn_nonconvex(7, **problem, gap=3.0, squared_distances=5.0)
     assert nonconvex.alpha == 30 * 2 * 25  # 30 L m / P
     assert nonconvex.printed == pytest.approx((90 * 2 * 25 * 3 + 4 * 5) / 7)
+    assert nonconvex.bound == pytest.approx((3 + nonconvex.kappa * 5) / nonconvex.kappa_0 / 7)
 
 
 def test_the_proofs_constants_are_those_that_the_docstrings_name() -> None:

@@ -66,7 +66,7 @@ def curvature(
 ) -> Curvature:
     r"""Extreme eigenvalues of the Hessians of f and of every client's objective.
 
-    Theorem 4 of the reference depends on
+    Theorem 4 of the reference depends on the largest values over all models of
 
     .. math:: L = \max_k \|\nabla^2 F_k(w)\|, \qquad
         L_- = \max(0, -\min_k \lambda_{\min}(\nabla^2 F_k(w))),

@@ -9,9 +9,10 @@ They bound it for :math:`\gamma^t`, the mean of the models that the cohort of ro
 for the server's model :math:`w^t`; :math:`\gamma^0 = w^0`. The symbols are the library's: N, K and
 w stand for the paper's m, P and theta.
 
-Each theorem follows from a lemma of the form V^t <= V^{t-1} - kappa_0 e^{t-1}: V is a distance plus
-kappa times a dispersion of the clients, and e is the error. The lemmas' constants are those that
-their proofs' inequalities imply. The theorems round them up, so both bounds are given.
+Each theorem follows from a lemma of the form r V^t <= V^{t-1} - kappa_0 e^{t-1}: V is a distance,
+in the non-convex case f itself, plus kappa times a dispersion of the clients, e is the error, and
+r = 1 but in the strongly convex case. The lemmas' constants are those that their proofs'
+inequalities imply. The theorems round them up, so both bounds are given.
 """
 
 import math
@@ -93,7 +94,7 @@ def feddyn_convex(
 
     Example:
         With L = 1 and alpha = 40, kappa_0 is 2/40 * 760/1580. The proof's bound after 100 rounds
-        is less than a quarter of the printed one, 10 * 40 / 100.
+        is about a tenth of the printed one, 10 * 40 / 100.
 
         >>> from fedprox.diagnostics import feddyn_convex
         >>> found = feddyn_convex(100, smoothness=1.0, clients=10, clients_per_round=10, alpha=40.0,
@@ -236,11 +237,12 @@ def feddyn_nonconvex(
         \kappa_0 = \frac{1}{2 \alpha} \Big(1 - \frac{4 L K^2 (L + \alpha)}{z}\Big), \\
         z &= \alpha^2 K^2 - 32 L^2 N^2 + 16 L^2 N K - 20 L^2 K^2.
 
-    The paper does not define :math:`w_k^0`, the "last model" of a client before its first round.
-    Its proof (Lemma 11, pages 34 and 35) bounds the distance of :math:`g_k` to
-    :math:`\nabla F_k(w^0)` by :math:`L \|w_k^0 - w^0\|`. FedDyn starts with :math:`g_k = 0`, so
-    :math:`w_k^0` is a stationary point of :math:`F_k`, for example the one nearest to :math:`w^0`.
-    With :math:`w_k^0 = w^0`, which would remove :math:`C`, the bound is false.
+    The model :math:`w_k^0` of a client before its first round is a stationary point of
+    :math:`F_k`: Algorithm 1 (page 4) starts with :math:`\nabla F_k(w_k^0) = 0`. The paper does not
+    say which one; it may be the one nearest to :math:`w^0`. The proof (Lemma 11, pages 34 and 35)
+    needs that, since it bounds the distance of :math:`g_k`, which is 0 at first, to
+    :math:`\nabla F_k(w^0)` by :math:`L \|w_k^0 - w^0\|`. With :math:`w_k^0 = w^0`, which would
+    remove :math:`C`, the bound is false.
 
     Args:
         rounds: T, at least 1.

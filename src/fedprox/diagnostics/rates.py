@@ -1,7 +1,8 @@
 """FedProx's rates: how many rounds the decrease of Theorem 4 takes to a small gradient.
 
-The paper prints no proofs for Theorem 6 and Remark 8, and two lines for Corollary 9. The functions
-give what follows from Theorem 4, with its constants, and say where that is less than the statement.
+The paper prints no proof for Theorem 6, a few sentences for Remark 8 (section 4.2 and appendix A.3)
+and two lines for Corollary 9. The functions give what follows from Theorem 4, with its constants,
+and say where that is less than the statement.
 """
 
 import math
@@ -54,7 +55,7 @@ def theorem_6(rho: float, gap: float, epsilon: float) -> int:
 
     References:
         Li et al., `Federated Optimization in Heterogeneous Networks
-        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, Theorem 6.
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, Theorem 6; in its draft Corollary 8.
     """
     require_number("rho", rho, positive=True)
     require_number("gap", gap)
@@ -98,8 +99,8 @@ def remark_8(smoothness: float, gap: float, variance: float, epsilon: float) -> 
 
     The equal order hides that :math:`K` has to grow with :math:`1 / \epsilon`. Corollary 7 says
     :math:`B \le \sqrt{K} / 2`, that is :math:`K \ge 4 B^2`, which is enough for its :math:`\rho`
-    in the paper's first draft. Theorem 4 has twice the variance of a cohort and needs about
-    :math:`4.5 B^2` clients for large :math:`B`, and 16 for :math:`B = 1`.
+    in the paper's first draft if :math:`B` is at least 2.2. Theorem 4 has twice the variance of a
+    cohort and needs about :math:`4.5 B^2` clients for large :math:`B`, and 16 for :math:`B = 1`.
 
     Args:
         smoothness: L, above 0, in units of F / w^2.
@@ -120,7 +121,7 @@ def remark_8(smoothness: float, gap: float, variance: float, epsilon: float) -> 
 
     References:
         Li et al., `Federated Optimization in Heterogeneous Networks
-        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, Remark 8; and
+        <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, Remark 8, in its draft Remark 9; and
         Ghadimi and Lan, `Stochastic First- and Zeroth-Order Methods for Nonconvex Stochastic
         Programming <https://arxiv.org/abs/1309.5549>`_, SIAM Journal on Optimization, 2013.
     """
