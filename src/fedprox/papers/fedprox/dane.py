@@ -4,7 +4,7 @@ from fedprox.papers.common import fedprox
 from fedprox.papers.fedprox.common import feddane, on_each, two_mus
 from fedprox.papers.fedprox.tasks import HETEROGENEOUS, IID, ONE_DRAW, PAPER, SYNTHETIC
 from fedprox.reproduce.item import Claim, Comparison, Curve, Item, Row, Side, Task
-from fedprox.reproduce.summaries import FINAL, MEAN
+from fedprox.reproduce.summaries import FINAL, MEAN, RISE
 
 
 def _dane_key(task: Task, clients: int) -> str:
@@ -74,6 +74,19 @@ FIGURE_4 = Item(
                     task.title,
                     Side(_dane_key(task, 10), "feddane mu=0"),
                     Side(_dane_key(task, 30), "feddane mu=0"),
+                )
+                for task in HETEROGENEOUS
+            ),
+        ),
+        Claim(
+            "It stays unstable: with 30 clients its loss rises more than that of FedProx with 10.",
+            "train_loss",
+            RISE,
+            tuple(
+                Comparison(
+                    task.title,
+                    Side(_dane_key(task, 30), "feddane mu=0"),
+                    Side(_dane_key(task, 10), "fedprox mu=0"),
                 )
                 for task in HETEROGENEOUS
             ),

@@ -6,6 +6,16 @@ from fedprox.papers.fedprox.tasks import HETEROGENEOUS, ONE_DRAW, PAPER, SYNTHET
 from fedprox.reproduce.item import Claim, Comparison, Curve, Item, Side
 from fedprox.reproduce.summaries import MEAN, RISE
 
+UNIFORM_ABOVE_PROPORTIONAL = tuple(
+    Comparison(
+        f"{task.title}, mu = {mu:g}",
+        Side(run_key(task, 0), mu_label(mu)),
+        Side(f"{task.key}-proportional", mu_label(mu)),
+    )
+    for mu in (0.0, 1.0)
+    for task in SYNTHETIC
+)
+
 FIGURE_12 = Item(
     "Figure 12: two ways to sample clients",
     f"{PAPER}, Figure 12, appendix C.3.4",
@@ -31,15 +41,13 @@ FIGURE_12 = Item(
             "weighted mean.",
             "train_loss",
             MEAN,
-            tuple(
-                Comparison(
-                    f"{task.title}, mu = {mu:g}",
-                    Side(run_key(task, 0), mu_label(mu)),
-                    Side(f"{task.key}-proportional", mu_label(mu)),
-                )
-                for mu in (0.0, 1.0)
-                for task in SYNTHETIC
-            ),
+            UNIFORM_ABOVE_PROPORTIONAL,
+        ),
+        Claim(
+            "Sampling with p_k makes both methods more stable: the loss rises less.",
+            "train_loss",
+            RISE,
+            UNIFORM_ABOVE_PROPORTIONAL,
         ),
         Claim(
             "mu = 1 is steadier with either.",
