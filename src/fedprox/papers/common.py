@@ -3,6 +3,10 @@
 from fedprox.reproduce.item import Claim, Comparison, Table
 from fedprox.reproduce.summaries import FINAL
 
+FEDAVG_PAPER = "McMahan et al. 2017"
+FEDPROX_PAPER = "Li et al. 2020"
+FEDDYN_PAPER = "Acar et al. 2021"
+
 FEDAVG: Table = {"name": "fedavg"}
 FEDSGD: Table = {"name": "fedsgd"}
 
@@ -10,6 +14,13 @@ GPU = (
     "At the paper's scale this is for a GPU: the time said is for two cores. The short scale only "
     "shows that every row runs."
 )
+
+
+def without_target(experiment: Table) -> Table:
+    """An experiment that does not end at a target."""
+    targets = ("target_accuracy", "target_loss", "stop_at_target")
+    return {key: value for key, value in experiment.items() if key not in targets}
+
 
 FEWER_TWEETS = "of LEAF's test part a seventh of the paper's tweets"
 SMALLER_MODEL = "2 x 100 units as in the code, trained vectors of 50"

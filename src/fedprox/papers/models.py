@@ -6,13 +6,15 @@ The rows with a central accuracy of Acar et al. 2021 are trained as its appendix
 
 from typing import Any
 
-from fedprox.papers.common import FEWER_TWEETS, GPU, SMALLER_MODEL
+from fedprox.papers.common import (
+    FEDAVG_PAPER,
+    FEDDYN_PAPER,
+    FEDPROX_PAPER,
+    FEWER_TWEETS,
+    GPU,
+    SMALLER_MODEL,
+)
 from fedprox.reproduce.item import AT_SHORT, MOST_SEEDS, SHORT, Item, Score, Side, Table, overlaid
-
-FEDAVG = "McMahan et al. 2017"
-FEDPROX = "Li et al. 2020"
-FEDDYN = "Acar et al. 2021"
-
 
 NOTE = f"{FEWER_TWEETS}, {SMALLER_MODEL}"
 OWN_SPLIT = "without EMNIST's own files an own split"
@@ -65,7 +67,7 @@ def _halved(learning_rate: float, batch_size: int) -> Table:
     }
 
 
-PHOTOS: Table = {
+PHOTO_SOLVER: Table = {
     "learning_rate": 0.1,
     "batch_size": 50,
     "learning_rate_decay": 0.992,
@@ -98,7 +100,7 @@ AS_A_2 = (
 
 CENTRALISED = Item(
     "Every model trained centrally",
-    f"{FEDAVG}, section 3; {FEDPROX}, appendix C.1; {FEDDYN}, appendix A.2",
+    f"{FEDAVG_PAPER}, section 3; {FEDPROX_PAPER}, appendix C.1; {FEDDYN_PAPER}, appendix A.2",
     {"short": 120, "paper": 1500},
     {
         "central-logistic": _run(
@@ -166,7 +168,7 @@ def _photos(name: str) -> Table:
     return _run(
         _iid(name, augmentation="feddyn"),
         {"name": "feddyn-cnn"},
-        PHOTOS,
+        PHOTO_SOLVER,
         epochs=500,
         every=5,
         short=ONE_EPOCH,
@@ -175,7 +177,7 @@ def _photos(name: str) -> Table:
 
 CIFAR_10 = Item(
     "The CIFAR-10 models trained centrally",
-    f"{FEDAVG}, section 3; {FEDDYN}, appendix A.2",
+    f"{FEDAVG_PAPER}, section 3; {FEDDYN_PAPER}, appendix A.2",
     {"short": 20, "paper": 80_000},
     {
         "central-cifar-cnn": _run(
@@ -208,12 +210,15 @@ CIFAR_10 = Item(
 
 CIFAR_100 = Item(
     "FedDyn's CNN trained centrally on CIFAR-100",
-    f"{FEDDYN}, section 3 and appendix A.2",
+    f"{FEDDYN_PAPER}, section 3 and appendix A.2",
     {"short": 10, "paper": 50_000},
     {"central-feddyn-cnn-100": _photos("cifar-100")},
     scores=(
         _score(
-            "FedDyn's CIFAR CNN, CIFAR-100", "central-feddyn-cnn-100", "55.3 % (FedDyn)", FEW_PHOTOS
+            "FedDyn's CIFAR CNN, CIFAR-100",
+            "central-feddyn-cnn-100",
+            "55.3 % (FedDyn)",
+            FEW_PHOTOS,
         ),
     ),
     notes=(GPU, f"{A_ROUND} There are 500, with the rate 0.1 times 0.992 every epoch.", AS_A_2),
@@ -236,7 +241,7 @@ FEW_WINDOWS = f"{AT_SHORT}50 windows of 2,000 of a client, 10 of them measured, 
 
 SHAKESPEARE = Item(
     "FedDyn's LSTM trained centrally on Shakespeare",
-    f"{FEDDYN}, section 3 and appendix A.2",
+    f"{FEDDYN_PAPER}, section 3 and appendix A.2",
     {"short": 30, "paper": 90_000},
     {
         "central-char-lstm-iid": _windows("iid-2000"),

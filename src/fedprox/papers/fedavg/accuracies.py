@@ -1,6 +1,6 @@
 """McMahan et al. 2017: the accuracies that the text of section 3 prints."""
 
-from fedprox.papers.common import GPU
+from fedprox.papers.common import GPU, without_target
 from fedprox.papers.fedavg.cells import Cell
 from fedprox.papers.fedavg.cifar_10 import CIFAR_SGD
 from fedprox.papers.fedavg.common import ALL, BEST_FEDAVG, ONE_SEED, PAPER
@@ -29,11 +29,7 @@ def _of_rounds(cell: Cell, rounds: int) -> tuple[str, Table]:
 _SGD_1200, _SGD_6000 = _of_rounds(_FEDSGD_CELL, 1_200), _of_rounds(_FEDSGD_CELL, 6_000)
 _AVG_300 = _of_rounds(_FEDAVG_CELL, 300)
 _CIFAR_KEY = "cifar-sgd-197500"
-_CIFAR_WHOLE: Table = {
-    key: value
-    for key, value in CIFAR_SGD.items()
-    if key not in ("target_accuracy", "stop_at_target")
-} | {
+_CIFAR_WHOLE: Table = without_target(CIFAR_SGD) | {
     "rounds": 197_500,
     SHORT: overlaid(CIFAR_SGD[SHORT], {"rounds": 100, "evaluation": {"every": 20}}),
 }

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from fedprox.papers.common import FEDAVG
+from fedprox.papers.common import FEDAVG, FEDAVG_PAPER
 from fedprox.reproduce.item import AT_EACH_ROUND, MOST_SEEDS, SHORT, Table
 
-PAPER = "McMahan et al. 2017"
+PAPER = FEDAVG_PAPER
 
 Batch = int | str
 ALL = "all"

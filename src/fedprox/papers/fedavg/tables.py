@@ -4,7 +4,8 @@ A search for the rate begins with one sweep, which ends when one rate reaches th
 until the best is not at the edge.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from fedprox.papers.common import GPU
 from fedprox.papers.fedavg.cells import CNN, LSTM, PERCEPTRON, Cell, RateSearch
@@ -172,6 +173,13 @@ COLUMNS: tuple[tuple[str, Batch], ...] = (
 )
 
 
+class RacedTable(NamedTuple):
+    """A table, or a part of one: its runs, and the rounds of each of them to the target."""
+
+    runs: dict[str, Table]
+    race: Race
+
+
 def _by_clients(
     printed: dict[int, Printed],
     make: Callable[[Cell], tuple[str, Table]],
@@ -179,7 +187,7 @@ def _by_clients(
     accuracy: float,
     note: str = "",
     only: frozenset[Cell] | None = None,
-) -> tuple[dict[str, Table], Race]:
+) -> RacedTable:
     """Table 1: a row for each number of clients, a column for each partition and B.
 
     `only` limits the table to some cells.
@@ -198,7 +206,7 @@ def _by_clients(
         target = Target("test_accuracy", accuracy)
         rows.append(RaceRow(f"C = {share:g}", target, tuple(entries), note))
     columns = ("IID, B = all", "IID, B = 10", "non-IID, B = all", "non-IID, B = 10")
-    return runs, Race(columns, tuple(rows), "rounds", "first row")
+    return RacedTable(runs, Race(columns, tuple(rows), "rounds", "first row"))
 
 
 def _by_work(
@@ -209,7 +217,7 @@ def _by_work(
     accuracy: float,
     note: str = "",
     only: frozenset[Cell] | None = None,
-) -> tuple[dict[str, Table], Race]:
+) -> RacedTable:
     """Tables 2 and 4: a row for each E and B, a column for each partition.
 
     `only` limits the table to some cells.
@@ -227,16 +235,22 @@ def _by_work(
             target = Target("test_accuracy", accuracy)
             title = f"{name}, E = {epochs}, B = {batch}"
             rows.append(RaceRow(title, target, tuple(entries), note))
-    return runs, Race(("IID", "non-IID"), tuple(rows), "rounds", "first row")
+    return RacedTable(runs, Race(("IID", "non-IID"), tuple(rows), "rounds", "first row"))
 
 
-_runs, _rows = _by_clients(TABLE_1, _perceptron, 1, 0.97)
-TABLE_1_ITEM = Item(
+def _item(
+    title: str, source: str, seconds: dict[str, float], *tables: RacedTable, notes: Sequence[str]
+) -> Item:
+    runs = {name: run for table in tables for name, run in table.runs.items()}
+    races = tuple(table.race for table in tables)
+    return Item(title, f"{PAPER}, {source}", seconds, runs, races=races, notes=tuple(notes))
+
+
+TABLE_1_ITEM = _item(
     "Table 1: clients a round, MNIST 2NN",
-    f"{PAPER}, Table 1, upper half",
+    "Table 1, upper half",
     {"short": 850, "paper": 3000},
-    _runs,
-    races=(_rows,),
+    _by_clients(TABLE_1, _perceptron, 1, 0.97),
     notes=(
         BEST_RATE,
         ONE_SEED,
@@ -264,23 +278,19 @@ _SAME_CELLS = (
     "they are the same runs."
 )
 
-_runs, _rows = _by_clients(TABLE_1_CNN, _cnn, 5, 0.99, FEW_IMAGES, only=FITTING_1)
-TABLE_1_CNN_ITEM = Item(
+TABLE_1_CNN_ITEM = _item(
     "Table 1: clients a round, MNIST CNN, the cells that fit two cores",
-    f"{PAPER}, Table 1, lower half",
+    "Table 1, lower half",
     {"short": 120, "paper": 20_000},
-    _runs,
-    races=(_rows,),
+    _by_clients(TABLE_1_CNN, _cnn, 5, 0.99, FEW_IMAGES, only=FITTING_1),
     notes=(BEST_RATE, ONE_SEED, READ, _SAME_CELLS, "The rest is in `fedavg/table-1-cnn-whole`."),
 )
 
-_runs, _rows = _by_clients(TABLE_1_CNN, _cnn, 5, 0.99, FEW_IMAGES)
-TABLE_1_CNN_WHOLE_ITEM = Item(
+TABLE_1_CNN_WHOLE_ITEM = _item(
     "Table 1: clients a round, MNIST CNN, whole",
-    f"{PAPER}, Table 1, lower half",
+    "Table 1, lower half",
     {"short": 280, "paper": 900_000},
-    _runs,
-    races=(_rows,),
+    _by_clients(TABLE_1_CNN, _cnn, 5, 0.99, FEW_IMAGES),
     notes=(
         GPU,
         BEST_RATE,
@@ -299,13 +309,11 @@ FITTING = frozenset(
 )
 """The cells of Table 2 that fit two cores."""
 
-_runs, _rows = _by_work(TABLE_2_CNN, _cnn, ("iid", "shards"), 10, 0.99, FEW_IMAGES, only=FITTING)
-TABLE_2_ITEM = Item(
+TABLE_2_ITEM = _item(
     "Table 2: E and B, MNIST CNN, the rows that fit two cores",
-    f"{PAPER}, Table 2, upper half",
+    "Table 2, upper half",
     {"short": 60, "paper": 15_000},
-    _runs,
-    races=(_rows,),
+    _by_work(TABLE_2_CNN, _cnn, ("iid", "shards"), 10, 0.99, FEW_IMAGES, only=FITTING),
     notes=(
         BEST_RATE,
         ONE_SEED,
@@ -314,14 +322,12 @@ TABLE_2_ITEM = Item(
     ),
 )
 
-_runs, _rows = _by_work(TABLE_2_CNN, _cnn, ("iid", "shards"), 10, 0.99, FEW_IMAGES)
-_lstm_runs, _lstm_rows = _by_work(TABLE_2_LSTM, _lstm, ("lines-iid", "lines"), 115, 0.54, FEW_LINES)
-TABLE_2_WHOLE_ITEM = Item(
+TABLE_2_WHOLE_ITEM = _item(
     "Table 2: E and B, MNIST CNN and Shakespeare LSTM, whole",
-    f"{PAPER}, Table 2",
+    "Table 2",
     {"short": 470, "paper": 1_000_000},
-    _runs | _lstm_runs,
-    races=(_rows, _lstm_rows),
+    _by_work(TABLE_2_CNN, _cnn, ("iid", "shards"), 10, 0.99, FEW_IMAGES),
+    _by_work(TABLE_2_LSTM, _lstm, ("lines-iid", "lines"), 115, 0.54, FEW_LINES),
     notes=(
         GPU,
         BEST_RATE,
@@ -333,12 +339,10 @@ TABLE_2_WHOLE_ITEM = Item(
     ),
 )
 
-_runs, _rows = _by_work(TABLE_4, _perceptron, ("iid", "shards"), 10, 0.97)
-TABLE_4_ITEM = Item(
+TABLE_4_ITEM = _item(
     "Table 4: E and B, MNIST 2NN",
-    f"{PAPER}, Table 4",
+    "Table 4",
     {"short": 1000, "paper": 4500},
-    _runs,
-    races=(_rows,),
+    _by_work(TABLE_4, _perceptron, ("iid", "shards"), 10, 0.97),
     notes=(BEST_RATE, ONE_SEED, FIFTH, READ, "C = 0.1."),
 )

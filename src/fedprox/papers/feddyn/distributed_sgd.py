@@ -6,7 +6,7 @@ and without its learning rate. Here it has the best rate of a grid of its own.
 
 from typing import NamedTuple
 
-from fedprox.papers.common import FEDAVG, ONE_STEP, fedprox, fedsgd
+from fedprox.papers.common import FEDAVG, ONE_STEP, fedprox, fedsgd, without_target
 from fedprox.papers.feddyn.perceptrons import TABLE_2_MNIST
 from fedprox.papers.feddyn.settings import EVALUATED, SPLITS, share
 from fedprox.papers.feddyn.synthetic import SYNTHETIC, TABLE_6
@@ -63,13 +63,12 @@ def _synthetic_key(kind: str) -> str:
 
 def _synthetic_run(kind: str) -> Table:
     """The run of Table 6 without its target, for 100 rounds."""
-    whole = TABLE_6.runs[f"feddyn-synthetic-{kind}"]
-    kept = {k: v for k, v in whole.items() if k not in ("target_loss", "stop_at_target", SHORT)}
+    whole = without_target(TABLE_6.runs[f"feddyn-synthetic-{kind}"])
     methods = [
         fedsgd(0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
         *(rival.table for rival in _rivals(kind)),
     ]
-    return kept | {"rounds": 100, "method": methods, SHORT: {"rounds": 20, MOST_SEEDS: 1}}
+    return whole | {"rounds": 100, "method": methods, SHORT: {"rounds": 20, MOST_SEEDS: 1}}
 
 
 def _below(place: int, text: str) -> Claim:

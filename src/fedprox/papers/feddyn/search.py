@@ -4,7 +4,7 @@ The paper chooses from three or four values (appendix A) and does not say by whi
 is the training loss of the last round.
 """
 
-from fedprox.papers.common import HOW, chosen
+from fedprox.papers.common import HOW, chosen, without_target
 from fedprox.papers.feddyn.perceptrons import TABLE_2_MNIST
 from fedprox.papers.feddyn.settings import AS_IN_THE_CODE, EVALUATED, PAPER, SPLITS
 from fedprox.papers.feddyn.synthetic import SYNTHETIC, TABLE_6
@@ -40,11 +40,11 @@ def _synthetic_run(kind: str) -> str:
 
 def _synthetic_experiment(kind: str) -> Table:
     """FedDyn as in the authors' example: learning rate 0.1 and E = 10."""
-    whole = TABLE_6.runs[f"feddyn-synthetic-{kind}"]
-    kept = {k: v for k, v in whole.items() if k not in ("target_loss", "stop_at_target", SHORT)}
+    whole = without_target(TABLE_6.runs[f"feddyn-synthetic-{kind}"])
+    del whole[SHORT]
     method = {"name": "feddyn", "alpha": list(SYNTHETIC_ALPHAS), "balance": kind == "type3"}
     solver = whole["solver"] | {"learning_rate": 0.1, "epochs": 10}
-    return kept | {"rounds": 100, "solver": solver, "method": [method]}
+    return whole | {"rounds": 100, "solver": solver, "method": [method]}
 
 
 def _digits_run(split: str) -> str:
@@ -53,9 +53,7 @@ def _digits_run(split: str) -> str:
 
 def _digits_experiment(split: str) -> Table:
     """FedDyn as in Table 2 at 10 %, with logistic regression, for the search's 100 rounds."""
-    whole = TABLE_2_MNIST.runs[f"feddyn-mnist-10-percent-{split}"]
-    kept = {k: v for k, v in whole.items() if k not in ("target_accuracy", "stop_at_target")}
-    return kept | {
+    return without_target(TABLE_2_MNIST.runs[f"feddyn-mnist-10-percent-{split}"]) | {
         "rounds": 100,
         MOST_SEEDS: 3,
         "model": {"name": "logistic"},

@@ -13,10 +13,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fedprox.papers.common import FEDDYN_PAPER
 from fedprox.reproduce.item import MOST_SEEDS, SHORT, Entry, Item, Race, RaceRow, Table
 from fedprox.simulation.results.target import Target
 
-PAPER = "Acar et al. 2021"
+PAPER = FEDDYN_PAPER
 COLUMNS = ("FedDyn", "SCAFFOLD", "FedAvg", "FedProx")
 NAMES = ("feddyn", "scaffold", "fedavg", "fedprox")
 

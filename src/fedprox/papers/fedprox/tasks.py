@@ -5,11 +5,11 @@ and appendix C.2. For the five data sets of Figure 1 the best mu is 1, 1, 1, 0.0
 5.3.2), and the figures show 200, 100, 200, 40 and 800 rounds.
 """
 
-from fedprox.papers.common import FEDAVG, FEWER_TWEETS, SMALLER_MODEL, fedprox
+from fedprox.papers.common import FEDAVG, FEDPROX_PAPER, FEWER_TWEETS, SMALLER_MODEL, fedprox
 from fedprox.papers.fedprox.common import FEWER_LETTERS, synthetic_tasks
 from fedprox.reproduce.item import Table, Task
 
-PAPER = "Li et al. 2020"
+PAPER = FEDPROX_PAPER
 
 SYNTHETIC = synthetic_tasks(10)
 IID, HETEROGENEOUS, MOST = SYNTHETIC[0], SYNTHETIC[1:], SYNTHETIC[3]
