@@ -1,8 +1,7 @@
 """McMahan et al. 2017: Table 3 and Figures 4 and 9, CIFAR-10."""
 
 from fedprox.papers.common import FEDAVG, GPU
-from fedprox.papers.fedavg.common import ALL, ONE_SEED, PAPER, READ, experiment, grid
-from fedprox.papers.fedavg.tables import Printed
+from fedprox.papers.fedavg.common import ALL, ONE_SEED, PAPER, READ, Printed, experiment, grid
 from fedprox.reproduce.item import (
     Claim,
     Comparison,

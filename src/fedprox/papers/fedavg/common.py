@@ -7,6 +7,9 @@ from fedprox.reproduce.item import AT_EACH_ROUND, MOST_SEEDS, SHORT, Table
 
 PAPER = FEDAVG_PAPER
 
+Printed = tuple[int | str, ...]
+"""A row of a table: rounds to the target, "" where the paper has a dash."""
+
 Batch = int | str
 ALL = "all"
 """B = infinity: a client's rows are one batch."""

@@ -21,6 +21,7 @@ from fedprox.papers.fedavg.common import (
     TWENTY_ROLES,
     TWO_LAYERS,
     Batch,
+    Printed,
     experiment,
     grid,
 )
@@ -31,8 +32,6 @@ WHOLE = 250
 """The 2NN's cells with more rounds than this run a fifth of them at the short scale."""
 
 # --------------------------------------------------------------------- what the paper's tables say
-
-Printed = tuple[int | str, ...]
 
 TABLE_1: dict[int, Printed] = {
     # clients: IID with B = all and 10, non-IID with B = all and 10
