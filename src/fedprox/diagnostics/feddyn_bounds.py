@@ -237,12 +237,12 @@ def feddyn_nonconvex(
         \kappa_0 = \frac{1}{2 \alpha} \Big(1 - \frac{4 L K^2 (L + \alpha)}{z}\Big), \\
         z &= \alpha^2 K^2 - 32 L^2 N^2 + 16 L^2 N K - 20 L^2 K^2.
 
-    The model :math:`w_k^0` of a client before its first round is a stationary point of
-    :math:`F_k`: Algorithm 1 (page 4) starts with :math:`\nabla F_k(w_k^0) = 0`. The paper does not
-    say which one; it may be the one nearest to :math:`w^0`. The proof (Lemma 11, pages 34 and 35)
-    needs that, since it bounds the distance of :math:`g_k`, which is 0 at first, to
-    :math:`\nabla F_k(w^0)` by :math:`L \|w_k^0 - w^0\|`. With :math:`w_k^0 = w^0`, which would
-    remove :math:`C`, the bound is false.
+    The input of the paper's Algorithm 1 (page 4) says :math:`\nabla F_k(w_k^0) = 0`, where
+    :math:`w_k^0` is the model of a client before its first round. The proof (Lemma 11, pages 34 and
+    35) bounds the distance of :math:`g_k`, which is 0 at first, to :math:`\nabla F_k(w^0)` by
+    :math:`L \|w_k^0 - w^0\|`. So the bound holds if :math:`w_k^0` is a stationary point of
+    :math:`F_k`, for example the one nearest to :math:`w^0`. If the input only sets the stored
+    gradient to 0 and :math:`w_k^0 = w^0`, which would remove :math:`C`, the bound is false.
 
     Args:
         rounds: T, at least 1.
