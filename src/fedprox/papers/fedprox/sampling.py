@@ -1,20 +1,25 @@
 """Li et al. 2020: Figure 12, two ways to sample clients."""
 
+from collections.abc import Sequence
+
 from fedprox.papers.common import fedprox
 from fedprox.papers.fedprox.common import measures_by_task, mu_label, on_each
 from fedprox.papers.fedprox.tasks import HETEROGENEOUS, ONE_DRAW, PAPER, SYNTHETIC, run_key, runs_of
-from fedprox.reproduce.item import Claim, Comparison, Curve, Item, Side
+from fedprox.reproduce.item import Claim, Comparison, Curve, Item, Side, Task
 from fedprox.reproduce.summaries import MEAN, RISE
 
-UNIFORM_ABOVE_PROPORTIONAL = tuple(
-    Comparison(
-        f"{task.title}, mu = {mu:g}",
-        Side(run_key(task, 0), mu_label(mu)),
-        Side(f"{task.key}-proportional", mu_label(mu)),
+
+def _uniform_above_proportional(tasks: Sequence[Task]) -> tuple[Comparison, ...]:
+    return tuple(
+        Comparison(
+            f"{task.title}, mu = {mu:g}",
+            Side(run_key(task, 0), mu_label(mu)),
+            Side(f"{task.key}-proportional", mu_label(mu)),
+        )
+        for mu in (0.0, 1.0)
+        for task in tasks
     )
-    for mu in (0.0, 1.0)
-    for task in SYNTHETIC
-)
+
 
 FIGURE_12 = Item(
     "Figure 12: two ways to sample clients",
@@ -41,13 +46,13 @@ FIGURE_12 = Item(
             "weighted mean.",
             "train_loss",
             MEAN,
-            UNIFORM_ABOVE_PROPORTIONAL,
+            _uniform_above_proportional(SYNTHETIC),
         ),
         Claim(
             "Sampling with p_k makes both methods more stable: the loss rises less.",
             "train_loss",
             RISE,
-            UNIFORM_ABOVE_PROPORTIONAL,
+            _uniform_above_proportional(HETEROGENEOUS),
         ),
         Claim(
             "mu = 1 is steadier with either.",
