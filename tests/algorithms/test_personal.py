@@ -37,16 +37,26 @@ def trained(method: Any, rounds: int, solver: fp.Solver = EXACT, **options: Any)
     return one_run(federation(), quadratic_model(START), method, solver, rounds=rounds, **options)
 
 
-@pytest.mark.parametrize("lam", [0.0, 0.7, 10.0])
-def test_ditto_solves_the_personal_problem_at_the_global_model(lam: float) -> None:
+def test_ditto_solves_the_personal_problem_at_the_global_model() -> None:
     before = trained(fp.fedprox(mu=0.0), 1, EXACT)
-    run = trained(fp.ditto(lam=lam), 2, EXACT)
+    lams = (0.0, 0.7, 10.0)
+    runs = fp.simulate(
+        federation(),
+        quadratic_model(START),
+        fp.ditto(lam=lams),
+        solver=EXACT,
+        cohort=fp.Cohort(CLIENTS),
+        rounds=2,
+        evaluation=fp.Evaluation(gradients=False),
+        progress=False,
+    )
     w = np.asarray(before.params, float)
-    expected = np.mean([loss(k, near(k, lam, w)) for k in range(CLIENTS)])
-    assert run.final.personal_loss == pytest.approx(expected, rel=1e-3, abs=1e-5)
-    assert run.final.personal_clients == CLIENTS
-    if lam == 0.0:  # local models
-        assert expected == pytest.approx(0.0)
+    for lam, run in zip(lams, runs, strict=True):
+        expected = np.mean([loss(k, near(k, lam, w)) for k in range(CLIENTS)])
+        assert run.final.personal_loss == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        assert run.final.personal_clients == CLIENTS
+        if lam == 0.0:  # local models
+            assert expected == pytest.approx(0.0)
 
 
 def test_for_a_large_lambda_the_personal_models_are_the_global_one() -> None:
@@ -76,25 +86,25 @@ def cohorts(rounds: int, seed: int = 0) -> list[set[int]]:
     return [set(SOME.draw(seed, t, offsets).clients.tolist()) for t in range(rounds)]
 
 
-@pytest.mark.parametrize("block", [1, 2, 64])
 def test_clients_that_have_not_taken_part_are_counted_apart(
-    block: int, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(own_models, "BLOCK", block)
     lam = 0.7
-    path = [np.asarray(trained(fp.ditto(lam=lam), t, cohort=SOME).params) for t in (1, 2)]
-    models = [START, *(np.asarray(params, float) for params in path)]
-    own: dict[int, Vector] = {}
-    for t, cohort in enumerate(cohorts(2)):
-        own |= {k: near(k, lam, models[t]) for k in cohort}
-    record = trained(fp.ditto(lam=lam), 2, cohort=SOME).final
-    others = set(range(CLIENTS)) - own.keys()
-    assert others
-    assert record.personal_clients == len(own)
-    expected = np.mean([loss(k, v) for k, v in own.items()])
-    assert record.personal_loss == pytest.approx(expected, rel=1e-3)
-    new = np.mean([loss(k, models[2]) for k in others])
-    assert record.newcomer_loss == pytest.approx(new, rel=1e-3)
+    first = trained(fp.ditto(lam=lam), 1, cohort=SOME)
+    for block in (2, 64):  # which does not divide the clients, or exceeds them
+        monkeypatch.setattr(own_models, "BLOCK", block)
+        run = trained(fp.ditto(lam=lam), 2, cohort=SOME)
+        record, last = run.final, np.asarray(run.params, float)
+        own: dict[int, Vector] = {}
+        for w, cohort in zip((START, np.asarray(first.params, float)), cohorts(2), strict=True):
+            own |= {k: near(k, lam, w) for k in cohort}
+        others = set(range(CLIENTS)) - own.keys()
+        assert others
+        assert record.personal_clients == len(own)
+        expected = np.mean([loss(k, v) for k, v in own.items()])
+        assert record.personal_loss == pytest.approx(expected, rel=1e-3)
+        new = np.mean([loss(k, last) for k in others])
+        assert record.newcomer_loss == pytest.approx(new, rel=1e-3)
 
 
 def test_before_the_first_round_everybody_is_new() -> None:
@@ -113,21 +123,21 @@ def after_steps(k: int, w: Vector) -> Vector:
     return B[k] + np.linalg.matrix_power(np.eye(D) - RATE * A[k], STEPS) @ (w - B[k])
 
 
-@pytest.mark.parametrize("block", [2, 64])
 def test_fine_tuning_takes_local_steps_from_the_last_model(
-    block: int, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(own_models, "BLOCK", block)
     evaluation = fp.Evaluation(gradients=False, fine_tune=STEPS)
     solver = fp.Solver(RATE, "all", epochs=3)
-    run = trained(fp.feddyn(alpha=1.0), 3, solver, cohort=SOME, evaluation=evaluation)
     plain = trained(fp.feddyn(alpha=1.0), 3, solver, cohort=SOME)
-    np.testing.assert_array_equal(run.params, plain.params)
-    w = np.asarray(run.params, float)
-    expected = np.mean([loss(k, after_steps(k, w)) for k in range(CLIENTS)])
-    assert run.final.personal_loss == pytest.approx(expected, rel=1e-4)
-    assert run.final.personal_clients == CLIENTS
     assert plain.final.personal_loss is None
+    w = np.asarray(plain.params, float)
+    expected = np.mean([loss(k, after_steps(k, w)) for k in range(CLIENTS)])
+    for block in (2, 64):
+        monkeypatch.setattr(own_models, "BLOCK", block)
+        run = trained(fp.feddyn(alpha=1.0), 3, solver, cohort=SOME, evaluation=evaluation)
+        np.testing.assert_array_equal(run.params, plain.params)
+        assert run.final.personal_loss == pytest.approx(expected, rel=1e-4)
+        assert run.final.personal_clients == CLIENTS
 
 
 def test_clients_without_a_model_of_their_own_are_fine_tuned() -> None:
@@ -159,8 +169,10 @@ def test_pfedme_with_the_largest_step_is_fedprox() -> None:
     np.testing.assert_allclose(one.params, other.params, rtol=1e-5)
 
 
-@pytest.mark.parametrize("gamma", [None, 1e-9])
-@pytest.mark.parametrize("inner_steps", [1, 3, 6, 20])
+# after each of 7 steps, after some and the last, with a stop rule too, and after the last alone
+@pytest.mark.parametrize(
+    ("inner_steps", "gamma"), [(1, None), (3, None), (3, 1e-9), (20, None)], ids=str
+)
 def test_pfedme_moves_the_centre_after_every_k_steps(inner_steps: int, gamma: float | None) -> None:
     lam, eta, beta, rate, steps, rounds = 2.0, 0.3, 1.5, 0.05, 7, 3
     w = START
@@ -212,8 +224,8 @@ def test_sweep_points_and_seeds_have_their_own_models() -> None:
         )
 
     together = runs([0.5, 3.0], [0, 1])
-    alone = [run for seed in (0, 1) for lam in (0.5, 3.0) for run in runs(lam, seed)]
-    for a, b in zip(together, alone, strict=True):
+    for a, (lam, seed) in zip((together[0], together[3]), ((0.5, 0), (3.0, 1)), strict=True):
+        (b,) = runs(lam, seed)
         for name in ("personal_clients", "personal_loss", "newcomer_loss"):
             assert getattr(a.final, name) == pytest.approx(getattr(b.final, name), rel=1e-5)
     assert len({run.final.personal_loss for run in together}) == 4
