@@ -285,11 +285,11 @@ def test_a_later_method_begins_without_a_node(
         second = head["setup"] is not None and head["setup"]["number"] == 1
         return "lost request" if node == 1 and second and head["kind"] == "prepare" else ""
 
-    table = TABLE | {"method": STATEFUL[:2], "rounds": 2}
+    table = TABLE | {"rounds": 2}
     with caplog.at_level(logging.WARNING):
         runs = deployed(table, unreliable(fresh(tmp_path), fault), patience=0.2)
     assert [record.getMessage() for record in caplog.records] == [
-        "feddyn alpha=0.1: node 'node-1': no answer; it may take part later"
+        "feddane mu=1: node 'node-1': no answer; it may take part later"
     ]
     assert [run.final.dropped for run in runs] == [0, 0]
 
