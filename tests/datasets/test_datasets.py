@@ -20,8 +20,8 @@ from fedprox.files.idx import read_idx
 
 @pytest.fixture(scope="module")
 def many() -> Federation:
-    """Two thousand clients, whose means deviate by 3."""
-    return datasets.synthetic(0.0, 3.0, clients=2000)
+    """Eight hundred clients, whose means deviate by 3."""
+    return datasets.synthetic(0.0, 3.0, clients=800)
 
 
 def test_synthetic_has_the_papers_shape_and_the_authors_sizes(many: Federation) -> None:
