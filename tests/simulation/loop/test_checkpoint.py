@@ -130,7 +130,7 @@ CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
         [fedprox(mu=[0.0, 1.0])],
         {
             "cohort": Cohort(3, "bernoulli"),
-            "privacy": Privacy(0.1, epsilon=8.0, delta=0.01, adaptive_clip=AdaptiveClip()),
+            "privacy": Privacy(0.1, noise_multiplier=1.0, adaptive_clip=AdaptiveClip()),
         },
     ),
     "methods": ([3, 2], [fedopt(optimizer=optax.adam), fedavg()], ONE_SEED),
@@ -148,7 +148,7 @@ CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
     "state on disk": (
         [1, 3],
         [feddyn(alpha=[1.0, 2.0]), fedavg()],
-        ONE_SEED | {"client_store": "disk", "evaluation": Evaluation(every=3)},
+        ONE_SEED | {"client_store": "disk"},
     ),
     "a stop at a target": (
         [1],
