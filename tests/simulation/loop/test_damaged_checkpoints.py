@@ -16,7 +16,6 @@ from tests.files.test_lock import contents
 from tests.report.test_disk import TINY
 from tests.simulation.loop.test_checkpoint import same, train
 from tests.test_cli import status
-from tests.variants import mostly_slow
 
 STEPS = 4, 8
 FILES = ("8.state", "8.clients-0")
@@ -71,17 +70,24 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("damage", mostly_slow(DAMAGES, "in the middle", "cut short"))
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_checkpoint_is_passed_over(
     name: str, damage: str, made: Made, caplog: pytest.LogCaptureFixture
 ) -> None:
     made.restore()
     DAMAGES[damage](made.folder / name)
-    same(made.once, train([scaffold()], Checkpoints(made.folder, resume=True), seed=0))
+    assert made.begin() == STEPS[0]
     (line,) = caplog.messages
     assert line.startswith(f"{made.folder / name}: ")
     assert line.endswith("; the one before is used")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_run_goes_on_from_the_one_before(name: str, made: Made) -> None:
+    made.restore()
+    DAMAGES["in the middle"](made.folder / name)
+    same(made.once, train([scaffold()], Checkpoints(made.folder, resume=True), seed=0))
 
 
 @given(st.sampled_from(FILES), st.floats(0, 1, exclude_max=True))
