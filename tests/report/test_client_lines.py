@@ -127,7 +127,7 @@ def resume(out: Path, *settings: str) -> None:
     assert status("run", "--resume", out, *changes) == 0
 
 
-@pytest.mark.parametrize("count", mostly_slow(dict.fromkeys(range(1, 18, 3)), 1, 10))
+@pytest.mark.parametrize("count", mostly_slow((1, 4, 10, 17), 1, 10))
 def test_a_run_that_stops_and_resumes_leaves_the_same_file(
     count: int, four: Path, tmp_path: Path
 ) -> None:
@@ -145,7 +145,7 @@ def test_a_run_that_stops_and_resumes_leaves_the_same_file(
     assert lines(out) == lines(four)
 
 
-@pytest.mark.parametrize("count", mostly_slow(dict.fromkeys((None, *range(1, 30, 4))), None, 13))
+@pytest.mark.parametrize("count", mostly_slow((None, 1, 9, 13, 29), None, 13))
 def test_a_run_that_is_extended_leaves_the_same_file(
     count: int | None, three: Path, seven: Path, tmp_path: Path
 ) -> None:
@@ -181,13 +181,15 @@ def test_results_that_are_replaced_leave_no_lines(four: Path, tmp_path: Path) ->
     out = tmp_path / "out"
     shutil.copytree(four, out)
     (out / BEFORE).write_bytes(b"")
+    command = ("run", tmp_path / "small.toml", "--set", "method=[{name='fedavg'}]", "--force")
     (tmp_path / "small.toml").write_text(LOSSES)
-    assert status("run", tmp_path / "small.toml", "--out", out, "--force") == 0
+    assert status(*command, "--out", out) == 0
     assert not (out / "clients.jsonl").exists()
     assert not (out / BEFORE).exists()
     (tmp_path / "small.toml").write_text(RECORDED)
-    assert status("run", tmp_path / "small.toml", "--out", out, "--force") == 0
-    assert lines(out) == lines(four)
+    assert status(*command, "--out", out) == 0
+    first = [line for line in lines(four).splitlines() if json.loads(line)["label"] == "fedavg"]
+    assert lines(out).splitlines() == first
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_runs_of_which_no_run_directory_can_be_made_are_one_line(
     saved: Any, tmp_path: Path
 ) -> None:
     folder, (federation, model, runs) = saved
-    _, _, others = simulated(rounds=2)
+    _, _, others = simulated(rounds=2, evaluation=fp.Evaluation(gradients=False))
     out = tmp_path / "out"
     with pytest.raises(fp.InputError, match=r"^runs = \[\]; it must be a list of fedprox.Run$"):
         fp.save([], out)
@@ -155,8 +155,9 @@ def test_run_is_the_command(commanded: Path, tmp_path: Path) -> None:
 def test_runs_of_a_file_are_saved_with_an_experiment_that_runs(
     commanded: Path, tmp_path: Path
 ) -> None:
-    runs = fp.run(commanded / "small.toml", ["seed=0", "rounds=2"], progress=False)
-    assert [run.final.round for run in runs] == [2, 2, 2]
+    changes = ["seed=0", "rounds=2", 'method=[{name="fedprox", mu=[0.0, 1.0]}]']
+    runs = fp.run(commanded / "small.toml", changes, progress=False)
+    assert [run.final.round for run in runs] == [2, 2]
     fp.save(runs, tmp_path / "run")
     again = fp.run(tmp_path / "run" / "experiment.toml", progress=False)
     assert str(fp.records(again)) == str(fp.records(runs))
