@@ -67,6 +67,7 @@ def address(tmp_path: Path) -> Iterator[str]:
     folder = tmp_path / "served"
     folder.mkdir()
     (folder / "a").write_bytes(CONTENT)
+    gc.freeze()  # so that the collection below sees what the test leaves, and no more
     handler = partial(Quiet, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -75,6 +76,7 @@ def address(tmp_path: Path) -> Iterator[str]:
         server.shutdown()
         thread.join()
     gc.collect()  # here, where what is left unclosed is expected
+    gc.unfreeze()
 
 
 def source(name: str, *folders: str, content: bytes = CONTENT) -> Source:
