@@ -25,15 +25,17 @@ def federation(shape: tuple[int, ...], classes: int = 10, rows: int = 3) -> fp.F
     return fp.Federation.from_arrays([(x, np.arange(rows) % classes)], classes=classes)
 
 
-@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.bool_, np.float16])
-def test_images_of_any_numbers_can_be_convolved(kind: Any) -> None:
+def test_images_of_any_numbers_can_be_convolved() -> None:
     x = np.random.default_rng(0).integers(0, 2, (3, 28, 28))
-    outputs = []
-    for images in (x.astype(kind), x.astype(np.float32)):
+    outputs, params = [], None
+    for kind in (np.float32, np.uint8, np.int32, np.bool_, np.float16):
+        images = x.astype(kind)
         rows = fp.Rows(images, np.arange(3), np.array([0, 3]))
         model = fp.models.mnist_cnn(fp.Federation(rows, rows, 10, ["0"]))
-        outputs.append(model.apply(model.init(jax.random.key(0)), jnp.asarray(images)))
-    assert_allclose(outputs[0], outputs[1])
+        params = params or model.init(jax.random.key(0))  # which the kind does not change
+        outputs.append(model.apply(params, jnp.asarray(images)))
+    for other in outputs[1:]:
+        assert_allclose(other, outputs[0])
 
 
 def resnet_count(channels: int, classes: int) -> int:
@@ -64,7 +66,6 @@ TORCHVISION = 11_689_512
         (fp.models.cifar_cnn, (24, 24, 3), 10, 1_068_298),
         (fp.models.feddyn_cnn, (32, 32, 3), 10, 797_962),
         (fp.models.feddyn_cnn, (32, 32, 3), 100, 797_962 + 90 * 193),
-        (fp.models.resnet18, (32, 32, 3), 10, resnet_count(3, 10)),
         (fp.models.resnet18, (28, 28), 62, resnet_count(1, 62)),
         (fp.models.resnet18, (32, 32, 3), 1000, TORCHVISION),
     ],
