@@ -15,13 +15,6 @@ GPU = (
     "shows that every row runs."
 )
 
-
-def without_target(experiment: Table) -> Table:
-    """An experiment that does not end at a target."""
-    targets = ("target_accuracy", "target_loss", "stop_at_target")
-    return {key: value for key, value in experiment.items() if key not in targets}
-
-
 FEWER_TWEETS = "of LEAF's test part a seventh of the paper's tweets"
 SMALLER_MODEL = "2 x 100 units as in the code, trained vectors of 50"
 
@@ -29,6 +22,12 @@ ONE_STEP = (
     "Distributed SGD is FedSGD: one step a round with the gradient of all rows of the round's "
     "clients."
 )
+
+
+def without_target(experiment: Table) -> Table:
+    """An experiment that does not end at a target."""
+    targets = ("target_accuracy", "target_loss", "stop_at_target")
+    return {key: value for key, value in experiment.items() if key not in targets}
 
 
 def fedprox(*mu: float) -> Table:

@@ -145,10 +145,23 @@ def _lstm(cell: Cell) -> tuple[str, Table]:
     return f"lstm-{cell.key}", run
 
 
-def _entry(runs: dict[str, Table], run: tuple[str, Table], paper: int | str) -> Entry:
-    """The entry of a cell, whose run is added to `runs`."""
-    runs[run[0]] = run[1]
-    return Entry(run[0], run[1]["method"][0]["name"], paper)
+def _entries(
+    runs: dict[str, Table],
+    cells: Sequence[Cell],
+    numbers: Printed,
+    make: Callable[[Cell], tuple[str, Table]],
+    only: frozenset[Cell] | None,
+) -> tuple[Entry | None, ...]:
+    """The entries of a row, whose runs are added to `runs`; None for cells not in `only`."""
+    entries: list[Entry | None] = []
+    for cell, paper in zip(cells, numbers, strict=True):
+        if only is not None and cell not in only:
+            entries.append(None)
+            continue
+        name, run = make(cell)
+        runs[name] = run
+        entries.append(Entry(name, run["method"][0]["name"], paper))
+    return tuple(entries)
 
 
 # ----------------------------------------------------------- Tables 1, 2 and 4: rounds to a target
@@ -194,16 +207,14 @@ def _by_clients(
     runs: dict[str, Table] = {}
     rows = []
     for clients, numbers in printed.items():
-        entries: list[Entry | None] = []
-        for (partition, batch), number in zip(COLUMNS, numbers, strict=True):
+        cells = []
+        for partition, batch in COLUMNS:
             # all clients take one step with all rows: the gradient of f, for any partition
             full_gradient = (clients, batch, epochs) == (100, ALL, 1)
-            cell = Cell("iid" if full_gradient else partition, clients, batch, epochs)
-            left_out = only is not None and cell not in only
-            entries.append(None if left_out else _entry(runs, make(cell), number))
+            cells.append(Cell("iid" if full_gradient else partition, clients, batch, epochs))
+        entries = _entries(runs, cells, numbers, make, only)
         share = 0 if clients == 1 else clients / 100
-        target = Target("test_accuracy", accuracy)
-        rows.append(RaceRow(f"C = {share:g}", target, tuple(entries), note))
+        rows.append(RaceRow(f"C = {share:g}", Target("test_accuracy", accuracy), entries, note))
     columns = ("IID, B = all", "IID, B = 10", "non-IID, B = all", "non-IID, B = 10")
     return RacedTable(runs, Race(columns, tuple(rows), "rounds", "first row"))
 
@@ -224,16 +235,12 @@ def _by_work(
     runs: dict[str, Table] = {}
     rows = []
     for (epochs, batch), numbers in printed.items():
-        entries: list[Entry | None] = []
-        for partition, number in zip(partitions, numbers, strict=True):
-            cell = Cell(partition, clients, batch, epochs)
-            left_out = only is not None and cell not in only
-            entries.append(None if left_out else _entry(runs, make(cell), number))
+        cells = [Cell(partition, clients, batch, epochs) for partition in partitions]
+        entries = _entries(runs, cells, numbers, make, only)
         if any(entries):
             name = "FedSGD" if (epochs, batch) == (1, ALL) else "FedAvg"
-            target = Target("test_accuracy", accuracy)
             title = f"{name}, E = {epochs}, B = {batch}"
-            rows.append(RaceRow(title, target, tuple(entries), note))
+            rows.append(RaceRow(title, Target("test_accuracy", accuracy), entries, note))
     return RacedTable(runs, Race(("IID", "non-IID"), tuple(rows), "rounds", "first row"))
 
 
