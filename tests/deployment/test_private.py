@@ -142,6 +142,21 @@ def test_the_seed_does_not_tell_who_takes_part(nodes: list[Site]) -> None:
     assert all(record.network == {} for record in run.history)  # nor do the records
 
 
+def test_nodes_are_not_told_how_many_came(nodes: list[Site]) -> None:
+    """With two nodes, one would learn of the other's clients."""
+    told, cohort = set(), {"clients_per_round": 2, "sampling": "bernoulli"}
+
+    def listen(node: int, number: int, head: dict[str, Any]) -> Any:
+        del node, number
+        if head["kind"] == "train":
+            told.add((head["participation"], *head["work"]["weight"]))
+        return ""
+
+    deployed(private_table(rounds=12, cohort=cohort), unreliable(nodes, listen))
+    assert {shares[0] for shares in told} == {0.5}  # q = 2 / 4
+    assert {weight for shares in told for weight in shares[1:]} == {0.5}  # 1 / 2
+
+
 def test_rounds_that_are_repeated_are_counted_again(nodes: list[Site], tmp_path: Path) -> None:
     table, kinds = private_table(rounds=4, evaluation={"every": 1, "gradients": False}), []
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import fedprox as fp
 from fedprox.algorithms.base import ClientContext, Solution
-from fedprox.algorithms.private import clip_to, private
+from fedprox.algorithms.private import Clipped, clip_to, private
 from fedprox.simulation.compiled import layout
 from fedprox.simulation.compiled.screening import sound
 from fedprox.subproblem import Subproblem
@@ -150,7 +150,7 @@ def constant_model() -> fp.Model:
 
 
 def noise_of(
-    method: fp.Algorithm = fp.fedavg(),  # noqa: B008 (frozen)
+    method: fp.Algorithm | list[fp.Algorithm] = fp.fedavg(),  # noqa: B008 (frozen)
     *,
     clients: int = 8,
     sampling: Any = "bernoulli",
@@ -199,10 +199,11 @@ def test_the_noise_has_the_variance_that_is_accounted_for(noise: np.ndarray[Any,
     assert_variance(alone, VARIANCE)
 
 
-def test_every_round_seed_and_sweep_point_has_noise_of_its_own(
+def test_every_round_seed_sweep_point_and_method_has_noise_of_its_own(
     noise: np.ndarray[Any, Any],
 ) -> None:
-    points = noise_of(fp.fedprox(mu=[0.0, 1.0]), seed=[0, 1])
+    points = noise_of([fp.fedavg(), fp.fedprox(mu=[0.0, 1.0])], seed=[0, 1])
+    np.testing.assert_array_equal(points[0], noise)  # whatever it is compared with
     for i, a in enumerate(points):
         for b in points[i + 1 :]:
             assert_variance(a - b, 2 * VARIANCE)
@@ -213,11 +214,12 @@ def test_every_round_seed_and_sweep_point_has_noise_of_its_own(
 
 @pytest.mark.parametrize("batched", [True, False])
 def test_sweep_points_have_the_same_noise_in_one_tick_and_one_after_another(
-    batched: bool, noise: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
+    batched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layout, "batch_points", lambda _: batched)
+    (alone,) = noise_of(fp.fedprox(mu=0.0))
     zero, one = noise_of(fp.fedprox(mu=[0.0, 1.0]))
-    np.testing.assert_array_equal(zero, noise)
+    np.testing.assert_array_equal(zero, alone)
     assert_variance(zero - one, 2 * VARIANCE)
 
 
@@ -236,12 +238,19 @@ def test_a_round_without_clients_releases_noise_too() -> None:
     assert_variance(noise, VARIANCE)
 
 
-def test_a_first_exchange_has_noise_of_its_own(noise: np.ndarray[Any, Any]) -> None:
-    """FedDANE's local step adds -rate g^t, whose noise is independent of the messages' noise."""
-    (with_gradient,) = noise_of(fp.feddane(mu=0.0))
-    # each of the clients that came moves by -0.1 g^t, clipped to BOUND
-    assert with_gradient.var() > VARIANCE
-    assert np.corrcoef(with_gradient, noise)[0, 1] > 0.9  # the same seed, the same purpose
+def test_a_first_exchange_has_noise_of_its_own() -> None:
+    """The noises of a round's two releases are independent, and both are as large as is stated."""
+    method = private(fp.feddane(mu=0.0), fp.Privacy(BOUND, noise_multiplier=Z), Z, COHORT, 8)
+    zeros = jnp.zeros(DIMENSION)
+    hparams = {"participation": jnp.float32(1), "noise_key": jnp.array([1, 2], jnp.uint32)}
+    assert method.exchange is not None
+    state = method.exchange(method.init(zeros), zeros, hparams)
+    gradient = np.asarray(state.state.gradient)
+    mean = Clipped(zeros, None)
+    update = np.asarray(method.params(method.update(state, mean, hparams)))
+    for noise in (gradient, update):
+        assert_variance(noise, VARIANCE)
+    assert_variance(gradient - update, 2 * VARIANCE)
 
 
 def test_poisson_cohorts_have_independent_clients_and_a_largest_size() -> None:

@@ -267,6 +267,9 @@ class RemoteSeed:
                 kept=np.stack([saved[own.client] for saved in self.saved], axis=1).tolist(),
             )
         participation = float(jobs.participation.sum())
+        mechanism = self.method.mechanism
+        if mechanism is not None:  # the cohort's size would say whether other nodes' clients came
+            participation = mechanism.clients_per_round / mechanism.clients
         answers = server.ask(
             kind,
             self.setup,

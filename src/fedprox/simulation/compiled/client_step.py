@@ -1,7 +1,6 @@
 """A client's local solver in a lane: its start, one step, its stop rule, and its message."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -48,7 +47,7 @@ def round_hparams(
         rate: Factor of the learning rate in this round.
         participation: Share of the weight of all clients that takes part.
         noise_key: Random key of the round's noise, two words; None without privacy. Each sweep
-            point gets a key of its own, by its number in `hparams`.
+            point of each method gets a key of its own, by the "noise_words" in `hparams`.
     """
     base = hparams["learning_rate"]
     given = {
@@ -58,8 +57,12 @@ def round_hparams(
     }
     if noise_key is None:
         return given
-    keys = jax.vmap(partial(jax.random.fold_in, random_key(noise_key)))(hparams["sweep_point"])
-    return given | {"noise_key": jax.random.key_data(keys)}
+
+    def own_key(words: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(random_key(noise_key), words[0])
+        return jax.random.key_data(jax.random.fold_in(key, words[1]))
+
+    return given | {"noise_key": jax.vmap(own_key)(hparams["noise_words"])}
 
 
 class Stop(NamedTuple):

@@ -13,7 +13,7 @@ from fedprox.model import Params
 from fedprox.privacy.accounting import Mechanism, epsilon_of
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.config.sweep import label, sweep_points
+from fedprox.simulation.config.sweep import label, noise_words, sweep_points
 from fedprox.simulation.devices.mesh import replicate
 from fedprox.solver import Solver
 
@@ -89,7 +89,8 @@ class Method:
             for key in self.points[0]
         }
         if self.protocol.privacy is not None:
-            values["sweep_point"] = np.arange(len(self.points), dtype=np.uint32)
+            words = [noise_words(self.algorithm, self.solver, point) for point in self.points]
+            values["noise_words"] = np.stack(words)
         hparams: HParams = replicate(mesh, values)
         return hparams
 

@@ -158,6 +158,11 @@ class Protocol:
             f'evaluation.model = "{self.evaluation.model}"; with privacy it must be "server", the '
             "only model that has noise",
         )
+        require(
+            self.systems.straggler_epochs is None,
+            "systems.straggler_epochs: leave it out with privacy, since the function sees who else "
+            "is in the cohort",
+        )
         selects = self.selection.keep == "best" or self.selection.patience is not None
         require(
             not selects or isinstance(validation, Examples),
@@ -406,6 +411,7 @@ class Protocol:
                     solver,
                     self.cohort.sizes(len(self.federation)),
                     whole=algorithm.stragglers == "drop" and not algorithm.pooled,
+                    independent=self.privacy is not None,
                 )
             except InputError as error:
                 raise InputError(f"{algorithm.name}: {error}; no client would ever train") from None

@@ -1,6 +1,10 @@
 """Sweep points: their hyperparameters and their labels."""
 
+import hashlib
 import itertools
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.solver import Solver, as_values, name_of
@@ -39,3 +43,17 @@ def label(algorithm: Algorithm, solver: Solver, point: dict[str, float]) -> str:
     ]
     parts = [algorithm.name, algorithm.variant, *hparams, *settings]
     return " ".join(part for part in [*parts, "adaptive" * (algorithm.adapt is not None)] if part)
+
+
+def noise_words(
+    algorithm: Algorithm, solver: Solver, point: dict[str, float]
+) -> NDArray[np.uint32]:
+    """Two words for the noise of a sweep point with privacy, a digest of its method and numbers.
+
+    Runs of a comparison have noise of their own, so that no two published models share noise that
+    their difference would cancel.
+    """
+    settings = {k: name_of(v) if callable(v) else v for k, v in algorithm.settings.items()}
+    schedule = None if solver.schedule is None else name_of(solver.schedule)
+    what = (algorithm.name, algorithm.variant, sorted(point.items()), settings, schedule)
+    return np.frombuffer(hashlib.blake2b(repr(what).encode(), digest_size=8).digest(), "<u4")

@@ -64,7 +64,8 @@ class Systems:
     Stragglers are either a fraction of each cohort, or the clients that miss a deadline.
 
     Attributes:
-        stragglers: Fraction of each cohort that cannot finish, from 0 to 1.
+        stragglers: Fraction s of each cohort that cannot finish, from 0 to 1. With privacy, each
+            client is a straggler with probability s, independently of the others.
         deadline: Seconds that a round lasts. A client takes as many steps as it has time for, and
             is a straggler if these are fewer than the solver's epochs or steps. None means no
             deadline.
@@ -171,14 +172,16 @@ class Systems:
         cohort: NDArray[np.int64],
         sizes: NDArray[np.int64],
         solver: Solver,
+        *,
+        independent: bool = False,
     ) -> Work:
         """The work of each client of a cohort.
 
-        Of K clients, round(s K) are stragglers, chosen uniformly. Each straggler performs a number
-        of epochs that is drawn independently, by `straggler_epochs` or uniform on {1, ..., E}. If
-        the solver counts steps, or E = 1, the straggler performs a number of steps that is uniform
-        on {1, ..., all steps}. With a deadline, a client performs the steps that it has time for,
-        possibly none.
+        Of K clients, round(s K) are stragglers, chosen uniformly; or, if `independent`, each with
+        probability s. Each straggler performs a number of epochs that is drawn independently, by
+        `straggler_epochs` or uniform on {1, ..., E}. If the solver counts steps, or E = 1, the
+        straggler performs a number of steps that is uniform on {1, ..., all steps}. With a
+        deadline, a client performs the steps that it has time for, possibly none.
 
         Args:
             seed: Seed of the run.
@@ -186,6 +189,8 @@ class Systems:
             cohort: Indices of the clients, shape (K,).
             sizes: Their training rows n_k, shape (K,).
             solver: Defines the work of a client that finishes.
+            independent: Whether a client's work is a function of (seed, round, client) alone, as
+                privacy requires.
         """
         steps = solver.steps_for(sizes)
         if self.real_clock:  # nobody knows in advance
@@ -193,9 +198,7 @@ class Systems:
         if self.deadline is not None:
             in_time = self._steps_in_time(seed, cohort)
             return Work(np.minimum(steps, in_time).astype(np.int64), in_time < steps)
-        stragglers = np.zeros(len(cohort), np.bool_)
-        chosen = generator(seed, Purpose.STRAGGLERS, round_).permutation(len(cohort))
-        stragglers[chosen[: round(self.stragglers * len(cohort))]] = True
+        stragglers = self._stragglers(seed, round_, cohort, independent=independent)
         whole_epochs = solver.epochs is not None and solver.epochs > 1
         unit = solver.steps_per_epoch(sizes) if whole_epochs else np.ones_like(steps)
         most, clients = (steps // unit).tolist(), cohort.tolist()
@@ -210,6 +213,19 @@ class Systems:
             steps[slot] = unit[slot] * amount
         return Work(steps, stragglers)
 
+    def _stragglers(
+        self, seed: int, round_: int, cohort: NDArray[np.int64], *, independent: bool
+    ) -> NDArray[np.bool_]:
+        """Whether each client of a cohort is a straggler, shape (K,), without a deadline."""
+        if independent:
+            streams = Streams(seed, Purpose.STRAGGLERS)
+            drawn = [streams.at(round_, client).random() for client in cohort.tolist()]
+            return np.array(drawn) < self.stragglers
+        stragglers = np.zeros(len(cohort), np.bool_)
+        chosen = generator(seed, Purpose.STRAGGLERS, round_).permutation(len(cohort))
+        stragglers[chosen[: round(self.stragglers * len(cohort))]] = True
+        return stragglers
+
     def _draw_epochs(self, straggler: Straggler) -> int:
         """The epochs that the user's function returns."""
         assert self.straggler_epochs is not None
@@ -219,7 +235,14 @@ class Systems:
         return epochs
 
     def check_participation(
-        self, seed: int, sizes: NDArray[np.int64], solver: Solver, cohorts: range, *, whole: bool
+        self,
+        seed: int,
+        sizes: NDArray[np.int64],
+        solver: Solver,
+        cohorts: range,
+        *,
+        whole: bool,
+        independent: bool = False,
     ) -> None:
         """Raise `InputError` if no client can ever take part in a round.
 
@@ -229,13 +252,15 @@ class Systems:
             solver: Defines the work of a client that finishes.
             cohorts: The possible sizes of a cohort.
             whole: Whether stragglers are dropped, so that only clients that finish take part.
+            independent: Whether each client is a straggler independently of the others.
         """
         if self.real_clock:
             return
         if self.deadline is None:
             counts = np.arange(cohorts.start, cohorts.stop)
+            some = (counts > np.round(self.stragglers * counts)).any()
             require(
-                not whole or (counts > np.round(self.stragglers * counts)).any(),
+                not whole or (self.stragglers < 1 if independent else some),
                 f"systems.stragglers = {self.stragglers:g}: all clients of every cohort of "
                 f"{cohorts[-1]} are stragglers, who are dropped",
             )

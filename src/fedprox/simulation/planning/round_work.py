@@ -49,7 +49,8 @@ def round_work(
     if algorithm.round_steps is not None:
         steps = call(f"{algorithm.name}: round_steps", algorithm.round_steps, seed, t)
         solver = solver.changed(steps=steps)
-    work = protocol.systems.work(seed, t, chosen, sizes, solver)
+    private = protocol.privacy is not None
+    work = protocol.systems.work(seed, t, chosen, sizes, solver, independent=private)
     stragglers = int(work.stragglers.sum())
     if algorithm.pooled and not work.steps.sum():
         return RoundWork(len(chosen), stragglers, 0, no_jobs(), no_jobs())
@@ -69,8 +70,11 @@ def round_work(
         )
         return RoundWork(len(chosen), stragglers, 0, jobs, no_jobs())
     takes_part = ~work.stragglers if algorithm.stragglers == "drop" else work.steps > 0
-    gamma = solver.gammas(t, chosen[takes_part])
     counted = Drawn(chosen[takes_part], drawn.mass[takes_part])
+    if private:  # the user's function must not see who else takes part
+        gamma = np.array([solver.gammas(t, alone)[0] for alone in counted.clients[:, None]])
+    else:
+        gamma = solver.gammas(t, counted.clients)
     counted = _with_method_mass(protocol, algorithm, counted)
     jobs = _jobs(protocol, algorithm, counted, work.steps[takes_part], gamma)
     exchange = no_jobs()
