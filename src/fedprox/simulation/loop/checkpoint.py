@@ -20,6 +20,7 @@ import logging
 import re
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -81,8 +82,9 @@ class Checkpoints:
             `interval` is set, otherwise with the first checkpoint.
         every: Rounds between checkpoints. None means the value of the checkpoint from which the
             comparison resumes, if there is one.
-        interval: Seconds between checkpoints, which are written when a call of rounds ends. None
-            means the value of the checkpoint from which the comparison resumes, if there is one.
+        interval: Seconds between checkpoints, which are written when a call of rounds ends, and
+            without `ends` also after each seed run. None means the value of the checkpoint from
+            which the comparison resumes, if there is one.
         resume: Whether to continue from the last checkpoint, if there is one.
         ends: A folder for the last state of each seed run (all sweep points of a method with one
             seed), from which a longer comparison can continue. It takes the space of one checkpoint
@@ -93,7 +95,7 @@ class Checkpoints:
         stopping: The signal that stops the comparison, with a checkpoint and `Stopped`, when the
             current call of rounds ends; None without a signal.
         under_way: Whether the current seed run has rounds that are running, or that ended after the
-            last checkpoint.
+            last checkpoint and the last stored end of a seed run.
 
     Raises:
         InputError: If `every` is not a whole number of at least 1.
@@ -115,10 +117,10 @@ class Checkpoints:
     size: int = field(default=0, init=False)
     stopping: signal.Signals | None = field(default=None, init=False)
     under_way: bool = field(default=False, init=False)
-    _between: Callable[[], Snapshot] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.folder, self._replaces = Path(self.folder), not self.resume
+        self._lock = threading.Lock()  # of `stopping` and `under_way`, which two threads set
         if self.every is not None:
             require_whole("checkpoint_every", self.every)
             self.every = int(self.every)  # written as JSON
@@ -134,7 +136,7 @@ class Checkpoints:
         if self.ends is not None:
             refuse_link(self.ends)
         self._comparison, self._last = comparison, time.perf_counter()
-        self._replaces, self._between, self.under_way = not self.resume, None, False
+        self._replaces, self.under_way = not self.resume, False
         if not self.resume:
             return Snapshot(())
         old = self.folder / "state"
@@ -345,37 +347,47 @@ class Checkpoints:
         Raises:
             Stopped: If the comparison was asked to stop.
         """
-        if done is None:
-            self._between, self.under_way = snapshot, False
         # processes must agree: signals may reach only one of them or at other rounds, clocks differ
         asked = allgather(self.stopping or 0).max()
         due = self.every is not None and (done is None or done % self.every == 0)
         if self.interval is not None:
             due = due or bool(allgather(time.perf_counter() - self._last >= self.interval)[0])
+        if done is None and self.ends is None:
+            due = due or self.interval is not None  # a signal before the next call ends at once
         if done == self._comparison.rounds:
             due = False  # the checkpoint at the end of the seed run follows
         if due or asked:
             self._save(snapshot())
             self._last = time.perf_counter()
-            self.under_way = False
-            if jax.process_count() == 1:
-                asked = self.stopping or 0  # a signal may have arrived meanwhile
+        if due or asked or done is None:
+            with self._lock:
+                self.under_way = False
+                if jax.process_count() == 1:
+                    asked = self.stopping or 0  # a signal may have arrived meanwhile
         if asked:
             allgather(0)  # no process ends before all have written their files
             where = f"after {seed_run}" if done is None else f"after round {done} of {seed_run}"
             raise Stopped(where, self.folder, signal.Signals(int(asked)))
 
-    def save_between(self) -> None:
-        """Write a checkpoint between two seed runs, if that is not yet done.
-
-        Several processes can only write it together, at the next offer.
-        """
-        if self._between is not None and jax.process_count() == 1:
-            self._save(self._between())
-
     def begin_call(self) -> None:
         """Note that a call of rounds begins."""
-        self._between, self.under_way = None, True
+        with self._lock:
+            self.under_way = True
+
+    def ask_to_stop(self, number: signal.Signals) -> bool:
+        """Let the comparison stop at its next offer; called in the thread that answers signals.
+
+        Only the comparison's own thread writes checkpoints, so that no two writers meet in a file.
+
+        Returns:
+            Whether it will stop. If not, it has been asked before, or it has no rounds under way
+            that would be lost by ending the process at once.
+        """
+        with self._lock:
+            if self.stopping is not None or not self.under_way:
+                return False
+            self.stopping = number
+            return True
 
     @property
     def exist(self) -> bool:
@@ -398,7 +410,6 @@ class Checkpoints:
         allgather(0)  # the checkpoint is valid from here on
         self.size = sum(p.stat().st_size for p in self.folder.glob(f"{self._step(snapshot)}.*"))
         self.made += 1
-        self._between = None
         self.seconds += time.perf_counter() - begin
 
     def _step(self, snapshot: Snapshot) -> int:
@@ -460,17 +471,13 @@ class Checkpoints:
 def stopping_on_signals(checkpoints: Checkpoints) -> Iterator[None]:
     """Let signals such as an interrupt stop a comparison without losing rounds.
 
-    While rounds are under way, the comparison stops at the end of their call, with a checkpoint. At
-    other times, and on the second signal, the process ends at once.
+    While rounds are under way or a checkpoint is written, the comparison stops at the end of the
+    call, with a checkpoint. At other times, and on the second signal, the process ends at once.
     """
 
     def stop(number: signal.Signals) -> str | None:
-        if checkpoints.stopping:
+        if not checkpoints.ask_to_stop(number):
             return None
-        if not checkpoints.under_way:
-            checkpoints.save_between()
-            return None
-        checkpoints.stopping = number
         what = "finishing the rounds under way for a checkpoint; once more to end at once"
         return f"{number.name}: {what}"
 
