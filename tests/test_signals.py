@@ -153,11 +153,10 @@ def test_finished_methods_are_kept_where_the_next_is_being_compiled(
 
 def slow_between(marker: Path, seconds: float) -> None:
     """Have checkpoints between two methods take long, in the middle of a file."""
+    from fedprox.files.arrays import write_arrays
     from fedprox.simulation.loop import checkpoint_files
 
-    write_arrays = checkpoint_files.write_arrays
-
-    def slow(path: Path, head: str, arrays: Any) -> None:
+    def slow(path: Path, head: str, arrays: Any) -> str:
         def waiting() -> Any:
             for i, pair in enumerate(arrays):
                 if i == 1 and path.parent.name == "checkpoint" and path.name == "41.state":
@@ -165,7 +164,7 @@ def slow_between(marker: Path, seconds: float) -> None:
                     time.sleep(seconds)
                 yield pair
 
-        write_arrays(path, head, waiting())
+        return write_arrays(path, head, waiting())
 
     pytest.MonkeyPatch().setattr(checkpoint_files, "write_arrays", slow)
 

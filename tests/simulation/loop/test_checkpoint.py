@@ -42,7 +42,7 @@ from fedprox import (
     scaffold,
     simulate,
 )
-from fedprox.files.arrays import read_arrays
+from fedprox.files.arrays import read_arrays, write_arrays
 from fedprox.report.directory import metrics_line
 from fedprox.simulation.config.protocol import Storage
 from fedprox.simulation.loop import checkpoint_files
@@ -377,14 +377,14 @@ def test_a_signal_while_a_checkpoint_is_written_between_methods_waits_for_it(
     methods = [scaffold(), fedavg()]
     once = train(methods, seed=0)
     checkpoints = Checkpoints(tmp_path, interval=3600.0)
-    write, threads = checkpoint_files.write_arrays, list[str]()
+    threads = list[str]()
 
-    def slow(path: Path, head: str, arrays: Any) -> None:
+    def slow(path: Path, head: str, arrays: Any) -> str:
         threads.append(threading.current_thread().name)
         if path.name == "12.state":
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.2)
-        write(path, head, arrays)
+        return write_arrays(path, head, arrays)
 
     where = r"after scaffold \(2 points together\), seed 0"
     with monkeypatch.context() as patch:

@@ -22,7 +22,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,10 +33,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import InputError, require, require_whole
-from fedprox.files.arrays import Damaged, read_arrays
+from fedprox.files.arrays import Damaged, malformed, read_arrays
 from fedprox.files.whole import flush_folder, refuse_link
 from fedprox.signals import answering
 from fedprox.simulation.devices.processes import allgather
+from fedprox.simulation.loop.checkpoint_contents import (
+    ELSEWHERE,
+    Position,
+    check_arrays_of,
+    check_runs,
+    read_position,
+)
 from fedprox.simulation.loop.checkpoint_files import (
     FORMAT,
     OTHER_FORMAT,
@@ -45,7 +52,6 @@ from fedprox.simulation.loop.checkpoint_files import (
     files_in,
     flat,
     nested,
-    run_of,
     write,
 )
 from fedprox.simulation.loop.snapshot import End, Fingerprint, Snapshot, _numbered, _unnumbered
@@ -200,7 +206,8 @@ class Checkpoints:
                         if self.ends is not None:
                             _remove(self.ends)
                     if self.every is not None or self.interval is not None:
-                        write(self._state(self._step(first)), self._contents(first))
+                        contents = self._contents(first, first.checksums)
+                        write(self._state(self._step(first)), contents)
                 allgather(0)  # no process writes before the first one has removed old files
                 self._replaces = False
             on_record(record)
@@ -212,39 +219,55 @@ class Checkpoints:
         return [int(name[1]) for name in names if name]
 
     def _read(self, step: int) -> Snapshot:
-        position, arrays = self._open(self._state(step))
-        _require_same(self.folder, position, "rounds", self._comparison.rounds)
+        state = self._state(step)
+        position, arrays = self._open(state, self._comparison.rounds)
+        snapshot = Snapshot(position.finished, position.under_way, position.round, arrays)
+        require(
+            self._step(snapshot) == step,
+            f"{state}: a checkpoint of step {self._step(snapshot)}: {ELSEWHERE}",
+        )
         if self.every is None:
-            self.every = position["every"]
+            self.every = position.every
         if self.interval is None:
-            self.interval = position["interval"]
-        return self._snapshot(position, arrays, self._clients(step))
+            self.interval = position.interval
+        return self._with_clients(snapshot, position, state, self._clients(step))
 
-    def _open(self, state: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read a file's position and arrays, after a check of all settings but the rounds."""
+    def _open(self, state: Path, rounds: int, first: int = 0) -> tuple[Position, dict[str, Any]]:
+        """Read a state's position and arrays, after checks of its settings and contents.
+
+        Args:
+            state: The file.
+            rounds: Number of rounds T of the file's comparison.
+            first: Number of the first seed run in it.
+        """
         check(state)
-        arrays = nested(read_arrays(state))
-        position = json.loads(arrays.pop("position").tobytes())
-        settings = self._comparison.all_settings
-        for key in dict.fromkeys([*settings, *position["comparison"]]):
-            if key != "rounds":
-                _require_same(state.parent, position, key, settings.get(key))
+        try:
+            arrays = nested(read_arrays(state))
+        except ValueError:
+            raise malformed(state, "its arrays are not named as they should be") from None
+        position = read_position(state, arrays)
+        settings = self._comparison.all_settings | {"rounds": rounds}
+        for key in dict.fromkeys([*settings, *position.comparison]):
+            _require_same(state.parent, position, key, settings.get(key))
+        check_runs(state, position, self._comparison, first)
+        check_arrays_of(state, position, arrays, self._comparison, first)
+        structure = jax.tree.structure(self._comparison.protocol.model.shapes)
+        for i, run in enumerate(position.finished):
+            run.params = _unnumbered(structure, arrays["params"][str(i)])
         return position, arrays
 
-    def _snapshot(
-        self, position: Mapping[str, Any], arrays: dict[str, Any], clients: Path
+    def _with_clients(
+        self, snapshot: Snapshot, position: Position, state: Path, clients: Path
     ) -> Snapshot:
-        client_state = None
-        if position["kept"]:
-            check(clients)
-            client_state = ((name, block) for (name,), block in read_arrays(clients))
-        structure = jax.tree.structure(self._comparison.model.shapes)
-        finished, under_way = (
-            [run_of(entry) for entry in position[part]] for part in ("finished", "under_way")
+        """A snapshot with this process's client state, if there is any, from its file."""
+        if position.clients is None:
+            return snapshot
+        require(
+            check(clients) in position.clients[jax.process_index() :][:1],
+            f"{clients}: not the client state of {state}: {ELSEWHERE}",
         )
-        for i, run in enumerate(finished):
-            run.params = _unnumbered(structure, arrays["params"][str(i)])
-        return Snapshot(finished, under_way, position["round"], arrays, client_state)
+        blocks = ((".".join(keys), block) for keys, block in read_arrays(clients))
+        return snapshot._replace(client_state=blocks, file=clients, checksums=position.clients)
 
     def end(self, seed_run: int) -> End | None:
         """Read the last state of a seed run, from this comparison or a shorter one.
@@ -272,8 +295,11 @@ class Checkpoints:
         )
         problem, snapshot = "", None
         try:
-            position, arrays = self._open(self.ends / f"{seed_run}-{rounds}.state")
-            snapshot = self._snapshot(position, arrays, self._end_of_clients(seed_run, rounds))
+            state = self.ends / f"{seed_run}-{rounds}.state"
+            clients = self._end_of_clients(seed_run, rounds)
+            position, arrays = self._open(state, rounds, seed_run)
+            snapshot = Snapshot((), position.under_way, position.round, arrays)
+            snapshot = self._with_clients(snapshot, position, state, clients)
         except Damaged as error:
             problem = str(error)
         if allgather(bool(problem)).any():
@@ -293,7 +319,7 @@ class Checkpoints:
         if self.ends is None:
             return
         snapshot = make_snapshot()._replace(finished=())
-        rounds, problem = self._comparison.rounds, ""
+        rounds, problem, checksum = self._comparison.rounds, "", None
         state = self.ends / f"{seed_run}-{rounds}.state"
         clients = self._end_of_clients(seed_run, rounds)
         try:
@@ -302,13 +328,15 @@ class Checkpoints:
                 state.unlink(missing_ok=True)
             allgather(0)
             if snapshot.client_state is not None:
-                write(clients, (((name,), block) for name, block in snapshot.client_state))
+                blocks = (((name,), block) for name, block in snapshot.client_state)
+                checksum = write(clients, blocks)
         except OSError as error:
             problem = f"{clients}: {error.strerror}"
         failed = allgather(bool(problem)).any()
+        checksums = _gathered(checksum)
         if jax.process_index() == 0 and not failed:
             try:
-                write(state, self._contents(snapshot))
+                write(state, self._contents(snapshot, checksums))
             except OSError as error:
                 problem = f"{state}: {error.strerror}"
         if allgather(bool(problem)).any():
@@ -399,13 +427,13 @@ class Checkpoints:
         return self.ends is not None and bool(files_in(self.ends))
 
     def _save(self, snapshot: Snapshot) -> None:
-        begin = time.perf_counter()
+        begin, checksum = time.perf_counter(), None
         if snapshot.client_state is not None:
             blocks = (((name,), block) for name, block in snapshot.client_state)
-            write(self._clients(self._step(snapshot)), blocks)
-        allgather(0)  # all processes have written their client state
+            checksum = write(self._clients(self._step(snapshot)), blocks)
+        checksums = _gathered(checksum)  # all processes have written their client state
         if jax.process_index() == 0:
-            write(self._state(self._step(snapshot)), self._contents(snapshot))
+            write(self._state(self._step(snapshot)), self._contents(snapshot, checksums))
             self._prune()
         allgather(0)  # the checkpoint is valid from here on
         self.size = sum(p.stat().st_size for p in self.folder.glob(f"{self._step(snapshot)}.*"))
@@ -416,8 +444,10 @@ class Checkpoints:
         """The step of a checkpoint, which grows during the comparison."""
         return snapshot.seed_runs * (self._comparison.rounds + 1) + snapshot.round
 
-    def _contents(self, snapshot: Snapshot) -> Iterator[tuple[list[str], NDArray[Any]]]:
-        """The arrays of a state's file."""
+    def _contents(
+        self, snapshot: Snapshot, checksums: Sequence[str] | None
+    ) -> Iterator[tuple[list[str], NDArray[Any]]]:
+        """The arrays of a state's file, given the checksums of the files of its client state."""
         arrays = dict(snapshot.arrays)
         if snapshot.finished:
             arrays["params"] = {
@@ -430,7 +460,7 @@ class Checkpoints:
             "round": snapshot.round,
             "finished": [entry_of(run) for run in snapshot.finished],
             "under_way": [entry_of(run) for run in snapshot.under_way],
-            "kept": snapshot.client_state is not None,
+            "clients": checksums,
         }
         arrays["position"] = np.frombuffer(json.dumps(position).encode(), np.uint8)
         return flat(arrays)
@@ -488,8 +518,18 @@ def stopping_on_signals(checkpoints: Checkpoints) -> Iterator[None]:
         logging.getLogger(__name__).warning(line, checkpoints.stopping.name)
 
 
-def _require_same(folder: Path, position: Mapping[str, Any], key: str, value: Any) -> None:
-    stored = position["comparison"].get(key)
+def _gathered(checksum: str | None) -> Sequence[str] | None:
+    """All processes' checksums, once all of them have called this; None without client state."""
+    if checksum is None:
+        allgather(0)
+        return None
+    parts = np.frombuffer(bytes.fromhex(checksum), np.int64)
+    everyones = np.stack([allgather(int(part)) for part in parts], axis=1)
+    return [row.tobytes().hex() for row in everyones]
+
+
+def _require_same(folder: Path, position: Position, key: str, value: Any) -> None:
+    stored = position.comparison.get(key)
     require(
         stored == value,
         f"{folder}: checkpoints of another comparison: {key} = {stored}, here {value}",
