@@ -10,7 +10,9 @@ The checkpoint after step N is a file `N.state` and, for methods with client sta
 written and read block by block. Files are written atomically. The last state of each seed run, from
 which a longer comparison continues, is stored in another folder as `NUMBER-ROUNDS.state` and
 `NUMBER-ROUNDS.clients-P`. The format is that of `fedprox.files.arrays`, after a line `fedprox
-checkpoint FORMAT`. The position in the comparison is an array with JSON text.
+checkpoint FORMAT`. The position in the comparison is an array with JSON text. It names the runs and
+the round, and holds the checksums of the files of client state, so that no file is used in the
+place of another.
 
 The meaning of the first line and of the last 32 bytes is the same in all formats.
 """
