@@ -151,6 +151,87 @@ def test_finished_methods_are_kept_where_the_next_is_being_compiled(
     assert after.count(b"\n") == 2 * 11
 
 
+def slow_between(marker: Path, seconds: float) -> None:
+    """Have checkpoints between two methods take long, in the middle of a file."""
+    from fedprox.files.arrays import write_arrays
+    from fedprox.simulation.loop import checkpoint_files
+
+    def slow(path: Path, head: str, arrays: Any) -> str:
+        def waiting() -> Any:
+            for i, pair in enumerate(arrays):
+                if i == 1 and path.parent.name == "checkpoint" and path.name == "41.state":
+                    marker.touch()
+                    time.sleep(seconds)
+                yield pair
+
+        return write_arrays(path, head, waiting())
+
+    pytest.MonkeyPatch().setattr(checkpoint_files, "write_arrays", slow)
+
+
+def signalled(output: Path, command: list[str], marker: Path, numbers: list[int]) -> int:
+    """The exit status of a command that gets signals while it writes a checkpoint."""
+    process = start(output, command, slow_between, marker, 1.0)
+    while not marker.exists() and process.is_alive():
+        time.sleep(0.02)
+    for number in numbers:
+        os.kill(process.pid, number)
+        time.sleep(0.2)
+    return status(process)
+
+
+def test_a_signal_during_a_checkpoint_between_methods_waits_for_it(
+    tmp_path: Path, output: Path
+) -> None:
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    out = tmp_path / "out"
+    command = ["run", str(tmp_path / "experiment.toml"), "--checkpoint-every", "40"]
+    numbers = [signal.SIGTERM]
+    ended = signalled(output, [*command, "--out", str(out)], tmp_path / "marker", numbers)
+    assert ended == 128 + signal.SIGTERM
+    first, last = said(output).splitlines()
+    assert first.startswith("SIGTERM: finishing the rounds under way for a checkpoint; once more")
+    assert last == (
+        "fedprox: stopped after fedavg, seed 0; continue with: fedprox run --resume " + str(out)
+    )
+    assert sorted(path.name for path in (out / "checkpoint").iterdir()) == ["0.state", "41.state"]
+
+
+def test_the_second_signal_during_a_checkpoint_ends_at_once(tmp_path: Path, output: Path) -> None:
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    out = tmp_path / "out"
+    command = ["run", str(tmp_path / "experiment.toml"), "--checkpoint-every", "40"]
+    numbers = [signal.SIGTERM, signal.SIGTERM]
+    ended = signalled(output, [*command, "--out", str(out)], tmp_path / "marker", numbers)
+    assert ended == 128 + signal.SIGTERM
+    assert said(output).splitlines()[-1].startswith("fedprox: ended by SIGTERM; continue from the")
+    assert sorted(path.name for path in (out / "checkpoint").iterdir()) == ["0.state"]
+
+
+def fail_to_answer() -> None:
+    """Have the answer to a signal fail, as of a disk that is gone, while the process trains."""
+    from fedprox.report.directory import RunDirectory
+    from fedprox.simulation.loop.checkpoint import Checkpoints
+
+    def fail(*_: object) -> bool:
+        raise OSError(5, "Input/output error")
+
+    def interrupt(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(60)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(Checkpoints, "ask_to_stop", fail)
+    patch.setattr(RunDirectory, "record", interrupt)
+
+
+def test_a_signal_whose_answer_fails_is_not_lost(tmp_path: Path, output: Path) -> None:
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    command = ["run", str(tmp_path / "experiment.toml"), "--out", str(tmp_path / "out")]
+    assert status(start(output, command, fail_to_answer), 50) == 128 + signal.SIGINT
+    assert said(output) == "fedprox: interrupted; [Errno 5] Input/output error\n"
+
+
 def hang_up() -> None:
     """Have this process, started as by nohup, be hung up on, with nobody at the other end."""
     from fedprox.report.directory import RunDirectory

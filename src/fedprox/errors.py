@@ -48,6 +48,20 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
+def installing(extra: str) -> str:
+    """How to install what an extra of this package needs, as messages say it.
+
+    The package is on no index: whoever registers its name there could run code on users' machines.
+
+    >>> print(installing("flower"))
+    in a clone of fedprox, pip install ".[flower]"; or install its wheel as "FILE.whl[flower]"
+    """
+    return (
+        f'in a clone of fedprox, pip install ".[{extra}]"; or install its wheel as '
+        f'"FILE.whl[{extra}]"'
+    )
+
+
 def reason(error: BaseException) -> str:
     """The message of another library's error, or the error's name if it has none."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -73,6 +73,9 @@ def answering(answer: Answer) -> Iterator[None]:
             if number[0] in before:
                 try:
                     line = answer_or_pass_on(signal.Signals(number[0]))
+                except Exception as error:  # with this thread, all later signals would be lost
+                    ended = signal.Signals(number[0])
+                    end_now(ended, f"{ended_by(ended)}; {' '.join(str(error).split())}")
                 finally:
                     handler.answered.release()
                 if line:

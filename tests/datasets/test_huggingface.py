@@ -332,5 +332,5 @@ def test_a_local_folder_of_tables_is_read_by_the_library(library: Any, tmp_path:
 
 def test_without_the_library_the_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(InputError, match="not installed; pip install"):
+    with pytest.raises(InputError, match="not installed: in a clone of fedprox, pip"):
         hugging_face("name", features="x", label="y", partition="iid", clients=2)

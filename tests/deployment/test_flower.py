@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-pytest.importorskip("flwr", reason="an optional extra: pip install 'fedprox[flower]'")
+pytest.importorskip("flwr", reason="an optional extra: pip install '.[flower]'")
 
 from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest, StopRunRequest
 from flwr.proto.fab_pb2 import Fab

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import safetensors.numpy
 
-pytest.importorskip("flwr", reason="an optional extra: pip install 'fedprox[flower]'")
+pytest.importorskip("flwr", reason="an optional extra: pip install '.[flower]'")
 
 from fedprox.report.directory import model_file
 from tests.deployment.federations import apart, simulated, table_of

@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 import tomli_w
 
-pytest.importorskip("flwr", reason="an optional extra: pip install 'fedprox[flower]'")
+pytest.importorskip("flwr", reason="an optional extra: pip install '.[flower]'")
 
 from tests.deployment.federations import apart, simulated, table_of
 from tests.deployment.machines import finish, interrupt, left_over, machines

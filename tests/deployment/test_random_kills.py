@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="an optional extra: pip install 'fedprox[flower]'")
+pytest.importorskip("flwr", reason="an optional extra: pip install '.[flower]'")
 
 from tests.deployment.machines import Machines, machines
 from tests.deployment.test_processes_together import SCAFFOLD, model_in, nodes_of, written

@@ -11,6 +11,7 @@ import pytest
 
 import fedprox as fp
 from fedprox import InputError
+from fedprox.errors import installing
 from fedprox.logs import LOGGERS
 from fedprox.logs.each_run import numbers_of
 from fedprox.report.directory import LOGS
@@ -42,7 +43,7 @@ def _no_own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def tool(request: pytest.FixtureRequest) -> str:
     """The name of a tool whose library is installed."""
     name = str(request.param)
-    pytest.importorskip(LIBRARIES[name], reason=f"needs fedprox[{name}]")
+    pytest.importorskip(LIBRARIES[name], reason=f"needs the extra {name}")
     return name
 
 
@@ -153,7 +154,7 @@ def test_a_run_that_failed_and_is_resumed_is_whole(tool: str, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_only_the_same_experiment_is_resumed(tmp_path: Path) -> None:
-    library = pytest.importorskip("mlflow", reason="needs fedprox[mlflow]")
+    library = pytest.importorskip("mlflow", reason="needs the extra mlflow")
     folder = tmp_path / "out"
 
     def count() -> int:
@@ -181,7 +182,7 @@ def test_a_missing_library_is_one_line_before_the_data_are_read(
     assert status("run", file, "--log", name, "--out", tmp_path / "out") == 2
     error = capsys.readouterr().err
     assert error.startswith(f"fedprox: {name}: import of {LIBRARIES[name]} halted")
-    assert error.endswith(f'install "fedprox[{name}]"\n')
+    assert error.endswith(f"{installing(name)}\n")
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
@@ -196,7 +197,7 @@ def test_an_unknown_logger_is_refused(tmp_path: Path, capsys: Any) -> None:
 def test_an_error_of_a_tool_is_one_line_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    pytest.importorskip("mlflow", reason="needs fedprox[mlflow]")
+    pytest.importorskip("mlflow", reason="needs the extra mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere://")
     (tmp_path / "small.toml").write_text(SMALL)
     options = ("--log", "mlflow", "--out", tmp_path / "out")

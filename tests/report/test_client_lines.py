@@ -177,6 +177,37 @@ def test_lines_that_are_gone_are_one_line(three: Path, tmp_path: Path, capsys: A
     )
 
 
+@pytest.mark.parametrize("extended", [False, True])
+def test_lines_that_were_changed_are_one_line(
+    extended: bool, three: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if all of their JSON is right."""
+    out, changes = tmp_path / "out", ("--set", "rounds=7") if extended else ()
+    if extended:
+        shutil.copytree(three, out)
+    else:
+        (tmp_path / "small.toml").write_text(RECORDED)
+        command = ("run", tmp_path / "small.toml", "--out", out, "--checkpoint-every", 1)
+        with monkeypatch.context() as patch:
+            stop_after(patch, 4)
+            with pytest.raises(Killed):
+                status(*command)
+    path = out / "clients.jsonl"
+    first, second, *others = path.read_bytes().splitlines(keepends=True)
+    steps = second.rindex(b"steps")
+    digit = next(i for i in range(steps, len(second)) if second[i : i + 1].isdigit())
+    other = b"1" if second[digit : digit + 1] != b"1" else b"2"
+    changed = second[:digit] + other + second[digit + 1 :]
+    path.write_bytes(b"".join([first, changed, *others]))
+    capsys.readouterr()
+    assert status("run", "--resume", out, *changes) == 2
+    name = "clients-before.jsonl" if extended else "clients.jsonl"
+    assert capsys.readouterr().err.endswith(
+        f"{out}/{name}: the line of 'fedavg', seed 0, round 2 is not the one that the run wrote; "
+        "run the experiment anew, without --resume\n"
+    )
+
+
 def test_results_that_are_replaced_leave_no_lines(four: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(four, out)

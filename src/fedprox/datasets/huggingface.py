@@ -13,7 +13,7 @@ from fedprox.datasets import partition as partitions
 from fedprox.datasets.labelled import Labelled, Partition, check_numbers, divide, federation
 from fedprox.datasets.mnist import unit
 from fedprox.datasets.sources import places
-from fedprox.errors import InputError, reason, require
+from fedprox.errors import InputError, installing, reason, require
 from fedprox.features import Features, Prepared
 from fedprox.federation import MOST_CLASSES, Federation
 
@@ -156,7 +156,7 @@ def _load(path: Any, subset: str | None, data_dir: str | Path | None) -> Any:
         import datasets
     except ImportError:
         raise InputError(
-            "hugging-face: the package datasets is not installed; pip install datasets"
+            f"hugging-face: the package datasets is not installed: {installing('huggingface')}"
         ) from None
     if isinstance(path, datasets.Dataset | datasets.DatasetDict):
         require(subset is None, f"data.subset = {subset!r}; the data set is loaded already")

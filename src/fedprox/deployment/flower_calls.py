@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedprox.deployment.network import Parcel
-from fedprox.errors import InputError, require
+from fedprox.errors import InputError, installing, require
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
     import httpx
@@ -67,10 +67,10 @@ def require_flower() -> None:
         version = importlib.metadata.version("flwr")
     except importlib.metadata.PackageNotFoundError:
         version = ""
-    require(version, 'deployment needs Flower; install "fedprox[flower]"')
+    require(version, f"deployment needs Flower: {installing('flower')}")
     require(
         version.split(".")[:2] == ["1", "41"],
-        f'flwr {version} is installed; deployment needs 1.41; install "fedprox[flower]"',
+        f"flwr {version} is installed; deployment needs 1.41: {installing('flower')}",
     )
 
 

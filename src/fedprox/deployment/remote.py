@@ -37,6 +37,7 @@ from fedprox.deployment.round_part import read_part, require_clipped
 from fedprox.deployment.server import Server
 from fedprox.deployment.states import NEW
 from fedprox.errors import InputError, require
+from fedprox.files.arrays import Damaged
 from fedprox.model import Params
 from fedprox.simulation.compiled.client_step import round_hparams
 from fedprox.simulation.compiled.compile import evaluated
@@ -376,8 +377,16 @@ class RemoteSeed:
         self.saved = [before, used]
 
     def restore(self, saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
-        """Restore what `contents` returned."""
-        rounds = {name: np.array(array, np.int64) for name, array in saved}
+        """Restore what `contents` returned.
+
+        Raises:
+            Damaged: If it is not such as that writes.
+        """
+        rounds = dict(saved)
+        for name in ("used", "before"):
+            array, like = rounds.get(name, np.zeros(0)), self.used
+            if array.dtype != like.dtype or array.shape != like.shape or (array < NEW).any():
+                raise Damaged(f"its array {name!r} is not as it should be")
         self.used = rounds["used"]
         self.saved = [rounds["before"], self.used.copy()]
 

@@ -8,6 +8,7 @@ are kept: the request may be a repetition of an old one.
 """
 
 import hashlib
+import json
 import re
 import shutil
 from collections.abc import Collection, Sequence
@@ -18,11 +19,11 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import InputError
+from fedprox.errors import InputError, require
 from fedprox.files.arrays import Damaged, check_arrays, read_arrays, write_arrays
 
-HEAD = "fedprox client state 1"
-"""First line of a file."""
+HEAD = "fedprox client state 2"
+"""Beginning of the first line of a file, before what the state belongs to."""
 
 NEW = -1
 """The round of a client that has no state yet."""
@@ -59,15 +60,15 @@ class States:
         path = self._of(client) / f"{round_}.state"
         where = f"state of client {client!r} after round {round_ + 1}"
         try:
-            head = check_arrays(path)
-        except Damaged as error:
-            problem = str(error)
-        else:
-            problem = "" if head == HEAD else f"{path}: not a file of client state"
-        if problem:
-            raise LostStateError(f"{where}: {problem}; begin the run anew")
+            head, _ = check_arrays(path)
+            require(
+                head == self._head(client, round_),
+                f"{path} is not its file, but of another run, client or round",
+            )
+            arrays = [array for _, array in read_arrays(path)]
+        except (Damaged, InputError) as error:
+            raise LostStateError(f"{where}: {error}; begin the run anew") from None
         leaves, structure = jax.tree.flatten(like)
-        arrays = [array for _, array in read_arrays(path)]
         have = [(a.shape, a.dtype) for a in arrays]
         if have != [(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves]:
             raise LostStateError(
@@ -83,7 +84,13 @@ class States:
         """
         leaves: Sequence[NDArray[Any]] = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
         path = self._of(client) / f"{round_}.state"
-        write_arrays(path, HEAD, ((["state", str(i)], leaf) for i, leaf in enumerate(leaves)))
+        head = self._head(client, round_)
+        write_arrays(path, head, ((["state", str(i)], leaf) for i, leaf in enumerate(leaves)))
+
+    def _head(self, client: str, round_: int) -> str:
+        """The first line of a file: what it is, and which run, method, seed, client and round."""
+        place = [self.folder.parent.name, self.folder.name, client, round_]
+        return f"{HEAD} {json.dumps(place)}"
 
     def forget(self, client: str, used: int, kept: Collection[int]) -> None:
         """Remove the files of rounds before `used`, except those in `kept`."""

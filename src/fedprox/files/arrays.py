@@ -9,11 +9,13 @@ A file consists of
 
 import hashlib
 import json
+import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +23,10 @@ from numpy.typing import NDArray
 from fedprox.files.whole import flush_folder, writing_whole
 
 CHUNK = 2**20
-"""Bytes that are read at a time to check a file."""
+"""Bytes that are read at a time to check a file, and the most of an array's line of JSON."""
+
+MOST_DIMENSIONS, MOST_BYTES = 32, 2**62
+"""Bounds of arrays, as NumPy has them, also of those without elements."""
 
 
 class Damaged(Exception):  # noqa: N818 (the caller has another file)
@@ -30,13 +35,16 @@ class Damaged(Exception):  # noqa: N818 (the caller has another file)
 
 def write_arrays(
     path: Path, head: str, arrays: Iterable[tuple[Sequence[str], NDArray[Any]]]
-) -> None:
+) -> str:
     """Write a file atomically, one array after another.
 
     Args:
         path: The file. Its folder is created if needed, and removed again on failure.
         head: The first line.
         arrays: Pairs (keys, array).
+
+    Returns:
+        The checksum, in hexadecimal digits.
     """
     if not path.parent.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)  # another process may create it too
@@ -58,10 +66,11 @@ def write_arrays(
         with suppress(OSError):
             path.parent.rmdir()  # if it is empty
         raise
+    return digest.hexdigest()
 
 
-def check_arrays(path: Path) -> str:
-    """The head of a file, after checking the checksum.
+def check_arrays(path: Path) -> tuple[str, str]:
+    """The head and the checksum of a file, after checking the checksum.
 
     Raises:
         Damaged: If the checksum is wrong, or the file cannot be read.
@@ -81,19 +90,57 @@ def check_arrays(path: Path) -> str:
         raise Damaged(f"{path}: cannot be read: {error.strerror}") from None
     if not whole:
         raise Damaged(f"{path}: damaged, for its checksum does not fit")
-    return head.partition(b"\n")[0].decode()
+    return head.partition(b"\n")[0].decode(errors="replace"), digest.hexdigest()
 
 
 def read_arrays(path: Path) -> Iterator[tuple[list[str], NDArray[Any]]]:
-    """Yield the pairs (keys, array) of a file whose checksum is right."""
+    """Yield the pairs (keys, array) of a file whose checksum is right.
+
+    A right checksum does not make the contents right: whoever wrote the file computed it.
+
+    Raises:
+        Damaged: If the contents are not arrays as `write_arrays` writes them.
+    """
     with path.open("rb") as file:
         end = os.fstat(file.fileno()).st_size - hashlib.sha256().digest_size
         file.readline()
         while file.tell() < end:
-            keys, dtype, shape = json.loads(file.readline())
+            try:
+                keys, dtype, shape = _described(file, end)
+            except (ValueError, TypeError, RecursionError):
+                raise malformed(path, "an array is not described as it should be") from None
             array = np.empty(shape, dtype)
             file.readinto(_bytes_of(array))
             yield keys, array
+
+
+def malformed(path: Path, problem: str) -> Damaged:
+    """The error about a file whose checksum is right and whose contents are not."""
+    return Damaged(f"{path}: damaged, although its checksum fits: {problem}")
+
+
+def _described(file: BinaryIO, end: int) -> tuple[list[str], np.dtype[Any], tuple[int, ...]]:
+    """Read the line that describes an array, whose bytes end before `end`.
+
+    Raises:
+        ValueError or TypeError: If it is not such a line.
+    """
+    keys, name, shape = json.loads(file.readline(CHUNK))
+    known = (
+        isinstance(keys, list)
+        and all(isinstance(key, str) for key in keys)
+        and re.fullmatch(r"bool|(u?int|b?float|complex)\d+\w*", name)
+        and isinstance(shape, list)
+        and len(shape) <= MOST_DIMENSIONS
+        and all(type(n) is int and 0 <= n < MOST_BYTES for n in shape)
+    )
+    if not known:
+        raise ValueError("not the line of an array")
+    dtype = np.dtype(name)
+    size = math.prod(max(n, 1) for n in shape) * dtype.itemsize
+    if size > (MOST_BYTES if 0 in shape else end - file.tell()):
+        raise ValueError("larger than what follows")
+    return keys, dtype, tuple(shape)
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:

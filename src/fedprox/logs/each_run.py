@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedprox.errors import InputError, reason
+from fedprox.errors import InputError, installing, reason
 from fedprox.files.whole import write_whole
 from fedprox.report.directory import LOG_ID, metrics_line
 from fedprox.simulation.loop.callbacks import Callback
@@ -94,7 +94,7 @@ def load(name: str, *modules: str) -> Any:
     try:
         first, *_ = [importlib.import_module(module) for module in modules]
     except ImportError as error:
-        raise InputError(f'{name}: {reason(error)}; install "fedprox[{name}]"') from None
+        raise InputError(f"{name}: {reason(error)}: {installing(name)}") from None
     return first
 
 

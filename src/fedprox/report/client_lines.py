@@ -1,15 +1,14 @@
 """`clients.jsonl`: the measures of each client at each evaluation, written while rounds run."""
 
 import json
-import math
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from fedprox.errors import InputError
+from fedprox.errors import InputError, require
 from fedprox.files.whole import append, flush_folder, naming, open_no_link
-from fedprox.simulation.results.clients import ClientRecord
+from fedprox.simulation.results.clients import ClientRecord, checksum_of, client_columns
 from fedprox.simulation.results.record import Record
 
 LINES = "clients.jsonl"
@@ -17,6 +16,10 @@ LINES = "clients.jsonl"
 
 BEFORE = "clients-before.jsonl"
 """Name of the file of the shorter run, while a run is extended."""
+
+
+BETWEEN = b", "
+"""Between the run and round of a line and its columns."""
 
 
 class ClientLines:
@@ -52,28 +55,45 @@ class ClientLines:
         """Add the line of a record, or keep it if it is there from before.
 
         Raises:
-            InputError: If the record has no measures of clients, and the line from before is gone.
+            InputError: If the record has no measures of clients, and the line from before is gone
+                or was changed.
         """
-        head = _head(record)
         if record.by_client is not None:
             self._append(client_line(record, record.by_client))
-        elif not self._keep(head):
-            self._append(self._line_before(head, record))
+        elif not self._keep(record):
+            self._append(self._line_before(record))
 
-    def _keep(self, head: bytes) -> bool:
-        """Whether the next line of the file is the one that begins with `head`."""
+    def _keep(self, record: Record) -> bool:
+        """Whether the next line of the file is that of a record."""
         if self._old is None:
             return False
         line = self._old.readline()
-        if not (line.startswith(head) and line.endswith(b"\n")):
+        if not self._is_line_of(record, line, self.path):
             return False
         self._file.seek(len(line), os.SEEK_CUR)
         return True
 
-    def _line_before(self, head: bytes, record: Record) -> bytes:
-        """The line of the shorter run that begins with `head`."""
+    def _is_line_of(self, record: Record, line: bytes, path: Path) -> bool:
+        """Whether a line is that of a record.
+
+        Raises:
+            InputError: If it is, and its measures are not those that the record was made with.
+        """
+        head = _head(record) + BETWEEN
+        if not (line.startswith(head) and line.endswith(b"\n")):
+            return False
+        columns = b"{" + line.removeprefix(head)[:-1]
+        require(
+            checksum_of(columns) == record.by_client_checksum,
+            f"{path}: the line of {record.label!r}, seed {record.seed}, round {record.round} is "
+            "not the one that the run wrote; run the experiment anew, without --resume",
+        )
+        return True
+
+    def _line_before(self, record: Record) -> bytes:
+        """The line of a record in the file of the shorter run."""
         for line in self._before or ():
-            if line.startswith(head) and line.endswith(b"\n"):
+            if self._is_line_of(record, line, self.path.parent / BEFORE):
                 return line
         raise InputError(
             f"{self.path}: the line of {record.label!r}, seed {record.seed}, round {record.round} "
@@ -108,15 +128,7 @@ def remove_lines(folder: Path) -> None:
 
 def client_line(record: Record, clients: ClientRecord) -> bytes:
     """A line of `clients.jsonl`: the run, the round, and the measures of clients as columns."""
-    columns: dict[str, Any] = {"clients": list(clients.clients)}
-    for name in clients._fields[1:]:
-        values = getattr(clients, name)
-        columns[name] = [_number(value) for value in values.tolist()]
-    return _head(record) + b", " + json.dumps(columns, allow_nan=False).encode()[1:] + b"\n"
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return _head(record) + BETWEEN + client_columns(clients)[1:] + b"\n"
 
 
 def _head(record: Record) -> bytes:

@@ -94,13 +94,16 @@ def figure(runs: Sequence[Run]) -> "Figure":
 
     Bands are ± one standard deviation over seeds. Only what was measured is drawn: without
     gradients there is no panel of their variance. A model's metrics on test rows have panels of
-    their own.
+    their own. Runs of several comparisons share a line as they share a row of `fedprox.table`.
 
     Args:
-        runs: The runs of a comparison, as `simulate` returns them.
+        runs: The runs of one or more comparisons, as `simulate` returns them.
 
     Returns:
         A Matplotlib figure that is not registered with pyplot; notebooks show it.
+
+    Raises:
+        InputError: If runs cannot be told apart, see `fedprox.table`.
 
     Example:
         >>> import fedprox as fp

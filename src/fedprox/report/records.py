@@ -44,7 +44,7 @@ def flat(record: Record) -> dict[str, Any]:
     """A record as a dict with the keys of `metrics.jsonl`; None for missing values."""
     line = record._asdict()
     hparams, metrics = line.pop("hparams"), line.pop("metrics")
-    del line["by_client"]  # not a number
+    del line["by_client"], line["by_client_checksum"]  # no measures
     named = {"label": line.pop("label"), "method": line.pop("method")}
     return {**named, "mu": None, **hparams, **line, **metrics}
 

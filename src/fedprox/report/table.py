@@ -2,20 +2,24 @@
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedprox.errors import require
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import Target
 
 WIDEST = 10_000
 """Width of a table as text, in characters, so that no cell is folded."""
+
+MOST_SAID, LONGEST_SAID = 3, 20
+"""The most settings that the name of a row says, and the most characters of one that is text."""
 
 
 class TextTable(Table):
@@ -29,12 +33,93 @@ class TextTable(Table):
     __repr__ = __str__
 
 
+RATE = "solver.learning_rate"
+"""Name of the setting that is the run's own in a sweep."""
+
+
 def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs of each label (a method and its hyperparameters), one for each seed."""
+    """The runs of each row or line: of one label and one experiment, one run for each seed.
+
+    If the runs are of several experiments that differ in few and simple settings, the names of the
+    rows say these settings.
+
+    Raises:
+        InputError: If runs of one label and seed cannot be told apart, or runs of one label are of
+            experiments that differ in more.
+
+    >>> known = dict(method="fedavg", hparams={}, learning_rate=0.1, seed=0, label="fedavg")
+    >>> few, many = ({"systems": {"stragglers": share}} for share in (0.0, 0.5))
+    >>> list(by_label([Run(**known, experiment=few), Run(**known, experiment=many)]))
+    ['fedavg · stragglers 0', 'fedavg · stragglers 0.5']
+    """
+    settings = [_settings(run) for run in runs]
+    # the runs of any comparison differ in these, which labels say
+    own = {RATE, *(name for run in runs for name in run.hparams)}
+    first: dict[str, dict[str, Any]] = {}
+    different: dict[str, None] = {}
+    for run, each in zip(runs, settings, strict=True):
+        for name in [*each, *settings[0]]:
+            other = first.setdefault(run.label, each) if name in own else settings[0]
+            if each.get(name) != other.get(name):
+                different[name] = None
+    said = len(different) <= MOST_SAID and all(
+        _is_simple(each.get(name)) for each in settings for name in different
+    )
     grouped: dict[str, list[Run]] = {}
-    for run in runs:
-        grouped.setdefault(run.label, []).append(run)
+    experiments: dict[str, dict[str, Any]] = {}
+    for run, each in zip(runs, settings, strict=True):
+        row = run.label
+        if said:
+            row = " · ".join([row, *(_said(name, each.get(name)) for name in different)])
+        known = experiments.setdefault(row, each)
+        require(
+            each == known,
+            f"runs: those of {run.label!r} are of experiments that differ in "
+            f"{', '.join(n for n in different if each.get(n) != known.get(n))}, which are no seeds "
+            "to average over; give the runs of one experiment at a time",
+        )
+        require(
+            run.seed not in [other.seed for other in grouped.setdefault(row, [])],
+            f"runs: {row!r} with seed {run.seed} is given more than once, which are no seeds to "
+            "average over; give each run once, and the runs of one experiment at a time",
+        )
+        grouped[row].append(run)
     return grouped
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """What seeds of one row share, by name; empty for a run that does not know its experiment."""
+    if not run.experiment:
+        return {}
+    # methods are in the label; where client state is stored changes no result
+    others = ("seed", "method", "versions", "client_store")
+    settings: dict[str, Any] = {}
+    for key, value in run.experiment.items():
+        if isinstance(value, Mapping):
+            settings |= {f"{key}.{name}": each for name, each in value.items()}
+        elif key not in others:
+            settings[key] = value
+    if not isinstance(settings.get(RATE), str):  # the name of a schedule
+        settings[RATE] = run.learning_rate
+    return settings | run.hparams
+
+
+def _is_simple(value: object) -> bool:
+    """Whether a setting fits into the name of a row."""
+    if isinstance(value, str):
+        return len(value) <= LONGEST_SAID
+    return value is None or isinstance(value, int | float)
+
+
+def _said(name: str, value: object) -> str:
+    """A setting in the name of a row."""
+    section, _, key = name.rpartition(".")
+    name = key if section in ("systems", "cohort", "solver") else name
+    if value is None or isinstance(value, bool):
+        text = {None: "none", True: "yes", False: "no"}[value]
+    else:
+        text = value if isinstance(value, str) else f"{value:g}"
+    return f"{name.replace('_', ' ')} {text}"
 
 
 def common_target(runs: Sequence[Run]) -> Target | None:
@@ -81,15 +166,22 @@ def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
     Models sent until the target are in units of one round of FedAvg. If a seed has not reached the
     target, rounds and models are those of all its rounds, with a "+".
 
+    Runs of several comparisons share a row only if all of their settings but the seed are equal.
+    Otherwise the rows say in which settings they differ, as in "fedavg · stragglers 0.5".
+
     Args:
-        runs: The runs of a comparison. The points of a sweep run together; their seconds are shown
-            with the number of points.
+        runs: The runs of one or more comparisons. The points of a sweep run together; their seconds
+            are shown with the number of points.
         target: The target to which rounds are counted. If omitted, it is the highest whole per cent
             of test accuracy, or of validation accuracy with validation rows, that every run
             reaches.
 
     Returns:
         A `rich.table.Table` whose `str` is the table as text.
+
+    Raises:
+        InputError: If runs of one label are of experiments that differ in more than a few simple
+            settings, or a run is given twice.
 
     Example:
         >>> import fedprox as fp

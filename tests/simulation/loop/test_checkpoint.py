@@ -5,6 +5,8 @@ import itertools
 import json
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,7 +42,7 @@ from fedprox import (
     scaffold,
     simulate,
 )
-from fedprox.files.arrays import read_arrays
+from fedprox.files.arrays import read_arrays, write_arrays
 from fedprox.report.directory import metrics_line
 from fedprox.simulation.config.protocol import Storage
 from fedprox.simulation.loop import checkpoint_files
@@ -366,6 +368,32 @@ def test_a_signal_ends_the_round(tmp_path: Path) -> None:
     assert stopped.value.signal == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is handler
     same(once, train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0))
+
+
+def test_a_signal_while_a_checkpoint_is_written_between_methods_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint after a seed run, of a run without last states, as in reproductions."""
+    methods = [scaffold(), fedavg()]
+    once = train(methods, seed=0)
+    checkpoints = Checkpoints(tmp_path, interval=3600.0)
+    threads = list[str]()
+
+    def slow(path: Path, head: str, arrays: Any) -> str:
+        threads.append(threading.current_thread().name)
+        if path.name == "12.state":
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)
+        return write_arrays(path, head, arrays)
+
+    where = r"after scaffold \(2 points together\), seed 0"
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_files, "write_arrays", slow)
+        with pytest.raises(Stopped, match=where), stopping_on_signals(checkpoints):
+            train(methods, checkpoints, seed=0)
+    assert set(threads) == {"MainThread"}
+    assert steps(tmp_path) == ["0", "12"]
+    same(once, train(methods, Checkpoints(tmp_path, resume=True), seed=0))
 
 
 def test_progress_goes_on_between_evaluations(tmp_path: Path) -> None:

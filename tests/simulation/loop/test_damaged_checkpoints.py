@@ -133,10 +133,10 @@ def test_a_checkpoint_of_another_format_is_refused(
     with pytest.raises(InputError) as error:
         train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0)
     assert str(error.value) == (
-        f"{tmp_path / '8.state'}: a checkpoint of format 4; this version reads 3: {advice}"
+        f"{tmp_path / '8.state'}: a checkpoint of format 5; this version reads 4: {advice}"
     )
     (tmp_path / "state").mkdir()  # as version 0.1 had it
-    with pytest.raises(InputError, match="a checkpoint of format 1; this version reads 3: "):
+    with pytest.raises(InputError, match="a checkpoint of format 1; this version reads 4: "):
         train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0)
 
 

@@ -10,7 +10,9 @@ The checkpoint after step N is a file `N.state` and, for methods with client sta
 written and read block by block. Files are written atomically. The last state of each seed run, from
 which a longer comparison continues, is stored in another folder as `NUMBER-ROUNDS.state` and
 `NUMBER-ROUNDS.clients-P`. The format is that of `fedprox.files.arrays`, after a line `fedprox
-checkpoint FORMAT`. The position in the comparison is an array with JSON text.
+checkpoint FORMAT`. The position in the comparison is an array with JSON text. It names the runs and
+the round, and holds the checksums of the files of client state, so that no file is used in the
+place of another.
 
 The meaning of the first line and of the last 32 bytes is the same in all formats.
 """
@@ -20,8 +22,9 @@ import logging
 import re
 import shutil
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,10 +35,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import InputError, require, require_whole
-from fedprox.files.arrays import Damaged, read_arrays
+from fedprox.files.arrays import Damaged, malformed, read_arrays
 from fedprox.files.whole import flush_folder, refuse_link
 from fedprox.signals import answering
 from fedprox.simulation.devices.processes import allgather
+from fedprox.simulation.loop.checkpoint_contents import (
+    ELSEWHERE,
+    Position,
+    check_arrays_of,
+    check_runs,
+    read_position,
+)
 from fedprox.simulation.loop.checkpoint_files import (
     FORMAT,
     OTHER_FORMAT,
@@ -44,7 +54,6 @@ from fedprox.simulation.loop.checkpoint_files import (
     files_in,
     flat,
     nested,
-    run_of,
     write,
 )
 from fedprox.simulation.loop.snapshot import End, Fingerprint, Snapshot, _numbered, _unnumbered
@@ -81,8 +90,9 @@ class Checkpoints:
             `interval` is set, otherwise with the first checkpoint.
         every: Rounds between checkpoints. None means the value of the checkpoint from which the
             comparison resumes, if there is one.
-        interval: Seconds between checkpoints, which are written when a call of rounds ends. None
-            means the value of the checkpoint from which the comparison resumes, if there is one.
+        interval: Seconds between checkpoints, which are written when a call of rounds ends, and
+            without `ends` also after each seed run. None means the value of the checkpoint from
+            which the comparison resumes, if there is one.
         resume: Whether to continue from the last checkpoint, if there is one.
         ends: A folder for the last state of each seed run (all sweep points of a method with one
             seed), from which a longer comparison can continue. It takes the space of one checkpoint
@@ -93,7 +103,7 @@ class Checkpoints:
         stopping: The signal that stops the comparison, with a checkpoint and `Stopped`, when the
             current call of rounds ends; None without a signal.
         under_way: Whether the current seed run has rounds that are running, or that ended after the
-            last checkpoint.
+            last checkpoint and the last stored end of a seed run.
 
     Raises:
         InputError: If `every` is not a whole number of at least 1.
@@ -115,10 +125,10 @@ class Checkpoints:
     size: int = field(default=0, init=False)
     stopping: signal.Signals | None = field(default=None, init=False)
     under_way: bool = field(default=False, init=False)
-    _between: Callable[[], Snapshot] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.folder, self._replaces = Path(self.folder), not self.resume
+        self._lock = threading.Lock()  # of `stopping` and `under_way`, which two threads set
         if self.every is not None:
             require_whole("checkpoint_every", self.every)
             self.every = int(self.every)  # written as JSON
@@ -134,7 +144,7 @@ class Checkpoints:
         if self.ends is not None:
             refuse_link(self.ends)
         self._comparison, self._last = comparison, time.perf_counter()
-        self._replaces, self._between, self.under_way = not self.resume, None, False
+        self._replaces, self.under_way = not self.resume, False
         if not self.resume:
             return Snapshot(())
         old = self.folder / "state"
@@ -198,7 +208,8 @@ class Checkpoints:
                         if self.ends is not None:
                             _remove(self.ends)
                     if self.every is not None or self.interval is not None:
-                        write(self._state(self._step(first)), self._contents(first))
+                        contents = self._contents(first, first.checksums)
+                        write(self._state(self._step(first)), contents)
                 allgather(0)  # no process writes before the first one has removed old files
                 self._replaces = False
             on_record(record)
@@ -210,39 +221,55 @@ class Checkpoints:
         return [int(name[1]) for name in names if name]
 
     def _read(self, step: int) -> Snapshot:
-        position, arrays = self._open(self._state(step))
-        _require_same(self.folder, position, "rounds", self._comparison.rounds)
+        state = self._state(step)
+        position, arrays = self._open(state, self._comparison.rounds)
+        snapshot = Snapshot(position.finished, position.under_way, position.round, arrays)
+        require(
+            self._step(snapshot) == step,
+            f"{state}: a checkpoint of step {self._step(snapshot)}: {ELSEWHERE}",
+        )
         if self.every is None:
-            self.every = position["every"]
+            self.every = position.every
         if self.interval is None:
-            self.interval = position["interval"]
-        return self._snapshot(position, arrays, self._clients(step))
+            self.interval = position.interval
+        return self._with_clients(snapshot, position, state, self._clients(step))
 
-    def _open(self, state: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read a file's position and arrays, after a check of all settings but the rounds."""
+    def _open(self, state: Path, rounds: int, first: int = 0) -> tuple[Position, dict[str, Any]]:
+        """Read a state's position and arrays, after checks of its settings and contents.
+
+        Args:
+            state: The file.
+            rounds: Number of rounds T of the file's comparison.
+            first: Number of the first seed run in it.
+        """
         check(state)
-        arrays = nested(read_arrays(state))
-        position = json.loads(arrays.pop("position").tobytes())
-        settings = self._comparison.all_settings
-        for key in dict.fromkeys([*settings, *position["comparison"]]):
-            if key != "rounds":
-                _require_same(state.parent, position, key, settings.get(key))
+        try:
+            arrays = nested(read_arrays(state))
+        except ValueError:
+            raise malformed(state, "its arrays are not named as they should be") from None
+        position = read_position(state, arrays)
+        settings = self._comparison.all_settings | {"rounds": rounds}
+        for key in dict.fromkeys([*settings, *position.comparison]):
+            _require_same(state.parent, position, key, settings.get(key))
+        check_runs(state, position, self._comparison, first)
+        check_arrays_of(state, position, arrays, self._comparison, first)
+        structure = jax.tree.structure(self._comparison.protocol.model.shapes)
+        for i, run in enumerate(position.finished):
+            run.params = _unnumbered(structure, arrays["params"][str(i)])
         return position, arrays
 
-    def _snapshot(
-        self, position: Mapping[str, Any], arrays: dict[str, Any], clients: Path
+    def _with_clients(
+        self, snapshot: Snapshot, position: Position, state: Path, clients: Path
     ) -> Snapshot:
-        client_state = None
-        if position["kept"]:
-            check(clients)
-            client_state = ((name, block) for (name,), block in read_arrays(clients))
-        structure = jax.tree.structure(self._comparison.model.shapes)
-        finished, under_way = (
-            [run_of(entry) for entry in position[part]] for part in ("finished", "under_way")
+        """A snapshot with this process's client state, if there is any, from its file."""
+        if position.clients is None:
+            return snapshot
+        require(
+            check(clients) in position.clients[jax.process_index() :][:1],
+            f"{clients}: not the client state of {state}: {ELSEWHERE}",
         )
-        for i, run in enumerate(finished):
-            run.params = _unnumbered(structure, arrays["params"][str(i)])
-        return Snapshot(finished, under_way, position["round"], arrays, client_state)
+        blocks = ((".".join(keys), block) for keys, block in read_arrays(clients))
+        return snapshot._replace(client_state=blocks, file=clients, checksums=position.clients)
 
     def end(self, seed_run: int) -> End | None:
         """Read the last state of a seed run, from this comparison or a shorter one.
@@ -270,8 +297,11 @@ class Checkpoints:
         )
         problem, snapshot = "", None
         try:
-            position, arrays = self._open(self.ends / f"{seed_run}-{rounds}.state")
-            snapshot = self._snapshot(position, arrays, self._end_of_clients(seed_run, rounds))
+            state = self.ends / f"{seed_run}-{rounds}.state"
+            clients = self._end_of_clients(seed_run, rounds)
+            position, arrays = self._open(state, rounds, seed_run)
+            snapshot = Snapshot((), position.under_way, position.round, arrays)
+            snapshot = self._with_clients(snapshot, position, state, clients)
         except Damaged as error:
             problem = str(error)
         if allgather(bool(problem)).any():
@@ -291,7 +321,7 @@ class Checkpoints:
         if self.ends is None:
             return
         snapshot = make_snapshot()._replace(finished=())
-        rounds, problem = self._comparison.rounds, ""
+        rounds, problem, checksum = self._comparison.rounds, "", None
         state = self.ends / f"{seed_run}-{rounds}.state"
         clients = self._end_of_clients(seed_run, rounds)
         try:
@@ -300,13 +330,15 @@ class Checkpoints:
                 state.unlink(missing_ok=True)
             allgather(0)
             if snapshot.client_state is not None:
-                write(clients, (((name,), block) for name, block in snapshot.client_state))
+                blocks = (((name,), block) for name, block in snapshot.client_state)
+                checksum = write(clients, blocks)
         except OSError as error:
             problem = f"{clients}: {error.strerror}"
         failed = allgather(bool(problem)).any()
+        checksums = _gathered(checksum)
         if jax.process_index() == 0 and not failed:
             try:
-                write(state, self._contents(snapshot))
+                write(state, self._contents(snapshot, checksums))
             except OSError as error:
                 problem = f"{state}: {error.strerror}"
         if allgather(bool(problem)).any():
@@ -345,37 +377,47 @@ class Checkpoints:
         Raises:
             Stopped: If the comparison was asked to stop.
         """
-        if done is None:
-            self._between, self.under_way = snapshot, False
         # processes must agree: signals may reach only one of them or at other rounds, clocks differ
         asked = allgather(self.stopping or 0).max()
         due = self.every is not None and (done is None or done % self.every == 0)
         if self.interval is not None:
             due = due or bool(allgather(time.perf_counter() - self._last >= self.interval)[0])
+        if done is None and self.ends is None:
+            due = due or self.interval is not None  # a signal before the next call ends at once
         if done == self._comparison.rounds:
             due = False  # the checkpoint at the end of the seed run follows
         if due or asked:
             self._save(snapshot())
             self._last = time.perf_counter()
-            self.under_way = False
-            if jax.process_count() == 1:
-                asked = self.stopping or 0  # a signal may have arrived meanwhile
+        if due or asked or done is None:
+            with self._lock:
+                self.under_way = False
+                if jax.process_count() == 1:
+                    asked = self.stopping or 0  # a signal may have arrived meanwhile
         if asked:
             allgather(0)  # no process ends before all have written their files
             where = f"after {seed_run}" if done is None else f"after round {done} of {seed_run}"
             raise Stopped(where, self.folder, signal.Signals(int(asked)))
 
-    def save_between(self) -> None:
-        """Write a checkpoint between two seed runs, if that is not yet done.
-
-        Several processes can only write it together, at the next offer.
-        """
-        if self._between is not None and jax.process_count() == 1:
-            self._save(self._between())
-
     def begin_call(self) -> None:
         """Note that a call of rounds begins."""
-        self._between, self.under_way = None, True
+        with self._lock:
+            self.under_way = True
+
+    def ask_to_stop(self, number: signal.Signals) -> bool:
+        """Let the comparison stop at its next offer; called in the thread that answers signals.
+
+        Only the comparison's own thread writes checkpoints, so that no two writers meet in a file.
+
+        Returns:
+            Whether it will stop. If not, it has been asked before, or it has no rounds under way
+            that would be lost by ending the process at once.
+        """
+        with self._lock:
+            if self.stopping is not None or not self.under_way:
+                return False
+            self.stopping = number
+            return True
 
     @property
     def exist(self) -> bool:
@@ -387,26 +429,27 @@ class Checkpoints:
         return self.ends is not None and bool(files_in(self.ends))
 
     def _save(self, snapshot: Snapshot) -> None:
-        begin = time.perf_counter()
+        begin, checksum = time.perf_counter(), None
         if snapshot.client_state is not None:
             blocks = (((name,), block) for name, block in snapshot.client_state)
-            write(self._clients(self._step(snapshot)), blocks)
-        allgather(0)  # all processes have written their client state
+            checksum = write(self._clients(self._step(snapshot)), blocks)
+        checksums = _gathered(checksum)  # all processes have written their client state
         if jax.process_index() == 0:
-            write(self._state(self._step(snapshot)), self._contents(snapshot))
+            write(self._state(self._step(snapshot)), self._contents(snapshot, checksums))
             self._prune()
         allgather(0)  # the checkpoint is valid from here on
         self.size = sum(p.stat().st_size for p in self.folder.glob(f"{self._step(snapshot)}.*"))
         self.made += 1
-        self._between = None
         self.seconds += time.perf_counter() - begin
 
     def _step(self, snapshot: Snapshot) -> int:
         """The step of a checkpoint, which grows during the comparison."""
         return snapshot.seed_runs * (self._comparison.rounds + 1) + snapshot.round
 
-    def _contents(self, snapshot: Snapshot) -> Iterator[tuple[list[str], NDArray[Any]]]:
-        """The arrays of a state's file."""
+    def _contents(
+        self, snapshot: Snapshot, checksums: Sequence[str] | None
+    ) -> Iterator[tuple[list[str], NDArray[Any]]]:
+        """The arrays of a state's file, given the checksums of the files of its client state."""
         arrays = dict(snapshot.arrays)
         if snapshot.finished:
             arrays["params"] = {
@@ -419,7 +462,7 @@ class Checkpoints:
             "round": snapshot.round,
             "finished": [entry_of(run) for run in snapshot.finished],
             "under_way": [entry_of(run) for run in snapshot.under_way],
-            "kept": snapshot.client_state is not None,
+            "clients": checksums,
         }
         arrays["position"] = np.frombuffer(json.dumps(position).encode(), np.uint8)
         return flat(arrays)
@@ -460,17 +503,13 @@ class Checkpoints:
 def stopping_on_signals(checkpoints: Checkpoints) -> Iterator[None]:
     """Let signals such as an interrupt stop a comparison without losing rounds.
 
-    While rounds are under way, the comparison stops at the end of their call, with a checkpoint. At
-    other times, and on the second signal, the process ends at once.
+    While rounds are under way or a checkpoint is written, the comparison stops at the end of the
+    call, with a checkpoint. At other times, and on the second signal, the process ends at once.
     """
 
     def stop(number: signal.Signals) -> str | None:
-        if checkpoints.stopping:
+        if not checkpoints.ask_to_stop(number):
             return None
-        if not checkpoints.under_way:
-            checkpoints.save_between()
-            return None
-        checkpoints.stopping = number
         what = "finishing the rounds under way for a checkpoint; once more to end at once"
         return f"{number.name}: {what}"
 
@@ -481,8 +520,18 @@ def stopping_on_signals(checkpoints: Checkpoints) -> Iterator[None]:
         logging.getLogger(__name__).warning(line, checkpoints.stopping.name)
 
 
-def _require_same(folder: Path, position: Mapping[str, Any], key: str, value: Any) -> None:
-    stored = position["comparison"].get(key)
+def _gathered(checksum: str | None) -> Sequence[str] | None:
+    """All processes' checksums, once all of them have called this; None without client state."""
+    if checksum is None:
+        allgather(0)
+        return None
+    parts = np.frombuffer(bytes.fromhex(checksum), np.int64)
+    everyones = np.stack([allgather(int(part)) for part in parts], axis=1)
+    return [row.tobytes().hex() for row in everyones]
+
+
+def _require_same(folder: Path, position: Position, key: str, value: Any) -> None:
+    stored = position.comparison.get(key)
     require(
         stored == value,
         f"{folder}: checkpoints of another comparison: {key} = {stored}, here {value}",

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from fedprox.errors import require
 from fedprox.files.arrays import check_arrays, write_arrays
 from fedprox.simulation.loop.snapshot import Arrays
-from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
-FORMAT = 3
+FORMAT = 4
 """The format of checkpoints. Format 1 was written by orbax, in fedprox 0.1."""
 
 
@@ -39,41 +38,46 @@ def flat(arrays: Arrays) -> Iterator[tuple[list[str], NDArray[Any]]]:
 
 
 def nested(flat: Iterable[tuple[list[str], NDArray[Any]]]) -> dict[str, Any]:
-    """The inverse of `flat`."""
+    """The inverse of `flat`.
+
+    Raises:
+        ValueError: If names are missing, or in each other's place.
+    """
     nested: dict[str, Any] = {}
-    for (*parents, last), array in flat:
+    for keys, array in flat:
         inner = nested
-        for key in parents:
+        for key in keys[:-1]:
             inner = inner.setdefault(key, {})
-        inner[last] = array
+            if not isinstance(inner, dict):
+                raise ValueError(f"{keys} is below an array")
+        if not keys or keys[-1] in inner:
+            raise ValueError(f"{keys} is the name of no array, or of several")
+        inner[keys[-1]] = array
     return nested
 
 
-def write(path: Path, arrays: Iterable[tuple[Sequence[str], NDArray[Any]]]) -> None:
-    """Write a file of a checkpoint."""
-    write_arrays(path, f"{HEAD}{FORMAT}", arrays)
+def write(path: Path, arrays: Iterable[tuple[Sequence[str], NDArray[Any]]]) -> str:
+    """Write a file of a checkpoint, and return its checksum."""
+    return write_arrays(path, f"{HEAD}{FORMAT}", arrays)
 
 
-def check(path: Path) -> None:
-    """Check a file's checksum and format.
+def check(path: Path) -> str:
+    """Check a file's checksum and format, and return the checksum.
 
     Raises:
         Damaged: If the file is damaged or cannot be read.
         InputError: If it has another format.
     """
-    written = check_arrays(path).removeprefix(HEAD)
+    head, checksum = check_arrays(path)
+    written = head.removeprefix(HEAD)
     require(
         written == str(FORMAT),
         f"{path}: a checkpoint of format {written}; this version reads {FORMAT}: {OTHER_FORMAT}",
     )
+    return checksum
 
 
 def entry_of(run: Run) -> dict[str, Any]:
     """A run without its parameters, for JSON."""
     entry = {f.name: getattr(run, f.name) for f in fields(run) if f.name != "params"}
     return entry | {"history": [record._asdict() for record in run.history]}
-
-
-def run_of(entry: dict[str, Any]) -> Run:
-    """The inverse of `entry_of`."""
-    return Run(**entry | {"history": [Record(**record) for record in entry["history"]]})

@@ -130,7 +130,9 @@ def _fingerprint(protocol: Protocol, methods: Sequence[Method]) -> Fingerprint:
         protocol.seeds,
         protocol.rounds,
         protocol.settings | settings,
-        protocol.model,
+        protocol,
+        [method for method in methods for _ in protocol.seeds],
+        [new_runs(method, seed) for method in methods for seed in protocol.seeds],
     )
 
 

@@ -11,6 +11,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedprox.algorithms.base import Algorithm, State
+from fedprox.errors import InputError
+from fedprox.files.arrays import Damaged
 from fedprox.model import Params
 from fedprox.simulation.compiled.compile import evaluated
 from fedprox.simulation.config.method import Method
@@ -186,7 +188,7 @@ class SeedRun:
             now = self._first_state()
             if begin.round:
                 now = begin.run_state(now, session.mesh)
-                execution.restore(begin.client_state or ())
+                restore(execution, begin)
             planned = execution.planned
             if checkpoints is not None:
                 planned = _notify(planned, checkpoints)
@@ -232,6 +234,19 @@ class SeedRun:
     def _report(self, done: int, loss: float | None) -> None:
         rounds = self.session.protocol.rounds
         self.session.on_progress(Progress(self.method.name, self.seed, done, rounds, loss))
+
+
+def restore(execution: SeedExecution, begin: Snapshot) -> None:
+    """Restore the client state of a checkpoint.
+
+    Raises:
+        InputError: If it is not such as this comparison writes.
+    """
+    try:
+        execution.restore(begin.client_state or ())
+    except Damaged as error:
+        problem = str(error).removeprefix(f"{begin.file}: ")
+        raise InputError(f"{begin.file}: {problem}; begin anew, without resuming") from None
 
 
 def skip_finished(

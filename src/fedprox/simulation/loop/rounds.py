@@ -20,6 +20,7 @@ from fedprox.simulation.loop.execution import Computed, Planned, RunState, SeedE
 from fedprox.simulation.loop.planner import Chunk
 from fedprox.simulation.loop.records import Counts, PendingEvaluation, best_loss, records_of
 from fedprox.simulation.planning.round_work import no_work
+from fedprox.simulation.results.clients import checksum_of, client_columns
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
@@ -130,6 +131,9 @@ class Rounds:
         clients = client_records_of(oldest, self.protocol, self.counts, len(self.runs))
         for run, record, by_client in zip(self.runs, records, clients, strict=True):
             run.client_steps = record.total_steps
+            if by_client is not None:
+                checksum = checksum_of(client_columns(by_client))
+                record = record._replace(by_client_checksum=checksum)
             run.history.append(record)
             self.listeners.record(record._replace(by_client=by_client))
         self.best = self.keep_best(self.best, oldest)

@@ -1,6 +1,7 @@
 """Snapshots: the contents of a checkpoint as values."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -9,8 +10,9 @@ import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
-from fedprox.model import Model
 from fedprox.simulation.compiled.layout import Capacity
+from fedprox.simulation.config.method import Method
+from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import replicate
 from fedprox.simulation.loop.execution import RunState
 from fedprox.simulation.loop.participation import Participation, participation
@@ -29,14 +31,18 @@ class Fingerprint(NamedTuple):
         seeds: Seeds of the runs.
         rounds: Number of rounds T.
         settings: All other settings that results depend on, by name, see `Protocol.settings`.
-        model: The model.
+        protocol: The protocol.
+        methods: The method of each seed run.
+        runs: The runs of each seed run, before their first round.
     """
 
     labels: tuple[str, ...]
     seeds: tuple[int, ...]
     rounds: int
     settings: Mapping[str, Any]
-    model: Model
+    protocol: Protocol
+    methods: Sequence[Method]
+    runs: Sequence[Sequence[Run]]
 
     @property
     def all_settings(self) -> dict[str, Any]:
@@ -62,6 +68,8 @@ class Snapshot(NamedTuple):
         arrays: State of the seed run under way, see `arrays_of`.
         client_state: Client state of the seed run under way, as in `Store.contents`; None without
             client state.
+        file: The file that it was read from; None if it was not.
+        checksums: Checksums of all processes' files of this client state, if it was read.
     """
 
     finished: Sequence[Run]
@@ -69,6 +77,8 @@ class Snapshot(NamedTuple):
     round: int = 0
     arrays: Arrays = MappingProxyType({})
     client_state: Iterable[tuple[str, NDArray[Any]]] | None = None
+    file: Path | None = None
+    checksums: Sequence[str] | None = None
 
     @property
     def seed_runs(self) -> int:
@@ -174,6 +184,11 @@ def arrays_of(now: RunState, points: int, clients: int) -> Arrays:
     if len(faulty):
         arrays["faulty"] = faulty
     return arrays
+
+
+def numbered_shapes(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree of shapes by their numbers, as checkpoints have those of a tree."""
+    return {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(tree))}
 
 
 def _numbered(tree: Any) -> dict[str, Any]:

@@ -1,7 +1,10 @@
 """What one evaluation measured of each client."""
 
+import hashlib
+import json
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,3 +66,21 @@ class ClientRecord(NamedTuple):
     test_accuracy: NDArray[np.float64]
     rounds: NDArray[np.int64]
     steps: NDArray[np.int64]
+
+
+def client_columns(measures: ClientRecord) -> bytes:
+    """The measures of clients as JSON columns; null for numbers that are not finite."""
+    columns: dict[str, Any] = {"clients": list(measures.clients)}
+    for name in measures._fields[1:]:
+        values = getattr(measures, name)
+        columns[name] = [_number(value) for value in values.tolist()]
+    return json.dumps(columns, allow_nan=False).encode()
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def checksum_of(columns: bytes) -> str:
+    """The checksum of `client_columns`, by which a run that resumes knows them again."""
+    return hashlib.sha256(columns).hexdigest()

@@ -87,6 +87,8 @@ class Record(NamedTuple):
         by_client: The measures of each client, in records that callbacks receive while a run
             with `Evaluation(client_records=True)` trains. None in `Run.history`, which would keep
             those of all rounds in memory, and in records that come from a checkpoint.
+        by_client_checksum: SHA-256 of `by_client` as `clients.jsonl` has it, by which a run that
+            resumes checks the lines that it keeps; None without client records.
     """
 
     label: str
@@ -137,6 +139,7 @@ class Record(NamedTuple):
     client_accuracy_worst: float | None = None
     client_accuracy_best: float | None = None
     by_client: ClientRecord | None = None
+    by_client_checksum: str | None = None
 
     def value(self, measure: str) -> float:
         """A measure by its name in `metrics.jsonl`, such as "test_accuracy" or "test_NAME".

@@ -9,7 +9,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,10 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import ClientState
 from fedprox.errors import InputError, require
+from fedprox.files.arrays import Damaged
 from fedprox.simulation.config.protocol import Storage
 from fedprox.simulation.devices.memory import FITS, free_on_devices, free_on_host
 from fedprox.simulation.devices.mesh import PER_DEVICE, replicate, shard, zeros_on
-
-T = TypeVar("T")
-
 
 BLOCK_BYTES = 2**26
 """Most bytes of a block of rows in a checkpoint."""
@@ -47,7 +45,8 @@ class Store(NamedTuple):
         contents: () -> names and arrays for a checkpoint: which clients have rows, and these rows
             in the order of the clients. Large arrays come in blocks, of which only one is in memory
             at a time.
-        restore: (names and bytes from `contents`, `KNOWN` first) -> None.
+        restore: (names and arrays from `contents`) -> None. Raises `Damaged` if they are not such
+            as it writes.
         close: () -> None. Frees the memory.
     """
 
@@ -164,10 +163,10 @@ def _on_host(initial: ClientState, index: _Index, mesh: Mesh, *, mapped: bool) -
         return _in_blocks(index, [rows.array for rows in arrays])
 
     def restore(saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
-        for rows, written, block in _from_blocks(saved, index, arrays):
-            rows.make_room(written)
-            rows.array[written] = block.view(rows.array.dtype)
-            rows.release()
+        for i, written, block in _from_blocks(saved, index, [rows.array for rows in arrays]):
+            arrays[i].make_room(written)
+            arrays[i].array[written] = block
+            arrays[i].release()
 
     def close() -> None:
         for rows in arrays:
@@ -189,15 +188,31 @@ def _in_blocks(index: _Index, arrays: Sequence[Any]) -> Iterator[tuple[str, NDAr
 
 
 def _from_blocks(
-    saved: Iterable[tuple[str, NDArray[Any]]], index: _Index, arrays: Sequence[T]
-) -> Iterator[tuple[T, NDArray[np.int64], NDArray[Any]]]:
-    """Assign rows to the saved clients, and yield each block with its array and its rows."""
-    for name, block in saved:
-        if name == KNOWN:
-            index.assign(index.clients.start + np.flatnonzero(block.view(bool)))
-            continue
-        array, first, length = map(int, name.split("-"))
-        yield arrays[array], index.in_order[first : first + length], block
+    saved: Iterable[tuple[str, NDArray[Any]]], index: _Index, arrays: Sequence[Any]
+) -> Iterator[tuple[int, NDArray[np.int64], NDArray[Any]]]:
+    """Assign rows to the saved clients, and yield each block with its array's number and its rows.
+
+    Raises:
+        Damaged: If the blocks are not such as `_in_blocks` yields for these arrays.
+    """
+    contents = iter(saved)
+    name, known = next(contents, ("", np.zeros(0)))
+    fits = name == KNOWN and known.dtype == bool and known.shape == (len(index.clients),)
+    if not fits or np.count_nonzero(known) > index.rows:
+        raise Damaged("which clients have state is not as it should be")
+    index.assign(index.clients.start + np.flatnonzero(known))
+    for i, array in enumerate(arrays):
+        done = 0
+        while done < index.taken:
+            name, block = next(contents, ("", np.zeros(0)))
+            rows = index.in_order[done : done + (len(block) if block.ndim else 0)]
+            same = block.dtype == array.dtype and block.shape == (len(rows), *array.shape[1:])
+            if not (same and len(rows) and name.startswith(f"{i}-{done}-")):
+                raise Damaged(f"its block {name!r} of client state is not as it should be")
+            yield i, rows, block
+            done += len(rows)
+    if next(contents, None) is not None:
+        raise Damaged("it has more than the client state")
 
 
 class _Rows(NamedTuple):
@@ -302,8 +317,8 @@ def _on_devices(initial: ClientState, index: _Index, mesh: Mesh) -> Store:
 
     def restore(saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
         arrays = [np.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(rows[0])]
-        for array, written, block in _from_blocks(saved, index, arrays):
-            array[written] = block.view(array.dtype)
+        for i, written, block in _from_blocks(saved, index, arrays):
+            arrays[i][written] = block
         rows[0] = jax.device_put(jax.tree.unflatten(jax.tree.structure(rows[0]), arrays), sharding)
 
     return Store(read, write, contents, restore, rows.clear)
