@@ -162,7 +162,7 @@ def _check_client(algorithm: Algorithm, params: Params, state: State, hparams: H
     if algorithm.update is add:
         _require_like(f"{name}: its message is", message, "the model", params)
     if algorithm.personal is not None:
-        given = state, hparams, context._replace(gradient=None, memory=None)
+        given = state, hparams, context._replace(gradient=None, loss=None, memory=None)
         _check_personal(name, algorithm.personal, params, *given)
     return message
 
