@@ -232,7 +232,6 @@ def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(InputError) as error:
             datasets.femnist(kind, data_dir=tmp_path)  # type: ignore[arg-type]
         assert str(error.value) == f"{folder}: {name} is missing; put it in {tmp_path / folder}"
-    monkeypatch.delenv("FEDPROX_DATA", raising=False)
     with pytest.raises(InputError, match="is missing and no address is known; put it"):
         sources.find(sources.FEMNIST_WRITERS, "femnist", None)
 
