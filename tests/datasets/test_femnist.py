@@ -225,7 +225,7 @@ def test_broken_archives_are_named(tmp_path: Path) -> None:
         datasets.femnist(data_dir=tmp_path)
 
 
-def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     first = "federated_emnist_train.sqlite"
     where = {"letters": ("gzip.zip", "emnist"), "writers": (first, "femnist")}
     for kind, (name, folder) in where.items():
