@@ -36,6 +36,7 @@ def all_methods() -> dict[str, fp.Algorithm]:
         "FedExP": fp.fedexp(),
         "FedADMM": fp.fedadmm(rho=0.1),
         "Mime": fp.mime(),
+        "Mime, whole gradients": fp.mime(whole_gradients=True),
         "MimeLite": fp.mime(lite=True),
         "q-FedAvg": fp.qffl(q=1.0),
         "pFedMe": fp.pfedme(lam=1.0, eta=0.5),

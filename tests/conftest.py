@@ -22,6 +22,9 @@ if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     # fused kernels, and programs split for many cores, double the time of a compilation
     flags = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}"
+BESIDE = Path(__file__).parents[2] / "shared" / "data"
+DATA = Path(os.environ.get("FEDPROX_DATA") or BESIDE).absolute()
+"""The folder with real data, if there is one; absolute, since some tests change their folder."""
 settings.register_profile("fedprox", deadline=None, derandomize=True)
 settings.load_profile("fedprox")
 
@@ -31,6 +34,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "docs" in item.path.parts and item.path.suffix == ".md":
             item.add_marker("slow")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Tests read the data folder of `data_dir`, and doctests none, whatever FEDPROX_DATA names.
+
+    A hook, since fixtures of this file do not reach doctests, and workers need the variable before.
+    """
+    os.environ.pop("FEDPROX_DATA", None)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -62,8 +74,6 @@ def optimized() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder with real data; tests that need it are skipped where there is none."""
-    beside = Path(__file__).parents[2] / "shared" / "data"
-    folder = Path(os.environ.get("FEDPROX_DATA") or beside)
-    if not (folder / "mnist").is_dir():
+    if not (DATA / "mnist").is_dir():
         pytest.skip("no MNIST: set FEDPROX_DATA to a folder that has mnist/")
-    return folder
+    return DATA

@@ -19,11 +19,15 @@ Vector = NDArray[np.float64]
 
 
 class Problem(NamedTuple):
-    """h(w) = F(w) + <linear, w> + mu/2 ||w - anchor||^2."""
+    """h(w) = F(w) + <linear, w> + mu/2 ||w - anchor||^2.
+
+    With a reference r, steps use grad F(w; z) - grad F(r; z) + grad F(r) for a mini-batch z.
+    """
 
     linear: Vector
     mu: float
     anchor: Vector
+    reference: Vector | None = None
 
 
 class Answer(NamedTuple):
@@ -48,6 +52,9 @@ class Method(ABC):
         self.params = params.astype(float)
         self.zero = np.zeros_like(self.params)
         self.clients = clients
+
+    def begin(self, workers: list[int], gradients: Gradients) -> None:  # noqa: B027 (optional)
+        """Begin a round in which these clients work."""
 
     def problem(self, k: int) -> Problem:
         del k
@@ -270,6 +277,40 @@ class QFfl(Method):
         self.params = self.params - delta / bound
 
 
+class Mime(Method):
+    """Karimireddy et al. 2021, Algorithm 1, with momentum: eta (1 - beta) is the solver's rate."""
+
+    def __init__(
+        self,
+        params: Vector,
+        clients: int,
+        beta: float,
+        *,
+        lite: bool = False,
+        whole_gradients: bool = False,
+    ) -> None:
+        super().__init__(params, clients)
+        self.beta, self.lite, self.whole = beta, lite, whole_gradients
+        self.m = np.zeros_like(self.params)
+
+    def begin(self, workers: list[int], gradients: Gradients) -> None:
+        self.own = gradients(self.params)
+        self.c = self.own[workers].mean(axis=0)
+
+    def problem(self, k: int) -> Problem:
+        """Steps y - eta ((1 - beta) (g(y; z) - g(x; z) + c) + beta m)."""
+        momentum = self.beta / (1 - self.beta) * self.m
+        if self.lite:
+            return Problem(momentum, 0.0, self.zero)
+        linear = self.c - self.own[k] + momentum
+        return Problem(linear, 0.0, self.zero, None if self.whole else self.params)
+
+    def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
+        del sizes, rate, gradients
+        self.params = np.mean([answer.params for answer in answers.values()], axis=0)
+        self.m = (1 - self.beta) * self.c + self.beta * self.m
+
+
 class Path(NamedTuple):
     """Three models after 0, 1, ... rounds, each (rounds + 1, d)."""
 
@@ -326,6 +367,9 @@ def descend(
     (x, y), w = rows, start
     for batch in batches:
         step = gradient(w, x[batch], y[batch]) + problem.linear + problem.mu * (w - problem.anchor)
+        if problem.reference is not None:
+            r = problem.reference
+            step = step - gradient(r, x[batch], y[batch]) + gradient(r, x, y)
         if solver.clip is not None:
             step = step * min(1.0, solver.clip / float(np.linalg.norm(step)))
         w = w - rate * (step + solver.weight_decay * w)
@@ -367,11 +411,15 @@ def run(
             assert isinstance(solver.learning_rate, float)
             rate = solver.learning_rate * solver.learning_rate_decay**t
             work = systems.work(seed, t, chosen, train.sizes[chosen], solver)
-            for k, steps, late in zip(
-                map(int, chosen), map(int, work.steps), work.stragglers, strict=True
-            ):
-                if (method.drop and late) or not steps or k in faulty:
-                    continue
+            everyone = zip(map(int, chosen), map(int, work.steps), work.stragglers, strict=True)
+            doing = {
+                k: steps
+                for k, steps, late in everyone
+                if steps and not (method.drop and late) and k not in faulty
+            }
+            if doing:
+                method.begin(list(doing), gradients)
+            for k, steps in doing.items():
                 n = len(rows[k][1])
                 size = n if solver.batch_size == "all" else solver.batch_size
                 epochs = -(-steps // -(-n // size))

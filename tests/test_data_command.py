@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import os
+import re
 import resource
 import threading
 import time
@@ -22,10 +23,10 @@ from matplotlib.image import imread
 from matplotlib.patches import StepPatch
 from rich.console import Console
 
-from fedprox import Federation, datasets
+from fedprox import Federation, InputError, datasets
 from fedprox.datasets.catalogue import CATALOGUE, DataSet, File
 from fedprox.datasets.labelled import PARTITIONS, Partition
-from fedprox.datasets.sources import MNIST, Source
+from fedprox.datasets.sources import FEMNIST_SQLITE, MNIST, QMNIST, SHAKESPEARE, Source, find
 from fedprox.datasets.statistics import PAPERS
 from fedprox.federation import Rows
 from fedprox.report.data import classes_for, data_figure, statistics, statistics_table, where
@@ -40,7 +41,6 @@ CONTENT = b"what the data set is made of" * 1000
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, and no data folder."""
-    monkeypatch.delenv("FEDPROX_DATA", raising=False)
     monkeypatch.setenv("FEDPROX_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -128,6 +128,39 @@ def test_a_file_with_a_wrong_checksum_is_not_kept(
     assert not [path for path in cache.rglob("*") if path.is_file()]
 
 
+def test_a_file_without_a_checksum_is_downloaded_on_request_alone(
+    address: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    unpublished = Source("a", "", (address,))
+    enter(monkeypatch, File("folder", unpublished))
+    assert status("data", "fetch", "made") == 2
+    error = one_line(capsys)
+    assert error.startswith("fedprox: folder: a is missing, and no checksum for a download is publ")
+    assert "fedprox data fetch folder --all --unverified" in error
+    with pytest.raises(InputError, match=r"no checksum for a download is published"):
+        find(unpublished, "folder", None)
+    assert not cache.exists()
+    assert status("data", "fetch", "made", "--unverified") == 0
+    assert find(unpublished, "folder", None) == cache / "folder" / "a"
+
+
+def test_downloads_without_a_checksum_are_these_and_none_is_over_plain_http() -> None:
+    files = {file for entry in CATALOGUE.values() for file in entry.files if file.source.folders}
+    without = {file.source for file in files if not file.source.hash}
+    assert without == {SHAKESPEARE, *FEMNIST_SQLITE.values()}
+    for source in without:
+        assert all(folder.startswith("https://") for folder in source.folders)
+    for file in files:
+        assert re.fullmatch("(|md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})", file.source.hash)
+        assert file.folder in CATALOGUE or file.source.hash  # the message names the data set
+
+
+def test_pinned_files_are_those_of_the_data_folder(data_dir: Path) -> None:
+    for source in (*MNIST.values(), *QMNIST.values()):
+        with (data_dir / "mnist" / source.name).open("rb") as file:
+            assert source.hash == f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
 @pytest.mark.parametrize("name", ["cut", "none"])
 def test_a_download_that_fails_leaves_nothing(
     name: str, address: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
@@ -168,7 +201,6 @@ def test_what_a_killed_download_left_is_removed_after_a_day(
 def test_a_cache_that_cannot_be_made_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.delenv("FEDPROX_DATA", raising=False)
     monkeypatch.setenv("FEDPROX_CACHE", str(tmp_path / "file" / "cache"))
     (tmp_path / "file").write_text("")
     assert status("data", "fetch", "mnist") == 2

@@ -419,10 +419,13 @@ def fetch_data(
     everything: Annotated[
         bool, typer.Option("--all", help="Also files that only some options need.")
     ] = False,
+    unverified: Annotated[
+        bool, typer.Option("--unverified", help="Also files without a published checksum.")
+    ] = False,
 ) -> None:
     """Download a data set's files into the cache, and print where they are.
 
-    Checksums are checked if they are known. A file that is in the data folder is not downloaded.
+    Checksums are checked. A file that is in the data folder is not downloaded.
     """
     require(name in CATALOGUE, f"{name!r} is not a data set; {choices(name, CATALOGUE)}")
     entry = CATALOGUE[name]
@@ -437,7 +440,7 @@ def fetch_data(
             continue
         cached = path is not None and path.is_relative_to(cache_folder())
         if path is None or (cached and file.source.folders):
-            path = fetch(file.source, file.folder)
+            path = fetch(file.source, file.folder, unverified=unverified)
         if path not in shown:  # one file may replace several others
             print(printable(path))
         shown.add(path)

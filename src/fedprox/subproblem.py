@@ -9,6 +9,18 @@ import optax
 from fedprox.model import Params
 
 
+class Reference(NamedTuple):
+    """A point at which each mini-batch's gradient is taken too, to correct the client's steps.
+
+    Attributes:
+        params: The point r, a pytree like the parameters.
+        gradient: grad F_k(r) over all of the client's rows, a pytree like the parameters.
+    """
+
+    params: Params
+    gradient: Params
+
+
 class Subproblem(NamedTuple):
     r"""A client's local problem :math:`h_k`.
 
@@ -24,6 +36,9 @@ class Subproblem(NamedTuple):
         mu: :math:`\mu`, a scalar; None without a proximal term.
         anchor: :math:`a_k`, a pytree like the parameters; None if and only if `mu` is.
         linear: :math:`c_k`, a pytree like the parameters; None without a linear term.
+        reference: A point :math:`r` with :math:`\nabla F_k(r)`. Steps on a mini-batch :math:`z`
+            then use :math:`\nabla F_k(w; z) - \nabla F_k(r; z) + \nabla F_k(r)` in place of
+            :math:`\nabla F_k(w; z)`, and cost a second gradient. None for plain mini-batches.
 
     Example:
         >>> import jax.numpy as jnp
@@ -41,6 +56,7 @@ class Subproblem(NamedTuple):
     mu: jax.Array | None = None
     anchor: Params | None = None
     linear: Params | None = None
+    reference: Reference | None = None
 
     def gradient(self, params: Params, gradient_of_f: Params) -> Params:
         """The gradient of h_k: grad F_k(w) + c_k + mu (w - a_k).

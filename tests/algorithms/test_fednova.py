@@ -27,6 +27,7 @@ MOMENTUM = functools.partial(optax.sgd, momentum=0.9)
 VARIANTS: dict[str, dict[str, float]] = {
     "plain": {},
     "proximal": {"mu": 0.7},
+    "exact": {"mu": 10.0},  # eta mu is 1: only the last step counts
     "far": {"mu": 13.0},  # eta mu is 1.3
     "momentum": {"momentum": 0.9},
 }

@@ -1,4 +1,4 @@
-"""Mime and MimeLite against a loop by the paper, FedDANE and closed forms."""
+"""Mime and MimeLite against the oracle, FedDANE and closed forms."""
 
 import functools
 from typing import Any
@@ -7,72 +7,61 @@ import numpy as np
 import optax
 import pytest
 
-from fedprox import (
-    Cohort,
-    Evaluation,
-    InputError,
-    Privacy,
-    Solver,
-    Systems,
-    feddane,
-    mime,
-    simulate,
-)
+from fedprox import Evaluation, InputError, Privacy, Solver, feddane, mime
+from fedprox.simulation.planning import batch_plan
 from tests import methods
-from tests.byhand import START, distance
+from tests.byhand import CLIENTS, START, beside_the_oracle, distance
 from tests.methods import Vector
 from tests.quadratics import one_run, quadratic_model, ragged_quadratics
 from tests.variants import mostly_slow
 
 ROWS = [3, 1, 7, 4, 2, 5]
 SOLVER = Solver(0.05, "all", steps=5)
-SLOW = Systems(deadline=4.5, step_seconds=[9.0, 1.0, 0.1, 2.0, 0.5, 1.0])
-"""One client never takes a step, and three take some."""
+BATCHES = Solver(0.05, 2, epochs=2)
 
 
-def by_the_paper(federation: Any, beta: float, *, lite: bool, rounds: int) -> Vector:
-    """y <- y - eta ((1 - beta) (g + correction) + beta m), with m fixed, and eta (1 - beta) = 0.05.
-
-    m <- (1 - beta) mean grad F_k(w^t) + beta m, over the clients that take steps.
-    """
-    train, eta = federation.train, 0.05 / (1 - beta)
-    rows = [methods.rows_of(federation, k) for k in range(len(federation))]
-    w, m = START.copy(), np.zeros(3)
-    for t in range(rounds):
-        chosen = Cohort(4).draw(0, t, train.offsets).clients
-        steps = SLOW.work(0, t, chosen, train.sizes[chosen], SOLVER).steps
-        work = {int(k): int(n) for k, n in zip(chosen, steps, strict=True) if n}
-        own = {k: methods.gradient(w, *rows[k]) for k in work}
-        mean = np.mean(list(own.values()), axis=0)
-        found = []
-        for k, n in work.items():
-            y = w
-            for _ in range(n):
-                g = methods.gradient(y, *rows[k])
-                if not lite:
-                    g = g - own[k] + mean
-                y = y - eta * ((1 - beta) * g + beta * m)
-            found.append(y)
-        w, m = np.mean(found, axis=0), (1 - beta) * mean + beta * m
-    return w
+VARIANTS: dict[str, dict[str, bool]] = {
+    "Mime": {},
+    "MimeLite": {"lite": True},
+    "whole gradients": {"whole_gradients": True},
+}
 
 
-@pytest.mark.parametrize("lite", [False, True])
-def test_rounds_are_the_papers(lite: bool) -> None:
-    federation = ragged_quadratics(0, ROWS)
-    runs = simulate(
-        federation,
-        quadratic_model(START),
-        mime(beta=[0.0, 0.6, 0.9], lite=lite),
-        solver=SOLVER,
-        cohort=Cohort(4),
-        systems=SLOW,
-        rounds=6,
-        evaluation=Evaluation(every=6, gradients=False),
+@pytest.mark.parametrize("name", VARIANTS)
+def test_runs_are_the_oracles(name: str) -> None:
+    # on mini-batches, with partial work, a clip and weight decay
+    variant = VARIANTS[name]
+    beside_the_oracle(
+        mime(beta=[0.0, 0.6, 0.9], **variant),
+        lambda hparams, _: methods.Mime(START, CLIENTS, hparams["beta"], **variant),
     )
-    for run in runs:
-        expected = by_the_paper(federation, run.hparams["beta"], lite=lite, rounds=6)
-        np.testing.assert_allclose(run.params, expected, rtol=1e-4, atol=1e-5)
+
+
+def one(method: Any, solver: Solver, **options: Any) -> Vector:
+    run = one_run(ragged_quadratics(0, ROWS), quadratic_model(START), method, solver, **options)
+    return np.asarray(run.params, float)
+
+
+def test_the_two_corrections_differ_on_mini_batches_alone() -> None:
+    paper, whole = (mime(whole_gradients=each) for each in (False, True))
+    for solver, same in ((SOLVER, True), (Solver(0.05, 9, steps=5), True), (BATCHES, False)):
+        ours, theirs = (one(method, solver, rounds=4) for method in (paper, whole))
+        assert np.allclose(ours, theirs, rtol=1e-5) == same
+
+
+def test_a_mini_batch_of_many_ticks_is_corrected_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # gradients are added up over the ticks of a mini-batch
+    solver = Solver(0.05, 5, epochs=2)
+    expected = one(mime(), solver, rounds=3)
+    monkeypatch.setattr(batch_plan, "WIDEST_TICK", 2)
+    np.testing.assert_allclose(one(mime(), solver, rounds=3), expected, rtol=1e-5)
+
+
+def test_gamma_is_reached_with_corrected_mini_batches() -> None:
+    federation, model = ragged_quadratics(0, ROWS), quadratic_model(START)
+    run = one_run(federation, model, mime(), Solver(0.1, 2, epochs=30, gamma=0.3), rounds=2)
+    assert run.final.gamma_max is not None
+    assert 0 < run.final.gamma_max <= 0.3
 
 
 @pytest.mark.parametrize("evaluated", mostly_slow(["server", "cohort"], "server"))
@@ -83,7 +72,7 @@ def test_without_momentum_and_with_everyone_it_is_feddane_without_mu(evaluated: 
         "rounds": 4,
         "evaluation": Evaluation(model=evaluated, gradients=False),
     }
-    ours = one_run(federation, model, mime(beta=0.0), **setting)
+    ours = one_run(federation, model, mime(beta=0.0, whole_gradients=True), **setting)
     theirs = one_run(federation, model, feddane(mu=0.0)._replace(average="clients"), **setting)
     np.testing.assert_allclose(ours.params, theirs.params, rtol=1e-5)
 
@@ -110,6 +99,11 @@ def test_beta_must_be_below_1(beta: Any) -> None:
 def test_beta_must_be_at_least_0() -> None:
     with pytest.raises(InputError, match=r"mime: beta = -0\.1; it must be at least 0"):
         mime(-0.1)
+
+
+def test_mimelite_corrects_nothing() -> None:
+    with pytest.raises(InputError, match="lite and whole_gradients: one of them must be false"):
+        mime(lite=True, whole_gradients=True)
 
 
 @pytest.mark.parametrize("optimizer", [functools.partial(optax.sgd, momentum=0.9), optax.adam])

@@ -14,6 +14,7 @@ CLIENTS, D = 5, 3
 START = np.full(D, 2.0)
 A, B = random_quadratics(0, CLIENTS, D)
 EXACT = fp.Solver(0.05, "all", steps=1500)
+SHORT = fp.Solver(0.05, "all", steps=3)
 SOME = fp.Cohort(2)
 
 
@@ -57,6 +58,23 @@ def test_ditto_solves_the_personal_problem_at_the_global_model() -> None:
         assert run.final.personal_clients == CLIENTS
         if lam == 0.0:  # local models
             assert expected == pytest.approx(0.0)
+
+
+def test_the_other_problem_may_know_what_the_own_models_problem_does_not() -> None:
+    """Losses and gradients at w^t are computed for the global problem alone."""
+    knowing = fp.ditto(lam=0.7)._replace(own_loss=True, own_gradient=True)
+    runs = [trained(m, 2, SHORT, cohort=SOME) for m in (fp.ditto(lam=0.7), knowing)]
+    assert runs[0].final.personal_loss == runs[1].final.personal_loss
+    np.testing.assert_array_equal(*[run.params for run in runs])
+
+    def by_loss(state: Any, hparams: Any, context: Any) -> fp.Subproblem:
+        del hparams
+        return fp.Subproblem(state, mu=1 * context.loss, anchor=state)
+
+    assert knowing.personal is not None
+    reads = knowing._replace(personal=knowing.personal._replace(subproblem=by_loss))
+    with pytest.raises(fp.InputError, match=r"ditto: personal\.subproblem\(.*NoneType"):
+        trained(reads, 1, SHORT)
 
 
 def test_for_a_large_lambda_the_personal_models_are_the_global_one() -> None:

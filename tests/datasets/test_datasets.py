@@ -366,7 +366,6 @@ def test_a_failed_download_says_where_to_put_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     monkeypatch.setenv("FEDPROX_CACHE", str(tmp_path))
-    monkeypatch.delenv("FEDPROX_DATA", raising=False)
     source = sources.Source("a.gz", "md5:00", ("http://127.0.0.1:9/", "http://127.0.0.1:9/b/"))
     with pytest.raises(InputError, match=r"a\.gz is missing and could not be downloaded") as error:
         sources.find(source, "mnist", None)
@@ -377,7 +376,6 @@ def test_a_failed_download_says_where_to_put_the_file(
 
 def test_a_download_is_kept_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDPROX_CACHE", str(tmp_path))
-    monkeypatch.delenv("FEDPROX_DATA", raising=False)
     content = b"kept"
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "a.gz").write_bytes(content)

@@ -29,7 +29,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("FEDPROX_CACHE", str(folder))
-        patch.delenv("FEDPROX_DATA", raising=False)
         yield folder
 
 

@@ -7,8 +7,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def pins(name: str) -> dict[str, str]:
-    lines = (ROOT / name).read_text().splitlines()
-    return dict(line.split("==") for line in lines if not line.startswith("#"))
+    return dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / name).read_text(), re.MULTILINE))
 
 
 def test_the_locks_agree_on_what_they_share() -> None:

@@ -1,6 +1,7 @@
 """The house: imports run one way, and only the catalogue looks at everything."""
 
 import ast
+import os
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ FLOORS = [
     {"solver", "diagnostics"},
     {"algorithms"},
     {"simulation"},
-    {"deployment"},
     {"diagnose"},
     {"report"},
     {"logs"},
@@ -66,6 +66,7 @@ def imports(path: Path, package: str) -> set[str]:
 )
 def test_imports_run_downwards_only(package: str, floors: list[set[str]]) -> None:
     floor = {name: i for i, names in enumerate(floors) for name in names}
+    assert len(floor) == sum(map(len, floors)), "a part is on two floors"
     folder = SOURCE.parent.joinpath(*package.split("."))
     for path in folder.rglob("*.py"):
         own = path.relative_to(folder).parts[0].removesuffix(".py")
@@ -92,3 +93,7 @@ def test_there_are_no_import_cycles() -> None:
         leaves = {name for name, targets in edges.items() if not targets & edges.keys()}
         assert leaves, f"a cycle among {sorted(edges)}"
         edges = {name: targets for name, targets in edges.items() if name not in leaves}
+
+
+def test_tests_do_not_see_the_users_data_folder() -> None:
+    assert "FEDPROX_DATA" not in os.environ

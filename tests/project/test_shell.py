@@ -23,10 +23,20 @@ def test_the_citation_names_the_version() -> None:
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_the_lock_has_versions_and_nothing_else() -> None:
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
-    pins = [line for line in lines if not line.startswith("#")]
-    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-docs.lock"])
+def test_the_lock_has_versions_with_hashes_and_nothing_else(name: str) -> None:
+    text = (ROOT / name).read_text()
+    pins = re.sub(r"\A(#.*\n)+", "", text)
+    pin = r"[\w.-]+==[\w.]+( \\\n    --hash=sha256:[0-9a-f]{64})+\n"
+    assert re.fullmatch(f"({pin})+", pins)
+    assert "://" not in text
+
+
+def test_make_installs_locks_by_their_hashes() -> None:
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    installs = [line for line in lines if re.search(r" -r requirements\S*\.lock", line)]
+    assert len(installs) == 2
+    assert all("--require-hashes" in line for line in installs)
 
 
 def test_the_paths_in_contributing_exist() -> None:

@@ -185,7 +185,8 @@ class Personal(NamedTuple):
         own: (client state) -> the client's own model.
         subproblem: A second local problem of each client in a round, as `Algorithm.subproblem`,
             which is solved before the other from its own start, with the same steps and
-            mini-batches; None if there is one problem.
+            mini-batches; None if there is one problem. In its context `gradient`, `loss` and
+            `memory` are None.
         keep: (client state, the solution of this problem) -> the client's state, which the other
             problem reads.
     """

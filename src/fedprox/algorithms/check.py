@@ -29,7 +29,7 @@ from fedprox.algorithms.base import (
 )
 from fedprox.errors import InputError, require, require_one_of
 from fedprox.model import Params
-from fedprox.subproblem import Subproblem
+from fedprox.subproblem import Reference, Subproblem
 from fedprox.user_code import describe, shapes_of
 
 GIVEN = ("learning_rate", "participation")
@@ -162,7 +162,7 @@ def _check_client(algorithm: Algorithm, params: Params, state: State, hparams: H
     if algorithm.update is add:
         _require_like(f"{name}: its message is", message, "the model", params)
     if algorithm.personal is not None:
-        given = state, hparams, context._replace(gradient=None, memory=None)
+        given = state, hparams, context._replace(gradient=None, loss=None, memory=None)
         _check_personal(name, algorithm.personal, params, *given)
     return message
 
@@ -228,6 +228,9 @@ def _check_subproblem(name: str, function: str, problem: Any, params: Params) ->
         _require_like(local.format("the anchor"), problem.anchor, "the model", params)
     if problem.linear is not None:
         _require_like(local.format("linear"), problem.linear, "the model", params)
+    if problem.reference is not None:
+        expected = Reference(params, params)
+        _require_like(local.format("the reference"), problem.reference, "two models", expected)
 
 
 def _kind(value: Any) -> str:

@@ -38,7 +38,8 @@ class Message(NamedTuple):
 def geometric(x: jax.Array, steps: jax.Array) -> jax.Array:
     """The sum of |1 - x|^j over j < steps."""
     y = jnp.minimum(x, 2 - x)  # 1 - |1 - x|
-    return jnp.where(y == 0, steps, -jnp.expm1(steps * jnp.log1p(-y)) / jnp.where(y == 0, 1, y))
+    exponent = jnp.where(steps > 0, steps * jnp.log1p(-y), 0)  # for x = 1, 0 times -inf is NaN
+    return jnp.where(y == 0, steps, -jnp.expm1(exponent) / jnp.where(y == 0, 1, y))
 
 
 def update(params: Params, mean: Message, hparams: HParams) -> Params:

@@ -1,7 +1,7 @@
 """Mime and MimeLite (Karimireddy et al. 2021): every local step uses the server's momentum.
 
-The paper's step is y - eta ((1 - beta) g + beta m); here M = m / (1 - beta). Mime's correction has
-whole gradients, the paper's those of mini-batches. With everyone, beta = 0 is FedDANE with mu = 0.
+The paper's step is y - eta ((1 - beta) g + beta m); here M = m / (1 - beta). With whole gradients
+and everyone, beta = 0 is FedDANE with mu = 0.
 """
 
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from fedprox.algorithms.base import (
 from fedprox.errors import require
 from fedprox.model import Params
 from fedprox.solver import HParam, Solver
-from fedprox.subproblem import Subproblem
+from fedprox.subproblem import Reference, Subproblem
 
 
 class State(NamedTuple):
@@ -38,7 +38,7 @@ def exchange(state: State, gradient: Params, hparams: HParams) -> State:
     return state._replace(momentum=add_scaled(gradient, hparams["beta"], state.momentum))
 
 
-def mime(beta: HParam = 0.9, *, lite: bool = False) -> Algorithm:
+def mime(beta: HParam = 0.9, *, lite: bool = False, whole_gradients: bool = False) -> Algorithm:
     r"""Mime: local steps with the server's momentum, and with a correction by the mean gradient.
 
     Clients of the cohort :math:`S_t` send :math:`\nabla F_k(w^t)`, whose plain mean is :math:`g^t`.
@@ -46,7 +46,12 @@ def mime(beta: HParam = 0.9, *, lite: bool = False) -> Algorithm:
 
     .. math:: h_k(w) = F_k(w) + \langle g^t - \nabla F_k(w^t) + \beta M^t, w \rangle,
 
-    from :math:`w^t`, in which the momentum :math:`M^t` stays fixed. The server computes
+    from :math:`w^t`, in which the momentum :math:`M^t` stays fixed. With a mini-batch :math:`z` a
+    step is along
+
+    .. math:: \nabla F_k(w; z) - \nabla F_k(w^t; z) + g^t + \beta M^t.
+
+    The server computes
 
     .. math:: w^{t+1} = \frac{1}{|S_t|} \sum_{k \in S_t} w_k, \qquad M^{t+1} = g^t + \beta M^t.
 
@@ -57,12 +62,14 @@ def mime(beta: HParam = 0.9, *, lite: bool = False) -> Algorithm:
         beta: Momentum, from 0 to below 1. The solver's learning rate is :math:`1 - \beta` times the
             paper's. A sequence sweeps over its values.
         lite: Whether the method is MimeLite.
+        whole_gradients: Whether steps subtract :math:`\nabla F_k(w^t)` of all rows in place of the
+            paper's :math:`\nabla F_k(w^t; z)`: one gradient a step instead of two. Not with `lite`.
 
     Returns:
         An algorithm for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: If beta is not from 0 to below 1.
+        InputError: If beta is not from 0 to below 1, or `lite` and `whole_gradients` are both True.
 
     Example:
         >>> import fedprox as fp
@@ -75,6 +82,10 @@ def mime(beta: HParam = 0.9, *, lite: bool = False) -> Algorithm:
     """
     betas = check_hparam("mime: beta", beta)
     require(max(betas) < 1, f"mime: beta = {max(betas)}; it must be below 1")
+    require(
+        not (lite and whole_gradients),
+        "mime: lite and whole_gradients: one of them must be false; MimeLite corrects nothing",
+    )
 
     def local(solver: Solver) -> Solver:
         require(solver.optimizer is optax.sgd, "mime needs solver.optimizer = sgd without options")
@@ -82,9 +93,16 @@ def mime(beta: HParam = 0.9, *, lite: bool = False) -> Algorithm:
 
     def subproblem(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
         """Linear terms beta M^t, and M^{t+1} - grad F_k(w^t) after Mime's exchange."""
-        by_beta = optax.tree.scale(hparams["beta"], state.momentum)
-        linear = by_beta if lite else optax.tree.sub(state.momentum, context.gradient)
-        return Subproblem(state.params, linear=linear)
+        if lite:
+            return Subproblem(
+                state.params, linear=optax.tree.scale(hparams["beta"], state.momentum)
+            )
+        assert context.gradient is not None
+        return Subproblem(
+            state.params,
+            linear=optax.tree.sub(state.momentum, context.gradient),
+            reference=None if whole_gradients else Reference(state.params, context.gradient),
+        )
 
     def message(
         state: State, hparams: HParams, context: ClientContext, solution: Solution
@@ -105,7 +123,7 @@ def mime(beta: HParam = 0.9, *, lite: bool = False) -> Algorithm:
         subproblem,
         hparams={"beta": betas},
         stragglers="keep",
-        variant="lite" if lite else "",
+        variant="lite" if lite else "whole gradients" if whole_gradients else "",
         average="clients",
         local=local,
         init=lambda params: State(params, zeros(params)),

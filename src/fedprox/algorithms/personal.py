@@ -43,6 +43,7 @@ def second_pass(algorithm: Algorithm) -> Algorithm:
         message=message,
         size=lambda sent: sent,
         own_gradient=False,
+        own_loss=False,
         exchange=None,
         memory=None,
         personal=None,

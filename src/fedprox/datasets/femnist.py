@@ -82,6 +82,7 @@ def femnist(
             asked; no image goes to two clients. For writers, in `femnist/`: FedJAX's
             `federated_emnist_train.sqlite` and `federated_emnist_test.sqlite` (3,400 writers);
             LEAF's folders `train/` and `test/` of JSON files; or `femnist_300writers.npz` (300).
+            FedJAX's files are downloaded by `fedprox data fetch` alone.
 
     Returns:
         A federation with 10, 26 or 62 classes whose features are float32 of shape (28, 28).

@@ -78,8 +78,8 @@ def shakespeare(
             versions of LEAF do. Not with other partitions.
         seed: Seed of the drawing and of the split.
         data_dir: Folder with `shakespeare/100.txt.gz`, `100.txt` or `1994-01-100.zip`; None for
-            `FEDPROX_DATA`, or else a download of the last to the cache. Its terms of use allow
-            personal, non-commercial use.
+            `FEDPROX_DATA`, or else the cache, to which `fedprox data fetch` downloads the last. Its
+            terms of use allow personal, non-commercial use.
 
     Returns:
         A federation with 80 classes and int32 features of shape (80,); 258 classes for lines.

@@ -17,7 +17,7 @@ class Source(NamedTuple):
 
     Attributes:
         name: Its name.
-        hash: Its checksum, such as "md5:..."; empty if none is recorded.
+        hash: Its checksum, such as "md5:..."; empty if nobody has published one.
         folders: Addresses of folders that hold it, tried in order; none if the user must provide
             it.
         size: Its bytes; 0 if unknown.
@@ -32,18 +32,34 @@ class Source(NamedTuple):
 MNIST = {
     name: Source(
         f"{name}.gz",
-        f"md5:{md5}",
+        f"sha256:{sha256}",
         (
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
             "https://storage.googleapis.com/cvdf-datasets/mnist/",
         ),
         size,
     )
-    for name, md5, size in (
-        ("train-images-idx3-ubyte", "f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
-        ("train-labels-idx1-ubyte", "d53e105ee54ea40749a09fcbcd1e9432", 28_881),
-        ("t10k-images-idx3-ubyte", "9fb629c4189551a2d022fa330f9573f3", 1_648_877),
-        ("t10k-labels-idx1-ubyte", "ec29112dd5afa0611ce80d1b7f02629c", 4_542),
+    for name, sha256, size in (
+        (
+            "train-images-idx3-ubyte",
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            9_912_422,
+        ),
+        (
+            "train-labels-idx1-ubyte",
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            28_881,
+        ),
+        (
+            "t10k-images-idx3-ubyte",
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            1_648_877,
+        ),
+        (
+            "t10k-labels-idx1-ubyte",
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+            4_542,
+        ),
     )
 }
 
@@ -58,12 +74,12 @@ EMNIST = Source(
 QMNIST = {
     part: Source(
         f"qmnist-{part}-labels-idx2-int.gz",
-        f"md5:{md5}",
+        f"sha256:{sha256}",
         ("https://raw.githubusercontent.com/facebookresearch/qmnist/master/",),
     )
-    for part, md5 in {
-        "train": "0058f8dd561b90ffdd0f734c6a30e5e4",
-        "test": "5b5b05890a5e13444e108efe57b788aa",
+    for part, sha256 in {
+        "train": "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f",
+        "test": "9fbcbe594c3766fdf4f0b15c5165dc0d1e57ac604e01422608bb72c906030d06",
     }.items()
 }
 """The writers of MNIST's digits (Yadav & Bottou 2019)."""
@@ -92,14 +108,21 @@ FEMNIST_SQLITE = {
     )
     for part in ("train", "test")
 }
-"""FEMNIST by writer in FedJAX's files (Ro et al. 2021): 3,400 writers. No checksum is recorded."""
+"""FEMNIST by writer in FedJAX's files (Ro et al. 2021): 3,400 writers. No checksum is published."""
 
 FEMNIST_WRITERS = Source("femnist_300writers.npz", "", ())
 """300 writers of LEAF's FEMNIST (Caldas et al. 2018)."""
 
-SHAKESPEARE = Source("1994-01-100.zip", "", ("http://www.gutenberg.org/files/100/old/",))
+SHAKESPEARE = Source(
+    "1994-01-100.zip",
+    "",
+    (
+        "https://www.gutenberg.org/files/100/old/old/",
+        "https://www.gutenberg.org/files/100/old/",
+    ),
+)
 """The Complete Works, Project Gutenberg's etext 100 of January 1994, which LEAF reads. Its terms
-allow personal, non-commercial use."""
+allow personal, non-commercial use. No checksum is published."""
 
 SENT140 = Source(
     "trainingandtestdata.zip",
@@ -210,11 +233,17 @@ def _cached(source: Source, subfolder: str) -> Path:
     return cache_folder() / subfolder / source.name
 
 
-def fetch(source: Source, subfolder: str) -> Path:
+def fetch(source: Source, subfolder: str, *, unverified: bool = False) -> Path:
     """The path of a source's file in the cache, downloaded unless it is there and intact.
 
+    Args:
+        source: The file.
+        subfolder: Its folder in the cache.
+        unverified: Whether a file without a checksum is downloaded.
+
     Raises:
-        InputError: If no address is known, or the file cannot be downloaded from any.
+        InputError: If no address is known, the file cannot be downloaded from any, or it has no
+            checksum and is not in the cache although `unverified` is False.
         OSError: If the cache cannot be written.
     """
     import pooch
@@ -223,6 +252,12 @@ def fetch(source: Source, subfolder: str) -> Path:
         source.folders,
         f"{subfolder}: {source.name} is missing and no address is known; put it in a folder "
         f"{subfolder}/ and name the folder above with --data-dir or FEDPROX_DATA",
+    )
+    require(
+        source.hash or unverified or _cached(source, subfolder).is_file(),
+        f"{subfolder}: {source.name} is missing, and no checksum for a download is published; "
+        f"download it all the same by fedprox data fetch {subfolder} --all --unverified, or put it "
+        f"in a folder {subfolder}/ and name the folder above with --data-dir or FEDPROX_DATA",
     )
     pooch.get_logger().setLevel(logging.ERROR)
     target = cache_folder() / subfolder

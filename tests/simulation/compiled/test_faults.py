@@ -41,7 +41,10 @@ from fedprox import (
 from fedprox.algorithms.base import ClientContext, ClientState, HParams, Message, Solution, State
 from fedprox.algorithms.check import check_algorithm
 from fedprox.simulation.compiled import layout
+from fedprox.simulation.compiled.aggregation import Arrived, Result, aggregation
 from fedprox.simulation.compiled.screening import screen, screened_mean, sound
+from fedprox.simulation.devices.mesh import AXIS
+from fedprox.simulation.planning.batch_plan import Shape, Slots
 from fedprox.streams import Purpose
 from fedprox.user_code import describe
 from tests import methods
@@ -53,6 +56,31 @@ FEDERATION = ragged_quadratics(0, [1 + (37 * k) % CLIENTS for k in range(CLIENTS
 """Every client has another number of rows, by which a method's functions can tell them apart."""
 
 SHARES = (0.01, 0.1, 0.5, 1.0)
+
+
+@pytest.mark.parametrize("norm", [math.inf, 3.0])
+def test_an_update_that_came_late_is_neither_counted_nor_compared_nor_faulty(norm: float) -> None:
+    """Sizes 1, 2, 50 and 1, of which the third is faulty if compared, and the last is late."""
+    one_device = Shape(1, 1, lanes=4, ticks=1, slots=4, width=1, places=4)
+    rules = aggregation(Faults("drop", norm), jnp.abs, one_device)
+    planned = jnp.array([0.2, 0.4, 0.2, 0.2])
+    sent, before = jnp.array([[1.0], [2.0], [50.0], [1.0]]), jnp.zeros((4, 1))
+    arrived = Arrived(jnp.arange(4), jnp.arange(4), planned.at[3].set(0.0), sent, sent)
+
+    def round_() -> Result:
+        sums, state = rules.take(rules.begin(sent, before), before, arrived)
+        return rules.end(sums, state, Slots(planned, *[planned] * 4))
+
+    result = jax.vmap(lambda _: round_(), axis_name=AXIS)(jnp.zeros(1))
+    result = jax.tree.map(lambda a: a[0], result)
+    weighted = [0.2 * 1.0, 0.4 * 2.0] + ([] if norm == 3.0 else [0.2 * 50.0])
+    assert result.counted is not None
+    np.testing.assert_allclose(result.mean * result.counted, [sum(weighted)], rtol=1e-6)
+    assert result.faulty is not None
+    assert result.faulty[:, 0].tolist() == [False, False, norm == 3.0, False]
+    if norm == 3.0:
+        np.testing.assert_allclose(result.counted, [0.6], rtol=1e-6)
+        assert result.client_state[:, 0].tolist() == [1.0, 2.0, 0.0, 0.0]
 
 
 def faulty_clients(share: float) -> list[int]:

@@ -24,7 +24,7 @@ class Arrived(NamedTuple):
     Attributes:
         slot: Slot of the job that ends, -1 for none.
         place: Place of its client's state on this device.
-        weight: Weight of its message in the mean, 0 without a job.
+        weight: Weight of its message in the mean, 0 without a job and for a late client.
         messages: Messages, leaves (lanes, points, ...).
         client_state: New client states, leaves (lanes, points, ...).
     """
@@ -156,6 +156,7 @@ class _Waiting(NamedTuple):
         client_state: New client states, leaves (places, points, ...).
         finite: 1 for the finite updates of this device, else 0, float32 (slots, points).
         size: Sizes of these updates, else 0, float32 (slots, points).
+        weight: Weights of this device's updates, 0 for those that are late, float32 (slots,).
     """
 
     slot: jax.Array
@@ -163,6 +164,7 @@ class _Waiting(NamedTuple):
     client_state: ClientState
     finite: jax.Array
     size: jax.Array
+    weight: jax.Array
 
 
 def _comparing_sizes(
@@ -173,7 +175,8 @@ def _comparing_sizes(
     def begin(messages: Message, client_state: ClientState) -> _Waiting:
         room = jax.tree.map(lambda a: jnp.zeros((shape.places, *a.shape[1:]), a.dtype), messages)
         state, zeros = jax.tree.map(jnp.zeros_like, client_state), _zeros_by_slot(messages, shape)
-        return _Waiting(jnp.full(shape.places, -1, jnp.int32), room, state, zeros, zeros)
+        slot, weight = jnp.full(shape.places, -1, jnp.int32), jnp.zeros(shape.slots)
+        return _Waiting(slot, room, state, zeros, zeros, weight)
 
     def take(
         waiting: _Waiting, client_state: ClientState, new: Arrived
@@ -183,14 +186,16 @@ def _comparing_sizes(
         slot = jnp.where(ended, new.slot, shape.slots)
         place = jnp.where(ended, new.place, shape.places)
         by_place = put(waiting[:3], place, (new.slot, new.messages, new.client_state))
-        by_slot = put(waiting[3:], slot, (is_finite, sizes))
+        by_slot = put(waiting[3:], slot, (is_finite, sizes, new.weight))
         return _Waiting(*by_place, *by_slot), client_state
 
     def end(waiting: _Waiting, client_state: ClientState, jobs: Slots) -> Result:
-        screened = screen(faults, *total(waiting[3:]), jobs.weight)
+        del jobs  # their weights do not know who was late
+        finite, sizes, weight = total(waiting[3:])
+        screened = screen(faults, finite, sizes, weight)
         occupied = waiting.slot >= 0
         scale = jnp.where(occupied[:, None], screened.scale[waiting.slot], 0)
-        weighted = scaled(jobs.weight[waiting.slot][:, None] * scale, waiting.messages)
+        weighted = scaled(weight[waiting.slot][:, None] * scale, waiting.messages)
         mean = total(jax.tree.map(lambda a: a.sum(axis=0), weighted))
         client_state = _interpolate(scale, client_state, waiting.client_state)
         return Result(

@@ -22,6 +22,7 @@ from fedprox.simulation.compiled.lanes import over
 from fedprox.simulation.compiled.layout import Layout
 from fedprox.simulation.storage.training_data import DeviceRows
 from fedprox.solver import Solver
+from fedprox.subproblem import Reference
 from fedprox.user_code import call
 
 MODEL_KEY = 0x6D6F6465
@@ -150,6 +151,7 @@ class ClientStep:
         self.accumulate, self.width = layout.accumulate, layout.width
         self.begin_all = over(over(self.begin, (0, 0, None, None)), (None, 0, 0, 0))
         self.gradient_all = over(over(self.gradient, (0, *[None] * 4)), (0, 0, 0, 0, 0))
+        self.reference_all = over(over(self.reference, (0, 0)), (0, None))
         # a single lane keeps its axis here, since without it XLA copies the model in each step
         self.tick_all = jax.vmap(
             jax.vmap(self.tick, in_axes=(0, 0, 0, None, None)), (0, None, 0, 0, 0)
@@ -176,6 +178,26 @@ class ClientStep:
             if self.stops
             else None,
         )
+
+    def gradients(self, lanes: LaneState, broadcast: Broadcast, *batch: Any) -> Params:
+        """The gradients of a tick of all lanes, less those at the references of their problems.
+
+        Args:
+            lanes: The clients.
+            broadcast: The server's broadcast.
+            batch: The other arguments of `gradient`, with an axis of lanes.
+        """
+        gradient = self.gradient_all(lanes.params, *batch)
+        reference = self.reference_all(lanes, broadcast)
+        if reference is None:
+            return gradient
+        return jax.tree.map(jnp.subtract, gradient, self.gradient_all(reference.params, *batch))
+
+    def reference(self, lane: LaneState, broadcast: Broadcast) -> Reference | None:
+        """The reference of a client's problem; None without, and if batches are all of its rows."""
+        if self.solver.batch_size == "all":  # the correction is zero
+            return None
+        return self.algorithm.subproblem(*broadcast, lane.context).reference
 
     def gradient(
         self,
@@ -213,7 +235,7 @@ class ClientStep:
         Args:
             lane: The client.
             broadcast: The server's broadcast.
-            gradient: The gradient of the tick's rows.
+            gradient: The gradient of the tick's rows, from `gradients`.
             last: Whether the tick completes its mini-batch.
             check: Whether the mini-batch is a check of the stop rule; None for a solver without
                 checks.
@@ -221,7 +243,11 @@ class ClientStep:
         if self.accumulate:
             gradient = jax.tree.map(jnp.add, lane.gradient, gradient)
         problem = self.algorithm.subproblem(*broadcast, lane.context)
-        gradient_h = problem.gradient(lane.params, gradient)
+        reference = self.reference(lane, broadcast)
+        gradient_f = gradient
+        if reference is not None:
+            gradient_f = jax.tree.map(jnp.add, gradient, reference.gradient)
+        gradient_h = problem.gradient(lane.params, gradient_f)
         params, optimizer = self.solver.step(
             lane.params, lane.optimizer, gradient_h, broadcast.hparams["learning_rate"]
         )

@@ -510,7 +510,7 @@ class _Round:
         weights = real / size[:, None].astype(jnp.float32)
         noise = None if plan.noise is None else plan.noise[i]
         batch = (*self.rounds.read(self.x, self.y, rows, noise), weights, noise)
-        gradient = client.gradient_all(carry.lanes.params, *batch)
+        gradient = client.gradients(carry.lanes, self.broadcast, *batch)
         check = None if plan.check is None else plan.check[i]
         lanes = client.tick_all(carry.lanes, self.broadcast, gradient, plan.last[i], check)
         return carry._replace(lanes=lanes)
