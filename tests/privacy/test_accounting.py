@@ -146,6 +146,16 @@ def test_calibration_inverts_epsilons(target: float, sampling: str, accountant: 
     assert mechanism_of(given_noise, 400, 40, sampling, 20) == mechanism
 
 
+@pytest.mark.parametrize(("accountant", "count"), [("rdp", 40), ("pld", 400)])
+def test_two_releases_a_round_need_the_noise_of_twice_the_rounds(
+    accountant: Any, count: int
+) -> None:
+    privacy = fp.Privacy(clip=1.0, epsilon=2.0, accountant=accountant)
+    two = mechanism_of(privacy, 400, count, "bernoulli", 5, releases=2)
+    assert two == mechanism_of(privacy, 400, count, "bernoulli", 10)._replace(releases=2)
+    assert 1.998 < epsilon(two, 5) <= 2
+
+
 def test_calibration_with_sampling() -> None:
     privacy = fp.Privacy(clip=1.0, epsilon=1.0)
     mechanism = mechanism_of(privacy, 400, 40, "bernoulli", 20)
