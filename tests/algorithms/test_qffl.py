@@ -103,13 +103,15 @@ def test_clients_know_their_loss_at_the_rounds_model(own_gradient: bool, gradien
             assert run.final.gamma_mean == pytest.approx(np.mean(gamma), rel=1e-3)
 
 
-def test_one_round_is_the_papers() -> None:
+@pytest.mark.parametrize("scale", [1.0, 1e-4])
+def test_one_round_is_the_papers(scale: float) -> None:
     """Two clients by hand: losses 2 and 1/2, gradients 2 and -1, L = 10, and q = 2."""
-    federation = quadratic_federation([np.eye(1)] * 2, [np.array([-2.0]), np.array([1.0])], [1, 4])
+    minima = [np.array([-2.0 * scale]), np.array([scale])]
+    federation = quadratic_federation([np.eye(1)] * 2, minima, [1, 4])
     run = one_run(federation, quadratic_model(np.zeros(1)), qffl(q=2), Solver(0.1, "all", steps=1))
     delta = 2.0**2 * 2.0 + 0.5**2 * -1.0
     bound = (2 * 2.0 * 4.0 + 10 * 2.0**2) + (2 * 0.5 * 1.0 + 10 * 0.5**2)
-    np.testing.assert_allclose(run.params, [-delta / bound], rtol=1e-5)
+    np.testing.assert_allclose(run.params, [-scale * delta / bound], rtol=1e-5)
 
 
 def test_runs_are_the_oracles() -> None:
