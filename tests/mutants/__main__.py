@@ -5,13 +5,13 @@
 FILE is a module such as `privacy/setting.py`; without one, all modules of `FILES` are taken. The
 mutants are made in a copy of the tree. One process imports what the library imports, but not the
 library, and forks for each mutant, before JAX has started its threads. The child runs the tests
-that reach the changed line, the fastest first, and new ones before. The folder RESULTS holds which
-tests reach what (`reach-*.json`, measured where it is missing) and the verdicts, so that an
-interrupted campaign goes on. Several processes may share it if each has files of its own.
-`equivalent.toml` lists the mutants that change no result.
+that reach the changed line, the fastest first. The folder RESULTS holds what each file of tests
+reaches and the verdicts, so that an interrupted campaign goes on. Several processes may share it if
+each has modules of its own. `equivalent.toml` lists the mutants that change no result.
 """
 
 import argparse
+import hashlib
 import importlib
 import json
 import os
@@ -37,11 +37,14 @@ from tests.mutants.running import Reach, Session, run_tests
 ROOT, PACKAGE = Path(__file__).parents[2], "src/fedprox"
 COPIED = "src", "tests", "examples", "docs/_ext"
 TESTS = {
-    "algorithms": ["tests/algorithms", "tests/privacy/test_mechanism.py", "src/fedprox/algorithms"],
-    "privacy": ["tests/privacy", "src/fedprox/privacy"],
-    "deployment": ["tests/deployment", "src/fedprox/deployment"],
+    "algorithms": [
+        *("tests/algorithms/test_*.py", "tests/privacy/test_mechanism.py"),
+        "tests/test_user_code.py",
+    ],
+    "privacy": ["tests/privacy/test_*.py"],
+    "deployment": ["tests/deployment/test_*.py"],
 }
-"""The tests of each folder of the library."""
+"""The tests of each folder of the library; its doctests too."""
 
 FILES = (
     *("algorithms/*.py", "privacy/*.py", "deployment/policy.py", "deployment/combine.py"),
@@ -71,13 +74,25 @@ def mutants_of(file: str) -> list[Mutant]:
 
 
 def reach_of(folder: str, results: Path) -> dict[str, Any]:
-    """Which lines the tests of a folder of the library reach."""
-    file = results / f"reach-{folder}.json"
-    if not file.exists():
-        print(f"measuring what the tests of {folder}/ reach", flush=True)
-        plugins = [Session(results / "programs", [], ()), Reach(PACKAGE, file)]
-        run_tests(TESTS[folder], plugins, 3600, results / f"reach-{folder}.log")
-    return dict(json.loads(file.read_text()))
+    """Which lines the tests of a folder of the library reach, measured for files that changed."""
+    stored = {}
+    for pattern in (*TESTS[folder], f"{PACKAGE}/{folder}/*.py"):
+        for file in ROOT.glob(pattern):
+            name = str(file.relative_to(ROOT))
+            digest = hashlib.sha256(name.encode() + file.read_bytes()).hexdigest()
+            stored[name] = results / f"reach/{digest[:16]}.json"
+    missing = [name for name, file in stored.items() if not file.exists()]
+    if missing:
+        print(f"measuring what {len(missing)} files of tests reach", flush=True)
+        found = results / f"reach-{os.getpid()}.json"
+        plugins = [Session(results / "programs"), Reach(PACKAGE, found)]
+        run_tests(missing, plugins, 3600, found.with_suffix(".log"))
+        tests = json.loads(found.read_text())
+        for name in missing:
+            of_file = {t: reach for t, reach in tests.items() if t.partition("::")[0] == name}
+            stored[name].parent.mkdir(exist_ok=True)
+            stored[name].write_text(json.dumps(of_file))
+    return {t: r for file in stored.values() for t, r in json.loads(file.read_text()).items()}
 
 
 def chosen(mutant: Mutant, reach: dict[str, Any]) -> tuple[list[str], float]:
@@ -100,8 +115,7 @@ def judged(mutant: Mutant, reach: dict[str, Any], results: Path) -> dict[str, An
     path.write_text(mutant.source)
     try:
         files = list(dict.fromkeys(name.partition("::")[0] for name in names))
-        session = Session(results / "programs", names, reach)
-        code = run_tests(files, [session], seconds, log, "-x")
+        code = run_tests(files, [Session(results / "programs", names)], seconds, log, "-x")
     finally:
         path.write_text(before)
     text = log.read_text(errors="replace")

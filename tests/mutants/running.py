@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -28,9 +28,8 @@ STARTING = 60.0
 class Session:
     """What a child tells pytest: one cache of compiled programs for all, and the tests to run."""
 
-    def __init__(self, programs: Path, chosen: list[str], known: Container[str]) -> None:
-        self.programs, self.known = programs, known
-        self.ranks = {name: i for i, name in enumerate(chosen)}
+    def __init__(self, programs: Path, chosen: list[str] | None = None) -> None:
+        self.programs, self.chosen = programs, chosen
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
@@ -43,10 +42,9 @@ class Session:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """New tests come first, then those that are chosen."""
-        names = {item.nodeid: item for item in items}
-        run = [n for n in names if n in self.ranks or n not in self.known]
-        items[:] = [names[n] for n in sorted(run, key=lambda n: self.ranks.get(n, -1))]
+        if self.chosen is not None:
+            names = {item.nodeid: item for item in items}
+            items[:] = [names[name] for name in self.chosen]
 
 
 class Reach:
