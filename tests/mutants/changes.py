@@ -33,6 +33,7 @@ NAMES = {"min": "max", "minimum": "maximum", "ceil": "floor", "all": "any", "add
 NAMES |= {"zeros": "ones", "zeros_like": "ones_like"}
 NAMES |= {new: old for old, new in NAMES.items()}
 
+SYMMETRIC = {"min", "max", "minimum", "maximum"}
 MESSAGES = {"require", "require_number", "require_one_of", "require_whole", "InputError"}
 """Functions whose texts are for people; tests need not know them word for word."""
 
@@ -96,9 +97,8 @@ def _changes(node: Any, scope: Scope) -> Iterator[tuple[Any, str, int, ast.AST, 
     if isinstance(node, ast.FunctionDef):
         names = frozenset(n.arg for n in ast.walk(node.args) if isinstance(n, ast.arg))
         scope = scope._replace(bound=names, returns=ast.unparse(node.returns or ast.Name("None")))
-    function = getattr(node, "func", None)
-    name = getattr(function, "id", getattr(function, "attr", ""))
-    if isinstance(node, ast.JoinedStr | ast.Raise) or name in MESSAGES:
+    said = isinstance(node, ast.Call) and _name(node.func) in MESSAGES
+    if isinstance(node, ast.JoinedStr | ast.Raise) or said:
         scope = scope._replace(message=True)
     for field, value in ast.iter_fields(node):
         if field in SKIPPED_FIELDS:
@@ -151,6 +151,8 @@ def _in_place_of(node: Any, field: str, scope: Scope) -> Iterator[ast.AST]:
 
 def _statements(node: ast.stmt, scope: Scope) -> Iterator[ast.AST]:
     match node:
+        case ast.Return(value=ast.Constant(value=None)):
+            return
         case ast.Return(value=ast.expr()) if "None" in scope.returns:
             yield ast.Return(ast.Constant(None))
         case ast.Return(value=ast.expr() as value) if scope.returns == "bool":
@@ -169,17 +171,19 @@ def _constants(value: object) -> Iterator[ast.AST]:
             yield ast.Constant(value + 1)
         case float():
             yield ast.Constant(2 * value or 1.0)
-        case str():
+        case str() if " " not in value:
             yield ast.Constant(f"{value}X")
 
 
 def _calls(node: ast.Call) -> Iterator[ast.AST]:
     """Without a keyword, with the last two arguments exchanged, and the last argument itself."""
-    args = node.args
+    args, name = node.args, _name(node.func)
     for left_out, fewer in zip(node.keywords, _without_one(node.keywords), strict=True):
         if left_out.arg != "strict":
             yield _other(node, keywords=fewer)
-    if len(args) > 1:
+    if name in MESSAGES:
+        return
+    if len(args) > 1 and name not in SYMMETRIC:
         yield _other(node, args=[*args[:-2], args[-1], args[-2]])
     if args and not isinstance(args[-1], ast.Starred | ast.Constant | ast.Lambda):
         yield args[-1]
@@ -202,6 +206,11 @@ def _expressions(node: ast.AST) -> Iterator[ast.AST]:
             yield _other(node, id=NAMES[name])
         case ast.Attribute(attr=name) if name in NAMES:
             yield _other(node, attr=NAMES[name])
+
+
+def _name(function: ast.expr) -> str:
+    """The name of a function that is called, without its module."""
+    return str(getattr(function, "id", getattr(function, "attr", "")))
 
 
 def _other(node: Any, **fields: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import dp_accounting
 import pytest
-from dp_accounting import pld
+from dp_accounting import pld, rdp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -79,6 +79,44 @@ def test_it_is_what_the_library_says(rounds: int, capacity: int | None) -> None:
     expected = pld.PLDAccountant().compose(event, rounds).get_epsilon(1e-5)
     ours = epsilon(EMNIST, rounds, accountant="pld", capacity=capacity)
     assert expected - 1e-6 <= ours <= expected + 1e-4
+
+
+def test_renyi_divergences_are_what_the_library_says() -> None:
+    gaussian = dp_accounting.GaussianDpEvent
+    relations = dp_accounting.NeighboringRelation
+    for changes, relation, event in (
+        ({}, relations.ADD_OR_REMOVE_ONE, dp_accounting.PoissonSampledDpEvent(0.1, gaussian(4.0))),
+        ({"clients_per_round": 100}, relations.ADD_OR_REMOVE_ONE, gaussian(4.0)),
+        (
+            {"sampling": "uniform"},
+            relations.REPLACE_ONE,
+            dp_accounting.SampledWithoutReplacementDpEvent(100, 10, gaussian(2.0)),
+        ),
+    ):
+        accountant = rdp.RdpAccountant(neighboring_relation=relation).compose(event, 12)
+        expected = accountant.get_epsilon(1e-5)
+        assert epsilon(SMALL, 12, accountant="rdp", **changes) == pytest.approx(expected, rel=1e-9)
+
+
+def test_neighbours_differ_by_a_replaced_client_if_all_cohorts_have_one_size() -> None:
+    assert [
+        (m.everybody, m.replaces, m.cut)
+        for m in (
+            SMALL,
+            SMALL._replace(clients_per_round=100),
+            SMALL._replace(sampling="uniform"),
+            SMALL._replace(sampling="uniform", clients_per_round=100),
+            SMALL._replace(capacity=99),
+            SMALL._replace(capacity=100),
+        )
+    ] == [
+        (False, False, False),
+        (True, False, False),
+        (False, True, False),
+        (True, False, False),
+        (False, False, True),
+        (False, False, False),
+    ]
 
 
 def test_two_releases_a_round_are_twice_the_rounds() -> None:

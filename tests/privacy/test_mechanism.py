@@ -140,7 +140,7 @@ def test_a_method_reads_the_expected_share_and_never_who_came() -> None:
         read.append(float(hparams["participation"]))
         return result
 
-    def problem(state: Any, hparams: Any, context: Any) -> Subproblem:
+    def problem(state: Any, hparams: Any, _: Any) -> Subproblem:
         return reads(hparams, Subproblem(state))
 
     memory = Memory(lambda state: state, lambda state, hparams, *_: reads(hparams, state))
@@ -393,6 +393,13 @@ def test_what_reads_clients_without_noise_is_refused(message: str) -> None:
     [
         ({"clip": 0.0}, "privacy.clip = 0.0"),
         ({"clip": math.inf}, "privacy.clip = inf"),
+        ({"clip": 1e39}, "privacy.clip = 1e+39"),
+        ({"clip": 0.0, "noise_multiplier": 0.0}, "privacy.clip = 0.0"),
+        ({"epsilon": 0.0, "noise_multiplier": None}, "privacy.epsilon = 0.0"),
+        (
+            {"clip": math.inf, "noise_multiplier": 0.0, "adaptive_clip": fp.AdaptiveClip()},
+            "privacy.adaptive_clip: it needs a finite privacy.clip",
+        ),
         ({"epsilon": 1.0}, "privacy.epsilon = 1.0 and privacy.noise_multiplier = 1.0"),
         ({"noise_multiplier": None}, "privacy.epsilon = None and privacy.noise_multiplier = None"),
         ({"noise_multiplier": -1.0}, "privacy.noise_multiplier = -1.0"),
@@ -409,6 +416,31 @@ def test_settings_out_of_range_are_one_line(given: dict[str, Any], message: str)
         fp.Privacy(**({"clip": 1.0, "noise_multiplier": 1.0} | given))
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "allowed"),
+    [
+        ({"quantile": -0.1}, "from 0 to 1"),
+        ({"quantile": 1.1}, "from 0 to 1"),
+        ({"rate": 0.0}, "above 0"),
+        ({"count_noise": 0.0}, "above 0"),
+    ],
+)
+def test_an_adaptive_clip_out_of_range_is_one_line(given: dict[str, Any], allowed: str) -> None:
+    (name,) = given
+    with pytest.raises(fp.InputError, match=rf"^privacy.adaptive_clip.{name} = .*; .* {allowed}$"):
+        fp.AdaptiveClip(**given)
+
+
+def test_settings_at_the_ends_of_their_ranges() -> None:
+    for quantile in (0.0, 1.0):
+        assert fp.AdaptiveClip(quantile=quantile) == fp.AdaptiveClip(quantile, 0.2, 6.0)
+    assert fp.AdaptiveClip().quantile == 0.5
+    adaptive = fp.Privacy(1.0, noise_multiplier=0.0, adaptive_clip=fp.AdaptiveClip())
+    assert (adaptive.delta, adaptive.accountant, adaptive.update_noise(0.0)) == (1e-5, "pld", 0.0)
+    assert fp.Privacy(math.inf, noise_multiplier=0).update_noise(0.0) == 0.0
+    assert fp.Privacy(1.0, epsilon=0.1, capacity=1).update_noise(3.0) == 3.0
 
 
 def test_bits_with_too_little_noise_are_refused() -> None:
