@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import fedprox as fp
 from fedprox.algorithms import adaptive
-from fedprox.algorithms.base import ClientContext, HParams, Own, Solution
+from fedprox.algorithms.base import ClientContext, HParams, Memory, Own, Solution
 from fedprox.algorithms.fednova import Message, geometric
 from fedprox.algorithms.personal import fine_tuning, second_pass
 from fedprox.algorithms.reporting import reporting
@@ -382,6 +382,31 @@ def test_another_model_that_is_evaluated(evaluated: Any) -> None:
     same(new.state, flat(inner.update(state.state, MEAN, of(method))))
     same(new.mean, kept + SHARE * gradient if evaluated == "clients" else w + gradient)
     same(method.evaluated(new), flat(new.mean))
+    assert reporting(inner, "server") is inner
+
+
+@pytest.mark.parametrize("evaluated", ["cohort", "clients"])
+def test_first_exchanges_and_memories_are_the_inner_methods(evaluated: Any) -> None:
+    def add_up(state: Any, hparams: Any, memory: Any, params: Any) -> Any:
+        return jax.tree.map(
+            lambda *parts: hparams["mu"] * sum(parts), state.params, state.gradient, memory, params
+        )
+
+    inner = fp.feddane(mu=0.5)._replace(memory=Memory(lambda state: state.gradient, add_up))
+    method = reporting(inner, evaluated)
+    assert method.exchange is not None
+    assert method.memory is not None
+    first = method.init(W)._replace(mean=STATE)
+    after = method.exchange(first, MEAN, of(method))
+    same(after.state.gradient, mean)
+    same(after.state.params, w)
+    same(after.mean, kept)
+    same(method.memory.init(after), mean)
+    same(method.memory.update(after, of(method), OTHER, WK), 0.5 * (w + mean + other + wk))
+    assert reporting(fp.fedavg(), evaluated).exchange is None
+    assert reporting(fp.fedavg(), evaluated).memory is None
+    assert method.begun(after, context()).memory is not None
+    assert fp.fedavg().begun(W, context()).memory is None
 
 
 def test_adaptive_mu_moves_by_a_tenth_and_not_below_zero() -> None:

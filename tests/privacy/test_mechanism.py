@@ -167,6 +167,7 @@ def test_a_method_reads_the_expected_share_and_never_who_came() -> None:
     sent, _ = method.message(state, hparams, context, solution)
     method.update(state, sent, hparams)
     method.exchange(state, w, hparams)
+    assert method.memory.init(state) is w
     method.memory.update(state, hparams, w, w)
     method.personal.subproblem(state, hparams, context)
     assert read == [3 / 12] * 6
