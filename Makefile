@@ -11,7 +11,7 @@ LOWEST := .venv-lowest
 LOWEST_TESTS := $(patsubst %,tests/%.py,test_cli test_data_command report/test_report report/test_disk files/test_readers \
 	simulation/loop/test_checkpoint models/test_models algorithms/test_fedopt test_solver_settings)
 
-.PHONY: demo deploy test test-slow test-network test-all test-lowest lint docs fuzz bench gpu clean
+.PHONY: demo deploy test test-slow test-network test-all test-lowest lint docs fuzz mutants bench gpu clean
 
 demo: $(READY)  ## run the main job: FedAvg against FedProx on Synthetic(1,1), 90 % stragglers
 	$(VENV)/bin/fedprox run examples/demo.toml
@@ -44,6 +44,11 @@ docs: $(DOCS)/.ready  ## build the documentation site in docs/_build/html, with 
 
 fuzz: $(READY) $(VENV)/.atheris  ## drive every reader of files with 100,000 inputs
 	$(VENV)/bin/python -m tests.fuzz
+
+SAMPLE ?= 1
+
+mutants: $(READY)  ## change the library in one place at a time, to see what no test notices; SAMPLE= the share of changes; hours
+	nice -n 19 $(VENV)/bin/python -m tests.mutants runs/mutants --sample $(SAMPLE)
 
 bench: $(READY) $(VENV)/.torch  ## measure speed against a torch loop and a NumPy loop
 	$(VENV)/bin/python -m benchmarks.rounds

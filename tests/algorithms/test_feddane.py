@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprox import Cohort, Evaluation, InputError, Solver, feddane, fedprox, models, simulate
+from fedprox import Cohort, Evaluation, Solver, feddane, fedprox, models, simulate
 from fedprox.simulation.compiled import layout
 from fedprox.streams import Purpose
 from tests.quadratics import (
@@ -175,8 +175,3 @@ def test_a_sweep_and_rounds_in_one_call_change_nothing() -> None:
     (alone,) = simulate(federation, model, feddane(mu=1.0), evaluation=often, **setting)
     for x, y in zip(jax.tree.leaves(alone.params), jax.tree.leaves(swept[1].params), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
-
-
-def test_a_negative_mu_is_refused() -> None:
-    with pytest.raises(InputError, match=r"feddane: mu = -1\.0; it must be at least 0"):
-        feddane(mu=-1.0)

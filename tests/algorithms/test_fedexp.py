@@ -62,12 +62,6 @@ def test_runs_are_the_oracles() -> None:
     )
 
 
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), [0.1, 0.0]])
-def test_epsilon_must_be_above_0(epsilon: Any) -> None:
-    with pytest.raises(InputError, match=r"fedexp: epsilon = .*; it must be (finite and )?above 0"):
-        fedexp(epsilon)
-
-
 def test_privacy_is_refused() -> None:
     federation, privacy = ragged_quadratics(0, [1, 2]), Privacy(1.0, noise_multiplier=1.0)
     with pytest.raises(InputError, match=r"fedexp: a message holds the squared norm .*, so priv"):

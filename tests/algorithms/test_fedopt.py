@@ -41,14 +41,6 @@ def test_sgd_of_rate_one_is_fedavg() -> None:
     np.testing.assert_allclose(ours.params(after), START + mean, rtol=1e-6)
 
 
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
-def test_the_servers_rate_must_be_above_0(rate: float) -> None:
-    with pytest.raises(
-        InputError, match=r"fedopt: server_learning_rate = .*; it must be (finite and )?above 0"
-    ):
-        fedopt(optax.sgd, server_learning_rate=rate)
-
-
 @pytest.mark.parametrize(
     ("optimizer", "words"),
     [

@@ -100,14 +100,6 @@ def test_runs_are_the_oracles() -> None:
     )
 
 
-@pytest.mark.parametrize("step_size", [0.0, -1.0, float("inf"), [1.0, 0.0]])
-def test_the_step_size_must_be_above_0(step_size: float) -> None:
-    with pytest.raises(
-        InputError, match=r"fedsplit: step_size = .*; it must be (finite and )?above 0"
-    ):
-        fedsplit(step_size)
-
-
 def test_an_average_is_over_all_or_the_active() -> None:
     with pytest.raises(InputError, match=r"fedsplit: average = 'some'; .* all, active"):
         fedsplit(1.0, average="some")  # type: ignore[arg-type]

@@ -125,6 +125,27 @@ def test_clients_that_have_not_taken_part_are_counted_apart(
         assert record.newcomer_loss == pytest.approx(new, rel=1e-3)
 
 
+def test_ditto_goes_on_from_the_own_models() -> None:
+    """With few steps, so that it shows where they start."""
+    lam, rate, steps, rounds = 0.7, 0.05, 3, 4
+    w, own = START, dict[int, Vector]()
+    for cohort in cohorts(rounds):
+        answers = []
+        for k in cohort:
+            v, u = own.get(k, w), w
+            for _ in range(steps):
+                v = v - rate * (A[k] @ (v - B[k]) + lam * (v - w))
+                u = u - rate * A[k] @ (u - B[k])
+            own[k] = v
+            answers.append(u)
+        w = np.mean(answers, axis=0)
+    assert sum(map(len, cohorts(rounds))) > len(own)  # some clients took part twice
+    run = trained(fp.ditto(lam=lam), rounds, fp.Solver(rate, "all", steps=steps), cohort=SOME)
+    np.testing.assert_allclose(run.params, w, rtol=1e-5)
+    expected = np.mean([loss(k, v) for k, v in own.items()])
+    assert run.final.personal_loss == pytest.approx(expected, rel=1e-5)
+
+
 def test_before_the_first_round_everybody_is_new() -> None:
     record = trained(fp.ditto(lam=1.0), 1).history[0]
     assert record.personal_clients == 0

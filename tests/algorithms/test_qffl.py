@@ -103,13 +103,15 @@ def test_clients_know_their_loss_at_the_rounds_model(own_gradient: bool, gradien
             assert run.final.gamma_mean == pytest.approx(np.mean(gamma), rel=1e-3)
 
 
-def test_one_round_is_the_papers() -> None:
+@pytest.mark.parametrize("scale", [1.0, 1e-4])
+def test_one_round_is_the_papers(scale: float) -> None:
     """Two clients by hand: losses 2 and 1/2, gradients 2 and -1, L = 10, and q = 2."""
-    federation = quadratic_federation([np.eye(1)] * 2, [np.array([-2.0]), np.array([1.0])], [1, 4])
+    minima = [np.array([-2.0 * scale]), np.array([scale])]
+    federation = quadratic_federation([np.eye(1)] * 2, minima, [1, 4])
     run = one_run(federation, quadratic_model(np.zeros(1)), qffl(q=2), Solver(0.1, "all", steps=1))
     delta = 2.0**2 * 2.0 + 0.5**2 * -1.0
     bound = (2 * 2.0 * 4.0 + 10 * 2.0**2) + (2 * 0.5 * 1.0 + 10 * 0.5**2)
-    np.testing.assert_allclose(run.params, [-delta / bound], rtol=1e-5)
+    np.testing.assert_allclose(run.params, [-scale * delta / bound], rtol=1e-5)
 
 
 def test_runs_are_the_oracles() -> None:
@@ -171,12 +173,6 @@ def test_losses_are_fairer_with_q() -> None:
     spread, largest = [np.std(each) for each in losses], [np.max(each) for each in losses]
     assert spread[0] > 1.1 * spread[1] > 1.1**2 * spread[2], spread
     assert largest[0] > largest[1] > largest[2], largest
-
-
-@pytest.mark.parametrize("q", [-1.0, float("inf"), [0.0, -0.1]])
-def test_q_must_be_at_least_0(q: Any) -> None:
-    with pytest.raises(InputError, match=r"qffl: q = .*; it must be (finite and )?at least 0"):
-        qffl(q)
 
 
 def test_privacy_is_refused() -> None:

@@ -161,20 +161,10 @@ def test_option_2_divides_by_the_steps_that_a_stop_rule_left() -> None:
     np.testing.assert_allclose(run.params, oracle.params, rtol=1e-4)
 
 
-def test_it_sends_twice_as_much_as_fedavg() -> None:
-    assert (scaffold().communication, fedavg().communication) == (2, 1)
-
-
 @pytest.mark.parametrize("option", [0, 3, "2"])
 def test_there_are_two_options(option: Any) -> None:
     with pytest.raises(InputError, match=r"scaffold: option = .*; it must be one of 1, 2"):
         scaffold(option=option)
-
-
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("inf")])
-def test_the_servers_rate_must_be_above_0(rate: float) -> None:
-    with pytest.raises(InputError, match=r"scaffold: server_learning_rate = "):
-        scaffold(server_learning_rate=rate)
 
 
 @pytest.mark.parametrize("optimizer", [functools.partial(optax.sgd, momentum=0.9), optax.adam])

@@ -6,7 +6,7 @@ from typing import Any
 
 import dp_accounting
 import pytest
-from dp_accounting import pld
+from dp_accounting import pld, rdp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -81,6 +81,44 @@ def test_it_is_what_the_library_says(rounds: int, capacity: int | None) -> None:
     assert expected - 1e-6 <= ours <= expected + 1e-4
 
 
+def test_renyi_divergences_are_what_the_library_says() -> None:
+    gaussian = dp_accounting.GaussianDpEvent
+    relations = dp_accounting.NeighboringRelation
+    for changes, relation, event in (
+        ({}, relations.ADD_OR_REMOVE_ONE, dp_accounting.PoissonSampledDpEvent(0.1, gaussian(4.0))),
+        ({"clients_per_round": 100}, relations.ADD_OR_REMOVE_ONE, gaussian(4.0)),
+        (
+            {"sampling": "uniform"},
+            relations.REPLACE_ONE,
+            dp_accounting.SampledWithoutReplacementDpEvent(100, 10, gaussian(2.0)),
+        ),
+    ):
+        accountant = rdp.RdpAccountant(neighboring_relation=relation).compose(event, 12)
+        expected = accountant.get_epsilon(1e-5)
+        assert epsilon(SMALL, 12, accountant="rdp", **changes) == pytest.approx(expected, rel=1e-9)
+
+
+def test_neighbours_differ_by_a_replaced_client_if_all_cohorts_have_one_size() -> None:
+    assert [
+        (m.everybody, m.replaces, m.cut)
+        for m in (
+            SMALL,
+            SMALL._replace(clients_per_round=100),
+            SMALL._replace(sampling="uniform"),
+            SMALL._replace(sampling="uniform", clients_per_round=100),
+            SMALL._replace(capacity=99),
+            SMALL._replace(capacity=100),
+        )
+    ] == [
+        (False, False, False),
+        (True, False, False),
+        (False, True, False),
+        (True, False, False),
+        (False, False, True),
+        (False, False, False),
+    ]
+
+
 def test_two_releases_a_round_are_twice_the_rounds() -> None:
     for accountant in ("pld", "rdp"):
         once = SMALL._replace(accountant=accountant)
@@ -144,6 +182,16 @@ def test_calibration_inverts_epsilons(target: float, sampling: str, accountant: 
         clip=1.0, noise_multiplier=mechanism.noise_multiplier, accountant=accountant
     )
     assert mechanism_of(given_noise, 400, 40, sampling, 20) == mechanism
+
+
+@pytest.mark.parametrize(("accountant", "count"), [("rdp", 40), ("pld", 400)])
+def test_two_releases_a_round_need_the_noise_of_twice_the_rounds(
+    accountant: Any, count: int
+) -> None:
+    privacy = fp.Privacy(clip=1.0, epsilon=2.0, accountant=accountant)
+    two = mechanism_of(privacy, 400, count, "bernoulli", 5, releases=2)
+    assert two == mechanism_of(privacy, 400, count, "bernoulli", 10)._replace(releases=2)
+    assert 1.998 < epsilon(two, 5) <= 2
 
 
 def test_calibration_with_sampling() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedprox as fp
-from fedprox.algorithms.base import ClientContext, Solution
+from fedprox.algorithms.base import ClientContext, Memory, Personal, Solution
 from fedprox.algorithms.private import Clipped, clip_to, private
 from fedprox.simulation.compiled import layout
 from fedprox.simulation.compiled.screening import sound
@@ -131,6 +131,46 @@ def test_all_arrays_of_a_message_are_clipped_together() -> None:
     np.testing.assert_allclose(np.linalg.norm(np.concatenate([step, change])), CLIP, rtol=1e-6)
     np.testing.assert_allclose(change, -step, rtol=1e-6)  # both are scaled by the same factor
     np.testing.assert_allclose(own, -w, rtol=1e-6)  # the client's state is not sent
+
+
+def test_a_method_reads_the_expected_share_and_never_who_came() -> None:
+    read = []
+
+    def reads(hparams: Any, result: Any) -> Any:
+        read.append(float(hparams["participation"]))
+        return result
+
+    def problem(state: Any, hparams: Any, _: Any) -> Subproblem:
+        return reads(hparams, Subproblem(state))
+
+    memory = Memory(lambda state: state, lambda state, hparams, *_: reads(hparams, state))
+    given = fp.Algorithm(
+        "reader",
+        problem,
+        hparams={},
+        stragglers="keep",
+        own_gradient=True,
+        message=lambda state, hparams, *_: reads(hparams, (state, None)),
+        update=lambda state, _, hparams: reads(hparams, state),
+        exchange=lambda state, _, hparams: reads(hparams, state),
+        memory=memory,
+        personal=Personal(lambda state: state, problem, lambda state, _: state),
+    )
+    method = private(given, fp.Privacy(1.0, noise_multiplier=0.0), 0.0, 3, 12)
+    assert method.exchange is not None
+    assert method.memory is not None
+    assert method.personal is not None
+    assert method.personal.subproblem is not None
+    w, hparams = jnp.zeros(2), {"participation": jnp.float32(0.75)}
+    state, context = method.init(w), ClientContext(None, None, jnp.float32(1))
+    solution = Solution(method.subproblem(state, hparams, context), w, jnp.int32(1))
+    sent, _ = method.message(state, hparams, context, solution)
+    method.update(state, sent, hparams)
+    method.exchange(state, w, hparams)
+    assert method.memory.init(state) is w
+    method.memory.update(state, hparams, w, w)
+    method.personal.subproblem(state, hparams, context)
+    assert read == [3 / 12] * 6
 
 
 DIMENSION = 20_000
@@ -303,6 +343,30 @@ def test_an_adaptive_norm_follows_its_quantile() -> None:
     assert 0.6 * 51 < adapted(norms, rounds=300, z=1.0) < 1.5 * 51
 
 
+def test_noise_is_added_in_its_stated_scale() -> None:
+    """To messages, bits and gradients, with standard normal numbers that are known."""
+    adaptive = fp.AdaptiveClip(quantile=0.3, rate=0.2, count_noise=6.0)
+    privacy = fp.Privacy(2.0, noise_multiplier=1.5, adaptive_clip=adaptive)
+    method = private(fp.fedavg(), privacy, 1.5, 4, 20)
+    mean = Clipped(jnp.array([1.0, -1.0]), jnp.float32(-0.125))
+    noise = Clipped(jnp.array([0.5, 2.0]), jnp.float32(-0.75))
+    hparams = {"participation": jnp.float32(0.5), "noise": noise}
+    after = method.update(method.init(jnp.array([3.0, 4.0])), mean, hparams)
+    z = (1.5**-2 - 12.0**-2) ** -0.5
+    expected = np.array([4.0, 3.0]) + z * 2.0 / 4 * np.array([0.5, 2.0])
+    np.testing.assert_allclose(after.state, expected, rtol=1e-6)
+    share = 0.5 - 0.125 - 6.0 / 4 * 0.75
+    np.testing.assert_allclose(after.clip, 2.0 * math.exp(-0.2 * (share - 0.3)), rtol=1e-6)
+
+    gradients = private(fp.feddane(mu=0.0), fp.Privacy(2.0, noise_multiplier=1.5), 1.5, 4, 20)
+    assert gradients.exchange is not None
+    given = {"participation": jnp.float32(0.5), "noise": jnp.array([0.5, 2.0])}
+    exchanged = gradients.exchange(gradients.init(jnp.zeros(2)), jnp.array([1.0, -1.0]), given)
+    expected = np.array([1.0, -1.0]) + 1.5 * 2.0 / 4 * np.array([0.5, 2.0])
+    np.testing.assert_allclose(exchanged.state.gradient, expected, rtol=1e-6)
+    np.testing.assert_allclose(gradients.exchanged(jnp.array([3.0, 4.0])), [1.2, 1.6], rtol=1e-6)
+
+
 REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
     "faults.norm = 10.0; with privacy it must be inf": (
         "fedavg",
@@ -339,6 +403,13 @@ def test_what_reads_clients_without_noise_is_refused(message: str) -> None:
     [
         ({"clip": 0.0}, "privacy.clip = 0.0"),
         ({"clip": math.inf}, "privacy.clip = inf"),
+        ({"clip": 1e39}, "privacy.clip = 1e+39"),
+        ({"clip": 0.0, "noise_multiplier": 0.0}, "privacy.clip = 0.0"),
+        ({"epsilon": 0.0, "noise_multiplier": None}, "privacy.epsilon = 0.0"),
+        (
+            {"clip": math.inf, "noise_multiplier": 0.0, "adaptive_clip": fp.AdaptiveClip()},
+            "privacy.adaptive_clip: it needs a finite privacy.clip",
+        ),
         ({"epsilon": 1.0}, "privacy.epsilon = 1.0 and privacy.noise_multiplier = 1.0"),
         ({"noise_multiplier": None}, "privacy.epsilon = None and privacy.noise_multiplier = None"),
         ({"noise_multiplier": -1.0}, "privacy.noise_multiplier = -1.0"),
@@ -355,6 +426,31 @@ def test_settings_out_of_range_are_one_line(given: dict[str, Any], message: str)
         fp.Privacy(**({"clip": 1.0, "noise_multiplier": 1.0} | given))
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "allowed"),
+    [
+        ({"quantile": -0.1}, "from 0 to 1"),
+        ({"quantile": 1.1}, "from 0 to 1"),
+        ({"rate": 0.0}, "above 0"),
+        ({"count_noise": 0.0}, "above 0"),
+    ],
+)
+def test_an_adaptive_clip_out_of_range_is_one_line(given: dict[str, Any], allowed: str) -> None:
+    (name,) = given
+    with pytest.raises(fp.InputError, match=rf"^privacy.adaptive_clip.{name} = .*; .* {allowed}$"):
+        fp.AdaptiveClip(**given)
+
+
+def test_settings_at_the_ends_of_their_ranges() -> None:
+    for quantile in (0.0, 1.0):
+        assert fp.AdaptiveClip(quantile=quantile) == fp.AdaptiveClip(quantile, 0.2, 6.0)
+    assert fp.AdaptiveClip().quantile == 0.5
+    adaptive = fp.Privacy(1.0, noise_multiplier=0.0, adaptive_clip=fp.AdaptiveClip())
+    assert (adaptive.delta, adaptive.accountant, adaptive.update_noise(0.0)) == (1e-5, "pld", 0.0)
+    assert fp.Privacy(math.inf, noise_multiplier=0).update_noise(0.0) == 0.0
+    assert fp.Privacy(1.0, epsilon=0.1, capacity=1).update_noise(3.0) == 3.0
 
 
 def test_bits_with_too_little_noise_are_refused() -> None:

@@ -1,0 +1,187 @@
+"""What a method's functions return, checked in shape before anything is compiled."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fedprox as fp
+from fedprox.algorithms.base import Adaptation, Memory, Own, Personal, State
+from fedprox.algorithms.check import check_algorithm, context_shape, message_shape
+
+PARAMS: Any = {
+    "a": jax.ShapeDtypeStruct((2,), jnp.float32),
+    "b": jax.ShapeDtypeStruct((), jnp.float32),
+}
+
+
+def subproblem(state: State, hparams: Any, context: Any) -> fp.Subproblem:
+    """It needs all that a client of this method knows, in its shape."""
+    assert context.memory.shape == (3,)
+    assert context.loss.shape == context.relative_size.shape == ()
+    assert context.gradient.keys() == context.state.model.keys() == {"a", "b"}
+    return fp.Subproblem(state["w"], hparams["mu"], state["w"], context.gradient)
+
+
+def second(_: State, hparams: Any, context: Any) -> fp.Subproblem:
+    assert context.gradient is None
+    assert context.memory is None
+    assert hparams.keys() == {"mu", "learning_rate", "participation"}
+    return fp.Subproblem(context.state.model)
+
+
+def message(state: Any, hparams: Any, context: Any, solution: Any) -> tuple[Any, Any]:
+    del state, hparams
+    assert solution.steps.dtype == jnp.int32
+    return (solution.params, context.loss), context.state
+
+
+def adapted(hparams: Any, memory: Any, loss: Any) -> tuple[Any, Any]:
+    assert hparams.keys() == {"mu", "learning_rate"}
+    return hparams, memory + loss
+
+
+WHOLE = fp.Algorithm(
+    "mine",
+    subproblem,
+    hparams={"mu": 1.0},
+    stragglers="keep",
+    init=lambda params: {"w": params, "t": jnp.int32(0)},
+    client_state=lambda params: Own(params, jnp.bool_(False)),
+    own_gradient=True,
+    own_loss=True,
+    message=message,
+    size=lambda sent: sent[1],
+    update=lambda state, mean, _: {"w": mean[0], "t": state["t"] + 1},
+    params=lambda state: state["w"],
+    evaluated=lambda state: state["w"],
+    exchange=lambda state, gradient, _: {**state, "w": gradient},
+    adapt=Adaptation(lambda _, loss: loss, adapted),
+    memory=Memory(lambda _: jnp.zeros(3), lambda _, __, memory, w: memory + w["b"]),
+    personal=Personal(lambda own: own, second, lambda own, w: own._replace(model=w)),
+)
+"""A method with everything that a method can have."""
+
+
+def test_a_method_with_everything_passes() -> None:
+    check_algorithm(WHOLE, PARAMS)
+    sent, loss = message_shape(WHOLE, PARAMS)
+    assert jax.tree.map(jnp.shape, sent) == {"a": (2,), "b": ()}
+    assert loss.shape == ()
+    personal = WHOLE.personal
+    assert personal is not None
+    one_model = personal._replace(subproblem=None, keep=None)
+    check_algorithm(WHOLE._replace(personal=one_model), PARAMS)
+    plain = fp.Algorithm("plain", lambda w, *_: fp.Subproblem(w), {}, "drop")
+    check_algorithm(plain, PARAMS)
+    assert jax.tree.map(jnp.shape, message_shape(plain, PARAMS)) == {"a": (2,), "b": ()}
+    for method, known in ((WHOLE, True), (plain, False)):
+        context = context_shape(method, PARAMS, None)
+        assert (context.gradient is not None, context.loss is not None) == (known, known)
+
+
+def wide(params: Any) -> Any:
+    return {**params, "a": jnp.zeros(3)}
+
+
+def ints(params: Any) -> Any:
+    return {**params, "a": jnp.zeros(2, jnp.int32)}
+
+
+def posed(**terms: Any) -> Any:
+    """A method whose local problem has other terms."""
+    return {"subproblem": lambda *given: subproblem(*given)._replace(**terms)}
+
+
+def sends(sent: Any, state: Any) -> Any:
+    """A method whose clients send and keep something else, given the parameters."""
+    return {
+        "message": lambda _, hparams, context, solution: (
+            (sent(solution.params), hparams["mu"]),
+            context.state._replace(model=state(solution.params)),
+        )
+    }
+
+
+def as_it_is(value: Any) -> Any:
+    return value
+
+
+MODEL, BEFORE = r"the model, a float32\[2\], b float32\[\]$", r"the state before, t int32\[\], "
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"params": lambda state: wide(state["w"])}, f"its params give .*like {MODEL}"),
+        ({"params": lambda state: ints(state["w"])}, f"its params give .*like {MODEL}"),
+        ({"params": lambda state: state["w"]["a"]}, f"its params give .*like {MODEL}"),
+        ({"evaluated": lambda state: wide(state["w"])}, f"its evaluated gives .*like {MODEL}"),
+        ({"exchange": lambda *given: wide(given[0])}, f"its exchange gives .*like {BEFORE}"),
+        ({"update": lambda *given: given[0]["w"]}, f"its update gives .*like {BEFORE}"),
+        (posed(start=jnp.zeros(3)), f"its local problem starts from .*like {MODEL}"),
+        (posed(mu=None), "its local problem has one of mu and anchor; give both or neither"),
+        (posed(anchor=None), "its local problem has one of mu and anchor; give both or neither"),
+        (posed(mu=jnp.zeros(2)), "mu of its local problem is .*like a number"),
+        (posed(anchor=jnp.zeros(2)), f"the anchor of its local problem is .*like {MODEL}"),
+        (posed(linear=jnp.zeros(2)), f"linear of its local problem is .*like {MODEL}"),
+        (
+            {"message": lambda *given: [*message(*given)]},
+            "message.* returns a value of type list; ",
+        ),
+        (
+            {"message": lambda *given: (*message(*given), 1)},
+            "message.* returns a value of type tup",
+        ),
+        (sends(as_it_is, wide), "the new state of a client is .*like its state before"),
+        (sends(ints, as_it_is), "its message is .*, of which no mean can be taken; it must be fl"),
+        ({"size": lambda sent: sent[0]["a"]}, "the size of its message is .*like a number"),
+        ({"update": fp.fedavg().update}, f"its message is .*like {MODEL}"),
+        ({"hparams": {"participation": 1.0}}, "hparams: 'participation'; every method is given"),
+        ({"hparams": {"learning_rate": 1.0}}, "hparams: 'learning_rate'; every method is given"),
+        ({"own_gradient": False}, "exchange: own_gradient must be True beside it"),
+        ({"stragglers": "none"}, "stragglers = 'none'; it must be one of keep, drop"),
+        ({"average": "none"}, "average = 'none'; it must be one of rows, clients"),
+        ({"exchange_cohort": "none"}, "exchange_cohort = 'none'; it must be one of another, own"),
+    ],
+)
+def test_what_does_not_fit_is_named(change: dict[str, Any], expected: str) -> None:
+    refused(WHOLE._replace(**change), expected)
+
+
+def refused(method: fp.Algorithm, expected: str) -> None:
+    with pytest.raises(fp.InputError) as error:
+        check_algorithm(method, PARAMS)
+    assert re.match(f"mine: {expected}", str(error.value).replace("\n", " ")), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "expected"),
+    [
+        ("memory", {"update": lambda *given: given[2][:2]}, "its memory.update gives .*the memory"),
+        ("memory", {"init": lambda _: None}, "memory.update.* raised TypeError"),
+        (
+            "adapt",
+            {"update": lambda *given: given[:1]},
+            "its adapt.update gives .*what it is given",
+        ),
+        ("adapt", {"init": lambda _: 0}, "adapt.init raised TypeError"),
+        ("personal", {"own": lambda own: own.model}, "its personal.own gives .*a model and a bool"),
+        ("personal", {"own": lambda own: own._replace(trained=0)}, "its personal.own gives"),
+        ("personal", {"keep": None}, "personal has one of subproblem and keep; give both"),
+        ("personal", {"subproblem": None}, "personal has one of subproblem and keep; give both"),
+        ("personal", {"keep": lambda _, w: w}, "its personal.keep gives .*the state before"),
+        ("personal", {"subproblem": lambda *_: 1}, "personal.subproblem.* returns a value of type"),
+        (
+            "personal",
+            {"subproblem": lambda *_: fp.Subproblem(jnp.zeros(3))},
+            f"personal: its local problem starts from .*like {MODEL}",
+        ),
+    ],
+)
+def test_what_does_not_fit_in_a_part_is_named(
+    part: str, change: dict[str, Any], expected: str
+) -> None:
+    refused(WHOLE._replace(**{part: getattr(WHOLE, part)._replace(**change)}), expected)

@@ -1,0 +1,222 @@
+"""Change the library in one place at a time, and see which changes no test notices.
+
+    python -m tests.mutants RESULTS [FILE ...] [--sample 0.2] [--survivors] [--summary]
+
+FILE is a module such as `privacy/setting.py`; without one, all modules of `FILES` are taken. The
+mutants are made in a copy of the tree. One process imports what the library imports, but not the
+library, and forks for each mutant, before JAX has started its threads. The child runs the tests
+that reach the changed line, the fastest first. The folder RESULTS holds what each file of tests
+reaches and the verdicts, so that an interrupted campaign goes on. Several processes may share it if
+each has modules of its own. `equivalent.toml` lists the mutants that change no result.
+"""
+
+import argparse
+import hashlib
+import importlib
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import warnings
+from bisect import bisect_right
+from collections import Counter
+from contextlib import suppress
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from tests.mutants.changes import Mutant, mutants
+from tests.mutants.running import Reach, Session, run_tests
+
+ROOT, PACKAGE = Path(__file__).parents[2], "src/fedprox"
+COPIED = "src", "tests", "examples", "docs/_ext"
+TESTS = {
+    "algorithms": [
+        *("tests/algorithms/test_*.py", "tests/privacy/test_mechanism.py"),
+        "tests/test_user_code.py",
+    ],
+    "privacy": ["tests/privacy/test_*.py"],
+    "deployment": ["tests/deployment/test_*.py"],
+}
+"""The tests of each folder of the library; its doctests too."""
+
+FILES = (
+    *("algorithms/*.py", "privacy/*.py", "deployment/policy.py", "deployment/combine.py"),
+    *("deployment/round_part.py", "deployment/states.py"),
+)
+MOST_SECONDS = 60.0
+"""Processor seconds of tests of one mutant."""
+
+FEW = 5
+"""Tests that are run first."""
+
+Key = tuple[str, str]
+"""A mutant's file and change."""
+
+
+def equivalents() -> dict[Key, str]:
+    """The reason for each mutant that changes no result."""
+    groups = tomllib.loads(Path(__file__).with_name("equivalent.toml").read_text())["group"]
+    return {(g["file"], change): g["reason"] for g in groups for change in g["changes"]}
+
+
+def verdicts(results: Path) -> dict[Key, str]:
+    """The last verdict on each mutant."""
+    lines = results.joinpath("verdicts.jsonl").read_text().splitlines()
+    return {(v["file"], v["change"]): v["verdict"] for v in map(json.loads, lines)}
+
+
+def mutants_of(file: str) -> list[Mutant]:
+    return list(mutants(file, (ROOT / PACKAGE / file).read_text()))
+
+
+def reach_of(folder: str, results: Path) -> dict[str, Any]:
+    """Which lines the tests of a folder of the library reach, measured for files that changed."""
+    stored = {}
+    for pattern in (*TESTS[folder], f"{PACKAGE}/{folder}/*.py"):
+        for file in ROOT.glob(pattern):
+            name = str(file.relative_to(ROOT))
+            digest = hashlib.sha256(name.encode() + file.read_bytes()).hexdigest()
+            stored[name] = results / f"reach/{digest[:16]}.json"
+    missing = [name for name, file in stored.items() if not file.exists()]
+    if missing:
+        print(f"measuring what {len(missing)} files of tests reach", flush=True)
+        found = results / f"reach-{os.getpid()}.json"
+        plugins = [Session(results / "programs"), Reach(PACKAGE, found)]
+        run_tests(missing, plugins, 3600, found.with_suffix(".log"))
+        tests = json.loads(found.read_text())
+        for name in missing:
+            of_file = {t: reach for t, reach in tests.items() if t.partition("::")[0] == name}
+            stored[name].parent.mkdir(exist_ok=True)
+            stored[name].write_text(json.dumps(of_file))
+    return {t: r for file in stored.values() for t, r in json.loads(file.read_text()).items()}
+
+
+def chosen(mutant: Mutant, reach: dict[str, Any]) -> tuple[list[str], float]:
+    """The tests that reach a mutant's lines, the fastest first, and their seconds."""
+    reached = {name: set(test["lines"].get(mutant.file, ())) for name, test in reach.items()}
+    names = [n for n, lines in reached.items() if lines.intersection(mutant.lines)]
+    # lines that run when the module is imported were not traced
+    names = names or [n for n, lines in reached.items() if lines] or list(reach)
+    names.sort(key=lambda name: reach[name]["seconds"])
+    total = list(accumulate(reach[name]["seconds"] for name in names))
+    count = bisect_right(total, MOST_SECONDS)
+    return names[:count], total[count - 1] if count else 0.0
+
+
+def judged(mutant: Mutant, reach: dict[str, Any], results: Path) -> dict[str, Any]:
+    """The verdict on a mutant, as it is stored."""
+    names, seconds = chosen(mutant, reach)
+    path, log, start = ROOT / PACKAGE / mutant.file, ROOT / "mutant.log", time.monotonic()
+    before, code = path.read_text(), 0
+    log.touch()
+    path.write_text(mutant.source)
+    try:
+        # most are killed by the fastest tests, so the files of the others are not even imported
+        for part in filter(None, (names[:FEW], names[FEW:])):
+            of = list(dict.fromkeys(name.partition("::")[0] for name in part))
+            code = run_tests(of, [Session(results / "programs", part)], seconds, log, "-x")
+            if code:
+                break
+    finally:
+        path.write_text(before)
+    text = log.read_text(errors="replace")
+    first = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
+    if code > 2:
+        print(text[-3000:], file=sys.stderr)
+    return {
+        "file": mutant.file,
+        "change": mutant.change,
+        "verdict": "unknown" if code > 2 else "killed" if code else "survived",
+        "test": first[1] if first else f"exit code {code}",
+        "seconds": round(time.monotonic() - start, 1),
+    }
+
+
+def import_what_the_library_imports() -> None:
+    """Import it before forks; each child imports the library itself, changed."""
+    code = "import sys, fedprox; print(*(m for m in sys.modules if m.split('.')[0] != 'fedprox'))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    for name in [*found.stdout.split(), "hypothesis", "scipy.stats", "dp_accounting"]:
+        with suppress(ImportError):
+            importlib.import_module(name)
+
+
+def campaign(results: Path, files: list[str], sample: float, survivors: bool) -> None:
+    """Try the mutants that have no verdict yet, or those that survived before."""
+    import_what_the_library_imports()
+    warnings.filterwarnings("ignore", r"os\.fork\(\) was called")  # JAX has no threads yet
+    # two mutants of one second and one length would be taken for each other
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    known, equivalent = verdicts(results), equivalents()
+    for file in files:
+        path = ROOT / PACKAGE / file
+        for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
+            compiled.unlink()
+        reach = reach_of(file.partition("/")[0], results)
+        for mutant in mutants_of(file):
+            key = mutant.file, mutant.change
+            due = known.get(key) in (("survived", "unknown") if survivors else (None,))
+            drawn = random.Random(" ".join(key)).random() < sample
+            if not due or not drawn or key in equivalent:
+                continue
+            verdict = judged(mutant, reach, results)
+            with results.joinpath("verdicts.jsonl").open("a") as out:
+                out.write(json.dumps(verdict) + "\n")
+            if verdict["verdict"] != "killed":
+                print(f"{verdict['verdict']}: {file}: {mutant.change}", flush=True)
+
+
+def summary(results: Path, files: list[str]) -> None:
+    """Print the counts of each module."""
+    known, equivalent = verdicts(results), equivalents()
+    print(f"{'module':28}{'mutants':>9}{'tried':>9}{'equivalent':>12}{'killed':>9}{'survived':>9}")
+    for file in files:
+        keys = {(mutant.file, mutant.change) for mutant in mutants_of(file)}
+        for _, change in sorted(k for k in equivalent.keys() - keys if k[0] == file):
+            print(f"equivalent.toml: {file} has no mutant {change!r}")
+        same = len(keys & equivalent.keys())
+        counts = Counter(known.get(key, "") for key in keys - equivalent.keys())
+        survived = counts["survived"] + counts["unknown"]
+        tried = same + counts["killed"] + survived
+        print(f"{file:28}{len(keys):9}{tried:9}{same:12}{counts['killed']:9}{survived:9}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m tests.mutants", description=__doc__)
+    parser.add_argument("results", type=Path, help="folder of what was found")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="modules; all if none is given")
+    parser.add_argument("--sample", type=float, default=1.0, help="share of the mutants to try")
+    parser.add_argument("--survivors", action="store_true", help="try those that survived again")
+    parser.add_argument("--summary", action="store_true", help="print the counts and end")
+    given = parser.parse_args()
+    package, results = ROOT / PACKAGE, given.results.absolute()
+    found = sorted(str(path.relative_to(package)) for g in FILES for path in package.glob(g))
+    files = given.files or found
+    results.mkdir(parents=True, exist_ok=True)
+    results.joinpath("verdicts.jsonl").touch()
+    if given.summary:
+        summary(results, files)
+    elif "FEDPROX_MUTANTS" in os.environ:
+        campaign(results, files, given.sample, given.survivors)
+        summary(results, files)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            for name in COPIED:
+                shutil.copytree(ROOT / name, Path(folder, name))
+            shutil.copy(ROOT / "pyproject.toml", folder)
+            own = {"FEDPROX_MUTANTS": "1", "PYTHONPATH": f"{folder}/src", "JAX_PLATFORMS": "cpu"}
+            command = [sys.executable, "-m", "tests.mutants", str(results), *files]
+            command += [f"--sample={given.sample}", *["--survivors"] * given.survivors]
+            sys.exit(subprocess.call(command, cwd=folder, env=os.environ | own))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Which tests reach which lines, and running some of them on a mutant in a child."""
+
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+OPTIONS = [
+    *("-q", "-n0", "-pno:cacheprovider", "-mnot slow and not network"),
+    "-Wignore::pytest.PytestAssertRewriteWarning",
+]
+
+STARTING = 60.0
+"""Processor seconds for imports and compilation; a mutant that takes more is taken to hang."""
+
+
+class Session:
+    """What a child tells pytest: one cache of compiled programs for all, and the tests to run."""
+
+    def __init__(self, programs: Path, chosen: list[str] | None = None) -> None:
+        self.programs, self.chosen = programs, chosen
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
+        result = yield
+        if fixturedef.argname == "_own_cache":
+            from fedprox import use_compilation_cache
+
+            use_compilation_cache(self.programs)
+        return result
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self.chosen is not None:
+            names = {item.nodeid: item for item in items}
+            items[:] = [names[name] for name in self.chosen]
+
+
+class Reach:
+    """Records the library's lines that each test reaches, and the test's processor seconds."""
+
+    def __init__(self, package: str, file: Path) -> None:
+        self.package, self.file = f"/{package}/", file
+        self.tests: dict[str, Any] = {}
+        self.failed: set[str] = set()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        lines: dict[str, set[int]] = {}
+
+        def trace(frame: FrameType, event: str, arg: Any) -> Any:
+            del event, arg
+            file = frame.f_code.co_filename.partition(self.package)[2]
+            if not file:
+                return None
+            reached = lines.setdefault(file, set())
+
+            def line(frame: FrameType, event: str, arg: Any) -> Any:
+                del event, arg
+                reached.add(frame.f_lineno)
+                return line
+
+            return line
+
+        start = time.process_time()
+        threading.settrace(trace)
+        sys.settrace(trace)
+        result = yield
+        sys.settrace(None)
+        threading.settrace(None)
+        reached = {file: sorted(numbers) for file, numbers in lines.items()}
+        self.tests[item.nodeid] = {"seconds": time.process_time() - start, "lines": reached}
+        return result
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        passed = {name: test for name, test in self.tests.items() if name not in self.failed}
+        self.file.write_text(json.dumps(passed))
+
+
+def run_tests(
+    paths: list[str], plugins: list[object], seconds: float, log: Path, *options: str
+) -> int:
+    """Run tests in a child; pytest's exit code, or a signal's negative number.
+
+    Args:
+        paths: Files and folders of tests.
+        plugins: Plugins of pytest.
+        seconds: Processor seconds of the tests without a mutant.
+        log: What the child prints.
+        options: More options of pytest.
+    """
+    child = os.fork()
+    if not child:
+        _child(paths, plugins, int(3 * seconds + STARTING), log, options)
+    deadline = time.monotonic() + 20 * (seconds + STARTING)
+    try:
+        while time.monotonic() < deadline:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.02)
+        return -signal.SIGALRM
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+
+
+def _child(
+    paths: list[str], plugins: list[object], seconds: int, log: Path, options: tuple[str, ...]
+) -> None:
+    code = 1
+    try:
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        with log.open("wb") as out:
+            os.dup2(out.fileno(), 1)
+            os.dup2(out.fileno(), 2)
+        # a mutant that cannot be imported is no wrong use of pytest
+        import fedprox  # noqa: F401
+
+        base = f"--basetemp={Path.cwd()}/tmp"
+        code = int(pytest.main([*OPTIONS, *options, base, *paths], plugins=plugins))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
