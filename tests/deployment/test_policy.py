@@ -47,7 +47,10 @@ def refusal(fresh: Fresh, folder: Path, policy: Policy, table: dict[str, Any]) -
         (Policy(methods=["fedavg", "fedprox"]), "method 'scaffold'; allowed: fedavg, fedprox"),
         (Policy(methods=[]), "method 'scaffold'; allowed: none"),
         (Policy(models=["mlp"]), "model 'logistic'; allowed: mlp"),
-        (Policy(most_rounds=4), "5 rounds; at most 4 are allowed"),
+        (
+            Policy(most_rounds=4),
+            "5 more rounds; the node has answered 0, and at most 4 are allowed over all runs",
+        ),
     ],
 )
 def test_what_a_policy_does_not_allow_ends_the_run(
@@ -64,10 +67,14 @@ def test_too_many_epochs_are_refused_in_each_round(
     two.node.policy = Policy(most_epochs=1.5)
     with caplog.at_level(logging.WARNING):
         (run,) = deployed(TABLE, [one.answer, two.answer])
-    assert [record.getMessage() for record in caplog.records] == [
-        "scaffold, seed 0: round 1: node 'node-1': it refuses: 2 epochs; at most 1.5 are allowed; "
-        "without its 2 clients"
-    ]
+    node, operator = (record.getMessage() for record in caplog.records)
+    line = "2 epochs; at most 1.5 are allowed"
+    assert node == (
+        f"train, run run1, scaffold, seed 0, round 1, 2 clients, 22 steps: refused: {line}"
+    )
+    assert operator == (
+        f"scaffold, seed 0: round 1: node 'node-1': it refuses: {line}; without its 2 clients"
+    )
     assert run.final.dropped == 2
 
 

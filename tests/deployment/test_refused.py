@@ -351,7 +351,7 @@ def check_answer(guarded: tuple[Node, Path], parcel: Parcel) -> Answer:
     head = unpack_answer(node.answer(parcel))
     assert head.refused.isprintable()
     assert {path.name for path in folder.iterdir()} <= {node.folder.name}
-    for path in node.folder.iterdir() if node.folder.exists() else ():
+    for path in node.runs.iterdir() if node.runs.exists() else ():
         assert path.name.isalnum()
         assert path.is_dir()
     return head
@@ -423,16 +423,23 @@ def edited(parcel: Parcel, change: Callable[[dict[str, Any]], None]) -> Parcel:
         ),
         (
             lambda head: head["work"].update(steps=[2**40] * 2),
-            "client '1': 1099511627776 steps; the solver takes",
+            "request: work.steps.0: Input should be less than or equal to 2147483647",
         ),
         (lambda head: head["work"].update(rows=[1, 1]), "client '1' has "),
-        (lambda head: head["work"].update(weight=[-1.0, 1.0]), "work: weights, gammas, sizes and"),
+        (lambda head: head["work"].update(steps=[99] * 2), "client '1': 99 steps; the solver takes"),
+        (
+            lambda head: head["work"].update(weight=[-1.0, 1.0]),
+            "request: work.weight.0: Input should be greater than or equal to 0",
+        ),
         (lambda head: head.update(work=None), "train: the work is missing"),
         (lambda head: head.update(setup=None), "train: the setup is missing"),
         (lambda head: head.update(arrays=head["arrays"][:2]), "2 arrays; the method needs"),
         (lambda head: head.update(kind="run"), "request: kind: Input should be 'describe'"),
         (lambda head: head.update(code="1"), "request: code: Extra inputs are not permitted"),
-        (lambda head: head["setup"].update(run="../evil"), "run '../evil': no identifier"),
+        (lambda head: head["setup"].update(run="../evil"), "request: setup.run: String should match"),
+        (lambda head: head["setup"].update(clients=0), "request: setup.clients: Input should be"),
+        (lambda head: head.update(round=-5), "request: round: Input should be greater than or"),
+        (lambda head: head.update(round=2), "round 3; the run has 2 rounds"),
         (lambda head: head["setup"].update(parameters="['a']"), "model 'logistic' has the"),
         (
             lambda head: head["work"].update(state=[3, 3]),
