@@ -267,6 +267,8 @@ class RemoteSeed:
                 kept=np.stack([saved[own.client] for saved in self.saved], axis=1).tolist(),
             )
         participation = float(jobs.participation.sum())
+        if self.private:  # who takes part is secret, and so is how many
+            participation = self.setup.clients_per_round / self.setup.clients
         answers = server.ask(
             kind,
             self.setup,
