@@ -51,10 +51,6 @@ def check_declaration(setup: Setup, hiding: Hiding, algorithm: Algorithm, points
         hiding.adaptive_clip is None or algorithm.exchange is None,
         f"{algorithm.name}: privacy.adaptive_clip does not fit a method with a first exchange",
     )
-    require(
-        setup.evaluated == "server",
-        f'evaluation.model = "{setup.evaluated}"; with privacy only "server" has noise',
-    )
 
 
 def check_jobs(setup: Setup, hiding: Hiding, jobs: Jobs, participation: float) -> None:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.algorithms.private import private
@@ -17,7 +18,8 @@ from fedprox.algorithms.reporting import reporting
 from fedprox.deployment.broadcast import at_points
 from fedprox.deployment.messages import Setup, Work
 from fedprox.deployment.round_part import RoundPart
-from fedprox.errors import require
+from fedprox.errors import InputError, require
+from fedprox.experiment.messages import explain
 from fedprox.experiment.resolved import method_of, model_of, solver_of
 from fedprox.experiment.sections import SolverSection
 from fedprox.federation import Federation
@@ -295,7 +297,10 @@ def methods_of(
         InputError: If the setup names something unknown, or the node builds another model than the
             coordinator.
     """
-    section = SolverSection.model_validate(setup.solver)
+    try:
+        section = SolverSection.model_validate(setup.solver)
+    except ValidationError as error:
+        raise InputError(explain(error, SolverSection, setup.solver, "solver")) from None
     solver, _ = solver_of(section)
     algorithm, _ = method_of(setup.method, section, solver, "method")
     model = model_of(setup.model, like)
