@@ -132,7 +132,7 @@ def test_clients_that_finish_no_step_do_not_count(
     assert apart(theirs.params, run.params) < 1e-5
     # the clients of the late node have no state
     for node, rounds in zip(nodes, ([0], []), strict=True):
-        states = States(node.folder / "run1" / "0-0")
+        states = States(node.runs / "run1" / "0-0")
         assert [states.rounds(name) for name in node.federation.names] == [rounds, rounds]
     # all are late
     late.add(len(nodes[0].federation.train))

@@ -200,7 +200,7 @@ def test_nodes_store_few_states(fresh: Fresh, tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", every=2)
     deployed(table, [site.answer for site in sites], checkpoints)
     for site in sites:
-        states = States(site.node.folder / "run1" / "0-0")
+        states = States(site.node.runs / "run1" / "0-0")
         for client in site.node.federation.names:
             # those of two checkpoints, the last one, and the new one
             assert 1 <= len(states.rounds(client)) <= 4

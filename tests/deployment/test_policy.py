@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ from fedprox.deployment.conversation import Answered
 from fedprox.deployment.messages import Answer, pack, unpack_answer, unpack_arrays
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
-from fedprox.deployment.policy import Policy
+from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.errors import InputError
 from fedprox.federation import Federation
+from fedprox.simulation.planning.batch_plan import Jobs, no_jobs
 from tests.deployment.conftest import Fresh
 from tests.deployment.federations import deployed, table_of, vector
 
 TABLE = table_of({"name": "scaffold"}, rounds=1, evaluation={"every": 1})
+ALL = TABLE | {"cohort": {"clients_per_round": 4}}
 OWN = "tests.deployment.test_policy:own"
 
 
@@ -47,7 +50,10 @@ def refusal(fresh: Fresh, folder: Path, policy: Policy, table: dict[str, Any]) -
         (Policy(methods=["fedavg", "fedprox"]), "method 'scaffold'; allowed: fedavg, fedprox"),
         (Policy(methods=[]), "method 'scaffold'; allowed: none"),
         (Policy(models=["mlp"]), "model 'logistic'; allowed: mlp"),
-        (Policy(most_rounds=4), "5 rounds; at most 4 are allowed"),
+        (
+            Policy(most_rounds=4),
+            "5 more rounds; the node has answered 0, and at most 4 are allowed over all runs",
+        ),
     ],
 )
 def test_what_a_policy_does_not_allow_ends_the_run(
@@ -64,10 +70,14 @@ def test_too_many_epochs_are_refused_in_each_round(
     two.node.policy = Policy(most_epochs=1.5)
     with caplog.at_level(logging.WARNING):
         (run,) = deployed(TABLE, [one.answer, two.answer])
-    assert [record.getMessage() for record in caplog.records] == [
-        "scaffold, seed 0: round 1: node 'node-1': it refuses: 2 epochs; at most 1.5 are allowed; "
-        "without its 2 clients"
-    ]
+    node, operator = (record.getMessage() for record in caplog.records)
+    line = "2 epochs; at most 1.5 are allowed"
+    assert node == (
+        f"train, run run1, scaffold, seed 0, round 1, 2 clients, 22 steps: refused: {line}"
+    )
+    assert operator == (
+        f"scaffold, seed 0: round 1: node 'node-1': it refuses: {line}; without its 2 clients"
+    )
     assert run.final.dropped == 2
 
 
@@ -196,3 +206,163 @@ def test_a_metric_may_be_named_like_a_measure() -> None:
     answered = Answered(Answer(id=""), arrays, 0, 0)
     read = sums_of(answered, shapes, 1.0)
     assert list(read.sums["test"]) == ["accuracy_of_two"]
+
+
+@pytest.mark.parametrize(
+    ("method", "report", "line"),
+    [
+        ({"name": "mime"}, ["loss"], 'mime: .* policy.report does not have "gradients"'),
+        ({"name": "mime", "lite": True}, ["loss"], "mime: its clients send what they measure"),
+        ({"name": "feddane", "mu": 1.0}, ["loss"], "feddane: its clients send what they measure"),
+        ({"name": "scaffold", "option": 1}, ["loss"], "scaffold: its clients send what they"),
+        ({"name": "qffl", "q": 1.0}, ["accuracy"], 'qffl: .* policy.report does not have "loss"'),
+    ],
+)
+def test_methods_whose_clients_send_what_is_not_reported_are_refused(
+    method: dict[str, Any], report: list[Any], line: str, fresh: Fresh, tmp_path: Path
+) -> None:
+    refused = refusal(fresh, tmp_path, Policy(report=report), TABLE | {"method": [method]})
+    assert re.match(f"{method['name']}.*: node 'node-1': it refuses: {line}", refused)
+
+
+def test_steps_that_show_gradients_are_refused(fresh: Fresh, tmp_path: Path) -> None:
+    table = table_of({"name": "fedprox", "mu": 1.0}, solver={"gamma": 0.5})
+    table["solver"]["batch_size"] = "all"
+    for policy in (Policy(report=["loss"]), Policy(fewest_clients=2)):
+        assert "it refuses: solver.gamma: steps show when" in refusal(
+            fresh, tmp_path, policy, table
+        )
+
+
+@pytest.mark.parametrize(
+    ("method", "kinds"),
+    [
+        ({"name": "mime"}, {"gradients", "train"}),
+        ({"name": "qffl", "q": 1.0}, {"train"}),
+        ({"name": "fedavg"}, set()),
+    ],
+)
+def test_no_sum_of_gradients_or_losses_is_of_fewer_clients(
+    method: dict[str, Any],
+    kinds: set[str],
+    fresh: Fresh,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A node with too few clients in a round sits it out, and the run goes on."""
+    one, two = fresh(tmp_path)
+    one.node.policy = Policy(report=["loss", "gradients"], fewest_clients=2)
+    answered: dict[tuple[str, int], list[bool]] = {}
+
+    def record(parcel: Parcel) -> Parcel:
+        answer, head = one.answer(parcel), json.loads(parcel.head)
+        if head["work"] is not None and not unpack_answer(answer).lacks:
+            case = head["kind"], len(head["work"]["names"])
+            answered.setdefault(case, []).append(bool(answer.body))
+        return answer
+
+    table = table_of(method, rounds=4, cohort={"clients_per_round": 2})
+    with caplog.at_level(logging.WARNING):
+        (run,) = deployed(table, [record, two.answer])
+    assert {kind for kind, clients in answered if clients == 1} >= kinds
+    for (kind, clients), sent in answered.items():
+        assert all(sent) == (clients > 1 or kind not in kinds), (kind, clients)
+        assert any(sent) == all(sent)
+    assert not run.final.faulty
+    assert np.isfinite(run.final.train_loss)
+    warnings = [each.getMessage() for each in caplog.records if "coordinator" not in each.name]
+    assert bool(kinds) == any("the node sits out this round" in line for line in warnings)
+
+
+def test_what_a_sum_of_few_clients_is() -> None:
+    policy = Policy(fewest_clients=3)
+
+    def jobs(*weights: float) -> Jobs:
+        ones = np.ones(len(weights))
+        return Jobs(*(ones for _ in no_jobs()))._replace(  # type: ignore[arg-type]
+            weight=np.array(weights), size=np.array([10, 20, 30, 40, 50][: len(weights)])
+        )
+
+    for weights in ((0.2, 0.2, 0.2), (0.1, 0.2, 0.3), (0.25,) * 4):
+        policy.check_clients(jobs(*weights))
+    for weights in (
+        *((0.5, 0.5), (1.0, 0.0, 0.0), (1.0, 1e-30, 1e-30), (0.0, 0.0, 0.0)),
+        *((0.2, 0.2, 0.4), ()),
+    ):
+        with pytest.raises(InputError, match="the node sits out this round"):
+            policy.check_clients(jobs(*weights))
+        Policy().check_clients(jobs(*weights))
+    four = jobs(0.25, 0.25, 0.25, 0.25)
+    policy.check_counted(four, np.array([1.0, 0.75, 0.0], np.float32))
+    with pytest.raises(InputError, match=r"^2 clients; gradients and losses of fewer than 3"):
+        policy.check_counted(four, np.array([1.0, 0.5], np.float32))
+
+
+def test_gradients_are_sent_for_methods_that_exchange_them(fresh: Fresh, tmp_path: Path) -> None:
+    seen: list[Parcel] = []
+    one, two = fresh(tmp_path)
+
+    def record(parcel: Parcel) -> Parcel:
+        seen.append(parcel)
+        return one.answer(parcel)
+
+    table = table_of({"name": "fedavg"}, rounds=1, cohort={"clients_per_round": 4})
+    deployed(table, [record, two.answer])
+    head = next(h for h in map(json.loads, (p.head for p in seen)) if h["kind"] == "train")
+    head |= {"kind": "gradients", "id": "other"}
+    answer = one.answer(Parcel(json.dumps(head).encode()))
+    assert unpack_answer(answer).refused == "gradients: the method has no first exchange"
+    assert not answer.body
+
+
+def test_a_node_that_asks_for_privacy_reports_no_gradients(fresh: Fresh, tmp_path: Path) -> None:
+    node = fresh(tmp_path)[0].node
+    assert "gradients" in node.reports
+    node.policy = Policy(privacy=PrivacyPolicy(epsilon=1.0, delta=1e-5))
+    assert node.reports == ["loss", "accuracy", "metrics"]
+    for values in ({"epsilon": 0.0, "delta": 0.1}, {"epsilon": 1.0, "delta": 2.0}):
+        policy = Policy(privacy=PrivacyPolicy(**values))
+        with pytest.raises(InputError, match=r"^policy\.privacy\.\w+ = .*; it must be "):
+            Node(node.name, node.federation, node.folder, policy)
+
+
+def test_each_request_is_a_line_of_the_log(
+    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = fresh(tmp_path)
+    seen: list[Parcel] = []
+
+    def record(parcel: Parcel) -> Parcel:
+        seen.append(parcel)
+        return one.answer(parcel)
+
+    with caplog.at_level(logging.INFO, "fedprox.deployment.node"):
+        deployed(ALL, [record, two.answer])
+        caplog.clear()
+        for parcel in seen:
+            one.node.last = {}
+            one.answer(parcel)
+    lines = [each.getMessage() for each in caplog.records]
+    assert len(lines) == len(seen)
+    numbers = r"\d\.\d{3} s, [\d,]+ bytes in, [\d,]+ bytes out"
+    method = "run run1, scaffold, seed 0"
+    for kind, line in (
+        ("describe", f"describe: {numbers}"),
+        ("prepare", f"prepare, {method}: {numbers}"),
+        ("train", f"train, {method}, round 1, 2 clients, 24 steps: {numbers}"),
+        ("evaluate", f"evaluate, {method}: {numbers}"),
+    ):
+        assert [each for each in lines if re.fullmatch(line, each)], (kind, lines)
+    # what is refused, with foreign text escaped
+    head = json.loads(seen[-1].head)
+    head["setup"]["method"]["name"] = "evil\n\x1b[31mfedprox: all is well"
+    caplog.clear()
+    one.answer(Parcel(json.dumps(head | {"id": "evil"}).encode()))
+    one.answer(Parcel(json.dumps(head | {"kind": "\n\x1b[31m"}).encode()))
+    evil, kind = caplog.records
+    assert evil.levelno == kind.levelno == logging.WARNING
+    assert evil.getMessage().startswith(
+        r"evaluate, run run1, evil\n\x1b[31mfedprox: all is well, seed 0: refused: method 'evil"
+    )
+    assert kind.getMessage().startswith("refused: request: kind: Input should be")
+    assert all(each.getMessage().isprintable() for each in caplog.records)

@@ -111,7 +111,7 @@ def test_the_noise_is_large_enough_and_is_never_the_same(nodes: list[Site]) -> N
     table = private_table(rounds=1)
     answers = [node.answer for node in nodes]
     (quiet,) = deployed(private_table(rounds=1, privacy={"noise_multiplier": 0.0}), answers)
-    first, second = (deployed(table, answers)[0] for _ in range(2))
+    first, second = (deployed(table, answers, ledger=Ledger())[0] for _ in range(2))
     deviation = Z * CLIP / 4
     for run in (first, second):
         require_noise(models(run) - models(quiet), deviation)
@@ -191,21 +191,20 @@ def test_rounds_that_are_repeated_are_counted_again(nodes: list[Site], tmp_path:
             PrivacyPolicy(epsilon=1.0, delta=1e-3),
             private_table(),
             0,
-            r"privacy: epsilon = 2\.63\d with delta = 0.001; at most epsilon = 1 with delta = "
-            "0.001 is allowed",
+            r"privacy: epsilon = 2\.63\d with delta = 0.001 for this run and all before it "
+            "together; at most epsilon = 1 is allowed",
         ),
         (
-            PrivacyPolicy(epsilon=100.0, delta=1e-4),
+            PrivacyPolicy(epsilon=3.0, delta=1e-4),
             private_table(),
             0,
-            r"privacy: epsilon = 2\.63\d with delta = 0.001; at most epsilon = 100 with delta = "
-            "0.0001 is allowed",
+            r"privacy: epsilon = 3\.21\d with delta = 0.0001 for this run",
         ),
         (
             PrivacyPolicy(epsilon=2.64, delta=1e-3),
             private_table(),
             20,
-            r"privacy: epsilon = \d+\.\d+ with delta = 0.001; at most epsilon = 2.64 ",
+            r"privacy: epsilon = \d+\.\d+ with delta = 0.001 for this run .* epsilon = 2.64 ",
         ),
         (
             PrivacyPolicy(epsilon=4.0, delta=1e-5),
@@ -260,7 +259,8 @@ def test_measures_of_few_clients_are_not_reported(nodes: list[Site]) -> None:
 
     def first_record(policy: Policy) -> tuple[float, float, float]:
         two.node.policy = policy
-        (run,) = deployed(private_table(rounds=1), [one.answer, two.answer])
+        table = private_table(rounds=1)
+        (run,) = deployed(table, [one.answer, two.answer], ledger=Ledger())
         record = run.history[0]
         return record.train_loss, record.test_accuracy, record.test_loss
 

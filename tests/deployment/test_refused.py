@@ -21,7 +21,7 @@ from fedprox.deployment.messages import Answer, Setup, pack_arrays, unpack_answe
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.parts import Parts
-from fedprox.deployment.policy import Policy
+from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.deployment.round_part import RoundPart
 from fedprox.deployment.states import States
 from fedprox.errors import InputError
@@ -333,6 +333,10 @@ class Guarded(Node):
         return parts
 
 
+def _no_traceback(*asked: Any) -> None:
+    raise AssertionError(asked)
+
+
 def _no_program(*_: Any) -> Any:
     raise InputError("no program is run")
 
@@ -346,12 +350,14 @@ def guarded(first_sites: list[Site], tmp_path_factory: pytest.TempPathFactory) -
 
 
 def check_answer(guarded: tuple[Node, Path], parcel: Parcel) -> Answer:
-    """The answer to a request, which does nothing outside the node's folder."""
+    """The answer to a request, which does nothing outside the node's folder and fails nowhere."""
     node, folder = guarded
-    head = unpack_answer(node.answer(parcel))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging.getLogger("fedprox.deployment.node"), "exception", _no_traceback)
+        head = unpack_answer(node.answer(parcel))
     assert head.refused.isprintable()
     assert {path.name for path in folder.iterdir()} <= {node.folder.name}
-    for path in node.folder.iterdir() if node.folder.exists() else ():
+    for path in node.runs.iterdir() if node.runs.exists() else ():
         assert path.name.isalnum()
         assert path.is_dir()
     return head
@@ -372,13 +378,26 @@ def places_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path] * bool(path) + [p for k, v in items for p in places_in(v, (*path, k))]
 
 
+HIDING: dict[str, Any] = {
+    "clip": 1.0,
+    "adaptive_clip": {"quantile": 0.5, "rate": 0.2, "count_noise": 6.0},
+    "mechanism": [4, 4, "bernoulli", None, 2.0, 1, 1e-3, "pld"],
+    "rounds": 2,
+}
+"""What a private run declares."""
+
+
 @given(data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=300)
 def test_requests_with_strange_values_get_an_answer(
     data: st.DataObject, requests: dict[str, Parcel], guarded: tuple[Node, Path]
 ) -> None:
     parcel = requests[data.draw(st.sampled_from(sorted(requests)))]
     head = json.loads(parcel.head)
+    private = PrivacyPolicy(epsilon=100.0, delta=1e-3) if data.draw(st.booleans()) else None
+    guarded[0].policy = guarded[0].policy.model_copy(update={"privacy": private})
+    if head["setup"] is not None and data.draw(st.booleans()):
+        head["setup"]["privacy"] = json.loads(json.dumps(HIDING))
     for _ in range(data.draw(st.integers(1, 2))):
         *path, last = data.draw(st.sampled_from(places_in(head)))
         part = head
@@ -423,16 +442,29 @@ def edited(parcel: Parcel, change: Callable[[dict[str, Any]], None]) -> Parcel:
         ),
         (
             lambda head: head["work"].update(steps=[2**40] * 2),
-            "client '1': 1099511627776 steps; the solver takes",
+            "request: work.steps.0: Input should be less than or equal to 2147483647",
         ),
         (lambda head: head["work"].update(rows=[1, 1]), "client '1' has "),
-        (lambda head: head["work"].update(weight=[-1.0, 1.0]), "work: weights, gammas, sizes and"),
+        (
+            lambda head: head["work"].update(steps=[99] * 2),
+            "client '1': 99 steps; the solver takes",
+        ),
+        (
+            lambda head: head["work"].update(weight=[-1.0, 1.0]),
+            "request: work.weight.0: Input should be greater than or equal to 0",
+        ),
         (lambda head: head.update(work=None), "train: the work is missing"),
         (lambda head: head.update(setup=None), "train: the setup is missing"),
         (lambda head: head.update(arrays=head["arrays"][:2]), "2 arrays; the method needs"),
         (lambda head: head.update(kind="run"), "request: kind: Input should be 'describe'"),
         (lambda head: head.update(code="1"), "request: code: Extra inputs are not permitted"),
-        (lambda head: head["setup"].update(run="../evil"), "run '../evil': no identifier"),
+        (
+            lambda head: head["setup"].update(run="../evil"),
+            "request: setup.run: String should match",
+        ),
+        (lambda head: head["setup"].update(clients=0), "request: setup.clients: Input should be"),
+        (lambda head: head.update(round=-5), "request: round: Input should be greater than or"),
+        (lambda head: head.update(round=2), "round 3; the run has 2 rounds"),
         (lambda head: head["setup"].update(parameters="['a']"), "model 'logistic' has the"),
         (
             lambda head: head["work"].update(state=[3, 3]),

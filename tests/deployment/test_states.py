@@ -1,6 +1,7 @@
-"""Client state on a node's disk is used only by the run, client and round that it is of."""
+"""Client state on a node's disk: used only by the run, client and round that it is of, and kept."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedprox.deployment.states import LostStateError, States
+from fedprox.deployment.states import LostStateError, States, keep_last_runs
 from fedprox.files.arrays import check_arrays, read_arrays, write_arrays
 
 STATE = {"c": np.arange(4, dtype=np.float32).reshape(1, 4), "n": np.ones(1, np.int32)}
@@ -77,3 +78,17 @@ def test_forged_state_is_lost(folder: Path, how: str) -> None:
     write_arrays(path, head, arrays)
     with pytest.raises(LostStateError, match="holds arrays of other shapes; begin the run anew"):
         States(folder / "run2" / "1-0").read("b", 3, STATE)
+
+
+@pytest.mark.parametrize(("runs", "kept"), [(1, 1), (3, 3), (5, 5), (7, 5)])
+def test_the_last_runs_are_kept(runs: int, kept: int, tmp_path: Path) -> None:
+    names = [f"run{i}" for i in range(runs)]
+    for second, name in enumerate(names):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (second, second))
+    keep_last_runs(tmp_path, names[-1], 5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == names[-kept:]
+    # an old run that is resumed is the last one
+    keep_last_runs(tmp_path, "run0", 5)
+    others = [name for name in names[-kept:] if name != "run0"]
+    assert {path.name for path in tmp_path.iterdir()} == {"run0", *others[-4:]}

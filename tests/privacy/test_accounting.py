@@ -15,6 +15,8 @@ import fedprox as fp
 from fedprox.privacy.accounting import (
     Mechanism,
     calibrated,
+    check_mechanism,
+    epsilon_together,
     epsilons,
     mechanism_of,
     rounded_up,
@@ -55,6 +57,57 @@ def test_rounds_of_everybody_are_one_gaussian_with_less_noise() -> None:
     for sampling in ("bernoulli", "uniform"):
         same = epsilon(GAUSSIAN, 1, noise_multiplier=8 / math.sqrt(12))
         assert epsilon(everybody, 12, sampling=sampling) == pytest.approx(same, abs=1e-6)
+
+
+def test_the_epsilon_of_several_runs() -> None:
+    everybody = SMALL._replace(clients_per_round=100, noise_multiplier=8.0)
+    other = everybody._replace(noise_multiplier=12.0, delta=0.1)
+    same = epsilon(GAUSSIAN, 1, noise_multiplier=(12 / 8**2 + 9 / 12**2) ** -0.5)
+    runs = ((everybody, 5), (other, 9), (everybody, 7))
+    assert epsilon_together(runs, 1e-5) == pytest.approx(same, rel=1e-4)
+    assert epsilon_together(runs[:1], 1e-5) == epsilon(everybody, 5)
+    assert epsilon_together(runs[:1], 1e-3) == epsilon(everybody, 5, delta=1e-3)
+    assert epsilon_together((), 1e-5) == 0
+    # with sampling, as the library composes
+    expected = pld.PLDAccountant()
+    for each, rounds in ((EMNIST, 10), (EMNIST._replace(noise_multiplier=1.0), 5)):
+        gaussian = dp_accounting.GaussianDpEvent(each.noise_multiplier)
+        expected.compose(dp_accounting.PoissonSampledDpEvent(120 / 3383, gaussian), rounds)
+    emnist = EMNIST._replace(accountant="pld")
+    ours = epsilon_together(((emnist, 10), (emnist._replace(noise_multiplier=1.0), 5)), 1e-5)
+    assert ours == pytest.approx(expected.get_epsilon(1e-5), rel=1e-3)
+
+
+def test_runs_that_cannot_be_composed() -> None:
+    uniform = EMNIST._replace(sampling="uniform")
+    with pytest.raises(fp.InputError, match="their neighbouring federations differ"):
+        epsilon_together(((EMNIST, 1), (uniform, 1)), 1e-5)
+    assert epsilon_together(((EMNIST, 1), (uniform, 0)), 1e-5) > 0
+    for noise in (0.0, 1e-5, 1e-300):
+        little = SMALL._replace(noise_multiplier=noise)
+        assert epsilon_together(((SMALL, 1), (little, 1)), 1e-5) == math.inf
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"clients": 0},
+        {"clients_per_round": 101},
+        {"sampling": "proportional"},
+        {"sampling": "uniform"},
+        {"capacity": 9},
+        {"capacity": 20, "accountant": "rdp"},
+        {"noise_multiplier": math.nan},
+        {"noise_multiplier": -1.0},
+        {"releases": 3},
+        {"delta": 0.0},
+        {"accountant": "none"},
+    ],
+)
+def test_a_declared_mechanism_is_checked(changes: dict[str, Any]) -> None:
+    assert check_mechanism(SMALL) == SMALL
+    with pytest.raises(fp.InputError):
+        check_mechanism(SMALL._replace(**changes))
 
 
 @pytest.mark.parametrize(("capacity", "cost"), [(150, 3.07), (160, 1.85), (180, 1.71)])

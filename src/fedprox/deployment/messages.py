@@ -9,19 +9,20 @@ once, and again if the node says that it lacks it.
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import jax
 import numpy as np
 import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from fedprox.algorithms.reporting import Evaluated
 from fedprox.deployment.network import Parcel
-from fedprox.errors import InputError, reason, require
+from fedprox.errors import LARGEST, SINGLE, InputError, reason, require
 from fedprox.privacy import AdaptiveClip, Privacy
-from fedprox.privacy.accounting import Mechanism
+from fedprox.privacy.accounting import Mechanism, check_mechanism
 
 VERSION = 2
 """Version of the messages. Coordinator and nodes must have the same."""
@@ -29,6 +30,13 @@ VERSION = 2
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 Table = dict[str, Any]
+
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Finite = Annotated[float, Field(ge=0, le=LARGEST)]
+Round = Annotated[int, Field(ge=-1, le=LARGEST)]
+"""A round; -1 for none."""
 
 Kind = Literal["describe", "prepare", "gradients", "train", "evaluate"]
 """What a request asks for."""
@@ -113,10 +121,10 @@ class Hiding(Message):
         rounds: Rounds that are released in all, those repeated after an interruption included.
     """
 
-    clip: float
+    clip: Annotated[float, Field(gt=0, le=SINGLE[1])]
     adaptive_clip: AdaptiveClip | None
-    mechanism: Mechanism
-    rounds: int
+    mechanism: Annotated[Mechanism, AfterValidator(check_mechanism)]
+    rounds: Positive
 
     @property
     def clipping(self) -> Privacy:
@@ -146,21 +154,21 @@ class Setup(Message):
         privacy: What hides the clients; None for nothing.
     """
 
-    run: str
-    number: int
-    seed: int
-    rounds: int
-    clients: int
-    clients_per_round: int
+    run: Annotated[str, Field(pattern="^[A-Za-z0-9]{1,64}$")]
+    number: Count
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    rounds: Positive
+    clients: Positive
+    clients_per_round: Positive
     data: DataKind
     parameters: str
     model: Table
     solver: Table
     method: Table
-    evaluated: str
-    rows: int | None
+    evaluated: Evaluated
+    rows: Positive | None
     gradients: bool
-    deadline: float | None
+    deadline: Annotated[float, Field(gt=0, le=LARGEST)] | None
     privacy: Hiding | None
 
 
@@ -181,14 +189,14 @@ class Work(Message):
     """
 
     names: list[str]
-    client: list[int]
-    rows: list[int]
-    steps: list[int]
-    weight: list[float]
-    gamma: list[float]
-    relative_size: list[float]
-    state: list[int]
-    kept: list[list[int]]
+    client: list[Count]
+    rows: list[Positive]
+    steps: list[Count]
+    weight: list[Share]
+    gamma: list[Share]
+    relative_size: list[Finite]
+    state: list[Round]
+    kept: list[list[Round]]
 
 
 class Request(Message):
@@ -207,11 +215,11 @@ class Request(Message):
     """
 
     version: int
-    id: str
+    id: Annotated[str, Field(max_length=200)]
     kind: Kind
     setup: Setup | None = None
-    round: int = 0
-    participation: float = 0.0
+    round: Count = 0
+    participation: Finite = 0.0
     work: Work | None = None
     initial: bool = False
     arrays: list[str] = []

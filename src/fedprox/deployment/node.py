@@ -2,26 +2,30 @@
 
 A node keeps no state of a conversation. A request says all that is needed to answer it, so a node
 that was restarted goes on with the next one, and a request that is repeated gets the same answer.
+It counts what it answers with its data, on disk, before an answer leaves it (`spending`).
 """
 
+import hashlib
 import importlib.metadata
 import json
 import logging
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedprox.algorithms.base import ClientState
 from fedprox.deployment.broadcast import broadcast_of, filled
+from fedprox.deployment.declared import check_clip, check_declaration, check_jobs
 from fedprox.deployment.messages import (
     Answer,
     Array,
     Request,
     Setup,
+    Work,
     digest_of,
     pack,
     prefixed,
@@ -31,13 +35,15 @@ from fedprox.deployment.messages import (
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.parts import Parts
 from fedprox.deployment.policy import REPORTS, Policy
+from fedprox.deployment.spending import read_spent, write_spent
 from fedprox.deployment.stand_in import describe, one_client
 from fedprox.deployment.states import NEW, LostStateError, States, keep_last_runs
-from fedprox.errors import InputError, reason, require
+from fedprox.errors import LARGEST, InputError, printable, reason, require, require_number
 from fedprox.federation import Examples, Federation, Rows
 from fedprox.simulation.compiled.evaluation import EvaluationSums
 from fedprox.simulation.devices.mesh import lane_mesh
 from fedprox.simulation.devices.ownership import Ownership, find_ownership
+from fedprox.simulation.planning.batch_plan import Jobs
 from fedprox.simulation.storage.training_data import Data, copy_to_devices
 
 RUNS_KEPT = 5
@@ -47,17 +53,35 @@ METHODS_KEPT = 4
 """Methods whose compiled programs a node keeps."""
 
 
+class Asked(NamedTuple):
+    """A request for something that is computed from data.
+
+    Attributes:
+        request: The request.
+        digest: Digest of its head, which names the arrays by theirs.
+        setup: The method.
+        parts: Its compiled programs.
+        arrays: The arrays that the request names.
+    """
+
+    request: Request
+    digest: str
+    setup: Setup
+    parts: Parts
+    arrays: list[Array]
+
+
 class Node:
     """Answers the requests of a coordinator.
 
     Args:
         name: The node's name.
         federation: Its clients.
-        folder: Where client state is stored.
+        folder: Where client state is stored, and what the node has spent.
         policy: What it computes and reports.
 
     Raises:
-        InputError: If no client has enough rows for the policy.
+        InputError: If no client has enough rows for the policy, or a file of the folder is damaged.
     """
 
     def __init__(self, name: str, federation: Federation, folder: Path, policy: Policy) -> None:
@@ -68,8 +92,12 @@ class Node:
         )
         if len(enough) < len(federation):
             federation = federation.of_clients(enough)
+        if policy.privacy is not None:
+            require_number("policy.privacy.epsilon", policy.privacy.epsilon, positive=True)
+            require_number("policy.privacy.delta", policy.privacy.delta, most=1, positive=True)
         self.name, self.federation, self.policy = name, federation, policy
-        self.folder, self.mesh = folder, lane_mesh()
+        self.folder, self.runs, self.mesh = folder, folder / "runs", lane_mesh()
+        self.spent = read_spent(folder)
         self.arrays: dict[str, Array] = {}
         self.last: dict[str, Parcel] = {}
         self._parts: dict[str, Parts] = {}
@@ -79,36 +107,51 @@ class Node:
     def reports(self) -> list[str]:
         """The measures that the node reports."""
         enough = len(self.federation) >= self.policy.fewest_clients
-        return [measure for measure in REPORTS if enough and measure in self.policy.report]
+        reported = {measure for measure in self.policy.report if enough}
+        if self.policy.privacy is not None:
+            reported.discard("gradients")  # they have no noise, and the size of a model
+        return [measure for measure in REPORTS if measure in reported]
 
     def answer(self, parcel: Parcel) -> Parcel:
-        """Answer a request, also a faulty one: the answer then says in one line what is wrong."""
+        """Answer a request, also a faulty one: the answer then says in one line what is wrong.
+
+        Each request is logged in one line.
+        """
+        log, began, lost = logging.getLogger(__name__), time.perf_counter(), False
         try:
             request = unpack_request(parcel)
         except InputError as error:
+            log.warning("refused: %s", error)
             return pack(Answer(id=_id_of(parcel), refused=str(error)))
+        asked = _in_words(request)
         if request.id in self.last:
+            log.info("%s: the same answer again", asked)
             return self.last[request.id]
-        began = time.perf_counter()
         try:
             if not self._receive(request, parcel.body):
+                log.info("%s: asked for the arrays that are missing", asked)
                 return pack(Answer(id=request.id, lacks=True))
-            answer, arrays = self._computed(request)
+            answer, arrays = self._computed(request, parcel.head)
         except InputError as error:
-            lost = isinstance(error, LostStateError)
-            return pack(Answer(id=request.id, refused=str(error), lost=lost))
+            refused, lost = str(error), isinstance(error, LostStateError)
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            return pack(Answer(id=request.id, refused=f"{where}{error.strerror or error}"))
+            refused = printable(f"{where}{error.strerror or error}")
         except Exception as error:
             # a node serves for long, so no request may end it
-            logging.getLogger(__name__).exception("request %r", request.id)
-            line = str(InputError(f"error in the node: {type(error).__name__}: {reason(error)}"))
-            return pack(Answer(id=request.id, refused=line))
-        seconds = time.perf_counter() - began
-        packed = pack(answer.model_copy(update={"id": request.id, "seconds": seconds}), arrays)
-        self.last = {request.id: packed}  # in case that it is asked for again
-        return packed
+            log.exception("%s", asked)
+            refused = str(InputError(f"error in the node: {type(error).__name__}: {reason(error)}"))
+        else:
+            seconds = time.perf_counter() - began
+            packed = pack(answer.model_copy(update={"id": request.id, "seconds": seconds}), arrays)
+            self.last = {request.id: packed}  # in case that it is asked for again
+            log.info(
+                "%s: %.3f s, %s bytes in, %s bytes out",
+                *(asked, seconds, f"{_size(parcel):,}", f"{_size(packed):,}"),
+            )
+            return packed
+        log.warning("%s: refused: %s", asked, refused)
+        return pack(Answer(id=request.id, refused=refused, lost=lost))
 
     def _receive(self, request: Request, body: bytes) -> bool:
         """Add the arrays of a request to those known; whether all that it needs are known."""
@@ -120,27 +163,69 @@ class Node:
         self.arrays = {name: known[name] for name in request.arrays if name in known} or self.arrays
         return all(name in known for name in request.arrays)
 
-    def _computed(self, request: Request) -> tuple[Answer, dict[str, Array]]:
+    def _computed(self, request: Request, head: bytes) -> tuple[Answer, dict[str, Array]]:
         if request.kind == "describe":
             version = importlib.metadata.version("fedprox")
             description = describe(self.name, version, self.federation, self.reports)
             return Answer(id="", description=description), {}
-        require(request.setup is not None, f"{request.kind}: the setup is missing")
-        assert request.setup is not None
-        parts = self._parts_of(request.setup)
+        setup = request.setup
+        if setup is None:
+            raise InputError(f"{request.kind}: the setup is missing")
+        self.policy.check(setup)
+        parts = self._parts_of(setup)
+        self.policy.check_measures(parts.given, parts.solver)
+        if setup.privacy is not None:
+            check_declaration(setup, setup.privacy, parts.given, parts.points)
+            self.policy.check_privacy(setup.privacy, self.spent.others(setup))
         if request.kind == "prepare":
-            keep_last_runs(self.folder, _folder_name(request.setup.run), RUNS_KEPT)
+            left = setup.rounds - 1 - self.spent.of(setup).round
+            self.policy.check_rounds(self.spent.rounds, max(0, left) * parts.points)
+            keep_last_runs(self.runs, setup.run, RUNS_KEPT)
             return Answer(id=""), {}
+        digest = hashlib.blake2b(head, digest_size=16).hexdigest()
         arrays = [self.arrays[name] for name in request.arrays]
+        asked = Asked(request, digest, setup, parts, arrays)
         if request.kind == "evaluate":
-            return self._evaluate(parts, arrays)
+            return self._evaluate(asked)
+        if request.work is None:
+            raise InputError(f"{request.kind}: the work is missing")
+        jobs = self._jobs(asked, request.work)
         if request.kind == "gradients":
-            return self._gradients(parts, request, arrays)
-        return self._train(parts, request, arrays)
+            return self._gradients(asked, jobs)
+        return self._train(asked, request.work, jobs)
+
+    def _jobs(self, asked: Asked, work: Work) -> Jobs:
+        """The jobs of a request, after a check of what the policy and the run allow."""
+        request, setup, parts = asked.request, asked.setup, asked.parts
+        t, rounds = request.round, setup.rounds
+        require(t < rounds, f"round {t + 1}; the run has {rounds} rounds")
+        jobs = parts.jobs(work, request.participation)
+        if setup.privacy is not None:
+            check_jobs(setup, setup.privacy, jobs, request.participation)
+        if parts.given.reads_first:
+            self.policy.check_clients(jobs)
+        return jobs
+
+    def _pay(self, asked: Asked) -> None:
+        """Count a request on disk, before anything is computed from data.
+
+        Raises:
+            InputError: If it is more than the policy allows, or than the run has declared.
+        """
+        after = self.spent.paid(asked.request, asked.parts.points, asked.digest)
+        self.policy.check_rounds(self.spent.rounds, after.rounds - self.spent.rounds)
+        own, hiding = after.of(asked.setup), asked.setup.privacy
+        require(
+            hiding is None or own.rounds <= hiding.rounds,
+            f"{own.rounds} private rounds; the run has declared {hiding and hiding.rounds}",
+        )
+        if after != self.spent:
+            write_spent(self.folder, after)
+            self.spent = after
 
     def _parts_of(self, setup: Setup) -> Parts:
-        """The compiled programs of a method, after a check of the policy."""
-        self.policy.check(setup)
+        """The compiled programs of a method."""
+        self._check_kind(setup)
         of_the_run: dict[str, Any] = dict.fromkeys(("run", "number", "seed", "rounds"), True)
         key = setup.model_dump_json(exclude=of_the_run | {"privacy": {"rounds"}})
         if key not in self._parts:
@@ -158,6 +243,16 @@ class Node:
             self._parts[key] = parts
         return self._parts[key]
 
+    def _check_kind(self, setup: Setup) -> None:
+        """Raise `InputError` if a run's data are of another kind than the node's."""
+        version = importlib.metadata.version("fedprox")
+        own = describe(self.name, version, self.federation, []).kind.model_dump()
+        for key, given in setup.data.model_dump().items():
+            fits = given == own[key]
+            if key in ("classes", "greatest"):  # those of all nodes
+                fits = own[key] <= given <= LARGEST
+            require(fits, f"data.{key} = {given!r}; the node's data have {own[key]!r}")
+
     def _data_of(self, setup: Setup, federation: Federation) -> Data:
         """The rows on the devices, of which evaluations read at most `setup.rows` a client."""
         if setup.rows not in self._data:
@@ -169,8 +264,10 @@ class Node:
             self._data = {setup.rows: copied}
         return self._data[setup.rows]
 
-    def _evaluate(self, parts: Parts, arrays: list[Array]) -> tuple[Answer, dict[str, Array]]:
-        (params,) = filled([parts.model.shapes], parts.points, arrays)
+    def _evaluate(self, asked: Asked) -> tuple[Answer, dict[str, Array]]:
+        parts = asked.parts
+        (params,) = filled([parts.model.shapes], parts.points, asked.arrays)
+        self._pay(asked)
         return self._reported(parts, parts.evaluate(params))
 
     def _reported(self, parts: Parts, sums: EvaluationSums) -> tuple[Answer, dict[str, Array]]:
@@ -213,30 +310,28 @@ class Node:
             return True  # they belong to no client
         return bool((rows.sizes > 0).sum() >= self.policy.fewest_clients)
 
-    def _gradients(
-        self, parts: Parts, request: Request, arrays: list[Array]
-    ) -> tuple[Answer, dict[str, Array]]:
-        require(request.work is not None, "gradients: the work is missing")
-        assert request.work is not None
-        (params,) = filled([parts.model.shapes], parts.points, arrays)
-        jobs = parts.jobs(request.work, request.participation)
-        return Answer(id=""), parts.gradients(jobs, params).arrays()
+    def _gradients(self, asked: Asked, jobs: Jobs) -> tuple[Answer, dict[str, Array]]:
+        parts = asked.parts
+        require(parts.given.exchange is not None, "gradients: the method has no first exchange")
+        (params,) = filled([parts.model.shapes], parts.points, asked.arrays)
+        self._pay(asked)
+        part = parts.gradients(jobs, params)
+        self.policy.check_counted(jobs, part.counted)
+        return Answer(id=""), part.arrays()
 
-    def _train(
-        self, parts: Parts, request: Request, arrays: list[Array]
-    ) -> tuple[Answer, dict[str, Array]]:
-        work, setup = request.work, request.setup
-        require(work is not None, "train: the work is missing")
-        assert work is not None
-        assert setup is not None
-        jobs = parts.jobs(work, request.participation)
+    def _train(self, asked: Asked, work: Work, jobs: Jobs) -> tuple[Answer, dict[str, Array]]:
+        request, setup, parts = asked.request, asked.setup, asked.parts
         self.policy.check_work(parts.solver, jobs.size, jobs.steps)
         sent = broadcast_of(parts.algorithm, parts.model.shapes)
         stateful = parts.algorithm.client_state is not None
         needs = sent.initial and NEW in work.state
         require(request.initial or not needs, "train: w^0 is missing")
-        state, hparams, initial = sent.received(parts.method, arrays, with_initial=request.initial)
-        states = States(self.folder / _folder_name(setup.run) / f"{setup.number}-{setup.seed}")
+        state, hparams, initial = sent.received(
+            parts.method, asked.arrays, with_initial=request.initial
+        )
+        if setup.privacy is not None:
+            check_clip(setup, setup.privacy, request.round, state.clip)
+        states = States(self.runs / setup.run / f"{setup.number}-{setup.seed}")
         before: list[ClientState] = []
         if stateful:
             like = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), parts.model.shapes)
@@ -245,7 +340,10 @@ class Node:
                 states.forget(name, round_, kept)
                 new = round_ == NEW
                 before.append(fresh if new else states.read(name, round_, parts.client_state))
+        self._pay(asked)
         part, after = parts.train(jobs, setup.seed, request.round, state, hparams, before)
+        if parts.given.reads_first:
+            self.policy.check_counted(jobs, part.counted)
         if before:
             for i, name in enumerate(work.names):
                 if part.counts[i].any():
@@ -257,14 +355,26 @@ def _ownership(federation: Federation) -> Ownership:
     return find_ownership(federation.train.offsets, 1)
 
 
-def _folder_name(run: str) -> str:
-    """The folder of a run.
+def _in_words(request: Request) -> str:
+    """What is asked, for the log, with foreign text escaped.
 
-    Raises:
-        InputError: If the run's identifier cannot be a folder's name.
+    >>> _in_words(Request(version=2, id="1", kind="describe"))
+    'describe'
     """
-    require(run.isalnum() and run.isascii() and len(run) <= 64, f"run {run!r}: no identifier")
-    return run
+    words: list[str] = [request.kind]
+    if request.setup is not None:
+        setup = request.setup
+        words.append(f"run {setup.run}, {setup.method.get('name')}, seed {setup.seed}")
+    if request.work is not None:
+        work = request.work
+        words.append(f"round {request.round + 1}")
+        words.append(f"{len(work.names)} clients, {sum(work.steps)} steps")
+    return str(InputError(", ".join(words)))
+
+
+def _size(parcel: Parcel) -> int:
+    """Bytes of a message."""
+    return len(parcel.head) + len(parcel.body)
 
 
 def _id_of(parcel: Parcel) -> str:

@@ -47,7 +47,8 @@ class NodeFile(Section):
         examples=["node.key"],
     )
     folder: str = Field(
-        description="Folder for client state and logs, which should be backed up.",
+        description="Folder for client state, logs and the count of what was answered "
+        "(`spent.json`), which should be backed up.",
         examples=["state"],
     )
     client_rows: int | None = Field(
@@ -131,7 +132,7 @@ def load_node(file: NodeFile, data_dir: Path | None = None) -> Node:
     federation = limited(federation, file.client_rows, file.validation_share)
     if file.deal is not None:
         federation = part_of_clients(federation, file.deal)
-    return Node(file.name, federation, Path(file.folder) / "runs", file.policy)
+    return Node(file.name, federation, Path(file.folder), file.policy)
 
 
 def part_of_clients(federation: Federation, deal: Deal) -> Federation:

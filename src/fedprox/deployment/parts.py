@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.algorithms.private import private
@@ -17,7 +18,8 @@ from fedprox.algorithms.reporting import reporting
 from fedprox.deployment.broadcast import at_points
 from fedprox.deployment.messages import Setup, Work
 from fedprox.deployment.round_part import RoundPart
-from fedprox.errors import require
+from fedprox.errors import InputError, require
+from fedprox.experiment.messages import explain
 from fedprox.experiment.resolved import method_of, model_of, solver_of
 from fedprox.experiment.sections import SolverSection
 from fedprox.federation import Federation
@@ -68,7 +70,7 @@ class Parts:
         self, setup: Setup, federation: Federation, like: Federation, mesh: Mesh, data: Data
     ) -> None:
         self.setup, self.mesh, self.federation = setup, mesh, federation
-        self.method, self.measuring = methods_of(setup, federation, like)
+        self.given, self.method, self.measuring = methods_of(setup, federation, like)
         self.algorithm, self.solver = self.method.algorithm, self.method.solver
         self.model = self.method.protocol.model
         self.index = {name: k for k, name in enumerate(federation.names)}
@@ -118,11 +120,6 @@ class Parts:
             work.names, work.steps, self.solver.steps_for(size).tolist(), strict=True
         ):
             require(0 <= steps <= most, f"client {name!r}: {steps} steps; the solver takes {most}")
-        numbers = (*work.weight, *work.gamma, *work.relative_size, participation)
-        require(
-            all(0 <= number < math.inf for number in numbers),
-            "work: weights, gammas, sizes and participation must be finite and at least 0",
-        )
         count = max(len(own), 1)
         return Jobs(
             client=np.array(work.client, np.int64),
@@ -286,8 +283,10 @@ class Parts:
         return time.perf_counter() - self.began
 
 
-def methods_of(setup: Setup, federation: Federation, like: Federation) -> tuple[Method, Method]:
-    """The method that trains on a node, and the one that is evaluated there.
+def methods_of(
+    setup: Setup, federation: Federation, like: Federation
+) -> tuple[Algorithm, Method, Method]:
+    """A method as the library has it, the one that trains on a node, and the one evaluated there.
 
     Args:
         setup: The method.
@@ -298,7 +297,10 @@ def methods_of(setup: Setup, federation: Federation, like: Federation) -> tuple[
         InputError: If the setup names something unknown, or the node builds another model than the
             coordinator.
     """
-    section = SolverSection.model_validate(setup.solver)
+    try:
+        section = SolverSection.model_validate(setup.solver)
+    except ValidationError as error:
+        raise InputError(explain(error, SolverSection, setup.solver, "solver")) from None
     solver, _ = solver_of(section)
     algorithm, _ = method_of(setup.method, section, solver, "method")
     model = model_of(setup.model, like)
@@ -320,7 +322,7 @@ def methods_of(setup: Setup, federation: Federation, like: Federation) -> tuple[
         rounds=setup.rounds,
         evaluation=Evaluation(
             rows=setup.rows,
-            model=setup.evaluated,  # type: ignore[arg-type]
+            model=setup.evaluated,
             gradients=setup.gradients,
         ),
         client_store="host",
@@ -334,7 +336,7 @@ def methods_of(setup: Setup, federation: Federation, like: Federation) -> tuple[
         part = private(part, hiding.clipping, 0.0, setup.clients_per_round, setup.clients)
     part = part._replace(exchange=None, adapt=None)  # the coordinator does these
     training = replace(protocol, evaluation=Evaluation(gradients=False))
-    return Method(training, part), Method(protocol, part)
+    return algorithm, Method(training, part), Method(protocol, part)
 
 
 def client_state_shape(algorithm: Algorithm, params: Params, points: int) -> ClientState:

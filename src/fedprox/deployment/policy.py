@@ -1,16 +1,20 @@
 """A node's policy: what it computes for others, and what it reports."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from fedprox.algorithms import ALGORITHMS
+from fedprox.algorithms.base import Algorithm
 from fedprox.deployment.messages import Hiding, Setup
 from fedprox.errors import InputError, require
 from fedprox.experiment.sections import Section
 from fedprox.models import MODELS
-from fedprox.privacy.accounting import epsilon_of, rounded_up
+from fedprox.privacy.accounting import Mechanism, epsilon_together, rounded_up
+from fedprox.simulation.planning.batch_plan import Jobs
 from fedprox.solver import Solver
 
 Report = Literal["loss", "accuracy", "metrics", "gradients"]
@@ -22,12 +26,23 @@ REPORTS: tuple[Report, ...] = get_args(Report)
 class PrivacyPolicy(Section):
     """`[policy.privacy]`: the weakest guarantee of differential privacy that a node accepts."""
 
-    epsilon: float = Field(description="Largest epsilon of a run.", examples=[4.0])
-    delta: float = Field(description="Largest delta of a run.", examples=[1e-5])
+    epsilon: float = Field(
+        description="Largest epsilon of all runs together; the node counts what it has answered.",
+        examples=[4.0],
+    )
+    delta: float = Field(
+        description="Delta at which this epsilon is computed, whatever delta a run has.",
+        examples=[1e-5],
+    )
 
 
 class Policy(Section):
-    """`[policy]` of a node's file: what the node accepts, and what it reports of its data."""
+    """`[policy]` of a node's file: what the node accepts, and what it reports of its data.
+
+    An update is not a measure: `report` and `fewest_clients` do not bound what it reveals. The
+    update of one step on all rows is a gradient, and for a cohort with one of the node's clients
+    the sum is that client's.
+    """
 
     methods: list[str] = Field(
         default_factory=lambda: list(ALGORITHMS),
@@ -41,7 +56,10 @@ class Policy(Section):
         examples=[["logistic"]],
     )
     most_rounds: int | None = Field(
-        default=None, description="Most rounds of a run; no limit if left out.", examples=[1000]
+        default=None,
+        description="Most rounds that the node answers with its data, over all runs together and "
+        "for each sweep point; no limit if left out.",
+        examples=[1000],
     )
     most_epochs: float | None = Field(
         default=None,
@@ -51,7 +69,10 @@ class Policy(Section):
     )
     report: list[Report] = Field(
         default_factory=lambda: list(REPORTS),
-        description="Measures of its data that the node reports, summed over its clients.",
+        description="Measures of its data that the node reports, summed over its clients. Without "
+        '"gradients" or "loss" it refuses methods whose clients send gradients or losses of their '
+        'own, and without "gradients" a solver with `gamma`, since steps show when a gradient was '
+        "small. What updates reveal is not bounded by it.",
     )
     fewest_rows: int = Field(
         default=1,
@@ -61,7 +82,9 @@ class Policy(Section):
     fewest_clients: int = Field(
         default=1,
         description="Fewest clients over which a measure is summed; measures of fewer are not "
-        "reported.",
+        "reported. In methods whose clients send gradients or losses of their own, the node sits "
+        "out rounds with fewer of its clients. Above 1 it refuses a solver with `gamma`. Updates "
+        "are sent for any number of clients.",
         examples=[10],
     )
     privacy: PrivacyPolicy | None = Field(
@@ -79,21 +102,92 @@ class Policy(Section):
             require(name in allowed, f"{kind} {name!r}; allowed: {', '.join(allowed) or 'none'}")
         for name in _functions((setup.solver, setup.method.get("solver", {}))):
             raise InputError(f"solver {name!r}; a node runs the solvers of its library")
-        require(
-            self.most_rounds is None or setup.rounds <= self.most_rounds,
-            f"{setup.rounds} rounds; at most {self.most_rounds} are allowed",
-        )
-        if self.privacy is not None:
-            self._check_privacy(self.privacy, setup.privacy)
+        weakest = self.privacy
+        if weakest is not None:
+            most = f"epsilon = {weakest.epsilon:g} with delta = {weakest.delta:g}"
+            require(
+                setup.privacy is not None, f"a run without [privacy]; at most {most} is allowed"
+            )
 
-    def _check_privacy(self, weakest: PrivacyPolicy, hiding: Hiding | None) -> None:
-        allowed = f"epsilon = {weakest.epsilon:g} with delta = {weakest.delta:g} is allowed"
-        require(hiding is not None, f"a run without [privacy]; at most {allowed}")
-        assert hiding is not None
-        delta, spent = hiding.mechanism.delta, epsilon_of(hiding.mechanism, hiding.rounds)
+    def check_rounds(self, spent: int, more: int) -> None:
+        """Raise `InputError` if rounds are more than are left.
+
+        Args:
+            spent: Rounds that the node has answered in all runs.
+            more: Rounds that it is asked to answer.
+        """
+        most = self.most_rounds
         require(
-            delta <= weakest.delta and spent <= weakest.epsilon,
-            f"privacy: epsilon = {rounded_up(spent)} with delta = {delta:g}; at most {allowed}",
+            most is None or spent + more <= most,
+            f"{more} more rounds; the node has answered {spent}, and at most {most} are allowed "
+            "over all runs",
+        )
+
+    def check_privacy(self, hiding: Hiding, others: Sequence[tuple[Mechanism, int]]) -> None:
+        """Raise `InputError` if a private run costs more epsilon than is left.
+
+        Args:
+            hiding: What the run declares, which counts as a whole.
+            others: What the rounds of other runs have released, and their numbers.
+        """
+        weakest = self.privacy
+        if weakest is None:
+            return
+        spent = (*others, (hiding.mechanism, hiding.rounds))
+        epsilon = epsilon_together(spent, weakest.delta)
+        require(
+            epsilon <= weakest.epsilon,
+            f"privacy: epsilon = {rounded_up(epsilon)} with delta = {weakest.delta:g} for this run "
+            f"and all before it together; at most epsilon = {weakest.epsilon:g} is allowed",
+        )
+
+    def check_measures(self, algorithm: Algorithm, solver: Solver) -> None:
+        """Raise `InputError` if a method's clients send measures that the node does not report."""
+        for measure, sent in (("gradients", algorithm.own_gradient), ("loss", algorithm.own_loss)):
+            require(
+                not sent or measure in self.report,
+                f"{algorithm.name}: its clients send what they measure, and policy.report does not "
+                f'have "{measure}"',
+            )
+        require(
+            solver.gamma is None or ("gradients" in self.report and self.fewest_clients == 1),
+            "solver.gamma: steps show when a client's gradient was small; that needs "
+            '"gradients" in policy.report, and policy.fewest_clients = 1',
+        )
+
+    def check_clients(self, jobs: Jobs) -> None:
+        """Raise `InputError` if a sum of gradients or losses would be of too few clients.
+
+        With weights of the operator's choice, it could be that of one client but for rounding.
+        """
+        if self.fewest_clients <= 1:
+            return
+        self._require_clients(len(jobs.client))
+        same = [np.ptp(a) <= 1e-6 * a.min() for a in (jobs.weight, jobs.weight / jobs.size)]
+        require(
+            jobs.weight.min() > 0 and any(same),
+            f"weights {jobs.weight.tolist()}; in a sum of gradients or losses all weights are "
+            "equal or those of rows: the node sits out this round",
+        )
+
+    def check_counted(self, jobs: Jobs, counted: NDArray[np.float32]) -> None:
+        """Raise `InputError` if some clients are left out of such a sum, and too few remain.
+
+        Args:
+            jobs: All clients.
+            counted: The sum of the weights of those in the sum, (points,).
+        """
+        if self.fewest_clients <= 1:
+            return
+        left_out = (jobs.weight.sum() - counted[counted > 0]) / jobs.weight.min()
+        most = np.ceil(left_out - 0.01).max(initial=0)
+        self._require_clients(len(jobs.client) - int(most))
+
+    def _require_clients(self, count: int) -> None:
+        require(
+            count >= self.fewest_clients,
+            f"{count} clients; gradients and losses of fewer than {self.fewest_clients} are not "
+            "sent: the node sits out this round",
         )
 
     def check_work(self, solver: Solver, rows: Any, steps: Any) -> None:

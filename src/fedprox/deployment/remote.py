@@ -268,9 +268,8 @@ class RemoteSeed:
                 kept=np.stack([saved[own.client] for saved in self.saved], axis=1).tolist(),
             )
         participation = float(jobs.participation.sum())
-        mechanism = self.method.mechanism
-        if mechanism is not None:  # the cohort's size would say whether other nodes' clients came
-            participation = mechanism.clients_per_round / mechanism.clients
+        if self.private:  # who takes part is secret, and so is how many
+            participation = self.setup.clients_per_round / self.setup.clients
         answers = server.ask(
             kind,
             self.setup,

@@ -124,5 +124,5 @@ def keep_last_runs(folder: Path, run: str, keep: int) -> None:
         (path for path in folder.iterdir() if path.is_dir()),
         key=lambda path: (path.name == run, path.stat().st_mtime_ns),
     )
-    for path in runs[: len(runs) - keep]:
+    for path in runs[: max(0, len(runs) - keep)]:
         shutil.rmtree(path, ignore_errors=True)

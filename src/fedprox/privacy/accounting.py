@@ -15,12 +15,13 @@ dp-accounting is imported inside functions, since the import takes a second.
 import importlib.metadata
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from fedprox.errors import require, require_whole
+from fedprox.errors import require, require_number, require_one_of, require_whole
 from fedprox.privacy.setting import Accountant, Privacy
 
 ACCOUNTANTS: dict[Accountant, str] = {
@@ -89,6 +90,30 @@ class Mechanism(NamedTuple):
     def cut(self) -> bool:
         """Whether a cohort can be larger than the capacity."""
         return self.capacity is not None and self.capacity < self.clients
+
+
+def check_mechanism(mechanism: Mechanism) -> Mechanism:
+    """The mechanism that another host declares, if one can be so.
+
+    Raises:
+        InputError: If a number is out of range, or no guarantee can be computed for the sampling.
+    """
+    require_whole("clients", mechanism.clients)
+    require_whole("clients_per_round", mechanism.clients_per_round, most=mechanism.clients)
+    least = mechanism.clients_per_round
+    if mechanism.capacity is not None:
+        require_whole("capacity", mechanism.capacity, least=least, most=mechanism.clients)
+    require_number("noise_multiplier", mechanism.noise_multiplier)
+    require_whole("releases", mechanism.releases, most=2)
+    require_number("delta", mechanism.delta, most=1, positive=True)
+    require_one_of("accountant", mechanism.accountant, list(ACCOUNTANTS))
+    require(
+        mechanism.capacity is None
+        or (mechanism.sampling, mechanism.accountant) == ("bernoulli", "pld"),
+        f"capacity = {mechanism.capacity}; only the accountant pld has one, with Poisson sampling",
+    )
+    _require_accountable(mechanism, noisy=True)
+    return mechanism
 
 
 @lru_cache(maxsize=64)
@@ -277,6 +302,62 @@ def epsilon_of(mechanism: Mechanism, rounds: int) -> float:
     """
     (epsilon,) = epsilons(mechanism, [rounds])
     return epsilon
+
+
+@lru_cache(maxsize=64)
+def epsilon_together(spent: tuple[tuple[Mechanism, int], ...], delta: float) -> float:
+    """Epsilon of several runs on the same clients together.
+
+    Args:
+        spent: For each run, what its rounds release and their number. Their own deltas and
+            accountants do not count.
+        delta: Delta of the guarantee.
+
+    Returns:
+        An upper bound; infinity if a run has no noise, or so little that no bound can be computed.
+
+    Raises:
+        InputError: If the neighbouring federations of two runs differ in kind, so that their
+            epsilons cannot be added.
+
+    Example:
+        >>> mechanism = Mechanism(3383, 120, "bernoulli", None, 1.2, 1, 1e-5, "rdp")
+        >>> other = mechanism._replace(noise_multiplier=1.5)
+        >>> round(epsilon_together(((mechanism, 100), (other, 50)), 1e-5), 2)
+        1.92
+    """
+    runs: Counter[Mechanism] = Counter()
+    for mechanism, rounds in spent:
+        runs[mechanism._replace(delta=delta)] += rounds
+    runs = +runs  # without those of no rounds
+    require(
+        len({mechanism.replaces for mechanism in runs}) <= 1,
+        'private runs with cohort.sampling = "uniform" and others on the same clients: their '
+        "neighbouring federations differ, so their epsilons cannot be added; use one sampling",
+    )
+    if any(mechanism.noise_multiplier == 0 for mechanism in runs):
+        return math.inf
+    try:
+        if len(runs) <= 1:
+            return sum(epsilon_of(mechanism, rounds) for mechanism, rounds in runs.items())
+        return _composed_epsilon(runs, delta)
+    except (ArithmeticError, MemoryError):
+        return math.inf
+
+
+def _composed_epsilon(runs: Mapping[Mechanism, int], delta: float) -> float:
+    from dp_accounting import pld
+
+    counts = {mechanism: rounds * mechanism.releases for mechanism, rounds in runs.items()}
+    total = sum(counts.values())
+    accountant = _accountant(next(iter(counts)), total)
+    if not all(mechanism.accountant == "rdp" for mechanism in counts):
+        interval = max(_interval(mechanism, total) for mechanism in counts)
+        accountant = pld.PLDAccountant(value_discretization_interval=interval)
+    with _quiet():
+        for mechanism, count in counts.items():
+            accountant.compose(_event(mechanism), count)
+        return float(accountant.get_epsilon(delta))
 
 
 def _spent(mechanism: Mechanism, rounds: int) -> float:

@@ -1,0 +1,145 @@
+"""What a node has answered with its data, over all runs, in a file of its folder.
+
+The unit is a round of a method and seed. A paid round covers one answer of each kind: a first
+cohort's gradients, training, and one evaluation. A request for round t pays `max(1, t - s)` rounds,
+where s is the last round that was paid: the rounds in between, in which no client of the node was
+drawn, are releases too, and a round that is repeated is paid again. An evaluation beyond that of
+its round pays a round like any other answer, since measures of chosen models reveal as much. A
+request that is repeated has the same answer and pays nothing.
+
+Rounds after the last request of a run are not known to the node, and so are not counted.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from fedprox.deployment.messages import Count, Kind, Message, Request, Round, Setup
+from fedprox.errors import InputError
+from fedprox.files.whole import write_whole
+from fedprox.privacy.accounting import Mechanism
+
+FILE = "spent.json"
+
+RUNS = 1000
+"""Runs whose last rounds are kept. A run that is forgotten pays its earlier rounds once more."""
+
+NO_ROUND = -1
+
+
+class RunSpent(Message):
+    """What one seed of a method has spent.
+
+    Attributes:
+        round: The last round that is paid.
+        answered: The kinds of requests that were answered in this round.
+        rounds: Rounds that were paid, with this mechanism.
+        mechanism: What they release; None without privacy.
+        request: Digest of the last request.
+    """
+
+    round: Round = NO_ROUND
+    answered: list[Kind] = Field(default_factory=list)
+    rounds: Count = 0
+    mechanism: Mechanism | None = None
+    request: str = ""
+
+
+class Spent(Message):
+    """What a node has answered.
+
+    Attributes:
+        rounds: Rounds of all runs, counted once for each sweep point.
+        private: Rounds of all private runs, by what they release.
+        runs: What each of the last runs has spent, the last one at the end.
+    """
+
+    rounds: int = Field(default=0, ge=0)
+    private: list[tuple[Mechanism, Count]] = Field(default_factory=list)
+    runs: dict[str, RunSpent] = Field(default_factory=dict)
+
+    def of(self, setup: Setup) -> RunSpent:
+        """What a run has spent so far."""
+        return self.runs.get(_name(setup), RunSpent())
+
+    def others(self, setup: Setup) -> list[tuple[Mechanism, int]]:
+        """The private rounds of all other runs."""
+        own = self.of(setup)
+        return [(each, n - own.rounds * (each == own.mechanism)) for each, n in self.private]
+
+    def paid(self, request: Request, points: int, digest: str) -> "Spent":
+        """What is spent once a request is answered.
+
+        Args:
+            request: The request, for data, with its setup.
+            points: Sweep points of the method.
+            digest: Digest of the whole request.
+        """
+        assert request.setup is not None
+        own, hiding = self.of(request.setup), request.setup.privacy
+        if own.request == digest:
+            return self
+        kind, round_, answered = request.kind, request.round, own.answered
+        if kind == "evaluate" and own.round == NO_ROUND:
+            more, round_, answered = 1, 0, []  # it belongs to no round: pays the first
+        elif kind == "evaluate":
+            more = int(kind in answered)
+            round_ = own.round + more
+            answered = [kind] if more else [*answered, kind]
+        elif round_ == own.round and kind not in answered:
+            more, answered = 0, [*answered, kind]
+        else:
+            more, answered = max(1, round_ - own.round), [kind]
+        mechanism = None if hiding is None else hiding.mechanism
+        after = RunSpent(
+            round=round_,
+            answered=answered,
+            rounds=more + own.rounds * (mechanism == own.mechanism),
+            mechanism=mechanism,
+            request=digest,
+        )
+        name = _name(request.setup)
+        runs = {key: each for key, each in self.runs.items() if key != name} | {name: after}
+        private = Counter(dict(self.private))
+        if mechanism is not None:
+            private[mechanism] += more
+        return Spent(
+            rounds=self.rounds + more * points,
+            private=list(private.items()),
+            runs=dict(list(runs.items())[-RUNS:]),
+        )
+
+
+def read_spent(folder: Path) -> Spent:
+    """What the node of a folder has answered; nothing if the folder has no file.
+
+    Raises:
+        InputError: If the file is damaged.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return Spent()
+    try:
+        return Spent.model_validate_json(path.read_bytes())
+    except ValidationError:
+        raise InputError(
+            f"{path}: damaged; it counts what the node has answered with its data: restore it from "
+            "a copy, or remove it to count from 0"
+        ) from None
+
+
+def write_spent(folder: Path, spent: Spent) -> None:
+    """Write the file, before anything of the answer leaves the node.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_whole(folder / FILE, json.dumps(spent.model_dump(mode="json"), indent=1).encode())
+
+
+def _name(setup: Setup) -> str:
+    """The name of a seed of a method in a run, as its folder of client state has it."""
+    return f"{setup.run}/{setup.number}-{setup.seed}"
