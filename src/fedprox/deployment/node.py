@@ -220,7 +220,7 @@ class Node:
         assert request.work is not None
         (params,) = filled([parts.model.shapes], parts.points, arrays)
         jobs = parts.jobs(request.work, request.participation)
-        return Answer(id=""), parts.gradients(jobs, params).arrays()
+        return Answer(id=""), parts.gradients(jobs, params, request.seconds).arrays()
 
     def _train(
         self, parts: Parts, request: Request, arrays: list[Array]
@@ -233,7 +233,11 @@ class Node:
         self.policy.check_work(parts.solver, jobs.size, jobs.steps)
         sent = broadcast_of(parts.algorithm, parts.model.shapes)
         stateful = parts.algorithm.client_state is not None
-        needs = sent.initial and NEW in work.state
+        require(
+            all(len(rounds) == parts.points for rounds in work.state),
+            "work: each client's state has one round for each sweep point",
+        )
+        needs = sent.initial and any(NEW in rounds for rounds in work.state)
         require(request.initial or not needs, "train: w^0 is missing")
         state, hparams, initial = sent.received(parts.method, arrays, with_initial=request.initial)
         states = States(self.folder / _folder_name(setup.run) / f"{setup.number}-{setup.seed}")
@@ -241,11 +245,12 @@ class Node:
         if stateful:
             like = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), parts.model.shapes)
             fresh = parts.method.initial_client_state(initial if request.initial else like)
-            for name, round_, kept in zip(work.names, work.state, work.kept, strict=True):
-                states.forget(name, round_, kept)
-                new = round_ == NEW
-                before.append(fresh if new else states.read(name, round_, parts.client_state))
-        part, after = parts.train(jobs, setup.seed, request.round, state, hparams, before)
+            for name, rounds, kept in zip(work.names, work.state, work.kept, strict=True):
+                states.forget(name, rounds, kept)
+                before.append(states.read_points(name, rounds, parts.client_state, fresh))
+        part, after = parts.train(
+            jobs, setup.seed, request.round, state, hparams, before, request.seconds
+        )
         if before:
             for i, name in enumerate(work.names):
                 if part.counts[i].any():
