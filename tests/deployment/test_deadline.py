@@ -147,7 +147,7 @@ def test_a_personal_pass_and_the_method_share_the_time(
 def test_a_first_cohort_has_its_share_of_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fifth of the rows are read for it: 2 s, in which the slow node reads one client."""
+    """It has a fourth, since it reads a fifth of the rows: 2.5 s, for one of the slow clients."""
     table = ONE | {"method": [{"name": "feddane", "mu": 1.0}]}
     first, second = nodes_of(table, tmp_path)
     answered: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
 """How the time of a node's round is shared out: between its requests, passes and clients.
 
 The shares are those of the planned work, in rows whose gradients are computed. What a pass leaves
-is there for the next one, so a share that is too large costs nothing.
+is there for the next one, so a share that is too large costs little.
 """
 
 import numpy as np
@@ -12,6 +12,10 @@ from fedprox.simulation.compiled.clock import Until
 from fedprox.simulation.planning.batch_plan import Jobs, job_ticks
 from fedprox.simulation.planning.packing import Segments
 from fedprox.solver import Solver
+
+READING = 0.25
+"""Smallest share of reading gradients before the work. By its rows alone it could be too short even
+to call a program, and without these gradients nothing counts."""
 
 
 def planned_rows(algorithm: Algorithm, solver: Solver, jobs: Jobs) -> NDArray[np.int64]:
@@ -27,11 +31,13 @@ def planned_rows(algorithm: Algorithm, solver: Solver, jobs: Jobs) -> NDArray[np
 def passes_until(seconds: float, rows: NDArray[np.int64]) -> Until:
     """When the passes of a request with so many seconds end.
 
-    >>> passes_until(6.0, np.array([[10], [40], [10]]))
-    Until(reading=np.float32(1.0), personal=np.float32(5.0), local=np.float32(6.0))
+    >>> passes_until(8.0, np.array([[10], [40], [20]]))
+    Until(reading=np.float32(2.0), personal=np.float32(6.0), local=np.float32(8.0))
     """
-    parts = np.cumsum(rows.sum(axis=1)) / max(rows.sum(), 1)
-    return Until(*(np.float32(seconds * part) for part in parts.tolist()))
+    reading, personal, local = rows.sum(axis=1).tolist()
+    first = _share_of_reading(reading, personal + local)
+    second = first + (1 - first) * personal / max(personal + local, 1)
+    return Until(*(np.float32(seconds * part) for part in (first, second, 1.0)))
 
 
 def due(ends: Segments, slots: int) -> NDArray[np.float32]:
@@ -64,4 +70,9 @@ def shares_of_first(
     nodes = int(owner.max()) + 1
     reading = np.bincount(owner[first.client], first.size, nodes)
     working = np.bincount(owner[jobs.client], rows.sum(axis=0), nodes)
-    return reading / np.maximum(reading + working, 1)
+    return np.array(list(map(_share_of_reading, reading.tolist(), working.tolist())))
+
+
+def _share_of_reading(reading: float, working: float) -> float:
+    """The share of reading so many rows before working on others."""
+    return max(READING, reading / (reading + working)) if reading else 0.0
