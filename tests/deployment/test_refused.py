@@ -277,6 +277,17 @@ def test_clipping_scales_the_message_of_a_node() -> None:
     assert result.counts.all()
 
 
+def test_clipping_is_refused_where_nodes_store_state(tmp_path: Path, fresh: Fresh) -> None:
+    """The coordinator would scale a message whose client state is already stored."""
+    clip = {"faults": {"policy": "clip", "norm": 10.0}}
+    with pytest.raises(InputError) as raised:
+        deployed(ALL | clip, [site.answer for site in fresh(tmp_path)])
+    assert str(raised.value) == (
+        'faults.policy = "clip": scaffold has client state; use "drop" in a deployment, where '
+        "nodes store it before the coordinator compares their messages"
+    )
+
+
 def test_losses_that_are_not_finite_are_refused_with_screening(
     fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -467,13 +478,26 @@ def edited(parcel: Parcel, change: Callable[[dict[str, Any]], None]) -> Parcel:
         (lambda head: head.update(round=2), "round 3; the run has 2 rounds"),
         (lambda head: head["setup"].update(parameters="['a']"), "model 'logistic' has the"),
         (
-            lambda head: head["work"].update(state=[3, 3]),
+            lambda head: head["work"].update(state=[[3], [3]]),
             "state of client '1' after round 4: ",
+        ),
+        (
+            lambda head: head["work"].update(state=[[0], [0, 0]]),
+            "work: each client's state has one round for each sweep point",
+        ),
+        (lambda head: head.update(seconds=1.0), "seconds = 1.0; the method has no deadline"),
+        (
+            lambda head: head["setup"].update(deadline=1.0),
+            "seconds = None; they must be from 0 to the deadline, 1.0",
+        ),
+        (
+            lambda head: (head["setup"].update(deadline=1.0), head.update(seconds=2.0)),
+            "seconds = 2.0; they must be from 0 to the deadline, 1.0",
         ),
     ],
 )
 def test_requests_are_checked(
-    change: Callable[[dict[str, Any]], None],
+    change: Callable[[dict[str, Any]], Any],
     line: str,
     requests: dict[str, Parcel],
     guarded: tuple[Node, Path],
@@ -520,7 +544,7 @@ def test_a_full_disk_is_reported_in_one_line(
 
     monkeypatch.setattr(States, "write", full)
     node = fresh(tmp_path)[0].node
-    train = edited(requests["train"], lambda head: head["work"].update(state=[-1, -1]))
+    train = edited(requests["train"], lambda head: head["work"].update(state=[[-1], [-1]]))
     assert unpack_answer(node.answer(train)).refused == "0.state: No space left on device"
 
 

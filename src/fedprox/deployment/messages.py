@@ -24,7 +24,7 @@ from fedprox.errors import LARGEST, SINGLE, InputError, reason, require
 from fedprox.privacy import AdaptiveClip, Privacy
 from fedprox.privacy.accounting import Mechanism, check_mechanism
 
-VERSION = 2
+VERSION = 3
 """Version of the messages. Coordinator and nodes must have the same."""
 
 Array = NDArray[Any]
@@ -150,7 +150,8 @@ class Setup(Message):
         evaluated: The model that is evaluated.
         rows: Rows of each client that an evaluation reads at most; None for all.
         gradients: Whether gradients are measured.
-        deadline: Seconds that a node works on a round; None for no limit.
+        deadline: Seconds that a node works on a round, which the round's requests share; None for
+            no limit.
         privacy: What hides the clients; None for nothing.
     """
 
@@ -183,7 +184,8 @@ class Work(Message):
         weight: Weight of their messages.
         gamma: Inexactness at which they may stop.
         relative_size: Their rows over the mean of all clients.
-        state: The round in which each client's last used update was made; -1 for none.
+        state: The round in which each client's last used update was made, for each sweep point; -1
+            for none.
         kept: Earlier rounds after which a run may resume, so that each client's state after them
             is kept.
     """
@@ -195,7 +197,7 @@ class Work(Message):
     weight: list[Share]
     gamma: list[Share]
     relative_size: list[Finite]
-    state: list[Round]
+    state: list[list[Round]]
     kept: list[list[Round]]
 
 
@@ -211,6 +213,7 @@ class Request(Message):
         participation: Share of the weight of all clients that the cohort has.
         work: The jobs, for "train" and "gradients".
         initial: Whether w^0 is among the arrays, from which clients make their first state.
+        seconds: Seconds that the node may work on it, for "train" and "gradients" with a deadline.
         arrays: Digests of the arrays that the request needs, in order.
     """
 
@@ -222,6 +225,7 @@ class Request(Message):
     participation: Finite = 0.0
     work: Work | None = None
     initial: bool = False
+    seconds: Finite | None = None
     arrays: list[str] = []
 
 

@@ -315,7 +315,7 @@ class Node:
         require(parts.given.exchange is not None, "gradients: the method has no first exchange")
         (params,) = filled([parts.model.shapes], parts.points, asked.arrays)
         self._pay(asked)
-        part = parts.gradients(jobs, params)
+        part = parts.gradients(jobs, params, asked.request.seconds)
         self.policy.check_counted(jobs, part.counted)
         return Answer(id=""), part.arrays()
 
@@ -324,7 +324,11 @@ class Node:
         self.policy.check_work(parts.solver, jobs.size, jobs.steps)
         sent = broadcast_of(parts.algorithm, parts.model.shapes)
         stateful = parts.algorithm.client_state is not None
-        needs = sent.initial and NEW in work.state
+        require(
+            all(len(rounds) == parts.points for rounds in work.state),
+            "work: each client's state has one round for each sweep point",
+        )
+        needs = sent.initial and any(NEW in rounds for rounds in work.state)
         require(request.initial or not needs, "train: w^0 is missing")
         state, hparams, initial = sent.received(
             parts.method, asked.arrays, with_initial=request.initial
@@ -336,12 +340,13 @@ class Node:
         if stateful:
             like = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), parts.model.shapes)
             fresh = parts.method.initial_client_state(initial if request.initial else like)
-            for name, round_, kept in zip(work.names, work.state, work.kept, strict=True):
-                states.forget(name, round_, kept)
-                new = round_ == NEW
-                before.append(fresh if new else states.read(name, round_, parts.client_state))
+            for name, rounds, kept in zip(work.names, work.state, work.kept, strict=True):
+                states.forget(name, rounds, kept)
+                before.append(states.read_points(name, rounds, parts.client_state, fresh))
         self._pay(asked)
-        part, after = parts.train(jobs, setup.seed, request.round, state, hparams, before)
+        part, after = parts.train(
+            jobs, setup.seed, request.round, state, hparams, before, request.seconds
+        )
         if parts.given.reads_first:
             self.policy.check_counted(jobs, part.counted)
         if before:

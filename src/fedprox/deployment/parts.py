@@ -16,6 +16,7 @@ from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.algorithms.private import private
 from fedprox.algorithms.reporting import reporting
 from fedprox.deployment.broadcast import at_points
+from fedprox.deployment.deadline import due, passes_until, planned_rows
 from fedprox.deployment.messages import Setup, Work
 from fedprox.deployment.round_part import RoundPart
 from fedprox.errors import InputError, require
@@ -24,11 +25,19 @@ from fedprox.experiment.resolved import method_of, model_of, solver_of
 from fedprox.experiment.sections import SolverSection
 from fedprox.federation import Federation
 from fedprox.model import Params
+from fedprox.simulation.compiled.clock import Clock, Until
 from fedprox.simulation.compiled.compile import clients_by_place, exchanges
 from fedprox.simulation.compiled.evaluation import EvaluationSums, sums_program
 from fedprox.simulation.compiled.evaluation_inputs import EvaluationReads
 from fedprox.simulation.compiled.layout import Capacity, Layout, bucket, lay_out, needed
-from fedprox.simulation.compiled.round import Inputs, Part, Server, gradients_program, part_program
+from fedprox.simulation.compiled.round import (
+    FirstPart,
+    Inputs,
+    Part,
+    Server,
+    gradients_program,
+    part_program,
+)
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
@@ -36,16 +45,11 @@ from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol, is_noisy
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.devices.mesh import accept_host_arrays, shard
-from fedprox.simulation.planning.batch_plan import BatchPlan, Jobs, job_ticks, no_jobs, plan_rounds
-from fedprox.simulation.planning.packing import pack
+from fedprox.simulation.planning.batch_plan import Jobs, no_jobs, plan_rounds
+from fedprox.simulation.planning.packing import Segments
+from fedprox.simulation.planning.reads import Exchange
 from fedprox.simulation.planning.round_work import RoundWork
 from fedprox.simulation.storage.training_data import Data, rows_spec, training_rows
-
-LOOK_SECONDS = 0.05
-"""Seconds between looks at the clock."""
-
-SLOW_LOOK = 1e-3
-"""Seconds of a tick from which on each tick looks at the clock."""
 
 
 class Parts:
@@ -85,7 +89,7 @@ class Parts:
             self.reading = lay_out(self.measuring, self.rows, mesh.devices.size, self.model.shapes)
         self.points = len(self.method.points)
         self.client_state = client_state_shape(self.algorithm, self.model.shapes, self.points)
-        self.began, self.tick_seconds = 0.0, 1.0
+        self.began = 0.0
         self._parts: dict[Layout, Any] = {}
         self._gradients: dict[Layout, Any] = {}
         self._evaluation: tuple[Any, Any] | None = None
@@ -142,6 +146,7 @@ class Parts:
         state: State,
         hparams: Mapping[str, NDArray[np.float32]],
         client_states: Sequence[ClientState],
+        seconds: float | None = None,
     ) -> tuple[RoundPart, ClientState]:
         """Train clients for a round.
 
@@ -153,11 +158,13 @@ class Parts:
             hparams: The hyperparameters, arrays (points,).
             client_states: State of each job's client, leaves (points, ...); empty for a method
                 without client state.
+            seconds: Seconds that this may take; None without a deadline.
 
         Returns:
             The node's part of the round, and the state of each job's client after it, leaves
             (jobs, points, ...); None for a method without client state.
         """
+        self._check_seconds(seconds)
         work = RoundWork(len(jobs.client), 0, 0, jobs, no_jobs())
         layout = self._layout(work)
         (x, y), (placed,) = self.rows.of([work], layout.width, layout.rows)
@@ -174,20 +181,16 @@ class Parts:
         stacked = None
         if client_states:
             stacked = shard(self.mesh, _scattered(client_states, place, len(at)))
-        look_every = None
-        if self.setup.deadline is not None:
-            plan = self._with_deadlines(plan, placed.jobs, layout, self.setup.deadline)
-            every = LOOK_SECONDS / self.tick_seconds if self.tick_seconds < SLOW_LOOK else 1
-            look_every = np.int32(max(1, every))
+        until = None
+        if seconds is not None:
+            until = passes_until(seconds, planned_rows(self.algorithm, self.solver, jobs))
+            plan = plan._replace(jobs=plan.jobs._replace(due=_due(plan.ends, layout.rounds.slots)))
         server = Server(state, stacked)
-        inputs = Inputs(hparams, x, y, plan, exchange, np.int32(1), look_every=look_every)
+        exchange = _with_due(exchange, until)
+        inputs = Inputs(hparams, x, y, plan, exchange, np.int32(1), until=until)
         program = self._compiled(self._parts, layout, (server, inputs), (x, y), self._part)
-        self.began = time.perf_counter()
-        part: Part = jax.block_until_ready(program(server, inputs))
-        seconds = time.perf_counter() - self.began
+        part: Part = self._timed(program, server, inputs)
         trained = self._round_part(part, jobs)
-        done = trained.steps.sum() / max(1, self.points * jobs.steps.sum())
-        self.tick_seconds = _tick_seconds(seconds, int(plan.ends.stop.max(initial=0)), float(done))
         return trained, jax.tree.map(lambda a: np.asarray(a)[place], part.client_state)
 
     def _round_part(self, part: Part, jobs: Jobs) -> RoundPart:
@@ -207,23 +210,27 @@ class Parts:
         message = jax.tree.map(np.asarray, part.message)
         return RoundPart(message, np.asarray(part.counted), steps, ~faulty & ~late, faulty)
 
-    def gradients(self, jobs: Jobs, params: Params) -> RoundPart:
+    def gradients(self, jobs: Jobs, params: Params, seconds: float | None = None) -> RoundPart:
         """Compute grad F_k(w^t) of a first cohort's clients; the gradients are the messages.
 
         Args:
             jobs: The clients and their weights.
             params: w^t, leaves (points, ...).
+            seconds: Seconds that this may take; None without a deadline.
         """
+        self._check_seconds(seconds)
         work = RoundWork(len(jobs.client), 0, 0, no_jobs(), jobs)
         layout = self._layout(work)
         (x, y), (placed,) = self.rows.of([work], layout.width, layout.rows)
-        exchange = exchanges([placed], layout)
-        arguments = (params, x, y, exchange)
+        until = None if seconds is None else Until(*(np.float32(seconds),) * 3)
+        exchange = _with_due(exchanges([placed], layout), until)
+        arguments = (params, x, y, exchange, until)
         program = self._compiled(self._gradients, layout, arguments, (x, y), self._gradient)
-        summed, counted = jax.tree.map(np.asarray, program(*arguments))
-        shape = (len(jobs.client), self.points)
-        none = np.zeros(shape, bool)
-        return RoundPart(summed, counted, np.zeros(shape, np.int64), none | (counted > 0), none)
+        part: FirstPart = self._timed(program, *arguments)
+        message = jax.tree.map(np.asarray, part.message)
+        counts, faulty = (np.asarray(a)[: len(jobs.client)] for a in (part.counts, part.faulty))
+        steps = np.zeros(counts.shape, np.int64)
+        return RoundPart(message, np.asarray(part.counted), steps, counts, faulty)
 
     def evaluate(self, params: Params) -> EvaluationSums:
         """Measure models on all rows of the node's clients.
@@ -240,6 +247,17 @@ class Parts:
             sums: EvaluationSums = jax.tree.map(np.asarray, program(params, inputs))
         return sums
 
+    def _check_seconds(self, seconds: float | None) -> None:
+        """Raise `InputError` unless a request has so many seconds as the deadline allows."""
+        deadline = self.setup.deadline
+        if deadline is None:
+            require(seconds is None, f"seconds = {seconds}; the method has no deadline")
+        else:
+            require(
+                seconds is not None and 0 <= seconds <= deadline,
+                f"seconds = {seconds}; they must be from 0 to the deadline, {deadline}",
+            )
+
     def _layout(self, work: RoundWork) -> Layout:
         """The shapes for a round."""
         need = needed(self.base, self.solver, work)
@@ -247,36 +265,37 @@ class Parts:
         buckets = (bucket(n) for n in need._replace(rows=room))
         return self.base.holding(Capacity(*buckets))
 
-    def _with_deadlines(
-        self, plan: BatchPlan, jobs: Jobs, layout: Layout, deadline: float
-    ) -> BatchPlan:
-        """The plan with each job's deadline: its planned end's part of the node's time.
-
-        A node that is too slow thus shortens all of its clients' work alike.
-        """
-        shape = layout.rounds
-        ticks = job_ticks(self.solver, jobs, shape.width)
-        packing = pack(ticks, shape.devices * shape.lanes, jobs.owner, shape.processes)
-        deadlines = np.full((1, shape.slots), deadline, np.float32)
-        deadlines[0, : len(ticks)] = deadline * packing.end / max(packing.ticks, 1)
-        return plan._replace(jobs=plan.jobs._replace(deadline=deadlines))
-
     def _compiled(
         self, programs: dict[Layout, Any], layout: Layout, arguments: Any, rows: Any, make: Any
     ) -> Any:
-        """The program for a layout, compiled on first use, so that no clock runs meanwhile."""
+        """The program for a layout, compiled on first use, so that no clock runs meanwhile.
+
+        With a deadline a first tick of each pass is run too: what happens once in a program costs
+        no client its time.
+        """
         if layout not in programs:
             specs = tuple(rows_spec(a, self.method.protocol.ownership) for a in rows)
             compiled = make(layout, specs).trace(*arguments).lower().compile()
             programs[layout] = accept_host_arrays(compiled)
+            if self._clock is not None:
+                self._timed(programs[layout], *_first_ticks(arguments))
         return programs[layout]
 
     def _part(self, layout: Layout, specs: tuple[Any, ...]) -> Any:
-        clock = None if self.setup.deadline is None else self._seconds
-        return part_program(self.method, layout, self.mesh, specs, clock)
+        return part_program(self.method, layout, self.mesh, specs, self._clock)
 
     def _gradient(self, layout: Layout, specs: tuple[Any, ...]) -> Any:
-        return gradients_program(self.method, layout, self.mesh, specs)
+        return gradients_program(self.method, layout, self.mesh, specs, self._clock)
+
+    def _timed(self, program: Any, *arguments: Any) -> Any:
+        """What a program computes; its clock begins now."""
+        self.began = time.perf_counter()
+        return jax.block_until_ready(program(*arguments))
+
+    @property
+    def _clock(self) -> Clock | None:
+        """The clock of the programs; None without a deadline."""
+        return None if self.setup.deadline is None else self._seconds
 
     def _seconds(self) -> float:
         """Seconds since the current round began."""
@@ -365,10 +384,23 @@ def _scattered(states: Sequence[ClientState], place: NDArray[Any], places: int) 
     return jax.tree.map(leaf, *states)
 
 
-def _tick_seconds(seconds: float, ticks: int, done: float) -> float:
-    """Seconds of a tick, from those of a round in which `done` of the planned steps were taken.
+def _due(ends: Segments, slots: int) -> NDArray[np.float32]:
+    """`due` of the one round of a plan, with an axis of rounds."""
+    return due(Segments(*(array[0] for array in ends)), slots)[None]
 
-    >>> _tick_seconds(2.0, ticks=1000, done=0.01)
-    0.2
-    """
-    return max(1e-7, seconds / max(1.0, ticks * done))
+
+def _with_due(exchange: Exchange | None, until: Until | None) -> Exchange | None:
+    """A plan for reading gradients, by a clock also with when jobs are due."""
+    if exchange is None or until is None:
+        return exchange
+    return exchange._replace(due=_due(exchange.reading.ends, exchange.weight.shape[1]))
+
+
+def _first_ticks(arguments: Any) -> Any:
+    """The inputs of a program without all ticks but each pass's first."""
+
+    def first(part: Any) -> Any:
+        is_plan = isinstance(part, Segments)
+        return part._replace(stop=np.minimum(part.stop, 1)) if is_plan else part
+
+    return jax.tree.map(first, arguments, is_leaf=lambda part: isinstance(part, Segments))

@@ -31,6 +31,7 @@ from fedprox.deployment.combine import (
     sums_of,
 )
 from fedprox.deployment.conversation import Answered
+from fedprox.deployment.deadline import planned_rows, shares_of_first
 from fedprox.deployment.messages import Array, Kind, Work
 from fedprox.deployment.noise import system_normals
 from fedprox.deployment.round_part import read_part, require_clipped
@@ -123,8 +124,8 @@ class RemoteSeed:
         self.seed, self.params = start.seed, start.params
         self.private, self.repeated = self.method.private, self.server.repeated
         self.setup = self.server.setup(self.method, remote.number, start.seed)
-        clients = len(self.server.owner)
-        self.used = np.full(clients, NEW, np.int64)
+        # the round of each client's last used update, for each sweep point
+        self.used = np.full((len(self.server.owner), len(self.method.points)), NEW, np.int64)
         # at the last two checkpoints, from either of which a run may resume
         self.saved = [self.used.copy(), self.used.copy()]
         self.planned: Planned = self._plan(start.round)
@@ -142,31 +143,37 @@ class RemoteSeed:
         t, jobs, exchange = chunk.first, call.jobs, self.method.algorithm.exchange
         state, traffic = now.state, list[Traffic]()
         rate = jnp.float32(self.method.solver.factor(t))
-        hparams = round_hparams(now.hparams, rate, jnp.float32(0))
+        participation = jnp.float32(jobs.participation.sum())
+        hparams = round_hparams(now.hparams, rate, participation)
+        valid, deadline = np.ones(self.used.shape[1], bool), self.setup.deadline
+        nodes = range(len(self.server.nodes))
+        seconds = {} if deadline is None else dict.fromkeys(nodes, deadline)
         if self.private:
             self.server.deployment.ledger.release()
         if exchange is not None and (len(jobs.client) or self.private):
-            gradient, cost = self._mean_gradient(t, call.exchange, state)
+            gradient, valid, cost = self._mean_gradient(t, call, state, seconds)
             traffic.append(cost)
-            if gradient is None:  # no valid g^t: discard this round's updates
-                jobs = _some(jobs, np.zeros(0, np.int64))
-            else:
+            if valid.any():
                 noisy = self._with_noise(hparams, self.remote.gradient)
                 state = jax.vmap(exchange)(state, gradient, noisy)
+            else:
+                jobs = _some(jobs, np.zeros(0, np.int64))
         if not len(jobs.client) and not self.private:
             work = call._replace(dropped=call.clients, jobs=jobs)
             return Computed(now.state, work, 0, 1, traffic=tuple(traffic))
         began = time.perf_counter()
-        answers = self._train(t, jobs, state, now.hparams)
+        answers = self._train(t, jobs, state, now.hparams, seconds)
         result = combined(self.method, jobs, answers, self.remote.message)
+        # no valid g^t: discard this round's updates
+        result = result._replace(counts=result.counts & valid)
         counts = result.counts
         self._warn_of_faults(t, jobs, result)
-        self.used[jobs.client[counts.any(axis=1)]] = t
+        self.used[jobs.client] = np.where(counts, t, self.used[jobs.client])
         cost = self._traffic(began, jobs, result)
         after, updated = now.state, counts.any(axis=0) | self.private
         if updated.any():
-            participation = (jobs.participation[:, None] * counts).sum(axis=0)
-            hparams = {**hparams, "participation": jnp.asarray(participation, jnp.float32)}
+            counted = (jobs.participation[:, None] * counts).sum(axis=0)
+            hparams = {**hparams, "participation": jnp.asarray(counted, jnp.float32)}
             noisy = self._with_noise(hparams, self.remote.message)
             after = self.remote.update(state, result.mean, noisy, now.state, updated)
         # as in a simulation, where clients that are dropped take no steps
@@ -203,7 +210,12 @@ class RemoteSeed:
                 self._warn(f"round {t + 1}: node {name!r}: faulty update of {', '.join(faulty)}")
 
     def _train(
-        self, t: int, jobs: Jobs, state: State, hparams: Mapping[str, Any]
+        self,
+        t: int,
+        jobs: Jobs,
+        state: State,
+        hparams: Mapping[str, Any],
+        seconds: Mapping[int, float],
     ) -> dict[int, NodePart]:
         """The nodes' parts of a round, by node; those that are missing or refused are not there."""
         needed = self.remote.broadcast.initial and (self.used[jobs.client] == NEW).any()
@@ -211,22 +223,37 @@ class RemoteSeed:
         arrays = self.remote.broadcast.sent(state, hparams, initial)
         first = initial is not None
         clip = self._clip(state)
-        return self._parts(t, "train", jobs, arrays, self.remote.message, clip, initial=first)
+        message = self.remote.message
+        return self._parts(t, "train", jobs, arrays, message, clip, seconds, initial=first)
 
     def _clip(self, state: State) -> NDArray[np.float32] | None:
         """The clipping norm (points,); None without privacy."""
         return np.asarray(state.clip) if self.private else None
 
-    def _mean_gradient(self, t: int, jobs: Jobs, state: State) -> tuple[Params | None, Traffic]:
-        """g^t over a first cohort, None if no gradient counts, and what it cost."""
-        began = time.perf_counter()
+    def _mean_gradient(
+        self, t: int, call: RoundWork, state: State, seconds: dict[int, float]
+    ) -> tuple[Params, NDArray[np.bool_], Traffic]:
+        """g^t over a first cohort, at which sweep points it is valid, and what it cost.
+
+        What nodes take of their seconds is subtracted.
+        """
+        began, jobs = time.perf_counter(), call.exchange
         params = jax.vmap(self.method.algorithm.params)(state)
         arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
-        clip = self._clip(state)
-        parts = self._parts(t, "gradients", jobs, arrays, self.remote.gradient, clip)
+        clip, own = self._clip(state), {}
+        if seconds:
+            rows = planned_rows(self.method.algorithm, self.method.solver, call.jobs)
+            shares = shares_of_first(jobs, rows, call.jobs, self.server.owner)
+            own = {node: share * seconds[node] for node, share in enumerate(shares.tolist())}
+        parts = self._parts(t, "gradients", jobs, arrays, self.remote.gradient, clip, own)
+        for node, most in own.items():
+            # a longer answer was compiled meanwhile
+            took = parts[node].answered.head.seconds if node in parts else most
+            seconds[node] -= took if 0 <= took < most else most
         result = combined(self.method, jobs, parts, self.remote.gradient, optax.tree.norm)
         cost = self._cost(began, {i: node.answered for i, node in result.nodes.items()})
-        return (result.mean if result.counts.any() or self.private else None), cost
+        valid = np.full(self.used.shape[1], self.private)
+        return result.mean, valid | result.counts.any(axis=0), cost
 
     def _parts(
         self,
@@ -236,6 +263,7 @@ class RemoteSeed:
         arrays: Sequence[Array],
         message: Any,
         clip: NDArray[np.float32] | None,
+        seconds: Mapping[int, float],
         *,
         initial: bool = False,
     ) -> dict[int, NodePart]:
@@ -248,6 +276,7 @@ class RemoteSeed:
             arrays: The arrays that nodes need.
             message: The message, in shape, leaves (points, ...).
             clip: The clipping norm (points,); None without privacy.
+            seconds: The seconds that nodes have for it; empty without a deadline.
             initial: Whether w^0 is among the arrays.
         """
         server, clients = self.server, self.server.protocol.federation
@@ -265,7 +294,7 @@ class RemoteSeed:
                 gamma=own.gamma.tolist(),
                 relative_size=own.relative_size.tolist(),
                 state=self.used[own.client].tolist(),
-                kept=np.stack([saved[own.client] for saved in self.saved], axis=1).tolist(),
+                kept=np.concatenate([saved[own.client] for saved in self.saved], axis=1).tolist(),
             )
         participation = float(jobs.participation.sum())
         if self.private:  # who takes part is secret, and so is how many
@@ -278,6 +307,7 @@ class RemoteSeed:
             round_=t,
             participation=participation,
             initial=initial,
+            seconds=seconds,
         )
         parts = {}
         for index in work:
@@ -366,7 +396,7 @@ class RemoteSeed:
         logging.getLogger(__name__).warning("%s, seed %d: %s", self.method.name, self.seed, line)
 
     def contents(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """For each client the round of its last used update, now and at the last checkpoint.
+        """The round of each client's last used update, now and at the last checkpoint.
 
         Its node stores its state after both.
         """

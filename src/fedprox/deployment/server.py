@@ -4,6 +4,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -76,6 +77,13 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
             not method.everyone,
             f"{method.name} needs every client in every round; leave it out in a deployment, where "
             "nodes may be missing",
+        )
+        require(
+            resolved.faults is None
+            or resolved.faults.policy != "clip"
+            or method.client_state is None,
+            f'faults.policy = "clip": {method.name} has client state; use "drop" in a deployment, '
+            "where nodes store it before the coordinator compares their messages",
         )
     if resolved.faults is None:  # one node's numbers must not ruin the others' model
         resolved = resolved._replace(faults=FINITE)
@@ -181,6 +189,7 @@ class Server:
         round_: int = 0,
         participation: float = 0.0,
         initial: bool = False,
+        seconds: Mapping[int, float] = MappingProxyType({}),
     ) -> dict[int, Answered]:
         """Ask nodes, by index, for their part; nodes that do not answer are missing."""
         self.asked += 1
@@ -194,6 +203,7 @@ class Server:
                 participation=participation,
                 work=part,
                 initial=initial,
+                seconds=seconds.get(index),
             )
             for index, part in work.items()
         }

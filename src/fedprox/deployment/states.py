@@ -76,6 +76,27 @@ class States:
             )
         return jax.tree.unflatten(structure, arrays)
 
+    def read_points(self, client: str, rounds: Sequence[int], like: Any, fresh: Any) -> Any:
+        """The state of a client, at each sweep point after the round given there.
+
+        Args:
+            client: The client's name.
+            rounds: A round for each sweep point; `NEW` for none.
+            like: Shapes and types of the state, leaves (points, ...).
+            fresh: The state before the first round.
+
+        Raises:
+            LostStateError: As `read`.
+        """
+        after = {r: fresh if r == NEW else self.read(client, r, like) for r in sorted({*rounds})}
+        if len(after) == 1:
+            return after[rounds[0]]
+
+        def at_points(*leaves: Any) -> NDArray[Any]:
+            return np.stack([leaf[point] for point, leaf in enumerate(leaves)])
+
+        return jax.tree.map(at_points, *(after[r] for r in rounds))
+
     def write(self, client: str, round_: int, state: Any) -> None:
         """Write the state of a client after a round.
 
@@ -92,10 +113,10 @@ class States:
         place = [self.folder.parent.name, self.folder.name, client, round_]
         return f"{HEAD} {json.dumps(place)}"
 
-    def forget(self, client: str, used: int, kept: Collection[int]) -> None:
-        """Remove the files of rounds before `used`, except those in `kept`."""
+    def forget(self, client: str, used: Collection[int], kept: Collection[int]) -> None:
+        """Remove the files of rounds before the last one of `used`, except these and `kept`."""
         for path in self._files(client):
-            if int(path.stem) < used and int(path.stem) not in kept:
+            if int(path.stem) < max(used) and int(path.stem) not in {*used, *kept}:
                 path.unlink(missing_ok=True)
 
     def rounds(self, client: str) -> list[int]:

@@ -72,8 +72,8 @@ class Stop(NamedTuple):
     Attributes:
         gamma: The client's gamma; None if it does not stop by its gradient.
         reference: ||grad h_k(s_k)||, negative until it is computed; None without gamma.
-        deadline: Seconds since the beginning of the round after which it stops; None if it does
-            not stop by a clock.
+        deadline: Seconds since the beginning of the round after which it stops, not above 0 if it
+            must not begin; None if it does not stop by a clock.
         done: Whether the client has stopped.
         steps: Steps taken, int32.
     """
@@ -328,7 +328,8 @@ class ClientStep:
 
 def _initial_stop(gamma: jax.Array | None, deadline: jax.Array | None) -> Stop:
     reference = None if gamma is None else jnp.float32(-1)
-    return Stop(gamma, reference, deadline, jnp.bool_(False), jnp.int32(0))
+    done = jnp.bool_(False) if deadline is None else deadline <= 0
+    return Stop(gamma, reference, deadline, done, jnp.int32(0))
 
 
 def _apply_stop_rule(

@@ -8,6 +8,14 @@ import jax.numpy as jnp
 
 from fedprox.features import Features
 from fedprox.model import Model, Params, read_slice, weighted_loss
+from fedprox.simulation.compiled.clock import (
+    Clock,
+    Until,
+    Watch,
+    before_tick,
+    begin_watch,
+    deadline,
+)
 from fedprox.simulation.compiled.lanes import (
     add_weighted,
     over,
@@ -85,6 +93,39 @@ def per_lane(sums: Params, size: jax.Array) -> Params:
     return jax.tree.map(lambda g: g / size.reshape((-1,) + (1,) * (g.ndim - 1)), sums)
 
 
+class Exchanged(NamedTuple):
+    """What a first exchange computed.
+
+    Attributes:
+        own: What the clients about to work computed, leaves (slots, points, ...).
+        mean: The weighted mean g^t of the first cohort; None without gradients.
+        screened: Which of the first cohort's gradients count; None without screening.
+        late: Whether the time of each client about to work was over before, bool (slots,); None
+            without a clock.
+    """
+
+    own: LocalLoss
+    mean: Params | None
+    screened: Screened | None
+    late: jax.Array | None
+
+
+class _Times(NamedTuple):
+    """The time of the lanes while gradients are read by a clock.
+
+    Attributes:
+        watch: The looks at the clock.
+        deadline: When each lane's job stops, (lanes,).
+        done: Whether it has stopped, bool (lanes,).
+        late: 1 for jobs that stopped before their end, float32 (jobs,).
+    """
+
+    watch: Watch
+    deadline: jax.Array
+    done: jax.Array
+    late: jax.Array
+
+
 def exchange_gradients(
     model: Model,
     layout: Layout,
@@ -94,9 +135,8 @@ def exchange_gradients(
     fixed: bool,
     gradient: bool = True,
     loss: bool = False,
-) -> Callable[
-    [Params, Features, jax.Array, Exchange], tuple[LocalLoss, Params | None, Screened | None]
-]:
+    clock: Clock | None = None,
+) -> Callable[[Params, Features, jax.Array, Exchange, Until | None], Exchanged]:
     """The first exchange of one round, inside the rounds' program.
 
     Args:
@@ -108,10 +148,11 @@ def exchange_gradients(
         fixed: Whether the mean divides by the sum of all weights also if gradients are left out.
         gradient: Whether gradients are computed. A first cohort needs them.
         loss: Whether the losses of the clients about to work are computed.
+        clock: The clock by which jobs stop; None if all are computed. Jobs of the first cohort that
+            stop have no weight; they need screening.
 
     Returns:
-        (w^t, x, y, exchange) -> what the clients about to work computed, the weighted mean g^t of
-        the first cohort, None without gradients, and which of its gradients count.
+        (w^t, x, y, exchange, until) -> what is computed, where `until` is None without a clock.
     """
     slots, lanes = layout.rounds.slots, layout.lanes
     read = reader(layout.width)
@@ -119,22 +160,36 @@ def exchange_gradients(
     send_all = jax.vmap(jax.vmap(send))
 
     def gradients(
-        params: Params, x: Features, y: jax.Array, exchange: Exchange
-    ) -> tuple[LocalLoss, Params | None, Screened | None]:
+        params: Params, x: Features, y: jax.Array, exchange: Exchange, until: Until | None
+    ) -> Exchanged:
         room = slots if faults is None else len(exchange.weight)
         points = len(jax.tree.leaves(params)[0])
         like = LocalLoss(params if gradient else None, jnp.zeros(points) if loss else None)
+        watch = None if clock is None else begin_watch(clock, ())
 
         def zeros(like: Any, *shape: int) -> Any:
             return jax.tree.map(lambda a: jnp.zeros((*shape, *a.shape), a.dtype), like)
 
+        def begin_jobs(slot: jax.Array, carry: Any) -> Any:
+            *computed, times = carry
+            assert watch is not None
+            assert until is not None
+            assert exchange.due is not None
+            stop = deadline(watch.seconds, until.reading, exchange.due[slot])
+            stop = jnp.where(slot >= 0, stop, times.deadline)
+            return *computed, times._replace(deadline=stop, done=times.done & (slot < 0))
+
         def tick(i: jax.Array, carry: Any) -> Any:
-            sums, own, mean = carry
+            sums, own, mean, times = carry
+            if clock is not None:
+                now = before_tick(clock, times.watch)
+                done = times.done | (now.seconds >= times.deadline)
+                times = times._replace(watch=now, done=done)
             slices = summed(params, *read(x, y, exchange.reading, i))
-            return jax.tree.map(jnp.add, sums, slices), own, mean
+            return jax.tree.map(jnp.add, sums, slices), own, mean, times
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
-            sums, own, mean = carry
+            sums, own, mean, times = carry
             ended = slot >= 0
             computed = per_lane(sums, exchange.size[slot])
             no_sums = jax.tree.map(jnp.zeros_like, sums)
@@ -145,17 +200,38 @@ def exchange_gradients(
             # without screening, slots from `room` on are the first cohort's and are not stored
             target = jnp.where(ended, slot, room)
             own = put(own, target, computed)
-            return where_lanes(ended, no_sums, sums), own, mean
+            if times is not None:
+                late = put(times.late, target, times.done.astype(jnp.float32))
+                times = times._replace(late=late, done=times.done | ended)
+            return where_lanes(ended, no_sums, sums), own, mean, times
+
+        def all_done(carry: Any) -> jax.Array:
+            return jnp.all(carry[3].done)
 
         # with screening, the mean is taken at the end
         mean = zeros(params) if gradient and faults is None else None
-        carry = (zeros(like, lanes), zeros(like, room), mean)
-        _, own, mean = run_segments(exchange.reading.ends, tick, end_jobs, carry)
-        own, mean = total((own, mean))
+        times = None
+        if watch is not None:
+            none = jnp.zeros(lanes)
+            times = _Times(watch, none, jnp.ones(lanes, bool), jnp.zeros(room))
+        carry = (zeros(like, lanes), zeros(like, room), mean, times)
+        _, own, mean, times = run_segments(
+            exchange.reading.ends,
+            tick,
+            end_jobs,
+            carry,
+            begin_jobs=None if clock is None else begin_jobs,
+            idle=None if clock is None else all_done,
+        )
+        own, mean, late = total((own, mean, None if times is None else times.late))
+        own_late = None if late is None else late[:slots] > 0
         if faults is None:
-            return own, mean, None
+            return Exchanged(own, mean, None, own_late)
         first = send_all(jax.tree.map(lambda a: a[slots:], own.gradient))
-        mean, screened = screened_mean(faults, first, exchange.weight[slots:], fixed=fixed)
-        return jax.tree.map(lambda a: a[:slots], own), mean, screened
+        weight = exchange.weight[slots:]
+        if late is not None:
+            weight = jnp.where(late[slots:] > 0, 0.0, weight)
+        mean, screened = screened_mean(faults, first, weight, fixed=fixed)
+        return Exchanged(jax.tree.map(lambda a: a[:slots], own), mean, screened, own_late)
 
     return gradients

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.experimental import io_callback
 from jax.sharding import Mesh
 from jax.stages import Wrapped
 
@@ -36,6 +34,14 @@ from fedprox.simulation.compiled.client_step import (
     random_key,
     round_hparams,
     steps_taken,
+)
+from fedprox.simulation.compiled.clock import (
+    Clock,
+    Until,
+    Watch,
+    before_tick,
+    begin_watch,
+    deadline,
 )
 from fedprox.simulation.compiled.gradients import LocalLoss, exchange_gradients
 from fedprox.simulation.compiled.held_state import (
@@ -95,7 +101,7 @@ class Inputs(NamedTuple):
         held: Where the client at each place is in `Server.client_state`, int32 (R, devices,
             places), out of range for none; None for a method without client state and for calls of
             one round.
-        look_every: Ticks between looks at the clock, int32; None without a clock.
+        until: When the passes of the round end, by the clock; None without a clock.
     """
 
     hparams: Any
@@ -105,7 +111,7 @@ class Inputs(NamedTuple):
     exchange: Exchange | None
     count: Any
     held: Any = None
-    look_every: Any = None
+    until: Until | None = None
 
 
 class Local(NamedTuple):
@@ -185,10 +191,6 @@ def rounds_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, 
     return spread(mesh, body, (Server(same, PER_DEVICE), inputs), out_specs=after, donated=(0,))
 
 
-Clock = Callable[[], float]
-"""Seconds since the beginning of the current round, read from inside a program."""
-
-
 def part_program(
     method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...], clock: Clock | None = None
 ) -> Wrapped:
@@ -203,7 +205,8 @@ def part_program(
         clock: The clock by which clients stop; None if they take all planned steps.
 
     Returns:
-        (server, inputs) -> Part. `Slots.deadline` says when a client stops by the clock.
+        (server, inputs) -> Part. With a clock, `Inputs.until`, `Slots.due` and `Exchange.due` say
+        when clients stop.
     """
     program = _Rounds(method, layout, clock)
     body = program.part if layout.batched else point_by_point(program.part)
@@ -213,7 +216,25 @@ def part_program(
     return spread(mesh, body, (Server(same, PER_DEVICE), inputs), out_specs=part)
 
 
-def gradients_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...]) -> Wrapped:
+class FirstPart(NamedTuple):
+    """A node's part of a first exchange.
+
+    Attributes:
+        message: The gradients that count, times their weights, summed, leaves (points, ...).
+        counted: Sum of these weights, (points,).
+        counts: Which gradients count, bool (jobs, points).
+        faulty: Which gradients were faulty, bool (jobs, points).
+    """
+
+    message: Any
+    counted: jax.Array
+    counts: jax.Array
+    faulty: jax.Array
+
+
+def gradients_program(
+    method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...], clock: Clock | None = None
+) -> Wrapped:
     """Compile-once program for a node's part of a first exchange.
 
     Args:
@@ -221,10 +242,11 @@ def gradients_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[An
         layout: The shapes of its programs.
         mesh: The devices.
         rows: How x and y are spread over the devices.
+        clock: The clock by which clients stop; None if all gradients are computed.
 
     Returns:
-        (params (points, ...), x, y, exchange) -> the gradients that count, times their weights,
-        summed, and the sum of these weights (points,).
+        (params (points, ...), x, y, exchange, until) -> FirstPart, where `until` is None without a
+        clock.
     """
     gradients = exchange_gradients(
         method.protocol.model,
@@ -232,24 +254,24 @@ def gradients_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[An
         method.faults,
         method.algorithm.exchanged,
         fixed=method.private,
+        clock=clock,
     )
 
-    def part(params: Params, x: Features, y: jax.Array, exchange: Exchange) -> Any:
-        # of the one round of the plan, on this device
-        reading = jax.tree.map(lambda a: a[0, 0], exchange.reading)
-        now = Exchange(reading, exchange.size[0], exchange.weight[0])
-        _, mean, screened = gradients(params, x, y, now)
-        points = len(jax.tree.leaves(params)[0])
-        if screened is None:
-            return mean, jnp.broadcast_to(now.weight.sum(), points)
+    def part(
+        params: Params, x: Features, y: jax.Array, exchange: Exchange, until: Until | None
+    ) -> FirstPart:
+        now = exchange_of_round(exchange, jnp.int32(0))
+        read = gradients(params, x, y, now, until)
+        assert read.screened is not None  # a node always screens
         # `counted` is exactly 1 if no gradient is left out, whatever the sum of weights
-        counts = jnp.where(screened.scale > 0, now.weight[layout.rounds.slots :, None], 0.0)
-        counted = counts.sum(axis=0)
-        return _times(mean, screened.counted), counted
+        scale, weight = read.screened.scale, now.weight[layout.rounds.slots :, None]
+        counted = jnp.where(scale > 0, weight, 0.0).sum(axis=0)
+        message = _times(read.mean, read.screened.counted)
+        return FirstPart(message, counted, scale > 0, read.screened.faulty)
 
-    x, y = rows
-    exchange = _spec(rows, exchange=True).exchange
-    return spread(mesh, part, (REPLICATED, x, y, exchange))
+    inputs = _spec(rows, exchange=True, clock=clock is not None)
+    specs = (REPLICATED, inputs.x, inputs.y, inputs.exchange, inputs.until)
+    return spread(mesh, part, specs)
 
 
 def _times(tree: Any, factor: jax.Array) -> Any:
@@ -267,7 +289,7 @@ def _spec(rows: tuple[Any, ...], *, exchange: bool, clock: bool = False) -> Inpu
         x,
         y,
         BatchPlan(split, split, split, split, split, split, same, same, same, same),
-        Exchange(split, same, same) if exchange else None,
+        Exchange(split, same, same, same if clock else None) if exchange else None,
         same,
         same,
         same if clock else None,
@@ -282,12 +304,14 @@ class _Carry(NamedTuple):
         sums: The aggregated messages so far, see `Aggregation`.
         local: The finished clients.
         client_state: State of the cohort's clients, updated for finished clients.
+        watch: The looks at the clock; None without a clock.
     """
 
     lanes: LaneState
     sums: Any
     local: Local
     client_state: ClientState
+    watch: Watch | None
 
 
 class _Rounds:
@@ -321,6 +345,7 @@ class _Rounds:
             fixed=self.private,
             gradient=self.algorithm.own_gradient,
             loss=self.algorithm.own_loss,
+            clock=clock,
         )
 
     def rounds(self, server: Server, inputs: Inputs) -> After:
@@ -398,8 +423,8 @@ class _Rounds:
         )
         context = idle_context(own, client_state, shape.lanes, points)
         zeros = jnp.zeros(shape.lanes)
-        deadline = None if self.clock is None else zeros
-        lanes = self.client.begin_all(broadcast, context, zeros, deadline)
+        stop = None if self.clock is None else zeros
+        lanes = self.client.begin_all(broadcast, context, zeros, stop)
         lanes = mark_done(lanes, jnp.ones(shape.lanes, bool))
         steps = jnp.zeros(shape.lanes, jnp.int32)
         messages, _ = jax.eval_shape(self.client.message_all, lanes, broadcast, steps)
@@ -407,7 +432,7 @@ class _Rounds:
         local = jax.tree.map(
             lambda a: jnp.zeros((shape.slots, *a.shape[1:]), a.dtype), self.local_of(lanes)
         )
-        return _Carry(lanes, sums, local, client_state)
+        return _Carry(lanes, sums, local, client_state, None)
 
     def local_of(self, lanes: LaneState) -> Local:
         """The lanes' clients as they are stored after their job."""
@@ -433,28 +458,33 @@ class _Round:
         plan: BatchPlan,
         exchange: Exchange | None,
     ) -> None:
-        if rounds.second_pass is not None:
-            second, _ = _Round(rounds.second_pass, server, inputs, plan, None).aggregate()
-            server = server._replace(client_state=second.client_state)
         self.rounds, self.before, self.x, self.y = rounds, server, inputs.x, inputs.y
         self.plan, self.jobs, self.exchange = plan, plan.jobs, exchange
-        self.look_every = inputs.look_every
+        self.until, self.began = inputs.until, jnp.float32(0)
         self.hparams = round_hparams(inputs.hparams, plan.rate, plan.participation, plan.noise_key)
         self.places = plan.jobs.place % max(rounds.shape.places, 1)  # on this device
         self.broadcast = Broadcast(server.state, self.hparams)
         self.own = LocalLoss(None, None)
         self.screened: Screened | None = None
+        self.late: jax.Array | None = None
         if exchange is not None:
             self.read_first(exchange)
+        if rounds.second_pass is not None:
+            until = self.until and self.until._replace(local=self.until.personal)
+            second = _Round(rounds.second_pass, server, inputs._replace(until=until), plan, None)
+            second.late = self.late
+            after, _ = second.aggregate()
+            self.before = server._replace(client_state=after.client_state)
 
     def read_first(self, exchange: Exchange) -> None:
         """Compute the clients' own gradients and losses, and the first cohort's mean gradient."""
         algorithm, state = self.rounds.algorithm, self.before.state
-        self.own, mean_gradient, self.screened = self.rounds.exchange_gradients(
-            jax.vmap(algorithm.params)(state), self.x, self.y, exchange
+        read = self.rounds.exchange_gradients(
+            jax.vmap(algorithm.params)(state), self.x, self.y, exchange, self.until
         )
+        self.own, self.screened, self.late = read.own, read.screened, read.late
         if algorithm.exchange is not None:
-            state = jax.vmap(algorithm.exchange)(state, mean_gradient, self.hparams)
+            state = jax.vmap(algorithm.exchange)(state, read.mean, self.hparams)
             self.broadcast = Broadcast(state, self.hparams)
 
     def run(self) -> After:
@@ -468,11 +498,16 @@ class _Round:
             assert carry.lanes.stop is not None
             return jnp.all(carry.lanes.stop.done)
 
+        carry = self.rounds.initial_carry(self.broadcast, self.before.client_state)
+        if self.rounds.clock is not None:
+            # the passes before have ended
+            watch = begin_watch(self.rounds.clock, (self.own, self.late, self.before.client_state))
+            self.began, carry = watch.seconds, carry._replace(watch=watch)
         carry = run_segments(
             self.plan.ends,
             self.tick,
             self.end_jobs,
-            self.rounds.initial_carry(self.broadcast, self.before.client_state),
+            carry,
             begin_jobs=self.begin_jobs,
             idle=all_done if self.rounds.client.stops else None,
         )
@@ -489,16 +524,20 @@ class _Round:
             jnp.broadcast_to(self.jobs.relative_size[slot][:, None], relative.shape),
             None if self.own.value is None else self.own.value[slot],
         )
-        deadline = None if self.jobs.deadline is None else self.jobs.deadline[slot]
+        stop = None
+        if self.until is not None and self.jobs.due is not None:
+            stop = deadline(self.began, self.until.local, self.jobs.due[slot])
+            if self.late is not None:
+                stop = jnp.where(self.late[slot], 0.0, stop)
         begin_all = self.rounds.client.begin_all
-        fresh = begin_all(self.broadcast, context, self.jobs.gamma[slot], deadline)
+        fresh = begin_all(self.broadcast, context, self.jobs.gamma[slot], stop)
         return carry._replace(lanes=where_lanes(slot >= 0, fresh, carry.lanes))
 
     def tick(self, i: jax.Array, carry: _Carry) -> _Carry:
         """Run one tick of each lane."""
         plan, client = self.plan, self.rounds.client
         if self.rounds.clock is not None:
-            carry = carry._replace(lanes=self.look_at_clock(i, carry.lanes))
+            carry = self.look_at_clock(self.rounds.clock, carry)
         rows, size = plan.rows[i], plan.size[i]
         real = rows >= 0
         rows = jnp.where(real, rows, ~rows)
@@ -515,27 +554,18 @@ class _Round:
         lanes = client.tick_all(carry.lanes, self.broadcast, gradient, plan.last[i], check)
         return carry._replace(lanes=lanes)
 
-    def look_at_clock(self, i: jax.Array, lanes: LaneState) -> LaneState:
-        """Mark clients as done whose time is over; every few ticks, since a look takes time."""
-        clock = self.rounds.clock
-
-        def read(_: Any) -> Any:
-            assert clock is not None
-            return np.float32(clock())
-
-        def look() -> jax.Array:
-            seconds: jax.Array = io_callback(read, jax.ShapeDtypeStruct((), jnp.float32), i)
-            return seconds
-
-        seconds = jax.lax.cond(i % self.look_every == 0, look, lambda: jnp.float32(0))
-        assert lanes.stop is not None
-        assert lanes.stop.deadline is not None
-        done = lanes.stop.done | (seconds >= lanes.stop.deadline)
-        return lanes._replace(stop=lanes.stop._replace(done=done))
+    def look_at_clock(self, clock: Clock, carry: _Carry) -> _Carry:
+        """Mark clients as done whose time is over."""
+        assert carry.watch is not None
+        watch, stop = before_tick(clock, carry.watch), carry.lanes.stop
+        assert stop is not None
+        assert stop.deadline is not None
+        stop = stop._replace(done=stop.done | (watch.seconds >= stop.deadline))
+        return carry._replace(lanes=carry.lanes._replace(stop=stop), watch=watch)
 
     def end_jobs(self, slot: jax.Array, carry: _Carry) -> _Carry:
         """End the jobs in `slot` (lanes,), -1 for none, and aggregate their messages."""
-        lanes, sums, local, client_state = carry
+        lanes, sums, local, client_state, watch = carry
         ended = slot >= 0
         weight = jnp.where(ended, self.jobs.weight[slot], 0.0)
         if self.rounds.clock is not None and lanes.stop is not None:
@@ -547,7 +577,7 @@ class _Round:
         sums, client_state = self.rounds.aggregation.take(sums, client_state, arrived)
         finished = self.rounds.local_of(lanes)
         local = put(local, jnp.where(ended, slot, self.rounds.shape.slots), finished)
-        return _Carry(mark_done(lanes, ended), sums, local, client_state)
+        return _Carry(mark_done(lanes, ended), sums, local, client_state, watch)
 
     def update(self, result: Result, local: Local) -> After:
         """Update the server's state, as if faulty clients had not been in the cohort."""
@@ -661,6 +691,10 @@ def plan_of_round(
         return jax.tree.map(lambda a: a[r, 0], part)
 
     now = BatchPlan(*map(device_part, plan[:6]), *jax.tree.map(lambda a: a[r], plan[6:]))
-    if exchange is None:
-        return now, None
-    return now, Exchange(device_part(exchange.reading), exchange.size[r], exchange.weight[r])
+    return now, None if exchange is None else exchange_of_round(exchange, r)
+
+
+def exchange_of_round(exchange: Exchange, r: jax.Array) -> Exchange:
+    """This device's part of the plan for reading gradients in round r."""
+    reading = jax.tree.map(lambda a: a[r, 0], exchange.reading)
+    return Exchange(reading, *jax.tree.map(lambda a: a[r], exchange[1:]))

@@ -111,8 +111,8 @@ class Slots(NamedTuple):
         relative_size: n_k divided by the mean n, float32.
         place: Place of the state of each job's client, int32: place p of device d is
             d * places + p.
-        deadline: Seconds since the beginning of the round after which the job's client stops,
-            float32; None if clients take all planned steps.
+        due: The part of the time of all jobs after which the job's client stops, float32 in (0, 1];
+            None if clients take all planned steps.
     """
 
     weight: Array
@@ -120,7 +120,7 @@ class Slots(NamedTuple):
     steps: Array
     relative_size: Array
     place: Array
-    deadline: Array | None = None
+    due: Array | None = None
 
 
 class BatchPlan(NamedTuple):

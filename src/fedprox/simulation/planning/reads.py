@@ -119,11 +119,14 @@ class Exchange(NamedTuple):
         size: Rows of each job's client, float32 (R, jobs).
         weight: Weight of each job in the mean gradient, float32 (R, jobs); 0 for the clients about
             to work.
+        due: The part of the time of all jobs after which each job stops, float32 (R, jobs); None
+            without a clock.
     """
 
     reading: Reading
     size: Array
     weight: Array
+    due: Array | None = None
 
 
 class ExchangeRoom(NamedTuple):
