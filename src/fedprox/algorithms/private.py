@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from fedprox.algorithms.base import (
+    ROUNDING,
     Algorithm,
     ClientContext,
     ClientState,
@@ -157,6 +158,11 @@ def private(
             clip = clip * jnp.exp(-adaptive.rate * (within + 0.5 - adaptive.quantile))
         return Guarded(algorithm.update(state.state, sent, public(hparams)), clip)
 
+    def possible(hparams: HParams, mean: Clipped, steps: jax.Array) -> jax.Array:
+        del hparams, steps
+        assert mean.within is not None
+        return ~(jnp.abs(mean.within) > 0.5 * (1 + ROUNDING))
+
     def evaluated(state: Guarded) -> Params:
         assert algorithm.evaluated is not None
         return algorithm.evaluated(state.state)
@@ -181,6 +187,7 @@ def private(
         init=init,
         message=message,
         size=lambda sent: algorithm.size(sent.message),
+        possible=None if adaptive is None else possible,
         update=update,
         params=lambda state: algorithm.params(state.state),
         evaluated=None if algorithm.evaluated is None else evaluated,
