@@ -66,6 +66,12 @@ def clip_to(norm: jax.Array | float, tree: Any) -> tuple[Any, jax.Array]:
     return jax.tree.map(lambda a: a * scale, tree), before
 
 
+def possible(hparams: HParams, mean: Clipped, steps: jax.Array) -> jax.Array:
+    """The mean of numbers that are 1/2 or -1/2 is between them."""
+    del hparams, steps
+    return ~(jnp.abs(0.0 if mean.within is None else mean.within) > 0.5 * (1 + ROUNDING))
+
+
 def standard_normals(words: jax.Array, purpose: int, tree: Any) -> Any:
     """Independent standard normal numbers, one for each number of a tree.
 
@@ -158,11 +164,6 @@ def private(
             clip = clip * jnp.exp(-adaptive.rate * (within + 0.5 - adaptive.quantile))
         return Guarded(algorithm.update(state.state, sent, public(hparams)), clip)
 
-    def possible(hparams: HParams, mean: Clipped, steps: jax.Array) -> jax.Array:
-        del hparams, steps
-        assert mean.within is not None
-        return ~(jnp.abs(mean.within) > 0.5 * (1 + ROUNDING))
-
     def evaluated(state: Guarded) -> Params:
         assert algorithm.evaluated is not None
         return algorithm.evaluated(state.state)
@@ -187,7 +188,7 @@ def private(
         init=init,
         message=message,
         size=lambda sent: algorithm.size(sent.message),
-        possible=None if adaptive is None else possible,
+        possible=possible,
         update=update,
         params=lambda state: algorithm.params(state.state),
         evaluated=None if algorithm.evaluated is None else evaluated,

@@ -25,7 +25,8 @@ REPEAT = 20.0
 """Seconds after which a request without an answer is sent again, without its arrays; each time
 twice as many. A node that works on it answers it again; one that was restarted begins anew."""
 
-NOT_CONNECTED = "not connected"
+NO_ANSWER, NOT_CONNECTED = "no answer", "not connected"
+"""Problems of nodes that are silent."""
 
 LISTEN = 1.0
 """Most seconds of one wait for answers."""
@@ -76,7 +77,7 @@ class _Open:
     due: float = -math.inf
     wait: float = field(default_factory=lambda: REPEAT)
     bytes_down: int = 0
-    problem: str = "no answer"
+    problem: str = NO_ANSWER
     final: bool = False
 
     @property
@@ -118,6 +119,7 @@ class Conversation:
         *,
         allowed: Mapping[int, Allowed] = MappingProxyType({}),
         extra: float = 0.0,
+        patience: float | None = None,
     ) -> dict[int, Answered]:
         """Send requests, and wait until each node has answered or patience is over.
 
@@ -126,6 +128,7 @@ class Conversation:
             arrays: The arrays that all of them need, in order.
             allowed: The arrays that a node's answer may have, in shape; none if left out.
             extra: Seconds to wait beyond the patience, in which nodes are expected to work.
+            patience: Seconds to wait in place of the conversation's.
 
         Returns:
             The answers, by node. `failed` says why others are missing.
@@ -146,7 +149,7 @@ class Conversation:
             for node in self.gone & pending.keys():
                 self.failed[node] = NOT_CONNECTED
                 del pending[node]
-        end = time.monotonic() + self.patience + extra
+        end = time.monotonic() + (self.patience if patience is None else patience) + extra
         while pending:
             self._send(pending, under_way, by_digest)
             for received in self.network.receive(min(LISTEN, max(0.0, end - time.monotonic()))):
@@ -223,8 +226,8 @@ class Conversation:
         """
         parcel = received.parcel
         if parcel is None:
-            request.problem, request.due = foreign(received.problem), time.monotonic() + LISTEN
-            request.wait = REPEAT
+            request.problem, request.final = foreign(received.problem), received.final
+            request.due, request.wait = time.monotonic() + LISTEN, REPEAT
             return None
         up = len(parcel.head) + len(parcel.body)
         try:

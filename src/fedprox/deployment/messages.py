@@ -315,7 +315,7 @@ def check_body(body: bytes, allowed: Allowed) -> None:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"arrays that cannot be read: {reason(error)}") from None
     for name, (kind, shape) in given.items():
-        require(name in allowed, f"an array {foreign(name)!r} that was not asked for")
+        require(name in allowed, f"an array {foreign(repr(name))} that was not asked for")
         like = allowed[name]
         needed = f"{like.dtype}{list(like.shape)}"
         require(

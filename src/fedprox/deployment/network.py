@@ -29,11 +29,13 @@ class Received(NamedTuple):
         request: The request's identifier, as `Network.send` returned it.
         parcel: The answer; None if the network has given up on the request.
         problem: Why there is no answer, in one line; empty with an answer.
+        final: Whether there was an answer that cannot be used, so that nobody asks again.
     """
 
     request: str
     parcel: Parcel | None
     problem: str = ""
+    final: bool = False
 
 
 class Network(NamedTuple):

@@ -80,7 +80,9 @@ class RemoteMethod:
         self.allowed = self.shapes.arrays()
         self.declared = [
             declared_by(each, float(share), sampled=server.sampled)
-            for each, share in zip(server.deployment.joined.descriptions, server.shares, strict=True)
+            for each, share in zip(
+                server.deployment.joined.descriptions, server.shares, strict=True
+            )
         ]
         if algorithm.possible is not None:
             self.possible = jax.jit(jax.vmap(algorithm.possible))
@@ -376,9 +378,7 @@ class RemoteSeed:
         arrays = [np.asarray(a) for a in jax.tree.leaves(self.remote.evaluated(state))]
         server, nodes = self.server, range(len(self.server.nodes))
         allowed = dict.fromkeys(nodes, self.remote.allowed)
-        answers = server.ask(
-            "evaluate", self.setup, dict.fromkeys(nodes), arrays, allowed=allowed
-        )
+        answers = server.ask("evaluate", self.setup, dict.fromkeys(nodes), arrays, allowed=allowed)
         nodes_sums = []
         for index in nodes:
             problem = server.problem(index)
