@@ -2,13 +2,13 @@
 
 import json
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import fedprox as fp
 from fedprox.algorithms.base import Algorithm
@@ -18,7 +18,7 @@ from fedprox.algorithms.qffl import Message as OfQFFL
 from fedprox.deployment.combine import Declared, Shapes, declared_by, sums_of
 from fedprox.deployment.conversation import Answered, Conversation
 from fedprox.deployment.memory import in_memory
-from fedprox.deployment.messages import VERSION, Answer, Description, Request, pack_arrays
+from fedprox.deployment.messages import VERSION, Answer, Array, Description, Request, pack_arrays
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.round_part import RoundPart, part_shapes, read_part
 from fedprox.errors import InputError
@@ -28,7 +28,7 @@ from tests.deployment.federations import described
 
 FLOAT = jax.ShapeDtypeStruct((2,), np.float32)
 ALLOWED = {"a": jax.ShapeDtypeStruct((3, 2), np.float32), "b": FLOAT}
-GOOD = {"a": np.ones((3, 2), np.float32), "b": np.ones(2, np.float32)}
+GOOD: dict[str, Array] = {"a": np.ones((3, 2), np.float32), "b": np.ones(2, np.float32)}
 
 
 def asked(answer: Callable[[Parcel], Parcel]) -> tuple[Conversation, dict[int, Answered]]:
@@ -113,11 +113,11 @@ NODE = Declared(
 )
 
 
-def numbers(value: float, kind: Any = np.float32) -> NDArray[Any]:
+def numbers(value: float, kind: Any = np.float32) -> Array:
     return np.full(2, value, kind)
 
 
-MEASURED: dict[str, NDArray[Any]] = {
+MEASURED: dict[str, Array] = {
     "loss": numbers(2.0),
     "weight": numbers(1.0),
     "unmeasured": numbers(0, np.int32),
@@ -136,7 +136,10 @@ MEASURED: dict[str, NDArray[Any]] = {
 """What an honest node with the largest numbers answers."""
 
 
-def measured(declared: Declared, shapes: Shapes = SHAPES, **changes: Any) -> None:
+def measured(
+    changes: Mapping[str, float], declared: Declared = NODE, shapes: Shapes = SHAPES
+) -> None:
+    """Read an evaluation in which some arrays have another value."""
     arrays = dict(MEASURED)
     for name, value in changes.items():
         arrays[name] = np.full_like(arrays[name], value)
@@ -175,18 +178,19 @@ def measured(declared: Declared, shapes: Shapes = SHAPES, **changes: Any) -> Non
     ],
 )
 def test_measures_are_bounded_by_the_declared_rows(name: str, value: float, line: str) -> None:
-    measured(NODE)
+    measured({})
     with pytest.raises(InputError) as raised:
-        measured(NODE, **{name: value})
+        measured({name: value})
     assert str(raised.value).startswith(line)
 
 
 def test_what_a_model_that_diverged_measures_is_no_fault() -> None:
-    measured(NODE._replace(central=True), **{"validation/loss['sum']": np.nan})
-    measured(NODE, SHAPES._replace(least_loss=-np.inf), loss=-3.0, **{"test/loss['sum']": -1.0})
+    measured({"validation/loss['sum']": np.nan}, NODE._replace(central=True))
+    negative = SHAPES._replace(least_loss=-np.inf)
+    measured({"loss": -3.0, "test/loss['sum']": -1.0}, shapes=negative)
     unknown = SHAPES._replace(has_accuracy=False)
-    measured(NODE, unknown, **{"validation/accuracy['sum']": np.nan})
-    measured(NODE, **{"scatter[0]": 0, "scatter[1]['w']": np.nan, "scatter[2]": np.nan})
+    measured({"validation/accuracy['sum']": np.nan}, shapes=unknown)
+    measured({"scatter[0]": 0, "scatter[1]['w']": np.nan, "scatter[2]": np.nan})
 
 
 def test_a_node_declares_its_rows() -> None:
@@ -198,11 +202,14 @@ def test_a_node_declares_its_rows() -> None:
 
 
 def jobs_of(steps: list[int], weight: list[float]) -> Jobs:
+    """Jobs of some clients."""
     jobs = Jobs(*(np.zeros(len(steps)) for _ in no_jobs()))  # type: ignore[arg-type]
-    return jobs._replace(client=np.arange(len(steps)), steps=np.array(steps), weight=weight)
+    return jobs._replace(
+        client=np.arange(len(steps)), steps=np.array(steps), weight=np.array(weight)
+    )
 
 
-JOBS = jobs_of([4, 2], np.array([0.25, 0.5]))  # type: ignore[arg-type]
+JOBS = jobs_of([4, 2], [0.25, 0.5])
 
 
 def part_of(message: Any, **changes: Any) -> RoundPart:
@@ -223,7 +230,7 @@ def read(algorithm: Algorithm, message: Any, **hparams: float) -> None:
     part = part_of(message)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), part.message)
     assert part_shapes(2, shapes, 1).keys() == part.arrays().keys()
-    given = {name: np.array([value], np.float32) for name, value in hparams.items()}
+    given = {name: jnp.array([value], jnp.float32) for name, value in hparams.items()}
 
     def possible(mean: Any, steps: Any) -> Any:
         assert algorithm.possible is not None
@@ -235,6 +242,11 @@ def read(algorithm: Algorithm, message: Any, **hparams: float) -> None:
 W = np.array([3.0, 4.0])
 """A sum of updates; with weight 0.75 the squared norm of the mean is 44.4."""
 
+
+def bits(within: float) -> Clipped:
+    return Clipped(W, jnp.float32(within))
+
+
 ADAPTIVE = private(
     fp.fedavg(), Privacy(1.0, noise_multiplier=1.0, adaptive_clip=AdaptiveClip()), 1.0, 4, 4
 )
@@ -243,8 +255,8 @@ ADAPTIVE = private(
 @pytest.mark.parametrize(
     ("algorithm", "good", "bad", "hparams"),
     [
-        (ADAPTIVE, [Clipped(W, 0.375), Clipped(W, -0.375)], [Clipped(W, 0.38)], {}),
-        (ADAPTIVE, [Clipped(W, 0.0)], [Clipped(W, 1e6), Clipped(W, -1e6)], {}),
+        (ADAPTIVE, [bits(0.375), bits(-0.375)], [bits(0.38), bits(-0.38)], {}),
+        (ADAPTIVE, [bits(0.0)], [bits(1e6), bits(-1e6)], {}),
         (fp.fedexp(), [(W, 33.34), (W, 1e9)], [(W, 33.2), (W, -1.0)], {}),
         (fp.qffl(1.0), [(W, 0.0), (W, 1e9)], [(W, -1e-3)], {}),
         (fp.fednova(), [(W, 0.0), (W, 2.0)], [(W, -0.1), (W, 3.1)], {}),

@@ -395,7 +395,7 @@ def test_requests_with_other_bytes_get_an_answer(
     at = data.draw(st.integers(0, len(changed) - 1))
     changed[at : at + data.draw(st.integers(0, 8))] = data.draw(st.binary(max_size=8))
     parts[which] = bytes(changed)
-    check_answer(guarded, Parcel(*parts))
+    check_answer(guarded, Parcel(parts[0], parts[1]))
 
 
 def edited(parcel: Parcel, change: Callable[[dict[str, Any]], None]) -> Parcel:
