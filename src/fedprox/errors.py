@@ -62,6 +62,21 @@ def installing(extra: str) -> str:
     )
 
 
+MOST_QUOTED = 300
+"""Most characters of a text from elsewhere in a message."""
+
+
+def foreign(text: object) -> str:
+    r"""A text from another machine on one line: escaped as `printable`, and not too long.
+
+    >>> print(foreign("no\n\x1b[31m"), len(foreign("a" * 10**6)))
+    no\n\x1b[31m 304
+    """
+    given = str(text)
+    line = printable(given[:MOST_QUOTED])
+    return line[:MOST_QUOTED] + " ..." * (max(len(given), len(line)) > MOST_QUOTED)
+
+
 def reason(error: BaseException) -> str:
     """The message of another library's error, or the error's name if it has none."""
     return " ".join(str(error).split()) or type(error).__name__

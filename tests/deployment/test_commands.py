@@ -125,5 +125,7 @@ def test_a_run_ends_if_a_node_has_lost_client_state(tmp_path: Path) -> None:
                 shutil.rmtree(nodes[1].folder)
         return nodes[1].answer(parcel)
 
-    with pytest.raises(InputError, match=r"node 'node-1': state of client .* begin the run anew"):
+    with pytest.raises(
+        InputError, match=r"node 'node-1': it refuses: state of .* begin the run anew"
+    ):
         deployed(table, [nodes[0].answer, forgetful])

@@ -48,13 +48,13 @@ class Federation(NamedTuple):
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     folder = tmp_path_factory.mktemp("federation")
     with local_superlink(folder / "superlink") as superlink:
-        programs = {}
+        programs, keys = {}, {}
         for name in ("a", "b"):
-            key, public = make_node_key(folder / name)
-            programs[superlink.register(public)] = echo_node(superlink, key)
+            key, keys[name] = make_node_key(folder / name)
+            programs[superlink.register(keys[name])] = echo_node(superlink, key)
         with (
             running(list(programs.values())) as started,
-            operator_network(*superlink[:3]) as network,
+            operator_network(*superlink[:3], keys) as network,
         ):
             wait_until(lambda: network.nodes() == sorted(programs))
             processes = dict(zip(programs, started, strict=True))
@@ -129,6 +129,30 @@ def test_bodies_survive(federation: Federation, size: int) -> None:
     received = receive(federation.network, 2)
     for request in requests.values():
         assert received[request].parcel == Parcel(b"answer to body", body[::-1])
+
+
+@pytest.mark.parametrize(
+    "body", [b"x" * 300_000, os.urandom(300_000), bytes(40_000_000)], ids=["1", "2", "zeros"]
+)
+def test_an_answer_that_is_too_long_is_given_up(federation: Federation, body: bytes) -> None:
+    """Zeros travel as one piece of 5 MB that repeats."""
+    most = 6_000_000 if len(body) > 6_000_000 else 100_000
+    node = min(federation.programs)
+    request = federation.network.send({node: Parcel(b"long", body, most)})[node]
+    assert receive(federation.network, 1)[request] == Received(
+        request, None, "its answer is refused: it has more bytes than were expected", final=True
+    )
+
+
+def test_a_name_belongs_to_a_key(federation: Federation) -> None:
+    first, second = federation.programs  # in the order of their names
+    allowed = {
+        (node, name)
+        for node in (first, second)
+        for name in ("a", "b", "c")
+        if federation.network.may_be(node, name)
+    }
+    assert allowed == {(first, "a"), (second, "b")}
 
 
 def test_a_shared_body_is_uploaded_once(

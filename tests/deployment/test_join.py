@@ -5,7 +5,8 @@ import importlib.metadata
 import itertools
 import json
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import fedprox as fp
+from fedprox.deployment import conversation, joining, stand_in
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.joining import Joined, join
 from fedprox.deployment.memory import in_memory
@@ -20,14 +22,14 @@ from fedprox.deployment.messages import Answer, Description, pack
 from fedprox.deployment.network import Network, Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
-from fedprox.deployment.run_file import Ledger
+from fedprox.deployment.run_file import Ledger, require_same_clients
 from fedprox.deployment.server import resolve_deployment
 from fedprox.deployment.stand_in import describe
 from fedprox.errors import InputError
 from fedprox.experiment import parse
 from fedprox.federation import Federation
 from tests.deployment.conftest import Fresh
-from tests.deployment.federations import bits, deployed, table_of
+from tests.deployment.federations import bits, deployed, described, table_of
 
 TABLE = table_of({"name": "scaffold"}, rounds=2, evaluation={"every": 1})
 VERSION = importlib.metadata.version("fedprox")
@@ -71,18 +73,11 @@ def refused(*nodes: Callable[[Parcel], Parcel], count: int | None = None) -> str
 
 def test_nodes_that_do_not_fit_are_refused_in_one_line() -> None:
     a, b = data("a"), data("b")
-    assert refused(described_by("n", a), described_by("n", b)) == (
-        "two nodes are named 'n'; names of nodes must differ"
-    )
     assert refused(described_by("m", a), described_by("n", data("b", "a"))) == (
         "client 'a' is on node 'm' and on node 'n'; names of clients must differ"
     )
     assert refused(described_by("m", a), described_by("n", data("b", features=4))) == (
         "nodes 'm' and 'n' differ in features: [3] and [4]; all nodes need data of one kind"
-    )
-    assert refused(described_by("m", a), described_by("n", b, version="0.0.1")) == (
-        f"node 'n' has fedprox 0.0.1; the coordinator has {VERSION}, and results are the same only "
-        "with the same version"
     )
     assert refused(described_by("m", a), described_by("n", data("b", validated=True))) == (
         "clients of node 'n' have validation rows, those of node 'm' have none; all nodes or none "
@@ -94,6 +89,153 @@ def test_nodes_that_do_not_fit_are_refused_in_one_line() -> None:
     augmented = dataclasses.replace(b, augment=lambda _, rows: rows)
     assert refused(described_by("m", a), described_by("n", augmented)) == (
         "nodes 'm' and 'n' differ in augmented: False and True; all nodes need data of one kind"
+    )
+
+
+def strange(**values: Any) -> Callable[[Parcel], Parcel]:
+    """A node whose description has changed values."""
+
+    def answer(parcel: Parcel) -> Parcel:
+        description = described(**{"version": VERSION, "name": "strange", **values})
+        head = {"id": json.loads(parcel.head)["id"], "description": description}
+        return Parcel(json.dumps(head).encode())
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("node", "line"),
+    [
+        (described_by("n", data("b")), "its name 'n' is that of node 0; names of nodes must"),
+        (
+            described_by("m", data("b"), version="0.0.1\n"),
+            f"it has fedprox 0.0.1\\n; the coordinator has {VERSION}, and results are the same",
+        ),
+        (strange(train=[1, 2]), "1 clients, and lists of other lengths"),
+        (strange(train=[0]), "a number of rows or classes, or a shape, that data cannot have"),
+        (strange(train=[2**40]), "a number of rows or classes, or a shape, that data cannot have"),
+        (strange(test=[-1]), "a number of rows or classes, or a shape, that data cannot have"),
+        (strange(features=[-60]), "a number of rows or classes, or a shape, that data cannot have"),
+        (strange(feature_type="object"), "feature type 'object'; it must be a number"),
+        (strange(feature_type="\x1b[2J" * 999), "feature type '\\x1b[2J\\x1b[2J"),
+        (strange(classes=10**9), "classes = 1000000000; at most 100,000 are allowed"),
+        (strange(classes=10**6), "classes = 1000000; at most 100,000 are allowed"),
+        (strange(greatest=10**6), "greatest = 1000000; at most 100,000 are allowed"),
+        (strange(features=[10**5, 10**5]), "features of 2 axes and 10000000000 numbers; at most"),
+        (strange(features=[1] * 99), "features of 99 axes and 1 numbers; at most 8 axes and"),
+        (strange(label=[10**8]), "label of 1 axes and 100000000 numbers; at most 8 axes and"),
+        (strange(features=[10**6], classes=10**4), "1,000,000 numbers of an example and 10,000"),
+        (strange(names=["a", "b", "c"]), "3 clients; at most 2 are allowed"),
+        (strange(names=["a", "a"]), "two of its clients have the same name"),
+        (strange(names=["a\nb"]), "client 'a\\nb'; a name has 1 to 200 printable characters"),
+        (strange(name="a\x1b[31m"), "name 'a\\x1b[31m'; a name has 1 to 200 printable"),
+        (strange(name="x" * 10**4), f"name '{'x' * 299} ...; a name has 1 to 200 printable"),
+        (strange(reports=["rows"]), "it reports ['rows']; there are loss, accuracy, metrics,"),
+        (lambda parcel: pack(Answer(id=json.loads(parcel.head)["id"])), "it does not describe its"),
+        (
+            lambda parcel: pack(Answer(id=json.loads(parcel.head)["id"], refused="no\n" * 10**4)),
+            "it refuses: no\\nno\\nno",
+        ),
+        (lambda _: Parcel(b"x" * 10**6), "its answer is refused: 1,000,000 bytes; at most"),
+        (lambda parcel: Parcel(parcel.head, b"x"), "its answer is refused: answer: "),
+    ],
+)  # fmt: skip
+def test_a_node_that_cannot_join_is_left_out_and_the_others_go_on(
+    node: Callable[[Parcel], Parcel],
+    line: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(conversation, "MOST_DESCRIBED", 100_000)
+    monkeypatch.setattr(stand_in, "MOST_CLIENTS", 2)
+    began, seen = time.monotonic(), list[Sequence[str]]()
+    nodes = [described_by("n", data("a")), node, described_by("o", data("c"))]
+    result = join(Conversation(in_memory(nodes), patience=5.0), 2, seen.append)
+    assert [each.name for each in result.descriptions] == ["n", "o"]
+    assert time.monotonic() - began < 4
+    (logged,) = (record.getMessage() for record in caplog.records)
+    assert logged.startswith(f"node 1: {line}")
+    assert logged.endswith("; left out")
+    assert logged.isprintable()
+    assert len(logged) < 1_200
+
+
+def test_a_node_that_was_left_out_may_join_later(caplog: pytest.LogCaptureFixture) -> None:
+    answers = iter([described_by("n", data("b"), version="0.0.1")] * 3)
+
+    def upgraded(parcel: Parcel) -> Parcel:
+        return next(answers, described_by("n", data("b")))(parcel)
+
+    result = joined(described_by("m", data("a")), upgraded)
+    assert [each.name for each in result.descriptions] == ["m", "n"]
+    assert len(caplog.records) == 1
+
+
+def test_only_the_nodes_of_a_list_join(caplog: pytest.LogCaptureFixture) -> None:
+    nodes = [described_by(name, data(f"client-{name}")) for name in ("stranger", "a", "b")]
+    network = in_memory(nodes)
+
+    def names(*listed: str, network: Network = network) -> list[str]:
+        result = join(Conversation(network, patience=0.1), 1, names=listed)
+        return [each.name for each in result.descriptions]
+
+    assert names("b", "a") == ["a", "b"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "node 0: its name 'stranger' is not one of b, a; left out"
+    ]
+    with pytest.raises(InputError) as raised:
+        names("a", "c")
+    assert str(raised.value) == (
+        "deployment.names = ['a', 'c']: 1 joined within 0.1 s (a, c is missing, 0: its name "
+        "'stranger' is not one of a, c, 2: its name 'b' is not one of a, c)"
+    )
+    with pytest.raises(InputError, match=r"^deployment.names: 'a' appears twice$"):
+        names("a", "a")
+    # a name is taken only with its key
+    keyed = network._replace(may_be=lambda node, name: (node, name) == (2, "b"))
+    assert names("b", network=keyed) == ["b"]
+    caplog.clear()
+    with pytest.raises(InputError, match="it has not the key of node 'a'"):
+        names("a", network=keyed)
+
+
+def test_a_silent_node_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "DESCRIBE_WAIT", 0.1)
+    monkeypatch.setattr(joining, "DESCRIBE_EVERY", 0.1)
+    nodes = [described_by("m", data("a")), described_by("n", data("b"))]
+    network, looks = in_memory(nodes), itertools.count()
+
+    def send(requests: Any) -> Any:
+        numbers = network.send({node: each for node, each in requests.items() if node == 0})
+        return {node: numbers.get(node, "lost") for node in requests}
+
+    late = Network(lambda: [1] if next(looks) < 6 else [0, 1], send, network.receive)
+    began = time.monotonic()
+    result = join(Conversation(late, patience=60.0), 1)
+    assert [each.name for each in result.descriptions] == ["m"]
+    assert time.monotonic() - began < 5
+
+
+def test_a_run_is_resumed_with_the_same_clients_in_their_order() -> None:
+    before = {"a": {"1": 5, "2": 6}, "b": {"3": 7}}
+
+    def line(now: dict[str, dict[str, int]]) -> str:
+        with pytest.raises(InputError) as raised:
+            require_same_clients("--resume r", before, now)
+        return str(raised.value)
+
+    require_same_clients("--resume r", before, before)
+    assert line({"a": before["a"], "c": {"3": 7}}) == (
+        "--resume r: number 2 of the nodes is 'c'; it was 'b' when the run began"
+    )
+    assert line({"a": {"2": 6, "1": 5}, "b": {"3": 7}}) == (
+        "--resume r: node 'a': number 1 of the clients is '2'; it was '1' when the run began"
+    )
+    assert line({"a": {"1": 5}, "b": {"3": 7}}) == (
+        "--resume r: node 'a': number 2 of the clients is not there; it was '2' when the run began"
+    )
+    assert line({"a": {"1": 5, "2": 7}, "b": {"3": 7}}) == (
+        "--resume r: client '2' of node 'a' has 7 training rows; it had 6 when the run began"
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from fedprox.deployment.combine import Shapes, sums_of
+from fedprox.deployment.combine import Declared, Shapes, sums_of
 from fedprox.deployment.conversation import Answered
 from fedprox.deployment.messages import Answer, pack, unpack_answer, unpack_arrays
 from fedprox.deployment.network import Parcel
@@ -202,9 +202,9 @@ def test_a_metric_may_be_named_like_a_measure() -> None:
     number = jax.ShapeDtypeStruct((1,), np.float32)
     like = {name: {"rows": number} for name in ("accuracy", "accuracy_of_two")}
     arrays = {"test/accuracy_of_two['rows']": np.ones(1, np.float32)}
-    shapes = Shapes(1, {}, like, None)
+    shapes = Shapes(1, {}, like, None, 0.0, has_accuracy=True)
     answered = Answered(Answer(id=""), arrays, 0, 0)
-    read = sums_of(answered, shapes, 1.0)
+    read = sums_of(answered, shapes, Declared(1.0, 1, 1, 1, 0, 0, central=False))
     assert list(read.sums["test"]) == ["accuracy_of_two"]
 
 
@@ -279,7 +279,9 @@ def test_what_a_sum_of_few_clients_is() -> None:
 
     def jobs(*weights: float) -> Jobs:
         ones = np.ones(len(weights))
-        return Jobs(*(ones for _ in no_jobs()))._replace(  # type: ignore[arg-type]
+        return Jobs(
+            *(ones for _ in no_jobs())
+        )._replace(  # type: ignore[arg-type]
             weight=np.array(weights), size=np.array([10, 20, 30, 40, 50][: len(weights)])
         )
 

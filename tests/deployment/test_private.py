@@ -83,6 +83,26 @@ def test_the_norm_adapts_as_in_the_private_simulation(tmp_path: Path, nodes: lis
     assert (vector(run.params) != vector(ours[0].params)).any()
 
 
+def test_a_node_whose_bits_cannot_be_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = private_table(rounds=1, privacy={"noise_multiplier": 0.0, "adaptive_clip": {}})
+    one, two = nodes_of(table, tmp_path)
+
+    def driven(head: Any, arrays: Any) -> None:
+        del head
+        arrays["message.within"] = arrays["message.within"] * 0 + np.float32(1e6)
+
+    with caplog.at_level(logging.WARNING):
+        (run,) = deployed(table, [one.answer, changed(two.answer, "train", driven)])
+    assert [record.getMessage() for record in caplog.records] == [
+        "fedavg, seed 0: round 1: node 'node-1': its answer is refused: its message is none that "
+        "its clients can send; without its 2 clients"
+    ]
+    assert run.final.dropped == 2
+    assert run.final.round == 1
+
+
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> list[Site]:
     """Two nodes that have compiled FedAvg."""

@@ -116,6 +116,10 @@ def zeros(params: Params) -> Params:
     return jax.tree.map(jnp.zeros_like, params)
 
 
+ROUNDING = 1e-4
+"""By how much, relatively, sums of clients' messages may differ from what they can be."""
+
+
 def add_scaled(a: Params, scale: jax.Array | float, b: Params) -> Params:
     """The sum a + scale b of two pytrees."""
     return jax.tree.map(lambda x, y: x + scale * y, a, b)
@@ -280,6 +284,10 @@ class Algorithm(NamedTuple):
         size: (message) -> its size, a scalar, by which `fedprox.Faults` recognizes faulty messages.
             It should leave out parts of a message that differ between sound clients, such as those
             that grow with the rounds since a client took part.
+        possible: (hparams, weighted mean of some clients' messages, most local steps of one of
+            them) -> whether clients can send it, a scalar bool, true up to rounding; a deployment
+            refuses other answers of nodes. A mean that is not finite is left to screening. None if
+            it may be any.
         update: (state, weighted mean of the messages, hparams) -> the server's next state.
         params: (state) -> the parameters that the server sends.
         evaluated: (state) -> the parameters that evaluations read; None for those that are sent.
@@ -327,6 +335,7 @@ class Algorithm(NamedTuple):
         difference
     )
     size: Callable[[Message], jax.Array] = optax.tree.norm
+    possible: Callable[[HParams, Message, jax.Array], jax.Array] | None = None
     update: Callable[[State, Message, HParams], State] = add
     params: Callable[[State], Params] = same_params
     evaluated: Callable[[State], Params] | None = None

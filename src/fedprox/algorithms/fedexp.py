@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from fedprox.algorithms.base import (
+    ROUNDING,
     Algorithm,
     ClientContext,
     ClientState,
@@ -35,6 +36,13 @@ def message(
     del params, hparams
     step = local_update(solution)
     return (step, optax.tree.norm(step, squared=True)), context.state
+
+
+def possible(hparams: HParams, mean: Message, steps: jax.Array) -> jax.Array:
+    """The mean of squared norms is at least the squared norm of the mean."""
+    del hparams, steps
+    step, squares = mean
+    return ~(squares < (1 - ROUNDING) * optax.tree.norm(step, squared=True))
 
 
 def update(params: Params, mean: Message, hparams: HParams) -> Params:
@@ -85,6 +93,7 @@ def fedexp(epsilon: HParam = 1e-3) -> Algorithm:
         average="clients",
         message=message,
         size=lambda sent: optax.tree.norm(sent[0]),
+        possible=possible,
         update=update,
         not_private="a message holds the squared norm of an update beside the update",
     )

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from fedprox.algorithms.base import (
+    ROUNDING,
     Algorithm,
     ClientContext,
     ClientState,
@@ -92,17 +93,26 @@ def fednova(mu: HParam = 0.0, momentum: float = 0.0) -> Algorithm:
         sgd = functools.partial(optax.sgd, momentum=momentum) if momentum else optax.sgd
         return solver.changed(optimizer=sgd)
 
-    def message(
-        params: Params, hparams: HParams, context: ClientContext, solution: Solution
-    ) -> tuple[Message, ClientState]:
-        """Send d_k and ||a_k||_1, both 0 for a client without steps."""
-        del params
-        length = solution.steps.astype(jnp.float32)
+    def length_of(hparams: HParams, steps: jax.Array) -> jax.Array:
+        """||a_k||_1, which grows with the steps."""
+        length = steps.astype(jnp.float32)
         if any(mus):
             length = geometric(hparams["learning_rate"] * hparams["mu"], length)
         if momentum:
             powers = geometric(jnp.float32(1 - momentum), length)
             length = (length - momentum * powers) / (1 - momentum)
+        return length
+
+    def possible(hparams: HParams, mean: Message, steps: jax.Array) -> jax.Array:
+        most = (1 + ROUNDING) * length_of(hparams, steps)
+        return ~((mean.length < 0) | (mean.length > most))
+
+    def message(
+        params: Params, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Message, ClientState]:
+        """Send d_k and ||a_k||_1, both 0 for a client without steps."""
+        del params
+        length = length_of(hparams, solution.steps)
         scale = -1 / jnp.where(length > 0, length, 1)
         direction = jax.tree.map(lambda step: scale * step, local_update(solution))
         return Message(direction, length), context.state
@@ -116,6 +126,7 @@ def fednova(mu: HParam = 0.0, momentum: float = 0.0) -> Algorithm:
         local=local,
         message=message,
         size=lambda sent: optax.tree.norm(sent.direction),
+        possible=possible,
         update=update,
         not_private="a message holds the length of a client's work beside its update",
     )

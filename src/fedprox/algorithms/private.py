@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from fedprox.algorithms.base import (
+    ROUNDING,
     Algorithm,
     ClientContext,
     ClientState,
@@ -63,6 +64,12 @@ def clip_to(norm: jax.Array | float, tree: Any) -> tuple[Any, jax.Array]:
     before = optax.tree.norm(tree)
     scale = jnp.where(before > norm, norm / before, 1.0)
     return jax.tree.map(lambda a: a * scale, tree), before
+
+
+def possible(hparams: HParams, mean: Clipped, steps: jax.Array) -> jax.Array:
+    """The mean of numbers that are 1/2 or -1/2 is between them."""
+    del hparams, steps
+    return ~(jnp.abs(0.0 if mean.within is None else mean.within) > 0.5 * (1 + ROUNDING))
 
 
 def standard_normals(words: jax.Array, purpose: int, tree: Any) -> Any:
@@ -181,6 +188,7 @@ def private(
         init=init,
         message=message,
         size=lambda sent: algorithm.size(sent.message),
+        possible=possible,
         update=update,
         params=lambda state: algorithm.params(state.state),
         evaluated=None if algorithm.evaluated is None else evaluated,

@@ -51,6 +51,12 @@ def message(
     return Message(jax.tree.map(lambda g: loss**q * g, gradient), curvature), context.state
 
 
+def possible(hparams: HParams, mean: Message, steps: jax.Array) -> jax.Array:
+    """No h_k is negative."""
+    del hparams, steps
+    return ~(mean.curvature < 0)
+
+
 def update(params: Params, mean: Message, hparams: HParams) -> Params:
     """w^{t+1} = w^t - sum_k Delta_k / sum_k h_k."""
     del hparams
@@ -103,6 +109,7 @@ def qffl(q: HParam) -> Algorithm:
         own_loss=True,
         message=message,
         size=lambda sent: optax.tree.norm(sent.delta),
+        possible=possible,
         update=update,
         not_private="a message holds a bound on the curvature beside the update",
     )

@@ -89,6 +89,10 @@ def reporting(algorithm: Algorithm, evaluated: Evaluated) -> Algorithm:
             algorithm.update(state.state, sent, hparams), add_scaled(base, share, ahead)
         )
 
+    def possible(hparams: HParams, mean: tuple[Any, Params], steps: jax.Array) -> jax.Array:
+        assert algorithm.possible is not None
+        return algorithm.possible(hparams, mean[0], steps)
+
     def exchange(state: Reported, gradient: Params, hparams: HParams) -> Reported:
         assert algorithm.exchange is not None
         return state._replace(state=algorithm.exchange(state.state, gradient, hparams))
@@ -99,6 +103,7 @@ def reporting(algorithm: Algorithm, evaluated: Evaluated) -> Algorithm:
         client_state=client_state if all_clients else algorithm.client_state,
         message=message,
         size=lambda message: algorithm.size(message[0]),
+        possible=None if algorithm.possible is None else possible,
         update=update,
         params=lambda state: algorithm.params(state.state),
         evaluated=lambda state: state.mean,

@@ -3,11 +3,11 @@
 import logging
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -34,7 +34,7 @@ from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.joining import join
 from fedprox.deployment.network import Network
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
-from fedprox.deployment.run_file import Ledger, read_ledger
+from fedprox.deployment.run_file import Ledger, read_ledger, require_same_clients
 from fedprox.deployment.server import Deployment, resolve_deployment
 from fedprox.deployment.trial import local_nodes
 from fedprox.errors import printable, require
@@ -65,7 +65,7 @@ out to them. With --superlink FILE it is a real federation: each node runs `fedp
 says how to reach the SuperLink.
 
 It trains every method as `fedprox run` does, on all nodes that have joined, and writes the same run
-directory. [deployment] says how many nodes to wait for, and for how long. A checkpoint is written
+directory. [deployment] says which nodes to wait for, and for how long. A checkpoint is written
 after every round, or as --checkpoint-every says; --resume DIR continues a run that was stopped or
 killed, also with more rounds.
 
@@ -106,13 +106,16 @@ def deploy(
     checkpoints = Checkpoints(
         folder / CHECKPOINTS, every=checkpoint_every, resume=resume is not None, ends=folder / ENDS
     )
+    ledger = Ledger(folder) if resume is None else read_ledger(folder)
+    names = list(ledger.clients) or (experiment.deployment.names if local is None else [])
+    wanted = len(names) or local or experiment.deployment.nodes
     with _network(experiment, local, superlink, folder / NODES, data_dir) as network:
         conversation = Conversation(network, patience=experiment.deployment.patience)
-        wanted = local or experiment.deployment.nodes
-        joined = join(conversation, wanted, partial(_show_joined, console, wanted))
-        ledger = Ledger(folder) if resume is None else read_ledger(folder)
+        joined = join(conversation, wanted, partial(_show_joined, console, wanted), names=names)
+        if resume is not None:
+            require_same_clients(f"--resume {resume}", ledger.clients, joined.clients)
+        ledger.clients = joined.clients
         deployment = resolve_deployment(experiment, joined, ledger)
-        _require_same_nodes(resume, experiment.data, deployment.resolved.table["data"])
         directory = RunDirectory(
             folder, deployment.resolved.table, replace=force, extend=resume is not None
         )
@@ -152,7 +155,8 @@ def _network(
         return local_nodes(experiment, local, folder, options)
     assert superlink is not None
     known = read_superlink_file(superlink)
-    return operator_network(known.address, Path(known.ca_certificate), Path(known.secret))
+    keys = {name: Path(file) for name, file in known.keys.items()}
+    return operator_network(known.address, Path(known.ca_certificate), Path(known.secret), keys)
 
 
 def _guarantee(deployment: Deployment) -> list[str]:
@@ -170,21 +174,6 @@ def _show_joined(console: Console, wanted: int, names: Sequence[str]) -> None:
     count = f"{len(names)} of {max(wanted, len(names))} nodes have joined"
     listed = printable(", ".join(sorted(names))) or "none"
     console.print(f"{count}: {listed}", soft_wrap=True, highlight=False)
-
-
-def _require_same_nodes(
-    resume: Path | None, before: Mapping[str, Any], now: Mapping[str, Any]
-) -> None:
-    """Raise `InputError` if a run is resumed on other nodes or clients."""
-    kinds = "nodes", "clients", "training_rows"
-    had, have = (
-        ", ".join(f"{table.get(kind)} {kind.replace('_', ' ')}" for kind in kinds)
-        for table in (before, now)
-    )
-    require(
-        resume is None or before == now,
-        f"--resume {resume}: the run had {had}; joined have {have}: the same nodes must be there",
-    )
 
 
 NODE_HELP = """Hold clients for deployments: answer the requests of `fedprox deploy`.

@@ -1,5 +1,6 @@
 """Combining the answers of nodes: the mean of a round's messages, and the sums of an evaluation."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,13 +10,22 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
+from fedprox.algorithms.base import ROUNDING
 from fedprox.deployment.conversation import Answered
-from fedprox.deployment.messages import Array, DataKind, prefixed_names, require_like, tree_of
-from fedprox.deployment.round_part import WEIGHT_ERROR, RoundPart
+from fedprox.deployment.messages import (
+    Allowed,
+    Array,
+    DataKind,
+    Description,
+    prefixed_names,
+    require_like,
+    tree_of,
+)
+from fedprox.deployment.round_part import RoundPart
 from fedprox.diagnostics.dissimilarity import Scatter
 from fedprox.errors import require
 from fedprox.metrics import terms_of
-from fedprox.model import Model, losses_of
+from fedprox.model import Model, cross_entropy, losses_of
 from fedprox.simulation.compiled.evaluation import EvaluationSums, Measures, measures_of_sums
 from fedprox.simulation.compiled.screening import mean_of_others, screen, sound
 from fedprox.simulation.config.method import Method
@@ -132,12 +142,33 @@ class Shapes(NamedTuple):
         train: Terms of the metrics.
         held_out: Terms of the loss, the accuracy and the metrics.
         scatter: Mean and scatter of the gradients.
+        least_loss: Least loss of an example; -inf for a loss of the user's own.
+        has_accuracy: Whether the model has an accuracy.
     """
 
     points: int
     train: Mapping[str, Any]
     held_out: Mapping[str, Any]
     scatter: Any
+    least_loss: float
+    has_accuracy: bool
+
+    def arrays(self) -> Allowed:
+        """The arrays of an answer; a node leaves out what it does not report."""
+        number, double, whole = (
+            jax.ShapeDtypeStruct((self.points,), kind)
+            for kind in (np.float32, np.float64, np.int32)
+        )
+        trees = {"loss": number, "weight": number, "unmeasured": whole}
+        trees |= {"correct": double, "labels": double, "scatter": self.scatter}
+        trees |= {f"train/{name}": like for name, like in self.train.items()}
+        for part in ("test", "validation"):
+            trees |= {f"{part}/{name}": like for name, like in self.held_out.items()}
+        return {
+            name: leaf
+            for prefix, tree in trees.items()
+            for name, leaf in zip(prefixed_names(prefix, tree), jax.tree.leaves(tree), strict=True)
+        }
 
 
 def evaluation_shapes(model: Model, kind: DataKind, points: int) -> Shapes:
@@ -161,7 +192,48 @@ def evaluation_shapes(model: Model, kind: DataKind, points: int) -> Shapes:
     mean = {"sum": number, "rows": number}
     metrics = {name: summed[name] for name in model.metrics}
     scatter = (number, at_points(model.shapes), number)
-    return Shapes(points, metrics, {"loss": mean, "accuracy": mean, **metrics}, scatter)
+    held_out = {"loss": mean, "accuracy": mean, **metrics}
+    least = 0.0 if model.loss is cross_entropy else -np.inf
+    return Shapes(points, metrics, held_out, scatter, least, model.correct is not None)
+
+
+class Declared(NamedTuple):
+    """What a node says it holds, which bounds what it can measure.
+
+    Attributes:
+        share: Its share of all training rows.
+        clients: Its clients.
+        test: Its test rows.
+        labels: Labels of its test rows.
+        validation: Its validation rows.
+        validation_labels: Labels of its validation rows, at most.
+        central: Whether its validation rows belong to no client.
+    """
+
+    share: float
+    clients: int
+    test: int
+    labels: int
+    validation: int
+    validation_labels: int
+    central: bool
+
+
+def declared_by(description: Description, share: float, *, sampled: bool) -> Declared:
+    """What a node says it holds.
+
+    Args:
+        description: What the node says of itself.
+        share: Its share of all training rows.
+        sampled: Whether evaluations read some rows, which stand for all; labels are then counted
+            as if each row had as many as the sampled ones.
+    """
+    clients, length = description.clients, math.prod(description.kind.label)
+    test, validation = sum(clients.test), sum(clients.validation) + description.central_validation
+    labels = test * length if sampled and length > 1 else sum(clients.labels)
+    central = bool(description.central_validation)
+    count = len(clients.names)
+    return Declared(share, count, test, labels, validation, validation * length, central)
 
 
 class NodeSums(NamedTuple):
@@ -178,13 +250,13 @@ class NodeSums(NamedTuple):
     correct: tuple[Array, Array] | None
 
 
-def sums_of(answered: Answered, shapes: Shapes, share: float) -> NodeSums:
+def sums_of(answered: Answered, shapes: Shapes, declared: Declared) -> NodeSums:
     """Check a node's answer to an evaluation, and read its arrays.
 
     Args:
         answered: The answer.
         shapes: What nodes answer, in shape.
-        share: The node's share of all training rows.
+        declared: What the node says it holds.
 
     Raises:
         InputError: If an array is missing, has another shape, or is not what a node can measure.
@@ -199,31 +271,85 @@ def sums_of(answered: Answered, shapes: Shapes, share: float) -> NodeSums:
         )
         weight = sums["weight"]
         require(
-            ((weight >= 0) & (weight <= 1 + WEIGHT_ERROR)).all(),
+            ((weight >= 0) & (weight <= 1 + ROUNDING)).all(),
             f"it measures weights {weight.tolist()}; they must be from 0 to 1",
         )
         require("unmeasured" in arrays, "the array 'unmeasured' is missing")
         require(np.isfinite(sums["loss"]).all(), "its losses are not finite")
+        _require_least("training", sums["loss"], shapes.least_loss)
         whole = jax.ShapeDtypeStruct((shapes.points,), np.int32)
         require_like("unmeasured", arrays["unmeasured"], whole)
-        sums["unmeasured"] = arrays["unmeasured"]
-    for part, like in (("train", shapes.train), ("test", shapes.held_out)):
-        sums[part] = _terms(arrays, part, like)
-    sums["validation"] = _terms(arrays, "validation", shapes.held_out)
+        sums["unmeasured"] = unmeasured = arrays["unmeasured"]
+        require(
+            ((unmeasured >= 0) & (unmeasured <= declared.clients)).all(),
+            f"it did not measure {unmeasured.tolist()} clients; it has {declared.clients}",
+        )
+    sums["train"] = _terms(arrays, "train", shapes.train)
+    for part, rows, labels, central in (
+        ("test", declared.test, declared.labels, False),
+        ("validation", declared.validation, declared.validation_labels, declared.central),
+    ):
+        sums[part] = _terms(arrays, part, shapes.held_out)
+        for name, most in (("loss", rows), ("accuracy", labels)):
+            if name in sums[part]:
+                has_value = name == "loss" or shapes.has_accuracy
+                # a model that diverged has no finite loss on rows that are always measured
+                _check_mean(part, name, sums[part][name], most, finite=has_value and not central)
+        if "loss" in sums[part]:
+            _require_least(part, sums[part]["loss"]["sum"], shapes.least_loss)
     if any(name.startswith("scatter") for name in arrays):
         sums["scatter"] = tree_of(shapes.scatter, arrays, "scatter")
+        weight, means, scatter = sums["scatter"]
+        known = (weight >= 0) & (weight <= 1 + ROUNDING) & ~(scatter < 0)
+        for leaf in jax.tree.leaves(means):
+            finite = np.isfinite(leaf.reshape(len(leaf), -1)).all(axis=1)
+            known &= finite | (weight == 0)
+        require(known.all(), "its gradients have a weight or scatter that cannot be")
     correct = None
     if "correct" in arrays:
         double = jax.ShapeDtypeStruct((shapes.points,), np.float64)
         for name in ("correct", "labels"):
             require(name in arrays, f"the array {name!r} is missing")
             require_like(name, arrays[name], double)
-        require(
-            ((arrays["correct"] >= 0) & (arrays["correct"] <= arrays["labels"])).all(),
-            "it counts more correct labels than labels",
-        )
         correct = arrays["correct"], arrays["labels"]
-    return NodeSums(share, sums, correct)
+        mean = {"sum": correct[0], "rows": correct[1]}
+        _check_mean("test", "accuracy", mean, declared.labels, finite=True)
+    return NodeSums(declared.share, sums, correct)
+
+
+def _check_mean(
+    part: str, name: str, mean: Mapping[str, Array], most: int, *, finite: bool
+) -> None:
+    """Raise `InputError` unless a measure's sum and number of rows can be.
+
+    Args:
+        part: "test" or "validation".
+        name: "loss" or "accuracy".
+        mean: The sum and the number of rows, or of labels.
+        most: The largest number that the node can have.
+        finite: Whether the sum must be finite.
+    """
+    total, rows = mean["sum"], mean["rows"]
+    what = "labels" if name == "accuracy" else "rows"
+    require(
+        ((rows >= 0) & (rows <= most * (1 + ROUNDING))).all(),
+        f"it measures {rows.tolist()} {part} {what}; it has {most}",
+    )
+    require(
+        not finite or np.isfinite(total).all(),
+        f"its {part} {name} is not finite: {total.tolist()}",
+    )
+    require(
+        name == "loss" or not ((total < 0) | (total > rows * (1 + ROUNDING))).any(),
+        f"it counts {total.tolist()} correct {part} labels of {rows.tolist()}",
+    )
+
+
+def _require_least(part: str, losses: Array, least: float) -> None:
+    require(
+        not (losses < least).any(),
+        f"its {part} losses are {losses.tolist()}; this model's are at least {least:g}",
+    )
 
 
 def _terms(arrays: Mapping[str, Array], part: str, like: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,12 +6,15 @@ They use parts of Flower 1.41 that are not its public interface.
 import contextlib
 import importlib.metadata
 import ipaddress
+import json
 import logging
+import math
 import os
 import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +24,12 @@ from fedprox.errors import InputError, installing, require
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
     import httpx
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        PublicFormat,
+        load_ssh_public_key,
+    )
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
     from flwr.app.message import remove_content_from_message
     from flwr.common.serde import message_to_proto
@@ -40,6 +49,8 @@ with contextlib.suppress(ImportError):  # `require_flower` reports it
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.inflatable.inflatable_object import (
         get_all_nested_objects,
+        get_object_body,
+        get_object_head_values_from_object_content,
         get_object_tree,
         iterate_object_tree,
         no_object_id_recompute,
@@ -90,6 +101,22 @@ def require_certificates(file: Path) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file)
     except ssl.SSLError:
         raise InputError(f"{file}: no certificates in PEM") from None
+
+
+def read_public_key(file: Path) -> bytes:
+    """A node's public key as Flower stores it.
+
+    Raises:
+        InputError: If the file holds no public key of OpenSSH.
+    """
+    require(file.is_file(), f"{file}: no such file")
+    try:
+        key = load_ssh_public_key(file.read_bytes())
+    except (ValueError, UnsupportedAlgorithm):
+        raise InputError(
+            f"{file}: no public key, as ssh-keygen writes it to node.key.pub"
+        ) from None
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -143,10 +170,15 @@ def is_tls(error: Exception) -> bool:
 
 
 class _Headers:
-    """Adds Flower's version and the token of the current task to requests."""
+    """Adds Flower's version and the token of the current task to requests.
+
+    Attributes:
+        token: The token.
+        most: Most bytes of an object that is fetched now.
+    """
 
     def __init__(self) -> None:
-        self.token = ""
+        self.token, self.most = "", math.inf
         self.version = dict(RuntimeVersionMetadata.from_local_component("fedprox").as_metadata())
 
     def intercept(self, context: Any, call_next: Callable[[Any], Any]) -> Any:
@@ -155,6 +187,11 @@ class _Headers:
         if self.token and context.rpc_method != ACQUIRE:
             context.request.headers[TASK_TOKEN_HEADER] = self.token
         return call_next(context)
+
+    def check(self, response: "httpx.Response") -> None:
+        """Raise `TooLong` before a response that is too long is read."""
+        if float(response.headers.get("content-length", 0)) > self.most + SLACK:
+            raise TooLong("it has more bytes than were expected")
 
 
 class Runtime(NamedTuple):
@@ -165,7 +202,14 @@ class Runtime(NamedTuple):
     retry: Retry
 
 
-def _client(kind: Any, address: str, ca: Path | None, interceptors: Any, retry: Retry) -> Any:
+def _client(
+    kind: Any,
+    address: str,
+    ca: Path | None,
+    headers: _Headers,
+    retry: Retry,
+    interceptors: Sequence[Any] = (),
+) -> Any:
     """A client of one of Flower's interfaces; without TLS if `ca` is None."""
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every call
     verify: ssl.SSLContext | bool = False
@@ -174,20 +218,26 @@ def _client(kind: Any, address: str, ca: Path | None, interceptors: Any, retry: 
         verify.load_verify_locations(cafile=ca)
     scheme = "http" if ca is None else "https"
     client = kind(
-        f"{scheme}://{address}", interceptors=interceptors, verify=verify, retry_invoker=retry
+        f"{scheme}://{address}",
+        interceptors=[headers, *interceptors],
+        verify=verify,
+        retry_invoker=retry,
     )
     client._client.close()
     # longer timeouts than Flower's for large objects on slow lines; no proxy on the loopback
     timeout = httpx.Timeout(120.0, connect=10.0)
     client._client = httpx.Client(
-        verify=verify, timeout=timeout, trust_env=not _is_loopback(address)
+        verify=verify,
+        timeout=timeout,
+        trust_env=not _is_loopback(address),
+        event_hooks={"response": [headers.check]},
     )
     return client
 
 
 def control_client(address: str, ca_certificate: Path, retry: Retry | None = None) -> Any:
     """A client of a SuperLink's Control API."""
-    return _client(ControlHttpClient, address, ca_certificate, [_Headers()], retry or Retry(0.0))
+    return _client(ControlHttpClient, address, ca_certificate, _Headers(), retry or Retry(0.0))
 
 
 def _is_loopback(address: str) -> bool:
@@ -203,7 +253,7 @@ def runtime_of(address: str, ca: Path | None, secret: bytes, seconds: float) -> 
     """Access to the tasks at an address. A call repeats for so many seconds."""
     headers, retry = _Headers(), Retry(seconds)
     signer = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[ACQUIRE])
-    client = _client(RuntimeHttpClient, address, ca, [headers, signer], retry)
+    client = _client(RuntimeHttpClient, address, ca, headers, retry, [signer])
     return Runtime(client, headers, retry)
 
 
@@ -287,11 +337,24 @@ class Lost(Exception):  # noqa: N818 - what has happened to a message
     """A message of which a part will never come."""
 
 
-class Incoming:
-    """A message whose objects arrive one by one."""
+class TooLong(Exception):  # noqa: N818 - what has happened to a message
+    """A message of more bytes than expected."""
 
-    def __init__(self, tree: "ObjectTree") -> None:
-        self.message = tree.object_id
+
+SLACK = 100_000
+"""Bytes of a message's objects beside those of its parcel, but for a share of these."""
+
+
+class Incoming:
+    """A message whose objects arrive one by one.
+
+    Args:
+        tree: The names of its objects.
+        most: Most bytes of its parcel.
+    """
+
+    def __init__(self, tree: "ObjectTree", most: float = math.inf) -> None:
+        self.message, self.left = tree.object_id, 1.01 * most + SLACK
         names = dict.fromkeys(part.object_id for part in iterate_object_tree(tree))
         self.missing = list(reversed(names))
         self.contents: dict[str, bytes] = {}
@@ -304,20 +367,42 @@ class Incoming:
 
         Raises:
             Lost: If an object will never come.
+            TooLong: If the objects have more bytes than a message of this length.
         """
         here = Node(node_id=node)
         while self.missing:
             request = PullObjectRequest(node=here, run_id=run, object_id=self.missing[-1])
-            reply = runtime.client.PullObject(request)
+            runtime.headers.most = self.left
+            try:
+                reply = runtime.client.PullObject(request)
+            finally:
+                runtime.headers.most = math.inf
             if not reply.object_found:
                 raise Lost("the sender disappeared before all of its message was here")
             if not reply.object_available:
                 return None
+            self._count(len(reply.object_content))
             self.contents[self.missing.pop()] = reply.object_content
+        self._require_short()
         confirm(runtime, node, run, self.message)
         message = inflate_object_from_contents(self.message, self.contents)
         message.metadata.__dict__["_message_id"] = self.message
         return message
+
+    def _count(self, size: int) -> None:
+        self.left -= size
+        if self.left < 0:
+            raise TooLong("it has more bytes than were expected")
+
+    def _require_short(self) -> None:
+        """Raise `TooLong` if an array would be too long, which may repeat a piece many times."""
+        for content in self.contents.values():
+            kind, pieces, _ = get_object_head_values_from_object_content(content)
+            if kind == "Array":
+                body = json.loads(get_object_body(content, Array))
+                repeats = Counter(body["arraychunk_ids"])
+                for at, times in repeats.items():
+                    self._count((times - 1) * len(self.contents[pieces[at]]))
 
 
 def confirm(runtime: Runtime, node: int, run: int, message: str) -> None:

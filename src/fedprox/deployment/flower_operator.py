@@ -14,11 +14,13 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fedprox.deployment.flower_calls import (
     PATIENCE,
     Incoming,
+    Lost,
     Runtime,
     confirm,
     control_client,
@@ -27,6 +29,7 @@ from fedprox.deployment.flower_calls import (
     is_tls,
     packed,
     push,
+    read_public_key,
     require_address,
     require_certificates,
     require_flower,
@@ -35,7 +38,7 @@ from fedprox.deployment.flower_calls import (
     until_next_look,
 )
 from fedprox.deployment.network import Network, Parcel, Received
-from fedprox.errors import InputError, printable, reason, require
+from fedprox.errors import InputError, foreign, printable, reason, require
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
     import httpx
@@ -75,7 +78,12 @@ LOOK = 5.0
 
 
 @contextlib.contextmanager
-def operator_network(address: str, ca_certificate: Path, secret: Path) -> Iterator[Network]:
+def operator_network(
+    address: str,
+    ca_certificate: Path,
+    secret: Path,
+    keys: Mapping[str, Path] = MappingProxyType({}),
+) -> Iterator[Network]:
     """Connect to the nodes of a SuperLink.
 
     Starts a run of Flower, which lasts as long as the context. The SuperLink must run with
@@ -86,6 +94,7 @@ def operator_network(address: str, ca_certificate: Path, secret: Path) -> Iterat
         address: The SuperLink's address, `host:port`.
         ca_certificate: The certificate in PEM of the authority that signed the SuperLink's.
         secret: The file that the SuperLink got as `--superexec-auth-secret-file`.
+        keys: The file of the public key of each node, by name; empty if nodes name themselves.
 
     Yields:
         The network. Its functions raise `ConnectionError` if the SuperLink does not answer for
@@ -99,6 +108,7 @@ def operator_network(address: str, ca_certificate: Path, secret: Path) -> Iterat
     require_address(address)
     require_certificates(ca_certificate)
     require(secret.is_file(), f"{secret}: no such file")
+    known = {name: read_public_key(file) for name, file in keys.items()}
     errors = functools.partial(_one_line, address, ca_certificate, secret)
     with contextlib.ExitStack() as stack:
         with errors():
@@ -110,7 +120,8 @@ def operator_network(address: str, ca_certificate: Path, secret: Path) -> Iterat
         outcome, details = SubStatus.FAILED, ""
         requests = _Requests(runtime, run, errors)
         try:
-            yield Network(requests.nodes, requests.send, requests.receive)
+            may_be = functools.partial(requests.has_key_of, known)
+            yield Network(requests.nodes, requests.send, requests.receive, may_be)
             outcome = SubStatus.COMPLETED
         except BaseException as error:
             details = printable(f"{type(error).__name__}: {reason(error)}")
@@ -203,6 +214,8 @@ class _Requests:
     def __init__(self, runtime: Runtime, run: int, errors: Callable[[], Any]) -> None:
         self.runtime, self.run, self.errors = runtime, run, errors
         self.waiting: dict[str, tuple[int, str]] = {}  # by request: its node, `started` then
+        self.most: dict[str, int] = {}  # by request: bytes of its answer at most
+        self.keys: dict[int, bytes] = {}  # by node: its public key
         self.started: dict[int, str] = {}  # by node: when its SuperNode connected
         self.incoming: dict[str, Incoming] = {}
         self.ready: list[Received] = []
@@ -213,11 +226,16 @@ class _Requests:
         with self.errors():
             reply = self.runtime.client.GetNodes(GetNodesRequest())
         self.started = {node.node_id: node.last_activated_at for node in reply.nodes}
+        self.keys |= {node.node_id: node.public_key for node in reply.nodes}
         for request, (node, started) in list(self.waiting.items()):
             # Flower reports a node that is away only to those who ask before it is back
             if started and self.started.get(node, started) != started:
                 self._fail(request, f"node {node} has started again since")
         return sorted(self.started)
+
+    def has_key_of(self, known: Mapping[str, bytes], node: int, name: str) -> bool:
+        """Whether a node has the key of a name; any node does if no keys are known."""
+        return not known or (name in known and known[name] == self.keys.get(node))
 
     def send(self, parcels: Mapping[int, Parcel]) -> Mapping[int, str]:
         """Send requests by node, and return their identifiers."""
@@ -248,6 +266,7 @@ class _Requests:
             requests[node] = message.object_id
             if name:
                 self.waiting[name] = node, self.started.get(node, "")
+                self.most[name] = parcels[node].most
             else:
                 self._fail(requests[node], f"node {node} is not connected")
         self.quiet_since = time.monotonic()
@@ -279,7 +298,7 @@ class _Requests:
             for proto, tree in zip(reply.messages_list, reply.message_object_trees, strict=True):
                 request = proto.metadata.reply_to_message_id
                 self.waiting.pop(request, None)
-                self.incoming[request] = Incoming(tree)
+                self.incoming[request] = Incoming(tree, self.most.get(request, 0))
         for request, incoming in list(self.incoming.items()):
             try:
                 message = incoming.fetch(self.runtime, SUPERLINK_NODE_ID, self.run)
@@ -291,14 +310,17 @@ class _Requests:
                     self._fail(request, _problem(message.error))
             except httpx.HTTPError:
                 raise
+            except Lost as error:
+                self._fail(request, reason(error))
             except Exception as error:  # what a node sent is not what it should be
-                self._fail(request, f"unreadable answer: {reason(error)}")
+                self._fail(request, f"its answer is refused: {reason(error)}", final=True)
             del self.incoming[request]
 
-    def _fail(self, request: str, problem: str) -> None:
+    def _fail(self, request: str, problem: str, *, final: bool = False) -> None:
         """Give up a request."""
         self.waiting.pop(request, None)
-        self.ready.append(Received(request, None, printable(" ".join(problem.split()))))
+        line = foreign(" ".join(problem.split()))
+        self.ready.append(Received(request, None, line, final))
         self.drop(request)
 
     def drop(self, request: str) -> None:

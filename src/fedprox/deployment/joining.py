@@ -1,22 +1,28 @@
 """Nodes join: the coordinator waits for them, and asks what they hold."""
 
 import importlib.metadata
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.deployment.conversation import Conversation
+from fedprox.deployment.conversation import NO_ANSWER, NOT_CONNECTED, Answered, Conversation
 from fedprox.deployment.messages import VERSION, DataKind, Description, Request
 from fedprox.deployment.stand_in import check_description, common_kind
-from fedprox.errors import InputError, require
+from fedprox.errors import InputError, distinct, foreign, require
 
 DESCRIBE_EVERY = 2.0
 """Seconds between looks for nodes that have joined."""
+
+DESCRIBE_WAIT = 10.0
+"""Most seconds of one wait for descriptions, so that a silent node does not hold up the others."""
+
+SILENT = NO_ANSWER, NOT_CONNECTED
+"""Problems that wait for the node, without a word."""
 
 
 class Joined(NamedTuple):
@@ -41,62 +47,73 @@ class Joined(NamedTuple):
         counts = [len(each.clients.names) for each in self.descriptions]
         return np.repeat(np.arange(len(counts)), counts)
 
+    @property
+    def clients(self) -> dict[str, dict[str, int]]:
+        """The training rows of each client, by node and client, in their order."""
+        return {
+            each.name: dict(zip(each.clients.names, each.clients.train, strict=True))
+            for each in self.descriptions
+        }
+
 
 def join(
     conversation: Conversation,
     nodes: int,
     waiting: Callable[[Sequence[str]], None] = lambda _: None,
+    *,
+    names: Sequence[str] = (),
 ) -> Joined:
     """Wait for nodes to join.
+
+    A node that cannot join is left out, in one line, and asked again until the others are there.
 
     Args:
         conversation: The conversation, whose patience bounds the wait.
         nodes: Number of nodes to wait for. Those that are connected beside them join too.
         waiting: Called with the names of the nodes that have joined so far, when they change.
+        names: The names of the nodes to wait for, in place of their number; no others join.
 
     Raises:
-        InputError: If fewer nodes join, two have the same name, or a node has another version.
+        InputError: If fewer nodes join, or none of them reports losses.
     """
+    names = list(distinct("deployment.names:", names))
     described: dict[int, Description] = {}
-    shown = -1
+    problems: dict[int, str] = {}
+    shown, wanted = -1, len(names) or nodes
     end = time.monotonic() + conversation.patience
     while True:
-        new = [node for node in conversation.network.nodes() if node not in described]
-        number = secrets.token_hex(4)
-        requests = {
-            node: Request(version=VERSION, id=f"describe {number}", kind="describe") for node in new
-        }
-        conversation.names |= {node: f"{node}" for node in new}
-        for node, answered in conversation.ask(requests).items() if requests else ():
-            described[node] = _checked(answered.head.description, conversation.names[node])
-            conversation.names[node] = described[node].name
-        for node in conversation.refused:
-            raise InputError(f"node {conversation.names[node]}: {conversation.failed[node]}")
+        asked = _describe(conversation, described, end)
+        for node, problem in conversation.failed.items():
+            _leave_out(conversation, node, problem, problems, loud=problem not in SILENT)
+        for node, answered in asked.items():
+            try:
+                described[node] = _checked(answered.head.description, node, names, described)
+                require(
+                    conversation.network.may_be(node, described[node].name),
+                    f"it has not the key of node {described[node].name!r}",
+                )
+                conversation.names[node] = described[node].name
+                problems.pop(node, None)
+            except InputError as error:
+                described.pop(node, None)
+                _leave_out(conversation, node, str(error), problems)
         if len(described) != shown:
             shown = len(described)
             waiting([each.name for each in described.values()])
-        if len(described) >= nodes:
+        if len(described) >= wanted:
             break
+        have = [each.name for each in described.values()]
+        missing = [f"{name} is missing" for name in names if name not in have]
+        others = [f"{node}: {problem}" for node, problem in sorted(problems.items())]
+        setting = f"names = {list(names)}" if names else f"nodes = {nodes}"
         require(
             time.monotonic() < end,
-            f"deployment.nodes = {nodes}: {len(described)} joined within "
-            f"{conversation.patience:g} s ({_joined_so_far(described, conversation)})",
+            f"deployment.{setting}: {len(have)} joined within {conversation.patience:g} s "
+            f"({', '.join([*have, *missing, *others]) or 'none'})",
         )
         time.sleep(min(DESCRIBE_EVERY, conversation.patience / 10))
     ordered = sorted(described, key=lambda node: described[node].name)
     descriptions = tuple(described[node] for node in ordered)
-    ours = importlib.metadata.version("fedprox")
-    for first, second in pairwise(descriptions):
-        require(
-            first.name != second.name,
-            f"two nodes are named {first.name!r}; names of nodes must differ",
-        )
-    for each in descriptions:
-        require(
-            each.version == ours,
-            f"node {each.name!r} has fedprox {each.version}; the coordinator has {ours}, and "
-            "results are the same only with the same version",
-        )
     require(
         any("loss" in each.reports for each in descriptions),
         "no node reports losses, so a run that diverges could not be told from one that learns; at "
@@ -105,23 +122,61 @@ def join(
     return Joined(tuple(ordered), descriptions)
 
 
-def _checked(description: Description | None, node: str) -> Description:
-    """The description that a node answered."""
-    require(description is not None, f"node {node}: it does not describe itself")
+def _describe(
+    conversation: Conversation, described: Mapping[int, Description], end: float
+) -> dict[int, Answered]:
+    """Ask the nodes that are connected, and have not joined, to describe themselves."""
+    new = [node for node in conversation.network.nodes() if node not in described]
+    if not new:
+        return {}
+    name = f"describe {secrets.token_hex(4)}"
+    request = Request(version=VERSION, id=name, kind="describe")
+    conversation.names |= {node: f"{node}" for node in new}
+    left = max(0.0, end - time.monotonic())
+    return conversation.ask(dict.fromkeys(new, request), patience=min(DESCRIBE_WAIT, left))
+
+
+def _leave_out(
+    conversation: Conversation,
+    node: int,
+    problem: str,
+    problems: dict[int, str],
+    *,
+    loud: bool = True,
+) -> None:
+    """Note why a node has not joined, and log it if it is the first reason."""
+    if loud and problems.get(node, NO_ANSWER) in SILENT:
+        logging.getLogger(__name__).warning(
+            "node %s: %s; left out", conversation.names[node], problem
+        )
+    problems[node] = problem
+
+
+def _checked(
+    description: Description | None,
+    node: int,
+    names: Sequence[str],
+    described: Mapping[int, Description],
+) -> Description:
+    """The description that a node answered.
+
+    Raises:
+        InputError: If the node cannot join.
+    """
+    require(description is not None, "it does not describe itself")
     assert description is not None
-    try:
-        check_description(description)
-    except InputError as error:
-        raise InputError(f"node {description.name!r}: {error}") from None
+    ours = importlib.metadata.version("fedprox")
+    require(
+        description.version == ours,
+        f"it has fedprox {foreign(description.version)}; the coordinator has {ours}, and results "
+        "are the same only with the same version",
+    )
+    check_description(description)
+    name = description.name
+    require(not names or name in names, f"its name {name!r} is not one of {', '.join(names)}")
+    for other, each in described.items():
+        require(
+            each.name != name or other == node,
+            f"its name {name!r} is that of node {other}; names of nodes must differ",
+        )
     return description
-
-
-def _joined_so_far(described: Mapping[int, Description], conversation: Conversation) -> str:
-    """The names of the nodes that have joined, and why others have not."""
-    names = [each.name for each in described.values()]
-    others = [
-        f"{conversation.names[node]}: {problem}"
-        for node, problem in sorted(conversation.failed.items())
-        if node not in described
-    ]
-    return ", ".join(names + others) or "none"

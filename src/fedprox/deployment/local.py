@@ -9,7 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fedprox.deployment.flower_calls import control_client, environment, free_port, require_flower
+from fedprox.deployment.flower_calls import (
+    control_client,
+    environment,
+    free_port,
+    read_public_key,
+    require_flower,
+)
 from fedprox.deployment.processes import Program, running, tail
 from fedprox.files.whole import write_private
 
@@ -93,10 +99,7 @@ def local_superlink(folder: Path) -> Iterator[LocalSuperLink]:
             time.sleep(0.1)
 
         def register(public_key: Path) -> int:
-            key = serialization.load_ssh_public_key(public_key.read_bytes())
-            encoded = key.public_bytes(
-                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-            )
+            encoded = read_public_key(public_key)
             node: int = client.RegisterNode(RegisterNodeRequest(public_key=encoded)).node_id
             return node
 

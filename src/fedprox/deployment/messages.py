@@ -8,7 +8,8 @@ once, and again if the node says that it lacks it.
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import jax
@@ -20,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.deployment.network import Parcel
-from fedprox.errors import LARGEST, SINGLE, InputError, reason, require
+from fedprox.errors import LARGEST, SINGLE, InputError, foreign, reason, require
 from fedprox.privacy import AdaptiveClip, Privacy
 from fedprox.privacy.accounting import Mechanism, check_mechanism
 
@@ -280,12 +281,84 @@ def pack_arrays(arrays: Arrays) -> bytes:
     return packed
 
 
-def unpack_arrays(body: bytes) -> dict[str, Array]:
+Allowed = Mapping[str, jax.ShapeDtypeStruct]
+"""The arrays that a message may hold, in shape, by name."""
+
+TYPE_NAMES = {"F": "float", "I": "int", "U": "uint"}
+"""The kinds of numbers in safetensors' names of types, such as F32."""
+
+
+def most_bytes(allowed: Allowed) -> int:
+    """Most bytes of a body that holds some of the arrays.
+
+    >>> most_bytes({}), most_bytes({"a": jax.ShapeDtypeStruct((1000,), np.float32)}) < 4300
+    (0, True)
+    """
+    return _most_header(allowed) + _array_bytes(allowed.values())
+
+
+def _array_bytes(arrays: Iterable[jax.ShapeDtypeStruct]) -> int:
+    """Bytes of some arrays."""
+    return sum(math.prod(each.shape) * each.dtype.itemsize for each in arrays)
+
+
+def _most_header(allowed: Allowed) -> int:
+    """Most bytes of safetensors' header, with its length and the padding."""
+    sizes = (150 + 6 * len(name) + 20 * len(each.shape) for name, each in allowed.items())
+    return sum(sizes) + 16 * bool(allowed)
+
+
+def check_body(body: bytes, allowed: Allowed) -> None:
+    """Raise `InputError` unless a body holds only allowed arrays, before any array is made."""
+    if not body:
+        return
+    length = int.from_bytes(body[:8], "little")
+    require(len(body) > 8 and 8 + length <= len(body), "arrays that cannot be read: no header")
+    require(
+        8 + length <= _most_header(allowed),
+        f"a header of {length:,} bytes, too long for the arrays that were asked for",
+    )
+    try:
+        tensors: Any = json.loads(body[8 : 8 + length])
+        given = {
+            str(name): (_type_name(str(each["dtype"])), [int(n) for n in each["shape"]])
+            for name, each in tensors.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"arrays that cannot be read: {reason(error)}") from None
+    for name, (kind, shape) in given.items():
+        require(name in allowed, f"an array {foreign(repr(name))} that was not asked for")
+        like = allowed[name]
+        needed = f"{like.dtype}{list(like.shape)}"
+        require(
+            f"{kind}{shape}" == needed,
+            f"the array {name!r} is {foreign(f'{kind}{shape}')}; it must be {needed}",
+        )
+    have, needs = len(body) - 8 - length, _array_bytes(allowed[name] for name in given)
+    require(have == needs, f"{have:,} bytes of arrays; those that it names have {needs:,}")
+
+
+def _type_name(code: str) -> str:
+    """NumPy's name of a type of safetensors.
+
+    >>> _type_name("F32"), _type_name("BOOL"), _type_name("U8")
+    ('float32', 'bool', 'uint8')
+    """
+    return "bool" if code == "BOOL" else TYPE_NAMES.get(code[:1], code[:1]) + code[1:]
+
+
+def unpack_arrays(body: bytes, allowed: Allowed | None = None) -> dict[str, Array]:
     """The inverse of `pack_arrays`.
 
+    Args:
+        body: The bytes.
+        allowed: The arrays that may be there; None for any.
+
     Raises:
-        InputError: If the bytes do not hold arrays.
+        InputError: If the bytes do not hold arrays, or hold others than the allowed ones.
     """
+    if allowed is not None:
+        check_body(body, allowed)
     if not body:
         return {}
     try:

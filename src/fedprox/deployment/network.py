@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from fedprox.errors import LARGEST
+
 
 class Parcel(NamedTuple):
     """A request or an answer as it travels.
@@ -11,10 +13,13 @@ class Parcel(NamedTuple):
         head: Numbers and names, JSON in UTF-8.
         body: Arrays in safetensors' format; empty without arrays. Requests of one round to several
             nodes share the same body, so a network may transfer it once.
+        most: Most bytes of the answer to a request; a network gives up on a longer one before it
+            is in memory. It does not travel.
     """
 
     head: bytes
     body: bytes = b""
+    most: int = LARGEST
 
 
 class Received(NamedTuple):
@@ -24,11 +29,13 @@ class Received(NamedTuple):
         request: The request's identifier, as `Network.send` returned it.
         parcel: The answer; None if the network has given up on the request.
         problem: Why there is no answer, in one line; empty with an answer.
+        final: Whether there was an answer that cannot be used, so that nobody asks again.
     """
 
     request: str
     parcel: Parcel | None
     problem: str = ""
+    final: bool = False
 
 
 class Network(NamedTuple):
@@ -41,8 +48,10 @@ class Network(NamedTuple):
             answers.
         receive: (seconds) -> what has come back since the last call. Waits until something has,
             but at most so many seconds.
+        may_be: (node, name) -> whether the node's key is one that may have this name.
     """
 
     nodes: Callable[[], Sequence[int]]
     send: Callable[[Mapping[int, Parcel]], Mapping[int, str]]
     receive: Callable[[float], Sequence[Received]]
+    may_be: Callable[[int, str], bool] = lambda node, name: True  # noqa: ARG005

@@ -16,7 +16,7 @@ from fedprox.experiment.sections import Section
 from fedprox.federation import Federation
 from fedprox.files.toml import read_toml
 
-HEADERS = {name: f"[{name}]" for name in ("data", "deal", "policy", "policy.privacy")}
+HEADERS = {name: f"[{name}]" for name in ("data", "deal", "keys", "policy", "policy.privacy")}
 
 S = TypeVar("S", bound=Section)
 
@@ -88,6 +88,13 @@ class SuperLinkFile(Section):
         "`--superexec-auth-secret-file`; whoever has it can run experiments.",
         examples=["secret"],
     )
+    keys: dict[str, str] = Field(
+        default_factory=dict,
+        description="The public key of each node, a file by the node's name. A node takes part "
+        "only under a name whose key it has; without this section a node has the name that it "
+        "gives itself.",
+        examples=[{"hospital-a": "hospital-a.pub"}],
+    )
 
 
 def read_node_file(path: Path) -> NodeFile:
@@ -108,7 +115,11 @@ def read_superlink_file(path: Path) -> SuperLinkFile:
     Raises:
         InputError: As `read_node_file`.
     """
-    return _read(path, SuperLinkFile, ("ca_certificate", "secret"))
+    file = _read(path, SuperLinkFile, ("ca_certificate", "secret"))
+    folder = path.absolute().parent
+    return file.model_copy(
+        update={"keys": {name: str(folder / each) for name, each in file.keys.items()}}
+    )
 
 
 def _read(path: Path, kind: type[S], paths: Sequence[str]) -> S:

@@ -26,6 +26,7 @@ from fedprox.deployment.combine import (
     Combined,
     NodePart,
     combined,
+    declared_by,
     evaluation_shapes,
     measures_of,
     sums_of,
@@ -34,7 +35,7 @@ from fedprox.deployment.conversation import Answered
 from fedprox.deployment.deadline import planned_rows, shares_of_first
 from fedprox.deployment.messages import Array, Kind, Work
 from fedprox.deployment.noise import system_normals
-from fedprox.deployment.round_part import read_part, require_clipped
+from fedprox.deployment.round_part import Possible, part_shapes, read_part, require_clipped
 from fedprox.deployment.server import Server
 from fedprox.deployment.states import NEW
 from fedprox.errors import InputError, require
@@ -78,6 +79,15 @@ class RemoteMethod:
         self.update = jax.jit(self._update)
         self.evaluated = jax.jit(partial(evaluated, algorithm))
         self.shapes = evaluation_shapes(method.protocol.model, server.kind, points)
+        self.allowed = self.shapes.arrays()
+        self.declared = [
+            declared_by(each, float(share), sampled=server.sampled)
+            for each, share in zip(
+                server.deployment.joined.descriptions, server.shares, strict=True
+            )
+        ]
+        if algorithm.possible is not None:
+            self.possible = jax.jit(jax.vmap(algorithm.possible))
         self.prepare()
 
     def prepare(self) -> None:
@@ -223,8 +233,19 @@ class RemoteSeed:
         arrays = self.remote.broadcast.sent(state, hparams, initial)
         first = initial is not None
         clip = self._clip(state)
-        message = self.remote.message
-        return self._parts(t, "train", jobs, arrays, message, clip, seconds, initial=first)
+        message, possible = self.remote.message, self._possible(t, hparams)
+        return self._parts(
+            *(t, "train", jobs, arrays, message, clip, seconds),
+            possible=possible,
+            initial=first,
+        )
+
+    def _possible(self, t: int, hparams: HParams) -> Possible | None:
+        """Which mean messages clients can send in a round; None if they may be any."""
+        if self.method.algorithm.possible is None:
+            return None
+        rate = jnp.float32(self.method.solver.factor(t))
+        return partial(self.remote.possible, round_hparams(hparams, rate, jnp.float32(0)))
 
     def _clip(self, state: State) -> NDArray[np.float32] | None:
         """The clipping norm (points,); None without privacy."""
@@ -265,6 +286,7 @@ class RemoteSeed:
         clip: NDArray[np.float32] | None,
         seconds: Mapping[int, float],
         *,
+        possible: Possible | None = None,
         initial: bool = False,
     ) -> dict[int, NodePart]:
         """Ask nodes for their parts of some jobs, and check what they answer.
@@ -277,7 +299,11 @@ class RemoteSeed:
             message: The message, in shape, leaves (points, ...).
             clip: The clipping norm (points,); None without privacy.
             seconds: The seconds that nodes have for it; empty without a deadline.
+            possible: Which mean messages clients can send; None if they may be any.
             initial: Whether w^0 is among the arrays.
+
+        Raises:
+            InputError: If a node has lost client state, without which the run cannot go on.
         """
         server, clients = self.server, self.server.protocol.federation
         owner = server.owner[jobs.client]
@@ -299,11 +325,18 @@ class RemoteSeed:
         participation = float(jobs.participation.sum())
         if self.private:  # who takes part is secret, and so is how many
             participation = self.setup.clients_per_round / self.setup.clients
+        points = len(self.method.points)
+        allowed = {
+            index: part_shapes(len(part.names), message, points)
+            for index, part in work.items()
+            if part is not None
+        }
         answers = server.ask(
             kind,
             self.setup,
             work,
             arrays,
+            allowed=allowed,
             round_=t,
             participation=participation,
             initial=initial,
@@ -312,10 +345,15 @@ class RemoteSeed:
         parts = {}
         for index in work:
             at, problem = np.flatnonzero(owner == index), server.problem(index)
+            # the rounds after this one would lack it too
+            require(
+                not (kind == "train" and self._has_lost(index, jobs.client[at])),
+                f"node {server.name(index)!r}: {problem}",
+            )
             if index in answers:
                 try:
-                    points = len(self.method.points)
-                    part = read_part(answers[index].arrays, _some(jobs, at), message, points)
+                    own = _some(jobs, at)
+                    part = read_part(answers[index].arrays, own, message, points, possible)
                     if clip is not None:
                         clipped = part.message.message if kind == "train" else part.message
                         require_clipped(part, clipped, clip)
@@ -327,6 +365,12 @@ class RemoteSeed:
             name = server.name(index)
             self._warn(f"round {t + 1}: node {name!r}: {problem}; without its {many}")
         return parts
+
+    def _has_lost(self, index: int, clients: NDArray[np.int64]) -> bool:
+        """Whether a node says that it has lost client state, of clients that have some."""
+        stateful = self.method.algorithm.client_state is not None
+        lost = self.server.nodes[index] in self.server.conversation.lost
+        return stateful and lost and bool((self.used[clients] != NEW).any())
 
     def _traffic(self, began: float, jobs: Jobs, result: Combined) -> Traffic:
         """What a round cost, by the clients whose updates count; privacy hides who they are."""
@@ -367,14 +411,15 @@ class RemoteSeed:
         began = time.perf_counter()
         arrays = [np.asarray(a) for a in jax.tree.leaves(self.remote.evaluated(state))]
         server, nodes = self.server, range(len(self.server.nodes))
-        answers = server.ask("evaluate", self.setup, dict.fromkeys(nodes), arrays)
+        allowed = dict.fromkeys(nodes, self.remote.allowed)
+        answers = server.ask("evaluate", self.setup, dict.fromkeys(nodes), arrays, allowed=allowed)
         nodes_sums = []
         for index in nodes:
             problem = server.problem(index)
             if index in answers:
                 try:
-                    shapes, share = self.remote.shapes, float(server.shares[index])
-                    nodes_sums.append(sums_of(answers[index], shapes, share))
+                    declared = self.remote.declared[index]
+                    nodes_sums.append(sums_of(answers[index], self.remote.shapes, declared))
                     continue
                 except InputError as error:
                     problem = f"its answer is refused: {error}"

@@ -1,18 +1,18 @@
 """A node's part of a round, and the arrays of an answer that hold it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.deployment.messages import Array, prefixed, require_like, tree_of
+from fedprox.algorithms.base import ROUNDING
+from fedprox.deployment.messages import Array, prefixed, prefixed_names, require_like, tree_of
 from fedprox.errors import require
+from fedprox.simulation.compiled.screening import mean_of_others
 from fedprox.simulation.planning.batch_plan import Jobs
-
-WEIGHT_ERROR = 1e-4
-"""By how much the weight that a node counts may exceed that of its clients, from rounding."""
 
 
 class RoundPart(NamedTuple):
@@ -53,7 +53,7 @@ def require_clipped(part: RoundPart, sum_: Any, clip: NDArray[np.float32]) -> No
     """
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(sum_)]
     norms = np.sqrt(sum((a**2).reshape(len(a), -1).sum(axis=1) for a in leaves))
-    most = part.counted * clip * (1 + WEIGHT_ERROR)
+    most = part.counted * clip * (1 + ROUNDING)
     require(
         (norms <= most).all(),
         f"its sum has the norms {norms.tolist()}; clipped to {clip.tolist()}, its clients' "
@@ -61,7 +61,35 @@ def require_clipped(part: RoundPart, sum_: Any, clip: NDArray[np.float32]) -> No
     )
 
 
-def read_part(arrays: Mapping[str, Array], jobs: Jobs, message: Any, points: int) -> RoundPart:
+Possible = Callable[[Any, NDArray[np.int64]], NDArray[np.bool_]]
+"""(mean message, most steps of a client (points,)) -> whether clients can send it, (points,)."""
+
+
+def part_shapes(jobs: int, message: Any, points: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of an answer, in shape.
+
+    Args:
+        jobs: Number of the node's jobs.
+        message: The message, in shape, leaves (points, ...).
+        points: Number of sweep points.
+    """
+    by_job = jobs, points
+    return {
+        **dict(zip(prefixed_names("message", message), jax.tree.leaves(message), strict=True)),
+        "counted": jax.ShapeDtypeStruct((points,), np.float32),
+        "steps": jax.ShapeDtypeStruct(by_job, np.int64),
+        "counts": jax.ShapeDtypeStruct(by_job, np.bool_),
+        "faulty": jax.ShapeDtypeStruct(by_job, np.bool_),
+    }
+
+
+def read_part(
+    arrays: Mapping[str, Array],
+    jobs: Jobs,
+    message: Any,
+    points: int,
+    possible: Possible | None = None,
+) -> RoundPart:
     """The inverse of `RoundPart.arrays`, with checks.
 
     Args:
@@ -69,20 +97,14 @@ def read_part(arrays: Mapping[str, Array], jobs: Jobs, message: Any, points: int
         jobs: The node's jobs.
         message: The message, in shape, leaves (points, ...).
         points: Number of sweep points.
+        possible: Which mean messages clients can send; None if it may be any.
 
     Raises:
         InputError: If an array is missing, or is not what such a node can answer.
     """
-    by_job = len(jobs.client), points
-    shapes = {
-        "counted": ((points,), np.float32),
-        "steps": (by_job, np.int64),
-        "counts": (by_job, np.bool_),
-        "faulty": (by_job, np.bool_),
-    }
-    for name, (shape, kind) in shapes.items():
+    for name, like in part_shapes(len(jobs.client), message, points).items():
         require(name in arrays, f"the array {name!r} is missing")
-        require_like(name, arrays[name], jax.ShapeDtypeStruct(shape, kind))
+        require_like(name, arrays[name], like)
     part = RoundPart(
         tree_of(message, arrays, "message"),
         arrays["counted"],
@@ -91,9 +113,8 @@ def read_part(arrays: Mapping[str, Array], jobs: Jobs, message: Any, points: int
         arrays["faulty"],
     )
     weights = (jobs.weight[:, None] * part.counts).sum(axis=0)
-    within = (part.counted >= 0) & (part.counted <= weights * (1 + WEIGHT_ERROR))
     require(
-        (within & ((part.counted > 0) == (weights > 0))).all(),
+        (np.abs(part.counted - weights) <= weights * ROUNDING).all(),
         f"it counts weights {part.counted.tolist()}; those of its clients sum to "
         f"{weights.tolist()}",
     )
@@ -102,4 +123,8 @@ def read_part(arrays: Mapping[str, Array], jobs: Jobs, message: Any, points: int
         ((part.steps >= 0) & (part.steps <= jobs.steps[:, None])).all(),
         "it says that clients took more steps than they were asked for",
     )
+    if possible is not None:
+        steps = np.where(part.counts, part.steps, 0).max(axis=0, initial=0)
+        good = possible(mean_of_others(part.message, jnp.asarray(part.counted)), steps)
+        require(np.asarray(good).all(), "its message is none that its clients can send")
     return part

@@ -1,11 +1,14 @@
-"""The file of a deployment's run: its identifier, and how many of its rounds have been released."""
+"""The file of a deployment's run: its identifier, its clients, and what was released."""
 
 import json
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
-from fedprox.errors import InputError
+from fedprox.errors import InputError, require
 from fedprox.files.whole import write_whole
 from fedprox.report.directory import DEPLOYMENT
 
@@ -21,11 +24,13 @@ class Ledger:
         folder: The run directory; None to keep nothing.
         run: Identifier of the run, under which nodes store client state.
         released: Rounds that have been released.
+        clients: The training rows of each client, by node and client, in their order.
     """
 
     folder: Path | None = None
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     released: int = 0
+    clients: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def release(self) -> None:
         """Count a round, on disk."""
@@ -35,7 +40,7 @@ class Ledger:
     def write(self) -> None:
         """Write the file."""
         if self.folder is not None:
-            content = {"run": self.run, "released": self.released}
+            content = {"run": self.run, "released": self.released, "clients": self.clients}
             write_whole(self.folder / DEPLOYMENT, json.dumps(content).encode())
 
 
@@ -48,6 +53,47 @@ def read_ledger(folder: Path) -> Ledger:
     path = folder / DEPLOYMENT
     try:
         content = json.loads(path.read_bytes())
-        return Ledger(folder, str(content["run"]), int(content["released"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        clients = {
+            node: {client: int(rows) for client, rows in each.items()}
+            for node, each in content["clients"].items()
+        }
+        return Ledger(folder, str(content["run"]), int(content["released"]), clients)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{path}: missing or damaged; this run cannot be resumed") from None
+
+
+def require_same_clients(where: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise `InputError` unless a run goes on with the nodes and clients that it began with.
+
+    The order of clients numbers them, and so draws cohorts and mini-batches.
+
+    Args:
+        where: Begins the message.
+        before: The training rows of each client, by node and client, when the run began.
+        now: The same now.
+    """
+    _require_same(where, "nodes", list(before), list(now))
+    for node, clients in before.items():
+        _require_same(f"{where}: node {node!r}", "clients", list(clients), list(now[node]))
+        for client, rows in clients.items():
+            have = now[node][client]
+            require(
+                rows == have,
+                f"{where}: client {client!r} of node {node!r} has {have} training rows; it had "
+                f"{rows} when the run began",
+            )
+
+
+def _require_same(where: str, what: str, before: Sequence[str], now: Sequence[str]) -> None:
+    """Raise `InputError` unless two lists of names are the same; the message names a difference."""
+    pairs = enumerate(zip_longest(before, now), start=1)
+    for i, (had, have) in pairs:
+        require(
+            had == have,
+            f"{where}: number {i} of the {what} is {_quoted(have)}; it was {_quoted(had)} when the "
+            "run began",
+        )
+
+
+def _quoted(name: str | None) -> str:
+    return "not there" if name is None else repr(name)

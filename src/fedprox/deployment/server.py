@@ -11,7 +11,16 @@ import numpy as np
 
 from fedprox.deployment.conversation import Answered, Conversation
 from fedprox.deployment.joining import Joined
-from fedprox.deployment.messages import VERSION, Array, Hiding, Kind, Request, Setup, Work
+from fedprox.deployment.messages import (
+    VERSION,
+    Allowed,
+    Array,
+    Hiding,
+    Kind,
+    Request,
+    Setup,
+    Work,
+)
 from fedprox.deployment.parts import parameters_in_words
 from fedprox.deployment.run_file import Ledger
 from fedprox.deployment.stand_in import stand_in
@@ -141,6 +150,7 @@ class Server:
         self.asked = 0
         self.repeated = 0
         sizes = protocol.federation.train.sizes
+        self.sampled = deployment.experiment.evaluation.rows is not None
         self.shares = np.bincount(self.owner, sizes) / sizes.sum()
 
     def setup(self, method: Method, number: int, seed: int) -> Setup:
@@ -186,6 +196,7 @@ class Server:
         work: Mapping[int, Work | None],
         arrays: Sequence[Array] = (),
         *,
+        allowed: Mapping[int, Allowed] = MappingProxyType({}),
         round_: int = 0,
         participation: float = 0.0,
         initial: bool = False,
@@ -208,7 +219,12 @@ class Server:
             for index, part in work.items()
         }
         extra = setup.deadline or 0.0
-        answers = self.conversation.ask(requests, arrays, extra=extra)
+        answers = self.conversation.ask(
+            requests,
+            arrays,
+            allowed={self.nodes[index]: each for index, each in allowed.items()},
+            extra=extra,
+        )
         return {index: answers[node] for index, node in enumerate(self.nodes) if node in answers}
 
     def name(self, index: int) -> str:

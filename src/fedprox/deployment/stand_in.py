@@ -5,13 +5,15 @@ and sizes whose rows are views of a single number. Nodes and coordinator build t
 stand-in, so that all of them build the same one, also where a node lacks a class.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
 
 from fedprox.deployment.messages import Clients, DataKind, Description
-from fedprox.errors import LARGEST, InputError, require
+from fedprox.deployment.policy import REPORTS
+from fedprox.errors import LARGEST, InputError, foreign, require, shown
 from fedprox.features import index_of
 from fedprox.federation import Examples, Federation, Rows, offsets_of
 
@@ -54,13 +56,29 @@ def describe(name: str, version: str, federation: Federation, reports: list[str]
     )
 
 
+MOST_CLIENTS, MOST_CLASSES, MOST_NUMBERS, MOST_WEIGHTS = 10**6, 10**5, 10**7, 10**9
+"""Most clients of a node, classes or symbols, numbers of an example or a label, and weights between
+an example and its classes: what a node says determines the size of everybody's model."""
+
+MOST_AXES, MOST_NAME = 8, 200
+"""Most axes of an example or a label, and characters of a name."""
+
+
 def check_description(description: Description) -> None:
     """Raise `InputError` if a node's clients or the kind of its data cannot be."""
     kind, clients = description.kind, description.clients
-    for key in ("feature_type", "label_type"):
-        name = getattr(kind, key)
-        require(name in TYPES, f"{key.replace('_', ' ')} {name!r}; it must be a number")
     count = len(clients.names)
+    require(count <= MOST_CLIENTS, f"{count:,} clients; at most {MOST_CLIENTS:,} are allowed")
+    for what, names in (("name", [description.name]), ("client", clients.names)):
+        for name in names:
+            require(
+                0 < len(name) <= MOST_NAME and name.isprintable(),
+                f"{what} {foreign(repr(name))}; a name has 1 to {MOST_NAME} printable characters",
+            )
+    for key in ("feature_type", "label_type"):
+        name, what = getattr(kind, key), key.replace("_", " ")
+        require(name in TYPES, f"{what} {foreign(repr(name))}; it must be a number")
+    require(len(set(clients.names)) == count, "two of its clients have the same name")
     columns = [clients.train, clients.test, clients.labels]
     columns += [clients.validation] if clients.validation else []
     require(
@@ -72,6 +90,26 @@ def check_description(description: Description) -> None:
         all(0 <= n <= LARGEST for n in (*numbers, *(n for column in columns for n in column)))
         and all(clients.train),
         "a number of rows or classes, or a shape, that data cannot have",
+    )
+    for key in ("classes", "greatest"):
+        value, most = getattr(kind, key), MOST_CLASSES
+        require(value <= most, f"{key} = {shown(value)}; at most {most:,} are allowed")
+    for key in ("features", "label"):
+        shape = getattr(kind, key)
+        require(
+            len(shape) <= MOST_AXES and math.prod(shape) <= MOST_NUMBERS,
+            f"{key} of {len(shape)} axes and {foreign(math.prod(shape))} numbers; at most "
+            f"{MOST_AXES} axes and {MOST_NUMBERS:,} numbers are allowed",
+        )
+    weights = math.prod(kind.features) * kind.classes
+    require(
+        weights <= MOST_WEIGHTS,
+        f"{math.prod(kind.features):,} numbers of an example and {kind.classes:,} classes; their "
+        f"product may be at most {MOST_WEIGHTS:,}",
+    )
+    require(
+        set(description.reports) <= set(REPORTS),
+        f"it reports {foreign(description.reports)}; there are {', '.join(REPORTS)}",
     )
 
 

@@ -155,7 +155,15 @@ class DeploymentSection(Section):
     """`[deployment]`: how `fedprox deploy` waits for nodes; other commands do not read it."""
 
     nodes: int = Field(
-        default=1, description="Nodes that must have joined before a deployment begins."
+        default=1,
+        description="Nodes that must have joined before a deployment begins; not used with "
+        "`names`.",
+    )
+    names: list[str] = Field(
+        default_factory=list,
+        description="Names of the nodes that a deployment waits for; it takes no others. Any node "
+        "may join if left out, and in a trial with `--local`.",
+        examples=[["hospital-a", "hospital-b"]],
     )
     patience: float = Field(
         default=300.0,
