@@ -93,7 +93,6 @@ class Conversation:
 
     Attributes:
         network: The way to the nodes.
-        names: The nodes' names, for messages.
         patience: Seconds to wait for a node.
         known: Digests of the arrays that each node is believed to hold.
         failed: Why nodes did not answer the last requests, by node.
@@ -104,7 +103,6 @@ class Conversation:
     """
 
     network: Network
-    names: dict[int, str] = field(default_factory=dict)
     patience: float = 300.0
     known: dict[int, set[str]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)

@@ -354,7 +354,8 @@ class Incoming:
     """
 
     def __init__(self, tree: "ObjectTree", most: float = math.inf) -> None:
-        self.message, self.left = tree.object_id, 1.01 * most + SLACK
+        self.message, self.most = tree.object_id, 1.01 * most + SLACK
+        self.left = self.most
         names = dict.fromkeys(part.object_id for part in iterate_object_tree(tree))
         self.missing = list(reversed(names))
         self.contents: dict[str, bytes] = {}
@@ -395,14 +396,14 @@ class Incoming:
             raise TooLong("it has more bytes than were expected")
 
     def _require_short(self) -> None:
-        """Raise `TooLong` if an array would be too long, which may repeat a piece many times."""
+        """Raise `TooLong` if arrays would be too long; pieces may repeat, in one and in several."""
+        self.left = self.most
         for content in self.contents.values():
             kind, pieces, _ = get_object_head_values_from_object_content(content)
             if kind == "Array":
                 body = json.loads(get_object_body(content, Array))
-                repeats = Counter(body["arraychunk_ids"])
-                for at, times in repeats.items():
-                    self._count((times - 1) * len(self.contents[pieces[at]]))
+                for at, times in Counter(body["arraychunk_ids"]).items():
+                    self._count(times * len(self.contents[pieces[at]]))
 
 
 def confirm(runtime: Runtime, node: int, run: int, message: str) -> None:

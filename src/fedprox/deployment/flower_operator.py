@@ -298,7 +298,7 @@ class _Requests:
             for proto, tree in zip(reply.messages_list, reply.message_object_trees, strict=True):
                 request = proto.metadata.reply_to_message_id
                 self.waiting.pop(request, None)
-                self.incoming[request] = Incoming(tree, self.most.get(request, 0))
+                self.incoming[request] = Incoming(tree, self.most.pop(request, 0))
         for request, incoming in list(self.incoming.items()):
             try:
                 message = incoming.fetch(self.runtime, SUPERLINK_NODE_ID, self.run)
@@ -319,6 +319,7 @@ class _Requests:
     def _fail(self, request: str, problem: str, *, final: bool = False) -> None:
         """Give up a request."""
         self.waiting.pop(request, None)
+        self.most.pop(request, None)
         line = foreign(" ".join(problem.split()))
         self.ready.append(Received(request, None, line, final))
         self.drop(request)

@@ -19,7 +19,8 @@ DESCRIBE_EVERY = 2.0
 """Seconds between looks for nodes that have joined."""
 
 DESCRIBE_WAIT = 10.0
-"""Most seconds of one wait for descriptions, so that a silent node does not hold up the others."""
+"""Seconds of a wait for descriptions, so that a silent node does not hold up others that come
+later. Each further wait for silent nodes is twice as long, since they may be slow."""
 
 SILENT = NO_ANSWER, NOT_CONNECTED
 """Problems that wait for the node, without a word."""
@@ -80,11 +81,12 @@ def join(
     described: dict[int, Description] = {}
     problems: dict[int, str] = {}
     shown, wanted = -1, len(names) or nodes
-    end = time.monotonic() + conversation.patience
+    wait, end = DESCRIBE_WAIT, time.monotonic() + conversation.patience
     while True:
-        asked = _describe(conversation, described, end)
+        asked = _describe(conversation, described, min(wait, end - time.monotonic()))
+        wait = 2 * wait if NO_ANSWER in conversation.failed.values() else DESCRIBE_WAIT
         for node, problem in conversation.failed.items():
-            _leave_out(conversation, node, problem, problems, loud=problem not in SILENT)
+            _leave_out(node, problem, problems)
         for node, answered in asked.items():
             try:
                 described[node] = _checked(answered.head.description, node, names, described)
@@ -92,11 +94,10 @@ def join(
                     conversation.network.may_be(node, described[node].name),
                     f"it has not the key of node {described[node].name!r}",
                 )
-                conversation.names[node] = described[node].name
                 problems.pop(node, None)
             except InputError as error:
                 described.pop(node, None)
-                _leave_out(conversation, node, str(error), problems)
+                _leave_out(node, str(error), problems)
         if len(described) != shown:
             shown = len(described)
             waiting([each.name for each in described.values()])
@@ -123,7 +124,7 @@ def join(
 
 
 def _describe(
-    conversation: Conversation, described: Mapping[int, Description], end: float
+    conversation: Conversation, described: Mapping[int, Description], wait: float
 ) -> dict[int, Answered]:
     """Ask the nodes that are connected, and have not joined, to describe themselves."""
     new = [node for node in conversation.network.nodes() if node not in described]
@@ -131,24 +132,13 @@ def _describe(
         return {}
     name = f"describe {secrets.token_hex(4)}"
     request = Request(version=VERSION, id=name, kind="describe")
-    conversation.names |= {node: f"{node}" for node in new}
-    left = max(0.0, end - time.monotonic())
-    return conversation.ask(dict.fromkeys(new, request), patience=min(DESCRIBE_WAIT, left))
+    return conversation.ask(dict.fromkeys(new, request), patience=max(0.0, wait))
 
 
-def _leave_out(
-    conversation: Conversation,
-    node: int,
-    problem: str,
-    problems: dict[int, str],
-    *,
-    loud: bool = True,
-) -> None:
+def _leave_out(node: int, problem: str, problems: dict[int, str]) -> None:
     """Note why a node has not joined, and log it if it is the first reason."""
-    if loud and problems.get(node, NO_ANSWER) in SILENT:
-        logging.getLogger(__name__).warning(
-            "node %s: %s; left out", conversation.names[node], problem
-        )
+    if problem not in SILENT and problems.get(node, NO_ANSWER) in SILENT:
+        logging.getLogger(__name__).warning("node %s: %s; left out", node, problem)
     problems[node] = problem
 
 
