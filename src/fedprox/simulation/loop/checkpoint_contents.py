@@ -205,7 +205,7 @@ def _state_shapes(method: Method) -> dict[str, Any]:
     number = jax.ShapeDtypeStruct((), np.dtype(np.float32))
     hparams = at_points(dict.fromkeys(method.points[0], number))
     if protocol.privacy is not None:
-        hparams["sweep_point"] = jax.ShapeDtypeStruct((points,), np.dtype(np.uint32))
+        hparams["noise_words"] = jax.ShapeDtypeStruct((points, 2), np.dtype(np.uint32))
     shapes: dict[str, Any] = {
         "state": numbered_shapes(state),
         "hparams": hparams,
