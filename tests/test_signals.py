@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ def slow_between(marker: Path, seconds: float) -> None:
     pytest.MonkeyPatch().setattr(checkpoint_files, "write_arrays", slow)
 
 
-def signalled(output: Path, command: list[str], marker: Path, numbers: list[int]) -> int:
+def signalled(output: Path, command: list[str], marker: Path, numbers: Sequence[int]) -> int:
     """The exit status of a command that gets signals while it writes a checkpoint."""
     process = start(output, command, slow_between, marker, 1.0)
     while not marker.exists() and process.is_alive():

@@ -97,7 +97,7 @@ def test_last_states_of_another_seed_are_refused(made: Made) -> None:
 # Contents that somebody else wrote
 
 
-def rewrite(path: Path, change: Callable[[list[tuple[list[str], Any]]], None]) -> str:
+def rewrite(path: Path, change: Callable[[list[tuple[list[str], Any]]], object]) -> str:
     """Change a file's arrays in place; it gets a right checksum, which is returned."""
     arrays = list(read_arrays(path))
     change(arrays)
