@@ -18,6 +18,7 @@ from fedprox.deployment.conversation import Answered
 from fedprox.deployment.messages import Answer, pack, unpack_answer, unpack_arrays
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
+from fedprox.deployment.parts import Parts
 from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.errors import InputError
 from fedprox.federation import Federation
@@ -297,6 +298,33 @@ def test_what_a_sum_of_few_clients_is() -> None:
     policy.check_counted(four, np.array([1.0, 0.75, 0.0], np.float32))
     with pytest.raises(InputError, match=r"^2 clients; gradients and losses of fewer than 3"):
         policy.check_counted(four, np.array([1.0, 0.5], np.float32))
+
+
+def test_clients_that_are_left_out_do_not_count(
+    fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With screening, an evaluation leaves out clients whose losses are not finite."""
+    one, two = fresh(tmp_path)
+    one.node.policy = Policy(fewest_clients=2)
+    evaluate, left_out = Parts.evaluate, 0
+
+    def some(parts: Parts, params: Any) -> Any:
+        return evaluate(parts, params)._replace(unmeasured=np.array([left_out], np.int32))
+
+    monkeypatch.setattr(Parts, "evaluate", some)
+    sent: list[set[str]] = []
+
+    def record(parcel: Parcel) -> Parcel:
+        nonlocal left_out
+        answer = one.answer(parcel)
+        if json.loads(parcel.head)["kind"] == "evaluate":
+            sent.append(set(unpack_arrays(answer.body)))
+            left_out = 1
+        return answer
+
+    deployed(ALL, [record, two.answer])
+    assert "loss" in sent[0]
+    assert sent[-1] == {"correct", "labels"}
 
 
 def test_a_node_that_asks_for_privacy_reports_no_gradients(fresh: Fresh, tmp_path: Path) -> None:

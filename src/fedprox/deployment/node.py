@@ -223,8 +223,8 @@ class Node:
         self.policy.check_rounds(self.spent.rounds, after.rounds - self.spent.rounds)
         own, hiding = after.of(asked.setup), asked.setup.privacy
         require(
-            hiding is None or own.rounds <= hiding.rounds,
-            f"{own.rounds} private rounds; the run has declared {hiding and hiding.rounds}",
+            hiding is None or own.releases <= hiding.rounds,
+            f"{own.releases} private rounds; the run has declared {hiding and hiding.rounds}",
         )
         if after != self.spent:
             write_spent(self.folder, after)
@@ -290,6 +290,10 @@ class Node:
         held_out = {"test": sums.test, "validation": sums.validation}
         enough = {part: self._enough(getattr(read.measured, part)) for part in held_out}
         report = set(self.reports)
+        if sums.unmeasured is not None:  # all measures but accuracies leave these clients out
+            left = len(self.federation) - int(np.max(sums.unmeasured))
+            if 0 < left < self.policy.fewest_clients:
+                report &= {"accuracy"}
         shown: dict[str, Array] = {}
         if "loss" in report:
             shown |= {"loss": np.asarray(sums.loss)}
