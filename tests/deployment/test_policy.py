@@ -18,6 +18,7 @@ from fedprox.deployment.conversation import Answered
 from fedprox.deployment.messages import Answer, pack, unpack_answer, unpack_arrays
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
+from fedprox.deployment.parts import Parts
 from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.errors import InputError
 from fedprox.federation import Federation
@@ -238,7 +239,7 @@ def test_steps_that_show_gradients_are_refused(fresh: Fresh, tmp_path: Path) -> 
     ("method", "kinds"),
     [
         ({"name": "mime"}, {"gradients", "train"}),
-        ({"name": "qffl", "q": 1.0}, {"train"}),
+        pytest.param({"name": "qffl", "q": 1.0}, {"train"}, marks=pytest.mark.slow),
         ({"name": "fedavg"}, set()),
     ],
 )
@@ -285,12 +286,11 @@ def test_what_a_sum_of_few_clients_is() -> None:
             weight=np.array(weights), size=np.array([10, 20, 30, 40, 50][: len(weights)])
         )
 
-    for weights in ((0.2, 0.2, 0.2), (0.1, 0.2, 0.3), (0.25,) * 4):
+    enough: list[list[float]] = [[0.2, 0.2, 0.2], [0.1, 0.2, 0.3], [0.25] * 4]
+    few: list[list[float]] = [[], [0.5, 0.5], [1, 0, 0], [1, 1e-30, 1e-30], [0, 0, 0], [1, 1, 2]]
+    for weights in enough:
         policy.check_clients(jobs(*weights))
-    for weights in (
-        *((0.5, 0.5), (1.0, 0.0, 0.0), (1.0, 1e-30, 1e-30), (0.0, 0.0, 0.0)),
-        *((0.2, 0.2, 0.4), ()),
-    ):
+    for weights in few:
         with pytest.raises(InputError, match="the node sits out this round"):
             policy.check_clients(jobs(*weights))
         Policy().check_clients(jobs(*weights))
@@ -300,21 +300,31 @@ def test_what_a_sum_of_few_clients_is() -> None:
         policy.check_counted(four, np.array([1.0, 0.5], np.float32))
 
 
-def test_gradients_are_sent_for_methods_that_exchange_them(fresh: Fresh, tmp_path: Path) -> None:
-    seen: list[Parcel] = []
+def test_clients_that_are_left_out_do_not_count(
+    fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With screening, an evaluation leaves out clients whose losses are not finite."""
     one, two = fresh(tmp_path)
+    one.node.policy = Policy(fewest_clients=2)
+    evaluate, left_out = Parts.evaluate, 0
+
+    def some(parts: Parts, params: Any) -> Any:
+        return evaluate(parts, params)._replace(unmeasured=np.array([left_out], np.int32))
+
+    monkeypatch.setattr(Parts, "evaluate", some)
+    sent: list[set[str]] = []
 
     def record(parcel: Parcel) -> Parcel:
-        seen.append(parcel)
-        return one.answer(parcel)
+        nonlocal left_out
+        answer = one.answer(parcel)
+        if json.loads(parcel.head)["kind"] == "evaluate":
+            sent.append(set(unpack_arrays(answer.body)))
+            left_out = 1
+        return answer
 
-    table = table_of({"name": "fedavg"}, rounds=1, cohort={"clients_per_round": 4})
-    deployed(table, [record, two.answer])
-    head = next(h for h in map(json.loads, (p.head for p in seen)) if h["kind"] == "train")
-    head |= {"kind": "gradients", "id": "other"}
-    answer = one.answer(Parcel(json.dumps(head).encode()))
-    assert unpack_answer(answer).refused == "gradients: the method has no first exchange"
-    assert not answer.body
+    deployed(ALL, [record, two.answer])
+    assert "loss" in sent[0]
+    assert sent[-1] == {"correct", "labels"}
 
 
 def test_a_node_that_asks_for_privacy_reports_no_gradients(fresh: Fresh, tmp_path: Path) -> None:
@@ -361,10 +371,10 @@ def test_each_request_is_a_line_of_the_log(
     caplog.clear()
     one.answer(Parcel(json.dumps(head | {"id": "evil"}).encode()))
     one.answer(Parcel(json.dumps(head | {"kind": "\n\x1b[31m"}).encode()))
-    evil, kind = caplog.records
-    assert evil.levelno == kind.levelno == logging.WARNING
-    assert evil.getMessage().startswith(
+    method_line, kind_line = caplog.records
+    assert method_line.levelno == kind_line.levelno == logging.WARNING
+    assert method_line.getMessage().startswith(
         r"evaluate, run run1, evil\n\x1b[31mfedprox: all is well, seed 0: refused: method 'evil"
     )
-    assert kind.getMessage().startswith("refused: request: kind: Input should be")
+    assert kind_line.getMessage().startswith("refused: request: kind: Input should be")
     assert all(each.getMessage().isprintable() for each in caplog.records)

@@ -53,7 +53,7 @@ def recorded(table: dict[str, Any], sites: list[Site]) -> Requests:
             seen.setdefault(json.loads(parcel.head)["kind"], parcel)
         return answer
 
-    deployed(table, [record, two.answer])
+    deployed(table, [record, two.answer], patience=600.0)
     return seen
 
 
@@ -87,35 +87,44 @@ def asked(node: Node, parcel: Parcel) -> Answer:
 
 
 @pytest.mark.parametrize(
-    ("sequence", "rounds"),
+    ("sequence", "rounds", "releases"),
     [
-        # a run of three rounds with an evaluation before and after each
-        ([("evaluate", 0), ("train", 0), ("evaluate", 0), ("train", 1), ("evaluate", 0)], 2),
+        # a run of two rounds with an evaluation before and after each
+        ("e t0 e t1 e", 2, 2),
         # two exchanges a round
-        ([("gradients", 0), ("train", 0), ("gradients", 1), ("train", 1)], 2),
+        ("g0 t0 g1 t1", 2, 2),
+        ("e g0 t0 e g1 t1 e", 2, 2),
         # no client was drawn in the rounds between, of which some were evaluated
-        ([("train", 0), ("train", 5)], 6),
-        ([("train", 0), ("evaluate", 0), ("evaluate", 0), ("evaluate", 0), ("train", 3)], 4),
+        ("t0 t5", 6, 6),
+        ("e t0 e e e t3 e", 4, 4),
+        ("e e e t2 e", 3, 3),
         # repeated rounds, also by another way round
-        ([("train", 0), ("train", 0), ("train", 0)], 3),
-        ([("train", 7), ("train", 2), ("train", 7)], 8 + 1 + 5),
-        ([("gradients", 0), ("gradients", 0), ("train", 0), ("train", 0)], 3),
+        ("t0 t0 t0", 3, 3),
+        ("t7 t2 t7", 8 + 1 + 5, 8 + 1 + 5),
+        ("g0 g0 t0 t0", 3, 3),
+        ("t0 e e t0 e e t0", 5, 3),
+        ("g4 t4 e e g4 t4", 7, 6),
         # evaluations alone: one before the first round, and one after each that is paid
-        ([("evaluate", 0)] * 5, 4),
+        ("e e e e e", 4, 0),
+        # a coordinator that was killed evaluates again, which pays a round and releases nothing
+        ("e e t0 e t1 e", 3, 2),
     ],
 )
 def test_rounds_that_requests_pay(
-    sequence: list[tuple[Kind, int]], rounds: int, requests: Requests
+    sequence: str, rounds: int, releases: int, private: tuple[list[Site], Requests]
 ) -> None:
-    setup = unpack_request(requests["train"]).setup
+    setup = unpack_request(private[1]["train"]).setup
+    assert setup is not None
+    kinds: dict[str, Kind] = {"e": "evaluate", "t": "train", "g": "gradients"}
     spent = Spent()
-    for number, (kind, t) in enumerate(sequence):
-        request = Request(version=VERSION, id="1", kind=kind, setup=setup, round=t)
+    for number, (kind, *t) in enumerate(sequence.split()):
+        round_ = int("".join(t) or 0)
+        request = Request(version=VERSION, id="1", kind=kinds[kind], setup=setup, round=round_)
         for _ in range(2):  # a repeated request pays once
             spent = spent.paid(request, 1, f"digest {number}")
     assert spent.rounds == rounds
-    assert setup is not None
-    assert spent.of(setup).rounds == rounds
+    assert spent.of(setup).releases == sum(count for _, count in spent.private) == releases
+    assert not sum(count for _, count in spent.others(setup))
 
 
 def test_each_sweep_point_is_paid(requests: Requests) -> None:
@@ -128,11 +137,9 @@ def test_an_undisturbed_run_pays_its_rounds(fresh: Fresh, tmp_path: Path) -> Non
     for site in sites:
         site.node.policy = Policy(most_rounds=5)
     for number, rounds in enumerate((3, 2)):
-        table = TABLE | {"rounds": rounds}
+        table = ALL | {"rounds": rounds}
         deployed(table, [site.answer for site in sites], ledger=Ledger(run=f"run{number}"))
-    for site in sites:
-        assert site.node.spent.rounds <= 5
-    assert max(site.node.spent.rounds for site in sites) == 5
+    assert [site.node.spent.rounds for site in sites] == [5, 5]
     with pytest.raises(InputError) as raised:
         deployed(ALL, [site.answer for site in sites], ledger=Ledger(run="run2"))
     assert "2 more rounds; the node has answered 5, and at most 5 are allowed over all runs" in (

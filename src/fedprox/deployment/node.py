@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from fedprox.deployment.declared import check_clip, check_declaration, check_job
 from fedprox.deployment.messages import (
     Answer,
     Array,
+    DataKind,
     Request,
     Setup,
     Work,
@@ -102,6 +104,11 @@ class Node:
         self.last: dict[str, Parcel] = {}
         self._parts: dict[str, Parts] = {}
         self._data: dict[Any, Data] = {}
+
+    @cached_property
+    def kind(self) -> DataKind:
+        """What the data have in common with those of other nodes."""
+        return describe(self.name, "", self.federation, []).kind
 
     @property
     def reports(self) -> list[str]:
@@ -216,8 +223,8 @@ class Node:
         self.policy.check_rounds(self.spent.rounds, after.rounds - self.spent.rounds)
         own, hiding = after.of(asked.setup), asked.setup.privacy
         require(
-            hiding is None or own.rounds <= hiding.rounds,
-            f"{own.rounds} private rounds; the run has declared {hiding and hiding.rounds}",
+            hiding is None or own.releases <= hiding.rounds,
+            f"{own.releases} private rounds; the run has declared {hiding and hiding.rounds}",
         )
         if after != self.spent:
             write_spent(self.folder, after)
@@ -245,8 +252,7 @@ class Node:
 
     def _check_kind(self, setup: Setup) -> None:
         """Raise `InputError` if a run's data are of another kind than the node's."""
-        version = importlib.metadata.version("fedprox")
-        own = describe(self.name, version, self.federation, []).kind.model_dump()
+        own = self.kind.model_dump()
         for key, given in setup.data.model_dump().items():
             fits = given == own[key]
             if key in ("classes", "greatest"):  # those of all nodes
@@ -284,6 +290,10 @@ class Node:
         held_out = {"test": sums.test, "validation": sums.validation}
         enough = {part: self._enough(getattr(read.measured, part)) for part in held_out}
         report = set(self.reports)
+        if sums.unmeasured is not None:  # all measures but accuracies leave these clients out
+            left = len(self.federation) - int(np.max(sums.unmeasured))
+            if 0 < left < self.policy.fewest_clients:
+                report &= {"accuracy"}
         shown: dict[str, Array] = {}
         if "loss" in report:
             shown |= {"loss": np.asarray(sums.loss)}

@@ -3,11 +3,13 @@
 The unit is a round of a method and seed. A paid round covers one answer of each kind: a first
 cohort's gradients, training, and one evaluation. A request for round t pays `max(1, t - s)` rounds,
 where s is the last round that was paid: the rounds in between, in which no client of the node was
-drawn, are releases too, and a round that is repeated is paid again. An evaluation beyond that of
-its round pays a round like any other answer, since measures of chosen models reveal as much. A
-request that is repeated has the same answer and pays nothing.
+drawn, are rounds too, and a round that is repeated is paid again. An evaluation beyond that of its
+round pays the next one, since measures of chosen models reveal as much as other answers. A request
+that is repeated has the same answer and pays nothing.
 
-Rounds after the last request of a run are not known to the node, and so are not counted.
+The releases of a private run are counted likewise, from what is released alone: evaluations have no
+noise, and are outside the guarantee. Rounds after the last request of a run are not known to the
+node, and so are not counted.
 """
 
 import json
@@ -35,14 +37,16 @@ class RunSpent(Message):
     Attributes:
         round: The last round that is paid.
         answered: The kinds of requests that were answered in this round.
-        rounds: Rounds that were paid, with this mechanism.
-        mechanism: What they release; None without privacy.
+        released: The last round in which clients sent something.
+        releases: Rounds of this mechanism that are counted.
+        mechanism: What a round releases; None without privacy.
         request: Digest of the last request.
     """
 
     round: Round = NO_ROUND
     answered: list[Kind] = Field(default_factory=list)
-    rounds: Count = 0
+    released: Round = NO_ROUND
+    releases: Count = 0
     mechanism: Mechanism | None = None
     request: str = ""
 
@@ -67,7 +71,7 @@ class Spent(Message):
     def others(self, setup: Setup) -> list[tuple[Mechanism, int]]:
         """The private rounds of all other runs."""
         own = self.of(setup)
-        return [(each, n - own.rounds * (each == own.mechanism)) for each, n in self.private]
+        return [(each, n - own.releases * (each == own.mechanism)) for each, n in self.private]
 
     def paid(self, request: Request, points: int, digest: str) -> "Spent":
         """What is spent once a request is answered.
@@ -81,22 +85,25 @@ class Spent(Message):
         own, hiding = self.of(request.setup), request.setup.privacy
         if own.request == digest:
             return self
-        kind, round_, answered = request.kind, request.round, own.answered
-        if kind == "evaluate" and own.round == NO_ROUND:
-            more, round_, answered = 1, 0, []  # it belongs to no round: pays the first
-        elif kind == "evaluate":
-            more = int(kind in answered)
-            round_ = own.round + more
-            answered = [kind] if more else [*answered, kind]
-        elif round_ == own.round and kind not in answered:
-            more, answered = 0, [*answered, kind]
+        kind, t, round_, answered = request.kind, request.round, own.round, own.answered
+        more, released, releases = 0, own.released, 0
+        if kind == "evaluate":
+            more = int(round_ == NO_ROUND or kind in answered)
+            first, round_ = round_ == NO_ROUND, round_ + more
+            # that before the first round belongs to none
+            answered = [] if first else [kind] if more else [*answered, kind]
         else:
-            more, answered = max(1, round_ - own.round), [kind]
+            if t != round_ or kind in answered:
+                more, round_, answered = max(1, t - round_), t, []
+            answered = [*answered, kind]
+            if more or t != released:  # else it belongs to the last release
+                releases, released = max(1, t - released), t
         mechanism = None if hiding is None else hiding.mechanism
         after = RunSpent(
             round=round_,
             answered=answered,
-            rounds=more + own.rounds * (mechanism == own.mechanism),
+            released=released,
+            releases=releases + own.releases * (mechanism == own.mechanism),
             mechanism=mechanism,
             request=digest,
         )
@@ -104,7 +111,7 @@ class Spent(Message):
         runs = {key: each for key, each in self.runs.items() if key != name} | {name: after}
         private = Counter(dict(self.private))
         if mechanism is not None:
-            private[mechanism] += more
+            private[mechanism] += releases
         return Spent(
             rounds=self.rounds + more * points,
             private=list(private.items()),
