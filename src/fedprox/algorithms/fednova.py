@@ -25,6 +25,7 @@ from fedprox.algorithms.fedavg import local_loss
 from fedprox.algorithms.fedprox import proximal
 from fedprox.errors import require, require_number
 from fedprox.model import Params
+from fedprox.precision import real_type
 from fedprox.solver import HParam, Solver
 
 
@@ -97,11 +98,11 @@ def fednova(mu: HParam = 0.0, momentum: float = 0.0) -> Algorithm:
     ) -> tuple[Message, ClientState]:
         """Send d_k and ||a_k||_1, both 0 for a client without steps."""
         del params
-        length = solution.steps.astype(jnp.float32)
+        length = solution.steps.astype(real_type())
         if any(mus):
             length = geometric(hparams["learning_rate"] * hparams["mu"], length)
         if momentum:
-            powers = geometric(jnp.float32(1 - momentum), length)
+            powers = geometric(jnp.asarray(1 - momentum, real_type()), length)
             length = (length - momentum * powers) / (1 - momentum)
         scale = -1 / jnp.where(length > 0, length, 1)
         direction = jax.tree.map(lambda step: scale * step, local_update(solution))

@@ -35,6 +35,7 @@ from fedprox.deployment.stand_in import describe, one_client
 from fedprox.deployment.states import NEW, LostStateError, States, keep_last_runs
 from fedprox.errors import InputError, reason, require
 from fedprox.federation import Examples, Federation, Rows
+from fedprox.precision import require_single
 from fedprox.simulation.compiled.evaluation import EvaluationSums
 from fedprox.simulation.devices.mesh import lane_mesh
 from fedprox.simulation.devices.ownership import Ownership, find_ownership
@@ -57,10 +58,12 @@ class Node:
         policy: What it computes and reports.
 
     Raises:
-        InputError: If no client has enough rows for the policy.
+        InputError: If no client has enough rows for the policy, or JAX computes in double
+            precision.
     """
 
     def __init__(self, name: str, federation: Federation, folder: Path, policy: Policy) -> None:
+        require_single("a node")
         enough = np.flatnonzero(federation.train.sizes >= policy.fewest_rows)
         require(
             len(enough),
