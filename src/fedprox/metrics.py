@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedprox.errors import require, require_number, require_whole
+from fedprox.precision import real_type
 from fedprox.user_code import call, describe
 
 Terms = Any
@@ -169,9 +170,9 @@ def auc(bins: int = 200, limit: float = 10.0) -> Metric:
     def terms(outputs: jax.Array, y: jax.Array) -> Terms:
         _same_shape("auc", outputs, y)
         require(y.ndim == 1, f"auc: labels of shape {y.shape}; they must have shape (B,)")
-        place = jnp.floor((outputs.astype(jnp.float32) / limit + 1) * (bins / 2))
+        place = jnp.floor((outputs.astype(real_type()) / limit + 1) * (bins / 2))
         here = jnp.clip(place, 0, bins - 1)[:, None] == jnp.arange(bins)
-        counts = jnp.where(jnp.isnan(outputs)[:, None], jnp.nan, here.astype(jnp.float32))
+        counts = jnp.where(jnp.isnan(outputs)[:, None], jnp.nan, here.astype(real_type()))
         positive = (y > 0)[:, None]
         return {"positive": counts * positive, "negative": counts * ~positive}
 
@@ -231,7 +232,7 @@ def terms_of(metrics: Mapping[str, Metric], outputs: Any, y: jax.Array) -> dict[
             f"{what}: {describe(terms)} for {y.shape[0]} rows; it must return arrays of numbers, "
             "each with an entry for each row along its first axis",
         )
-        by_metric[name] = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), terms)
+        by_metric[name] = jax.tree.map(lambda a: jnp.asarray(a, real_type()), terms)
     return by_metric
 
 
@@ -252,7 +253,7 @@ def value_of(name: str, metric: Metric, sums: Terms) -> jax.Array:
         isinstance(value, int | float) or (_is_real(value) and np.shape(value) == ()),
         f"{what}(sums) returns {describe(value)}; it must return one real number",
     )
-    return jnp.asarray(value, jnp.float32)
+    return jnp.asarray(value, real_type())
 
 
 def weighted_sums(terms: Terms, weights: jax.Array) -> Terms:

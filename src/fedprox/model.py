@@ -16,6 +16,7 @@ from fedprox.errors import require
 from fedprox.features import Features, index_of, look_up
 from fedprox.federation import Federation
 from fedprox.metrics import Metric, Terms, check_metrics, terms_of, value_of, weighted_sums
+from fedprox.precision import real_type
 from fedprox.user_code import SHOWN, call, describe, shapes_of
 
 Params = Any  # a pytree of arrays
@@ -408,7 +409,7 @@ def fitted_params(where: str, model: Model, given: Params) -> Params:
             f"{where}: {name}: of type {leaf.dtype}; it must be numbers",
         )
         leaf = leaf.astype(like.dtype)
-        finite = bool(np.isfinite(leaf.astype(np.float32)).all())
+        finite = bool(np.isfinite(leaf.astype(real_type())).all())
         require(finite, f"{where}: {name}: not all numbers are finite")
         return jnp.asarray(leaf)
 
@@ -580,4 +581,4 @@ def read_slice(
         own = jax.lax.dynamic_slice_in_dim(a, begin, 1)
         return jnp.where(chosen, jax.lax.dynamic_slice_in_dim(a, start, width), own)
 
-    return look_up(x, read(index_of(x))), read(y), inside.astype(jnp.float32)
+    return look_up(x, read(index_of(x))), read(y), inside.astype(real_type())

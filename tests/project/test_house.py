@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "fedprox"
 
 FLOORS = [
     {"errors", "output", "signals"},
-    {"bar", "user_code"},
+    {"bar", "user_code", "precision"},
     {"metrics"},
     {"files", "privacy"},
     {"features", "streams"},

@@ -40,7 +40,7 @@ State = Any
 """The server's state: a pytree of arrays."""
 
 Message = Any
-"""What a client sends: a pytree of float32 arrays."""
+"""What a client sends: a pytree of float32 arrays, or of float64 in double precision."""
 
 ClientState = Any
 """A client's state between the rounds in which it takes part: a pytree of arrays, or None."""

@@ -28,15 +28,20 @@ from fedprox.algorithms.base import (
     add,
 )
 from fedprox.errors import InputError, require, require_one_of
-from fedprox.model import Params
+from fedprox.model import Params, dotted
+from fedprox.precision import real_type, require_for_all_threads
 from fedprox.subproblem import Reference, Subproblem
 from fedprox.user_code import describe, shapes_of
 
 GIVEN = ("learning_rate", "participation")
 """Hyperparameters that the functions of every method receive."""
 
-SCALAR: Any = jax.ShapeDtypeStruct((), jnp.float32)
 STEPS: Any = jax.ShapeDtypeStruct((), jnp.int32)
+
+
+def scalar() -> Any:
+    """The shape and type of a real number."""
+    return jax.ShapeDtypeStruct((), real_type())
 
 
 def check_algorithm(algorithm: Algorithm, params: Params) -> None:
@@ -55,7 +60,8 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
         >>> check_algorithm(scaffold(), jax.ShapeDtypeStruct((3,), jnp.float32))
     """
     _check_attributes(algorithm)
-    hparams: HParams = dict.fromkeys((*algorithm.hparams, *GIVEN), SCALAR)
+    _check_precision(params)
+    hparams: HParams = dict.fromkeys((*algorithm.hparams, *GIVEN), scalar())
     state = _check_server(algorithm, params, hparams)
     message = _check_client(algorithm, params, state, hparams)
     name = algorithm.name
@@ -69,6 +75,19 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
         _check_adaptation(name, algorithm.adapt, hparams)
 
 
+def _check_precision(params: Params) -> None:
+    """Check that parameters are of double precision if JAX computes in it."""
+    require_for_all_threads()
+    if real_type() == jnp.float32:
+        return
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        require(
+            leaf.dtype == real_type() or not jnp.issubdtype(leaf.dtype, jnp.floating),
+            f"model: {dotted(path) or 'its parameters'}: {leaf.dtype}, but jax_enable_x64 is set; "
+            "all parameters must then be float64",
+        )
+
+
 def message_shape(algorithm: Algorithm, params: Params) -> Message:
     """The message of one client, in shape.
 
@@ -80,7 +99,7 @@ def message_shape(algorithm: Algorithm, params: Params) -> Message:
     >>> message_shape(fedavg(), jax.ShapeDtypeStruct((3,), jnp.float32)).shape
     (3,)
     """
-    hparams: HParams = dict.fromkeys((*algorithm.hparams, *GIVEN), SCALAR)
+    hparams: HParams = dict.fromkeys((*algorithm.hparams, *GIVEN), scalar())
     state = _check_server(algorithm, params, hparams)
     return _check_client(algorithm, params, state, hparams)
 
@@ -123,7 +142,7 @@ def _check_server(algorithm: Algorithm, params: Params, hparams: HParams) -> Sta
 def context_shape(algorithm: Algorithm, params: Params, client_state: ClientState) -> ClientContext:
     """What a client knows, in shape."""
     gradient = params if algorithm.own_gradient else None
-    return ClientContext(gradient, client_state, SCALAR, SCALAR if algorithm.own_loss else None)
+    return ClientContext(gradient, client_state, scalar(), scalar() if algorithm.own_loss else None)
 
 
 def _check_client(algorithm: Algorithm, params: Params, state: State, hparams: HParams) -> Message:
@@ -152,13 +171,13 @@ def _check_client(algorithm: Algorithm, params: Params, state: State, hparams: H
         f"{name}: the new state of a client is", new_state, "its state before", client_state
     )
     for leaf in jax.tree.leaves(message):
-        if jnp.result_type(leaf.dtype, jnp.float32) != leaf.dtype:
+        if jnp.result_type(leaf.dtype, real_type()) != leaf.dtype:
             raise InputError(
                 f"{name}: its message is {describe(message)}, of which no mean can be taken; it "
-                "must be float32"
+                f"must be {real_type()}"
             )
     size = shapes_of(f"{name}: size(message)", algorithm.size, message)
-    _require_like(f"{name}: the size of its message is", size, "a number", SCALAR)
+    _require_like(f"{name}: the size of its message is", size, "a number", scalar())
     if algorithm.update is add:
         _require_like(f"{name}: its message is", message, "the model", params)
     if algorithm.personal is not None:
@@ -206,8 +225,8 @@ def _check_personal(
 def _check_adaptation(name: str, adapt: Adaptation, hparams: HParams) -> None:
     """Check the functions that change hyperparameters after a round."""
     adapted = {key: value for key, value in hparams.items() if key != "participation"}
-    memory = shapes_of(f"{name}: adapt.init", adapt.init, adapted, SCALAR)
-    pair = shapes_of(f"{name}: adapt.update", adapt.update, adapted, memory, SCALAR)
+    memory = shapes_of(f"{name}: adapt.init", adapt.init, adapted, scalar())
+    pair = shapes_of(f"{name}: adapt.update", adapt.update, adapted, memory, scalar())
     _require_like(f"{name}: its adapt.update gives", pair, "what it is given", (adapted, memory))
 
 
@@ -224,7 +243,7 @@ def _check_subproblem(name: str, function: str, problem: Any, params: Params) ->
     )
     local = f"{name}: {{}} of its local problem is"
     if problem.mu is not None:
-        _require_like(local.format("mu"), problem.mu, "a number", SCALAR)
+        _require_like(local.format("mu"), problem.mu, "a number", scalar())
         _require_like(local.format("the anchor"), problem.anchor, "the model", params)
     if problem.linear is not None:
         _require_like(local.format("linear"), problem.linear, "the model", params)

@@ -26,6 +26,7 @@ from fedprox.algorithms.fedavg import local_loss
 from fedprox.algorithms.fedprox import proximal
 from fedprox.errors import require, require_number
 from fedprox.model import Params
+from fedprox.precision import real_type
 from fedprox.solver import HParam, Solver
 
 
@@ -95,11 +96,11 @@ def fednova(mu: HParam = 0.0, momentum: float = 0.0) -> Algorithm:
 
     def length_of(hparams: HParams, steps: jax.Array) -> jax.Array:
         """||a_k||_1, which grows with the steps."""
-        length = steps.astype(jnp.float32)
+        length = steps.astype(real_type())
         if any(mus):
             length = geometric(hparams["learning_rate"] * hparams["mu"], length)
         if momentum:
-            powers = geometric(jnp.float32(1 - momentum), length)
+            powers = geometric(jnp.asarray(1 - momentum, real_type()), length)
             length = (length - momentum * powers) / (1 - momentum)
         return length
 

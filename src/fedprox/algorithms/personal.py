@@ -17,6 +17,7 @@ from fedprox.algorithms.base import (
     trained,
     untrained,
 )
+from fedprox.precision import real_type
 from fedprox.subproblem import Subproblem
 
 
@@ -36,7 +37,7 @@ def second_pass(algorithm: Algorithm) -> Algorithm:
         state: Any, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Any, ClientState]:
         del state, hparams
-        return jnp.float32(0), keep(context.state, solution.params)
+        return jnp.zeros((), real_type()), keep(context.state, solution.params)
 
     return algorithm._replace(
         subproblem=personal.subproblem,
@@ -66,7 +67,7 @@ def fine_tuning(algorithm: Algorithm, steps: int) -> Algorithm:
         state: Any, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Any, Own]:
         del state, hparams, context
-        return jnp.float32(0), trained(solution.params)
+        return jnp.zeros((), real_type()), trained(solution.params)
 
     def unchanged(state: Any, mean: Any, hparams: HParams) -> Any:
         del mean, hparams

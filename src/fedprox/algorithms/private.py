@@ -29,6 +29,7 @@ from fedprox.algorithms.base import (
     inner_memory,
 )
 from fedprox.model import Params
+from fedprox.precision import real_type
 from fedprox.privacy.setting import Privacy
 from fedprox.subproblem import Subproblem
 
@@ -140,7 +141,7 @@ def private(
         return {**hparams, "participation": share}
 
     def init(params: Params) -> Guarded:
-        return Guarded(algorithm.init(params), jnp.float32(privacy.clip))
+        return Guarded(algorithm.init(params), jnp.asarray(privacy.clip, real_type()))
 
     def subproblem(state: Guarded, hparams: HParams, context: ClientContext) -> Subproblem:
         return algorithm.subproblem(state.state, public(hparams), context)

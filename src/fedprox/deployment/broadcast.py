@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, ClientContext, Solution, State
-from fedprox.algorithms.check import GIVEN, SCALAR, STEPS, context_shape
+from fedprox.algorithms.check import GIVEN, STEPS, context_shape, scalar
 from fedprox.deployment.messages import Array, require_like
 from fedprox.errors import require
 from fedprox.model import Params
@@ -88,7 +88,7 @@ def broadcast_of(algorithm: Algorithm, params: Params) -> Broadcast:
     state = jax.eval_shape(algorithm.init, params)
     has_state = algorithm.client_state is not None
     client_state = jax.eval_shape(algorithm.client_state, params) if has_state else None  # type: ignore[arg-type]
-    hparams = dict.fromkeys((*algorithm.hparams, *GIVEN), SCALAR)
+    hparams = dict.fromkeys((*algorithm.hparams, *GIVEN), scalar())
     context = context_shape(algorithm, params, client_state)
 
     def on_client(

@@ -13,6 +13,7 @@ from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.remote import RemoteMethod
 from fedprox.deployment.server import Deployment, Server
 from fedprox.experiment.training import described_by
+from fedprox.precision import require_single
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.loop.comparison import Follow, checked_methods, compare
@@ -32,8 +33,10 @@ def deploy(conversation: Conversation, deployment: Deployment, follow: Follow) -
         The runs, as `simulate` returns them.
 
     Raises:
-        InputError: If a setting is not allowed, or a node refuses a method.
+        InputError: If a setting is not allowed, JAX computes in double precision, or a node refuses
+            a method.
     """
+    require_single("a deployment")
     experiment, resolved = deployment.experiment, deployment.resolved
     seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
     protocol = Protocol(

@@ -42,6 +42,7 @@ from fedprox.deployment.stand_in import describe, one_client
 from fedprox.deployment.states import NEW, LostStateError, States, keep_last_runs
 from fedprox.errors import LARGEST, InputError, printable, reason, require, require_number
 from fedprox.federation import Examples, Federation, Rows
+from fedprox.precision import require_single
 from fedprox.simulation.compiled.evaluation import EvaluationSums
 from fedprox.simulation.devices.mesh import lane_mesh
 from fedprox.simulation.devices.ownership import Ownership, find_ownership
@@ -83,10 +84,12 @@ class Node:
         policy: What it computes and reports.
 
     Raises:
-        InputError: If no client has enough rows for the policy, or a file of the folder is damaged.
+        InputError: If no client has enough rows for the policy, a file of the folder is damaged, or
+            JAX computes in double precision.
     """
 
     def __init__(self, name: str, federation: Federation, folder: Path, policy: Policy) -> None:
+        require_single("a node")
         enough = np.flatnonzero(federation.train.sizes >= policy.fewest_rows)
         require(
             len(enough),

@@ -11,6 +11,7 @@ from fedprox.features import Features, index_of, look_up, with_index
 from fedprox.federation import Federation, Rows
 from fedprox.metrics import terms_of, value_of
 from fedprox.model import Model, Params, check_model, check_params, labels_met, losses_of
+from fedprox.precision import real_type
 
 ROWS = 512
 """Rows on the device at once, so that its memory does not limit the federation."""
@@ -183,7 +184,7 @@ def _measures(
         unknown = np.full(len(rows), np.nan)
         measures["test_accuracy"] = unknown if met is None else _ratio(met, labels)
     for name, metric in model.metrics.items():
-        single = jax.tree.map(lambda a: a.astype(np.float32), sums["metrics"][name])
+        single = jax.tree.map(lambda a: a.astype(real_type()), sums["metrics"][name])
         values = jax.jit(jax.vmap(partial(value_of, name, metric)))(single)
         measures[f"{kind}_{name}"] = np.where(rows > 0, np.asarray(values, float), np.nan)
     return measures

@@ -18,6 +18,7 @@ from fedprox.algorithms.base import (
 )
 from fedprox.features import Features
 from fedprox.model import Model, Params, read_slice, weighted_loss
+from fedprox.precision import real_type
 from fedprox.simulation.compiled.lanes import over
 from fedprox.simulation.compiled.layout import Layout
 from fedprox.simulation.storage.training_data import DeviceRows
@@ -327,7 +328,7 @@ class ClientStep:
 
 
 def _initial_stop(gamma: jax.Array | None, deadline: jax.Array | None) -> Stop:
-    reference = None if gamma is None else jnp.float32(-1)
+    reference = None if gamma is None else jnp.asarray(-1, real_type())
     done = jnp.bool_(False) if deadline is None else deadline <= 0
     return Stop(gamma, reference, deadline, done, jnp.int32(0))
 
@@ -378,7 +379,7 @@ def _whole_client(model: Model, width: int) -> Callable[..., jax.Array]:
             )
             return jax.tree.map(jnp.add, sums, slice_sums)
 
-        zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+        zeros = (jnp.zeros((), real_type()), jax.tree.map(jnp.zeros_like, params))
         sums = jax.lax.fori_loop(0, -(-size // width), add, zeros)
         return jax.tree.map(lambda a: a / size, sums)
 

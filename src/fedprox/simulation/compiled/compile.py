@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.model import Params
+from fedprox.precision import real_type
 from fedprox.simulation.compiled.evaluation import Measures, evaluation_program
 from fedprox.simulation.compiled.evaluation_inputs import EvaluationReads
 from fedprox.simulation.compiled.inexactness import Cohort, inexactness_program
@@ -196,7 +197,7 @@ def read_cohort(
         ticks=layout.cohort_ticks,
         slots=layout.rounds.slots,
     )
-    sizes, relative = np.ones((2, layout.rounds.slots), np.float32)
+    sizes, relative = np.ones((2, layout.rounds.slots), real_type())
     sizes[: len(jobs.size)], relative[: len(jobs.size)] = jobs.size, jobs.relative_size
     return Cohort(
         reading,

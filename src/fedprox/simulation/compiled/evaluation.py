@@ -18,6 +18,7 @@ from fedprox.diagnostics.dissimilarity import Scatter, dissimilarity, include, n
 from fedprox.features import Features
 from fedprox.metrics import Terms, terms_of, value_of, weighted_sums
 from fedprox.model import Model, Params, labels_met, loss_and_sums, losses_of
+from fedprox.precision import real_type
 from fedprox.simulation.compiled.gradients import my_part, per_lane, reader
 from fedprox.simulation.compiled.lanes import choose, over, run_segments, total, where_lanes
 from fedprox.simulation.compiled.screening import scaled, sound
@@ -548,7 +549,7 @@ def _accuracy_terms(model: Model, outputs: jax.Array, y: jax.Array) -> Terms:
 
 def _by_row(counted: jax.Array) -> jax.Array:
     """The number of true values in each row, float32 (B,), from booleans (B, ...)."""
-    return counted.reshape(len(counted), -1).sum(axis=1).astype(jnp.float32)
+    return counted.reshape(len(counted), -1).sum(axis=1).astype(real_type())
 
 
 def _values(model: Model, kind: str, sums: dict[str, Terms]) -> dict[str, jax.Array]:

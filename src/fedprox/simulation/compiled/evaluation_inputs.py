@@ -7,6 +7,7 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from fedprox.federation import Rows
+from fedprox.precision import real_type
 from fedprox.simulation.compiled.evaluation import (
     EvaluationInputs,
     EvaluationShape,
@@ -51,8 +52,8 @@ class EvaluationReads:
         sizes, shares, stand_for = replicate(
             mesh,
             (
-                train.sizes.astype(np.float32),
-                self.whole.shares.astype(np.float32),
+                train.sizes.astype(real_type()),
+                self.whole.shares.astype(real_type()),
                 StandFor(
                     train=stands_for(self.whole.train, train),
                     test=stands_for(self.whole.test, test),
@@ -122,4 +123,4 @@ class EvaluationReads:
 
 def stands_for(whole: Rows, read: Rows) -> Array:
     """How many rows of its client each read row represents, float32 (clients,)."""
-    return (whole.sizes / np.maximum(read.sizes, 1)).astype(np.float32)
+    return (whole.sizes / np.maximum(read.sizes, 1)).astype(real_type())

@@ -25,6 +25,7 @@ from fedprox.algorithms.base import ClientContext, ClientState, HParams, State
 from fedprox.algorithms.personal import second_pass
 from fedprox.features import Features, index_of, look_up
 from fedprox.model import Params
+from fedprox.precision import real_type
 from fedprox.simulation.compiled.aggregation import Arrived, Result, aggregation
 from fedprox.simulation.compiled.client_step import (
     Broadcast,
@@ -546,7 +547,7 @@ class _Round:
             first, active = rows[:, 0], real[:, 0]
             lanes = client.search_all(carry.lanes, self.broadcast, whole, first, size, active)
             return carry._replace(lanes=lanes)
-        weights = real / size[:, None].astype(jnp.float32)
+        weights = real / size[:, None].astype(real_type())
         noise = None if plan.noise is None else plan.noise[i]
         batch = (*self.rounds.read(self.x, self.y, rows, noise), weights, noise)
         gradient = client.gradients(carry.lanes, self.broadcast, *batch)

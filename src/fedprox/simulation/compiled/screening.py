@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedprox.precision import real_type
 from fedprox.simulation.config.faults import Faults
 
 
@@ -16,7 +17,7 @@ def sound(*trees: Any) -> jax.Array:
     (1.0, 0.0)
     """
     floats = [a for a in jax.tree.leaves(trees) if jnp.issubdtype(a.dtype, jnp.inexact)]
-    return jnp.isfinite(optax.tree.norm(floats, squared=True)).astype(jnp.float32)
+    return jnp.isfinite(optax.tree.norm(floats, squared=True)).astype(real_type())
 
 
 class Screened(NamedTuple):
@@ -59,7 +60,7 @@ def screen(
     """
     is_job = (weight > 0)[:, None]
     finite = is_job & (sound > 0)
-    scale, beyond = finite.astype(jnp.float32), jnp.zeros_like(finite)
+    scale, beyond = finite.astype(real_type()), jnp.zeros_like(finite)
     if size is not None:
         ordered = jnp.sort(jnp.where(finite, size, jnp.inf), axis=0)
         middle = jnp.maximum(finite.sum(axis=0) - 1, 0) // 2

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from fedprox.algorithms.base import Algorithm, ClientState, HParams, State
 from fedprox.model import Params
+from fedprox.precision import real_type
 from fedprox.privacy.accounting import Mechanism, epsilon_of
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.protocol import Protocol
@@ -85,7 +86,7 @@ class Method:
     def hparams(self, mesh: Mesh) -> HParams:
         """The hyperparameters of all sweep points, arrays (points,)."""
         values: Any = {
-            key: np.array([point[key] for point in self.points], np.float32)
+            key: np.array([point[key] for point in self.points], real_type())
             for key in self.points[0]
         }
         if self.protocol.privacy is not None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import HParams, Own, own_or
 from fedprox.algorithms.personal import fine_tuning
 from fedprox.model import Params
+from fedprox.precision import real_type
 from fedprox.simulation.compiled.compile import clients_by_place
 from fedprox.simulation.compiled.evaluation import Tested
 from fedprox.simulation.compiled.layout import bucket, lay_out, needed
@@ -151,7 +152,7 @@ class OwnModels:
         x, y = np.asarray(self.test.x[at]), np.asarray(self.test.y[at])
         x, y = (a.reshape(*inside.shape, *a.shape[1:]) for a in (x, y))
         with jax.default_matmul_precision("highest"):  # as in evaluations
-            return self.program(models, x, y, inside.astype(np.float32))
+            return self.program(models, x, y, inside.astype(real_type()))
 
 
 class FineTuning:

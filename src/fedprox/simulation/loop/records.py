@@ -13,6 +13,7 @@ from fedprox.diagnostics.estimates import mean_error
 from fedprox.diagnostics.fairness import fairness
 from fedprox.errors import InputError
 from fedprox.model import Params
+from fedprox.precision import real_type
 from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
@@ -268,11 +269,12 @@ def _fairness(clients: ClientMeasures) -> dict[str, Any]:
 
 
 def _adapted(
-    initial: Mapping[str, float], now: Mapping[str, NDArray[np.float32]], point: int
+    initial: Mapping[str, float], now: Mapping[str, NDArray[Any]], point: int
 ) -> dict[str, float]:
     """The current hyperparameters of a sweep point, with six digits if they have changed."""
+    exact = real_type().type
     return {
-        name: value if np.float32(value) == now[name][point] else float(f"{now[name][point]:.6g}")
+        name: value if exact(value) == now[name][point] else float(f"{now[name][point]:.6g}")
         for name, value in initial.items()
     }
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.federation import offsets_of
+from fedprox.precision import real_type
 from fedprox.simulation.planning.packing import Array, Segments, job_places, pack, segments
 from fedprox.solver import Solver
 from fedprox.streams import Purpose, Streams, generator
@@ -183,10 +184,9 @@ def plan_rounds(
     size, last = np.ones(layout, np.int32), np.zeros(layout, bool)
     check = np.zeros(layout, bool) if needs_checks(solver) else None
     noise = np.zeros((*layout, 2), np.uint32) if noisy else None
-    slot_arrays = Slots(
-        *(np.zeros((r, slots), t) for t in (np.float32, np.float32, np.int32, np.float32, np.int32))
-    )
-    rate, participation = np.ones(r, np.float32), np.zeros(r, np.float32)
+    real = real_type()
+    slot_arrays = Slots(*(np.zeros((r, slots), t) for t in (real, real, np.int32, real, np.int32)))
+    rate, participation = np.ones(r, real), np.zeros(r, real)
     noise_key = np.zeros((r, 2), np.uint32) if private else None
     ends = []
     streams, keys = Streams(seed, Purpose.BATCHES), Streams(seed, Purpose.AUGMENTATION)

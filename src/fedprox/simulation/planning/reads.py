@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.precision import real_type
 from fedprox.simulation.planning.batch_plan import Jobs
 from fedprox.simulation.planning.packing import Array, Grid, Segments, pack, segments
 
@@ -157,8 +158,8 @@ def plan_exchanges(
         grid: The lanes.
     """
     slots = room.slots + room.first_slots
-    size = np.ones((room.rounds, slots), np.float32)
-    weight = np.zeros((room.rounds, slots), np.float32)
+    size = np.ones((room.rounds, slots), real_type())
+    weight = np.zeros((room.rounds, slots), real_type())
     readings = []
     for r in range(room.rounds):
         first, last, owner = (np.zeros(slots, np.int64) for _ in range(3))
