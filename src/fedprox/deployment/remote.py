@@ -67,8 +67,7 @@ class RemoteMethod:
 
     def __init__(self, server: Server, method: Method, number: int) -> None:
         self.server, self.method, self.number = server, method, number
-        numbers = method.hparams(server.mesh)
-        self.hparams = {name: numbers[name] for name in method.points[0]}  # nodes draw no noise
+        self.hparams = method.hparams(server.mesh)
         self.compile_seconds, self.memory, self.lane_idle = 0.0, 0, 0.0
         algorithm, shapes = method.algorithm, method.protocol.model.shapes
         on_nodes = algorithm._replace(exchange=None)
@@ -230,7 +229,8 @@ class RemoteSeed:
         """The nodes' parts of a round, by node; those that are missing or refused are not there."""
         needed = self.remote.broadcast.initial and (self.used[jobs.client] == NEW).any()
         initial = self.params if needed else None
-        arrays = self.remote.broadcast.sent(state, hparams, initial)
+        numbers = {name: hparams[name] for name in self.method.points[0]}
+        arrays = self.remote.broadcast.sent(state, numbers, initial)
         first = initial is not None
         clip = self._clip(state)
         message, possible = self.remote.message, self._possible(t, hparams)

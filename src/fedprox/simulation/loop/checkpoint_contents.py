@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedprox.errors import require
 from fedprox.files.arrays import malformed
+from fedprox.precision import real_type
 from fedprox.simulation.compiled.compile import evaluated
 from fedprox.simulation.compiled.layout import Capacity
 from fedprox.simulation.config.method import Method
@@ -202,7 +203,7 @@ def _state_shapes(method: Method) -> dict[str, Any]:
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct((points, *a.shape), a.dtype), shapes)
 
     state = at_points(jax.eval_shape(algorithm.init, protocol.model.shapes))
-    number = jax.ShapeDtypeStruct((), np.dtype(np.float32))
+    number = jax.ShapeDtypeStruct((), real_type())
     hparams = at_points(dict.fromkeys(method.points[0], number))
     if protocol.privacy is not None:
         hparams["noise_words"] = jax.ShapeDtypeStruct((points, 2), np.dtype(np.uint32))
