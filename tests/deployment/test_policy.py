@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from pydantic import ValidationError
@@ -279,12 +280,9 @@ def test_what_a_sum_of_few_clients_is() -> None:
     policy = Policy(fewest_clients=3)
 
     def jobs(*weights: float) -> Jobs:
-        ones = np.ones(len(weights))
-        return Jobs(
-            *(ones for _ in no_jobs())
-        )._replace(  # type: ignore[arg-type]
-            weight=np.array(weights), size=np.array([10, 20, 30, 40, 50][: len(weights)])
-        )
+        count = len(weights)
+        size = np.arange(10, 10 * count + 1, 10)
+        return no_jobs()._replace(client=np.arange(count), weight=np.array(weights), size=size)
 
     enough: list[list[float]] = [[0.2, 0.2, 0.2], [0.1, 0.2, 0.3], [0.25] * 4]
     few: list[list[float]] = [[], [0.5, 0.5], [1, 0, 0], [1, 1e-30, 1e-30], [0, 0, 0], [1, 1, 2]]
@@ -309,7 +307,7 @@ def test_clients_that_are_left_out_do_not_count(
     evaluate, left_out = Parts.evaluate, 0
 
     def some(parts: Parts, params: Any) -> Any:
-        return evaluate(parts, params)._replace(unmeasured=np.array([left_out], np.int32))
+        return evaluate(parts, params)._replace(unmeasured=jnp.array([left_out]))
 
     monkeypatch.setattr(Parts, "evaluate", some)
     sent: list[set[str]] = []

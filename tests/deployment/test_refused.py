@@ -391,7 +391,7 @@ HIDING: dict[str, Any] = {
 
 
 @given(data=st.data())
-@settings(max_examples=300)
+@settings(max_examples=200)
 def test_requests_with_strange_values_get_an_answer(
     data: st.DataObject, requests: dict[str, Parcel], guarded: tuple[Node, Path]
 ) -> None:

@@ -117,9 +117,9 @@ def test_rounds_that_requests_pay(
     assert setup is not None
     kinds: dict[str, Kind] = {"e": "evaluate", "t": "train", "g": "gradients"}
     spent = Spent()
-    for number, (kind, *t) in enumerate(sequence.split()):
-        round_ = int("".join(t) or 0)
-        request = Request(version=VERSION, id="1", kind=kinds[kind], setup=setup, round=round_)
+    for number, word in enumerate(sequence.split()):
+        kind, t = kinds[word[0]], int(word[1:] or 0)
+        request = Request(version=VERSION, id="1", kind=kind, setup=setup, round=t)
         for _ in range(2):  # a repeated request pays once
             spent = spent.paid(request, 1, f"digest {number}")
     assert spent.rounds == rounds
