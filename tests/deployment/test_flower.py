@@ -1,6 +1,7 @@
 """The network over Flower, with real processes on the loopback."""
 
 import contextlib
+import io
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -348,6 +350,12 @@ def test_a_run_lasts_as_long_as_the_context(tmp_path: Path) -> None:
             ("stopped", ""),
         ]
         control.close()
+
+
+def test_the_app_holds_no_code() -> None:
+    with zipfile.ZipFile(io.BytesIO(flower_operator.packed_app())) as app:
+        names = [name for name in app.namelist() if not name.startswith(".info/")]
+    assert names == ["pyproject.toml"]
 
 
 def test_what_keeps_the_operator_out(tmp_path: Path) -> None:
