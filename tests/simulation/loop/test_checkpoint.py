@@ -199,7 +199,8 @@ def test_a_run_with_metrics_goes_on_where_there_are_no_test_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metric = Metric(lambda _, y: {"size": jnp.abs(y[:, 0])}, lambda sums: sums["size"])
-    options = {"model": replace(quadratic_model(START), metrics={"size": metric}), "seed": 0}
+    model = replace(quadratic_model(START), metrics={"size": metric})
+    options: dict[str, Any] = {"model": model, "seed": 0}
     once = train([scaffold()], **options)
     assert once[0][0].final.metrics.keys() == {"train_size", "test_size"}
     same(once, in_goes(tmp_path, [1], [scaffold()], monkeypatch, **options))
