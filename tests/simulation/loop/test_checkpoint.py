@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -27,6 +28,7 @@ from fedprox import (
     Evaluation,
     Faults,
     InputError,
+    Metric,
     Privacy,
     Record,
     Run,
@@ -191,6 +193,17 @@ def test_a_comparison_that_goes_on_is_the_same(
 
 
 PLACES: list[Storage] = ["device", "host"]
+
+
+def test_a_run_with_metrics_goes_on_where_there_are_no_test_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metric = Metric(lambda _, y: {"size": jnp.abs(y[:, 0])}, lambda sums: sums["size"])
+    model = replace(quadratic_model(START), metrics={"size": metric})
+    options: dict[str, Any] = {"model": model, "seed": 0}
+    once = train([scaffold()], **options)
+    assert once[0][0].final.metrics.keys() == {"train_size", "test_size"}
+    same(once, in_goes(tmp_path, [1], [scaffold()], monkeypatch, **options))
 
 
 def test_state_goes_on_in_another_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -335,7 +335,7 @@ class Checkpoints:
         except OSError as error:
             problem = f"{clients}: {error.strerror}"
         failed = allgather(bool(problem)).any()
-        checksums = _gathered(checksum)
+        checksums = None if failed else _gathered(checksum)
         if jax.process_index() == 0 and not failed:
             try:
                 write(state, self._contents(snapshot, checksums))

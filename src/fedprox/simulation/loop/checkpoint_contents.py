@@ -22,6 +22,7 @@ from fedprox.simulation.compiled.compile import evaluated
 from fedprox.simulation.compiled.layout import Capacity
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.loop.snapshot import Fingerprint, numbered_shapes
+from fedprox.simulation.results.measure import KINDS
 from fedprox.simulation.results.run import Run
 
 ELSEWHERE = "a file of another place; put the right one back, or begin anew, without resuming"
@@ -147,8 +148,8 @@ def _is_history(run: Run, last: int, comparison: Fingerprint) -> bool:
                 record.value(name)
     except KeyError:
         return False
-    metrics = {key for record in run.history for key in record.metrics}
-    return metrics <= set(comparison.protocol.measures)
+    known = {f"{kind}_{name}" for kind in KINDS for name in comparison.protocol.model.metrics}
+    return all(record.metrics.keys() <= known for record in run.history)
 
 
 def check_arrays_of(
