@@ -435,6 +435,17 @@ def edited(parcel: Parcel, change: Callable[[dict[str, Any]], None]) -> Parcel:
     return Parcel(json.dumps(head).encode(), parcel.body)
 
 
+def timed(deadline: float | None, seconds: float | None) -> Callable[[dict[str, Any]], None]:
+    """Change the time of a request, for clients without state."""
+
+    def change(head: dict[str, Any]) -> None:
+        head["setup"].update(deadline=deadline)
+        head["work"].update(state=[[-1], [-1]])
+        head.update(seconds=seconds)
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -478,19 +489,13 @@ def edited(parcel: Parcel, change: Callable[[dict[str, Any]], None]) -> Parcel:
             lambda head: head["work"].update(state=[[0], [0, 0]]),
             "work: each client's state has one round for each sweep point",
         ),
-        (lambda head: head.update(seconds=1.0), "seconds = 1.0; the method has no deadline"),
-        (
-            lambda head: head["setup"].update(deadline=1.0),
-            "seconds = None; they must be from 0 to the deadline, 1.0",
-        ),
-        (
-            lambda head: (head["setup"].update(deadline=1.0), head.update(seconds=2.0)),
-            "seconds = 2.0; they must be from 0 to the deadline, 1.0",
-        ),
+        (timed(None, 1.0), "seconds = 1.0; the method has no deadline"),
+        (timed(1.0, None), "seconds = None; they must be from 0 to the deadline, 1.0"),
+        (timed(1.0, 2.0), "seconds = 2.0; they must be from 0 to the deadline, 1.0"),
     ],
 )
 def test_requests_are_checked(
-    change: Callable[[dict[str, Any]], Any],
+    change: Callable[[dict[str, Any]], None],
     line: str,
     requests: dict[str, Parcel],
     guarded: tuple[Node, Path],
