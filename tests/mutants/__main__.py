@@ -2,13 +2,13 @@
 
     python -m tests.mutants RESULTS [FILE ...] [--sample 0.2] [--seconds 60] [--survivors]
 
-FILE is a module such as `privacy/setting.py`; without one, all modules of `FILES` are taken. Few
-seconds and then the survivors with more is the fastest way. The
-mutants are made in a copy of the tree. One process imports what the library imports, but not the
-library, and forks for each mutant, before JAX has started its threads. The child runs the tests
-that reach the changed line, the fastest first. The folder RESULTS holds what each file of tests
-reaches and the verdicts, so that an interrupted campaign goes on. Several processes may share it if
-each has modules of its own. `equivalent.toml` lists the mutants that change no result.
+FILE is a module such as `privacy/setting.py`; without one, all modules of `FILES` are taken. It is
+fastest to begin with few seconds, and to try the survivors again with more. The mutants are made in
+a copy of the tree. One process imports what the library imports, but not the library, and forks for
+each mutant, before JAX has started its threads. The child runs the tests that reach the changed
+line, the fastest first. The folder RESULTS holds what each file of tests reaches and the verdicts,
+so that an interrupted campaign goes on. Several processes may share it if each has modules of its
+own. `equivalent.toml` lists the mutants that change no result.
 """
 
 import argparse
