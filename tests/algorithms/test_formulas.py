@@ -388,9 +388,8 @@ def test_another_model_that_is_evaluated(evaluated: Any) -> None:
 @pytest.mark.parametrize("evaluated", ["cohort", "clients"])
 def test_first_exchanges_and_memories_are_the_inner_methods(evaluated: Any) -> None:
     def add_up(state: Any, hparams: Any, memory: Any, params: Any) -> Any:
-        return jax.tree.map(
-            lambda *parts: hparams["mu"] * sum(parts), state.params, state.gradient, memory, params
-        )
+        parts = state.params, state.gradient, memory, params
+        return jax.tree.map(lambda a, b, c, d: hparams["mu"] * (a + 2 * b + 4 * c + 8 * d), *parts)
 
     inner = fp.feddane(mu=0.5)._replace(memory=Memory(lambda state: state.gradient, add_up))
     method = reporting(inner, evaluated)
@@ -402,7 +401,8 @@ def test_first_exchanges_and_memories_are_the_inner_methods(evaluated: Any) -> N
     same(after.state.params, w)
     same(after.mean, kept)
     same(method.memory.init(after), mean)
-    same(method.memory.update(after, of(method), OTHER, WK), 0.5 * (w + mean + other + wk))
+    expected = 0.5 * (w + 2 * mean + 4 * other + 8 * wk)
+    same(method.memory.update(after, of(method), OTHER, WK), expected)
     assert reporting(fp.fedavg(), evaluated).exchange is None
     assert reporting(fp.fedavg(), evaluated).memory is None
     assert method.begun(after, context()).memory is not None

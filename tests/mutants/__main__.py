@@ -1,13 +1,14 @@
 """Change the library in one place at a time, and see which changes no test notices.
 
-    python -m tests.mutants RESULTS [FILE ...] [--sample 0.2] [--survivors] [--summary]
+    python -m tests.mutants RESULTS [FILE ...] [--sample 0.2] [--seconds 60] [--survivors]
 
-FILE is a module such as `privacy/setting.py`; without one, all modules of `FILES` are taken. The
-mutants are made in a copy of the tree. One process imports what the library imports, but not the
-library, and forks for each mutant, before JAX has started its threads. The child runs the tests
-that reach the changed line, the fastest first. The folder RESULTS holds what each file of tests
-reaches and the verdicts, so that an interrupted campaign goes on. Several processes may share it if
-each has modules of its own. `equivalent.toml` lists the mutants that change no result.
+FILE is a module such as `privacy/setting.py`; without one, all modules of `FILES` are taken. It is
+fastest to begin with few seconds, and to try the survivors again with more. The mutants are made in
+a copy of the tree. One process imports what the library imports, but not the library, and forks for
+each mutant, before JAX has started its threads. The child runs the tests that reach the changed
+line, the fastest first. The folder RESULTS holds what each file of tests reaches and the verdicts,
+so that an interrupted campaign goes on. Several processes may share it if each has modules of its
+own. `equivalent.toml` lists the mutants that change no result.
 """
 
 import argparse
@@ -50,9 +51,6 @@ FILES = (
     *("algorithms/*.py", "privacy/*.py", "deployment/policy.py", "deployment/combine.py"),
     *("deployment/round_part.py", "deployment/states.py"),
 )
-MOST_SECONDS = 60.0
-"""Processor seconds of tests of one mutant."""
-
 FEW = 5
 """Tests that are run first."""
 
@@ -98,21 +96,20 @@ def reach_of(folder: str, results: Path) -> dict[str, Any]:
     return {t: r for file in stored.values() for t, r in json.loads(file.read_text()).items()}
 
 
-def chosen(mutant: Mutant, reach: dict[str, Any]) -> tuple[list[str], float]:
-    """The tests that reach a mutant's lines, the fastest first, and their seconds."""
+def chosen(mutant: Mutant, reach: dict[str, Any], most: float) -> tuple[list[str], float]:
+    """The tests that reach a mutant's lines, the fastest first, and their seconds, at most so."""
     reached = {name: set(test["lines"].get(mutant.file, ())) for name, test in reach.items()}
     names = [n for n, lines in reached.items() if lines.intersection(mutant.lines)]
     # lines that run when the module is imported were not traced
     names = names or [n for n, lines in reached.items() if lines] or list(reach)
     names.sort(key=lambda name: reach[name]["seconds"])
     total = list(accumulate(reach[name]["seconds"] for name in names))
-    count = bisect_right(total, MOST_SECONDS)
+    count = bisect_right(total, most)
     return names[:count], total[count - 1] if count else 0.0
 
 
-def judged(mutant: Mutant, reach: dict[str, Any], results: Path) -> dict[str, Any]:
-    """The verdict on a mutant, as it is stored."""
-    names, seconds = chosen(mutant, reach)
+def judged(mutant: Mutant, names: list[str], seconds: float, results: Path) -> dict[str, Any]:
+    """The verdict of some tests on a mutant, as it is stored."""
     path, log, start = ROOT / PACKAGE / mutant.file, ROOT / "mutant.log", time.monotonic()
     before, code = path.read_text(), 0
     log.touch()
@@ -148,7 +145,7 @@ def import_what_the_library_imports() -> None:
             importlib.import_module(name)
 
 
-def campaign(results: Path, files: list[str], sample: float, survivors: bool) -> None:
+def campaign(results: Path, files: list[str], given: argparse.Namespace) -> None:
     """Try the mutants that have no verdict yet, or those that survived before."""
     import_what_the_library_imports()
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called")  # JAX has no threads yet
@@ -163,11 +160,11 @@ def campaign(results: Path, files: list[str], sample: float, survivors: bool) ->
         reach = reach_of(file.partition("/")[0], results)
         for mutant in mutants_of(file):
             key = mutant.file, mutant.change
-            due = known.get(key) in (("survived", "unknown") if survivors else (None,))
-            drawn = random.Random(" ".join(key)).random() < sample
+            due = known.get(key) in (("survived", "unknown") if given.survivors else (None,))
+            drawn = random.Random(" ".join(key)).random() < given.sample
             if not due or not drawn or key in equivalent:
                 continue
-            verdict = judged(mutant, reach, results)
+            verdict = judged(mutant, *chosen(mutant, reach, given.seconds), results)
             with results.joinpath("verdicts.jsonl").open("a") as out:
                 out.write(json.dumps(verdict) + "\n")
             if verdict["verdict"] != "killed":
@@ -194,6 +191,7 @@ def main() -> None:
     parser.add_argument("results", type=Path, help="folder of what was found")
     parser.add_argument("files", nargs="*", metavar="FILE", help="modules; all if none is given")
     parser.add_argument("--sample", type=float, default=1.0, help="share of the mutants to try")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of tests of one mutant")
     parser.add_argument("--survivors", action="store_true", help="try those that survived again")
     parser.add_argument("--summary", action="store_true", help="print the counts and end")
     given = parser.parse_args()
@@ -205,7 +203,7 @@ def main() -> None:
     if given.summary:
         summary(results, files)
     elif "FEDPROX_MUTANTS" in os.environ:
-        campaign(results, files, given.sample, given.survivors)
+        campaign(results, files, given)
         summary(results, files)
     else:
         with tempfile.TemporaryDirectory() as folder:
@@ -214,7 +212,8 @@ def main() -> None:
             shutil.copy(ROOT / "pyproject.toml", folder)
             own = {"FEDPROX_MUTANTS": "1", "PYTHONPATH": f"{folder}/src", "JAX_PLATFORMS": "cpu"}
             command = [sys.executable, "-m", "tests.mutants", str(results), *files]
-            command += [f"--sample={given.sample}", *["--survivors"] * given.survivors]
+            command += [f"--sample={given.sample}", f"--seconds={given.seconds}"]
+            command += ["--survivors"] * given.survivors
             sys.exit(subprocess.call(command, cwd=folder, env=os.environ | own))
 
 

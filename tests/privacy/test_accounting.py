@@ -316,6 +316,12 @@ def test_what_cannot_be_accounted_is_refused(
     assert "\n" not in str(error.value)
 
 
+def test_no_epsilon_is_given_for_what_cannot_be_accounted() -> None:
+    with pytest.raises(fp.InputError, match='"pld" cannot account for it'):
+        epsilon(SMALL, 5, sampling="uniform", noise_multiplier=0.5)
+    assert epsilon(SMALL, 5, sampling="uniform", noise_multiplier=0.0) == math.inf
+
+
 def test_a_cohort_larger_than_the_federation_is_refused() -> None:
     with pytest.raises(fp.InputError, match="there are 5 clients"):
         mechanism_of(fp.Privacy(clip=1.0, epsilon=1.0), 5, 10, "bernoulli", 5)

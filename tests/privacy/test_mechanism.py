@@ -171,6 +171,7 @@ def test_a_method_reads_the_expected_share_and_never_who_came() -> None:
     method.memory.update(state, hparams, w, w)
     method.personal.subproblem(state, hparams, context)
     assert read == [3 / 12] * 6
+    assert method.average == "clients"  # a weight of 1 for each, whatever its rows
 
 
 DIMENSION = 20_000

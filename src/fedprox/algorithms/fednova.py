@@ -84,7 +84,7 @@ def fednova(mu: HParam = 0.0, momentum: float = 0.0) -> Algorithm:
         Optimization <https://arxiv.org/abs/2007.07481>`_, NeurIPS 2020.
     """
     mus = check_hparam("fednova: mu", mu)
-    require_number("fednova: momentum", momentum, single=True)
+    require_number("fednova: momentum", momentum)
     require(momentum < 1, f"fednova: momentum = {momentum}; it must be below 1")
     require(not momentum or not any(mus), "fednova: mu and momentum: one of them must be 0")
 
