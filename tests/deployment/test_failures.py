@@ -231,7 +231,7 @@ def test_the_round_goes_on_without_a_node_that_does_not_answer(
     # whether the node wrote client state that nobody used makes no difference
     assert models[0] == models[1]
     states = {
-        (head["round"], node): head["work"]["state"]
+        (head["round"], node): [rounds for (rounds,) in head["work"]["state"]]
         for node, head in heads
         if head["kind"] == "train"
     }
