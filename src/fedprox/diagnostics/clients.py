@@ -184,8 +184,8 @@ def _measures(
         unknown = np.full(len(rows), np.nan)
         measures["test_accuracy"] = unknown if met is None else _ratio(met, labels)
     for name, metric in model.metrics.items():
-        single = jax.tree.map(lambda a: a.astype(real_type()), sums["metrics"][name])
-        values = jax.jit(jax.vmap(partial(value_of, name, metric)))(single)
+        rounded = jax.tree.map(lambda a: a.astype(real_type()), sums["metrics"][name])
+        values = jax.jit(jax.vmap(partial(value_of, name, metric)))(rounded)
         measures[f"{kind}_{name}"] = np.where(rows > 0, np.asarray(values, float), np.nan)
     return measures
 
