@@ -54,6 +54,9 @@ FILES = (
 FEW = 5
 """Tests that are run first."""
 
+QUICK = 0.05
+"""Processor seconds of a test that is always run."""
+
 Key = tuple[str, str]
 """A mutant's file and change."""
 
@@ -105,7 +108,9 @@ def chosen(mutant: Mutant, reach: dict[str, Any], most: float) -> tuple[list[str
     names.sort(key=lambda name: reach[name]["seconds"])
     total = list(accumulate(reach[name]["seconds"] for name in names))
     count = bisect_right(total, most)
-    return names[:count], total[count - 1] if count else 0.0
+    # methods that a test has as its parameters are made when it is collected, which is not traced
+    quick = [n for n in reach if reach[n]["seconds"] < QUICK and n not in names[:count]]
+    return names[:count] + quick, total[count - 1] if count else 0.0
 
 
 def judged(mutant: Mutant, names: list[str], seconds: float, results: Path) -> dict[str, Any]:
