@@ -89,12 +89,12 @@ def test_so_it_does_where_cohorts_are_samples(
         return Drawn(cohort, np.ones_like(cohort))
 
     monkeypatch.setattr(Cohort, "draw", draw)
-    sums = []
+    sums: list[list[np.ndarray[Any, Any]]] = []
     for drawn in ([4, 1, 3], [5, 3, 1, 4]):
         cohort = np.array(drawn)
-        options = {"sampling": "bernoulli", "clients_per_round": 3}
+        options: dict[str, Any] = {"sampling": "bernoulli", "clients_per_round": 3}
         sums.append(released(METHODS["fedprox"], SYSTEMS[setting], 6, **options))
-    require_bounded(*sums)
+    require_bounded(sums[0], sums[1])
 
 
 SIZES = np.array([3, 1, 40, 11, 8, 25])
@@ -141,7 +141,8 @@ def test_gamma_of_a_client_does_not_depend_on_the_others() -> None:
         return np.linspace(0.9, 0.1, len(clients)) if len(clients) > 1 else np.array([0.5])
 
     solver = fp.Solver(0.01, "all", epochs=20, gamma=rank)
-    require_bounded(*(released(METHODS["fedprox"], fp.Systems(), n, solver=solver) for n in (5, 6)))
+    less, more = (released(METHODS["fedprox"], fp.Systems(), n, solver=solver) for n in (5, 6))
+    require_bounded(less, more)
 
 
 def test_stragglers_epochs_that_see_the_cohort_are_refused() -> None:
