@@ -1,16 +1,17 @@
 """FedDyn on CIFAR-10, 10 % of 100 IID clients, for 100 rounds.
 
-The setting is that of the paper's Table 1 (Acar et al. 2021, appendix A.2) as `fedprox.papers` has
+The setting is that of the paper's Table 1 (Acar et al. 2021, appendix A.2) as `experiments` has
 it: the CNN, five epochs, batches of 50. alpha is 0.1; the mean of all clients' last models is
 evaluated every ten rounds.
 """
 
 from dataclasses import replace
 
+from experiments.feddyn.cifar_10 import TABLE_1
+
 import fedprox as fp
 from benchmarks.gpu_parts.cifar import follow, images, speed
 from benchmarks.gpu_parts.part import Part
-from fedprox.papers.feddyn.cifar_10 import TABLE_1
 
 RUN = TABLE_1.runs["feddyn-cifar-10-10-percent-iid"]
 

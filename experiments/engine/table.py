@@ -1,0 +1,343 @@
+"""The table of any item as Markdown: the paper's claims and numbers, and ours."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.engine.item import (
+    AT_SHORT,
+    MEASURES,
+    SHORT,
+    Claim,
+    Item,
+    Race,
+    Scale,
+    Statistics,
+    at_scale,
+)
+from experiments.engine.races import (
+    FACTOR,
+    Count,
+    Counts,
+    MeasuredCell,
+    measure,
+    off,
+    printed,
+    ratio,
+)
+from experiments.engine.summaries import RULE, Series, stop
+from experiments.engine.verdicts import JudgedComparison, Measured, judge, pick
+
+HOW = (
+    "Ours are means over seeds, ± their standard deviation; in brackets the least, the median and "
+    "the greatest over seeds. A claim holds, or does not hold, if the mean of the paired "
+    "differences is two standard errors from zero, or if all of five seeds agree; with one seed "
+    "the sign decides."
+)
+
+HOW_RACES = (
+    "Each cell has the paper's number, then ours: the mean over seeds ± their standard deviation, "
+    "on the curve of the best value so far, interpolated between evaluated rounds. Of a sweep, the "
+    "setting that reaches the target first counts, for each seed. T+: a seed had not reached the "
+    "target after T; its T enters the ratio, which is then a bound."
+)
+
+
+def table(
+    name: str,
+    item: Item,
+    scale: Scale,
+    measured: Measured,
+    statistics: Mapping[str, NDArray[np.float64]],
+    took: str,
+) -> str:
+    """An item's table as Markdown.
+
+    Args:
+        name: The item's name in the catalogue.
+        item: The item.
+        scale: The scale at which it was run.
+        measured: The item's series by run.
+        statistics: By title, our number for each column, shape (seeds, columns).
+        took: How long it took, in words.
+    """
+    seeds_run = {series.seed for group in measured.values() for series in group}
+    seeds = sorted(seeds_run) if seeds_run else scale.seeds
+    shown = f"seed{'s' if len(seeds) > 1 else ''} {_numbers(seeds)}"
+    lines = [
+        f"# {item.title}",
+        "",
+        f"{item.source}. `python -m experiments {name} --scale {scale.name}`, {shown}, {took}.",
+        "",
+    ]
+    left_out = [f"{title} is left out: {why}." for title, why in item.missing.items()]
+    for note in (*item.notes, *left_out):
+        lines += [note, ""]
+    if item.statistics:
+        lines += _statistics(item.statistics, statistics)
+    if item.scores:
+        lines += _scores(item, scale, measured)
+    if item.races:
+        lines += [HOW_RACES, ""]
+    for race in item.races:
+        lines += _race(race, item, scale, measured)
+    if item.claims:
+        lines += [HOW, ""]
+    judged = [(claim, judge(claim, measured)) for claim in item.claims]
+    averages = [(claim, comparisons) for claim, comparisons in judged if claim.paper]
+    if averages:
+        lines += _averages(averages)
+    for claim, comparisons in judged:
+        lines += _claim(claim, comparisons, item, scale, measured)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words.
+
+    >>> duration(95), duration(4000), duration(90000)
+    ('95 s', '67 min', '25 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 4 * 3600 else f"{seconds / 3600:.0f} h"
+
+
+def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [header, ["---"] * len(header), *rows]
+    return [*("| " + " | ".join(line) + " |" for line in lines), ""]
+
+
+def _statistics(
+    rows: Sequence[Statistics], measured: Mapping[str, NDArray[np.float64]]
+) -> list[str]:
+    header = ["data", "", *rows[0].columns, "made with"]
+    body = []
+    for row in rows:
+        body.append([row.title, "paper", *(f"{number:,}" for number in row.paper), ""])
+        ours = measured[row.title]
+        shown = []
+        for values in ours.T:
+            same = np.ptp(values) == 0
+            spread = "" if same else f" ± {values.std(ddof=1):,.0f}"
+            shown.append(f"{values.mean():,.0f}{spread}")
+        made = f"{len(ours)} draws" if np.ptp(ours, axis=0).any() else ""
+        body.append(["", "ours", *shown, "; ".join(filter(None, [made, row.note]))])
+    return _grid(header, body)
+
+
+def _scores(item: Item, scale: Scale, measured: Measured) -> list[str]:
+    header = ["model and data", "paper", "ours, best", "at the end", "made with"]
+    body = []
+    for score in item.scores:
+        group = pick(measured[score.side.run], score.side.label)
+        curves = [series.of("test_accuracy") for series in group]
+        best, last = (
+            np.array([f(curve) for curve in curves]) for f in (np.nanmax, lambda c: c[-1])
+        )
+        body.append(
+            [
+                score.title,
+                score.paper,
+                *(_spread(values, "test_accuracy", brackets=False) for values in (best, last)),
+                _scaled(item, [score.side.run], scale, len(group), score.note),
+            ]
+        )
+    return ["Test accuracy.", "", *_grid(header, body)]
+
+
+def _race(race: Race, item: Item, scale: Scale, measured: Measured) -> list[str]:
+    what = "Rounds" if race.unit == "rounds" else "Models sent, relative to one round of FedAvg,"
+    brackets = f"how many times those of {race.columns[0]}"
+    if race.relative == "first row":
+        brackets = f"the speed-up over {race.rows[0].title}"
+    header = ["", "target", *race.columns, f"more than {FACTOR} times off", "made with"]
+    cells = measure(race, measured)
+    ours = [[cell and cell.mean for cell in row] for row in cells]
+    papers = [[entry and printed(entry.paper) for entry in row.entries] for row in race.rows]
+    rows = []
+    for i, row in enumerate(race.rows):
+        shown, far = [], []
+        for j, (cell, paper) in enumerate(zip(cells[i], papers[i], strict=True)):
+            shown.append(_race_cell(cell, papers, ours, (i, j), race.relative))
+            difference = off(paper, cell.mean) if cell else ""
+            if difference:
+                far.append(f"**{race.columns[j]}: {difference}**")
+        runs = list(dict.fromkeys(entry.run for entry in row.entries if entry))
+        seeds = min((len(cell.counts) for cell in cells[i] if cell), default=0)
+        made = f"at most {_scaled(item, runs, scale, seeds, row.note)}" if runs else row.note
+        rows.append([row.title, str(row.target), *shown, "; ".join(far), made])
+    return [f"{what} to the target; in brackets {brackets}.", "", *_grid(header, rows)]
+
+
+def _race_cell(
+    cell: MeasuredCell | None, papers: Counts, ours: Counts, place: tuple[int, int], relative: str
+) -> str:
+    """The paper's number and ours, each with its ratio, and the settings of ours."""
+    if cell is None:
+        return ""
+
+    def with_ratio(number: str, counts: Counts) -> str:
+        shown = ratio(counts, *place, relative)
+        return f"{number} ({shown})" if shown else number
+
+    paper = papers[place[0]][place[1]]
+    parts = [with_ratio(f"paper {_count(paper)}", papers)] if paper else []
+    if cell.diverged.any():
+        bad, seeds = int(cell.diverged.sum()), len(cell.diverged)
+        who = "" if bad == seeds else f" ({bad} of {seeds} seeds)"
+        return "; ".join([*parts, f"ours diverged{who}"])
+    parts.append(with_ratio(f"ours {_cell_text(cell)}", ours))
+    if cell.settings:
+        settings = [one + " (at the edge)" * (one in cell.edges) for one in cell.settings]
+        of = f" of {', '.join(f'{rate:g}' for rate in cell.rates)}" if len(cell.rates) > 1 else ""
+        parts.append("closest " * (not cell.reached.any()) + " or ".join(settings) + of)
+    return "; ".join(parts)
+
+
+def _count(count: Count) -> str:
+    return f"{count.value:g}" + ("+" if count.more else "")
+
+
+def _cell_text(cell: MeasuredCell) -> str:
+    """Our mean and deviation over seeds; T+ if a seed had not reached the target after T."""
+    counts = cell.counts
+    if not cell.reached.all():
+        most, some = counts[~cell.reached].max(), int(cell.reached.sum())
+        return f"{most:g}+" + (f" ({some} of {len(counts)} seeds got there)" if some else "")
+    form = ".1f" if counts.mean() < 10 else ".0f"
+    text = f"{counts.mean():{form}}"
+    return text + (f" ± {counts.std(ddof=1):{form}}" if len(counts) > 1 else "")
+
+
+def _averages(claims: Sequence[tuple[Claim, Sequence[JudgedComparison]]]) -> list[str]:
+    """A table of the claims about a mean over data sets."""
+    places = list(
+        dict.fromkeys(one.comparison.where for _, comparisons in claims for one in comparisons)
+    )
+    rows = []
+    for claim, comparisons in claims:
+        by_place = {one.comparison.where: one.differences for one in comparisons}
+        mean = np.mean(list(by_place.values()), axis=0)
+        shown = [
+            _spread(by_place[place], claim.measure) if place in by_place else "" for place in places
+        ]
+        rows.append([claim.text, *shown, _spread(mean, claim.measure), claim.paper])
+    return _grid(["difference", *places, "mean of these", "paper"], rows)
+
+
+def _claim(
+    claim: Claim,
+    comparisons: Sequence[JudgedComparison],
+    item: Item,
+    scale: Scale,
+    measured: Measured,
+) -> list[str]:
+    sides = ["larger, says the paper", "smaller, says the paper"]
+    if claim.alike:
+        sides = [f"within {_value(claim.alike, claim.measure)}, by our reading", "of this"]
+    elif claim.tolerance:
+        most = _value(claim.tolerance, claim.measure)
+        sides[0] = f"larger, or smaller by at most {most} by our reading"
+    header = ["data", *sides, "difference", "verdict", "made with"]
+    rows = []
+    for one in comparisons:
+        sides = [
+            f"{_side(label, side.run, one)} {_spread(values, claim.measure, brackets=False)}"
+            for label, side, values in zip(
+                one.labels,
+                (one.comparison.greater, one.comparison.less),
+                (one.greater, one.less),
+                strict=True,
+            )
+        ]
+        rows.append(
+            [
+                one.comparison.where,
+                *sides,
+                _spread(one.differences, claim.measure),
+                f"**{one.verdict}**",
+                _made_with(one, item, scale),
+            ]
+        )
+    lines = [
+        f"**{claim.text}** ({MEASURES[claim.measure]} {claim.over.text}; {_tally(comparisons)})",
+        "",
+        *_grid(header, rows),
+    ]
+    return lines + (_stops(claim, measured) if claim.over is RULE else [])
+
+
+def _side(label: str, run: str, one: JudgedComparison) -> str:
+    other = one.comparison.less if run == one.comparison.greater.run else one.comparison.greater
+    return label if other.run == run else f"{label} ({run})"
+
+
+def _tally(comparisons: Sequence[JudgedComparison]) -> str:
+    verdicts = [one.verdict for one in comparisons]
+    return ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
+
+
+def _made_with(one: JudgedComparison, item: Item, scale: Scale) -> str:
+    runs = {side.run: None for side in (one.comparison.greater, one.comparison.less)}
+    return _scaled(item, list(runs), scale, len(one.greater), one.comparison.note)
+
+
+def _scaled(item: Item, runs: Sequence[str], scale: Scale, seeds: int, note: str) -> str:
+    """The part of the paper's rounds that was run, the seeds, and the note."""
+    tables = [item.runs[run] for run in runs if run in item.runs]
+    rounds = sorted({table["rounds"] for table in tables})
+    done = sorted({at_scale(table, scale)["rounds"] for table in tables})
+    shown = _numbers(done) if done == rounds else f"{_numbers(done)} of {_numbers(rounds)}"
+    always, _, at_short = note.partition(AT_SHORT)
+    text = always.removesuffix("; ")
+    less = at_short if scale.name == SHORT else ""
+    words = f"{seeds} seed{'s' if seeds > 1 else ''}"
+    parts = [f"{shown} rounds" if tables else "", words, text, less]
+    return "; ".join(filter(None, parts))
+
+
+def _stops(claim: Claim, measured: Measured) -> list[str]:
+    """A table of the rounds at which the paper's rule stopped each run."""
+    rows = []
+    for one in claim.comparisons:
+        for side in (one.greater, one.less):
+            group = pick(measured[side.run], side.label)
+            ends = [(series, stop(series.of("train_loss"))) for series in group]
+            shown = [f"{series.rounds[end.place]} ({end.why})" for series, end in ends]
+            rows.append([one.where, group[0].label, *shown])
+    series: list[Series] = pick(
+        measured[claim.comparisons[0].less.run], claim.comparisons[0].less.label
+    )
+    return [
+        "The rule stopped at round",
+        "",
+        *_grid(["data", "method", *(f"seed {one.seed}" for one in series)], rows),
+    ]
+
+
+def _value(number: float, measure: str) -> str:
+    return f"{100 * number:.1f} %" if measure == "test_accuracy" else f"{number:.3g}"
+
+
+def _spread(values: NDArray[np.float64], measure: str, *, brackets: bool = True) -> str:
+    """Mean and deviation over seeds; for differences also least, median and greatest."""
+    bad = int((~np.isfinite(values)).sum())
+    if bad:
+        return "diverged" + (f" ({bad} of {len(values)})" if len(values) > 1 else "")
+    percent = measure == "test_accuracy"
+    scale, form = (100, ".1f") if percent else (1, ".3g")
+    unit = (" points" if brackets else " %") if percent else ""
+    sign = "+" if brackets else ""
+    text = f"{scale * values.mean():{sign}{form}}"
+    if len(values) > 1:
+        text += f" ± {scale * values.std(ddof=1):{form}}"
+        if brackets:
+            three = (values.min(), float(np.median(values)), values.max())
+            text += f" [{', '.join(f'{scale * v:{form}}' for v in three)}]"
+    return text + unit
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,43 @@
+"""Acar et al. 2021, "Federated Learning Based on Dynamic Regularization"."""
+
+from experiments.feddyn import (
+    cifar_10,
+    cifar_100,
+    curves,
+    data,
+    distributed_sgd,
+    figures,
+    perceptrons,
+    search,
+    shakespeare,
+    synthetic,
+)
+
+ITEMS = {
+    "table-1": cifar_10.TABLE_1,
+    "table-1-cifar-100": cifar_100.TABLE_1,
+    "table-2-mnist": perceptrons.TABLE_2_MNIST,
+    "table-2-mnist-full": perceptrons.TABLE_2_MNIST_FULL,
+    "table-2-emnist-l": perceptrons.TABLE_2_EMNIST,
+    "table-2-emnist-l-full": perceptrons.TABLE_2_EMNIST_FULL,
+    "table-2-cifar-10": cifar_10.TABLE_2,
+    "table-2-cifar-100": cifar_100.TABLE_2,
+    "table-2-shakespeare": shakespeare.TABLE_2,
+    "table-3": data.TABLE_3,
+    "table-3-cifar-100": data.TABLE_3_CIFAR_100,
+    "table-4": cifar_10.TABLE_4,
+    "table-4-cifar-100": cifar_100.TABLE_4,
+    "table-5-mnist": perceptrons.TABLE_5_MNIST,
+    "table-5-emnist-l": perceptrons.TABLE_5_EMNIST,
+    "table-5-cifar-10": cifar_10.TABLE_5,
+    "table-5-cifar-100": cifar_100.TABLE_5,
+    "table-5-shakespeare": shakespeare.TABLE_5,
+    "table-6": synthetic.TABLE_6,
+    "figure-1": figures.FIGURE_1,
+    "figure-2": figures.FIGURE_2,
+    "figure-3": data.FIGURE_3,
+    **curves.ITEMS,
+    "figure-11": figures.FIGURE_11,
+    "distributed-sgd": distributed_sgd.DISTRIBUTED_SGD,
+    "search-alpha": search.SEARCH_ALPHA,
+}
