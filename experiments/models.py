@@ -121,7 +121,7 @@ CENTRALISED = Item(
         ),
         "central-char-lstm-fedavg": _run(
             LINES,
-            {"name": "char-lstm-fedavg"},
+            {"name": "peephole-char-lstm"},
             _sgd(1.0, 10),
             epochs=5,
             rows=10,
@@ -167,7 +167,7 @@ ONE_EPOCH: Table = {"rounds": 1, "client_rows": 200, "evaluation": {"rows": 50}}
 def _photos(name: str) -> Table:
     return _run(
         _iid(name, augmentation="feddyn"),
-        {"name": "feddyn-cnn"},
+        {"name": "wide-lenet"},
         PHOTO_SOLVER,
         epochs=500,
         every=5,

@@ -7,11 +7,10 @@ evaluated every ten rounds.
 
 from dataclasses import replace
 
-from experiments.feddyn.cifar_10 import TABLE_1
-
 import fedprox as fp
 from benchmarks.gpu_parts.cifar import follow, images, speed
 from benchmarks.gpu_parts.part import Part
+from experiments.feddyn.cifar_10 import TABLE_1
 
 RUN = TABLE_1.runs["feddyn-cifar-10-10-percent-iid"]
 
@@ -28,7 +27,7 @@ def main(part: Part) -> None:
     evaluation = fp.Evaluation(**RUN["evaluation"] | {"every": 1 if part.tiny else 10})
     (run,) = fp.simulate(
         data.federation,
-        fp.models.feddyn_cnn(data.federation),
+        fp.models.wide_lenet(data.federation),
         fp.feddyn(alpha=ALPHA),
         solver=solver,
         cohort=cohort,

@@ -13,11 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.engine.item import Item
-
 from benchmarks.gpu_parts import environment
 from benchmarks.gpu_parts.part import Part
 from experiments import select
+from experiments.engine.item import Item
 from fedprox.datasets.catalogue import CATALOGUE
 
 ITEMS = (

@@ -94,7 +94,7 @@ DIGITS_2NN = Network(
 )
 LETTERS_LSTM = Network(
     "lstm",
-    {"name": "char-lstm-fedavg"},
+    {"name": "peephole-char-lstm"},
     "shakespeare",
     0.54,
     LSTM,

@@ -35,7 +35,7 @@ FIGURE_3 = Item(
     {
         "lstm-large-e": experiment(
             {"name": "shakespeare", "partition": "lines"},
-            {"name": "char-lstm-fedavg"},
+            {"name": "peephole-char-lstm"},
             {"learning_rate": 1.47, "batch_size": 10, "epochs": 1},
             *_OWN_EPOCHS,
             clients=115,

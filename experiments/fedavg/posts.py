@@ -24,7 +24,7 @@ from fedprox.simulation.results.target import Target
 
 POSTS = experiment(
     {"name": "posts", "path": "posts.tsv.gz"},
-    {"name": "word-lstm"},
+    {"name": "peephole-word-lstm"},
     {"learning_rate": 9.0, "batch_size": 8, "epochs": 1},
     FEDSGD | {"solver": {"learning_rate": 18.0}},
     FEDAVG | {"solver": {"epochs": 1}},

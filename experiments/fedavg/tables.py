@@ -139,7 +139,7 @@ def _cnn(cell: Cell) -> tuple[str, Table]:
 
 def _lstm(cell: Cell) -> tuple[str, Table]:
     """An LSTM cell; evaluations read 10 training lines and 10 test lines of each role."""
-    model: Table = {"name": "char-lstm-fedavg"}
+    model: Table = {"name": "peephole-char-lstm"}
     short = TWENTY_ROLES | {"rounds": 2}
     run = _race("shakespeare", model, cell, LSTM[cell], 0.54, 10, short, FINE)
     return f"lstm-{cell.key}", run

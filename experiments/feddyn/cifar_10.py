@@ -120,7 +120,7 @@ def cifar_run(
     }
     return experiment(
         data | ({"size_spread": kind.spread} if kind.spread else {}),
-        {"name": "feddyn-cnn"},
+        {"name": "wide-lenet"},
         percent,
         methods,
         {

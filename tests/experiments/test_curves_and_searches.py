@@ -1,5 +1,6 @@
 """FedAvg's whole curves, distributed SGD and the searches, as data."""
 
+from experiments import ITEMS
 from experiments.engine.item import AT_EACH_ROUND, BEST, LOWEST, SCALES, SHORT, expand
 from experiments.engine.summaries import RISE
 from experiments.fedavg.curves import CNN_PLOTS, LSTM_PLOTS, PERCEPTRON_PLOTS
@@ -7,8 +8,6 @@ from experiments.fedavg.posts import CHAT
 from experiments.fedavg.tables import TABLE_2_CNN, TABLE_2_LSTM, TABLE_4
 from experiments.feddyn.search import CODE_ALPHA, MNIST_ALPHAS, MNIST_CHOICE, SYNTHETIC_ALPHAS
 from experiments.fedprox.searches import MUS
-
-from experiments import ITEMS
 
 
 def test_curves_go_beyond_the_counts_of_the_papers_tables() -> None:

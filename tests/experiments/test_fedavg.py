@@ -6,6 +6,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from experiments import ITEMS
 from experiments.engine.between import LINE, PARENT, THETAS, alone, between, losses
 from experiments.engine.item import (
     MOST_SEEDS,
@@ -29,8 +31,6 @@ from experiments.engine.verdicts import judge
 from experiments.fedavg.averages import FIGURE_1
 from experiments.fedavg.cells import CNN, LSTM, PERCEPTRON
 from experiments.fedavg.common import GRID
-
-from experiments import ITEMS
 from fedprox import Cohort, Evaluation, Federation, Model, Solver, fedavg, simulate
 from fedprox.datasets import synthetic
 from fedprox.experiment import load_data

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from experiments import ITEMS
 from experiments.engine.item import MOST_SEEDS, SCALES, SHORT, Table, expand
 from experiments.feddyn.cifar_100 import NOT_RUN
 from experiments.feddyn.settings import COLUMNS
 from experiments.feddyn.synthetic import DRAW, SYNTHETIC
 from experiments.quirks import WITHOUT_QUADRATIC
-
-from experiments import ITEMS
 from fedprox.algorithms.base import Algorithm
 from fedprox.datasets.partition import with_test_set
 from fedprox.datasets.synthetic import synthetic_feddyn

@@ -1,9 +1,9 @@
 """Central accuracies: the settings of Acar et al. 2021, appendix A.2."""
 
 import pytest
+
 from experiments.engine.item import SCALES, expand
 from experiments.models import ITEMS
-
 from fedprox.experiment import parse
 from fedprox.experiment.resolved import solver_of
 from fedprox.solver import Solver

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from experiments.quirks import (
     EPOCHS_AFTER_RESET,
     epochs_after_reset,
@@ -13,7 +14,6 @@ from experiments.quirks import (
     overlapping_classes,
     overlapping_femnist,
 )
-
 from fedprox import Cohort, InputError, Solver, Systems
 from fedprox.experiment import parse, resolve
 from fedprox.simulation.config.systems import Straggler

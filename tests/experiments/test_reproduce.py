@@ -15,6 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments import ITEMS, select
 from experiments.__main__ import app
 from experiments.common import GPU
 from experiments.engine.between import LINE, PARENT
@@ -68,10 +72,6 @@ from experiments.engine.table import table
 from experiments.engine.verdicts import best, judge, pick, verdict
 from experiments.fedprox import draft
 from experiments.fedprox.headline import LEFT_OUT, long_run
-from hypothesis import given
-from hypothesis import strategies as st
-
-from experiments import ITEMS, select
 from fedprox import Target
 from fedprox.cli import main
 from fedprox.datasets import DATASETS, synthetic

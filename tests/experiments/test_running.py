@@ -5,11 +5,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from experiments.engine import run as engine
-from experiments.engine.item import SCALES, expand
 
 import fedprox as fp
 from experiments import ITEMS
+from experiments.engine import run as engine
+from experiments.engine.item import SCALES, expand
 from fedprox.errors import InputError
 from fedprox.experiment import parse, resolve, train
 from fedprox.files.lock import locked

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from experiments.engine.figure import figure
 from experiments.engine.item import AT_EACH_ROUND, LOWEST, Curve, Item, Panel, Row
 from experiments.engine.summaries import FINAL, HIGHEST, Series

@@ -10,11 +10,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import benchmarks
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import benchmarks
 from benchmarks import gpu
 from benchmarks.gpu_parts import cifar, environment, feddyn, lanes, papers, part, pfl, summary
 from benchmarks.gpu_parts.checks import (
@@ -31,7 +32,6 @@ from benchmarks.gpu_parts.models import ORDER, in_bfloat16
 from benchmarks.gpu_parts.part import FIGURES, Part, append, part_from_json
 from benchmarks.gpu_parts.summary import markdown, write_summary
 from benchmarks.models import ROWS, cells, measure, row_named
-
 from experiments import ITEMS, select
 from fedprox import Evaluation, Federation, Solver, simulate
 from fedprox.simulation.planning.packing import pack

@@ -6,8 +6,8 @@ from fedprox.models.inputs import symbol_count
 from fedprox.models.recurrent import NextSymbol
 
 
-def char_lstm_fedavg(federation: Federation) -> Model:
-    """A two-layer LSTM that predicts the next character at every position of a line.
+def peephole_char_lstm(federation: Federation) -> Model:
+    """A two-layer LSTM with peepholes that predicts the next character at every position.
 
     Characters are embedded in 8 dimensions; both layers have 256 units and peephole connections.
     For 258 symbols (bytes, begin and end of a line) it has the paper's number of parameters,
@@ -33,7 +33,7 @@ def char_lstm_fedavg(federation: Federation) -> Model:
         >>> import fedprox as fp
         >>> text = np.arange(81)[None]
         >>> federation = fp.Federation.from_arrays([(text[:, :-1], text[:, 1:])], classes=258)
-        >>> model = fp.models.char_lstm_fedavg(federation)
+        >>> model = fp.models.peephole_char_lstm(federation)
         >>> sum(a.size for a in jax.tree.leaves(model.shapes))
         866578
 
@@ -41,7 +41,7 @@ def char_lstm_fedavg(federation: Federation) -> Model:
         McMahan et al., `Communication-Efficient Learning of Deep Networks from Decentralized Data
         <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, section 3.
     """
-    symbols = symbol_count("char-lstm-fedavg", federation, every_position=True)
+    symbols = symbol_count("peephole-char-lstm", federation, every_position=True)
     return Model.from_nnx(
         lambda rngs: NextSymbol(
             symbols, 8, 256, layers=2, every_position=True, peepholes=True, rngs=rngs

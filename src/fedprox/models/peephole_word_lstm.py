@@ -6,8 +6,8 @@ from fedprox.models.inputs import symbol_count
 from fedprox.models.recurrent import NextSymbol
 
 
-def word_lstm(federation: Federation) -> Model:
-    """An LSTM that predicts the next word at every position.
+def peephole_word_lstm(federation: Federation) -> Model:
+    """An LSTM with peepholes that predicts the next word at every position.
 
     Words are embedded in 192 dimensions; the one layer has 256 units and peephole connections. For
     10,000 words, the unknown word included, it has the paper's number of parameters, 4,950,544::
@@ -34,7 +34,7 @@ def word_lstm(federation: Federation) -> Model:
         >>> import fedprox as fp
         >>> text = np.arange(11)[None]
         >>> federation = fp.Federation.from_arrays([(text[:, :-1], text[:, 1:])], classes=10_000)
-        >>> model = fp.models.word_lstm(federation)
+        >>> model = fp.models.peephole_word_lstm(federation)
         >>> sum(a.size for a in jax.tree.leaves(model.shapes))
         4950544
 
@@ -43,7 +43,7 @@ def word_lstm(federation: Federation) -> Model:
         <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, section 3 (the
         large-scale LSTM experiments).
     """
-    symbols = symbol_count("word-lstm", federation, every_position=True)
+    symbols = symbol_count("peephole-word-lstm", federation, every_position=True)
     return Model.from_nnx(
         lambda rngs: NextSymbol(
             symbols, 192, 256, layers=1, every_position=True, peepholes=True, rngs=rngs

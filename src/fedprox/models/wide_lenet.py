@@ -1,4 +1,4 @@
-"""FedDyn's convolutional network for CIFAR-10 and CIFAR-100 (Acar et al. 2021, appendix A.2)."""
+"""LeNet's layout with 64 channels, for CIFAR-10 and CIFAR-100 (Acar et al. 2021, appendix A.2)."""
 
 import jax
 from flax import nnx
@@ -9,7 +9,7 @@ from fedprox.models.inputs import class_count, image_shape
 from fedprox.models.layers import Conv, Dense, max_pool, torch_default
 
 
-class FedDynCNN(nnx.Module):
+class WideLeNet(nnx.Module):
     """Two 5x5 convolutions of 64 channels, each pooled 2x2, and layers of 384 and 192 units."""
 
     def __init__(self, classes: int, *, rngs: nnx.Rngs) -> None:
@@ -37,8 +37,8 @@ class FedDynCNN(nnx.Module):
         return self.dense3(x)
 
 
-def feddyn_cnn(federation: Federation) -> Model:
-    """FedDyn's CNN for 32x32 colour images.
+def wide_lenet(federation: Federation) -> Model:
+    """A CNN with LeNet's layout and more channels, for 32x32 colour images: FedDyn's.
 
     Two 5x5 convolutions of 64 channels with 2x2 pooling, two dense layers of 384 and 192 units, and
     a linear layer: 797,962 parameters for ten classes, 815,332 for a hundred. The paper writes 394
@@ -58,7 +58,7 @@ def feddyn_cnn(federation: Federation) -> Model:
         >>> import jax, numpy as np
         >>> import fedprox as fp
         >>> federation = fp.Federation.from_arrays([(np.zeros((1, 32, 32, 3)), [9])])
-        >>> model = fp.models.feddyn_cnn(federation)
+        >>> model = fp.models.wide_lenet(federation)
         >>> sum(a.size for a in jax.tree.leaves(model.shapes))
         797962
 
@@ -66,6 +66,6 @@ def feddyn_cnn(federation: Federation) -> Model:
         Acar et al., `Federated Learning Based on Dynamic Regularization
         <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2.
     """
-    classes = class_count("feddyn-cnn", federation)
-    image_shape("feddyn-cnn", federation, needed=(32, 32, 3))
-    return Model.from_nnx(lambda rngs: FedDynCNN(classes, rngs=rngs))
+    classes = class_count("wide-lenet", federation)
+    image_shape("wide-lenet", federation, needed=(32, 32, 3))
+    return Model.from_nnx(lambda rngs: WideLeNet(classes, rngs=rngs))
