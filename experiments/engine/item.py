@@ -190,8 +190,8 @@ class Entry(NamedTuple):
 
     Attributes:
         run: Key of the item's `runs`.
-        method: A label, or the common beginning of the labels of a sweep. Of a sweep, the line
-            that reaches the target first counts, and the table names it.
+        method: A label, or the common beginning of the labels of a sweep. Of a sweep, the
+            setting that reaches the target first, on average, counts, and the table names it.
         paper: The paper's number; "1000+" if that many were not enough; "" if it prints none.
     """
 

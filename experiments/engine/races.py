@@ -34,28 +34,30 @@ Counts = Sequence[Sequence[Count | None]]
 
 
 class MeasuredCell(NamedTuple):
-    """Our measurements for a cell.
+    """Our measurements for a cell, of the setting of its sweep that is the first on average.
 
     Attributes:
         counts: Rounds or models until the target, or of the whole run, shape (seeds,).
         reached: Whether the target was reached, shape (seeds,).
-        diverged: Whether all lines of the sweep diverged before the target, shape (seeds,).
-        settings: The settings in the labels of the lines that reached the target first, or if no
-            line of a search did, the rate that came closest.
+        diverged: Whether the line diverged before the target, shape (seeds,).
+        setting: The setting in the line's label; if no line arrived, the rate that came closest in
+            a search, else "".
+        settings: How many settings were run.
         rates: The learning rates of a search, in order; empty for other runs.
     """
 
     counts: NDArray[np.float64]
     reached: NDArray[np.bool_]
     diverged: NDArray[np.bool_]
-    settings: tuple[str, ...]
+    setting: str = ""
+    settings: int = 1
     rates: tuple[float, ...] = ()
 
     @property
-    def edges(self) -> tuple[str, ...]:
-        """The settings at an edge of the learning rates tried."""
+    def at_edge(self) -> bool:
+        """Whether the setting is at an edge of the learning rates tried."""
         ends = self.rates[:1] + self.rates[-1:] if len(self.rates) > 1 else ()
-        return tuple(one for one in self.settings if rate_of(one) in ends)
+        return rate_of(self.setting) in ends
 
     @property
     def mean(self) -> Count | None:
@@ -94,30 +96,49 @@ def measure(race: Race, measured: Measured) -> list[list[MeasuredCell | None]]:
 
 
 def _measure_cell(entry: Entry, target: Target, race: Race, run: Sequence[Series]) -> MeasuredCell:
-    """The cell of an entry: for each seed, the line of the sweep that reaches the target first.
+    """The cell of an entry: the setting of its sweep that reaches the target first.
 
-    So a run that stops when any line reaches the target counts the same as one that continues.
+    It is one setting for all seeds, so that no seed's luck chooses: that which most seeds reach the
+    target with, and of these the one with the fewest rounds on average.
     """
     lines = of_sweep(run, entry.method)
-    counts, reached, diverged, settings = [], [], [], []
-    for seed in sorted({line.seed for line in lines}):
-        group = [line for line in lines if line.seed == seed]
-        hits = [(rounds, s) for s in group if (rounds := s.rounds_to(target)) is not None]
-        # if no line reached the target: all rounds of the longest line
-        ends = hits or [(float(s.rounds[-1]), s) for s in group]
-        rounds, line = (min if hits else max)(ends, key=lambda end: end[0])
-        counts.append(rounds * (line.models if race.unit == "models" else 1))
-        reached.append(bool(hits))
-        diverged.append(not hits and all(np.isnan(s.values["train_loss"][-1]) for s in group))
-        if hits:
-            settings.append(line.label.removeprefix(entry.method).strip())
-    different = tuple(dict.fromkeys(filter(None, settings)))
-    rates = {rate for line in lines if (rate := rate_of(line.label)) is not None}
-    if not any(reached) and rates and all(_is_searched(line, entry.method) for line in lines):
-        different = (f"{RATE}{best_rate(lines, target):g}",)
-    return MeasuredCell(
-        np.array(counts), np.array(reached), np.array(diverged), different, tuple(sorted(rates))
+    groups: dict[str, list[Series]] = {}
+    for line in sorted(lines, key=lambda line: line.seed):
+        groups.setdefault(line.label, []).append(line)
+
+    def hits(group: Sequence[Series]) -> list[float | None]:
+        return [line.rounds_to(target) for line in group]
+
+    def order(group: Sequence[Series]) -> tuple[int, bool, float]:
+        rounds = [end for end in hits(group) if end is not None]
+        lost = not rounds and all(_diverged(line) for line in group)
+        # if no line arrives: all rounds of the longest
+        longest = float(np.mean([line.rounds[-1] for line in group]))
+        return len(group) - len(rounds), lost, float(np.mean(rounds)) if rounds else -longest
+
+    chosen = min(groups.values(), key=order)
+    ends = hits(chosen)
+    reached = np.array([end is not None for end in ends])
+    counts = np.array(
+        [line.rounds[-1] if end is None else end for line, end in zip(chosen, ends, strict=True)],
+        np.float64,
     )
+    rates = {rate for line in lines if (rate := rate_of(line.label)) is not None}
+    setting = chosen[0].label.removeprefix(entry.method).strip() if reached.any() else ""
+    if not reached.any() and rates and all(_is_searched(line, entry.method) for line in lines):
+        setting = f"{RATE}{best_rate(lines, target):g}"
+    return MeasuredCell(
+        counts * (chosen[0].models if race.unit == "models" else 1),
+        reached,
+        np.array([_diverged(line) for line in chosen]) & ~reached,
+        setting,
+        len(groups),
+        tuple(sorted(rates)),
+    )
+
+
+def _diverged(line: Series) -> bool:
+    return bool(np.isnan(line.values["train_loss"][-1]))
 
 
 def _is_searched(line: Series, method: str) -> bool:

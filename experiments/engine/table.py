@@ -13,6 +13,7 @@ from experiments.engine.item import (
     Item,
     Race,
     Scale,
+    Side,
     Statistics,
     at_scale,
 )
@@ -27,20 +28,29 @@ from experiments.engine.races import (
     ratio,
 )
 from experiments.engine.summaries import RULE, Series, stop
-from experiments.engine.verdicts import JudgedComparison, Measured, judge, pick
+from experiments.engine.verdicts import (
+    LEVEL,
+    JudgedComparison,
+    Measured,
+    candidates,
+    judge,
+    pick,
+)
 
 HOW = (
     "Ours are means over seeds, ± their standard deviation; in brackets the least, the median and "
-    "the greatest over seeds. A claim holds, or does not hold, if the mean of the paired "
-    "differences is two standard errors from zero, or if all of five seeds agree; with one seed "
-    "the sign decides."
+    "the greatest over seeds. p is of Student's t-test on the paired differences (of the sign test "
+    "where a side diverged). A claim holds, or does not hold, by Holm's correction for all "
+    f"comparisons of the item at the level {LEVEL:g}, so about {LEVEL:g} verdicts of an item are "
+    "expected by chance. One seed has no verdict."
 )
 
 HOW_RACES = (
     "Each cell has the paper's number, then ours: the mean over seeds ± their standard deviation, "
-    "on the curve of the best value so far, interpolated between evaluated rounds. Of a sweep, the "
-    "setting that reaches the target first counts, for each seed. T+: a seed had not reached the "
-    "target after T; its T enters the ratio, which is then a bound."
+    "on the curve of the best value so far, interpolated between evaluated rounds. Of a sweep, one "
+    "setting counts for all seeds: the first at the target, on average over seeds, on the reported "
+    "curve, as in the papers; the cell says of how many. T+: a seed had not reached the target "
+    "after T; its T enters the ratio, which is then a bound."
 )
 
 
@@ -84,7 +94,9 @@ def table(
         lines += _race(race, item, scale, measured)
     if item.claims:
         lines += [HOW, ""]
-    judged = [(claim, judge(claim, measured)) for claim in item.claims]
+    judged = list(zip(item.claims, judge(item.claims, measured), strict=True))
+    if judged:
+        lines += [f"All comparisons: {_tally([one for _, group in judged for one in group])}.", ""]
     averages = [(claim, comparisons) for claim, comparisons in judged if claim.paper]
     if averages:
         lines += _averages(averages)
@@ -189,10 +201,14 @@ def _race_cell(
         who = "" if bad == seeds else f" ({bad} of {seeds} seeds)"
         return "; ".join([*parts, f"ours diverged{who}"])
     parts.append(with_ratio(f"ours {_cell_text(cell)}", ours))
-    if cell.settings:
-        settings = [one + " (at the edge)" * (one in cell.edges) for one in cell.settings]
-        of = f" of {', '.join(f'{rate:g}' for rate in cell.rates)}" if len(cell.rates) > 1 else ""
-        parts.append("closest " * (not cell.reached.any()) + " or ".join(settings) + of)
+    if cell.setting:
+        of = f" of {cell.settings} settings" if cell.settings > 1 else ""
+        if len(cell.rates) == cell.settings > 1:
+            of = f" of {', '.join(f'{rate:g}' for rate in cell.rates)}"
+        shown = cell.setting + " (at the edge)" * cell.at_edge
+        parts.append("closest " * (not cell.reached.any()) + shown + of)
+    elif cell.settings > 1:
+        parts.append(f"{cell.settings} settings")
     return "; ".join(parts)
 
 
@@ -240,11 +256,11 @@ def _claim(
     elif claim.tolerance:
         most = _value(claim.tolerance, claim.measure)
         sides[0] = f"larger, or smaller by at most {most} by our reading"
-    header = ["data", *sides, "difference", "verdict", "made with"]
+    header = ["data", *sides, "difference", "p", "verdict", "made with"]
     rows = []
     for one in comparisons:
         sides = [
-            f"{_side(label, side.run, one)} {_spread(values, claim.measure, brackets=False)}"
+            f"{_side(label, side, one, measured)} {_spread(values, claim.measure, brackets=False)}"
             for label, side, values in zip(
                 one.labels,
                 (one.comparison.greater, one.comparison.less),
@@ -257,6 +273,7 @@ def _claim(
                 one.comparison.where,
                 *sides,
                 _spread(one.differences, claim.measure),
+                f"{one.evidence.p:.2g}" if one.evidence and one.evidence.p >= 0 else "",
                 f"**{one.verdict}**",
                 _made_with(one, item, scale),
             ]
@@ -269,9 +286,13 @@ def _claim(
     return lines + (_stops(claim, measured) if claim.over is RULE else [])
 
 
-def _side(label: str, run: str, one: JudgedComparison) -> str:
-    other = one.comparison.less if run == one.comparison.greater.run else one.comparison.greater
-    return label if other.run == run else f"{label} ({run})"
+def _side(label: str, side: Side, one: JudgedComparison, measured: Measured) -> str:
+    """A side's label: its run where the other side has another, and how many it was chosen from."""
+    other = one.comparison.less if side is one.comparison.greater else one.comparison.greater
+    words = [side.run] if other.run != side.run else []
+    count = candidates(measured[side.run], side.label)
+    words += [f"best of {count} by training loss"] if count > 1 else []
+    return f"{label} ({', '.join(words)})" if words else label
 
 
 def _tally(comparisons: Sequence[JudgedComparison]) -> str:
@@ -318,7 +339,7 @@ def _stops(claim: Claim, measured: Measured) -> list[str]:
 
 
 def _value(number: float, measure: str) -> str:
-    return f"{100 * number:.1f} %" if measure == "test_accuracy" else f"{number:.3g}"
+    return f"{100 * number:g} %" if measure == "test_accuracy" else f"{number:.3g}"
 
 
 def _spread(values: NDArray[np.float64], measure: str, *, brackets: bool = True) -> str:

@@ -1,4 +1,9 @@
-"""Verdicts on the papers' claims, from our measurements."""
+"""Verdicts on the papers' claims, from our measurements.
+
+Each comparison is a Student's t-test on the paired differences, one for each seed. The comparisons
+of an item are one family: Holm's correction keeps the chance that an item without any effect has a
+verdict at `LEVEL`.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,14 +11,31 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtr
 
 from experiments.engine.item import AT_EACH_ROUND, BEST, LOWEST, Claim, Comparison
 from experiments.engine.summaries import Series
 from experiments.engine.sweeps import envelope, lowest, of_sweep
 
-Verdict = Literal["holds", "does not hold", "within noise", "one line"]
+LEVEL = 0.05
+"""The chance that an item whose comparisons all have no effect has a verdict, and so about the
+number of verdicts that it has by chance."""
+
+Verdict = Literal["holds", "does not hold", "within noise", "one seed", "one line"]
 Measured = Mapping[str, Sequence[Series]]
 """An item's series by the name of the run."""
+
+
+class Evidence(NamedTuple):
+    """What the differences of a comparison say.
+
+    Attributes:
+        sign: Positive for the comparison, negative against it, 0 for neither.
+        p: Two-sided p-value of that sign; NaN with one seed, which has none.
+    """
+
+    sign: float
+    p: float
 
 
 class JudgedComparison(NamedTuple):
@@ -24,6 +46,7 @@ class JudgedComparison(NamedTuple):
         labels: The labels of both sides.
         greater: Our number of the side that should be greater, shape (seeds,).
         less: Our number of the other side, shape (seeds,).
+        evidence: What the differences say; None where both sides are the same line.
         verdict: Whether our numbers confirm the comparison; "one line" where both sides are the
             same line, such as the paper's choice and the best.
     """
@@ -32,7 +55,8 @@ class JudgedComparison(NamedTuple):
     labels: tuple[str, str]
     greater: NDArray[np.float64]
     less: NDArray[np.float64]
-    verdict: Verdict
+    evidence: Evidence | None
+    verdict: Verdict = "within noise"
 
     @property
     def differences(self) -> NDArray[np.float64]:
@@ -41,62 +65,81 @@ class JudgedComparison(NamedTuple):
             return np.asarray(self.greater - self.less)
 
 
-def judge(claim: Claim, measured: Measured) -> list[JudgedComparison]:
-    """Judge all comparisons of a claim."""
-    judged = []
-    for comparison in claim.comparisons:
-        sides = [
-            pick(measured[side.run], side.label) for side in (comparison.greater, comparison.less)
-        ]
-        greater, less = (
-            np.array([claim.over.of(series, claim.measure) for series in side]) for side in sides
-        )
-        unjudged = JudgedComparison(
-            comparison, (sides[0][0].label, sides[1][0].label), greater, less, "within noise"
-        )
-        differences = unjudged.differences + claim.tolerance
-        same = comparison.greater.run == comparison.less.run and len(set(unjudged.labels)) == 1
-        found = verdict(differences, claim.alike)
-        if same and claim.alike is None:
-            found = "one line"
-        judged.append(unjudged._replace(verdict=found))
-    return judged
+def judge(claims: Sequence[Claim], measured: Measured) -> list[list[JudgedComparison]]:
+    """Judge all comparisons of an item's claims."""
+    compared = [[_compared(claim, one, measured) for one in claim.comparisons] for claim in claims]
+    found = iter(verdicts([one.evidence for group in compared for one in group]))
+    return [[one._replace(verdict=next(found)) for one in group] for group in compared]
 
 
-def verdict(differences: NDArray[np.float64], alike: float | None = None) -> Verdict:
-    """The verdict from paired differences, one for each seed.
+def _compared(claim: Claim, comparison: Comparison, measured: Measured) -> JudgedComparison:
+    sides = [pick(measured[side.run], side.label) for side in (comparison.greater, comparison.less)]
+    greater, less = (
+        np.array([claim.over.of(series, claim.measure) for series in side]) for side in sides
+    )
+    labels = sides[0][0].label, sides[1][0].label
+    one = JudgedComparison(comparison, labels, greater, less, None)
+    if comparison.greater.run == comparison.less.run and labels[0] == labels[1]:
+        if claim.alike is None:
+            return one
+        # a line is like itself, also where it diverged
+        return one._replace(evidence=evidence_of(np.zeros(len(greater)), claim.alike))
+    return one._replace(evidence=evidence_of(one.differences + claim.tolerance, claim.alike))
 
-    A claim holds, or does not hold, if their mean is two standard errors from zero, or if all of
-    five or more have the same sign (by chance that happens once in 16). The sign of a single seed
-    decides, because its noise is unknown. If a difference is infinite (one side diverged) or NaN
-    (both did), all must have the same sign. With `alike`, the absolute mean must be below it.
 
-    >>> verdict(np.array([1.0, 1.1, 0.9])), verdict(np.array([1.0, -1.1]))
-    ('holds', 'within noise')
+def evidence_of(differences: NDArray[np.float64], alike: float | None = None) -> Evidence:
+    """Student's t-test of paired differences, one for each seed.
+
+    If a difference is not finite, since a side diverged, the exact sign test takes its place. With
+    `alike`, what is tested is whether the absolute mean is below it.
+
+    >>> evidence_of(np.array([1.0, 1.1, 0.9]))
+    Evidence(sign=1.0, p=0.003...)
     """
     count = len(differences)
-    finite = np.isfinite(differences).all()
-    if alike is not None:
-        if not finite:
-            return "does not hold"
-        return _beyond(alike - abs(float(differences.mean())), _noise(differences))
-    if (count >= 5 or not finite) and ((differences > 0).all() or (differences < 0).all()):
-        return "holds" if differences[0] > 0 else "does not hold"
-    if not finite:
-        return "within noise"
-    return _beyond(float(differences.mean()), _noise(differences))
+    if np.isfinite(differences).all():
+        mean = float(differences.mean())
+        margin = mean if alike is None else alike - abs(mean)
+        p = 2 * _tail(margin, differences) if count > 1 else math.nan
+        return Evidence(float(np.sign(margin)), p)
+    signs = np.sign(differences if alike is None else alike - np.abs(differences))
+    signs = np.where(np.isnan(signs), 0.0 if alike is None else -1.0, signs)
+    if (signs == signs[0]).all() and signs[0] != 0:
+        return Evidence(float(signs[0]), 0.5 ** (count - 1) if count > 1 else math.nan)
+    return Evidence(0.0, 1.0 if count > 1 else math.nan)
 
 
-def _noise(differences: NDArray[np.float64]) -> float:
-    """Two standard errors of the mean; 0 for a single seed."""
+def _tail(margin: float, differences: NDArray[np.float64]) -> float:
+    """The chance of a margin of this size in one direction, if the expected one is 0."""
     count = len(differences)
-    return 2 * float(differences.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
+    error = float(differences.std(ddof=1)) / math.sqrt(count)
+    if error == 0:
+        return 0.0 if margin else 0.5
+    return float(stdtr(count - 1, -abs(margin) / error))
 
 
-def _beyond(mean: float, noise: float) -> Verdict:
-    if abs(mean) <= noise:
-        return "within noise"
-    return "holds" if mean > 0 else "does not hold"
+def verdicts(evidence: Sequence[Evidence | None]) -> list[Verdict]:
+    """The verdicts of a family of comparisons, by Holm's method; None stands for one line.
+
+    >>> verdicts([Evidence(1.0, 0.02), Evidence(-1.0, 0.03), Evidence(1.0, 0.01)])
+    ['holds', 'does not hold', 'holds']
+    >>> verdicts([Evidence(1.0, 0.03), Evidence(1.0, 0.04)])
+    ['within noise', 'within noise']
+    """
+    found: list[Verdict] = [
+        "one line" if one is None else "one seed" if math.isnan(one.p) else "within noise"
+        for one in evidence
+    ]
+    family = sorted(
+        (one.p, place, one.sign)
+        for place, one in enumerate(evidence)
+        if one is not None and not math.isnan(one.p)
+    )
+    for rank, (p, place, sign) in enumerate(family):
+        if p > LEVEL / (len(family) - rank):
+            break
+        found[place] = "holds" if sign > 0 else "does not hold"
+    return found
 
 
 def pick(series: Sequence[Series], label: str) -> list[Series]:
@@ -114,8 +157,21 @@ def pick(series: Sequence[Series], label: str) -> list[Series]:
     return group
 
 
+def candidates(series: Sequence[Series], label: str) -> int:
+    """How many lines a label chooses from, 1 if it names its line."""
+    if label == BEST:
+        return len({one.label for one in _above_zero(series)})
+    if label.startswith(LOWEST):
+        return len({one.label for one in of_sweep(series, label.removeprefix(LOWEST))})
+    return 1
+
+
 def best(series: Sequence[Series]) -> str:
     """The label of the mu above 0 with the lowest final training loss, mean over seeds."""
-    return lowest(
-        [one for one in series if one.label.startswith("fedprox mu=") and one.values["mu"][0] > 0]
-    )
+    return lowest(_above_zero(series))
+
+
+def _above_zero(series: Sequence[Series]) -> list[Series]:
+    return [
+        one for one in series if one.label.startswith("fedprox mu=") and one.values["mu"][0] > 0
+    ]

@@ -154,14 +154,15 @@ def test_lines_of_figure_9_take_equally_many_steps() -> None:
 
 
 def judged(name: str, claim: int, curves: dict[tuple[str, str], list[float]]) -> list[str]:
-    """The verdicts on a claim if its runs had these values of the claim's measure."""
+    """The verdicts on a claim if both seeds of its runs had these values of the claim's measure."""
     stated = ITEMS[f"fedavg/{name}"].claims[claim]
     measured: dict[str, list[Series]] = {}
     for (run, label), values in curves.items():
         found = {"train_loss": np.ones(len(values)), stated.measure: np.array(values)}
-        one = Series(label, 0, np.arange(len(values)), found)
-        measured.setdefault(run, []).append(one)
-    return [one.verdict for one in judge(stated, measured)]
+        lines = [Series(label, seed, np.arange(len(values)), found) for seed in (0, 1)]
+        measured.setdefault(run, []).extend(lines)
+    (comparisons,) = judge([stated], measured)
+    return [one.verdict for one in comparisons]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ from experiments.engine.summaries import (
     stop,
 )
 from experiments.engine.table import table
-from experiments.engine.verdicts import best, judge, pick, verdict
+from experiments.engine.verdicts import best, pick
 from experiments.fedprox import draft
 from experiments.fedprox.headline import LEFT_OUT, long_run
 from fedprox import Target
@@ -174,6 +174,9 @@ def test_lines_and_claims_name_runs_and_methods_that_there_are(name: str) -> Non
                 assert experiment.target.measure == cells.target.measure
                 assert cells.target.met(experiment.target.value)
             assert experiment.stop_at_target != "any" or " " not in entry.method
+            # one setting counts for all seeds, which is not always the first at the target
+            one_seed = item.runs[entry.run].get(MOST_SEEDS) == 1
+            assert experiment.stop_at_target != "any" or one_seed
     assert {curve.shown for curve in curves} <= COLOURS.keys()
     assert {panel.measure for row in item.rows for panel in row.panels} <= MEASURES.keys()
     assert {claim.measure for claim in item.claims} <= MEASURES.keys()
@@ -490,93 +493,7 @@ def test_the_mean_logarithm_is_the_rate_of_convergence() -> None:
     assert MEAN_LOG.of(series("a", [1, np.nan]), "train_loss") == math.inf
 
 
-# -------------------------------------------------------------------------------- the verdicts
-
-
-@pytest.mark.parametrize(
-    ("differences", "alike", "expected"),
-    [
-        ([0.5], None, "holds"),
-        ([-0.5], None, "does not hold"),
-        ([1.0, 1.2, 0.8], None, "holds"),
-        ([-1.0, -1.2, -0.8], None, "does not hold"),
-        ([1.0, -0.8, 0.1], None, "within noise"),
-        ([0.0, 0.0], None, "within noise"),
-        # heavy tails: two standard errors would not do
-        ([1.0, 100.0], None, "within noise"),
-        ([1.0, 2.0, 1.0, 2.0, 100.0], None, "holds"),
-        ([-1.0, -2.0, -1.0, -2.0, -100.0], None, "does not hold"),
-        ([-1.0, 2.0, 1.0, 2.0, 100.0], None, "within noise"),
-        ([np.inf, 1.0], None, "holds"),
-        ([-np.inf, -1.0], None, "does not hold"),
-        ([np.inf, -1.0], None, "within noise"),
-        ([np.nan, np.nan], None, "within noise"),
-        ([0.001, -0.001, 0.0], 0.02, "holds"),
-        ([0.05, 0.051, 0.049], 0.02, "does not hold"),
-        ([-0.05, -0.051, -0.049], 0.02, "does not hold"),
-        ([0.05, -0.05, 0.03], 0.02, "within noise"),
-        ([np.inf, 0.0], 0.02, "does not hold"),
-    ],
-)
-def test_verdicts(differences: list[float], alike: float | None, expected: str) -> None:
-    assert verdict(np.array(differences), alike) == expected
-
-
-def test_a_line_is_not_compared_with_itself() -> None:
-    """The paper's mu may be the best."""
-    pair = (Comparison("here", Side("r", BEST), Side("r", "fedprox mu=1")),)
-    for rival, expected in ((3.0, "one line"), (1.0, "does not hold")):
-        lines = [series("fedprox mu=1", [4, 2], mu=1), series("fedprox mu=2", [4, rival], mu=2)]
-        claim = Claim("the best ends higher", "train_loss", FINAL, pair)
-        assert [one.verdict for one in judge(claim, {"r": lines})] == [expected]
-    near = Claim("the paper's is near the best", "train_loss", FINAL, pair, alike=0.02)
-    assert [one.verdict for one in judge(near, {"r": lines[:1]})] == ["holds"]
-
-
-def test_a_claim_is_judged_for_each_data_set_in_pairs_of_seeds() -> None:
-    claim = Claim(
-        "one is above two",
-        "train_loss",
-        FINAL,
-        (
-            Comparison("first", Side("r", "one"), Side("r", "two")),
-            Comparison("second", Side("r", "one"), Side("s", "two")),
-        ),
-    )
-    measured = {
-        # seeds in another order: pairs go by seed
-        "r": [
-            series("one", [9, 11], 1),
-            series("one", [9, 1], 0),
-            series("two", [9, 0.5], 0),
-            series("two", [9, 10.4], 1),
-        ],
-        "s": [series("two", [9, 20], 0), series("two", [9, 25], 1)],
-    }
-    first, second = judge(claim, measured)
-    np.testing.assert_allclose(first.differences, [0.5, 0.6])
-    assert first.verdict == "holds"
-    np.testing.assert_allclose(second.differences, [-19, -14])
-    assert second.verdict == "does not hold"
-    with pytest.raises(KeyError, match="no 'three' among"):
-        pick(measured["r"], "three")
-
-
-def test_a_tolerance_lets_the_other_side_be_a_little_worse() -> None:
-    compared = Comparison("here", Side("r", "moderate"), Side("r", "large"))
-    claim = Claim("Not much worse.", "train_loss", FINAL, (compared,), tolerance=0.5)
-    verdicts = {}
-    for name, large in (("better", 0.1), ("a little worse", 1.4), ("worse", 1.6)):
-        runs = {"r": [series("moderate", [9, 1]), series("large", [9, large])]}
-        (one,) = judge(claim, runs)
-        assert one.differences == pytest.approx([1 - large])
-        verdicts[name] = one.verdict
-    assert verdicts == {"better": "holds", "a little worse": "holds", "worse": "does not hold"}
-    diverged = {"r": [series("moderate", [9, 1]), series("large", [9, np.nan])]}
-    assert judge(claim, diverged)[0].verdict == "does not hold"
-    item = Item("Figure 0", "nowhere", {"tiny": 1.0}, claims=(claim,))
-    text = table("made/up", item, SCALE, runs, {}, "1 s")
-    assert "| larger, or smaller by at most 0.5 by our reading | smaller, says the paper |" in text
+# --------------------------------------------------------------------------- the line of a sweep
 
 
 def test_the_best_mu_is_the_one_with_the_lowest_loss_above_zero() -> None:
@@ -834,7 +751,7 @@ def test_mixes_count_the_clients_by_their_classes(tmp_path: Path) -> None:
     (line,) = axis.get_lines()
     assert np.asarray(line.get_ydata()).tolist() == measured[2].values["clients"].tolist()
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("classes", "clients")
-    assert "(clients as the mean number of classes; 1 holds)" in text
+    assert "(clients as the mean number of classes; 1 within noise)" in text
 
 
 def test_a_diverged_line_does_not_flatten_the_others() -> None:
@@ -879,13 +796,15 @@ def race(*entries: Entry | None, unit: Any = "rounds", relative: Any = "first co
     return Race(columns, (RaceRow("digits", GOAL, entries, "made up"),), unit, relative)
 
 
-def test_the_line_of_a_sweep_that_is_first_counts_for_each_seed() -> None:
+def test_one_setting_of_a_sweep_counts_for_all_seeds() -> None:
     runs = {
         "r": [
             climb("fedavg learning_rate=0.1", 50),
-            climb("fedavg learning_rate=0.3", 40),
+            climb("fedavg learning_rate=0.3", 20),
             climb("fedavg learning_rate=0.1", 60, 1),
-            climb("fedavg learning_rate=0.3", 1000, 1),
+            climb("fedavg learning_rate=0.3", 95, 1),
+            climb("fedavg learning_rate=1", 5),  # most luck
+            climb("fedavg learning_rate=1", 1000, 1),
             climb("fedavgm", 1),
             climb("fedprox mu=1", 30),
             climb("fedprox mu=10", 20),
@@ -896,34 +815,28 @@ def test_the_line_of_a_sweep_that_is_first_counts_for_each_seed() -> None:
     assert avg is not None
     assert prox is not None
     assert none is None
-    np.testing.assert_allclose(avg.counts, [40, 60])
-    assert avg.settings == ("learning_rate=0.3", "learning_rate=0.1")
-    assert avg.mean == Count(50)
+    np.testing.assert_allclose(avg.counts, [50, 60])
+    assert (avg.setting, avg.settings) == ("learning_rate=0.1", 3)
+    assert avg.mean == Count(55)
     # whole words: mu=10 does not begin with mu=1
     np.testing.assert_allclose(prox.counts, [30])
-    assert prox.settings == ()
+    assert (prox.setting, prox.settings) == ("", 1)
     with pytest.raises(KeyError, match="no 'fed' among"):
         measure(race(Entry("r", "fed")), runs)
 
 
-@given(
-    rounds=st.lists(st.lists(st.integers(1, 200), min_size=3, max_size=3), min_size=1, max_size=3)
-)
-def test_a_run_that_stopped_when_any_line_was_there_counts_the_same(
-    rounds: list[list[int]],
-) -> None:
+@given(lines=st.lists(st.integers(1, 200), min_size=1, max_size=4))
+def test_a_run_that_stopped_when_any_line_was_there_counts_the_same(lines: list[int]) -> None:
     def run(*, stops: bool) -> list[Series]:
-        return [
-            climb(f"m k={k}", count, seed, end=min(100, *lines) if stops else 100)
-            for seed, lines in enumerate(rounds)
-            for k, count in enumerate(lines)
-        ]
+        end = min(100, *lines) if stops else 100
+        return [climb(f"m k={k}", count, end=end) for k, count in enumerate(lines)]
 
     found = [measure(race(Entry("r", "m")), {"r": run(stops=s)})[0][0] for s in (False, True)]
-    np.testing.assert_equal(found[0], found[1])
-    assert found[0] is not None
-    np.testing.assert_allclose(found[0].counts, [min(100, *lines) for lines in rounds])
-    assert found[0].reached.tolist() == [min(lines) <= 100 for lines in rounds]
+    for one in found:
+        assert one is not None
+        assert one.counts.tolist() == [min(100, *lines)]
+        assert one.reached.tolist() == [min(lines) <= 100]
+    assert len({one and one.setting for one in found}) == 1
 
 
 @pytest.mark.parametrize(
@@ -1003,7 +916,7 @@ def test_a_table_of_models_has_the_papers_and_ours_in_each_cell() -> None:
     assert row == [
         "digits",
         "80 %",
-        "paper 38; ours 21 ± 1; alpha=0.1",
+        "paper 38; ours 21 ± 1; alpha=0.1 of 2 settings",
         "paper 72 (1.9x); ours 84 ± 0 (4.0x)",
         "paper 1000+ (>26.3x); ours 100+ (1 of 2 seeds got there) (>4.5x)",
         "paper 50 (1.3x); ours 200+ (>9.5x)",
@@ -1101,7 +1014,7 @@ def test_a_search_grows_until_the_best_rate_is_inside(best: float, begin: int, c
     ((cell,),) = measure(race(Entry("r", "fedavg")), {"r": lines})
     assert cell is not None
     assert cell.rates == tuple(tried)
-    assert bool(cell.edges) == (best in (STEPS[0], STEPS[-1]))
+    assert cell.at_edge == (best in (STEPS[0], STEPS[-1]))
     if best in first:  # the next rates need not run for longer than the best one, 10 rounds
         assert all(one["rounds"] == 14 for name, one in ran.items() if name != "r")
 
