@@ -14,7 +14,7 @@ from experiments.common import (
     GPU,
     SMALLER_MODEL,
 )
-from experiments.engine.item import AT_SHORT, MOST_SEEDS, SHORT, Item, Score, Side, Table, overlaid
+from experiments.engine.item import AT_SHORT, MOST_SEEDS, SHORT, Item, Line, Score, Table, overlaid
 
 NOTE = f"{FEWER_TWEETS}, {SMALLER_MODEL}"
 OWN_SPLIT = "without EMNIST's own files an own split"
@@ -86,7 +86,7 @@ def _perceptron(*hidden: int) -> Table:
 
 
 def _score(title: str, run: str, paper: str, note: str = "") -> Score:
-    return Score(title, Side(run, "centralised"), paper, note)
+    return Score(title, Line(run, "centralised"), paper, note)
 
 
 LINES: Table = {"name": "shakespeare", "partition": "lines", "clients": 200}

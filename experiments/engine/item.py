@@ -55,19 +55,19 @@ PARTS = ("training examples", "test examples")
 """The columns of a paper's table of training and test examples."""
 
 
-class Curve(NamedTuple):
-    """A line of a panel.
+class Line(NamedTuple):
+    """A line of a panel, or a side of a comparison.
 
     Attributes:
         run: Key of the item's `runs`.
         label: Label of a method of the run, such as "fedprox mu=1", or `BEST`, or the beginning of
             the labels of a sweep after `LOWEST` or `AT_EACH_ROUND`.
-        shown: Name in the legend; a name has the same colour in all figures.
+        shown: Name in a panel's legend; a name has the same colour in all figures.
     """
 
     run: str
     label: str
-    shown: str
+    shown: str = ""
 
 
 class Panel(NamedTuple):
@@ -88,7 +88,7 @@ class Panel(NamedTuple):
 
     title: str
     measure: str
-    curves: tuple[Curve, ...]
+    curves: tuple[Line, ...]
     missing: str = ""
     x: str = "round"
     best: bool = False
@@ -104,13 +104,6 @@ class Row(NamedTuple):
     panels: tuple[Panel, ...]
 
 
-class Side(NamedTuple):
-    """One side of a comparison: a run of the item and a label in it, as in `Curve`."""
-
-    run: str
-    label: str
-
-
 class Comparison(NamedTuple):
     """The paper's statement that `greater` has a larger value than `less`.
 
@@ -122,8 +115,8 @@ class Comparison(NamedTuple):
     """
 
     where: str
-    greater: Side
-    less: Side
+    greater: Line
+    less: Line
     note: str = ""
 
 
@@ -180,7 +173,7 @@ class Score(NamedTuple):
     """
 
     title: str
-    side: Side
+    side: Line
     paper: str
     note: str = ""
 
@@ -390,75 +383,3 @@ def expand(table: Table, scale: Scale) -> dict[str, Table]:
         f"-seed-{s}": experiment | {"data": data | {"seed": s}, "seed": table.get("seed", s)}
         for s in seeds
     }
-
-
-class Task(NamedTuple):
-    """A data set with its model and the hyperparameters that a paper tuned for it.
-
-    Attributes:
-        key: Short name, for runs.
-        title: Name in figures.
-        data: `[data]` of an experiment.
-        learning_rate: The paper's learning rate.
-        mu: The paper's best mu.
-        rounds: Rounds of the paper's figures.
-        clients_per_round: Clients K of a round.
-        note: How ours differs from the paper's, and what was scaled down.
-        missing: Why the task cannot be run; "" if it can.
-        model: `[model]` of an experiment.
-        client_rows: Rows of each client that are used at most.
-        evaluation: `[evaluation]` of an experiment.
-        seeds: Most seeds to run; None for all of the scale.
-    """
-
-    key: str
-    title: str
-    data: Table
-    learning_rate: float
-    mu: float
-    rounds: int
-    clients_per_round: int = 10
-    note: str = ""
-    missing: str = ""
-    model: Table = {"name": "logistic"}  # noqa: RUF012 (never changed)
-    client_rows: int | None = None
-    evaluation: Table = {}  # noqa: RUF012 (never changed)
-    seeds: int | None = None
-
-    def experiment(
-        self,
-        *methods: Table,
-        stragglers: float = 0.0,
-        epochs: int = 20,
-        clients_per_round: int | None = None,
-        sampling: str = "uniform",
-        rounds: int | None = None,
-    ) -> Table:
-        """An experiment as TOML would hold it; batch 10, as in all figures of the papers."""
-        limits = {
-            "client_rows": self.client_rows,
-            MOST_SEEDS: self.seeds,
-        }
-        return {
-            "rounds": rounds or self.rounds,
-            **{key: value for key, value in limits.items() if value is not None},
-            "data": dict(self.data),
-            "model": dict(self.model),
-            "evaluation": dict(self.evaluation),
-            "cohort": {
-                "clients_per_round": clients_per_round or self.clients_per_round,
-                "sampling": sampling,
-            },
-            "systems": {"stragglers": stragglers},
-            "solver": {
-                "learning_rate": self.learning_rate,
-                "batch_size": 10,
-                "epochs": epochs,
-            },
-            "method": list(methods),
-        }
-
-    def panel(self, measure: str, *curves: Curve, title: str = "") -> Panel:
-        """A panel of the task, empty if the task cannot be run."""
-        shown = () if self.missing else curves
-        return Panel(title or self.title, measure, shown, self.missing)

@@ -11,9 +11,9 @@ from experiments.engine.item import (
     SHORT,
     Claim,
     Item,
+    Line,
     Race,
     Scale,
-    Side,
     Statistics,
     at_scale,
 )
@@ -286,7 +286,7 @@ def _claim(
     return lines + (_stops(claim, measured) if claim.over is RULE else [])
 
 
-def _side(label: str, side: Side, one: JudgedComparison, measured: Measured) -> str:
+def _side(label: str, side: Line, one: JudgedComparison, measured: Measured) -> str:
     """A side's label: its run where the other side has another, and how many it was chosen from."""
     other = one.comparison.less if side is one.comparison.greater else one.comparison.greater
     words = [side.run] if other.run != side.run else []

@@ -143,7 +143,7 @@ def verdicts(evidence: Sequence[Evidence | None]) -> list[Verdict]:
 
 
 def pick(series: Sequence[Series], label: str) -> list[Series]:
-    """The series of one label, by seed; see `Curve` for what a label may be."""
+    """The series of one label, by seed; see `Line` for what a label may be."""
     if label.startswith(AT_EACH_ROUND):
         beginning = label.removeprefix(AT_EACH_ROUND)
         return envelope(of_sweep(series, beginning), beginning)

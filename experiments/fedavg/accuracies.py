@@ -7,8 +7,8 @@ from experiments.engine.item import (
     Claim,
     Comparison,
     Item,
+    Line,
     Score,
-    Side,
     Table,
     overlaid,
 )
@@ -46,25 +46,25 @@ ACCURACIES = Item(
     scores=(
         Score(
             "MNIST CNN, IID: FedSGD, 1,200 rounds",
-            Side(_SGD_1200[0], BEST_FEDAVG),
+            Line(_SGD_1200[0], BEST_FEDAVG),
             "99.22 %",
             DIGITS_CNN.note,
         ),
         Score(
             "MNIST CNN, IID: FedSGD, 6,000 rounds",
-            Side(_SGD_6000[0], BEST_FEDAVG),
+            Line(_SGD_6000[0], BEST_FEDAVG),
             "not improved further",
             DIGITS_CNN.note,
         ),
         Score(
             "MNIST CNN, IID: FedAvg, E = 20, B = 10, 300 rounds",
-            Side(_AVG_300[0], BEST_FEDAVG),
+            Line(_AVG_300[0], BEST_FEDAVG),
             "99.44 %",
             DIGITS_CNN.note,
         ),
         Score(
             "CIFAR-10: SGD, 197,500 updates with batches of 100",
-            Side(_CIFAR_KEY, _BEST_SGD),
+            Line(_CIFAR_KEY, _BEST_SGD),
             "86 %",
             _CIFAR_NOTE,
         ),
@@ -77,8 +77,8 @@ ACCURACIES = Item(
             tuple(
                 Comparison(
                     f"FedSGD, {rounds} rounds",
-                    Side(_AVG_300[0], BEST_FEDAVG),
-                    Side(run[0], BEST_FEDAVG),
+                    Line(_AVG_300[0], BEST_FEDAVG),
+                    Line(run[0], BEST_FEDAVG),
                     DIGITS_CNN.note,
                 )
                 for rounds, run in (("1,200", _SGD_1200), ("6,000", _SGD_6000))
@@ -91,8 +91,8 @@ ACCURACIES = Item(
             (
                 Comparison(
                     "FedSGD",
-                    Side(_SGD_6000[0], BEST_FEDAVG),
-                    Side(_SGD_1200[0], BEST_FEDAVG),
+                    Line(_SGD_6000[0], BEST_FEDAVG),
+                    Line(_SGD_1200[0], BEST_FEDAVG),
                     DIGITS_CNN.note,
                 ),
             ),

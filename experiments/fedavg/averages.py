@@ -2,7 +2,7 @@
 
 from experiments.common import FEDAVG
 from experiments.engine.between import LINE, PARENT
-from experiments.engine.item import Between, Claim, Comparison, Curve, Item, Panel, Row, Side, Table
+from experiments.engine.item import Between, Claim, Comparison, Item, Line, Panel, Row, Table
 from experiments.engine.summaries import HALFWAY
 from experiments.fedavg.common import PAPER, TWO_LAYERS
 
@@ -29,7 +29,7 @@ FIGURE_1 = Item(
                 Panel(
                     title,
                     "train_loss",
-                    tuple(Curve(key, label, shown) for label, shown in LINES),
+                    tuple(Line(key, label, shown) for label, shown in LINES),
                     x="theta",
                 )
                 for key, title in BEGIN.items()
@@ -41,19 +41,19 @@ FIGURE_1 = Item(
             "From a shared initialisation the average is better than the better of its parents.",
             "train_loss",
             HALFWAY,
-            (Comparison("shared", Side("shared", PARENT), Side("shared", LINE)),),
+            (Comparison("shared", Line("shared", PARENT), Line("shared", LINE)),),
         ),
         Claim(
             "From separate initialisations it is worse.",
             "train_loss",
             HALFWAY,
-            (Comparison("separate", Side("separate", LINE), Side("separate", PARENT)),),
+            (Comparison("separate", Line("separate", LINE), Line("separate", PARENT)),),
         ),
         Claim(
             "With a shared initialisation the average is better than with separate ones.",
             "train_loss",
             HALFWAY,
-            (Comparison("both", Side("separate", LINE), Side("shared", LINE)),),
+            (Comparison("both", Line("separate", LINE), Line("shared", LINE)),),
         ),
     ),
     notes=(

@@ -4,14 +4,13 @@ from experiments.common import FEDAVG, GPU
 from experiments.engine.item import (
     Claim,
     Comparison,
-    Curve,
     Entry,
     Item,
+    Line,
     Panel,
     Race,
     RaceRow,
     Row,
-    Side,
     Table,
     overlaid,
 )
@@ -126,9 +125,9 @@ TABLE_3_ITEM = Item(
 )
 
 
-def _rate_curves(run: str, method: str, shown: str) -> tuple[Curve, ...]:
+def _rate_curves(run: str, method: str, shown: str) -> tuple[Line, ...]:
     return tuple(
-        Curve(run, _photo_label(method, rate), f"{shown}, eta = {rate:g}") for rate in RATES[method]
+        Line(run, _photo_label(method, rate), f"{shown}, eta = {rate:g}") for rate in RATES[method]
     )
 
 
@@ -164,8 +163,8 @@ FIGURE_4 = Item(
             (
                 Comparison(
                     "CIFAR-10",
-                    Side("cifar-fedavg", _photo_label("fedavg", 0.1)),
-                    Side("cifar-fedsgd", _photo_label("fedsgd", 0.464)),
+                    Line("cifar-fedavg", _photo_label("fedavg", 0.1)),
+                    Line("cifar-fedsgd", _photo_label("fedsgd", 0.464)),
                     _CIFAR_NOTE,
                 ),
             ),
@@ -223,8 +222,8 @@ FIGURE_9 = Item(
                     "CIFAR-10",
                     "test_accuracy",
                     (
-                        Curve("cifar-steps-sgd", "centralised", "SGD"),
-                        *(Curve(run, "fedavg", line[0]) for run, line in _LINES_9.items()),
+                        Line("cifar-steps-sgd", "centralised", "SGD"),
+                        *(Line(run, "fedavg", line[0]) for run, line in _LINES_9.items()),
                     ),
                     x="total_steps",
                 ),
@@ -239,8 +238,8 @@ FIGURE_9 = Item(
             (
                 Comparison(
                     "C = 0.1, E = 1",
-                    Side("cifar-c0.1-e1", "fedavg"),
-                    Side("cifar-steps-sgd", "centralised"),
+                    Line("cifar-c0.1-e1", "fedavg"),
+                    Line("cifar-steps-sgd", "centralised"),
                     _NOTE_9,
                 ),
             ),
@@ -252,7 +251,7 @@ FIGURE_9 = Item(
             "test_accuracy",
             FALL,
             tuple(
-                Comparison(where, Side(run, method), Side(averaged, "fedavg"), _NOTE_9)
+                Comparison(where, Line(run, method), Line(averaged, "fedavg"), _NOTE_9)
                 for where, run, method, averaged in (
                     ("SGD above C = 0.1, E = 1", "cifar-steps-sgd", "centralised", "cifar-c0.1-e1"),
                     ("C = 0 above 0.1, E = 1", "cifar-c0-e1", "fedavg", "cifar-c0.1-e1"),

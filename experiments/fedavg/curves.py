@@ -13,11 +13,10 @@ from experiments.engine.item import (
     SHORT,
     Claim,
     Comparison,
-    Curve,
     Item,
+    Line,
     Panel,
     Row,
-    Side,
     Table,
 )
 from experiments.engine.summaries import FINAL, HIGHEST, MEAN
@@ -144,14 +143,14 @@ class Plot(NamedTuple):
 
     def panel(self, measure: str, *, last: int | None = None) -> Panel:
         """The panel of the test accuracy, or of the training loss on a logarithmic axis."""
-        curves = tuple(Curve(run, BEST_FEDAVG, shown) for run, shown in self.shown.items())
+        curves = tuple(Line(run, BEST_FEDAVG, shown) for run, shown in self.shown.items())
         if measure == "train_loss":
             return Panel(self.title, measure, curves, last=last, logarithmic=True)
         return Panel(self.title, measure, curves, best=True, level=self.network.target, last=last)
 
     def compared(self, *, loss: bool = False) -> Comparison:
         """FedAvg with the most local work above FedSGD, or for losses below."""
-        sides = Side(self.most, BEST_FEDAVG), Side(self.fedsgd, BEST_FEDAVG)
+        sides = Line(self.most, BEST_FEDAVG), Line(self.fedsgd, BEST_FEDAVG)
         return Comparison(self.title, *(sides[::-1] if loss else sides), self.network.note)
 
 

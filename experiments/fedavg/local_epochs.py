@@ -3,7 +3,7 @@
 import math
 
 from experiments.common import FEDAVG, GPU
-from experiments.engine.item import Claim, Comparison, Curve, Item, Panel, Row, Side
+from experiments.engine.item import Claim, Comparison, Item, Line, Panel, Row
 from experiments.engine.races import FACTOR
 from experiments.engine.summaries import FINAL, MEAN_LOG
 from experiments.fedavg.common import (
@@ -24,8 +24,8 @@ def _epochs(epochs: int) -> str:
     return f"fedavg epochs={epochs}"
 
 
-def _epoch_curves(run: str) -> tuple[Curve, ...]:
-    return tuple(Curve(run, _epochs(epochs), f"E = {epochs}") for epochs in MANY_EPOCHS)
+def _epoch_curves(run: str) -> tuple[Line, ...]:
+    return tuple(Line(run, _epochs(epochs), f"E = {epochs}") for epochs in MANY_EPOCHS)
 
 
 FIGURE_3 = Item(
@@ -63,8 +63,8 @@ FIGURE_3 = Item(
             (
                 Comparison(
                     "Shakespeare",
-                    Side("lstm-large-e", _epochs(100)),
-                    Side("lstm-large-e", _epochs(10)),
+                    Line("lstm-large-e", _epochs(100)),
+                    Line("lstm-large-e", _epochs(10)),
                     FEW_LINES,
                 ),
             ),
@@ -116,8 +116,8 @@ FIGURE_8 = Item(
             tuple(
                 Comparison(
                     title,
-                    Side(f"cnn-large-e-{partition}", _epochs(10)),
-                    Side(f"cnn-large-e-{partition}", _epochs(100)),
+                    Line(f"cnn-large-e-{partition}", _epochs(10)),
+                    Line(f"cnn-large-e-{partition}", _epochs(100)),
                     _IMAGES_8,
                 )
                 for partition, title in _TITLE.items()

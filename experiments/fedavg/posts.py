@@ -7,14 +7,13 @@ from experiments.engine.item import (
     SHORT,
     Claim,
     Comparison,
-    Curve,
     Entry,
     Item,
+    Line,
     Panel,
     Race,
     RaceRow,
     Row,
-    Side,
     Table,
     overlaid,
 )
@@ -42,9 +41,9 @@ POSTS = experiment(
 )
 _FEW_POSTS = "short: 500 authors, 20 a round, 20 rows of each, of which 2 are measured"
 _POST_CURVES = (
-    Curve("posts", "fedsgd learning_rate=18", "FedSGD"),
-    Curve("posts", "fedavg epochs=1", "FedAvg, E = 1"),
-    Curve("posts", "fedavg epochs=5", "FedAvg, E = 5"),
+    Line("posts", "fedsgd learning_rate=18", "FedSGD"),
+    Line("posts", "fedavg epochs=1", "FedAvg, E = 1"),
+    Line("posts", "fedavg epochs=5", "FedAvg, E = 5"),
 )
 _POST_NOTES = (
     GPU,
@@ -90,8 +89,8 @@ FIGURE_10 = Item(
             (
                 Comparison(
                     "posts",
-                    Side("posts", "fedavg epochs=1"),
-                    Side("posts", "fedavg epochs=5"),
+                    Line("posts", "fedavg epochs=1"),
+                    Line("posts", "fedavg epochs=5"),
                     _FEW_POSTS,
                 ),
             ),
@@ -103,8 +102,8 @@ FIGURE_10 = Item(
             tuple(
                 Comparison(
                     f"posts, E = {epochs}",
-                    Side("posts", "fedsgd learning_rate=18"),
-                    Side("posts", f"fedavg epochs={epochs}"),
+                    Line("posts", "fedsgd learning_rate=18"),
+                    Line("posts", f"fedavg epochs={epochs}"),
                     _FEW_POSTS,
                 )
                 for epochs in (1, 5)
@@ -141,7 +140,7 @@ def on_chat(item: Item) -> Item:
     def named(run: str) -> str:
         return f"chat-{run}"
 
-    def side(one: Side) -> Side:
+    def side(one: Line) -> Line:
         return one._replace(run=named(one.run))
 
     rows = tuple(

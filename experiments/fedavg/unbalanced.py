@@ -6,14 +6,13 @@ from experiments.engine.item import (
     SHORT,
     Claim,
     Comparison,
-    Curve,
     Entry,
     Item,
+    Line,
     Panel,
     Race,
     RaceRow,
     Row,
-    Side,
     Table,
 )
 from experiments.engine.summaries import MEAN
@@ -80,7 +79,7 @@ UNBALANCED = Item(
                     f"MNIST 2NN, {title}",
                     "test_accuracy",
                     tuple(
-                        Curve(_balance(sizes, partition, batch), BEST_FEDAVG, sizes)
+                        Line(_balance(sizes, partition, batch), BEST_FEDAVG, sizes)
                         for sizes in _SIZES
                     ),
                     best=True,
@@ -99,8 +98,8 @@ UNBALANCED = Item(
             tuple(
                 Comparison(
                     f"{title}, B = {batch}",
-                    Side(_balance("unbalanced", partition, batch), BEST_FEDAVG),
-                    Side(_balance("balanced", partition, batch), BEST_FEDAVG),
+                    Line(_balance("unbalanced", partition, batch), BEST_FEDAVG),
+                    Line(_balance("balanced", partition, batch), BEST_FEDAVG),
                     _BALANCE_NOTE,
                 )
                 for batch in _BATCHES

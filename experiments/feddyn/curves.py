@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from experiments.common import GPU
-from experiments.engine.item import SHORT, Claim, Comparison, Curve, Item, Panel, Row, Side, Table
+from experiments.engine.item import SHORT, Claim, Comparison, Item, Line, Panel, Row, Table
 from experiments.engine.summaries import HIGHEST, at
 from experiments.feddyn import cifar_100
 from experiments.feddyn.cifar_10 import CIFAR_10, PHOTOS, UNEQUAL, Kind, cifar_run
@@ -72,12 +72,12 @@ class Plot(NamedTuple):
         return Panel(
             self.title,
             "test_accuracy",
-            tuple(Curve(self.key, label, shown) for label, shown in lines),
+            tuple(Line(self.key, label, shown) for label, shown in lines),
         )
 
-    def side(self, method: str) -> Side:
+    def side(self, method: str) -> Line:
         """A method, a name of `COLUMNS`, as a side of a comparison."""
-        return Side(self.key, self.labels[COLUMNS.index(method)])
+        return Line(self.key, self.labels[COLUMNS.index(method)])
 
 
 def _plot(title: str, key: str, run: Table) -> Plot:

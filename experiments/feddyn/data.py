@@ -4,11 +4,10 @@ from experiments.engine.item import (
     PARTS,
     Claim,
     Comparison,
-    Curve,
     Item,
+    Line,
     Panel,
     Row,
-    Side,
     Statistics,
     Table,
 )
@@ -76,7 +75,7 @@ FIGURE_3 = Item(
                 Panel(
                     f"MNIST, {label} of the rows",
                     "clients",
-                    tuple(Curve(_key(split), label, SPLITS[split].title) for split in MIXES),
+                    tuple(Line(_key(split), label, SPLITS[split].title) for split in MIXES),
                     x="classes",
                 )
                 for label in LABELS
@@ -91,8 +90,8 @@ FIGURE_3 = Item(
             tuple(
                 Comparison(
                     f"{label}: {SPLITS[greater].title} above {SPLITS[less].title}",
-                    Side(_key(greater), label),
-                    Side(_key(less), label),
+                    Line(_key(greater), label),
+                    Line(_key(less), label),
                 )
                 for label in LABELS
                 for greater, less in (("iid", "dirichlet-0.6"), ("dirichlet-0.6", "dirichlet-0.3"))

@@ -13,14 +13,13 @@ from experiments.engine.item import (
     SHORT,
     Claim,
     Comparison,
-    Curve,
     Entry,
     Item,
+    Line,
     Panel,
     Race,
     RaceRow,
     Row,
-    Side,
     Table,
 )
 from experiments.engine.summaries import MEAN
@@ -80,8 +79,8 @@ def _below(place: int, text: str) -> Claim:
         tuple(
             Comparison(
                 title,
-                Side(_synthetic_key(kind), BEST_FEDSGD),
-                Side(_synthetic_key(kind), _rivals(kind)[place].label),
+                Line(_synthetic_key(kind), BEST_FEDSGD),
+                Line(_synthetic_key(kind), _rivals(kind)[place].label),
             )
             for kind, (title, *_) in SYNTHETIC.items()
         ),
@@ -129,9 +128,9 @@ DISTRIBUTED_SGD = Item(
                     title,
                     "train_loss",
                     (
-                        Curve(_synthetic_key(kind), BEST_FEDSGD, "distributed SGD"),
+                        Line(_synthetic_key(kind), BEST_FEDSGD, "distributed SGD"),
                         *(
-                            Curve(_synthetic_key(kind), rival.label, rival.shown)
+                            Line(_synthetic_key(kind), rival.label, rival.shown)
                             for rival in _rivals(kind)
                         ),
                     ),

@@ -6,12 +6,11 @@ from experiments.common import GPU
 from experiments.engine.item import (
     Claim,
     Comparison,
-    Curve,
     Item,
+    Line,
     Panel,
     Row,
     Score,
-    Side,
     Table,
     overlaid,
 )
@@ -48,7 +47,7 @@ FIGURE_1 = Item(
                     "CIFAR-10, IID, 10 %",
                     "test_accuracy",
                     tuple(
-                        Curve("feddyn-cifar-10-alphas", f"feddyn alpha={a:g}", f"alpha = {a:g}")
+                        Line("feddyn-cifar-10-alphas", f"feddyn alpha={a:g}", f"alpha = {a:g}")
                         for a in ALPHAS
                     ),
                 ),
@@ -63,8 +62,8 @@ FIGURE_1 = Item(
             tuple(
                 Comparison(
                     f"against {a:g}",
-                    Side("feddyn-cifar-10-alphas", "feddyn alpha=0.1"),
-                    Side("feddyn-cifar-10-alphas", f"feddyn alpha={a:g}"),
+                    Line("feddyn-cifar-10-alphas", "feddyn alpha=0.1"),
+                    Line("feddyn-cifar-10-alphas", f"feddyn alpha={a:g}"),
                     FIGURES_SHORT,
                 )
                 for a in ALPHAS
@@ -75,7 +74,7 @@ FIGURE_1 = Item(
     scores=tuple(
         Score(
             f"alpha = {a:g}",
-            Side("feddyn-cifar-10-alphas", f"feddyn alpha={a:g}"),
+            Line("feddyn-cifar-10-alphas", f"feddyn alpha={a:g}"),
             "the best" if a == 0.1 else "",
             FIGURES_SHORT,
         )
@@ -109,8 +108,8 @@ FIGURE_2 = Item(
                     "CIFAR-10, IID, 100 %",
                     "test_accuracy",
                     (
-                        Curve("feddyn-cifar-10-fedsplit-100", "feddyn alpha=0.1", "FedDyn"),
-                        Curve(
+                        Line("feddyn-cifar-10-fedsplit-100", "feddyn alpha=0.1", "FedDyn"),
+                        Line(
                             "feddyn-cifar-10-fedsplit-100",
                             "fedsplit active step_size=10",
                             "FedSplit",
@@ -121,9 +120,9 @@ FIGURE_2 = Item(
                     "CIFAR-10, IID, 10 %",
                     "test_accuracy",
                     (
-                        Curve("feddyn-cifar-10-fedsplit-10", "feddyn alpha=0.1", "FedDyn"),
+                        Line("feddyn-cifar-10-fedsplit-10", "feddyn alpha=0.1", "FedDyn"),
                         *(
-                            Curve(
+                            Line(
                                 "feddyn-cifar-10-fedsplit-10",
                                 f"fedsplit {average} step_size=10",
                                 f"FedSplit, {average}",
@@ -143,8 +142,8 @@ FIGURE_2 = Item(
             tuple(
                 Comparison(
                     f"{percent} %",
-                    Side(f"feddyn-cifar-10-fedsplit-{percent}", "feddyn alpha=0.1"),
-                    Side(f"feddyn-cifar-10-fedsplit-{percent}", "fedsplit active step_size=10"),
+                    Line(f"feddyn-cifar-10-fedsplit-{percent}", "feddyn alpha=0.1"),
+                    Line(f"feddyn-cifar-10-fedsplit-{percent}", "fedsplit active step_size=10"),
                     FIGURES_SHORT,
                 )
                 for percent in (100, 10)
@@ -157,8 +156,8 @@ FIGURE_2 = Item(
             (
                 Comparison(
                     "10 %",
-                    Side("feddyn-cifar-10-fedsplit-10", "fedsplit active step_size=10"),
-                    Side("feddyn-cifar-10-fedsplit-10", "fedsplit all step_size=10"),
+                    Line("feddyn-cifar-10-fedsplit-10", "fedsplit active step_size=10"),
+                    Line("feddyn-cifar-10-fedsplit-10", "fedsplit all step_size=10"),
                     FIGURES_SHORT,
                 ),
             ),
@@ -205,7 +204,7 @@ FIGURE_11 = Item(
                     "CIFAR-10, IID, 10 %",
                     "test_accuracy",
                     tuple(
-                        Curve("feddyn-cifar-10-resnet18", label, shown)
+                        Line("feddyn-cifar-10-resnet18", label, shown)
                         for label, shown in zip(RESNET_LABELS, COLUMNS, strict=True)
                     ),
                 ),
@@ -220,8 +219,8 @@ FIGURE_11 = Item(
             tuple(
                 Comparison(
                     f"than {other}",
-                    Side("feddyn-cifar-10-resnet18", RESNET_LABELS[0]),
-                    Side("feddyn-cifar-10-resnet18", label),
+                    Line("feddyn-cifar-10-resnet18", RESNET_LABELS[0]),
+                    Line("feddyn-cifar-10-resnet18", label),
                     "short: 10 clients with 50 images each",
                 )
                 for label, other in zip(RESNET_LABELS[1:], COLUMNS[1:], strict=True)

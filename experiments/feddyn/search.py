@@ -10,11 +10,10 @@ from experiments.engine.item import (
     MOST_SEEDS,
     SHORT,
     Comparison,
-    Curve,
     Item,
+    Line,
     Panel,
     Row,
-    Side,
     Table,
 )
 from experiments.feddyn.perceptrons import TABLE_2_MNIST
@@ -78,7 +77,7 @@ SEARCH_ALPHA = Item(
                     title,
                     "train_loss",
                     tuple(
-                        Curve(
+                        Line(
                             _synthetic_run(kind),
                             _alpha_label(alpha, balanced=kind == "type3"),
                             f"alpha = {alpha:g}",
@@ -96,7 +95,7 @@ SEARCH_ALPHA = Item(
                     f"MNIST, {SPLITS[split].title}, the paper's {choice:g}",
                     "train_loss",
                     tuple(
-                        Curve(
+                        Line(
                             _digits_run(split),
                             f"{_alpha_label(alpha)} epochs=50",
                             f"alpha = {alpha:g}",
@@ -114,8 +113,8 @@ SEARCH_ALPHA = Item(
             tuple(
                 Comparison(
                     title,
-                    Side(_synthetic_run(kind), f"{LOWEST}feddyn"),
-                    Side(_synthetic_run(kind), _alpha_label(CODE_ALPHA, balanced=kind == "type3")),
+                    Line(_synthetic_run(kind), f"{LOWEST}feddyn"),
+                    Line(_synthetic_run(kind), _alpha_label(CODE_ALPHA, balanced=kind == "type3")),
                 )
                 for kind, (title, *_) in SYNTHETIC.items()
             ),
@@ -125,8 +124,8 @@ SEARCH_ALPHA = Item(
             tuple(
                 Comparison(
                     f"MNIST, {SPLITS[split].title}",
-                    Side(_digits_run(split), f"{LOWEST}feddyn"),
-                    Side(_digits_run(split), f"{_alpha_label(choice)} epochs=50"),
+                    Line(_digits_run(split), f"{LOWEST}feddyn"),
+                    Line(_digits_run(split), f"{_alpha_label(choice)} epochs=50"),
                     _SHORT_DIGITS,
                 )
                 for split, choice in MNIST_CHOICE.items()

@@ -13,23 +13,13 @@ have the LSTMs of appendix C.1, 10 % of 143 roles and 1 % of 5,726 users.
 from functools import partial
 
 from experiments.common import fedprox
-from experiments.engine.item import (
-    BEST,
-    Claim,
-    Comparison,
-    Curve,
-    Item,
-    Row,
-    Side,
-    Statistics,
-    Table,
-    Task,
-)
+from experiments.engine.item import BEST, Claim, Comparison, Item, Line, Statistics
 from experiments.engine.summaries import FINAL, MEAN, RISE
-from experiments.fedprox.common import (
+from experiments.fedprox.tasks import (
+    Task,
     each_above_previous,
-    measures_by_task,
     on_each,
+    rows,
     synthetic_tasks,
     table_1,
     two_mus,
@@ -37,6 +27,7 @@ from experiments.fedprox.common import (
 from fedprox.datasets import statistics
 
 DRAFT = "The draft of Li et al. 2020"
+TOO_LONG = "with E = 50 a curve takes 8 million LSTM steps, many hours on two cores"
 
 SYNTHETIC = synthetic_tasks(3)
 IID, HETEROGENEOUS = SYNTHETIC[0], SYNTHETIC[1:]
@@ -76,7 +67,7 @@ SHAKESPEARE = Task(
     1.0,
     40,
     clients_per_round=14,
-    missing="with E = 50 a curve takes 8 million LSTM steps, many hours on two cores",
+    missing=TOO_LONG,
     model={"name": "char-lstm"},
 )
 SENT140 = Task(
@@ -88,7 +79,7 @@ SENT140 = Task(
     1.0,
     800,
     clients_per_round=57,
-    missing="with E = 50 a curve takes 8 million LSTM steps, many hours on two cores",
+    missing=TOO_LONG,
     model={"name": "sentiment-lstm"},
 )
 FIVE = (MNIST, EMNIST, SHAKESPEARE, SENT140, EMNIST_STAR)
@@ -135,14 +126,16 @@ TABLE_1 = Item(
 )
 
 
+DRAWN = (IID_AS_WRITTEN, *SYNTHETIC)
+
+
 def _synthetic_item(title: str, source: str, measures: tuple[str, ...], *claims: Claim) -> Item:
-    drawn = (IID_AS_WRITTEN, *SYNTHETIC)
     return Item(
         title,
-        source,
+        f"{DRAFT}, {source}",
         {"short": 12, "paper": 55},
-        {f"draft-{task.key}": task.experiment(fedprox(0.0, 1.0)) for task in drawn},
-        measures_by_task(drawn, measures, lambda task: two_mus(f"draft-{task.key}", 1.0)),
+        {f"draft-{task.key}": task.experiment(fedprox(0.0, 1.0)) for task in DRAWN},
+        rows(DRAWN, measures, lambda task: two_mus(f"draft-{task.key}", 1.0)),
         claims,
         notes=(
             NO_NUMBERS,
@@ -161,9 +154,10 @@ def _more_heterogeneous(label: str) -> tuple[Comparison, ...]:
     )
 
 
+MU_HELPS = on_each(HETEROGENEOUS, "draft-{}", "fedprox mu=0", "fedprox mu=1")
 FIGURE_1 = _synthetic_item(
     "Figure 1 of the draft: data heterogeneity",
-    f"{DRAFT}, Figure 1, section 5.2",
+    "Figure 1, section 5.2",
     ("train_loss",),
     Claim(
         "More heterogeneous data converge worse, with mu = 0 ...",
@@ -171,23 +165,12 @@ FIGURE_1 = _synthetic_item(
         FINAL,
         _more_heterogeneous("fedprox mu=0"),
     ),
-    Claim(
-        "... and with mu = 1.",
-        "train_loss",
-        FINAL,
-        _more_heterogeneous("fedprox mu=1"),
-    ),
-    Claim(
-        "A large mu is particularly useful on heterogeneous data.",
-        "train_loss",
-        RISE,
-        on_each(HETEROGENEOUS, "draft-{}", "fedprox mu=0", "fedprox mu=1"),
-    ),
+    Claim("... and with mu = 1.", "train_loss", FINAL, _more_heterogeneous("fedprox mu=1")),
+    Claim("A large mu is particularly useful on heterogeneous data.", "train_loss", RISE, MU_HELPS),
 )
-
 FIGURE_5 = _synthetic_item(
     "Figure 5 of the draft: data heterogeneity, in full",
-    f"{DRAFT}, Figure 5, appendix C.3",
+    "Figure 5, appendix C.3",
     IN_FULL,
     Claim(
         "The variance of gradients grows with heterogeneity.",
@@ -195,116 +178,87 @@ FIGURE_5 = _synthetic_item(
         MEAN,
         _more_heterogeneous("fedprox mu=0"),
     ),
-    Claim(
-        "mu = 1 makes it smaller on heterogeneous data.",
-        "gradient_variance",
-        MEAN,
-        on_each(HETEROGENEOUS, "draft-{}", "fedprox mu=0", "fedprox mu=1"),
-    ),
+    Claim("mu = 1 makes it smaller on heterogeneous data.", "gradient_variance", MEAN, MU_HELPS),
 )
 
 
-def _epochs_key(task: Task, epochs: int) -> str:
-    return f"{task.key}-e{epochs}"
+def _epochs(task: Task) -> tuple[Line, ...]:
+    return tuple(Line(f"{task.key}-e{e}", "fedprox mu=0", f"E = {e}") for e in EPOCHS)
 
 
 def _epochs_item(title: str, source: str, measures: tuple[str, ...], *claims: Claim) -> Item:
     """E in {1, 20, 50} with mu = 0."""
     return Item(
         title,
-        source,
+        f"{DRAFT}, {source}",
         {"short": 87, "paper": 800},
         {
-            _epochs_key(task, epochs): task.experiment(fedprox(0.0), epochs=epochs)
+            f"{task.key}-e{epochs}": task.experiment(fedprox(0.0), epochs=epochs)
             for task in FIVE
             if not task.missing
             for epochs in EPOCHS
         },
-        measures_by_task(
-            FIVE,
-            measures,
-            lambda task: tuple(
-                Curve(_epochs_key(task, epochs), "fedprox mu=0", f"E = {epochs}")
-                for epochs in EPOCHS
-            ),
-        ),
+        rows(FIVE, measures, _epochs),
         claims,
         notes=(NO_NUMBERS,),
     )
 
 
-def _epochs_compared(tasks: tuple[Task, ...], more: int, fewer: int) -> tuple[Comparison, ...]:
-    return tuple(
-        Comparison(
-            f"{task.title}, E = {more} above {fewer}",
-            Side(_epochs_key(task, more), "fedprox mu=0"),
-            Side(_epochs_key(task, fewer), "fedprox mu=0"),
-            task.note,
-        )
-        for task in tasks
-        if not task.missing
-    )
+def _above(tasks: tuple[Task, ...], more: int, fewer: int) -> tuple[Comparison, ...]:
+    runs, label = (f"{{}}-e{more}", f"{{}}-e{fewer}"), "fedprox mu=0"
+    return on_each(tasks, runs, label, label, f", E = {more} above {fewer}")
 
 
 FIGURE_2 = _epochs_item(
     "Figure 2 of the draft: the number of local epochs",
-    f"{DRAFT}, Figure 2, section 5.3",
+    "Figure 2, section 5.3",
     ("train_loss",),
     Claim(
         "A large E makes training on heterogeneous data unstable: the loss rises more.",
         "train_loss",
         RISE,
-        _epochs_compared((MNIST, SHAKESPEARE, EMNIST_STAR), 50, 1),
+        _above((MNIST, SHAKESPEARE, EMNIST_STAR), 50, 1),
     ),
     Claim(
         "On EMNIST and Sent140, which are nearly homogeneous, a large E is faster.",
         "train_loss",
         MEAN,
-        _epochs_compared((EMNIST, SENT140), 1, 50),
+        _above((EMNIST, SENT140), 1, 50),
     ),
 )
-
 FIGURE_6 = _epochs_item(
     "Figure 6 of the draft: the number of local epochs, in full",
-    f"{DRAFT}, Figure 6, appendix C.3",
+    "Figure 6, appendix C.3",
     IN_FULL,
     Claim(
         "A smaller E makes local functions more similar.",
         "gradient_variance",
         MEAN,
-        _epochs_compared(FIVE, 50, 1),
+        _above(FIVE, 50, 1),
     ),
 )
 
 
-def _best_runs() -> dict[str, Table]:
-    return {
-        f"{task.key}-grid": task.experiment(fedprox(*GRID), epochs=50)
-        for task in FOUR
-        if not task.missing
-    }
-
-
-def _best_item(title: str, source: str, measures: tuple[str, ...], *claims: Claim) -> Item:
+def _best_item(title: str, source: str, measures: tuple[str, ...], claim: Claim) -> Item:
     """With E = 50: mu = 0 and the best mu."""
     return Item(
         title,
-        source,
+        f"{DRAFT}, {source}",
         {"short": 40, "paper": 430},
-        _best_runs(),
-        _best_rows(measures),
-        claims,
+        {
+            f"{task.key}-grid": task.experiment(fedprox(*GRID), epochs=50)
+            for task in FOUR
+            if not task.missing
+        },
+        rows(FOUR, measures, lambda task: two_mus(f"{task.key}-grid", BEST)),
+        (claim,),
         notes=(NO_NUMBERS, "The best mu is that of {0.001, 0.01, 0.1, 1} by final training loss."),
     )
 
 
-def _best_rows(measures: tuple[str, ...]) -> tuple[Row, ...]:
-    return measures_by_task(FOUR, measures, lambda task: two_mus(f"{task.key}-grid", BEST))
-
-
 FIGURE_3 = _best_item(
     "Figure 3 of the draft: the effect of mu with E = 50",
-    f"{DRAFT}, Figure 3, section 5.3",
+    "Figure 3, section 5.3",
     ("train_loss",),
     Claim(
         "The best mu is steadier than mu = 0: the loss rises less.",
@@ -313,10 +267,9 @@ FIGURE_3 = _best_item(
         on_each(UNSTABLE, "{}-grid", "fedprox mu=0", BEST),
     ),
 )
-
 FIGURE_7 = _best_item(
     "Figure 7 of the draft: the effect of mu, in full",
-    f"{DRAFT}, Figure 3 with accuracy and dissimilarity, appendix C.3",
+    "Figure 3 with accuracy and dissimilarity, appendix C.3",
     IN_FULL,
     Claim(
         "The best mu may increase accuracy.",
@@ -325,10 +278,9 @@ FIGURE_7 = _best_item(
         on_each(FOUR, "{}-grid", BEST, "fedprox mu=0"),
     ),
 )
-
 FIGURE_4 = _best_item(
     "Figure 4 of the draft: dissimilarity",
-    f"{DRAFT}, Figure 4, section 5.4",
+    "Figure 4, section 5.4",
     ("gradient_variance",),
     Claim(
         "The best mu makes the variance of gradients smaller.",

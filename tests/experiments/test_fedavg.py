@@ -15,12 +15,11 @@ from experiments.engine.item import (
     Between,
     Claim,
     Comparison,
-    Curve,
     Item,
+    Line,
     Panel,
     Row,
     Scale,
-    Side,
     Table,
     expand,
 )
@@ -308,12 +307,12 @@ def test_models_begin_alike_only_where_they_are_to(tmp_path: Path) -> None:
         Panel(
             key,
             "train_loss",
-            tuple(Curve(key, label, label) for label in (LINE, PARENT)),
+            tuple(Line(key, label, label) for label in (LINE, PARENT)),
             x="theta",
         )
         for key in pairs
     )
-    compared = Comparison("A", Side("separate", LINE), Side("shared", LINE))
+    compared = Comparison("A", Line("separate", LINE), Line("shared", LINE))
     item = Item(
         "Figure 0",
         "nowhere",

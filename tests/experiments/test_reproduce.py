@@ -4,13 +4,11 @@ import csv
 import functools
 import json
 import math
-import runpy
 import sys
 import tomllib
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,18 +35,16 @@ from experiments.engine.item import (
     SHORT,
     Claim,
     Comparison,
-    Curve,
     Entry,
     Item,
+    Line,
     Panel,
     Race,
     RaceRow,
     Row,
     Scale,
-    Side,
     Statistics,
     Table,
-    Task,
     expand,
 )
 from experiments.engine.mixes import LABELS, mix
@@ -70,12 +66,10 @@ from experiments.engine.summaries import (
 )
 from experiments.engine.table import table
 from experiments.engine.verdicts import best, pick
-from experiments.fedprox import draft
 from experiments.fedprox.headline import LEFT_OUT, long_run
 from fedprox import Target
 from fedprox.cli import main
 from fedprox.datasets import DATASETS, synthetic
-from fedprox.datasets.statistics import DRAFT, PAPERS
 from fedprox.errors import InputError
 from fedprox.experiment import parse, resolve
 from fedprox.federation import Federation
@@ -282,54 +276,6 @@ def test_the_draft_takes_its_share_of_clients() -> None:
         assert one["systems"] == {"stragglers": 0.0}
 
 
-class Filled(Task):
-    """A task that is run whatever its size."""
-
-    def __new__(cls, *settings: Any, **more: Any) -> "Filled":
-        return super().__new__(cls, *settings, **(more | {"missing": ""}))
-
-    def _replace(self, **changes: Any) -> "Filled":
-        return super()._replace(**(changes | {"missing": ""}))
-
-
-def items_in_full(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, Item]:
-    """A paper's items with all tasks; none may be left out, and every line's run is there."""
-    with monkeypatch.context() as patch:
-        patch.setattr("experiments.engine.item.Task", Filled)
-        items: dict[str, Item] = runpy.run_path(str(module.__file__))["ITEMS"]
-    for name, item in items.items():
-        assert not item.missing
-        curves = [curve for row in item.rows for panel in row.panels for curve in panel.curves]
-        assert {curve.run for curve in curves} <= item.runs.keys()
-        for run, paper in item.runs.items():
-            for one in expand(paper, SCALES["paper"]).values():
-                parse(f"{name}: {run}", one)
-    return items
-
-
-def test_the_drafts_left_out_panels_would_be_the_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Appendices C.1 and C.2: two-layer LSTMs, 10 % of 143 roles and 1 % of 5,726 users."""
-    items = items_in_full(draft, monkeypatch)
-    expected = {
-        "shakespeare": (0.10, "char-lstm", 0.8, PAPERS["shakespeare", "roles"]),
-        "sent140": (0.01, "sentiment-lstm", 0.3, PAPERS["sent140", ""]),
-    }
-    for key, (share, model, rate, papers) in expected.items():
-        clients = next(row.clients for row in papers if row.source.startswith(DRAFT))
-        assert clients is not None
-        for item, end, epochs in (("figure-2", "e1", 1), ("figure-3", "grid", 50)):
-            one = items[item].runs[f"draft-{key}-{end}"]
-            # the models' defaults are the paper's: 100 units for characters, 256 for tweets
-            assert one["model"] == {"name": model}
-            assert one["cohort"]["clients_per_round"] == round(share * clients)
-            assert one["solver"] == {"learning_rate": rate, "batch_size": 10, "epochs": epochs}
-            assert not one.keys() & {"client_rows", MOST_SEEDS}
-    tweets = items["figure-2"].runs["draft-sent140-e20"]["data"]
-    assert (tweets["clients"], tweets["vectors"]) == (5726, "glove.6B.300d")
-    sides = [c.where for claim in items["figure-3"].claims for c in claim.comparisons]
-    assert sides == ["MNIST", "EMNIST*", "Shakespeare"]  # on Sent140 mu does not help
-
-
 def test_the_draft_has_its_iid_set_beside_the_final_papers() -> None:
     item = ITEMS["fedprox-draft/figure-1"]
     plain, written = (item.runs[f"draft-synthetic-iid{end}"] for end in ("", "-random-mean"))
@@ -525,8 +471,8 @@ SCALE = Scale("tiny", 2, (0, 1))
 
 def tiny(**changes: Any) -> Item:
     curves = (
-        Curve("a", "fedprox mu=0", "FedProx, mu = 0"),
-        Curve("a", BEST, "FedProx, mu > 0"),
+        Line("a", "fedprox mu=0", "FedProx, mu = 0"),
+        Line("a", BEST, "FedProx, mu > 0"),
     )
     return Item(
         "Figure 0: made up",
@@ -542,7 +488,7 @@ def tiny(**changes: Any) -> Item:
                 "mu = 0 is worse.",
                 "test_accuracy",
                 RULE,
-                (Comparison("A", Side("a", BEST), Side("a", "fedprox mu=0"), "made up"),),
+                (Comparison("A", Line("a", BEST), Line("a", "fedprox mu=0"), "made up"),),
                 paper="+22 %",
             ),
         ),
@@ -686,7 +632,7 @@ def test_a_panel_over_steps_of_the_best_so_far() -> None:
     ]
     for run in runs:
         run.values["total_steps"] = np.array([0.0, 30.0, 60.0, 90.0])
-    curve = Curve("a", "fedprox mu=0", "FedAvg")
+    curve = Line("a", "fedprox mu=0", "FedAvg")
     panel = Panel("A", "test_accuracy", (curve,), x="total_steps", best=True)
     drawn = figure(replace(item, rows=(Row("", (panel,)),)), {"a": runs})
     (axis,) = drawn.axes
@@ -729,13 +675,13 @@ def test_mixes_count_the_clients_by_their_classes(tmp_path: Path) -> None:
         "Figure 0",
         "nowhere",
         {"tiny": 1.0},
-        rows=(Row("", (Panel("Drawn", "clients", (Curve("m", "80 %", "IID"),), x="classes"),)),),
+        rows=(Row("", (Panel("Drawn", "clients", (Line("m", "80 %", "IID"),), x="classes"),)),),
         claims=(
             Claim(
                 "More classes make up more.",
                 "clients",
                 CLASSES,
-                (Comparison("drawn", Side("m", "80 %"), Side("m", "40 %")),),
+                (Comparison("drawn", Line("m", "80 %"), Line("m", "40 %")),),
             ),
         ),
         mixes={"m": {"name": "synthetic", "clients": 12}},

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.engine.figure import figure
-from experiments.engine.item import AT_EACH_ROUND, LOWEST, Curve, Item, Panel, Row
+from experiments.engine.item import AT_EACH_ROUND, LOWEST, Item, Line, Panel, Row
 from experiments.engine.summaries import FINAL, HIGHEST, Series
 from experiments.engine.sweeps import envelope, lowest, of_sweep
 from experiments.engine.verdicts import pick
@@ -66,7 +66,7 @@ def drawn(panel: Panel) -> Any:
 
 
 def test_a_panel_marks_its_level_and_begins_near_it() -> None:
-    curve = Curve("r", f"{AT_EACH_ROUND}fedavg", "FedAvg")
+    curve = Line("r", f"{AT_EACH_ROUND}fedavg", "FedAvg")
     axis = drawn(Panel("A", "test_accuracy", (curve,), best=True, level=0.45, last=2))
     best, level = axis.get_lines()
     np.testing.assert_allclose(best.get_ydata(), [0.1, 0.5, 0.5, 0.5])
@@ -76,11 +76,11 @@ def test_a_panel_marks_its_level_and_begins_near_it() -> None:
     near = drawn(Panel("A", "test_accuracy", (curve,), best=True, level=0.9, last=99))
     assert near.get_ylim()[0] < 0.1  # not reached
     assert near.get_xlim()[1] == 3
-    reached = drawn(Panel("A", "test_accuracy", (Curve("r", FAST.label, "FedAvg"),), level=0.9))
+    reached = drawn(Panel("A", "test_accuracy", (Line("r", FAST.label, "FedAvg"),), level=0.9))
     assert reached.get_ylim()[0] == pytest.approx(0.6)
 
 
 def test_a_panel_of_losses_can_be_logarithmic() -> None:
-    curves = (Curve("r", SLOW.label, "FedAvg"),)
+    curves = (Line("r", SLOW.label, "FedAvg"),)
     assert drawn(Panel("A", "train_loss", curves)).get_yscale() == "linear"
     assert drawn(Panel("A", "train_loss", curves, logarithmic=True)).get_yscale() == "log"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.engine.item import BEST, Claim, Comparison, Item, Scale, Side
+from experiments.engine.item import BEST, Claim, Comparison, Item, Line, Scale
 from experiments.engine.summaries import FINAL, Series
 from experiments.engine.table import table
 from experiments.engine.verdicts import LEVEL, Evidence, evidence_of, judge, pick, verdicts
@@ -96,7 +96,7 @@ def test_many_comparisons_of_an_item_need_more(p: list[float], held: int) -> Non
 
 def test_a_line_is_not_compared_with_itself() -> None:
     """The paper's mu may be the best."""
-    pair = (Comparison("here", Side("r", BEST), Side("r", "fedprox mu=1")),)
+    pair = (Comparison("here", Line("r", BEST), Line("r", "fedprox mu=1")),)
     claim = Claim("the best ends higher", "train_loss", FINAL, pair)
     near = Claim("the paper's is near the best", "train_loss", FINAL, pair, alike=0.02)
     for rival, expected in ((3.0, "one line"), (1.0, "does not hold")):
@@ -118,8 +118,8 @@ def test_claims_are_judged_in_pairs_of_seeds_together() -> None:
             "train_loss",
             FINAL,
             (
-                Comparison("first", Side("r", "one"), Side("r", "two")),
-                Comparison("second", Side("r", "one"), Side("s", "two")),
+                Comparison("first", Line("r", "one"), Line("r", "two")),
+                Comparison("second", Line("r", "one"), Line("s", "two")),
             ),
         )
     ]
@@ -142,7 +142,7 @@ def test_claims_are_judged_in_pairs_of_seeds_together() -> None:
 
 
 def test_a_tolerance_lets_the_other_side_be_a_little_worse() -> None:
-    compared = Comparison("here", Side("r", "moderate"), Side("r", "large"))
+    compared = Comparison("here", Line("r", "moderate"), Line("r", "large"))
     claim = Claim("Not much worse.", "train_loss", FINAL, (compared,), tolerance=0.5)
     found = {}
     for large in (0.1, 1.4, 1.6):
@@ -161,7 +161,7 @@ def test_a_tolerance_lets_the_other_side_be_a_little_worse() -> None:
 
 
 def test_a_chosen_line_says_of_how_many_and_a_bound_all_its_digits() -> None:
-    pair = (Comparison("here", Side("r", BEST), Side("r", "fedprox mu=0")),)
+    pair = (Comparison("here", Line("r", BEST), Line("r", "fedprox mu=0")),)
     claim = Claim("alike", "test_accuracy", FINAL, pair, alike=0.0005)
     lines = [line(f"fedprox mu={mu}", [4, 3 - mu], s, mu) for mu in (0, 1, 2) for s in (0, 1)]
     item = Item("Figure 0", "nowhere", {"tiny": 1.0}, claims=(claim,))
