@@ -10,9 +10,9 @@ from dataclasses import replace
 import fedprox as fp
 from benchmarks.gpu_parts.cifar import follow, images, speed
 from benchmarks.gpu_parts.part import Part
-from experiments.feddyn.cifar_10 import TABLE_1
+from experiments.feddyn.cifar import TABLES
 
-RUN = TABLE_1.runs["feddyn-cifar-10-10-percent-iid"]
+RUN = TABLES["table-1"].runs["feddyn-cifar-10-10-percent-iid"]
 
 ALPHA = 0.1
 

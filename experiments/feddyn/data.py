@@ -13,7 +13,7 @@ from experiments.engine.item import (
 )
 from experiments.engine.mixes import LABELS
 from experiments.engine.summaries import CLASSES
-from experiments.feddyn.cifar_100 import NOT_RUN
+from experiments.feddyn.cifar import NOT_RUN
 from experiments.feddyn.settings import PAPER, SPLITS
 
 TABLE_3 = Item(
@@ -55,7 +55,7 @@ TABLE_3_CIFAR_100 = Item(
 )
 
 MIXES: dict[str, Table] = {
-    split: {"name": "mnist", **SPLITS[split].options}
+    split: {"name": "mnist", **SPLITS[split][1]}
     for split in ("iid", "dirichlet-0.6", "dirichlet-0.3")
 }
 
@@ -75,7 +75,7 @@ FIGURE_3 = Item(
                 Panel(
                     f"MNIST, {label} of the rows",
                     "clients",
-                    tuple(Line(_key(split), label, SPLITS[split].title) for split in MIXES),
+                    tuple(Line(_key(split), label, SPLITS[split][0]) for split in MIXES),
                     x="classes",
                 )
                 for label in LABELS
@@ -89,7 +89,7 @@ FIGURE_3 = Item(
             CLASSES,
             tuple(
                 Comparison(
-                    f"{label}: {SPLITS[greater].title} above {SPLITS[less].title}",
+                    f"{label}: {SPLITS[greater][0]} above {SPLITS[less][0]}",
                     Line(_key(greater), label),
                     Line(_key(less), label),
                 )

@@ -23,7 +23,7 @@ from experiments.engine.item import (
     Table,
 )
 from experiments.engine.summaries import MEAN
-from experiments.feddyn.perceptrons import TABLE_2_MNIST
+from experiments.feddyn.digits import TABLES
 from experiments.feddyn.settings import EVALUATED, SPLITS, share
 from experiments.feddyn.synthetic import SYNTHETIC, TABLE_6
 from fedprox.simulation.results.target import Target
@@ -97,7 +97,7 @@ def _digits_key(split: str) -> str:
 
 def _digits_run(split: str) -> Table:
     """FedDyn and FedAvg as in Table 2, and FedSGD, to the lower accuracy."""
-    whole = TABLE_2_MNIST.runs[f"feddyn-mnist-10-percent-{split}"]
+    whole = TABLES["table-2-mnist"].runs[f"feddyn-mnist-10-percent-{split}"]
     by_name = {method["name"]: method for method in whole["method"]}
     return whole | {
         "rounds": 1_000,
@@ -150,7 +150,7 @@ DISTRIBUTED_SGD = Item(
             ("FedDyn", "FedAvg", "distributed SGD"),
             tuple(
                 RaceRow(
-                    f"MNIST, 10 %, {SPLITS[split].title}",
+                    f"MNIST, 10 %, {SPLITS[split][0]}",
                     Target("test_accuracy", share(percent)),
                     (
                         Entry(_digits_key(split), "feddyn", feddyn),

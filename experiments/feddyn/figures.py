@@ -15,7 +15,7 @@ from experiments.engine.item import (
     overlaid,
 )
 from experiments.engine.summaries import HIGHEST, MEAN
-from experiments.feddyn.cifar_10 import PHOTOS, cifar_run
+from experiments.feddyn.cifar import PHOTOS, cifar_run
 from experiments.feddyn.settings import AS_IN_THE_CODE, COLUMNS, EVALUATED, PAPER, all_methods
 
 ALPHAS = (1.0, 0.5, 0.1, 0.05, 0.01, 0.001)

@@ -16,7 +16,7 @@ from experiments.engine.item import (
     Row,
     Table,
 )
-from experiments.feddyn.perceptrons import TABLE_2_MNIST
+from experiments.feddyn.digits import TABLES
 from experiments.feddyn.settings import AS_IN_THE_CODE, EVALUATED, PAPER, SPLITS
 from experiments.feddyn.synthetic import SYNTHETIC, TABLE_6
 
@@ -52,7 +52,7 @@ def _digits_run(split: str) -> str:
 
 def _digits_experiment(split: str) -> Table:
     """FedDyn as in Table 2 at 10 %, with logistic regression, for the search's 100 rounds."""
-    return without_target(TABLE_2_MNIST.runs[f"feddyn-mnist-10-percent-{split}"]) | {
+    return without_target(TABLES["table-2-mnist"].runs[f"feddyn-mnist-10-percent-{split}"]) | {
         "rounds": 100,
         MOST_SEEDS: 3,
         "model": {"name": "logistic"},
@@ -92,7 +92,7 @@ SEARCH_ALPHA = Item(
             "10 % of 100 clients",
             tuple(
                 Panel(
-                    f"MNIST, {SPLITS[split].title}, the paper's {choice:g}",
+                    f"MNIST, {SPLITS[split][0]}, the paper's {choice:g}",
                     "train_loss",
                     tuple(
                         Line(
@@ -123,7 +123,7 @@ SEARCH_ALPHA = Item(
             "The paper's alpha is the best of {0.001, 0.01, 0.03, 0.1}.",
             tuple(
                 Comparison(
-                    f"MNIST, {SPLITS[split].title}",
+                    f"MNIST, {SPLITS[split][0]}",
                     Line(_digits_run(split), f"{LOWEST}feddyn"),
                     Line(_digits_run(split), f"{_alpha_label(choice)} epochs=50"),
                     _SHORT_DIGITS,

@@ -5,16 +5,28 @@ settings are those of appendices A.1 and A.2: the learning rate 0.1 (1 for Shake
 50 (10, 100), and for each method its local work and hyperparameters. Settings that the paper omits
 are those of the authors' code, see `AS_IN_THE_CODE`; with partial participation, clients
 participate independently of each other.
-
-A row of a table is a run with two target accuracies, which stops at the higher one.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from experiments.common import FEDDYN_PAPER
-from experiments.engine.item import MOST_SEEDS, SHORT, Entry, Item, Race, RaceRow, Table
+from experiments.engine.item import (
+    MOST_SEEDS,
+    SHORT,
+    Claim,
+    Comparison,
+    Entry,
+    Item,
+    Line,
+    Panel,
+    Race,
+    RaceRow,
+    Row,
+    Table,
+)
+from experiments.engine.summaries import HIGHEST, Summary
 from fedprox.simulation.results.target import Target
 
 PAPER = FEDDYN_PAPER
@@ -25,39 +37,59 @@ Printed = tuple[float, int | str, int | str, int | str, int | str]
 """A line of a table: the accuracy in per cent, or the loss, and the models that each method sent,
 in the order of `COLUMNS`."""
 
+Lines = dict[tuple[int, str], tuple[Printed, Printed]]
+"""By per cent of the clients in a round and key of `SPLITS`: the two lines of a table, for the
+higher and for the lower accuracy."""
 
-class Split(NamedTuple):
-    """A partition of the data over clients: its title, and the data set's options."""
-
-    title: str
-    options: Table
-
-
-SPLITS = {
-    "iid": Split("IID", {"partition": "iid"}),
-    "dirichlet-0.6": Split("Dirichlet (.6)", {"partition": "dirichlet", "concentration": 0.6}),
-    "dirichlet-0.3": Split("Dirichlet (.3)", {"partition": "dirichlet", "concentration": 0.3}),
-    "iid-2000": Split("IID", {"partition": "iid-2000"}),
-    "roles-2000": Split("Non-IID", {"partition": "roles-2000"}),
+SPLITS: dict[str, tuple[str, Table]] = {
+    "iid": ("IID", {"partition": "iid"}),
+    "dirichlet-0.6": ("Dirichlet (.6)", {"partition": "dirichlet", "concentration": 0.6}),
+    "dirichlet-0.3": ("Dirichlet (.3)", {"partition": "dirichlet", "concentration": 0.3}),
+    "iid-2000": ("IID", {"partition": "iid-2000"}),
+    "roles-2000": ("Non-IID", {"partition": "roles-2000"}),
 }
+"""Partitions of the data over clients: a title, and the data set's options."""
 
 
 class Setting(NamedTuple):
-    """A row of a table: a run, and the two lines that the paper prints for it.
+    """A row of a table, or a panel of a figure: a run of all four methods.
 
     Attributes:
         key: Name of the run.
-        title: Title of the row.
-        lines: The paper's lines for the higher and for the lower accuracy.
+        title: Title of the row or panel.
         run: The experiment.
+        lines: The two lines that the paper prints for it; empty for a panel.
         note: How ours differs, and what the short scale changes.
     """
 
     key: str
     title: str
-    lines: tuple[Printed, Printed]
     run: Table
-    note: str
+    lines: tuple[Printed, ...] = ()
+    note: str = ""
+
+    def line(self, shown: str) -> Line:
+        """The line of a method, a name of `COLUMNS`, of a run with one alpha and mu."""
+        method = self.run["method"][COLUMNS.index(shown)]
+        solver = method.get("solver", {})
+        words = [
+            method["name"],
+            "balanced" * method.get("balance", False),
+            *(f"{key}={method[key]:g}" for key in ("alpha", "mu") if key in method),
+            *(f"{key}={solver[key]}" for key in ("epochs", "steps") if key in solver),
+        ]
+        return Line(self.key, " ".join(filter(None, words)), shown)
+
+    def curve(self, title: str, rounds: int | None, short: Table) -> "Setting":
+        """The panel of a row, whose run goes on for so many rounds, or those of the table."""
+        every = max(FEWEST, self.run["evaluation"].get("every", 1))
+        evaluation = self.run["evaluation"] | {"every": every}
+        changes = {"evaluation": evaluation, "rounds": rounds or self.run["rounds"], SHORT: short}
+        return Setting(f"{self.key}-curves", title, self.run | changes)
+
+
+FEWEST = 5
+"""Fewest rounds between the points of a curve."""
 
 
 def all_methods(feddyn: Table, scaffold: Table, fedprox: Table) -> list[Table]:
@@ -131,11 +163,6 @@ def experiment(
     }
 
 
-def _until(setting: Setting) -> Table:
-    """A setting's run; each method stops when a point of its sweep reaches the higher accuracy."""
-    return setting.run | {"target_accuracy": share(setting.lines[0][0]), "stop_at_target": "any"}
-
-
 def share(percent: float) -> float:
     """A printed accuracy as a fraction, rounded to the nearest float of the decimal.
 
@@ -145,7 +172,13 @@ def share(percent: float) -> float:
     return round(percent / 100, 6)
 
 
-def _race(settings: Sequence[Setting]) -> Race:
+def race_table(
+    title: str, source: str, seconds: dict[str, float], settings: Sequence[Setting], *notes: str
+) -> Item:
+    """A table of the models that each method sends until the accuracies of the settings.
+
+    A run stops where a point of each method's sweep reaches the higher accuracy.
+    """
     rows = [
         RaceRow(
             setting.title,
@@ -156,7 +189,83 @@ def _race(settings: Sequence[Setting]) -> Race:
         for setting in settings
         for line, (percent, *counts) in enumerate(setting.lines)
     ]
-    return Race(COLUMNS, tuple(rows), "models", "first column")
+    until = {
+        setting.key: setting.run
+        | {"target_accuracy": share(setting.lines[0][0]), "stop_at_target": "any"}
+        for setting in settings
+    }
+    return Item(
+        title,
+        f"{PAPER}, {source}, appendix A.2",
+        seconds,
+        until,
+        races=(Race(COLUMNS, tuple(rows), "models", "first column"),),
+        notes=(EVALUATED, AS_IN_THE_CODE, *notes),
+    )
+
+
+FEW = "short: 10 clients with 10 rows each, at most 2 a round, batches of 10"
+
+
+def harder(
+    pairs: Mapping[str, tuple[Setting, Setting]],
+    text: str = "Data that are not IID are harder.",
+    over: Summary = HIGHEST,
+) -> Claim:
+    """A claim that every method is better in the first of two panels, by where they belong."""
+    return Claim(
+        text,
+        "test_accuracy",
+        over,
+        tuple(
+            Comparison(
+                f"{where}: {name}",
+                easy.line(name)._replace(shown=""),
+                hard.line(name)._replace(shown=""),
+                FEW,
+            )
+            for where, (easy, hard) in pairs.items()
+            for name in COLUMNS
+        ),
+    )
+
+
+def curves(
+    title: str,
+    number: int,
+    seconds: dict[str, float],
+    grid: Sequence[Sequence[Setting]],
+    claims: tuple[Claim, ...],
+    *notes: str,
+) -> Item:
+    """A figure: a panel for each setting, with a line for each method."""
+    settings = [one for row in grid for one in row]
+    better = tuple(
+        Comparison(
+            f"{one.title}: than {name}",
+            one.line("FedDyn")._replace(shown=""),
+            one.line(name)._replace(shown=""),
+            FEW,
+        )
+        for one in settings
+        for name in COLUMNS[1:]
+    )
+
+    def panel(one: Setting) -> Panel:
+        return Panel(one.title, "test_accuracy", tuple(one.line(name) for name in COLUMNS))
+
+    return Item(
+        f"Figure {number}: {title}",
+        f"{PAPER}, Figure {number}, appendix A.2",
+        seconds,
+        {one.key: one.run for one in settings},
+        rows=tuple(Row("", tuple(panel(one) for one in row)) for row in grid),
+        claims=(
+            Claim("FedDyn is better than the others.", "test_accuracy", HIGHEST, better),
+            *claims,
+        ),
+        notes=(*notes, EVALUATED, AS_IN_THE_CODE),
+    )
 
 
 FEDPROX_EPOCHS = "The paper names no number of epochs for FedProx; it has FedAvg's."
@@ -178,34 +287,3 @@ EVALUATED = (
     "take part on average. The paper counts whole rounds; ours are interpolated, which is half a "
     "round less on average."
 )
-
-
-def race_table(
-    title: str, source: str, seconds: dict[str, float], settings: Sequence[Setting], *notes: str
-) -> Item:
-    """A table of the models that each method sends until the accuracies of the settings."""
-    return Item(
-        title,
-        f"{PAPER}, {source}, appendix A.2",
-        seconds,
-        {setting.key: _until(setting) for setting in settings},
-        races=(_race(settings),),
-        notes=(EVALUATED, AS_IN_THE_CODE, *notes),
-    )
-
-
-Lines = dict[tuple[int, str], tuple[Printed, Printed]]
-"""By per cent of the clients in a round and key of `SPLITS`: the two lines of a table."""
-
-
-def of_percent(
-    name: str,
-    percent: int,
-    split: str,
-    lines: tuple[Printed, Printed],
-    run: Table,
-    note: str = "",
-) -> Setting:
-    """A row of Table 2 or 5."""
-    key = f"feddyn-{name}-{percent}-percent-{split}"
-    return Setting(key, f"{percent} %, {SPLITS[split].title}", lines, run, note)

@@ -9,7 +9,7 @@ import pytest
 
 from experiments import ITEMS
 from experiments.engine.item import MOST_SEEDS, SCALES, SHORT, Table, expand
-from experiments.feddyn.cifar_100 import NOT_RUN
+from experiments.feddyn.cifar import NOT_RUN
 from experiments.feddyn.settings import COLUMNS
 from experiments.feddyn.synthetic import DRAW, SYNTHETIC
 from experiments.quirks import WITHOUT_QUADRATIC
