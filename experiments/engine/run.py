@@ -27,8 +27,9 @@ from experiments.engine.item import (
     expand,
 )
 from experiments.engine.mixes import mix
+from experiments.engine.results import document
 from experiments.engine.summaries import Series
-from experiments.engine.table import duration, table
+from experiments.engine.table import blocks, duration, seeds_of, table
 from fedprox.errors import InputError
 from fedprox.experiment import Experiment, Resolved, load_data, parse, resolve, train
 from fedprox.files.lock import locked
@@ -71,7 +72,7 @@ def reproduce(
     Experiments are written to `out/runs/NAME`, ordinary run directories that items share: a
     complete one is not run again, and an interrupted one continues from its last checkpoint. The
     results of the item are written to `out/NAME-OF-ITEM`: `figure.png`, `figure.svg`, `metrics.csv`
-    (every measure of every run), `table.md`, `report.html`.
+    (every measure of every run), `results.json`, `table.md`, `report.html`.
 
     Args:
         name: The item's name, such as "fedprox/figure-1".
@@ -148,12 +149,17 @@ def _reproduce(
         row.title: np.array([_counts(name, row, seed, data_dir) for seed in scale.seeds])
         for row in item.statistics
     }
-    took = duration(time.perf_counter() - begin)
+    seeds = seeds_of(measured, scale)
+    took = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}, "
+    took += duration(time.perf_counter() - begin)
     reused = len(trained) - sum(trained.values())
     if reused:
         took += f" ({reused} of {len(trained)} experiments were there already)"
-    text = table(name, item, scale, measured, statistics, took)
+    found = blocks(item, scale, measured, statistics)
+    text = table(name, item, scale, found, took)
     write_whole(folder / "table.md", text.encode())
+    results = document(name, item, scale, measured, found, took)
+    write_whole(folder / "results.json", results)
     if trained:
         # no figure of all runs: an item has its own figure, and there may be many runs
         runs = [out / "runs" / run for run in trained]

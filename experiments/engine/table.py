@@ -1,6 +1,7 @@
-"""The table of any item as Markdown: the paper's claims and numbers, and ours."""
+"""The tables of any item, as data and as Markdown: the paper's claims and numbers, and ours."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +31,16 @@ from experiments.engine.races import (
 from experiments.engine.summaries import RULE, Series, stop
 from experiments.engine.verdicts import (
     LEVEL,
+    Evidence,
     JudgedComparison,
     Measured,
+    Verdict,
     candidates,
+    evidence_of,
+    evidence_of_summary,
     judge,
     pick,
+    verdicts,
 )
 
 HOW = (
@@ -54,55 +60,148 @@ HOW_RACES = (
 )
 
 
-def table(
-    name: str,
+Block = dict[str, Any]
+"""A claim with its comparisons, or a table of strings with the words before it."""
+
+
+def blocks(
     item: Item,
     scale: Scale,
     measured: Measured,
     statistics: Mapping[str, NDArray[np.float64]],
-    took: str,
-) -> str:
+) -> list[Block]:
+    """An item's tables as data.
+
+    Args:
+        item: The item.
+        scale: The scale at which it was run.
+        measured: The item's series by run.
+        statistics: By title, our number for each column, shape (seeds, columns).
+    """
+    found = []
+    if item.statistics:
+        found.append(_statistics(item.statistics, statistics))
+    if item.scores:
+        found.append(_scores(item, scale, measured))
+    found += [_race(race, item, scale, measured) for race in item.races]
+    judged = list(zip(item.claims, judge(item.claims, measured), strict=True))
+    averages = [(claim, comparisons) for claim, comparisons in judged if claim.paper]
+    if averages:
+        found.append(_averages(averages))
+    for claim, comparisons in judged:
+        found.append(_claim(claim, comparisons, item, scale, measured))
+        if claim.over is RULE:
+            found.append(_stops(claim, measured))
+    return found
+
+
+def evidence_in(claim: Block, comparison: Block) -> Evidence | None:
+    """What a comparison's differences say, from each seed's or from what a table printed."""
+    alike, tolerance = claim.get("alike"), claim.get("tolerance", 0.0)
+    if comparison.get("same_line") and alike is None:
+        return None
+    if "greater" in comparison:
+        return evidence_of(_differences(comparison) + tolerance, alike)
+    unit = 0.01 if claim.get("percent") else 1.0
+    mean, deviation = (unit * number for number in comparison["mean and deviation"])
+    return evidence_of_summary(mean + tolerance, deviation, comparison["seeds"], alike)
+
+
+def judged_in(found: Sequence[Block]) -> list[list[Verdict]]:
+    """The verdicts of an item's claims, in the order of its blocks."""
+    claims = [block for block in found if "claim" in block]
+    evidence = [[evidence_in(block, one) for one in block["comparisons"]] for block in claims]
+    each = iter(verdicts([one for group in evidence for one in group]))
+    return [[next(each) for _ in group] for group in evidence]
+
+
+def markdown(found: Sequence[Block]) -> list[str]:
+    """The blocks of an item as Markdown, with their verdicts."""
+    judged = iter(judged_in(found))
+    return [
+        "\n".join(_claim_lines(block, next(judged)) if "claim" in block else _table_lines(block))
+        for block in found
+    ]
+
+
+def _table_lines(block: Block) -> list[str]:
+    words = [block["words"], ""] if block.get("words") else []
+    return [*words, *_grid(block["header"], block["rows"])]
+
+
+def _claim_lines(claim: Block, judged: Sequence[Verdict]) -> list[str]:
+    percent = claim.get("percent", False)
+    rows = []
+    for one, verdict in zip(claim["comparisons"], judged, strict=True):
+        evidence = evidence_in(claim, one)
+        p = f"{evidence.p:.2g}" if evidence and evidence.p >= 0 else ""
+        if "greater" in one:
+            sides = [
+                f"{label} {_spread(np.array(one[key], float), percent=percent, brackets=False)}"
+                for label, key in zip(one["labels"], ("greater", "less"), strict=True)
+            ]
+            difference = _spread(_differences(one), percent=percent)
+        else:
+            sides, difference = one["sides"], one["difference"]
+        rows.append([one["where"], *sides, difference, p, f"**{verdict}**", one["made_with"]])
+    tally = ", ".join(f"{judged.count(v)} {v}" for v in dict.fromkeys(judged))
+    header = ["data", *_headings(claim), "difference", "p", "verdict", "made with"]
+    return [f"**{claim['claim']}** ({claim['what']}; {tally})", "", *_grid(header, rows)]
+
+
+def _headings(claim: Block) -> list[str]:
+    def bound(number: float) -> str:
+        return f"{100 * number:g} %" if claim.get("percent") else f"{number:.3g}"
+
+    if claim.get("alike"):
+        return [f"within {bound(claim['alike'])}, by our reading", "of this"]
+    if claim.get("tolerance"):
+        most = f"larger, or smaller by at most {bound(claim['tolerance'])} by our reading"
+        return [most, "smaller, says the paper"]
+    return ["larger, says the paper", "smaller, says the paper"]
+
+
+def _differences(comparison: Block) -> NDArray[np.float64]:
+    greater, less = (np.array(comparison[key], np.float64) for key in ("greater", "less"))
+    if comparison["same_line"]:
+        return np.zeros(len(greater))  # a line is like itself, also where it diverged
+    with np.errstate(invalid="ignore"):
+        return np.asarray(greater - less)
+
+
+def table(name: str, item: Item, scale: Scale, found: Sequence[Block], took: str) -> str:
     """An item's table as Markdown.
 
     Args:
         name: The item's name in the catalogue.
         item: The item.
         scale: The scale at which it was run.
-        measured: The item's series by run.
-        statistics: By title, our number for each column, shape (seeds, columns).
-        took: How long it took, in words.
+        found: The item's `blocks`.
+        took: The seeds, and how long it took, in words.
     """
-    seeds_run = {series.seed for group in measured.values() for series in group}
-    seeds = sorted(seeds_run) if seeds_run else scale.seeds
-    shown = f"seed{'s' if len(seeds) > 1 else ''} {_numbers(seeds)}"
     lines = [
         f"# {item.title}",
         "",
-        f"{item.source}. `python -m experiments {name} --scale {scale.name}`, {shown}, {took}.",
+        f"{item.source}. `python -m experiments {name} --scale {scale.name}`, {took}.",
         "",
     ]
     left_out = [f"{title} is left out: {why}." for title, why in item.missing.items()]
     for note in (*item.notes, *left_out):
         lines += [note, ""]
-    if item.statistics:
-        lines += _statistics(item.statistics, statistics)
-    if item.scores:
-        lines += _scores(item, scale, measured)
     if item.races:
         lines += [HOW_RACES, ""]
-    for race in item.races:
-        lines += _race(race, item, scale, measured)
     if item.claims:
-        lines += [HOW, ""]
-    judged = list(zip(item.claims, judge(item.claims, measured), strict=True))
-    if judged:
-        lines += [f"All comparisons: {_tally([one for _, group in judged for one in group])}.", ""]
-    averages = [(claim, comparisons) for claim, comparisons in judged if claim.paper]
-    if averages:
-        lines += _averages(averages)
-    for claim, comparisons in judged:
-        lines += _claim(claim, comparisons, item, scale, measured)
-    return "\n".join(lines).rstrip() + "\n"
+        each = [one for group in judged_in(found) for one in group]
+        tally = ", ".join(f"{each.count(v)} {v}" for v in dict.fromkeys(each))
+        lines += [HOW, "", f"All comparisons: {tally}.", ""]
+    return "\n".join([*lines, *markdown(found)]).rstrip() + "\n"
+
+
+def seeds_of(measured: Measured, scale: Scale) -> list[int]:
+    """The seeds that were run."""
+    return sorted({series.seed for group in measured.values() for series in group}) or list(
+        scale.seeds
+    )
 
 
 def duration(seconds: float) -> str:
@@ -121,9 +220,7 @@ def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [*("| " + " | ".join(line) + " |" for line in lines), ""]
 
 
-def _statistics(
-    rows: Sequence[Statistics], measured: Mapping[str, NDArray[np.float64]]
-) -> list[str]:
+def _statistics(rows: Sequence[Statistics], measured: Mapping[str, NDArray[np.float64]]) -> Block:
     header = ["data", "", *rows[0].columns, "made with"]
     body = []
     for row in rows:
@@ -136,10 +233,10 @@ def _statistics(
             shown.append(f"{values.mean():,.0f}{spread}")
         made = f"{len(ours)} draws" if np.ptp(ours, axis=0).any() else ""
         body.append(["", "ours", *shown, "; ".join(filter(None, [made, row.note]))])
-    return _grid(header, body)
+    return {"header": header, "rows": body}
 
 
-def _scores(item: Item, scale: Scale, measured: Measured) -> list[str]:
+def _scores(item: Item, scale: Scale, measured: Measured) -> Block:
     header = ["model and data", "paper", "ours, best", "at the end", "made with"]
     body = []
     for score in item.scores:
@@ -152,14 +249,14 @@ def _scores(item: Item, scale: Scale, measured: Measured) -> list[str]:
             [
                 score.title,
                 score.paper,
-                *(_spread(values, "test_accuracy", brackets=False) for values in (best, last)),
+                *(_spread(values, percent=True, brackets=False) for values in (best, last)),
                 _scaled(item, [score.side.run], scale, len(group), score.note),
             ]
         )
-    return ["Test accuracy.", "", *_grid(header, body)]
+    return {"words": "Test accuracy.", "header": header, "rows": body}
 
 
-def _race(race: Race, item: Item, scale: Scale, measured: Measured) -> list[str]:
+def _race(race: Race, item: Item, scale: Scale, measured: Measured) -> Block:
     what = "Rounds" if race.unit == "rounds" else "Models sent, relative to one round of FedAvg,"
     brackets = f"how many times those of {race.columns[0]}"
     if race.relative == "first row":
@@ -180,7 +277,8 @@ def _race(race: Race, item: Item, scale: Scale, measured: Measured) -> list[str]
         seeds = min((len(cell.counts) for cell in cells[i] if cell), default=0)
         made = f"at most {_scaled(item, runs, scale, seeds, row.note)}" if runs else row.note
         rows.append([row.title, str(row.target), *shown, "; ".join(far), made])
-    return [f"{what} to the target; in brackets {brackets}.", "", *_grid(header, rows)]
+    words = f"{what} to the target; in brackets {brackets}."
+    return {"words": words, "header": header, "rows": rows}
 
 
 def _race_cell(
@@ -227,7 +325,7 @@ def _cell_text(cell: MeasuredCell) -> str:
     return text + (f" ± {counts.std(ddof=1):{form}}" if len(counts) > 1 else "")
 
 
-def _averages(claims: Sequence[tuple[Claim, Sequence[JudgedComparison]]]) -> list[str]:
+def _averages(claims: Sequence[tuple[Claim, Sequence[JudgedComparison]]]) -> Block:
     """A table of the claims about a mean over data sets."""
     places = list(
         dict.fromkeys(one.comparison.where for _, comparisons in claims for one in comparisons)
@@ -237,10 +335,14 @@ def _averages(claims: Sequence[tuple[Claim, Sequence[JudgedComparison]]]) -> lis
         by_place = {one.comparison.where: one.differences for one in comparisons}
         mean = np.mean(list(by_place.values()), axis=0)
         shown = [
-            _spread(by_place[place], claim.measure) if place in by_place else "" for place in places
+            _spread(by_place[place], percent=claim.measure == "test_accuracy")
+            if place in by_place
+            else ""
+            for place in places
         ]
-        rows.append([claim.text, *shown, _spread(mean, claim.measure), claim.paper])
-    return _grid(["difference", *places, "mean of these", "paper"], rows)
+        average = _spread(mean, percent=claim.measure == "test_accuracy")
+        rows.append([claim.text, *shown, average, claim.paper])
+    return {"header": ["difference", *places, "mean of these", "paper"], "rows": rows}
 
 
 def _claim(
@@ -249,41 +351,31 @@ def _claim(
     item: Item,
     scale: Scale,
     measured: Measured,
-) -> list[str]:
-    sides = ["larger, says the paper", "smaller, says the paper"]
-    if claim.alike:
-        sides = [f"within {_value(claim.alike, claim.measure)}, by our reading", "of this"]
-    elif claim.tolerance:
-        most = _value(claim.tolerance, claim.measure)
-        sides[0] = f"larger, or smaller by at most {most} by our reading"
-    header = ["data", *sides, "difference", "p", "verdict", "made with"]
-    rows = []
+) -> Block:
+    block: Block = {
+        "claim": claim.text,
+        "what": f"{MEASURES[claim.measure]} {claim.over.text}",
+        "percent": claim.measure == "test_accuracy",
+        "alike": claim.alike,
+        "tolerance": claim.tolerance,
+        "comparisons": [],
+    }
     for one in comparisons:
-        sides = [
-            f"{_side(label, side, one, measured)} {_spread(values, claim.measure, brackets=False)}"
-            for label, side, values in zip(
-                one.labels,
-                (one.comparison.greater, one.comparison.less),
-                (one.greater, one.less),
-                strict=True,
-            )
+        both = (one.comparison.greater, one.comparison.less)
+        labels = [
+            _side(label, side, one, measured) for label, side in zip(one.labels, both, strict=True)
         ]
-        rows.append(
-            [
-                one.comparison.where,
-                *sides,
-                _spread(one.differences, claim.measure),
-                f"{one.evidence.p:.2g}" if one.evidence and one.evidence.p >= 0 else "",
-                f"**{one.verdict}**",
-                _made_with(one, item, scale),
-            ]
+        block["comparisons"].append(
+            {
+                "where": one.comparison.where,
+                "labels": labels,
+                "greater": one.greater.tolist(),
+                "less": one.less.tolist(),
+                "same_line": both[0].run == both[1].run and one.labels[0] == one.labels[1],
+                "made_with": _made_with(one, item, scale),
+            }
         )
-    lines = [
-        f"**{claim.text}** ({MEASURES[claim.measure]} {claim.over.text}; {_tally(comparisons)})",
-        "",
-        *_grid(header, rows),
-    ]
-    return lines + (_stops(claim, measured) if claim.over is RULE else [])
+    return block
 
 
 def _side(label: str, side: Line, one: JudgedComparison, measured: Measured) -> str:
@@ -293,11 +385,6 @@ def _side(label: str, side: Line, one: JudgedComparison, measured: Measured) -> 
     count = candidates(measured[side.run], side.label)
     words += [f"best of {count} by training loss"] if count > 1 else []
     return f"{label} ({', '.join(words)})" if words else label
-
-
-def _tally(comparisons: Sequence[JudgedComparison]) -> str:
-    verdicts = [one.verdict for one in comparisons]
-    return ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
 
 
 def _made_with(one: JudgedComparison, item: Item, scale: Scale) -> str:
@@ -319,7 +406,7 @@ def _scaled(item: Item, runs: Sequence[str], scale: Scale, seeds: int, note: str
     return "; ".join(filter(None, parts))
 
 
-def _stops(claim: Claim, measured: Measured) -> list[str]:
+def _stops(claim: Claim, measured: Measured) -> Block:
     """A table of the rounds at which the paper's rule stopped each run."""
     rows = []
     for one in claim.comparisons:
@@ -331,23 +418,15 @@ def _stops(claim: Claim, measured: Measured) -> list[str]:
     series: list[Series] = pick(
         measured[claim.comparisons[0].less.run], claim.comparisons[0].less.label
     )
-    return [
-        "The rule stopped at round",
-        "",
-        *_grid(["data", "method", *(f"seed {one.seed}" for one in series)], rows),
-    ]
+    header = ["data", "method", *(f"seed {one.seed}" for one in series)]
+    return {"words": "The rule stopped at round", "header": header, "rows": rows}
 
 
-def _value(number: float, measure: str) -> str:
-    return f"{100 * number:g} %" if measure == "test_accuracy" else f"{number:.3g}"
-
-
-def _spread(values: NDArray[np.float64], measure: str, *, brackets: bool = True) -> str:
+def _spread(values: NDArray[np.float64], *, percent: bool, brackets: bool = True) -> str:
     """Mean and deviation over seeds; for differences also least, median and greatest."""
     bad = int((~np.isfinite(values)).sum())
     if bad:
         return "diverged" + (f" ({bad} of {len(values)})" if len(values) > 1 else "")
-    percent = measure == "test_accuracy"
     scale, form = (100, ".1f") if percent else (1, ".3g")
     unit = (" points" if brackets else " %") if percent else ""
     sign = "+" if brackets else ""

@@ -98,10 +98,8 @@ def evidence_of(differences: NDArray[np.float64], alike: float | None = None) ->
     """
     count = len(differences)
     if np.isfinite(differences).all():
-        mean = float(differences.mean())
-        margin = mean if alike is None else alike - abs(mean)
-        p = 2 * _tail(margin, differences) if count > 1 else math.nan
-        return Evidence(float(np.sign(margin)), p)
+        deviation = float(differences.std(ddof=1)) if count > 1 else 0.0
+        return evidence_of_summary(float(differences.mean()), deviation, count, alike)
     signs = np.sign(differences if alike is None else alike - np.abs(differences))
     signs = np.where(np.isnan(signs), 0.0 if alike is None else -1.0, signs)
     if (signs == signs[0]).all() and signs[0] != 0:
@@ -109,13 +107,19 @@ def evidence_of(differences: NDArray[np.float64], alike: float | None = None) ->
     return Evidence(0.0, 1.0 if count > 1 else math.nan)
 
 
-def _tail(margin: float, differences: NDArray[np.float64]) -> float:
-    """The chance of a margin of this size in one direction, if the expected one is 0."""
-    count = len(differences)
-    error = float(differences.std(ddof=1)) / math.sqrt(count)
-    if error == 0:
-        return 0.0 if margin else 0.5
-    return float(stdtr(count - 1, -abs(margin) / error))
+def evidence_of_summary(
+    mean: float, deviation: float, count: int, alike: float | None = None
+) -> Evidence:
+    """Student's t-test of so many paired differences, from their mean and standard deviation."""
+    margin = mean if alike is None else alike - abs(mean)
+    error = deviation / math.sqrt(count)
+    if count == 1:
+        p = math.nan
+    elif error == 0:
+        p = 0.0 if margin else 1.0
+    else:
+        p = 2 * float(stdtr(count - 1, -abs(margin) / error))
+    return Evidence(float(np.sign(margin)), p)
 
 
 def verdicts(evidence: Sequence[Evidence | None]) -> list[Verdict]:

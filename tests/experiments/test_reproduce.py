@@ -64,7 +64,7 @@ from experiments.engine.summaries import (
     at,
     stop,
 )
-from experiments.engine.table import table
+from experiments.engine.table import blocks, markdown, table
 from experiments.engine.verdicts import best, pick
 from experiments.fedprox.headline import LEFT_OUT, long_run
 from fedprox import Target
@@ -513,6 +513,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 def test_an_item_runs_end_to_end(ran: Ran) -> None:
     folder = ran.out / "made" / "up"
+    results = json.loads((folder / "results.json").read_text())
+    assert (results["item"], results["scale"], results["seeds"]) == ("made/up", "tiny", [0, 1])
+    assert ran.text.endswith("\n".join(markdown(results["blocks"])).rstrip() + "\n")
+    assert {curve["seed"] for curve in results["curves"]} == {0, 1}
+    assert all(curve["round"] == [0, 1, 2] for curve in results["curves"])
+    assert results["made"]["versions"]["jax"]
     assert {"figure.png", "figure.svg", "metrics.csv", "table.md", "report.html"} <= {
         path.name for path in folder.iterdir()
     }
@@ -720,7 +726,7 @@ def test_a_diverged_line_does_not_flatten_the_others() -> None:
     colours = [line.get_color() for line in axis.get_lines()]
     assert colours == [COLOURS[c.shown] for c in item.rows[0].panels[0].curves]
     assert axis.get_title() == r"A, $\mu$ = 1"
-    text = table("made/up", item, SCALE, measured, {}, "1 s")
+    text = table("made/up", item, SCALE, blocks(item, SCALE, measured, {}), "1 s")
     assert "| A | fedprox mu=0 | 10 (diverged) | 10 (diverged) |" in text
     assert "| A | fedprox mu=1 | 19 (last round) | 19 (last round) |" in text
 
@@ -836,7 +842,7 @@ def raced(race: Race, runs: dict[str, list[Series]]) -> list[list[str]]:
     item = Item(
         "Table 0", "nowhere", {"short": 1.0}, {run: {"rounds": 500} for run in runs}, races=(race,)
     )
-    text = table("made/up", item, SCALES["short"], runs, {}, "1 s")
+    text = table("made/up", item, SCALES["short"], blocks(item, SCALES["short"], runs, {}), "1 s")
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 

@@ -8,7 +8,7 @@ from scipy import stats
 
 from experiments.engine.item import BEST, Claim, Comparison, Item, Line, Scale
 from experiments.engine.summaries import FINAL, Series
-from experiments.engine.table import table
+from experiments.engine.table import blocks, table
 from experiments.engine.verdicts import LEVEL, Evidence, evidence_of, judge, pick, verdicts
 
 SCALE = Scale("tiny", 2, (0, 1))
@@ -153,7 +153,7 @@ def test_a_tolerance_lets_the_other_side_be_a_little_worse() -> None:
         found[large] = one.verdict
     assert found == {0.1: "holds", 1.4: "holds", 1.6: "does not hold"}
     item = Item("Figure 0", "nowhere", {"tiny": 1.0}, claims=(claim,))
-    text = table("made/up", item, SCALE, runs, {}, "1 s")
+    text = table("made/up", item, SCALE, blocks(item, SCALE, runs, {}), "1 s")
     assert "| larger, or smaller by at most 0.5 by our reading | smaller, says the paper |" in text
     assert "| -0.6 ± 0 [-0.6, -0.6, -0.6] | 0 | **does not hold** |" in text
     assert "All comparisons: 1 does not hold." in text
@@ -165,6 +165,6 @@ def test_a_chosen_line_says_of_how_many_and_a_bound_all_its_digits() -> None:
     claim = Claim("alike", "test_accuracy", FINAL, pair, alike=0.0005)
     lines = [line(f"fedprox mu={mu}", [4, 3 - mu], s, mu) for mu in (0, 1, 2) for s in (0, 1)]
     item = Item("Figure 0", "nowhere", {"tiny": 1.0}, claims=(claim,))
-    text = table("made/up", item, SCALE, {"r": lines}, {}, "1 s")
+    text = table("made/up", item, SCALE, blocks(item, SCALE, {"r": lines}, {}), "1 s")
     assert "fedprox mu=2 (best of 2 by training loss) 50.0 ± 0.0 %" in text
     assert "within 0.05 %, by our reading" in text
