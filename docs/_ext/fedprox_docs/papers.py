@@ -1,16 +1,19 @@
 """The papers' results: `<!-- results: PAPER/ITEM 0-2 -->` stands for tables of a results file.
 
 They are the file's blocks 0 to 2, with the verdicts of all of the item's claims together.
-`<!-- does not hold -->` stands for the comparisons of FedProx and its draft that do not.
+`<!-- does not hold -->` stands for the comparisons of FedProx and its draft that do not, and
+`<!-- items: PAPER -->` for a list of a paper's items.
 """
 
 import re
 from functools import cache
 
+from experiments import ITEMS
 from experiments.engine.results import FOLDER, read_results
 from experiments.engine.table import evidence_in, judged_in, markdown
 
 MARK = re.compile(r"<!-- results: (\S+) (\d+)(?:-(\d+))? -->")
+ITEMS_MARK = re.compile(r"<!-- items: (\S+) -->")
 DOES_NOT_HOLD = "<!-- does not hold -->"
 
 
@@ -35,7 +38,30 @@ def filled(source: str) -> str:
             one.rstrip() for one in _blocks(name)[int(first) : int(last or first) + 1]
         )
 
-    return MARK.sub(tables, source).replace(DOES_NOT_HOLD, does_not_hold())
+    source = MARK.sub(tables, source).replace(DOES_NOT_HOLD, does_not_hold())
+    return ITEMS_MARK.sub(lambda found: items_of(found[1]), source)
+
+
+def items_of(paper: str) -> str:
+    """A table of a paper's items: whether each was run, and the verdicts on its claims."""
+    shown = {
+        key: results
+        for name in names()
+        for results in [read_results(name)]
+        for key in results.get("items", [name])
+    }
+    rows = [["item", "what", "our results"], ["---"] * 3]
+    for key, item in ITEMS.items():
+        if key.partition("/")[0] != paper:
+            continue
+        if key in shown:
+            each = [one for group in judged_in(shown[key]["blocks"]) for one in group]
+            words = [f"{each.count(one)} {one}" for one in dict.fromkeys(each)] or ["run"]
+            state = ", ".join(words) + (", reduced" if shown[key]["scale"] == "short" else "")
+        else:
+            state = f"not run: {item.seconds['paper'] / 3600:,.1f} h"
+        rows.append([f"`{key}`", item.title, state])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def counts(*papers: str) -> dict[str, int]:
