@@ -12,7 +12,6 @@ from experiments.fedavg import (
     local_epochs,
     posts,
     tables,
-    unbalanced,
 )
 
 ITEMS = {
@@ -36,5 +35,5 @@ ITEMS = {
     "figure-10": posts.FIGURE_10,
     "figure-10-chat": posts.on_chat(posts.FIGURE_10),
     "section-3-accuracies": accuracies.ACCURACIES,
-    "unbalanced": unbalanced.UNBALANCED,
+    "unbalanced": tables.UNBALANCED,
 }

@@ -13,16 +13,21 @@ from experiments.engine.item import (
     overlaid,
 )
 from experiments.engine.summaries import HIGHEST
-from experiments.fedavg.cells import Cell
 from experiments.fedavg.cifar_10 import CIFAR_SGD
-from experiments.fedavg.common import ALL, BEST_FEDAVG, ONE_SEED, PAPER
-from experiments.fedavg.curves import DIGITS_CNN, curve
+from experiments.fedavg.networks import (
+    ALL,
+    BEST_FEDAVG,
+    DIGITS_CNN,
+    ONE_SEED,
+    PAPER,
+    Cell,
+)
 
 _FEDSGD_CELL, _FEDAVG_CELL = Cell("iid", 10, ALL, 1), Cell("iid", 10, 10, 20)
 
 
 def _of_rounds(cell: Cell, rounds: int) -> tuple[str, Table]:
-    key, run = curve(DIGITS_CNN, cell, rounds, 10)
+    key, run = DIGITS_CNN.curve(cell, rounds, 10)
     return f"{key}-{rounds}-rounds", run
 
 

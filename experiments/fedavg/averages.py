@@ -4,7 +4,7 @@ from experiments.common import FEDAVG
 from experiments.engine.between import LINE, PARENT
 from experiments.engine.item import Between, Claim, Comparison, Item, Line, Panel, Row, Table
 from experiments.engine.summaries import HALFWAY
-from experiments.fedavg.common import PAPER, TWO_LAYERS
+from experiments.fedavg.networks import PAPER, TWO_LAYERS
 
 PARENTS: Table = {
     "rounds": 1,

@@ -15,7 +15,7 @@ from experiments.engine.item import (
     overlaid,
 )
 from experiments.engine.summaries import FALL, FINAL, at
-from experiments.fedavg.common import ALL, ONE_SEED, PAPER, READ, Printed, experiment, grid
+from experiments.fedavg.networks import ALL, ONE_SEED, PAPER, READ, Printed, experiment, grid
 from fedprox.simulation.results.target import Target
 
 TABLE_3: dict[str, Printed] = {

@@ -7,34 +7,22 @@ paper's text does not give the axes: ours cover the counts of its tables.
 
 from typing import NamedTuple
 
-from experiments.common import FEDAVG, GPU
-from experiments.engine.item import (
-    MOST_SEEDS,
-    SHORT,
-    Claim,
-    Comparison,
-    Item,
-    Line,
-    Panel,
-    Row,
-    Table,
-)
+from experiments.common import GPU
+from experiments.engine.item import Claim, Comparison, Item, Line, Panel, Row, Table
 from experiments.engine.summaries import FINAL, HIGHEST, MEAN
-from experiments.fedavg.cells import CNN, LSTM, PERCEPTRON, Cell, RateSearch
-from experiments.fedavg.common import (
+from experiments.fedavg.networks import (
     ALL,
     BEST_FEDAVG,
-    FEW_LINES,
-    FINE,
-    GRID,
+    DIGITS_2NN,
+    DIGITS_CNN,
+    LETTERS_LSTM,
     ONE_SEED,
     PAPER,
     READ,
     READ_LINES,
-    TWENTY_ROLES,
-    TWO_LAYERS,
     Batch,
-    grid,
+    Cell,
+    Network,
 )
 from experiments.fedavg.tables import TABLE_2_CNN, TABLE_2_LSTM, TABLE_4
 
@@ -42,84 +30,6 @@ ENVELOPE = (
     "A line is the best at each round over the learning rates of its table's grid, as in the "
     "paper; accuracies are the best so far."
 )
-
-
-class Network(NamedTuple):
-    """A model whose curves a figure shows.
-
-    Attributes:
-        key: Beginning of the names of its runs.
-        model: `[model]` of an experiment.
-        data: Name of its data set.
-        target: The test accuracy of its table, a grey line in the paper.
-        searches: The learning rates of each cell.
-        rows: Rows of a client that evaluations read at most.
-        short: Changes at the short scale.
-        note: What these changes are.
-        rates: The grid that `searches` take their rates from.
-    """
-
-    key: str
-    model: Table
-    data: str
-    target: float
-    searches: dict[Cell, RateSearch]
-    rows: int
-    short: Table
-    note: str
-    rates: tuple[float, ...] = GRID
-
-
-_SHORT_IMAGES: Table = {"client_rows": 20, "evaluation": {"every": 1, "rows": 10}}
-DIGITS_CNN = Network(
-    "cnn",
-    {"name": "mnist-cnn"},
-    "mnist",
-    0.99,
-    CNN,
-    100,
-    {"rounds": 3, "cohort": {"clients_per_round": 2}, **_SHORT_IMAGES},
-    "short: one learning rate, 20 images of a client, 2 clients a round",
-)
-DIGITS_2NN = Network(
-    "2nn",
-    TWO_LAYERS,
-    "mnist",
-    0.97,
-    PERCEPTRON,
-    100,
-    {"rounds": 20, **_SHORT_IMAGES},
-    "short: one learning rate, 20 images of a client",
-)
-LETTERS_LSTM = Network(
-    "lstm",
-    {"name": "peephole-char-lstm"},
-    "shakespeare",
-    0.54,
-    LSTM,
-    10,
-    TWENTY_ROLES | {"rounds": 2},
-    f"{FEW_LINES}, one learning rate",
-    FINE,
-)
-
-
-def curve(network: Network, cell: Cell, rounds: int, every: int) -> tuple[str, Table]:
-    """A cell's run over all rounds, with the rates of its table, and the run's name."""
-    rates = grid(*network.searches[cell].rates, network.rates)
-    middle: Table = {"solver": {"learning_rate": [rates[len(rates) // 2]]}}
-    run = {
-        "rounds": rounds,
-        MOST_SEEDS: 1,
-        SHORT: network.short | middle,
-        "evaluation": {"gradients": False, "every": every, "rows": network.rows},
-        "data": {"name": network.data, "partition": cell.partition},
-        "model": network.model,
-        "cohort": {"clients_per_round": cell.clients},
-        "solver": {"learning_rate": rates, "batch_size": cell.batch, "epochs": cell.epochs},
-        "method": [FEDAVG],
-    }
-    return f"{network.key}-curve-{cell.key}", run
 
 
 class Plot(NamedTuple):
@@ -166,7 +76,7 @@ def _plot(
     runs: dict[str, Table] = {}
     shown: dict[str, str] = {}
     for (epochs, batch), rounds in work.items():
-        key, run = curve(network, Cell(partition, clients, batch, epochs), rounds, every)
+        key, run = network.curve(Cell(partition, clients, batch, epochs), rounds, every)
         runs[key], shown[key] = run, f"E = {epochs}, B = {batch}"
     most = max(work, key=lambda one: (one[1] != ALL, one[0], -int(one[1]) if one[1] != ALL else 0))
     names = dict(zip(work, runs, strict=True))

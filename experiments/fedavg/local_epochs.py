@@ -6,7 +6,7 @@ from experiments.common import FEDAVG, GPU
 from experiments.engine.item import Claim, Comparison, Item, Line, Panel, Row
 from experiments.engine.races import FACTOR
 from experiments.engine.summaries import FINAL, MEAN_LOG
-from experiments.fedavg.common import (
+from experiments.fedavg.networks import (
     FEW_LINES,
     PAPER,
     READ,

@@ -18,7 +18,7 @@ from experiments.engine.item import (
     overlaid,
 )
 from experiments.engine.summaries import MEAN, SPREAD
-from experiments.fedavg.common import PAPER, experiment
+from experiments.fedavg.networks import PAPER, experiment
 from fedprox.simulation.results.target import Target
 
 POSTS = experiment(

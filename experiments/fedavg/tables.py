@@ -1,37 +1,47 @@
 """McMahan et al. 2017: Tables 1, 2 and 4, rounds to a test accuracy with the best learning rate.
 
 A search for the rate begins with one sweep, which ends when one rate reaches the target, and grows
-until the best is not at the edge.
+until the best is not at the edge. Unbalanced MNIST (footnote 5) is beside Table 4's rows.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from experiments.common import GPU
-from experiments.engine.item import MORE_RATES, Entry, Item, Race, RaceRow, Table
-from experiments.fedavg.cells import CNN, LSTM, PERCEPTRON, Cell, RateSearch
-from experiments.fedavg.common import (
+from experiments.common import FEDAVG, GPU
+from experiments.engine.item import (
+    MOST_SEEDS,
+    SHORT,
+    Claim,
+    Comparison,
+    Entry,
+    Item,
+    Line,
+    Panel,
+    Race,
+    RaceRow,
+    Row,
+    Table,
+)
+from experiments.engine.summaries import MEAN
+from experiments.fedavg.networks import (
     ALL,
+    BEST_FEDAVG,
+    DIGITS_2NN,
+    DIGITS_CNN,
     FEW_LINES,
-    FINE,
-    GRID,
+    LETTERS_LSTM,
     ONE_SEED,
     PAPER,
     READ,
     READ_LINES,
-    TWENTY_ROLES,
     TWO_LAYERS,
+    WHOLE,
     Batch,
+    Cell,
+    Network,
     Printed,
-    experiment,
     grid,
 )
 from fedprox.simulation.results.target import Target
-
-WHOLE = 250
-"""The 2NN's cells with more rounds than this run a fifth of them at the short scale."""
-
-# --------------------------------------------------------------------- what the paper's tables say
 
 TABLE_1: dict[int, Printed] = {
     # clients: IID with B = all and 10, non-IID with B = all and 10
@@ -82,90 +92,6 @@ TABLE_4: dict[EB, Printed] = {
 }
 
 
-def _race(
-    data: str,
-    model: Table,
-    cell: Cell,
-    search: RateSearch,
-    accuracy: float,
-    rows: int,
-    short: Table,
-    rates: tuple[float, ...] = GRID,
-) -> Table:
-    """A cell's experiment: a sweep over the rates, which stops when one reaches the target."""
-    return experiment(
-        {"name": data, "partition": cell.partition},
-        model,
-        {
-            "learning_rate": grid(*search.rates, rates),
-            "batch_size": cell.batch,
-            "epochs": cell.epochs,
-        },
-        clients=cell.clients,
-        rounds=search.rounds,
-        short=short,
-        evaluation={"every": search.every, "rows": rows},
-        target_accuracy=accuracy,
-        stop_at_target="any",
-        **{MORE_RATES: list(rates)},
-    )
-
-
-def _perceptron(cell: Cell) -> tuple[str, Table]:
-    """A 2NN cell; evaluations read all test rows, 100 of each client, and 100 training rows."""
-    search = PERCEPTRON[cell]
-    rates = grid(*search.rates)
-    short = {
-        "rounds": search.rounds if search.rounds <= WHOLE else search.rounds // 5,
-        "solver": {"learning_rate": [rates[len(rates) // 2]]},
-    }
-    run = _race("mnist", TWO_LAYERS, cell, search, 0.97, 100, short)
-    return f"2nn-{cell.key}", run
-
-
-FEW_IMAGES = "short: 60 images of a client, 10 clients a round at most"
-
-
-def _cnn(cell: Cell) -> tuple[str, Table]:
-    short: Table = {
-        "rounds": 2,
-        "client_rows": 60,
-        "evaluation": {"every": 1, "rows": 10},
-        "cohort": {"clients_per_round": min(cell.clients, 10)},
-    }
-    run = _race("mnist", {"name": "mnist-cnn"}, cell, CNN[cell], 0.99, 100, short)
-    return f"cnn-{cell.key}", run
-
-
-def _lstm(cell: Cell) -> tuple[str, Table]:
-    """An LSTM cell; evaluations read 10 training lines and 10 test lines of each role."""
-    model: Table = {"name": "peephole-char-lstm"}
-    short = TWENTY_ROLES | {"rounds": 2}
-    run = _race("shakespeare", model, cell, LSTM[cell], 0.54, 10, short, FINE)
-    return f"lstm-{cell.key}", run
-
-
-def _entries(
-    runs: dict[str, Table],
-    cells: Sequence[Cell],
-    numbers: Printed,
-    make: Callable[[Cell], tuple[str, Table]],
-    only: frozenset[Cell] | None,
-) -> tuple[Entry | None, ...]:
-    """The entries of a row, whose runs are added to `runs`; None for cells not in `only`."""
-    entries: list[Entry | None] = []
-    for cell, paper in zip(cells, numbers, strict=True):
-        if only is not None and cell not in only:
-            entries.append(None)
-            continue
-        name, run = make(cell)
-        runs[name] = run
-        entries.append(Entry(name, run["method"][0]["name"], paper))
-    return tuple(entries)
-
-
-# ----------------------------------------------------------- Tables 1, 2 and 4: rounds to a target
-
 BEST_RATE = (
     "The learning rate is the best of a grid of resolution 10^(1/3), 10^(1/6) for the LSTM. The "
     "search begins with the rates of one sweep and grows until the best is not at the edge; the "
@@ -185,70 +111,88 @@ COLUMNS: tuple[tuple[str, Batch], ...] = (
 )
 
 
-class RacedTable(NamedTuple):
-    """A table, or a part of one: its runs, and the rounds of each of them to the target."""
+FEW_IMAGES = "short: 60 images of a client, 10 clients a round at most"
+Raced = tuple[dict[str, Table], Race]
+"""A table, or a part of one: its runs, and the rounds of each of them to the target."""
 
-    runs: dict[str, Table]
-    race: Race
+
+def _raced(
+    network: Network,
+    columns: tuple[str, ...],
+    rows: Sequence[tuple[str, Sequence[Cell], Printed]],
+    note: str,
+    only: frozenset[Cell] | None,
+) -> Raced:
+    """A table with a row for each title, its cells and the paper's numbers.
+
+    `only` limits the table to some cells.
+    """
+    kept = [cell for _, cells, _ in rows for cell in cells if only is None or cell in only]
+    runs = network.searches_of(kept)
+
+    def entry(cell: Cell, paper: int | str) -> Entry | None:
+        return Entry(runs[cell][0], "fedavg", paper) if cell in runs else None
+
+    raced = []
+    for title, cells, numbers in rows:
+        entries = tuple(entry(*pair) for pair in zip(cells, numbers, strict=True))
+        if any(entries):
+            target = Target("test_accuracy", network.target)
+            raced.append(RaceRow(title, target, entries, note))
+    return dict(runs.values()), Race(columns, tuple(raced), "rounds", "first row")
 
 
 def _by_clients(
     printed: dict[int, Printed],
-    make: Callable[[Cell], tuple[str, Table]],
+    network: Network,
     epochs: int,
-    accuracy: float,
     note: str = "",
     only: frozenset[Cell] | None = None,
-) -> RacedTable:
-    """Table 1: a row for each number of clients, a column for each partition and B.
+) -> Raced:
+    """Table 1: a row for each number of clients, a column for each partition and B."""
 
-    `only` limits the table to some cells.
-    """
-    runs: dict[str, Table] = {}
-    rows = []
-    for clients, numbers in printed.items():
-        cells = []
-        for partition, batch in COLUMNS:
-            # all clients take one step with all rows: the gradient of f, for any partition
-            full_gradient = (clients, batch, epochs) == (100, ALL, 1)
-            cells.append(Cell("iid" if full_gradient else partition, clients, batch, epochs))
-        entries = _entries(runs, cells, numbers, make, only)
-        share = 0 if clients == 1 else clients / 100
-        rows.append(RaceRow(f"C = {share:g}", Target("test_accuracy", accuracy), entries, note))
-    columns = ("IID, B = all", "IID, B = 10", "non-IID, B = all", "non-IID, B = 10")
-    return RacedTable(runs, Race(columns, tuple(rows), "rounds", "first row"))
+    def cell(partition: str, clients: int, batch: Batch) -> Cell:
+        # all clients take one step with all rows: the gradient of f, for any partition
+        full_gradient = (clients, batch, epochs) == (100, ALL, 1)
+        return Cell("iid" if full_gradient else partition, clients, batch, epochs)
+
+    rows = [
+        (
+            f"C = {0 if clients == 1 else clients / 100:g}",
+            [cell(partition, clients, batch) for partition, batch in COLUMNS],
+            numbers,
+        )
+        for clients, numbers in printed.items()
+    ]
+    names = ("IID, B = all", "IID, B = 10", "non-IID, B = all", "non-IID, B = 10")
+    return _raced(network, names, rows, note, only)
 
 
 def _by_work(
     printed: dict[EB, Printed],
-    make: Callable[[Cell], tuple[str, Table]],
-    partitions: tuple[str, str],
-    clients: int,
-    accuracy: float,
+    network: Network,
+    partitions: tuple[str, str] = ("iid", "shards"),
+    clients: int = 10,
     note: str = "",
     only: frozenset[Cell] | None = None,
-) -> RacedTable:
-    """Tables 2 and 4: a row for each E and B, a column for each partition.
-
-    `only` limits the table to some cells.
-    """
-    runs: dict[str, Table] = {}
-    rows = []
-    for (epochs, batch), numbers in printed.items():
-        cells = [Cell(partition, clients, batch, epochs) for partition in partitions]
-        entries = _entries(runs, cells, numbers, make, only)
-        if any(entries):
-            name = "FedSGD" if (epochs, batch) == (1, ALL) else "FedAvg"
-            title = f"{name}, E = {epochs}, B = {batch}"
-            rows.append(RaceRow(title, Target("test_accuracy", accuracy), entries, note))
-    return RacedTable(runs, Race(("IID", "non-IID"), tuple(rows), "rounds", "first row"))
+) -> Raced:
+    """Tables 2 and 4: a row for each E and B, a column for each partition."""
+    rows = [
+        (
+            f"{'FedSGD' if (epochs, batch) == (1, ALL) else 'FedAvg'}, E = {epochs}, B = {batch}",
+            [Cell(partition, clients, batch, epochs) for partition in partitions],
+            numbers,
+        )
+        for (epochs, batch), numbers in printed.items()
+    ]
+    return _raced(network, ("IID", "non-IID"), rows, note, only)
 
 
 def _item(
-    title: str, source: str, seconds: dict[str, float], *tables: RacedTable, notes: Sequence[str]
+    title: str, source: str, seconds: dict[str, float], *tables: Raced, notes: Sequence[str]
 ) -> Item:
-    runs = {name: run for table in tables for name, run in table.runs.items()}
-    races = tuple(table.race for table in tables)
+    runs = {name: run for table, _ in tables for name, run in table.items()}
+    races = tuple(race for _, race in tables)
     return Item(title, f"{PAPER}, {source}", seconds, runs, races=races, notes=tuple(notes))
 
 
@@ -256,7 +200,7 @@ TABLE_1_ITEM = _item(
     "Table 1: clients a round, MNIST 2NN",
     "Table 1, upper half",
     {"short": 850, "paper": 3000},
-    _by_clients(TABLE_1, _perceptron, 1, 0.97),
+    _by_clients(TABLE_1, DIGITS_2NN, 1),
     notes=(
         BEST_RATE,
         ONE_SEED,
@@ -288,7 +232,7 @@ TABLE_1_CNN_ITEM = _item(
     "Table 1: clients a round, MNIST CNN, the cells that fit two cores",
     "Table 1, lower half",
     {"short": 120, "paper": 20_000},
-    _by_clients(TABLE_1_CNN, _cnn, 5, 0.99, FEW_IMAGES, only=FITTING_1),
+    _by_clients(TABLE_1_CNN, DIGITS_CNN, 5, FEW_IMAGES, only=FITTING_1),
     notes=(BEST_RATE, ONE_SEED, READ, _SAME_CELLS, "The rest is in `fedavg/table-1-cnn-whole`."),
 )
 
@@ -296,7 +240,7 @@ TABLE_1_CNN_WHOLE_ITEM = _item(
     "Table 1: clients a round, MNIST CNN, whole",
     "Table 1, lower half",
     {"short": 280, "paper": 900_000},
-    _by_clients(TABLE_1_CNN, _cnn, 5, 0.99, FEW_IMAGES),
+    _by_clients(TABLE_1_CNN, DIGITS_CNN, 5, FEW_IMAGES),
     notes=(
         GPU,
         BEST_RATE,
@@ -319,7 +263,7 @@ TABLE_2_ITEM = _item(
     "Table 2: E and B, MNIST CNN, the rows that fit two cores",
     "Table 2, upper half",
     {"short": 60, "paper": 15_000},
-    _by_work(TABLE_2_CNN, _cnn, ("iid", "shards"), 10, 0.99, FEW_IMAGES, only=FITTING),
+    _by_work(TABLE_2_CNN, DIGITS_CNN, note=FEW_IMAGES, only=FITTING),
     notes=(
         BEST_RATE,
         ONE_SEED,
@@ -332,8 +276,8 @@ TABLE_2_WHOLE_ITEM = _item(
     "Table 2: E and B, MNIST CNN and Shakespeare LSTM, whole",
     "Table 2",
     {"short": 470, "paper": 1_000_000},
-    _by_work(TABLE_2_CNN, _cnn, ("iid", "shards"), 10, 0.99, FEW_IMAGES),
-    _by_work(TABLE_2_LSTM, _lstm, ("lines-iid", "lines"), 115, 0.54, FEW_LINES),
+    _by_work(TABLE_2_CNN, DIGITS_CNN, note=FEW_IMAGES),
+    _by_work(TABLE_2_LSTM, LETTERS_LSTM, ("lines-iid", "lines"), 115, FEW_LINES),
     notes=(
         GPU,
         BEST_RATE,
@@ -349,6 +293,129 @@ TABLE_4_ITEM = _item(
     "Table 4: E and B, MNIST 2NN",
     "Table 4",
     {"short": 1000, "paper": 4500},
-    _by_work(TABLE_4, _perceptron, ("iid", "shards"), 10, 0.97),
+    _by_work(TABLE_4, DIGITS_2NN),
     notes=(BEST_RATE, ONE_SEED, FIFTH, READ, "C = 0.1."),
+)
+
+# ------------------------------------------------------------------- unbalanced MNIST, footnote 5
+
+SPREAD = 1.0
+"""Standard deviation of the logarithm of sizes in the unbalanced sets."""
+
+_SIZES = {"balanced": {}, "unbalanced": {"size_spread": SPREAD}}
+_PARTITIONS = {"iid": "IID", "shards": "non-IID"}
+_BATCHES = (50, 10)
+_BALANCE_ROUNDS = {"iid": 100, "shards": 500}
+
+
+def _balance(sizes: str, partition: str, batch: int) -> str:
+    return f"2nn-{sizes}-{partition}-b{batch}"
+
+
+def _balance_run(sizes: str, partition: str, batch: int) -> Table:
+    """One run of a pair; seeds are for the partition."""
+    rounds = _BALANCE_ROUNDS[partition]
+    return {
+        "rounds": rounds,
+        "seed": 0,
+        MOST_SEEDS: 3,
+        SHORT: {
+            "rounds": rounds // 20,
+            MOST_SEEDS: 1,
+            "evaluation": {"every": rounds // 100},
+            "solver": {"learning_rate": [0.215]},
+        },
+        "evaluation": {"gradients": False, "every": rounds // 50},
+        "data": {"name": "mnist", "partition": partition, **_SIZES[sizes]},
+        "model": TWO_LAYERS,
+        "cohort": {"clients_per_round": 10},
+        "solver": {
+            "learning_rate": grid(0.1, 0.464),
+            "batch_size": batch,
+            "epochs": 1,
+        },
+        "method": [FEDAVG],
+    }
+
+
+_BALANCE_NOTE = "short: one learning rate, a twentieth of the rounds"
+UNBALANCED = Item(
+    "Unbalanced MNIST: is it easier for FedAvg?",
+    f"{PAPER}, section 3, footnote 5",
+    # short as measured; paper extrapolated from it by rounds, rates and seeds
+    {"short": 50, "paper": 4_000},
+    {
+        _balance(sizes, partition, batch): _balance_run(sizes, partition, batch)
+        for sizes in _SIZES
+        for partition in _PARTITIONS
+        for batch in _BATCHES
+    },
+    rows=tuple(
+        Row(
+            f"E = 1, B = {batch}",
+            tuple(
+                Panel(
+                    f"MNIST 2NN, {title}",
+                    "test_accuracy",
+                    tuple(
+                        Line(_balance(sizes, partition, batch), BEST_FEDAVG, sizes)
+                        for sizes in _SIZES
+                    ),
+                    best=True,
+                    level=0.97,
+                )
+                for partition, title in _PARTITIONS.items()
+            ),
+        )
+        for batch in _BATCHES
+    ),
+    claims=(
+        Claim(
+            "Unbalanced versions are slightly easier: FedAvg is more accurate over the rounds.",
+            "test_accuracy",
+            MEAN,
+            tuple(
+                Comparison(
+                    f"{title}, B = {batch}",
+                    Line(_balance("unbalanced", partition, batch), BEST_FEDAVG),
+                    Line(_balance("balanced", partition, batch), BEST_FEDAVG),
+                    _BALANCE_NOTE,
+                )
+                for batch in _BATCHES
+                for partition, title in _PARTITIONS.items()
+            ),
+        ),
+    ),
+    races=(
+        Race(
+            ("balanced", "unbalanced"),
+            tuple(
+                RaceRow(
+                    f"{title}, E = 1, B = {batch}",
+                    Target("test_accuracy", 0.97),
+                    tuple(
+                        Entry(
+                            _balance(sizes, partition, batch),
+                            "fedavg",
+                            TABLE_4[1, batch][column] if sizes == "balanced" else "",
+                        )
+                        for sizes in _SIZES
+                    ),
+                    _BALANCE_NOTE,
+                )
+                for batch in _BATCHES
+                for column, (partition, title) in enumerate(_PARTITIONS.items())
+            ),
+            "rounds",
+            "first column",
+        ),
+    ),
+    notes=(
+        "The footnote describes neither the unbalanced sets nor how much easier they are. Ours "
+        f"have log-normal sizes with a standard deviation of {SPREAD:g} of the logarithm: of "
+        "clients (IID), or of the 200 shards (non-IID). The largest client has about 100 times the "
+        "images of the smallest. The paper's numbers are those of Table 4.",
+        "C = 0.1 and E = 1. Each seed is a partition of its own, with the same initial model. The "
+        "learning rate is the best of three at each round. Evaluations read all rows.",
+    ),
 )

@@ -28,8 +28,7 @@ from experiments.engine.run import reproduce
 from experiments.engine.summaries import HALFWAY, Series
 from experiments.engine.verdicts import judge
 from experiments.fedavg.averages import FIGURE_1
-from experiments.fedavg.cells import CNN, LSTM, PERCEPTRON
-from experiments.fedavg.common import GRID
+from experiments.fedavg.networks import CNN, GRID, LSTM, PERCEPTRON
 from fedprox import Cohort, Evaluation, Federation, Model, Solver, fedavg, simulate
 from fedprox.datasets import synthetic
 from fedprox.experiment import load_data
