@@ -14,91 +14,46 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_NAMES = {
+    "#1f77b4": """
+        FedDyn | alpha = 0.1 | FedProx, mu = 0 | mu = 0, uniform | E = 20 | theta w + (1 - theta)
+        w' | FedSGD | C = 0, E = 5 | FedSGD, eta = 0.464 | IID | E = 5, B = 50 | E = 10, B = 50 |
+        balanced | mu = 0.001 | eta = 0.01
+    """,
+    "#ff7f0e": """
+        SCAFFOLD | alpha = 0.01 | FedDANE, mu = 0 | FedDANE, 10 clients | E = 5 | FedAvg, E = 5 |
+        C = 0.1, E = 5 | FedAvg, eta = 0.1 | Dirichlet (.6) | E = 5, B = 10 | E = 10, B = 10 | mu
+        = 0.1 | eta = 0.3 | FedDANE
+    """,
+    "#d62728": """
+        FedAvg | alpha = 0.001 | E = 50 | C = 1, E = 5 | FedAvg, eta = 0.215 | E = 20, B = 10 |
+        unbalanced | eta = 1
+    """,
+    "#2ca02c": """
+        FedProx | alpha = 0.05 | FedProx, mu > 0 | mu > 0, uniform | E = 1 | FedAvg, E = 1 | C =
+        0.1, E = 1 | Dirichlet (.3) | E = 1, B = 10 | mu = 1 | eta = 0.03
+    """,
+    "#9467bd": """
+        FedSplit | FedSplit, active | alpha = 0.5 | FedProx, adaptive mu | E = 10 | C = 1, E = 1 |
+        FedSGD, eta = 1 | E = 20, B = 50
+    """,
+    "#8c564b": """FedSplit, all | FedDANE, mu > 0 | E = 25""",
+    "#7f7f7f": """
+        alpha = 1 | FedDANE, 30 clients | the better of w and w' | E = 5, B = all | E = 10, B =
+        all | mu = 0 | eta = 0.001 | distributed SGD, the same eta
+    """,
+    "#e377c2": """FedDANE, 20 clients | E = 100 | eta = 3""",
+    "#17becf": """
+        mu = 0, proportional | C = 0, E = 1 | FedSGD, eta = 0.215 | E = 1, B = 50 | mu = 0.01 |
+        eta = 0.003
+    """,
+    "#bcbd22": """
+        mu > 0, proportional | FedAvg, eta = 0.0464 | E = 20, B = all | eta = 0.1 | alpha = 0.03
+    """,
+    "#000000": """SGD | E = 1, B = all | distributed SGD""",
+}
 COLOURS = {
-    "FedDyn": "#1f77b4",
-    "SCAFFOLD": "#ff7f0e",
-    "FedAvg": "#d62728",
-    "FedProx": "#2ca02c",
-    "FedSplit": "#9467bd",
-    "FedSplit, active": "#9467bd",
-    "FedSplit, all": "#8c564b",
-    "alpha = 1": "#7f7f7f",
-    "alpha = 0.5": "#9467bd",
-    "alpha = 0.1": "#1f77b4",
-    "alpha = 0.05": "#2ca02c",
-    "alpha = 0.01": "#ff7f0e",
-    "alpha = 0.001": "#d62728",
-    "FedProx, mu = 0": "#1f77b4",
-    "FedProx, mu > 0": "#2ca02c",
-    "FedProx, adaptive mu": "#9467bd",
-    "FedDANE, mu = 0": "#ff7f0e",
-    "FedDANE, mu > 0": "#8c564b",
-    "FedDANE, 10 clients": "#ff7f0e",
-    "FedDANE, 20 clients": "#e377c2",
-    "FedDANE, 30 clients": "#7f7f7f",
-    "mu = 0, uniform": "#1f77b4",
-    "mu > 0, uniform": "#2ca02c",
-    "mu = 0, proportional": "#17becf",
-    "mu > 0, proportional": "#bcbd22",
-    "E = 1": "#2ca02c",
-    "E = 20": "#1f77b4",
-    "E = 50": "#d62728",
-    "E = 5": "#ff7f0e",
-    "E = 10": "#9467bd",
-    "E = 25": "#8c564b",
-    "E = 100": "#e377c2",
-    "theta w + (1 - theta) w'": "#1f77b4",
-    "the better of w and w'": "#7f7f7f",
-    "SGD": "#000000",
-    "FedSGD": "#1f77b4",
-    "FedAvg, E = 1": "#2ca02c",
-    "FedAvg, E = 5": "#ff7f0e",
-    "C = 0, E = 1": "#17becf",
-    "C = 0, E = 5": "#1f77b4",
-    "C = 0.1, E = 1": "#2ca02c",
-    "C = 0.1, E = 5": "#ff7f0e",
-    "C = 1, E = 1": "#9467bd",
-    "C = 1, E = 5": "#d62728",
-    "FedSGD, eta = 0.215": "#17becf",
-    "FedSGD, eta = 0.464": "#1f77b4",
-    "FedSGD, eta = 1": "#9467bd",
-    "FedAvg, eta = 0.0464": "#bcbd22",
-    "FedAvg, eta = 0.1": "#ff7f0e",
-    "FedAvg, eta = 0.215": "#d62728",
-    "IID": "#1f77b4",
-    "Dirichlet (.6)": "#ff7f0e",
-    "Dirichlet (.3)": "#2ca02c",
-    "E = 1, B = all": "#000000",
-    "E = 5, B = all": "#7f7f7f",
-    "E = 10, B = all": "#7f7f7f",
-    "E = 20, B = all": "#bcbd22",
-    "E = 1, B = 50": "#17becf",
-    "E = 5, B = 50": "#1f77b4",
-    "E = 10, B = 50": "#1f77b4",
-    "E = 20, B = 50": "#9467bd",
-    "E = 1, B = 10": "#2ca02c",
-    "E = 5, B = 10": "#ff7f0e",
-    "E = 10, B = 10": "#ff7f0e",
-    "E = 20, B = 10": "#d62728",
-    "balanced": "#1f77b4",
-    "unbalanced": "#d62728",
-    "mu = 0": "#7f7f7f",
-    "mu = 0.001": "#1f77b4",
-    "mu = 0.01": "#17becf",
-    "mu = 0.1": "#ff7f0e",
-    "mu = 1": "#2ca02c",
-    "eta = 0.001": "#7f7f7f",
-    "eta = 0.003": "#17becf",
-    "eta = 0.01": "#1f77b4",
-    "eta = 0.03": "#2ca02c",
-    "eta = 0.1": "#bcbd22",
-    "eta = 0.3": "#ff7f0e",
-    "eta = 1": "#d62728",
-    "eta = 3": "#e377c2",
-    "alpha = 0.03": "#bcbd22",
-    "distributed SGD": "#000000",
-    "distributed SGD, the same eta": "#7f7f7f",
-    "FedDANE": "#ff7f0e",
+    " ".join(name.split()): colour for colour, names in _NAMES.items() for name in names.split("|")
 }
 """The colour of each name that a legend may show."""
 
@@ -137,7 +92,7 @@ def figure(item: Item, measured: Measured) -> "Figure":
                 axis.set_ylabel(_symbols("\n".join(filter(None, words))), fontsize=9)
             if i == len(item.rows) - 1 and not panel.missing:
                 axis.set_xlabel(_symbols(AXES[panel.x]), fontsize=9)
-    shown = sorted(legend, key=list(COLOURS).index)
+    shown = list(legend)
     drawn.legend(
         [legend[name] for name in shown],
         [_symbols(name) for name in shown],

@@ -66,7 +66,6 @@ from experiments.engine.summaries import (
 )
 from experiments.engine.table import blocks, markdown, table
 from experiments.engine.verdicts import best, pick
-from experiments.fedprox.headline import LEFT_OUT, long_run
 from fedprox import Target
 from fedprox.cli import main
 from fedprox.datasets import DATASETS, synthetic
@@ -227,64 +226,6 @@ def test_runs_that_items_share_are_the_same() -> None:
     assert len(set(folders)) == len(folders)
 
 
-def test_all_figures_and_tables_of_the_papers_are_there() -> None:
-    final = {"headline", "table-1", *(f"figure-{i}" for i in range(1, 13))}
-    draft = {"table-1", *(f"figure-{i}" for i in range(1, 8))}
-    feddyn = {f"figure-{i}" for i in range(1, 14)} | {f"table-{i}" for i in (1, 3, 4, 6)}
-    feddyn |= {f"table-{i}-cifar-100" for i in range(1, 6)} | {"figure-8-full", "figure-9-full"}
-    feddyn |= {
-        f"table-{i}-{data}"
-        for i in (2, 5)
-        for data in ("mnist", "emnist-l", "cifar-10", "shakespeare")
-    }
-    feddyn |= {"table-2-mnist-full", "table-2-emnist-l-full", "distributed-sgd", "search-alpha"}
-    final |= {"distributed-sgd", "search-mu", "search-rates", "headline-shakespeare"}
-    papers = {f"fedprox/{n}" for n in final} | {f"fedprox-draft/{n}" for n in draft}
-    papers |= {f"feddyn/{n}" for n in feddyn}
-    tables = {"table-1", "table-1-cnn", "table-2", "table-2-whole", "table-3", "table-4"}
-    figures = {f"figure-{i}" for i in range(1, 11)} | {"figure-5-chat", "figure-10-chat"}
-    others = {"table-1-cnn-whole", "section-3-accuracies", "unbalanced"}
-    fedavg = {f"fedavg/{n}" for n in tables | figures | others}
-    models = {f"models/centralised{end}" for end in ("", "-cifar-10", "-cifar-100", "-shakespeare")}
-    assert set(ITEMS) == papers | fedavg | models
-
-
-def test_figure_1_has_the_papers_settings() -> None:
-    item = ITEMS["fedprox/figure-1"]
-    assert [len(row.panels) for row in item.rows] == [5, 5, 5]
-    rates = {"synthetic-1-1": (0.01, 200), "mnist": (0.03, 100), "femnist": (0.003, 200)}
-    for key, (rate, rounds) in rates.items():
-        for stragglers in (0, 50, 90):
-            run = item.runs[f"{key}-s{stragglers}"]
-            assert run["solver"] == {"learning_rate": rate, "batch_size": 10, "epochs": 20}
-            assert run["rounds"] == rounds
-            assert run["systems"] == {"stragglers": stragglers / 100}
-            assert run["cohort"]["clients_per_round"] == 10
-            assert run["method"][-1]["mu"] == [0.0, 1.0]
-            assert (run["method"][0]["name"] == "fedavg") == (stragglers > 0)
-
-
-def test_the_draft_takes_its_share_of_clients() -> None:
-    for name, run, clients in (
-        ("figure-1", "draft-synthetic-1-1", 3),
-        ("figure-2", "draft-mnist-e50", 10),
-        ("figure-2", "draft-emnist-e1", 15),  # 5 % of 300 writers
-        ("figure-3", "draft-emnist-star-grid", 10),
-    ):
-        one = ITEMS[f"fedprox-draft/{name}"].runs[run]
-        assert one["cohort"]["clients_per_round"] == clients
-        assert one["systems"] == {"stragglers": 0.0}
-
-
-def test_the_draft_has_its_iid_set_beside_the_final_papers() -> None:
-    item = ITEMS["fedprox-draft/figure-1"]
-    plain, written = (item.runs[f"draft-synthetic-iid{end}"] for end in ("", "-random-mean"))
-    assert written == plain | {"data": plain["data"] | {"random_mean": True}}
-    sides = [(c.greater.run, c.less.run) for c in item.claims[0].comparisons]
-    for iid in ("iid", "iid-random-mean"):
-        assert ("draft-synthetic-0-0", f"draft-synthetic-{iid}") in sides
-
-
 def test_the_papers_rule_reads_every_round() -> None:
     ruled = [
         (item, claim) for item in ITEMS.values() for claim in item.claims if claim.over is RULE
@@ -294,27 +235,6 @@ def test_the_papers_rule_reads_every_round() -> None:
         for one in claim.comparisons:
             for side in (one.greater, one.less):
                 assert item.runs[side.run]["evaluation"].get("every", 1) == 1
-
-
-def test_the_headlines_left_out_panels_would_be_the_papers() -> None:
-    shakespeare, tweets = (long_run(task) for task in LEFT_OUT)
-    for one in (shakespeare, tweets):
-        parse("headline", one)
-        assert not one.keys() & {"client_rows", MOST_SEEDS}
-        assert one["evaluation"] == {"every": 1}
-        assert one["rounds"] == 1000
-    assert shakespeare["data"] == {"name": "shakespeare"}
-    assert tweets["data"] == {"name": "sent140", "vectors": "glove.6B.300d"}
-    assert shakespeare["model"] == {"name": "char-lstm"}
-    assert tweets["model"] == {"name": "sentiment-lstm"}
-
-
-def test_adaptive_mu_starts_on_the_wrong_side() -> None:
-    runs = ITEMS["fedprox/figure-11"].runs
-    starts = {run: one["method"][1]["mu"] for run, one in runs.items()}
-    assert starts.pop("synthetic-iid-adaptive") == 1.0
-    assert set(starts.values()) == {0.0}
-    assert all(one["method"][1]["adapt"] for one in runs.values())
 
 
 def test_a_scale_pairs_generated_data_with_the_runs_seed() -> None:
