@@ -11,7 +11,7 @@ LOWEST := .venv-lowest
 LOWEST_TESTS := $(patsubst %,tests/%.py,test_cli test_data_command report/test_report report/test_disk files/test_readers \
 	simulation/loop/test_checkpoint models/test_models algorithms/test_fedopt test_solver_settings)
 
-.PHONY: demo deploy test test-slow test-network test-all test-lowest lint docs fuzz mutants bench gpu clean
+.PHONY: demo deploy experiment test test-slow test-experiments test-network test-all test-lowest lint docs fuzz mutants bench gpu clean
 
 demo: $(READY)  ## run the main job: FedAvg against FedProx on Synthetic(1,1), 90 % stragglers
 	$(VENV)/bin/fedprox run examples/demo.toml
@@ -19,16 +19,28 @@ demo: $(READY)  ## run the main job: FedAvg against FedProx on Synthetic(1,1), 9
 deploy: $(READY)  ## try a real federation on this machine: a SuperLink and three nodes of Flower, over TLS
 	$(VENV)/bin/fedprox deploy examples/demo.toml --local 3 --set rounds=10 --out runs/deploy
 
-test: $(READY)  ## run the tests, doctests included, except the slow ones
-	$(VENV)/bin/python -m pytest -n 2 -m "not slow and not network"
+ITEM ?=
+SCALE ?= short
 
-test-slow: $(READY)  ## run the slow tests: kills, full disks, browsers, installed wheels, papers' claims, pages, variants
-	$(VENV)/bin/python -m pytest -n 3 -m slow
+experiment: $(READY)  ## run a figure or table of a paper, ITEM=fedprox/figure-1; without ITEM list them; SCALE=paper
+	$(VENV)/bin/python -m experiments $(ITEM) --scale $(SCALE)
+
+EXPERIMENTS := experiments tests/experiments
+NOT_EXPERIMENTS := $(addprefix --ignore=,$(EXPERIMENTS))
+
+test: $(READY)  ## run the tests, doctests included, except the slow ones
+	$(VENV)/bin/python -m pytest -n 2 -m "not slow and not network" $(NOT_EXPERIMENTS)
+
+test-slow: $(READY)  ## run the slow tests: kills, full disks, browsers, installed wheels, pages, variants
+	$(VENV)/bin/python -m pytest -n 3 -m slow $(NOT_EXPERIMENTS)
+
+test-experiments: $(READY)  ## run the tests of the papers' items and of what runs them
+	$(VENV)/bin/python -m pytest -n 2 $(EXPERIMENTS)
 
 test-network: $(READY)  ## deploy over Flower while processes are killed at random; about fifteen minutes
 	$(VENV)/bin/python -m pytest -n 0 -s -m network tests/deployment
 
-test-all: test test-slow  ## run all tests
+test-all: test test-slow test-experiments  ## run all tests
 
 test-lowest: $(LOWEST)/.ready  ## run the tests that touch dependencies, with the lowest versions allowed
 	$(LOWEST)/bin/python -m pytest -n 2 -W ignore::DeprecationWarning $(LOWEST_TESTS)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fedprox as fp
-from fedprox.diagnostics import curvature, feddyn_convex, remark_8
+from fedprox.diagnostics import convex_rate, curvature, feddyn_convex
 
 ROUNDS, COHORT, SEEDS = 200, 2, 5
 Floats = NDArray[np.float64]
@@ -119,7 +119,7 @@ def main() -> None:
     of_clients = problem.gradients(zero)
     squared = float((of_clients.mean(axis=0) ** 2).sum())
     variance = float(((of_clients - of_clients.mean(axis=0)) ** 2).sum(axis=1).mean())
-    rate = remark_8(everywhere, gap, variance, squared / 4)
+    rate = convex_rate(everywhere, gap, variance, squared / 4)
     print(
         f"FedProx: ||grad f(0)||^2 {squared:.4f}, variance there {variance:.3f}; a quarter: {rate}"
     )

@@ -36,7 +36,7 @@ def measure(method: str, where: Any, evaluated: Any, data_dir: str | None) -> No
     methods = {"fedavg": fp.fedavg(), "feddyn": fp.feddyn(0.01), "scaffold": fp.scaffold()}
     (run,) = fp.simulate(
         federation,
-        fp.models.feddyn_cnn(federation),
+        fp.models.wide_lenet(federation),
         methods[method],
         solver=fp.Solver(0.05, 50, epochs=1),
         cohort=fp.Cohort(COHORT),

@@ -157,8 +157,8 @@ ROWS = (
     Row(
         "FedDyn CNN",
         50,
-        fp.models.feddyn_cnn,
-        by_torch("torch_models", "feddyn_cnn"),
+        fp.models.wide_lenet,
+        by_torch("torch_models", "wide_lenet"),
         (32, 32, 3),
         (28 * 28 * 75 * 64, 10 * 10 * 1600 * 64, 1600 * 384, 384 * 192, 192 * 10),
         wanted=0.9,
@@ -199,8 +199,8 @@ ROWS = (
     Row(
         "FedAvg's character LSTM",
         10,
-        fp.models.char_lstm_fedavg,
-        by_torch("torch_recurrent", "char_lstm_fedavg"),
+        fp.models.peephole_char_lstm,
+        by_torch("torch_recurrent", "peephole_char_lstm"),
         (80,),
         (*lstm_products(80, 8, 256, 256), 80 * 256 * 258),
         classes=258,
@@ -220,8 +220,8 @@ ROWS = (
     Row(
         "word LSTM",
         10,
-        fp.models.word_lstm,
-        by_torch("torch_recurrent", "word_lstm"),
+        fp.models.peephole_word_lstm,
+        by_torch("torch_recurrent", "peephole_word_lstm"),
         (10,),
         (*lstm_products(10, 192, 256), 10 * 256 * 10_000),
         classes=10_000,

@@ -72,7 +72,7 @@ def cifar_cnn() -> nn.Module:
     )
 
 
-def feddyn_cnn() -> nn.Module:
+def wide_lenet() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 64, 5),
         nn.ReLU(),

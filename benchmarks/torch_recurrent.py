@@ -45,12 +45,12 @@ def char_lstm(hidden: int) -> nn.Module:
     return NextSymbol(80, 8, hidden, layers=2, every_position=False)
 
 
-def char_lstm_fedavg() -> nn.Module:
+def peephole_char_lstm() -> nn.Module:
     """FedAvg's model: 258 characters, a label at every position, no peepholes."""
     return NextSymbol(258, 8, 256, layers=2, every_position=True)
 
 
-def word_lstm() -> nn.Module:
+def peephole_word_lstm() -> nn.Module:
     """FedAvg's model: 10,000 words, a label at every position, no peepholes."""
     return NextSymbol(10_000, 192, 256, layers=1, every_position=True)
 

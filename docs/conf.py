@@ -7,7 +7,7 @@ from pathlib import Path
 import fedprox
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE / "_ext"))
+sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]  # of `experiments`, too
 
 
 def digest_of_sources() -> str:

@@ -617,7 +617,7 @@ def test_a_folder_is_named_as_it_is(tmp_path: Path, capsys: Any) -> None:
     assert f"{name}: metrics, summary" in capsys.readouterr().out.replace("\n", "")
 
 
-@pytest.mark.parametrize("command", ["report", "reproduce", "diagnose", "data fetch"])
+@pytest.mark.parametrize("command", ["report", "diagnose", "data fetch"])
 def test_the_help_of_a_command_has_no_escapes(command: str, capsys: Any) -> None:
     assert status(*command.split(), "--help") == 0
     shown = capsys.readouterr().out

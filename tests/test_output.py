@@ -31,7 +31,7 @@ def test_hostile_streams_cost_neither_the_status_nor_a_traceback(tmp_path: Path)
     plain = os.environ | {"PYTHONUTF8": "0", "LC_ALL": "C"}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [*ENTRY, "reproduce"], stdout=full, stderr=subprocess.PIPE, text=True, env=plain
+            [*ENTRY, "examples"], stdout=full, stderr=subprocess.PIPE, text=True, env=plain
         )
     assert done.returncode == 0
     assert done.stderr == (

@@ -17,8 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tests import methods
-from tests.byhand import CLIENTS, START, beside_the_oracle
 
 import fedprox as fp
 from benchmarks.gpu_parts import environment
@@ -26,6 +24,8 @@ from benchmarks.gpu_parts.lanes import with_lanes
 from benchmarks.gpu_parts.part import Part
 from benchmarks.models import ROWS, Row, row_named
 from fedprox.model import weighted_loss
+from tests import methods
+from tests.byhand import CLIENTS, START, beside_the_oracle
 
 Check = Callable[[], dict[str, Any]]
 

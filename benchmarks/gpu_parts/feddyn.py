@@ -1,6 +1,6 @@
 """FedDyn on CIFAR-10, 10 % of 100 IID clients, for 100 rounds.
 
-The setting is that of the paper's Table 1 (Acar et al. 2021, appendix A.2) as `fedprox.papers` has
+The setting is that of the paper's Table 1 (Acar et al. 2021, appendix A.2) as `experiments` has
 it: the CNN, five epochs, batches of 50. alpha is 0.1; the mean of all clients' last models is
 evaluated every ten rounds.
 """
@@ -10,9 +10,9 @@ from dataclasses import replace
 import fedprox as fp
 from benchmarks.gpu_parts.cifar import follow, images, speed
 from benchmarks.gpu_parts.part import Part
-from fedprox.papers.feddyn.cifar_10 import TABLE_1
+from experiments.feddyn.cifar import TABLES
 
-RUN = TABLE_1.runs["feddyn-cifar-10-10-percent-iid"]
+RUN = TABLES["table-1"].runs["feddyn-cifar-10-10-percent-iid"]
 
 ALPHA = 0.1
 
@@ -27,7 +27,7 @@ def main(part: Part) -> None:
     evaluation = fp.Evaluation(**RUN["evaluation"] | {"every": 1 if part.tiny else 10})
     (run,) = fp.simulate(
         data.federation,
-        fp.models.feddyn_cnn(data.federation),
+        fp.models.wide_lenet(data.federation),
         fp.feddyn(alpha=ALPHA),
         solver=solver,
         cohort=cohort,

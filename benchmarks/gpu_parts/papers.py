@@ -1,7 +1,7 @@
 """The papers' longest items, one after another until the time is over.
 
-`fedprox reproduce` runs them at the paper's scale. It keeps checkpoints, so the next call goes on
-where this one ended. Items whose data are not at hand are left out: nothing is downloaded, and
+`python -m experiments` runs them at the paper's scale. It keeps checkpoints, so the next call goes
+on where this one ended. Items whose data are not at hand are left out: nothing is downloaded, and
 made-up images are never used.
 """
 
@@ -15,9 +15,9 @@ from typing import Any
 
 from benchmarks.gpu_parts import environment
 from benchmarks.gpu_parts.part import Part
+from experiments import select
+from experiments.engine.item import Item
 from fedprox.datasets.catalogue import CATALOGUE
-from fedprox.papers import select
-from fedprox.reproduce.item import Item
 
 ITEMS = (
     "fedavg/table-1-cnn",
@@ -78,7 +78,7 @@ def main(part: Part) -> None:
 
 def reproduce(part: Part, name: str) -> str:
     """Run an item until it is done or the time is over."""
-    command = [sys.executable, "-m", "fedprox", "reproduce", name]
+    command = [sys.executable, "-m", "experiments", name]
     command += ["--scale", "short" if part.tiny else "paper", "--out", str(part.out / "papers")]
     command += ["--data-dir", str(part.data_dir)] if part.data_dir else []
     child = subprocess.Popen(command, cwd=environment.ROOT, env=os.environ)

@@ -16,7 +16,6 @@ from typing import Annotated, Any, NamedTuple, NoReturn, cast
 import jax
 import typer
 from rich.console import Console
-from rich.table import Table
 from typer.core import TyperCommand
 
 from fedprox.bar import Bar
@@ -58,15 +57,11 @@ from fedprox.experiment import (
 from fedprox.files.whole import write_whole
 from fedprox.logs import loggers_of
 from fedprox.output import safe_streams
-from fedprox.papers import ITEMS, select
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import CHECKPOINTS, ENDS, RunDirectory, write_figure
 from fedprox.report.page import write_report
 from fedprox.report.privacy import Plan, privacy_page
-from fedprox.reproduce.item import SCALES
-from fedprox.reproduce.run import Step, reproduce
-from fedprox.reproduce.table import duration
 from fedprox.signals import answering, end_now
 from fedprox.simulation.devices.compilation_cache import use_compilation_cache
 from fedprox.simulation.devices.cpu import use_cpu_devices
@@ -357,49 +352,6 @@ def _prepare(
     return Prepared(console, experiment, resolved)
 
 
-REPRODUCE_HELP = """Reproduce a figure or table of a paper, and compare it with the paper's numbers.
-
-Without ITEM it lists all items. ITEM is a name, all items of a paper ("fedprox/"), or "all". DIR
-gets a folder for each item with a table, its data, a report and, if it has curves, a figure. The
-run directories are in DIR/runs; complete ones are not run again.
-"""
-
-
-@app.command("reproduce", cls=_Command, help=REPRODUCE_HELP)
-def reproduce_items(
-    name: Annotated[str | None, typer.Argument(metavar="[ITEM]", help="What to run.")] = None,
-    scale: Annotated[
-        str,
-        typer.Option(
-            help="short (a fifth of the rounds or less, at most two seeds) or paper (at most five)."
-        ),
-    ] = "short",
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="[default: runs/reproduce-SCALE]")
-    ] = None,
-    data_dir: DataDir = None,
-) -> None:
-    """Run the items that a name selects."""
-    console = _console()
-    if name is None:
-        console.print(_listing())
-        return
-    require(scale in SCALES, f"--scale {scale}; it must be {' or '.join(SCALES)}")
-    items = select(name)
-    folder = out or Path("runs") / f"reproduce-{scale}"
-    use_cpu_devices(clients_per_round=10)
-    use_compilation_cache(cache_folder() / "xla")
-    for key, item in items.items():
-        console.print(f"{key}: {item.title}; about {duration(item.seconds[scale])} on two cores")
-        text = reproduce(key, item, SCALES[scale], folder, data_dir, _show_step)
-        console.print(f"\n{text}", soft_wrap=True, highlight=False)
-        console.print(f"{printable(folder / key)}: table.md and what it is made from\n")
-
-
-def _show_step(step: Step) -> None:
-    print(f"{step.number} of {step.of}: {step.name}", file=sys.stderr)
-
-
 data = typer.Typer(help="The data sets: list them, fetch their files, describe their clients.")
 app.add_typer(data, name="data")
 
@@ -511,17 +463,6 @@ def show_examples(
     print(out)
 
 
-def _listing() -> Table:
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for header in ("item", "what", "data", *SCALES):
-        shown.add_column(header, no_wrap=header == "item")
-    for key, item in ITEMS.items():
-        times = (duration(item.seconds[scale]) for scale in SCALES)
-        left_out = f" (without {', '.join(item.missing)})" if item.missing else ""
-        shown.add_row(key, item.title, ", ".join(item.data) + left_out, *times)
-    return shown
-
-
 SUM_FAILED = "gloo|nccl|coordination"
 """Pattern in the error of a failed sum over processes."""
 
@@ -531,11 +472,15 @@ LOST = (
 )
 
 
-def main() -> None:
-    """Entry point: bad input and files that cannot be written end in one line, status 2."""
+def main(command: typer.Typer = app) -> None:
+    """Entry point: bad input and files that cannot be written end in one line, status 2.
+
+    Args:
+        command: The command that the process's arguments are for.
+    """
     with safe_streams(), answering(end_now):
         try:
-            _main()
+            _main(command)
         except Exception:
             if not jax.distributed.is_initialized():
                 raise
@@ -543,11 +488,12 @@ def main() -> None:
             _leave(1)
 
 
-def _main() -> None:
+def _main(command: typer.Typer) -> None:
+    arguments = sys.argv[1:] or (["--help"] if command is app else [])
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
-            status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+            status = command(arguments, standalone_mode=False)
     except COMMAND_LINE_ERROR as error:
         _fail(error.format_message())
     except InputError as error:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedprox.algorithms import fedprox
-from fedprox.diagnostics import Constants, Curvature, corollary_7, curvature, mu_needed
+from fedprox.diagnostics import Constants, Curvature, convex_case, curvature, mu_needed
 from fedprox.errors import require, require_whole
 from fedprox.federation import Federation, Rows
 from fedprox.model import Model, Params, fitted_params
@@ -212,7 +212,7 @@ class Diagnosis:
             )
             return [("mu by theory", "none", unbounded)]
         within = "holds" if b <= math.sqrt(k) / 2 else "does not hold"
-        convex, needed = corollary_7(constants.smoothness, b), mu_needed(constants)
+        convex, needed = convex_case(constants.smoothness, b), mu_needed(constants)
         if needed is None:
             value, enough = "none", math.floor(2 * b**2) + 1
             note = "no mu satisfies it, as is usual: even with exact local solutions, it requires "

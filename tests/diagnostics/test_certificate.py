@@ -13,10 +13,10 @@ from fedprox import InputError
 from fedprox.diagnostics import (
     Constants,
     best_mu,
-    corollary_7,
+    convex_case,
+    decrease_possible,
     dissimilarity_bound,
     mu_needed,
-    remark_5,
     rho,
     rho_bounded_variance,
 )
@@ -90,9 +90,9 @@ def test_some_clients_are_enough_for_the_draft_alone() -> None:
 
 def test_remark_5_excludes_its_bounds() -> None:
     # gamma B = 1 and B / sqrt(K) = 1
-    assert not remark_5(Constants(1.0, 2.0, 9, gamma=0.5))
-    assert not remark_5(Constants(1.0, 3.0, 9))
-    assert remark_5(Constants(1.0, 2.0, 9, gamma=0.4))
+    assert not decrease_possible(Constants(1.0, 2.0, 9, gamma=0.5))
+    assert not decrease_possible(Constants(1.0, 3.0, 9))
+    assert decrease_possible(Constants(1.0, 2.0, 9, gamma=0.4))
 
 
 @pytest.mark.parametrize("draft", DRAFT)
@@ -104,7 +104,7 @@ def test_nothing_is_promised_where_remark_5_is_violated(
     few = replace(c, clients_per_round=max(1, math.floor(b**2)))
     inexact = replace(c, gamma=min(1.0, 1 / b + gamma * (1 - 1 / b)), dissimilarity=b * (1 + 1e-12))
     for violated in (few, inexact):
-        assert not remark_5(violated)
+        assert not decrease_possible(violated)
         assert rho(mu, violated, draft=draft) <= 0
         assert mu_needed(violated, draft=draft) is None
 
@@ -114,7 +114,7 @@ def test_corollary_7_holds_for_the_draft_and_for_the_theorem_with_twice_the_clie
     b: float, lipschitz: float
 ) -> None:
     """B <= sqrt(K) / 2 as stated fits Lemma 3; for Theorem 4, with 2/K, B <= sqrt(K / 8) does."""
-    mu, decrease = corollary_7(lipschitz, b)
+    mu, decrease = convex_case(lipschitz, b)
     assert mu == pytest.approx(6 * lipschitz * b**2)
     clients = math.ceil(4 * b**2)
     assert rho(mu, Constants(lipschitz, b, clients), draft=True) >= decrease
@@ -128,7 +128,7 @@ def test_numbers_beyond_floats_are_refused_and_large_ones_are_not() -> None:
         with pytest.raises(InputError, match="it must be"):
             call()
     assert mu_needed(Constants(1e200, 1, 8)) == pytest.approx(5.5e200)
-    assert corollary_7(1e300, 1e300) == (math.inf, 0)
+    assert convex_case(1e300, 1e300) == (math.inf, 0)
 
 
 @given(st.floats(0.0, 1e3), st.floats(1e-3, 1e3), st.floats(1.0, 1e3))

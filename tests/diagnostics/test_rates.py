@@ -13,12 +13,12 @@ from fedprox import Cohort, Evaluation, InputError, Run, Solver, fedprox, simula
 from fedprox.diagnostics import (
     Constants,
     best_mu,
-    corollary_7,
-    corollary_9,
+    convex_case,
+    convex_rate,
     dissimilarity_bound,
-    remark_8,
     rho,
-    theorem_6,
+    rho_by_round,
+    rounds_needed,
 )
 from tests.quadratics import Vector, quadratic_federation, quadratic_model
 
@@ -42,7 +42,7 @@ def runs_of(
 
 @given(st.floats(1e-6, 1e6), st.floats(0.0, 1e6), st.floats(1e-6, 1e6))
 def test_theorem_6_is_the_least_number_of_rounds(rho: float, gap: float, epsilon: float) -> None:
-    rounds = theorem_6(rho, gap, epsilon)
+    rounds = rounds_needed(rho, gap, epsilon)
     assert gap / (rho * rounds) <= epsilon * (1 + 1e-9)
     assert rounds == 1 or gap / (rho * (rounds - 1)) >= epsilon * (1 - 1e-9)
 
@@ -74,7 +74,7 @@ def test_theorem_6_keeps_its_promise(a: list[float], clients: int, epsilon: floa
     mu = best_mu(one.constants)
     if mu is None:
         return
-    rounds = theorem_6(rho(mu, one.constants), one.gap, epsilon)
+    rounds = rounds_needed(rho(mu, one.constants), one.gap, epsilon)
     assert one.gradients(mu, rounds).mean() <= epsilon
 
 
@@ -85,7 +85,7 @@ def test_theorem_6_is_tight_for_equal_clients_and_a_large_mu() -> None:
     """
     one = Shrinking(np.ones(3), 10**9)
     mu, epsilon = 1000.0, 1e-4
-    rounds = theorem_6(rho(mu, one.constants), one.gap, epsilon)
+    rounds = rounds_needed(rho(mu, one.constants), one.gap, epsilon)
     path = one.gradients(mu, rounds)
     assert path.mean() <= epsilon
     assert path[: int(0.9 * rounds)].mean() > epsilon
@@ -100,7 +100,7 @@ def test_runs_keep_the_promise_of_theorem_6(seed: int) -> None:
     assert mu is not None
     mean = float(np.mean(one.a))
     epsilon = mean**2 / 8
-    rounds = theorem_6(rho(mu, one.constants), one.gap, epsilon)
+    rounds = rounds_needed(rho(mu, one.constants), one.gap, epsilon)
     runs = runs_of(
         one.a,
         np.zeros((4, 2)),
@@ -127,13 +127,13 @@ def test_runs_keep_the_promise_of_theorem_6(seed: int) -> None:
 def test_remark_8_is_theorem_6_with_corollaries_7_and_10(
     smoothness: float, variance: float, epsilon: float
 ) -> None:
-    found = remark_8(smoothness, 2.0, variance, epsilon)
+    found = convex_rate(smoothness, 2.0, variance, epsilon)
     b = dissimilarity_bound(variance, epsilon)
-    mu, decrease = corollary_7(smoothness, b)
+    mu, decrease = convex_case(smoothness, b)
     assert found.mu == mu
     sgd = smoothness * 2 / epsilon + smoothness * 2 * variance / epsilon**2
     assert abs(found.rounds - max(1.0, 24 * sgd)) <= 1 + 1e-9 * found.rounds
-    assert abs(found.rounds - theorem_6(decrease, 2.0, epsilon)) <= 1 + 1e-9 * found.rounds
+    assert abs(found.rounds - rounds_needed(decrease, 2.0, epsilon)) <= 1 + 1e-9 * found.rounds
     # the fewest clients for which Theorem 4 has this rho
     clients = found.clients_per_round
     assert rho(mu, Constants(smoothness, b, clients)) >= decrease * (1 - 1e-9)
@@ -142,9 +142,9 @@ def test_remark_8_is_theorem_6_with_corollaries_7_and_10(
 
 def test_remark_8_needs_more_clients_than_corollary_7_says() -> None:
     b2 = 10.0**6
-    found = remark_8(1.0, 1.0, b2 - 1, 1.0)
+    found = convex_rate(1.0, 1.0, b2 - 1, 1.0)
     assert found.clients_per_round == pytest.approx(4.5 * b2, rel=0.01)
-    mu, decrease = corollary_7(1.0, 1000.0)
+    mu, decrease = convex_case(1.0, 1000.0)
     assert rho(mu, Constants(1.0, 1000.0, 4 * 10**6)) < decrease
     assert rho(mu, Constants(1.0, 1000.0, 4 * 10**6), draft=True) > decrease
 
@@ -158,7 +158,7 @@ def test_runs_reach_a_small_gradient_within_the_rounds_of_remark_8() -> None:
     b = np.array([[2.0, 0.0], [-2.0, 0.0], [0.0, 2.0], [0.0, -2.0]])
     variance, epsilon = 4.0, 1.0
     start = np.array([3.0, 0.0])
-    found = remark_8(1.0, 4.5, variance, epsilon)
+    found = convex_rate(1.0, 4.5, variance, epsilon)
     assert (round(found.mu, 9), found.clients_per_round, found.rounds) == (30.0, 39, 540)
     runs = runs_of(
         np.ones(4),
@@ -187,8 +187,8 @@ def test_runs_reach_a_small_gradient_within_the_rounds_of_remark_8() -> None:
 def test_corollary_9_is_theorem_4_round_by_round(gammas: list[float], mu: float) -> None:
     constants = Constants(1.0, 1.5, 30, 0.5, gamma=0.7)
     expected = [rho(mu, Constants(1.0, 1.5, 30, 0.5, gamma)) for gamma in gammas]
-    assert corollary_9(mu, constants, gammas) == expected
-    assert corollary_9(mu, constants, [*gammas, 1.5, math.inf])[-2:] == [-math.inf] * 2
+    assert rho_by_round(mu, constants, gammas) == expected
+    assert rho_by_round(mu, constants, [*gammas, 1.5, math.inf])[-2:] == [-math.inf] * 2
 
 
 def test_runs_with_partial_work_keep_the_promise_of_corollary_9() -> None:
@@ -219,7 +219,7 @@ def test_runs_with_partial_work_keep_the_promise_of_corollary_9() -> None:
         np.testing.assert_allclose(gammas, 0.25 - 0.04 * np.arange(rounds), atol=1e-5)
         excess = np.array([record.train_loss for record in run.history]) - spread / 2
         worst = max(record.dissimilarity for record in run.history[:-1])
-        values = corollary_9(mu, Constants(1.0, worst, clients), gammas)
+        values = rho_by_round(mu, Constants(1.0, worst, clients), gammas)
         assert min(values) > 0
         assert values == sorted(values)
         promised.append(float(np.sum(np.array(values) * 2 * excess[:-1])))
@@ -234,17 +234,17 @@ def test_runs_with_partial_work_keep_the_promise_of_corollary_9() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: theorem_6(0.0, 1.0, 1.0), r"rho = 0\.0"),
-        (lambda: theorem_6(1.0, -1.0, 1.0), r"gap = -1\.0"),
-        (lambda: theorem_6(1.0, 1.0, 0.0), r"epsilon = 0\.0"),
-        (lambda: theorem_6(1e-200, 1e200, 1e-200), "rounds: the bound is inf"),
-        (lambda: remark_8(0.0, 1.0, 1.0, 1.0), r"smoothness = 0\.0"),
-        (lambda: remark_8(1.0, math.nan, 1.0, 1.0), "gap = nan"),
-        (lambda: remark_8(1.0, 1.0, -1.0, 1.0), r"variance = -1\.0"),
-        (lambda: remark_8(1.0, 1.0, 1.0, 0.0), r"epsilon = 0\.0"),
-        (lambda: corollary_9(-1.0, Constants(1, 1, 8), [0.0]), r"mu = -1\.0"),
-        (lambda: corollary_9(1.0, Constants(1, 1, 8), [0.1, math.nan]), r"gammas\[1\] = nan; it"),
-        (lambda: corollary_9(1.0, Constants(1, 1, 8), [-0.1]), r"gammas\[0\] = -0\.1; it"),
+        (lambda: rounds_needed(0.0, 1.0, 1.0), r"rho = 0\.0"),
+        (lambda: rounds_needed(1.0, -1.0, 1.0), r"gap = -1\.0"),
+        (lambda: rounds_needed(1.0, 1.0, 0.0), r"epsilon = 0\.0"),
+        (lambda: rounds_needed(1e-200, 1e200, 1e-200), "rounds: the bound is inf"),
+        (lambda: convex_rate(0.0, 1.0, 1.0, 1.0), r"smoothness = 0\.0"),
+        (lambda: convex_rate(1.0, math.nan, 1.0, 1.0), "gap = nan"),
+        (lambda: convex_rate(1.0, 1.0, -1.0, 1.0), r"variance = -1\.0"),
+        (lambda: convex_rate(1.0, 1.0, 1.0, 0.0), r"epsilon = 0\.0"),
+        (lambda: rho_by_round(-1.0, Constants(1, 1, 8), [0.0]), r"mu = -1\.0"),
+        (lambda: rho_by_round(1.0, Constants(1, 1, 8), [0.1, math.nan]), r"gammas\[1\] = nan; it"),
+        (lambda: rho_by_round(1.0, Constants(1, 1, 8), [-0.1]), r"gammas\[0\] = -0\.1; it"),
     ],
 )
 def test_numbers_out_of_range_are_refused(call: Callable[[], Any], message: str) -> None:

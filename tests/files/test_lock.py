@@ -14,10 +14,7 @@ import pytest
 from fedprox import InputError
 from fedprox.files import lock
 from fedprox.files.lock import locked
-from fedprox.papers import ITEMS
 from fedprox.report.directory import RunDirectory
-from fedprox.reproduce.item import SCALES
-from fedprox.reproduce.run import reproduce
 from tests.test_cli import LOSSES, record, status
 
 HERE = f"process {os.getpid()} on {socket.gethostname()}"
@@ -132,13 +129,6 @@ def test_what_another_process_wrote_before_the_lock_is_found(tmp_path: Path) -> 
     with pytest.raises(InputError, match="holds another experiment's results"), late:
         pass
     assert contents(out) == before
-
-
-def test_an_item_is_reproduced_by_one(tmp_path: Path) -> None:
-    name, item = next(iter(ITEMS.items()))
-    with locked(tmp_path / name), pytest.raises(InputError, match="is being written by"):
-        reproduce(name, item, SCALES["short"], tmp_path)
-    assert list(tmp_path.rglob("*.*")) == []
 
 
 @pytest.mark.parametrize("target", ["no/lock", "file", "."])

@@ -64,8 +64,8 @@ TORCHVISION = 11_689_512
         (fp.models.mnist_cnn, (28, 28), 10, 1_663_370),
         (fp.models.mnist_cnn, (28, 28, 1), 62, 1_663_370 + 52 * 513),
         (fp.models.cifar_cnn, (24, 24, 3), 10, 1_068_298),
-        (fp.models.feddyn_cnn, (32, 32, 3), 10, 797_962),
-        (fp.models.feddyn_cnn, (32, 32, 3), 100, 797_962 + 90 * 193),
+        (fp.models.wide_lenet, (32, 32, 3), 10, 797_962),
+        (fp.models.wide_lenet, (32, 32, 3), 100, 797_962 + 90 * 193),
         (fp.models.resnet18, (28, 28), 62, resnet_count(1, 62)),
         (fp.models.resnet18, (32, 32, 3), 1000, TORCHVISION),
     ],
@@ -86,7 +86,7 @@ def test_parameters_and_shapes(
         (fp.models.mnist_cnn, (32, 32, 3), "28 x 28 x 1"),
         (fp.models.mnist_cnn, (784,), "28 x 28 x 1"),
         (fp.models.cifar_cnn, (32, 32, 3), "24 x 24 x 3"),
-        (fp.models.feddyn_cnn, (32, 32), "32 x 32 x 3"),
+        (fp.models.wide_lenet, (32, 32), "32 x 32 x 3"),
         (fp.models.resnet18, (784,), "height x width"),
         (partial(fp.models.mlp, hidden=[]), (784,), "hidden"),
         (partial(fp.models.mlp, hidden=[0]), (784,), "hidden"),
@@ -156,7 +156,7 @@ def test_a_model_of_nan_meets_no_label() -> None:
 
 def test_torch_default_bounds() -> None:
     """Every kernel and bias of FedDyn's CNN fills +-1 / sqrt(inputs of a unit)."""
-    params = jax.jit(fp.models.feddyn_cnn(federation((32, 32, 3))).init)(jax.random.key(0))
+    params = jax.jit(fp.models.wide_lenet(federation((32, 32, 3))).init)(jax.random.key(0))
     fan_in = {"conv1": 75, "conv2": 1600, "dense1": 1600, "dense2": 384, "dense3": 192}
     for name, inputs in fan_in.items():
         for array in params[name].values():

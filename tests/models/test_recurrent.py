@@ -135,8 +135,8 @@ def tweets(width: int) -> fp.Federation:
         # 80 x 8 + 400 (8 + 100 + 1) + 400 (100 + 100 + 1) + 101 x 80
         ("char-lstm", {}, sequences(80), 132_720),
         ("char-lstm", {"hidden": 256, "initial": "torch"}, sequences(80), 817_872),
-        ("char-lstm-fedavg", {}, sequences(258, labels="all"), 866_578),
-        ("word-lstm", {}, sequences(10_000, labels="all"), 4_950_544),
+        ("peephole-char-lstm", {}, sequences(258, labels="all"), 866_578),
+        ("peephole-word-lstm", {}, sequences(10_000, labels="all"), 4_950_544),
         # 1024 (300 + 256 + 1) + 1024 (256 + 256 + 1) + 257 x 30 + 31
         ("sentiment-lstm", {}, tweets(300), 1_103_421),
         ("sentiment-lstm", {"hidden": 100}, tweets(300), 243_861),
@@ -177,7 +177,7 @@ def test_a_prediction_at_every_position_sees_the_past_only() -> None:
     federation = sequences(20, labels="all")
     x = jnp.asarray(np.asarray(federation.train.x))
     changed = x.at[:, 6].set((x[:, 6] + 1) % 20)
-    for name in ("char-lstm-fedavg", "word-lstm"):
+    for name in ("peephole-char-lstm", "peephole-word-lstm"):
         model = fp.models.MODELS[name](federation)
         params = params_of(model)
         apply = jax.jit(model.apply)
@@ -215,7 +215,7 @@ def test_trained_vectors_do_what_vectors_among_the_features_do() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_slow(["char-lstm", "word-lstm"], "char-lstm"))
+@pytest.mark.parametrize("name", mostly_slow(["char-lstm", "peephole-word-lstm"], "char-lstm"))
 def test_a_round_of_one_step_on_all_rows_is_a_gradient_step(name: str) -> None:
     federation = sequences(5, labels="last" if name == "char-lstm" else "all")
     model = fp.models.MODELS[name](federation)
@@ -254,8 +254,8 @@ def test_characters_may_be_windows_of_a_text() -> None:
         ("char-lstm", {}, sequences(5, labels="all"), "one label for each example"),
         ("char-lstm", {"hidden": 0}, sequences(5), "model.hidden = 0"),
         ("char-lstm", {"initial": "zeros"}, sequences(5), "model.initial = 'zeros'"),
-        ("char-lstm-fedavg", {}, sequences(5), "one label for each of 10 positions"),
-        ("word-lstm", {}, sequences(5), "one label for each of 10 positions"),
+        ("peephole-char-lstm", {}, sequences(5), "one label for each of 10 positions"),
+        ("peephole-word-lstm", {}, sequences(5), "one label for each of 10 positions"),
         ("sentiment-lstm", {}, sequences(5, labels="all"), "one label for each example"),
         ("sentiment-lstm", {"hidden": True}, tweets(3), "model.hidden = True"),
         ("sentiment-lstm", {"embedding": 0}, sequences(2), "model.embedding = 0"),

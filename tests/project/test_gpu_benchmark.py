@@ -10,11 +10,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import benchmarks
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import benchmarks
 from benchmarks import gpu
 from benchmarks.gpu_parts import cifar, environment, feddyn, lanes, papers, part, pfl, summary
 from benchmarks.gpu_parts.checks import (
@@ -31,9 +32,8 @@ from benchmarks.gpu_parts.models import ORDER, in_bfloat16
 from benchmarks.gpu_parts.part import FIGURES, Part, append, part_from_json
 from benchmarks.gpu_parts.summary import markdown, write_summary
 from benchmarks.models import ROWS, cells, measure, row_named
-
+from experiments import ITEMS, select
 from fedprox import Evaluation, Federation, Solver, simulate
-from fedprox.papers import ITEMS, select
 from fedprox.simulation.planning.packing import pack
 
 
@@ -159,7 +159,7 @@ def test_a_folder_with_data_that_is_not_there_is_named(
 
 def test_an_unknown_item_is_refused_on_one_line(tmp_path: Path) -> None:
     assert not gpu.run_part(Part("papers", tmp_path, 120.0, items=("fedavg/table-33",)))
-    assert lines(tmp_path)[-2]["remark"].startswith("reproduce: no item 'fedavg/table-33'")
+    assert lines(tmp_path)[-2]["remark"].startswith("experiments: no item 'fedavg/table-33'")
     assert endings(tmp_path) == {"papers": "failed (exit status 2)"}
 
 

@@ -1,4 +1,4 @@
-"""The house: imports run one way, and only the catalogue looks at everything."""
+"""The house: imports run one way, and the package does not know the experiments."""
 
 import ast
 import os
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "src" / "fedprox"
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "fedprox"
 
 FLOORS = [
     {"errors", "output", "signals"},
@@ -26,8 +27,6 @@ FLOORS = [
     {"experiment"},
     {"deployment"},
     {"runner"},
-    {"reproduce"},
-    {"papers"},
     {"commands"},
     {"cli"},
     {"__main__"},
@@ -45,8 +44,14 @@ ROOMS = [
 ]
 """Likewise the rooms of `simulation`."""
 
-PAPERS = [{"common", "quirks"}, {"fedavg", "fedprox", "feddyn", "models"}]
-"""Likewise the papers, none of which imports another."""
+EXPERIMENTS = [
+    {"engine", "quirks"},
+    {"common"},
+    {"fedavg", "fedprox", "feddyn", "models"},
+    {"ITEMS", "select"},  # the names of `experiments/__init__.py`
+    {"__main__"},
+]
+"""Likewise the experiments: the engine knows no paper, and no paper imports another."""
 
 
 def imports(path: Path, package: str) -> set[str]:
@@ -61,19 +66,31 @@ def imports(path: Path, package: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("package", "floors"),
-    [("fedprox", FLOORS), ("fedprox.simulation", ROOMS), ("fedprox.papers", PAPERS)],
+    ("root", "package", "floors"),
+    [
+        (SOURCE.parent, "fedprox", FLOORS),
+        (SOURCE.parent, "fedprox.simulation", ROOMS),
+        (ROOT, "experiments", EXPERIMENTS),
+    ],
 )
-def test_imports_run_downwards_only(package: str, floors: list[set[str]]) -> None:
+def test_imports_run_downwards_only(root: Path, package: str, floors: list[set[str]]) -> None:
     floor = {name: i for i, names in enumerate(floors) for name in names}
     assert len(floor) == sum(map(len, floors)), "a part is on two floors"
-    folder = SOURCE.parent.joinpath(*package.split("."))
+    folder = root.joinpath(*package.split("."))
     for path in folder.rglob("*.py"):
         own = path.relative_to(folder).parts[0].removesuffix(".py")
         if own == "__init__":
             continue
         for other in imports(path, package) - {own}:
             assert floor[other] < floor[own], f"{path} imports {other}"
+
+
+def test_the_package_does_not_import_the_experiments() -> None:
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(name.partition(".")[0] == "experiments" for name in names), path
 
 
 def test_there_are_no_import_cycles() -> None:

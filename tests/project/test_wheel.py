@@ -1,8 +1,10 @@
 """The package as a user installs it: built, checked, and run from a fresh environment."""
 
 import os
+import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,9 @@ def test_the_wheel_runs_the_demo_without_the_lock(tmp_path: Path) -> None:
     python(tools, "-m", "build", "--outdir", tmp_path / "dist", ROOT, cwd=tmp_path)
     (wheel,), (sdist,) = (list((tmp_path / "dist").glob(ends)) for ends in ("*.whl", "*.tar.gz"))
     assert wheel.name == f"fedprox-{__version__}-py3-none-any.whl"
+    folders = r"/(papers|reproduce|experiments)/"
+    with zipfile.ZipFile(wheel) as packed:
+        assert not [name for name in packed.namelist() if re.search(folders, f"/{name}")]
     python(tools, "-m", "twine", "check", "--strict", wheel, sdist, cwd=tmp_path)
 
     user = installed(tmp_path / "user", wheel)

@@ -1,8 +1,9 @@
-"""Pages whose content is made from the code: a comment `<!-- NAME -->` stands for it."""
+"""Pages with content from the code or from results: a comment `<!-- NAME -->` stands for it."""
 
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 
-from fedprox_docs import commands, keys
+from fedprox_docs import commands, keys, papers
 
 # made before autodoc changes the signatures that it reads
 PAGES = {
@@ -14,6 +15,8 @@ PAGES = {
 
 def _fill(app: Sphinx, name: str, source: list[str]) -> None:
     del app
+    if name.startswith("papers/"):
+        source[0] = papers.filled(source[0])
     if name in PAGES:
         mark, page = PAGES[name]
         if mark not in source[0]:
@@ -21,8 +24,9 @@ def _fill(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] = source[0].replace(mark, page)
 
 
-def _outdated(*_: object) -> list[str]:
-    return list(PAGES)
+def _outdated(app: Sphinx, env: BuildEnvironment, *_: object) -> list[str]:
+    del app
+    return [*PAGES, *(name for name in env.found_docs if name.startswith("papers/"))]
 
 
 def setup(app: Sphinx) -> None:

@@ -3,10 +3,10 @@
 from fedprox.diagnostics.certificate import (
     Constants,
     best_mu,
-    corollary_7,
+    convex_case,
+    decrease_possible,
     dissimilarity_bound,
     mu_needed,
-    remark_5,
     rho,
     rho_bounded_variance,
 )
@@ -17,7 +17,7 @@ from fedprox.diagnostics.feddyn_bounds import (
     feddyn_nonconvex,
     feddyn_strongly_convex,
 )
-from fedprox.diagnostics.rates import ConvexRate, corollary_9, remark_8, theorem_6
+from fedprox.diagnostics.rates import ConvexRate, convex_rate, rho_by_round, rounds_needed
 
 __all__ = [
     "Constants",
@@ -25,17 +25,17 @@ __all__ = [
     "Curvature",
     "FedDynBound",
     "best_mu",
-    "corollary_7",
-    "corollary_9",
+    "convex_case",
+    "convex_rate",
     "curvature",
+    "decrease_possible",
     "dissimilarity_bound",
     "feddyn_convex",
     "feddyn_nonconvex",
     "feddyn_strongly_convex",
     "mu_needed",
-    "remark_5",
-    "remark_8",
     "rho",
     "rho_bounded_variance",
-    "theorem_6",
+    "rho_by_round",
+    "rounds_needed",
 ]

@@ -201,7 +201,7 @@ def best_mu(constants: Constants, *, draft: bool = False) -> float | None:
     return below + float(roots.real.max())
 
 
-def remark_5(constants: Constants) -> bool:
+def decrease_possible(constants: Constants) -> bool:
     r"""Whether :math:`\gamma B < 1` and :math:`B / \sqrt{K} < 1`.
 
     Both are necessary for a positive rho, but they do not suffice: see `mu_needed`.
@@ -213,10 +213,10 @@ def remark_5(constants: Constants) -> bool:
         Whether both inequalities hold.
 
     Example:
-        >>> from fedprox.diagnostics import Constants, remark_5
-        >>> remark_5(Constants(smoothness=1.0, dissimilarity=3.0, clients_per_round=10))
+        >>> from fedprox.diagnostics import Constants, decrease_possible
+        >>> decrease_possible(Constants(smoothness=1.0, dissimilarity=3.0, clients_per_round=10))
         True
-        >>> remark_5(Constants(smoothness=1.0, dissimilarity=4.0, clients_per_round=10))
+        >>> decrease_possible(Constants(smoothness=1.0, dissimilarity=4.0, clients_per_round=10))
         False
 
     References:
@@ -235,13 +235,13 @@ class ConvexCase(NamedTuple):
     rho: float
 
 
-def corollary_7(smoothness: float, dissimilarity: float) -> ConvexCase:
+def convex_case(smoothness: float, dissimilarity: float) -> ConvexCase:
     r"""The convex case: :math:`\mu = 6 L B^2`, for which rho is about :math:`1 / (24 L B^2)`.
 
     It is for convex :math:`F_k`, exact local solutions, and :math:`1 \ll B \le \sqrt{K} / 2`. The
     second number is an approximation and not a bound: with :math:`K = 4 B^2` the rho of Theorem 4
     is smaller, 0.84 times it for large :math:`B`, 0.26 times for :math:`B = 3` and negative for
-    :math:`B = 2`. `remark_8` gives the clients that are enough.
+    :math:`B = 2`. `convex_rate` gives the clients that are enough.
 
     Args:
         smoothness: L, above 0.
@@ -254,8 +254,8 @@ def corollary_7(smoothness: float, dissimilarity: float) -> ConvexCase:
         InputError: If L or B is out of range.
 
     Example:
-        >>> from fedprox.diagnostics import corollary_7
-        >>> corollary_7(0.5, 2.0) == (12.0, 1 / 48)
+        >>> from fedprox.diagnostics import convex_case
+        >>> convex_case(0.5, 2.0) == (12.0, 1 / 48)
         True
 
     References:

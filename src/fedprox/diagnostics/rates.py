@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from fedprox.diagnostics.certificate import (
     Constants,
-    corollary_7,
+    convex_case,
     dissimilarity_bound,
     rho,
 )
 from fedprox.errors import as_float, require, require_number
 
 
-def theorem_6(rho: float, gap: float, epsilon: float) -> int:
+def rounds_needed(rho: float, gap: float, epsilon: float) -> int:
     r"""The rounds after which FedProx's mean squared gradient is at most epsilon.
 
     Let Theorem 4 hold in every round with the same :math:`\rho > 0`, and
@@ -48,9 +48,9 @@ def theorem_6(rho: float, gap: float, epsilon: float) -> int:
         InputError: If a number is out of range, or T is not finite.
 
     Example:
-        >>> from fedprox.diagnostics import Constants, rho, theorem_6
+        >>> from fedprox.diagnostics import Constants, rho, rounds_needed
         >>> decrease = rho(11.0, Constants(1.0, 1.0, clients_per_round=8))
-        >>> theorem_6(decrease, gap=2.0, epsilon=0.01)
+        >>> rounds_needed(decrease, gap=2.0, epsilon=0.01)
         8800
 
     References:
@@ -72,8 +72,8 @@ class ConvexRate(NamedTuple):
         rounds: The rounds T.
 
     Example:
-        >>> from fedprox.diagnostics import remark_8
-        >>> remark_8(smoothness=1.0, gap=1.0, variance=0.0, epsilon=1.0)
+        >>> from fedprox.diagnostics import convex_rate
+        >>> convex_rate(smoothness=1.0, gap=1.0, variance=0.0, epsilon=1.0)
         ConvexRate(mu=6.0, clients_per_round=16, rounds=24)
     """
 
@@ -82,7 +82,7 @@ class ConvexRate(NamedTuple):
     rounds: int
 
 
-def remark_8(smoothness: float, gap: float, variance: float, epsilon: float) -> ConvexRate:
+def convex_rate(smoothness: float, gap: float, variance: float, epsilon: float) -> ConvexRate:
     r"""The convex case's rounds, which are of the same order as those of SGD.
 
     Let the :math:`F_k` be convex and :math:`L`-smooth, local problems be solved exactly,
@@ -94,7 +94,7 @@ def remark_8(smoothness: float, gap: float, variance: float, epsilon: float) -> 
         24 \Big(\frac{L \Delta}{\epsilon} + \frac{L \Delta \sigma^2}{\epsilon^2}\Big).
 
     SGD's order in the same assumptions is that in brackets (Ghadimi and Lan 2013). As in
-    `theorem_6`, T bounds the expected number of rounds until
+    `rounds_needed`, T bounds the expected number of rounds until
     :math:`\|\nabla f(w^t)\|^2 \le \epsilon`.
 
     The equal order hides that :math:`K` has to grow with :math:`1 / \epsilon`. Corollary 7 says
@@ -115,8 +115,8 @@ def remark_8(smoothness: float, gap: float, variance: float, epsilon: float) -> 
         InputError: If a number is out of range, or a result is not finite.
 
     Example:
-        >>> from fedprox.diagnostics import remark_8
-        >>> remark_8(smoothness=0.5, gap=2.0, variance=3.0, epsilon=1.0)
+        >>> from fedprox.diagnostics import convex_rate
+        >>> convex_rate(smoothness=0.5, gap=2.0, variance=3.0, epsilon=1.0)
         ConvexRate(mu=12.0, clients_per_round=34, rounds=96)
 
     References:
@@ -127,7 +127,7 @@ def remark_8(smoothness: float, gap: float, variance: float, epsilon: float) -> 
     """
     require_number("gap", gap)
     b = dissimilarity_bound(variance, epsilon)
-    case = corollary_7(smoothness, b)
+    case = convex_case(smoothness, b)
     # 36 L B^2 (rho - 1 / (24 L B^2)) at mu = 6 L B^2, with s = sqrt(2 / K), is
     # 4 - 1 / B - (6 B + 2) s - s^2
     half = 3 * b + 1
@@ -140,7 +140,7 @@ def remark_8(smoothness: float, gap: float, variance: float, epsilon: float) -> 
     )
 
 
-def corollary_9(mu: float, constants: Constants, gammas: Sequence[float]) -> list[float]:
+def rho_by_round(mu: float, constants: Constants, gammas: Sequence[float]) -> list[float]:
     r"""The rho of each round if the inexactness varies: Theorem 4 with the round's gamma.
 
     .. math::
@@ -169,9 +169,9 @@ def corollary_9(mu: float, constants: Constants, gammas: Sequence[float]) -> lis
         The gammas of a run are `[record.gamma_max for record in run.history[1:]]`, if every round
         is evaluated. The first record has none, since no client has trained.
 
-        >>> from fedprox.diagnostics import Constants, corollary_9
+        >>> from fedprox.diagnostics import Constants, rho_by_round
         >>> constants = Constants(smoothness=1.0, dissimilarity=1.0, clients_per_round=8)
-        >>> [round(value, 4) for value in corollary_9(20.0, constants, [0.0, 0.1, 0.3, 2.0])]
+        >>> [round(value, 4) for value in rho_by_round(20.0, constants, [0.0, 0.1, 0.3, 2.0])]
         [0.0181, 0.0095, -0.0081, -inf]
 
     References:

@@ -147,7 +147,7 @@ class SystemsSection(Section):
         description='How a straggler\'s epochs are drawn: "package.module:function" of a function '
         "without arguments that returns a function of a `Straggler`; uniform on 1 to E if left "
         "out.",
-        examples=["fedprox.papers.quirks:epochs_after_reset"],
+        examples=["my_package.stragglers:epochs"],
     )
 
 

@@ -1,6 +1,5 @@
 """Warnings about settings and data that make results say less than they seem to."""
 
-import tomllib
 import warnings
 from contextlib import suppress
 from dataclasses import replace
@@ -13,10 +12,6 @@ import pytest
 import fedprox as fp
 from fedprox import Federation
 from fedprox.datasets import mapped, write_mapped
-from fedprox.experiment import parse, resolve, train
-from fedprox.papers import ITEMS
-from fedprox.reproduce import run as reproduction
-from fedprox.reproduce.item import SCALES, expand
 from tests.test_cli import SMALL, status
 
 
@@ -167,26 +162,3 @@ def test_a_diagnosis_of_a_short_run_does_not_warn() -> None:
             rounds=1,
             on_progress=stop,
         )
-
-
-def test_a_reproduction_does_not_warn_of_its_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = tomllib.loads(SMALL) | {"seed": 0, "method": [{"name": "fedavg"}]}
-    # a class that only test rows have
-    table |= {"data": {"name": "synthetic", "clients": 2, "seed": 1}}
-    table["cohort"]["clients_per_round"] = 2
-    experiment = parse("small", table)
-    with pytest.warns(UserWarning, match=r"in training \(4\)"), suppress(Begun):
-        train(experiment, resolve(experiment), [fp.Callback(on_record=stop)], progress=False)
-    monkeypatch.setattr("fedprox.report.directory.RunDirectory.record", lambda *_: stop(None))
-    with suppress(Begun):
-        reproduction._train("small", experiment, tmp_path / "out", None)
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_reproductions_evaluate_between(scale: str) -> None:
-    for name, item in ITEMS.items():
-        for paper in item.runs.values():
-            for table in expand(paper, SCALES[scale]).values():
-                assert table.get("evaluation", {}).get("every", 1) <= table["rounds"], name

@@ -1,0 +1,44 @@
+"""The papers' tables and figures: `ITEMS` are those that `python -m experiments` can run."""
+
+import difflib
+
+from experiments import fedavg, feddyn, fedprox, models
+from experiments.engine.item import Item
+from fedprox.errors import InputError
+
+ITEMS: dict[str, Item] = {
+    f"{paper}/{name}": item
+    for paper, items in (
+        ("fedprox", fedprox.ITEMS),
+        ("fedprox-draft", fedprox.DRAFT_ITEMS),
+        ("feddyn", feddyn.ITEMS),
+        ("fedavg", fedavg.ITEMS),
+        ("models", models.ITEMS),
+    )
+    for name, item in items.items()
+}
+
+
+def select(name: str) -> dict[str, Item]:
+    """The items of a name: one, those of a paper ("fedprox/"), or "all".
+
+    Raises:
+        InputError: There is no item of this name.
+
+    >>> list(select("fedprox/table-1"))
+    ['fedprox/table-1']
+    """
+    if name == "all":
+        return ITEMS
+    chosen = {
+        key: item
+        for key, item in ITEMS.items()
+        if key == name or (name.endswith("/") and key.startswith(name))
+    }
+    if not chosen:
+        near = difflib.get_close_matches(name, ITEMS, 3, cutoff=0.6)
+        hint = (
+            f"did you mean {' or '.join(near)}?" if near else "`python -m experiments` lists them"
+        )
+        raise InputError(f"experiments: no item {name!r}; {hint}")
+    return chosen

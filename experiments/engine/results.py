@@ -1,0 +1,111 @@
+"""Results of items as files: what was measured, where, when and with what.
+
+A file in `experiments/results` is a copy of the `results.json` that a run of an item writes. Its
+tables are data: the numbers of each seed for claims, from which verdicts follow, and strings for
+the rest. Curves are thinned to what the item's figure shows.
+"""
+
+import datetime
+import importlib.metadata
+import json
+import platform
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.engine.item import Item, Scale
+from experiments.engine.table import Block, seeds_of
+from experiments.engine.verdicts import Measured, pick
+
+FOLDER = Path(__file__).parents[1] / "results"
+"""The published results, a file for each item: `PAPER/ITEM.json`."""
+
+POINTS = 100
+"""The most points of a curve."""
+
+
+def document(
+    name: str, item: Item, scale: Scale, measured: Measured, found: Sequence[Block], took: str
+) -> bytes:
+    """The file of an item's results."""
+    content = {
+        "item": name,
+        "scale": scale.name,
+        "seeds": seeds_of(measured, scale),
+        "made": {"took": took, **_made()},
+        "blocks": found,
+        "curves": _curves(item, measured),
+    }
+    return encoded(content)
+
+
+def encoded(content: dict[str, Any]) -> bytes:
+    """Results as JSON; numbers that are not finite are NaN, Infinity and -Infinity."""
+    return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def read_results(name: str) -> dict[str, Any]:
+    """The published results of an item."""
+    content: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return content
+
+
+def _made() -> dict[str, Any]:
+    """When, on what and with what results are made."""
+    names = ("fedprox", "jax", "jaxlib", "numpy")
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "revision": _revision(),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in names},
+        },
+        "cpu": _cpu(),
+    }
+
+
+def _revision() -> str:
+    """The commit of the checkout; "" without git."""
+    command = ["git", "-C", str(FOLDER.parent), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)} cores: {names[0]}" if names else platform.processor()
+
+
+def _curves(item: Item, measured: Measured) -> list[dict[str, Any]]:
+    """The lines of the figure: x and y of each seed, at no more than `POINTS` of its points."""
+    drawn = {
+        (line.run, line.label, panel.x, panel.measure): None
+        for row in item.rows
+        for panel in row.panels
+        for line in panel.curves
+    }
+    found = []
+    for run, label, x, measure in drawn:
+        for series in pick(measured[run], label):
+            count = len(series.rounds)
+            kept = np.unique(np.linspace(0, count - 1, min(count, POINTS)).round().astype(int))
+            found.append(
+                {
+                    "run": run,
+                    "label": series.label,
+                    "seed": series.seed,
+                    x: [float(f"{v:.6g}") for v in np.asarray(series.along(x), float)[kept]],
+                    measure: [float(f"{v:.6g}") for v in series.values[measure][kept]],
+                }
+            )
+    return found

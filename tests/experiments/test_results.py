@@ -1,0 +1,105 @@
+"""The published results: pages are made from files, and what README and pages say of them is so."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from experiments.engine.results import encoded, read_results
+from experiments.engine.table import judged_in, markdown
+from fedprox_docs import papers
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "papers"
+MADE = ("fedprox", "fedprox-draft", "feddyn", "fedavg", "models")
+"""The pages whose tables are all made from files."""
+
+
+def written(page: str) -> str:
+    return (PAGES / f"{page}.md").read_text(encoding="utf-8")
+
+
+def test_every_table_of_a_file_is_on_a_page_once() -> None:
+    shown: list[tuple[str, int]] = []
+    for page in MADE:
+        for name, first, last in papers.MARK.findall(written(page)):
+            shown += [(name, k) for k in range(int(first), int(last or first) + 1)]
+    stored = [
+        (name, k) for name in papers.names() for k in range(len(read_results(name)["blocks"]))
+    ]
+    assert sorted(shown) == sorted(stored)
+
+
+@pytest.mark.parametrize("page", MADE)
+def test_a_page_has_no_table_but_those_of_files(page: str) -> None:
+    assert not [line for line in written(page).splitlines() if line.startswith("|")]
+    rows = [line for line in papers.filled(written(page)).splitlines() if line.startswith("|")]
+    assert len(rows) > 10
+    assert "<!--" not in papers.filled(written(page))
+
+
+def test_files_say_what_they_were_made_with() -> None:
+    for name in papers.names():
+        results = read_results(name)
+        assert results["item"] == name
+        assert results["scale"] in ("short", "paper")
+        assert results["seeds"]
+        assert results["made"].keys() >= {"date", "revision", "versions", "cpu"}
+        path = ROOT / "experiments" / "results" / f"{name}.json"
+        assert path.read_bytes() == encoded(results)
+
+
+def test_verdicts_of_printed_numbers_are_those_of_the_rule() -> None:
+    claim = {
+        "claim": "one is larger",
+        "what": "test accuracy at the last round",
+        "percent": True,
+        "alike": 0.02,
+        "comparisons": [
+            {
+                "where": "here",
+                "sides": ["a 1", "b 1"],
+                "difference": "+1.0 ± 0.2 points",
+                "mean and deviation": [1.0, 0.2],
+                "seeds": 5,
+                "made_with": "",
+            }
+        ],
+    }
+    # the margin of one point is 11 standard errors, 0.2 / sqrt(5)
+    assert judged_in([claim]) == [["holds"]]
+    assert "| a 1 | b 1 | +1.0 ± 0.2 points | 0.00036 | **holds** |" in markdown([claim])[0]
+    assert "within 2 %, by our reading" in markdown([claim])[0]
+
+
+def test_counts_are_said_as_they_are() -> None:
+    both = ("fedprox", "fedprox-draft")
+    counts, items = papers.counts(*both), papers.judged_items(*both)
+    assert sum(counts.values()) == 170
+    hold, noise, not_hold = (counts[v] for v in ("holds", "within noise", "does not hold"))
+    said = f"{hold} hold, {noise} are within noise,? (and )?{not_hold} do not hold"
+    for page in ("README.md", "docs/papers/index.md", "docs/papers/fedprox.md"):
+        text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+        assert re.search(f"170 comparisons.{{0,120}}{said}", text), (page, said)
+        assert "about one verdict is expected by chance" in text
+    assert f"the {items} items with verdicts" in " ".join(written("index").split())
+    assert round(0.05 * items) == 1
+    page = " ".join(written("what-does-not-hold").split())
+    assert f"| 170 comparisons | {not_hold} | {noise} |" in page
+    assert f"Another {noise} lie within noise" in page
+    assert papers.does_not_hold().count("\n") == 1 + not_hold
+
+
+def test_numbers_that_are_far_off_are_listed() -> None:
+    """Where ours differ from FedDyn's tables by more than 1.5 times, the list has the row."""
+
+    def cells(text: str) -> list[list[str]]:
+        lines = [line for line in text.splitlines() if line.startswith("|")]
+        return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+    listed = cells(written("what-does-not-hold"))
+    for row in cells(papers.filled(written("feddyn"))):
+        offs = re.findall(r"\*\*[^*:]+: ([^*]+ times)\*\*", " ".join(row))
+        same = [one for one in listed if offs and row[0] in one and row[1] in one]
+        shown = " ".join(" ".join(one) for one in same)
+        assert all(f"({factor})" in shown for factor in offs), " | ".join(row)
