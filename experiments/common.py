@@ -1,6 +1,9 @@
 """Parts of the items of several papers."""
 
-from experiments.engine.item import Claim, Comparison, Table
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.engine.item import MOST_SEEDS, SHORT, Claim, Comparison, Table
 from experiments.engine.summaries import FINAL
 
 FEDAVG_PAPER = "McMahan et al. 2017"
@@ -22,6 +25,47 @@ ONE_STEP = (
     "Distributed SGD is FedSGD: one step a round with the gradient of all rows of the round's "
     "clients."
 )
+
+
+def experiment(
+    data: Table,
+    model: Table,
+    solver: Table,
+    methods: Sequence[Table],
+    *,
+    rounds: int,
+    cohort: Table,
+    evaluation: Table,
+    seeds: int | None = 1,
+    short: Table | None = None,
+    **options: Any,
+) -> Table:
+    """An experiment as TOML would hold it, with the changes of the short scale.
+
+    Args:
+        data: `[data]`; the next four are the other sections.
+        model: `[model]`.
+        solver: `[solver]`.
+        methods: `[[method]]`.
+        rounds: Rounds at the paper's scale.
+        cohort: `[cohort]`.
+        evaluation: `[evaluation]`.
+        seeds: Most seeds to run; None for all of the scale.
+        short: What the short scale changes; None for a fifth of the rounds.
+        options: Other keys and sections.
+    """
+    scales = {MOST_SEEDS: seeds, SHORT: short}
+    return {
+        "rounds": rounds,
+        **{key: value for key, value in scales.items() if value is not None},
+        "data": data,
+        "model": model,
+        "evaluation": evaluation,
+        "cohort": cohort,
+        "solver": solver,
+        "method": list(methods),
+        **options,
+    }
 
 
 def without_target(experiment: Table) -> Table:

@@ -13,8 +13,9 @@ from experiments.common import (
     FEWER_TWEETS,
     GPU,
     SMALLER_MODEL,
+    experiment,
 )
-from experiments.engine.item import AT_SHORT, MOST_SEEDS, SHORT, Item, Line, Score, Table, overlaid
+from experiments.engine.item import AT_SHORT, Item, Line, Score, Table, overlaid
 
 NOTE = f"{FEWER_TWEETS}, {SMALLER_MODEL}"
 OWN_SPLIT = "without EMNIST's own files an own split"
@@ -32,18 +33,17 @@ def _run(
     **options: Any,
 ) -> Table:
     """Central SGD; the clients only divide the rows."""
-    return {
-        "rounds": epochs,
-        MOST_SEEDS: 1,
-        "evaluation": {"every": every, "rows": rows, "gradients": False},
-        "data": data,
-        "model": model,
-        "cohort": {"clients_per_round": data["clients"]},  # all: a round is about an epoch
-        "solver": {"epochs": 1, **solver},
-        "method": [{"name": "centralised"}],
-        SHORT: overlaid({"evaluation": {"every": 1}}, short),
+    return experiment(
+        data,
+        model,
+        {"epochs": 1, **solver},
+        [{"name": "centralised"}],
+        rounds=epochs,
+        cohort={"clients_per_round": data["clients"]},  # all: a round is about an epoch
+        evaluation={"every": every, "rows": rows, "gradients": False},
+        short=overlaid({"evaluation": {"every": 1}}, short),
         **options,
-    }
+    )
 
 
 def _sgd(learning_rate: float, batch_size: int) -> Table:

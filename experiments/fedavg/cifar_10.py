@@ -15,7 +15,7 @@ from experiments.engine.item import (
     overlaid,
 )
 from experiments.engine.summaries import FALL, FINAL, at
-from experiments.fedavg.networks import ALL, ONE_SEED, PAPER, READ, Printed, experiment, grid
+from experiments.fedavg.networks import ALL, ONE_SEED, PAPER, READ, Printed, grid, plain
 from fedprox.simulation.results.target import Target
 
 TABLE_3: dict[str, Printed] = {
@@ -37,7 +37,7 @@ SHORT_PHOTOS: Table = {"client_rows": 50, "evaluation": {"rows": 10}}
 def _photos(
     solver: Table, *methods: Table, clients: int, rounds: int, short: Table, every: int
 ) -> Table:
-    return experiment(
+    return plain(
         CIFAR,
         TENSORFLOW,
         solver,
@@ -180,7 +180,7 @@ STEPS = 200_000
 def _by_steps(clients: int, epochs: int, method: Table, rate: float) -> Table:
     """A line of Figure 9; a client's epoch has 10 steps, at the short scale 2."""
     a_round = clients * epochs
-    return experiment(
+    return plain(
         CIFAR,
         TENSORFLOW,
         {"learning_rate": rate, "batch_size": 50, "epochs": epochs},

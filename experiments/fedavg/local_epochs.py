@@ -12,7 +12,7 @@ from experiments.fedavg.networks import (
     READ,
     READ_LINES,
     TWENTY_ROLES,
-    experiment,
+    plain,
 )
 
 MANY_EPOCHS = (1, 5, 10, 25, 50, 100)
@@ -33,7 +33,7 @@ FIGURE_3 = Item(
     f"{PAPER}, Figure 3, section 3",
     {"short": 190, "paper": 143_000},
     {
-        "lstm-large-e": experiment(
+        "lstm-large-e": plain(
             {"name": "shakespeare", "partition": "lines"},
             {"name": "peephole-char-lstm"},
             {"learning_rate": 1.47, "batch_size": 10, "epochs": 1},
@@ -86,7 +86,7 @@ FIGURE_8 = Item(
     f"{PAPER}, Figure 8, appendix A",
     {"short": 400, "paper": 43_000},
     {
-        f"cnn-large-e-{partition}": experiment(
+        f"cnn-large-e-{partition}": plain(
             {"name": "mnist", "partition": partition},
             {"name": "mnist-cnn"},
             {"learning_rate": rate, "batch_size": 10, "epochs": 1},

@@ -7,8 +7,8 @@ are ours.
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from experiments.common import FEDAVG, FEDAVG_PAPER
-from experiments.engine.item import AT_EACH_ROUND, MORE_RATES, MOST_SEEDS, SHORT, Table
+from experiments.common import FEDAVG, FEDAVG_PAPER, experiment
+from experiments.engine.item import AT_EACH_ROUND, MORE_RATES, Table
 
 PAPER = FEDAVG_PAPER
 
@@ -48,7 +48,7 @@ def grid(lowest: float, highest: float, rates: tuple[float, ...] = GRID) -> list
     return list(rates[rates.index(lowest) : rates.index(highest) + 1])
 
 
-def experiment(
+def plain(
     data: Table,
     model: Table,
     solver: Table,
@@ -59,19 +59,18 @@ def experiment(
     evaluation: Table,
     **options: Any,
 ) -> Table:
-    """An experiment as TOML would hold it, with one seed and without gradient measurements."""
-    return {
-        "rounds": rounds,
-        MOST_SEEDS: 1,
-        SHORT: short,
-        "evaluation": {"gradients": False, **evaluation},
-        "data": data,
-        "model": model,
-        "cohort": {"clients_per_round": clients},
-        "solver": solver,
-        "method": list(methods or (FEDAVG,)),
+    """An experiment without gradient measurements; FedAvg is its only method if none is given."""
+    return experiment(
+        data,
+        model,
+        solver,
+        methods or [FEDAVG],
+        rounds=rounds,
+        cohort={"clients_per_round": clients},
+        evaluation={"gradients": False, **evaluation},
+        short=short,
         **options,
-    }
+    )
 
 
 class Cell(NamedTuple):
@@ -227,7 +226,7 @@ class Network(NamedTuple):
     def run(self, cell: Cell, rounds: int, every: int, short: Table, **options: Any) -> Table:
         """A cell's run with the rates of its table."""
         rates = grid(*self.searches[cell].rates, self.rates)
-        return experiment(
+        return plain(
             {"name": self.data, "partition": cell.partition},
             self.model,
             {"learning_rate": rates, "batch_size": cell.batch, "epochs": cell.epochs},

@@ -18,10 +18,10 @@ from experiments.engine.item import (
     overlaid,
 )
 from experiments.engine.summaries import MEAN, SPREAD
-from experiments.fedavg.networks import PAPER, experiment
+from experiments.fedavg.networks import PAPER, plain
 from fedprox.simulation.results.target import Target
 
-POSTS = experiment(
+POSTS = plain(
     {"name": "posts", "path": "posts.tsv.gz"},
     {"name": "peephole-word-lstm"},
     {"learning_rate": 9.0, "batch_size": 8, "epochs": 1},

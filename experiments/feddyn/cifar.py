@@ -15,10 +15,10 @@ from experiments.feddyn.settings import (
     Setting,
     all_methods,
     curves,
-    experiment,
     harder,
     interval,
     noted,
+    of_percent,
     race_table,
 )
 
@@ -147,7 +147,7 @@ def cifar_run(
         "clients": kind.clients,
         **SPLITS[split][1],
     }
-    return experiment(
+    return of_percent(
         data | ({"size_spread": kind.spread} if kind.spread else {}),
         {"name": "wide-lenet"},
         percent,

@@ -15,10 +15,10 @@ from experiments.feddyn.settings import (
     Setting,
     all_methods,
     curves,
-    experiment,
     harder,
     interval,
     noted,
+    of_percent,
     race_table,
 )
 from experiments.quirks import WITHOUT_QUADRATIC
@@ -108,7 +108,7 @@ def digits(percent: int, split: str, lines: tuple[Printed, Printed]) -> Setting:
     data, model, methods, solver = _perceptron(
         data, 200, alpha, 600, full=full, decay=1.0 if full else 0.998
     )
-    run = experiment(
+    run = of_percent(
         data,
         model,
         percent,
@@ -128,7 +128,7 @@ def letters(percent: int, split: str, lines: tuple[Printed, Printed]) -> Setting
     data, model, methods, solver = _perceptron(
         {"name": "emnist-l", **SPLITS[split][1]}, 100, alpha, 500, full=full, decay=0.998
     )
-    run = experiment(
+    run = of_percent(
         data,
         model,
         percent,
@@ -151,7 +151,7 @@ def plays(percent: int, split: str, lines: tuple[Printed, Printed]) -> Setting:
     together = min(3, percent)
     rows = 400  # all test windows of a client, and as many of its training windows
     every = interval(100 * 2 * rows, percent, 100, 2000)
-    run = experiment(
+    run = of_percent(
         {"name": "shakespeare", "clients": 100, **SPLITS[split][1]},
         {"name": "char-lstm", "initial": "torch"},
         percent,

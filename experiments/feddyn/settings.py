@@ -11,9 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from experiments.common import FEDDYN_PAPER
+from experiments.common import FEDDYN_PAPER, experiment
 from experiments.engine.item import (
-    MOST_SEEDS,
     SHORT,
     Claim,
     Comparison,
@@ -134,7 +133,7 @@ def noted(every: int, what: str, short: str) -> str:
     return f"{measured}short: {short}"
 
 
-def experiment(
+def of_percent(
     data: Table,
     model: Table,
     percent: int,
@@ -147,20 +146,17 @@ def experiment(
     evaluation: Table,
 ) -> Table:
     """An experiment in which `percent` of the clients take part in a round."""
-    return {
-        "rounds": rounds,
-        MOST_SEEDS: 1,
-        "evaluation": MEAN_OF_CLIENTS | evaluation,
-        "data": data,
-        "model": model,
-        "cohort": {
-            "clients_per_round": clients * percent // 100,
-            "sampling": "uniform" if percent == 100 else "bernoulli",
-        },
-        "solver": {"clip": 10.0, **solver},
-        "method": list(methods),
-        SHORT: short,
-    }
+    sampling = "uniform" if percent == 100 else "bernoulli"
+    return experiment(
+        data,
+        model,
+        {"clip": 10.0, **solver},
+        methods,
+        rounds=rounds,
+        cohort={"clients_per_round": clients * percent // 100, "sampling": sampling},
+        evaluation=MEAN_OF_CLIENTS | evaluation,
+        short=short,
+    )
 
 
 def share(percent: float) -> float:

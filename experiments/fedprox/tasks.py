@@ -4,8 +4,15 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from experiments.common import FEDAVG, FEDPROX_PAPER, FEWER_TWEETS, SMALLER_MODEL, fedprox
-from experiments.engine.item import MOST_SEEDS, Comparison, Line, Panel, Row, Table
+from experiments.common import (
+    FEDAVG,
+    FEDPROX_PAPER,
+    FEWER_TWEETS,
+    SMALLER_MODEL,
+    experiment,
+    fedprox,
+)
+from experiments.engine.item import Comparison, Line, Panel, Row, Table
 from fedprox.datasets.statistics import FEDPROX, PAPERS
 
 PAPER = FEDPROX_PAPER
@@ -60,22 +67,20 @@ class Task(NamedTuple):
         rounds: int | None = None,
     ) -> Table:
         """An experiment as TOML would hold it; batch 10, as in all figures of the papers."""
-        limits = {"client_rows": self.client_rows, MOST_SEEDS: self.seeds}
-        rate = self.learning_rate
-        return {
-            "rounds": rounds or self.rounds,
-            **{key: value for key, value in limits.items() if value is not None},
-            "data": dict(self.data),
-            "model": dict(self.model),
-            "evaluation": dict(self.evaluation),
-            "cohort": {
-                "clients_per_round": clients_per_round or self.clients_per_round,
-                "sampling": sampling,
-            },
-            "systems": {"stragglers": stragglers},
-            "solver": {"learning_rate": rate, "batch_size": 10, "epochs": epochs},
-            "method": list(methods),
-        }
+        limits: Table = {} if self.client_rows is None else {"client_rows": self.client_rows}
+        clients = clients_per_round or self.clients_per_round
+        return experiment(
+            dict(self.data),
+            dict(self.model),
+            {"learning_rate": self.learning_rate, "batch_size": 10, "epochs": epochs},
+            methods,
+            rounds=rounds or self.rounds,
+            cohort={"clients_per_round": clients, "sampling": sampling},
+            evaluation=dict(self.evaluation),
+            seeds=self.seeds,
+            systems={"stragglers": stragglers},
+            **limits,
+        )
 
 
 def feddane(*mu: float) -> Table:

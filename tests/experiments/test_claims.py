@@ -1,6 +1,5 @@
 """The main claim on real runs, in a short form; docs/papers has the full ones."""
 
-
 import numpy as np
 import pytest
 

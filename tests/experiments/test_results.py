@@ -90,16 +90,11 @@ def test_counts_are_said_as_they_are() -> None:
     assert papers.does_not_hold().count("\n") == 1 + not_hold
 
 
-def test_numbers_that_are_far_off_are_listed() -> None:
-    """Where ours differ from FedDyn's tables by more than 1.5 times, the list has the row."""
-
-    def cells(text: str) -> list[list[str]]:
-        lines = [line for line in text.splitlines() if line.startswith("|")]
-        return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-
-    listed = cells(written("what-does-not-hold"))
-    for row in cells(papers.filled(written("feddyn"))):
-        offs = re.findall(r"\*\*[^*:]+: ([^*]+ times)\*\*", " ".join(row))
-        same = [one for one in listed if offs and row[0] in one and row[1] in one]
-        shown = " ".join(" ".join(one) for one in same)
-        assert all(f"({factor})" in shown for factor in offs), " | ".join(row)
+def test_numbers_that_are_far_off_are_listed_with_their_factor() -> None:
+    listed = papers.far_off("feddyn").splitlines()[2:]
+    marked = [row for row in papers.filled(written("feddyn")).splitlines() if " times**" in row]
+    assert len(listed) == len(marked) > 30
+    assert (
+        "| `feddyn/table-6` | Homogeneous | loss 0.0603 | FedAvg 136, 266 ± 13 (2 times); "
+        in "\n".join(listed)
+    )

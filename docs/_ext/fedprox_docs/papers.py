@@ -1,7 +1,8 @@
 """The papers' results: `<!-- results: PAPER/ITEM 0-2 -->` stands for tables of a results file.
 
 They are the file's blocks 0 to 2, with the verdicts of all of the item's claims together.
-`<!-- does not hold -->` stands for the comparisons of FedProx and its draft that do not, and
+`<!-- does not hold -->` stands for the comparisons of FedProx and its draft that do not,
+`<!-- far off: PAPER -->` for the cells of a paper's tables that ours are far from, and
 `<!-- items: PAPER -->` for a list of a paper's items.
 """
 
@@ -14,6 +15,7 @@ from experiments.engine.table import evidence_in, judged_in, markdown
 
 MARK = re.compile(r"<!-- results: (\S+) (\d+)(?:-(\d+))? -->")
 ITEMS_MARK = re.compile(r"<!-- items: (\S+) -->")
+FAR_OFF = re.compile(r"<!-- far off: (\S+) -->")
 DOES_NOT_HOLD = "<!-- does not hold -->"
 
 
@@ -39,7 +41,31 @@ def filled(source: str) -> str:
         )
 
     source = MARK.sub(tables, source).replace(DOES_NOT_HOLD, does_not_hold())
+    source = FAR_OFF.sub(lambda found: far_off(found[1]), source)
     return ITEMS_MARK.sub(lambda found: items_of(found[1]), source)
+
+
+def far_off(paper: str) -> str:
+    """A table of the cells whose numbers of rounds or models are far from the paper's."""
+    rows = [["item", "row", "target", "the paper, ours (factor)"], ["---"] * 4]
+    for name in names():
+        if name.partition("/")[0] != paper:
+            continue
+        for block in read_results(name)["blocks"]:
+            for row in block.get("rows", ()):
+                cells = dict(zip(block["header"], row, strict=True))
+                said = []
+                for column, factor in re.findall(
+                    r"\*\*([^*]+?): ([^*:]+ times)\*\*", " ".join(row)
+                ):
+                    paper_number, ours = (
+                        part.strip().partition(" ")[2].partition(" (")[0]
+                        for part in cells[column].split(";")[:2]
+                    )
+                    said.append(f"{column} {paper_number}, {ours} ({factor})")
+                if said:
+                    rows.append([f"`{name}`", row[0], row[1], "; ".join(said)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def items_of(paper: str) -> str:
