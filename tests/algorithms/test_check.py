@@ -121,6 +121,10 @@ MODEL, BEFORE = r"the model, a float32\[2\], b float32\[\]$", r"the state before
         ({"evaluated": lambda state: wide(state["w"])}, f"its evaluated gives .*like {MODEL}"),
         ({"exchange": lambda *given: wide(given[0])}, f"its exchange gives .*like {BEFORE}"),
         ({"update": lambda *given: given[0]["w"]}, f"its update gives .*like {BEFORE}"),
+        (
+            {"update": lambda *_: 1 / 0},
+            "update.* raised ZeroDivisionError: .*; it was given mean.0.* state.t int32",
+        ),
         (posed(start=jnp.zeros(3)), f"its local problem starts from .*like {MODEL}"),
         (posed(mu=None), "its local problem has one of mu and anchor; give both or neither"),
         (posed(anchor=None), "its local problem has one of mu and anchor; give both or neither"),

@@ -180,9 +180,10 @@ def test_privacy_is_refused() -> None:
         )
 
 
-@pytest.mark.parametrize("p", [0.0, -0.1, 1.5, math.nan, [0.1, 0.2]])
+@pytest.mark.parametrize("p", [0.0, -0.1, 1.5, math.nan, [0.1, 0.2], 1e-40])
 def test_p_is_a_probability_above_0(p: Any) -> None:
-    with pytest.raises(InputError, match=r"scaffnew: p = .*; it must be .*above 0 and at most 1"):
+    why = "is beyond single precision" if p == 1e-40 else "must be .*above 0 and at most 1"
+    with pytest.raises(InputError, match=rf"scaffnew: p = .*; it {why}"):
         scaffnew(p)
 
 

@@ -120,7 +120,8 @@ def _skipped(node: ast.AST, scope: Scope) -> bool:
     docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     said = scope.message and (text or isinstance(node, ast.JoinedStr))
     check = isinstance(node, ast.keyword) and node.arg == "strict"
-    return isinstance(node, SKIPPED) or docstring or said or check
+    names = isinstance(node, ast.Assign) and "__all__" in _bound_by(node.targets)
+    return isinstance(node, SKIPPED) or docstring or said or check or names
 
 
 def _lines(statement: Any) -> range:

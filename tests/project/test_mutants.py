@@ -1,0 +1,35 @@
+"""The changes that `python -m tests.mutants` makes."""
+
+import pytest
+
+from tests.mutants.changes import mutants
+
+
+@pytest.mark.parametrize(
+    ("source", "results"),
+    [
+        ("x = a < 1", ["x = a <= 1", "x = a >= 1", "x = a < 2"]),
+        ("x = f(a, -b, c=d)", ["x = f(a, -b)", "x = f(-b, a, c=d)", "x = -b", "x = f(a, b, c=d)"]),
+        ("x = min(a, b)", ["x = b", "x = max(a, b)"]),
+        ("x = {'a': 0.0}", ["x = {}", "x = {'a': 1.0}", "x = {'aX': 0.0}"]),
+        ("if a is None:\n    f()", ["if a is not None:\n    f()", "if a is None:\n    pass"]),
+        ("require(a, f'{a} is wrong')", ["pass"]),
+        ("assert a > 1\n__all__ = ['a']\nx = zip((), strict=True)\ny = 'for people'", ["x = ()"]),
+        (
+            "def f(a) -> bool:\n    a += 1\n    return a and b",
+            [
+                "def f(a) -> bool:\n    pass\n    return a and b",
+                "def f(a) -> bool:\n    a += 2\n    return a and b",
+                "def f(a) -> bool:\n    a += 1\n    return not (a and b)",
+                "def f(a) -> bool:\n    a += 1\n    return a or b",
+            ],
+        ),
+    ],
+)
+def test_a_mutant_has_one_change(source: str, results: list[str]) -> None:
+    made = list(mutants("file.py", source))
+    assert len({mutant.change for mutant in made}) == len(made)
+    found = [mutant.source for mutant in made]
+    if source.startswith("assert"):
+        found = [text.split("\n")[2] for text in found]
+    assert sorted(found) == sorted(results)
