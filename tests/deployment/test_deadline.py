@@ -136,7 +136,7 @@ def test_a_personal_pass_and_the_method_share_the_time(
     (theirs,) = as_simulated(fedprox, [*planned_steps(nodes[0]), 4, 4])
     assert apart(theirs.params, ditto.params) < 1e-5
     # and the clients have taken steps from w^0 to models of their own
-    states = States(nodes[1].folder / "run1" / "0-0")
+    states = States(nodes[1].runs / "run1" / "0-0")
     like = next(iter(nodes[1]._parts.values())).client_state
     one, other = (states.read(name, 0, like) for name in names)
     assert one.trained.all()

@@ -324,7 +324,7 @@ def epsilon_together(spent: tuple[tuple[Mechanism, int], ...], delta: float) -> 
         >>> mechanism = Mechanism(3383, 120, "bernoulli", None, 1.2, 1, 1e-5, "rdp")
         >>> other = mechanism._replace(noise_multiplier=1.5)
         >>> round(epsilon_together(((mechanism, 100), (other, 50)), 1e-5), 2)
-        1.92
+        2.14
     """
     runs: Counter[Mechanism] = Counter()
     for mechanism, rounds in spent:
