@@ -525,9 +525,9 @@ def _gathered(checksum: str | None) -> Sequence[str] | None:
     if checksum is None:
         allgather(0)
         return None
-    parts = np.frombuffer(bytes.fromhex(checksum), np.int64)
+    parts = np.frombuffer(bytes.fromhex(checksum), np.int32)  # JAX cuts longer numbers
     everyones = np.stack([allgather(int(part)) for part in parts], axis=1)
-    return [row.tobytes().hex() for row in everyones]
+    return [row.tobytes().hex() for row in everyones.astype(np.int32)]
 
 
 def _require_same(folder: Path, position: Position, key: str, value: Any) -> None:
