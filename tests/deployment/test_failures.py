@@ -257,7 +257,7 @@ def test_nobody_waits_twice_for_a_node_that_is_not_connected(
 
     network = unreliable(fresh(tmp_path), fault, online=lambda: [0] if away else [0, 1])
     with caplog.at_level(logging.WARNING):
-        (run,) = deployed(table, network, patience=0.3)
+        (run,) = deployed(table, network, patience=2.0)
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == (
         "scaffold, seed 0: round 2: node 'node-1': not connected; without its 2 clients"
@@ -265,7 +265,7 @@ def test_nobody_waits_twice_for_a_node_that_is_not_connected(
     assert lines[1] == "scaffold, seed 0: node 'node-1': not connected; evaluated without it"
     assert len(lines) == 4  # of two rounds and two evaluations
     assert [r.dropped for r in run.history] == [0, 0, 2, 2, 0]
-    assert sum(r.seconds or 0 for r in run.history[3:4]) < 0.3
+    assert sum(r.seconds or 0 for r in run.history[3:4]) < 2.0
 
 
 def test_a_run_does_not_begin_without_nodes_that_answer(fresh: Fresh, tmp_path: Path) -> None:
