@@ -309,8 +309,9 @@ def epsilon_together(spent: tuple[tuple[Mechanism, int], ...], delta: float) -> 
     """Epsilon of several runs on the same clients together.
 
     Args:
-        spent: For each run, what its rounds release and their number. Their own deltas and
-            accountants do not count.
+        spent: For each run, what its rounds release and their number. Their own deltas do not
+            count. Rényi divergences are composed if all runs are accounted so, else privacy loss
+            distributions.
         delta: Delta of the guarantee.
 
     Returns:
