@@ -387,7 +387,7 @@ def _in_words(request: Request) -> str:
         work = request.work
         words.append(f"round {request.round + 1}")
         words.append(f"{len(work.names)} clients, {sum(work.steps)} steps")
-    return str(InputError(", ".join(words)))
+    return printable(", ".join(words))
 
 
 def _size(parcel: Parcel) -> int:
