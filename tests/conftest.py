@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import jax
@@ -45,20 +46,41 @@ def pytest_runtestloop() -> None:
     os.environ.pop("FEDPROX_DATA", None)
 
 
+KEPT_BYTES = 2**31
+"""Most bytes of compiled programs that are kept for the next run of the tests."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Remove the compiled programs of earlier runs once they take too much room."""
+    kept = config.cache.mkdir("xla") if config.cache else Path()
+    if "PYTEST_XDIST_WORKER" not in os.environ and config.cache:
+        programs = [path for path in kept.iterdir() if path.is_file()]
+        if sum(path.stat().st_size for path in programs) > KEPT_BYTES:
+            for path in programs:
+                path.unlink()
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_cache(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[None]:
     """One cache for this run's tests, also of several workers, and nothing goes to the user's.
 
-    Many tests need the same programs, which take longer to compile than to run.
+    Many tests need the same programs, which take longer to compile than to run. They are kept for
+    the next run.
     """
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
+    programs = folder / "cache" / "xla"
+    programs.parent.mkdir(exist_ok=True)
+    with suppress(FileExistsError):  # another worker was first
+        programs.symlink_to(pytestconfig.cache.mkdir("xla"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDPROX_CACHE", str(folder / "cache"))
         # what a test reads from stderr must not depend on how busy the machine is
         patch.setattr("fedprox.simulation.loop.progress.FIRST_LINE", 3600.0)
-        use_compilation_cache(folder / "cache" / "xla")
+        use_compilation_cache(programs)
         yield
 
 

@@ -286,9 +286,10 @@ def test_what_parts_share_is_on_a_device_once() -> None:
     federation = Federation(rows, few, 3, tuple("abcd"))
     alone = find_ownership(OFFSETS, 1)
     data = copy_to_devices(lane_mesh(), federation, federation.sample(5), alone, alone)
-    assert data.x is not None
-    assert data.x.text is data.measured_x.text is data.test_x.text
+    assert data.train is not None
+    texts = [x.text for x, _ in (data.train, data.read["train"], data.read["test"])]
+    assert texts[0] is texts[1] is texts[2]
     whole = copy_to_devices(lane_mesh(), federation, federation, alone, alone)
-    assert whole.x is not None
-    assert whole.x.starts is whole.measured_x.starts
-    assert whole.y is whole.measured_y
+    assert whole.train is not None
+    assert whole.train[0].starts is whole.read["train"][0].starts
+    assert whole.train[1] is whole.read["train"][1]

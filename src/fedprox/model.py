@@ -15,7 +15,7 @@ from flax import linen, nnx
 from fedprox.errors import require
 from fedprox.features import Features, index_of, look_up
 from fedprox.federation import Federation
-from fedprox.metrics import Metric, Terms, check_metrics, terms_of, value_of, weighted_sums
+from fedprox.metrics import Metric, check_metrics, terms_of, value_of, weighted_sums
 from fedprox.precision import real_type
 from fedprox.user_code import SHOWN, call, describe, shapes_of
 
@@ -511,20 +511,8 @@ def weighted_loss(
         outputs = model.apply(params, x)
     else:
         outputs = training_outputs(model, params, x, key)
-    return _weighted(losses_of(model, outputs, y), weights)
-
-
-def _weighted(losses: jax.Array, weights: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.where(weights > 0, losses * weights, 0.0))
-
-
-def loss_and_sums(
-    model: Model, params: Params, x: jax.Array, y: jax.Array, weights: jax.Array
-) -> tuple[jax.Array, dict[str, Terms]]:
-    """`weighted_loss`, and the weighted sums of each metric's terms."""
-    outputs = model.apply(params, x)
-    terms = terms_of(model.metrics, outputs, y)
-    return _weighted(losses_of(model, outputs, y), weights), weighted_sums(terms, weights)
+    summed: jax.Array = weighted_sums(losses_of(model, outputs, y), weights)
+    return summed
 
 
 def labels_met(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:

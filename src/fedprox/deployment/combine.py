@@ -155,12 +155,10 @@ class Shapes(NamedTuple):
 
     def arrays(self) -> Allowed:
         """The arrays of an answer; a node leaves out what it does not report."""
-        number, double, whole = (
-            jax.ShapeDtypeStruct((self.points,), kind)
-            for kind in (np.float32, np.float64, np.int32)
+        number, whole = (
+            jax.ShapeDtypeStruct((self.points,), kind) for kind in (np.float32, np.int32)
         )
-        trees = {"loss": number, "weight": number, "unmeasured": whole}
-        trees |= {"correct": double, "labels": double, "scatter": self.scatter}
+        trees = {"loss": number, "weight": number, "unmeasured": whole, "scatter": self.scatter}
         trees |= {f"train/{name}": like for name, like in self.train.items()}
         for part in ("test", "validation"):
             trees |= {f"{part}/{name}": like for name, like in self.held_out.items()}
@@ -242,12 +240,10 @@ class NodeSums(NamedTuple):
     Attributes:
         share: The node's share of all training rows.
         sums: Its sums, with means over its own clients where they are weighted by p_k.
-        correct: Correct test labels and all test labels, (points,) each.
     """
 
     share: float
     sums: Mapping[str, Any]
-    correct: tuple[Array, Array] | None
 
 
 def sums_of(answered: Answered, shapes: Shapes, declared: Declared) -> NodeSums:
@@ -305,16 +301,7 @@ def sums_of(answered: Answered, shapes: Shapes, declared: Declared) -> NodeSums:
             finite = np.isfinite(leaf.reshape(len(leaf), -1)).all(axis=1)
             known &= finite | (weight == 0)
         require(known.all(), "its gradients have a weight or scatter that cannot be")
-    correct = None
-    if "correct" in arrays:
-        double = jax.ShapeDtypeStruct((shapes.points,), np.float64)
-        for name in ("correct", "labels"):
-            require(name in arrays, f"the array {name!r} is missing")
-            require_like(name, arrays[name], double)
-        correct = arrays["correct"], arrays["labels"]
-        mean = {"sum": correct[0], "rows": correct[1]}
-        _check_mean("test", "accuracy", mean, declared.labels, finite=True)
-    return NodeSums(declared.share, sums, correct)
+    return NodeSums(declared.share, sums)
 
 
 def _check_mean(
@@ -395,17 +382,10 @@ def measures_of(model: Model, nodes: Sequence[NodeSums], shapes: Shapes) -> Meas
         unmeasured=_sum(unmeasured),
         scatter=_merged(scatters, weight) if scatters else None,
         train=terms("train", shapes.train),
-        correct=jnp.zeros(shapes.points, jnp.int32),
         test=held_out("test"),
         validation=held_out("validation"),
-        by_client=None,
     )
-    counted = [node.correct for node in nodes if node.correct is not None]
-    correct, labels = (
-        _sum([pair[i] for pair in counted]) if counted else np.zeros(shapes.points) for i in (0, 1)
-    )
-    with np.errstate(invalid="ignore"):
-        return measures_of_sums(model, sums)._replace(test_accuracy=correct / labels)
+    return measures_of_sums(model, sums)
 
 
 def _sum(parts: Sequence[Any]) -> Any:

@@ -25,7 +25,7 @@ from fedprox.errors import LARGEST, SINGLE, InputError, foreign, reason, require
 from fedprox.privacy import AdaptiveClip, Privacy
 from fedprox.privacy.accounting import Mechanism, check_mechanism
 
-VERSION = 3
+VERSION = 4
 """Version of the messages. Coordinator and nodes must have the same."""
 
 Array = NDArray[Any]

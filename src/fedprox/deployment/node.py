@@ -282,13 +282,6 @@ class Node:
     def _reported(self, parts: Parts, sums: EvaluationSums) -> tuple[Answer, dict[str, Array]]:
         """The sums that the policy lets the node report."""
         read = parts.measuring.protocol
-        stand_for = read.sampled.test.sizes / np.maximum(read.measured.test.sizes, 1)
-        correct = np.asarray(sums.correct, np.float64)
-        if sums.by_client is not None:
-            correct = stand_for @ np.asarray(sums.by_client.correct)
-        labels = read.measured.test.labels
-        if parts.model.correct is None:
-            labels = np.zeros_like(labels)
         points = np.ones(parts.points, np.float32)
         held_out = {"test": sums.test, "validation": sums.validation}
         enough = {part: self._enough(getattr(read.measured, part)) for part in held_out}
@@ -303,8 +296,6 @@ class Node:
             shown["weight"] = points if sums.weight is None else np.asarray(sums.weight)
             if sums.unmeasured is not None:
                 shown["unmeasured"] = np.asarray(sums.unmeasured)
-        if "accuracy" in report and enough["test"]:
-            shown |= {"correct": correct, "labels": np.float64(stand_for @ labels) * points}
         for part, terms in held_out.items():
             for name, each in (terms or {}).items() if enough[part] else ():
                 if (name if name in ("loss", "accuracy") else "metrics") in report:

@@ -27,8 +27,8 @@ from fedprox.federation import Federation
 from fedprox.model import Params
 from fedprox.simulation.compiled.clock import Clock, Until
 from fedprox.simulation.compiled.compile import clients_by_place, exchanges
-from fedprox.simulation.compiled.evaluation import EvaluationSums, sums_program
-from fedprox.simulation.compiled.evaluation_inputs import EvaluationReads
+from fedprox.simulation.compiled.evaluation import EvaluationSums, evaluation_program
+from fedprox.simulation.compiled.evaluation_inputs import plan_evaluation
 from fedprox.simulation.compiled.layout import Capacity, Layout, bucket, lay_out, needed
 from fedprox.simulation.compiled.round import (
     FirstPart,
@@ -240,9 +240,9 @@ class Parts:
         """
         with jax.default_matmul_precision("highest"):
             if self._evaluation is None:
-                reads = EvaluationReads(self.measuring, self.data, self.reading, self.mesh)
-                shape, inputs, specs = reads.plan()
-                self._evaluation = sums_program(self.model, self.mesh, shape, specs), inputs
+                planned = plan_evaluation(self.measuring, self.data, self.reading, self.mesh)
+                shape, inputs, specs = planned
+                self._evaluation = evaluation_program(self.model, self.mesh, shape, specs), inputs
             program, inputs = self._evaluation
             sums: EvaluationSums = jax.tree.map(np.asarray, program(params, inputs))
         return sums

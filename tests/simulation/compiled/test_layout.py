@@ -163,7 +163,7 @@ def test_what_is_done_before_the_first_rounds_does_not_depend_on_their_number(
 
 def test_shapes_grow_by_half_of_what_is_needed_and_only_where_it_is() -> None:
     shape = Shape(rounds=4, devices=2, lanes=3, ticks=10, slots=5, width=8, places=2)
-    layout = Layout(shape, False, True, 0.1, 2, 16, 32, 50, 7, 0, 9, 100)
+    layout = Layout(shape, False, True, 0.1, 2, 16, 50, 7, 0, 9, 100)
     assert layout.fitting(layout.capacity) is layout
     larger = layout.fitting(Capacity(20, 5, 1, 0, 0, 10, 0))
     assert larger.capacity == Capacity(30, 5, 2, 7, 0, 15, 100)
@@ -172,7 +172,7 @@ def test_shapes_grow_by_half_of_what_is_needed_and_only_where_it_is() -> None:
 
 def test_a_call_has_places_for_the_clients_of_all_its_rounds() -> None:
     shape = Shape(rounds=4, devices=2, lanes=3, ticks=10, slots=5, width=8, places=3)
-    layout = Layout(shape, False, True, 0.1, 2, 16, 32, 50, 7, 0, 9, 100)
+    layout = Layout(shape, False, True, 0.1, 2, 16, 50, 7, 0, 9, 100)
     assert layout.held == 10
     assert layout._replace(clients=15).held == 8
     assert layout._replace(rounds=shape._replace(rounds=1)).held == 3

@@ -126,7 +126,7 @@ def test_rows_in_mapped_files_change_no_bit(
 ) -> None:
     here, there = federation(kind), federation(kind, put=map_)
     alone = find_ownership(there.train.offsets, 1)
-    assert training_data.copy_to_devices(lane_mesh(), there, there, alone, alone).x is None
+    assert training_data.copy_to_devices(lane_mesh(), there, there, alone, alone).train is None
     same_bits(runs(here, method, **options), runs(there, method, **options))
 
 

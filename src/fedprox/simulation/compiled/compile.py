@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.model import Params
 from fedprox.precision import real_type
-from fedprox.simulation.compiled.evaluation import Measures, evaluation_program
-from fedprox.simulation.compiled.evaluation_inputs import EvaluationReads
+from fedprox.simulation.compiled.evaluation import Measures, evaluation_program, measures_of_sums
+from fedprox.simulation.compiled.evaluation_inputs import plan_evaluation
 from fedprox.simulation.compiled.inexactness import Cohort, inexactness_program
 from fedprox.simulation.compiled.layout import Layout
 from fedprox.simulation.compiled.round import After, Inputs, Server, rounds_program
@@ -135,8 +136,9 @@ class Compiler:
     def _trace_evaluation(self, layout: Layout, state: State) -> tuple[Traced, Any]:
         """The evaluation program, and its inputs except the models."""
         protocol, params = self.method.protocol, evaluated(self.method.algorithm, state)
-        shape, inputs, specs = EvaluationReads(self.method, self.data, layout, self.mesh).plan()
-        program = evaluation_program(protocol.model, self.mesh, shape, specs)
+        shape, inputs, specs = plan_evaluation(self.method, self.data, layout, self.mesh)
+        measures = partial(measures_of_sums, protocol.model)
+        program = evaluation_program(protocol.model, self.mesh, shape, specs, measures)
         return program.trace(params, inputs), inputs
 
     def _trace_inexactness(self, layout: Layout, state: State, local: Params) -> Traced:

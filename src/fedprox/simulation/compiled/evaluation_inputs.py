@@ -6,121 +6,81 @@ import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
-from fedprox.federation import Rows
+from fedprox.federation import Examples, Rows, offsets_of
 from fedprox.precision import real_type
-from fedprox.simulation.compiled.evaluation import (
-    EvaluationInputs,
-    EvaluationShape,
-    StandFor,
-    Validation,
-)
+from fedprox.simulation.compiled.evaluation import HELD_OUT, EvaluationInputs, EvaluationShape, Part
 from fedprox.simulation.compiled.layout import Layout
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.devices.mesh import PER_DEVICE, REPLICATED, replicate, shard
-from fedprox.simulation.planning.packing import Array
-from fedprox.simulation.planning.reads import Reading, plan_reading, read_everything, slice_width
+from fedprox.simulation.devices.ownership import Ownership
+from fedprox.simulation.planning.reads import plan_reading, row_groups, slice_width
 from fedprox.simulation.storage.training_data import Data, rows_spec
 
+ALONE = Ownership(np.array([0, 1]), 0)
+"""The ownership of rows that belong to no client, which each process has: those of one client."""
 
-class EvaluationReads:
-    """Plans what the evaluations of one method read.
+
+def plan_evaluation(
+    method: Method, data: Data, layout: Layout, mesh: Mesh
+) -> tuple[EvaluationShape, EvaluationInputs, EvaluationInputs]:
+    """Plan what the evaluations of a method read.
 
     Args:
         method: The method.
         data: The rows that evaluations read, on the devices.
         layout: The shapes of the method's programs.
         mesh: The devices.
+
+    Returns:
+        The program's shape, its inputs, and how these are spread over the devices.
     """
-
-    def __init__(self, method: Method, data: Data, layout: Layout, mesh: Mesh) -> None:
-        protocol = method.protocol
-        self.whole, self.read = protocol.sampled, protocol.measured
-        self.data, self.layout, self.mesh = data, layout, mesh
-        self.ownership = protocol.measured_ownership
-        self.owner = self.ownership.of(np.arange(len(self.read)))
-        self.gradients = protocol.evaluation.gradients
-        self.screened, self.by_client = method.faults is not None, protocol.by_client
-        self.tests_by_client = method.tests_by_client
-
-    def plan(self) -> tuple[EvaluationShape, EvaluationInputs, EvaluationInputs]:
-        """The program's shape, its inputs, and how these are spread over the devices."""
-        layout, mesh = self.layout, self.mesh
-        train, test = self.read.train, self.read.test
-        reading = self._client_by_client(train, layout.width)
-        test_reading = self._held_out(test, layout.test_width)
-        validation, spec, width = self._validation()
-        sizes, shares, stand_for = replicate(
-            mesh,
-            (
-                train.sizes.astype(real_type()),
-                self.whole.shares.astype(real_type()),
-                StandFor(
-                    train=stands_for(self.whole.train, train),
-                    test=stands_for(self.whole.test, test),
-                ),
-            ),
+    protocol = method.protocol
+    whole, read = protocol.sampled, protocol.measured
+    same: Any = REPLICATED
+    split: Any = PER_DEVICE
+    parts, specs, widths, clients = {}, {}, {}, set()
+    for name, (x, y) in data.read.items():
+        rows: Rows | Examples = getattr(read, name)
+        offsets, ownership = np.array([0, len(rows)]), ALONE
+        if isinstance(rows, Rows):
+            offsets, ownership = rows.offsets, protocol.measured_ownership
+        bounds = ownership.first_rows(offsets)
+        grid = layout.reading_grid._replace(processes=ownership.processes)
+        by_client = name == "train" or (isinstance(rows, Rows) and method.tests_by_client)
+        widths[name] = width = slice_width(np.diff(offsets) if by_client else offsets[1:][-1:])
+        if by_client:
+            clients.add(name)
+            first, last = offsets[:-1], offsets[1:]
+            owner = ownership.of(np.arange(len(first)))
+            stand_for = getattr(whole, name).sizes / np.maximum(last - first, 1)
+        else:
+            first, last, owner = row_groups(bounds, width, grid)
+            stand_for = np.ones(len(first))
+        base, labels = bounds[owner], np.zeros(len(first), np.int64)
+        if method.protocol.model.correct is not None and name in HELD_OUT:
+            labels = _labels(rows.y, first, last)
+        reading = plan_reading(first - base, last - base, width, grid, owner=owner)
+        numbers = tuple(a.astype(real_type()) for a in (last - first, labels, stand_for))
+        parts[name] = Part(x, y, shard(mesh, reading), *replicate(mesh, numbers))
+        specs[name] = Part(
+            rows_spec(x, ownership), rows_spec(y, ownership), split, same, same, same
         )
-        reading, test_reading = shard(mesh, (reading, test_reading))
-        shape = EvaluationShape(
-            self.gradients,
-            self.screened,
-            self.by_client,
-            layout.lanes,
-            layout.width,
-            layout.test_width,
-            width,
-        )
-        x, y, test_x, test_y = self.data.measured
-        inputs = EvaluationInputs(
-            x, y, test_x, test_y, reading, sizes, shares, stand_for, test_reading, validation
-        )
-        x, y, test_x, test_y = (rows_spec(a, self.ownership) for a in self.data.measured)
-        same: Any = REPLICATED
-        split: Any = PER_DEVICE
-        specs = EvaluationInputs(x, y, test_x, test_y, split, same, same, same, split, spec)
-        return shape, inputs, specs
-
-    def _validation(self) -> tuple[Validation | None, Validation | None, int]:
-        """The validation rows, how they are spread over the devices, and the width of a slice."""
-        if self.data.validation is None:
-            return None, None, 0
-        read, whole = self.read.validation, self.whole.validation
-        same: Any = REPLICATED
-        split: Any = PER_DEVICE
-        if not (isinstance(read, Rows) and isinstance(whole, Rows)):  # rows of no client
-            rows = len(self.data.validation[1])
-            width = slice_width(np.array([rows]))
-            reading = shard(self.mesh, self._in_slices(np.array([0, rows]), width))
-            spec = Validation(same, same, split, None)
-            return Validation(*self.data.validation, reading, None), spec, width
-        width = slice_width(read.sizes if self.tests_by_client else np.array([len(read)]))
-        weights = None
-        if self.tests_by_client:
-            weights = replicate(self.mesh, stands_for(whole, read))
-        reading = shard(self.mesh, self._held_out(read, width))
-        x, y = (rows_spec(a, self.ownership) for a in self.data.validation)
-        spec = Validation(x, y, split, same if self.tests_by_client else None)
-        return Validation(*self.data.validation, reading, weights), spec, width
-
-    def _held_out(self, rows: Rows, width: int) -> Reading:
-        if self.tests_by_client:
-            return self._client_by_client(rows, width)
-        return self._in_slices(self.ownership.first_rows(rows.offsets), width)
-
-    def _client_by_client(self, rows: Rows, width: int) -> Reading:
-        base = self.ownership.first_rows(rows.offsets)[self.owner]
-        return plan_reading(
-            rows.offsets[:-1] - base,
-            rows.offsets[1:] - base,
-            width,
-            self.layout.reading_grid,
-            owner=self.owner,
-        )
-
-    def _in_slices(self, bounds: NDArray[np.int64], width: int) -> Reading:
-        return read_everything(bounds, width, self.layout.reading_grid)
+    shape = EvaluationShape(
+        protocol.evaluation.gradients,
+        method.faults is not None,
+        protocol.by_client,
+        widths,
+        frozenset(clients),
+    )
+    shares = replicate(mesh, whole.shares.astype(real_type()))
+    return shape, EvaluationInputs(shares, parts), EvaluationInputs(same, specs)
 
 
-def stands_for(whole: Rows, read: Rows) -> Array:
-    """How many rows of its client each read row represents, float32 (clients,)."""
-    return (whole.sizes / np.maximum(read.sizes, 1)).astype(real_type())
+def _labels(
+    y: NDArray[Any], first: NDArray[np.int64], last: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Number of labels in some ranges of rows."""
+    if y.ndim == 1:
+        return last - first
+    before = offsets_of(np.count_nonzero(y >= 0, axis=tuple(range(1, y.ndim))))
+    return before[last] - before[first]

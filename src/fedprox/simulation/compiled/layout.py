@@ -88,7 +88,6 @@ class Layout(NamedTuple):
         idle: Share of lane ticks in which a lane has no client, over the first rounds.
         lanes: Lanes per device for reading whole clients.
         width: Training rows of a slice when reading whole clients.
-        test_width: Test rows of a slice.
         clients: Number of clients of the federation.
         cohort_ticks: As in `Capacity`.
         exchange_slots: As in `Capacity`.
@@ -102,7 +101,6 @@ class Layout(NamedTuple):
     idle: float
     lanes: int
     width: int
-    test_width: int
     clients: int
     cohort_ticks: int
     exchange_slots: int
@@ -243,9 +241,6 @@ def _empty_layout(
     cost = lane_cost(parameters * points, accelerator=jax.default_backend() != "cpu")
     width = slice_width(measured.train.sizes)
     clients = slices(measured.train.sizes, width)
-    tests = np.array([max(len(measured.test), 1)])
-    if method.tests_by_client:
-        tests = measured.test.sizes
     has_places = algorithm.client_state is not None or (faults is not None and faults.compares)
     return Layout(
         rounds=Shape(
@@ -264,7 +259,6 @@ def _empty_layout(
         idle=0.0,
         lanes=choose_lanes([clients], devices, cost.reading, cost.most),
         width=width,
-        test_width=slice_width(tests),
         clients=len(protocol.federation),
         cohort_ticks=int(protocol.evaluation.gradients),
         exchange_slots=0,

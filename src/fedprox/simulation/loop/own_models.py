@@ -14,9 +14,8 @@ from fedprox.algorithms.personal import fine_tuning
 from fedprox.model import Params
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.compile import clients_by_place
-from fedprox.simulation.compiled.evaluation import Tested
+from fedprox.simulation.compiled.evaluation import row_sums
 from fedprox.simulation.compiled.layout import bucket, lay_out, needed
-from fedprox.simulation.compiled.own_models import own_model_program
 from fedprox.simulation.compiled.round import Inputs, Server, part_program
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
@@ -68,7 +67,13 @@ class OwnModels:
     def __init__(self, method: Method, mesh: Mesh, data: Data, params: Params) -> None:
         self.method, self.mesh = method, mesh
         protocol = method.protocol
-        self.test, self.program = protocol.measured.test, own_model_program(protocol.model)
+        self.test = protocol.measured.test
+
+        def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Any:
+            loss, (correct, _) = row_sums(protocol.model, params, x, y, inside, counted=True)
+            return loss, correct
+
+        self.program = jax.jit(jax.vmap(jax.vmap(summed, (0, None, None, None))))
         sampled = protocol.evaluation.clients
         count = len(protocol.federation)
         chosen = np.arange(count) if sampled is None else protocol.federation.drawn(sampled)
@@ -97,12 +102,9 @@ class OwnModels:
             at, own = self._models(block, params, hparams, store, seed, done)
             rows = np.array([self.at[k] if k >= 0 else -1 for k in at.tolist()])
             here = rows >= 0
-            sums = self._tested(own.model, rows)
-            terms: Any = sums.sums["loss"]
-            with np.errstate(invalid="ignore"):
-                mean = np.asarray(terms["sum"], float) / np.asarray(terms["rows"], float)
-            loss[rows[here]] = mean[here]
-            correct[rows[here]] = np.asarray(sums.correct)[here]
+            summed, met = (np.asarray(a)[here] for a in self._tested(own.model, rows))
+            loss[rows[here]] = summed / self.test.sizes[rows[here], None]
+            correct[rows[here]] = met
             trained[rows[here]] = np.asarray(own.trained)[here]
         labels = self.test.labels if model.correct is not None else np.zeros(clients, np.int64)
         return OwnMeasures(loss, correct, labels, self.test.sizes, trained)
@@ -142,8 +144,11 @@ class OwnModels:
         others = None if self.tuning is None else 0
         return at, own._replace(model=jax.vmap(jax.vmap(own_or), (0, others))(own, tuned))
 
-    def _tested(self, models: Params, rows: NDArray[np.int64]) -> Tested:
-        """Measure the models at some places on the test rows of their clients, -1 for none."""
+    def _tested(self, models: Params, rows: NDArray[np.int64]) -> tuple[jax.Array, jax.Array]:
+        """Losses and correct labels of the models at some places on their clients' test rows.
+
+        They are sums over the rows of the client in `rows`, -1 for none, shape (places, points).
+        """
         sizes = np.where(rows >= 0, self.test.sizes[rows], 0)
         longest = bucket(int(sizes.max(initial=1)))
         inside = np.arange(longest) < sizes[:, None]
@@ -152,7 +157,8 @@ class OwnModels:
         x, y = np.asarray(self.test.x[at]), np.asarray(self.test.y[at])
         x, y = (a.reshape(*inside.shape, *a.shape[1:]) for a in (x, y))
         with jax.default_matmul_precision("highest"):  # as in evaluations
-            return self.program(models, x, y, inside.astype(real_type()))
+            loss, correct = self.program(models, x, y, inside.astype(real_type()))
+        return loss, correct
 
 
 class FineTuning:

@@ -167,24 +167,15 @@ class Counts(NamedTuple):
             sampled.test.sizes / np.maximum(read.sizes, 1),
         )
 
-    def accuracy(self, measures: Measures) -> NDArray[np.float64]:
-        """Accuracy over the test labels of these clients (points,); NaN without test labels."""
-        if measures.test_accuracy is not None:
-            return np.asarray(measures.test_accuracy, float)
-        tests = float(self.stand_for @ self.labels)
-        if measures.by_client is None:
-            correct = np.asarray(measures.test_correct, float)
-        else:
-            correct = self.stand_for @ np.asarray(measures.by_client.correct)
-        return correct / tests if tests else np.full(correct.shape, math.nan)
-
     def by_client(self, measures: Measures) -> list[ClientMeasures]:
         """The measures of each client, for each sweep point."""
         assert measures.by_client is not None
         labels, known = self.labels[:, None], self.labels[:, None] > 0
-        correct = np.asarray(measures.by_client.correct)
-        accuracy = np.where(known, correct / np.maximum(labels, 1), math.nan)
         loss = np.asarray(measures.by_client.loss, np.float64)
+        accuracy = np.full(loss.shape, math.nan)
+        if measures.by_client.correct is not None:
+            correct = np.asarray(measures.by_client.correct)
+            accuracy = np.where(known, correct / np.maximum(labels, 1), math.nan)
         return [ClientMeasures(*columns) for columns in zip(loss.T, accuracy.T, strict=True)]
 
 
@@ -214,7 +205,7 @@ def records_of(
         np.asarray(m, float)
         for m in (measures.train_loss, measures.gradient_variance, measures.dissimilarity)
     )
-    accuracy = counts.accuracy(measures)
+    held_out = {name: _mean(terms) for name, terms in measures.held_out.items()}
     loss_error, accuracy_error = _errors(measures, counts)
     faulty = all_faulty(done.faulty)
     screening = method.faults
@@ -233,7 +224,7 @@ def records_of(
             seed=run.seed,
             round=done.round,
             train_loss=float(loss[i]),
-            test_accuracy=float(accuracy[i]),
+            test_accuracy=_at(held_out.get("test_accuracy"), i, math.nan),
             gradient_variance=float(variance[i]),
             dissimilarity=float(dissimilarity[i]),
             gamma_mean=float(solves.gamma_mean[i]),
@@ -248,12 +239,12 @@ def records_of(
             communication=algorithm.communication * done.round,
             empty_rounds=done.empty,
             **({} if screening is None else _faults(done, faulty, i, protocol.federation.names)),
-            test_loss=float(measures.test_loss[i]),
+            test_loss=_at(held_out.get("test_loss"), i, math.nan),
             metrics={name: float(values[i]) for name, values in measures.metrics.items()},
-            train_loss_se=None if loss_error is None else float(loss_error[i]),
-            test_accuracy_se=None if accuracy_error is None else float(accuracy_error[i]),
-            validation_loss=_at(measures.validation_loss, i),
-            validation_accuracy=_at(measures.validation_accuracy, i),
+            train_loss_se=_at(loss_error, i),
+            test_accuracy_se=_at(accuracy_error, i),
+            validation_loss=_at(held_out.get("validation_loss"), i),
+            validation_accuracy=_at(held_out.get("validation_accuracy"), i),
             **_network(done.traffic),
             **({} if done.own is None else _own(done.own, i)),
             epsilon=epsilon,
@@ -279,9 +270,16 @@ def _adapted(
     }
 
 
-def _at(values: Any, point: int) -> float | None:
-    """A measure at a sweep point; None if it was not measured."""
-    return None if values is None else float(values[point])
+def _mean(terms: Mapping[str, Any]) -> NDArray[np.float64]:
+    """The mean of a measure (points,), from its sum and number of rows; NaN without rows."""
+    summed, rows = (np.asarray(terms[name], np.float64) for name in ("sum", "rows"))
+    with np.errstate(invalid="ignore"):
+        return summed / rows
+
+
+def _at(values: Any, point: int, unknown: float | None = None) -> Any:
+    """A measure at a sweep point; `unknown` if it was not measured."""
+    return unknown if values is None else float(values[point])
 
 
 def _own(measures: OwnMeasures, point: int) -> dict[str, Any]:
@@ -332,7 +330,9 @@ def _errors(measures: Measures, counts: Counts) -> tuple[Errors, Errors]:
     if measures.unmeasured is not None:
         left_out = np.isnan(loss)
         loss, rows = np.where(left_out, 0.0, loss), np.where(left_out, 0, rows)
-    accuracy = np.asarray(measures.by_client.correct) / np.maximum(counts.labels, 1)[:, None]
+    correct = measures.by_client.correct
+    met = np.zeros(loss.shape) if correct is None else np.asarray(correct)
+    accuracy = met / np.maximum(counts.labels, 1)[:, None]
     return (
         mean_error(loss, rows, counts.clients),
         mean_error(accuracy, counts.stand_for * counts.labels, counts.clients),

@@ -92,21 +92,31 @@ def plan_reading(
     return Reading(begin, end, job, ends)
 
 
-def read_everything(bounds: NDArray[np.int64], width: int, grid: Grid) -> Reading:
-    """Plan how to read all flat rows in equal slices, regardless of clients.
+def row_groups(
+    bounds: NDArray[np.int64], width: int, grid: Grid
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Divide rows into jobs of equal length regardless of clients, one for each lane.
 
     Args:
-        bounds: First row of each process, and the number of all rows, shape (processes + 1,). The
-            plan numbers the rows of each process from 0.
-        width: Rows of a slice.
+        bounds: First row of each process, and the number of all rows, shape (processes + 1,).
+        width: Rows of a slice; jobs are whole slices.
         grid: The lanes.
+
+    Returns:
+        First row, the row after the last one, and process of each job.
+
+    >>> first, last, _ = row_groups(np.array([0, 100]), 16, Grid(devices=1, lanes=2))
+    >>> first.tolist(), last.tolist()
+    ([0, 64], [64, 100])
     """
-    counts = np.diff(bounds)
-    first = [np.arange(0, count, width) for count in counts]
-    last = [np.minimum(f + width, count) for f, count in zip(first, counts, strict=True)]
-    owner = np.repeat(np.arange(len(counts)), [len(f) for f in first])
-    grid = grid._replace(processes=len(counts))
-    return plan_reading(np.concatenate(first), np.concatenate(last), width, grid, owner=owner)
+    lanes = max(1, grid.devices * grid.lanes // grid.processes)
+    lengths = [-(-max(1, -(-n // width)) // lanes) * width for n in np.diff(bounds).tolist()]
+    ends = zip(bounds[:-1].tolist(), bounds[1:].tolist(), lengths, strict=True)
+    first = [np.arange(begin, end, length) for begin, end, length in ends]
+    owner = np.repeat(np.arange(len(first)), [len(f) for f in first])
+    starts = np.concatenate(first)
+    last = np.minimum(starts + np.array(lengths)[owner], bounds[1:][owner])
+    return starts, last, owner
 
 
 class Exchange(NamedTuple):

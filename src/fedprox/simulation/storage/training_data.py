@@ -45,28 +45,13 @@ class Data(NamedTuple):
     """A federation's rows on every device.
 
     Attributes:
-        x: Training features; None if training rows stay on the host.
-        y: Training labels; None if training rows stay on the host.
-        measured_x: Features of the training rows that evaluations read.
-        measured_y: Their labels.
-        test_x: Features of the test rows that evaluations read.
-        test_y: Their labels.
-        validation: Features and labels of the validation rows that evaluations read; None without
-            validation rows.
+        train: All training rows; None if they stay on the host.
+        read: The rows that evaluations read, by part: "train", and "test" and "validation" if there
+            are any.
     """
 
-    x: Features | None
-    y: Array | None
-    measured_x: Features
-    measured_y: Array
-    test_x: Features
-    test_y: Array
-    validation: DeviceRows | None
-
-    @property
-    def measured(self) -> tuple[Features, Array, Features, Array]:
-        """The training and test rows that evaluations read."""
-        return self.measured_x, self.measured_y, self.test_x, self.test_y
+    train: DeviceRows | None
+    read: dict[str, DeviceRows]
 
 
 def copy_to_devices(
@@ -88,25 +73,25 @@ def copy_to_devices(
         ownership: Which process owns which clients.
         measured_ownership: Which process reads which of the clients that evaluations read.
     """
-    train, read, test = federation.train, measured.train, measured.test
-    validation = (measured.validation.x, measured.validation.y) if measured.validation else None
-    x, y = (None, None) if stays_with_host(mesh, train) else (train.x, train.y)
-    data = Data(x, y, read.x, read.y, test.x, test.y, validation)
+    given = {"train": measured.train, "test": measured.test, "validation": measured.validation}
+    read = {name: rows for name, rows in given.items() if rows is not None and len(rows)}
+    train = None if stays_with_host(mesh, federation.train) else federation.train
+
+    def of_process(rows: Rows | Examples, own: Ownership) -> DeviceRows:
+        if not isinstance(rows, Rows):  # rows of no client
+            return replicate(mesh, (rows.x, rows.y))
+        x, y = (_rows_of_process(mesh, a, rows.offsets, own) for a in (rows.x, rows.y))
+        return x, y
+
     if ownership.processes > 1:
-        each = [(train, ownership)] * 2 + [
-            (rows, measured_ownership) for rows in (read, read, test, test)
-        ]
-        arrays = (
-            None if a is None else _rows_of_process(mesh, a, rows.offsets, of)
-            for a, (rows, of) in zip(data[:-1], each, strict=True)
+        return Data(
+            None if train is None else of_process(train, ownership),
+            {name: of_process(rows, measured_ownership) for name, rows in read.items()},
         )
-        if validation is not None and isinstance(measured.validation, Rows):
-            x, y = (
-                _rows_of_process(mesh, a, measured.validation.offsets, measured_ownership)
-                for a in validation
-            )
-            return Data._make([*arrays, (x, y)])
-        return Data._make([*arrays, replicate(mesh, validation)])  # rows of no client
+    data = Data(
+        None if train is None else (train.x, train.y),
+        {name: (rows.x, rows.y) for name, rows in read.items()},
+    )
     leaves, structure = jax.tree.flatten(data)
     # arrays used twice, such as a table that all rows share, are copied once
     distinct = {id(leaf): leaf for leaf in leaves}
@@ -218,8 +203,8 @@ def training_rows(
     Returns:
         The training rows. `like` raises `InputError` if the rows of a call do not fit in memory.
     """
-    if data.x is not None:
-        on_devices = data.x, data.y
+    if data.train is not None:
+        on_devices = data.train
         base = ownership.first_rows(rows.offsets)
 
         def number_in_process(jobs: Jobs) -> Jobs:
@@ -258,7 +243,7 @@ def training_rows(
             shape = (room * (mesh.devices.size if distributed else 1), *array.shape[1:])
             return jax.ShapeDtypeStruct(shape, kind, sharding=sharding)
 
-        return with_index(data.measured_x, like_array(index)), like_array(rows.y)
+        return with_index(data.read["train"][0], like_array(index)), like_array(rows.y)
 
     def gather(
         work: Sequence[RoundWork], width: int, room: int
@@ -274,7 +259,7 @@ def training_rows(
             row[own] = at[np.searchsorted(places.first, jobs.first_row[own])]
             return jobs._replace(device_row=row)
 
-        return (with_index(data.measured_x, x), y), _with_jobs(work, place)
+        return (with_index(data.read["train"][0], x), y), _with_jobs(work, place)
 
     return TrainingRows(together, needed, like, gather)
 
