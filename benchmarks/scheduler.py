@@ -37,7 +37,15 @@ from fedprox.files.mapping import copy_stretches, map_file
 from fedprox.simulation.compiled.layout import lane_cost
 from fedprox.simulation.config.cohort import weights
 from fedprox.simulation.devices.ownership import find_ownership
-from fedprox.simulation.planning.batch_plan import Jobs, Shape, job_ticks, plan_rounds, tick_width
+from fedprox.simulation.planning.batch_plan import (
+    Capacity,
+    Jobs,
+    Shape,
+    job_ticks,
+    plan_bytes,
+    plan_rounds,
+    tick_width,
+)
 from fedprox.simulation.planning.packing import choose_lanes, pack, segments
 
 CLIENTS, COHORTS, DEVICES = 1_000_000, (100, 1000, 10_000, 100_000), (1, 8, 64)
@@ -144,10 +152,10 @@ def plan(
     packing, packed = timed(lambda: pack(drawn.ticks, devices * lanes, home, processes))
     room = min(cohort, packing.ticks)
     ends, ending = timed(lambda: segments(packing, devices, lanes, room))
-    shape = Shape(1, devices, lanes, packing.ticks, cohort, width, processes=processes)
-    made, planning = timed(lambda: plan_rounds(shape, solver, 0, [(0, drawn.jobs)]))
+    shape, held = Shape(1, devices, lanes, width, processes), Capacity(packing.ticks, cohort)
+    made, planning = timed(lambda: plan_rounds(shape, held, solver, 0, [(0, drawn.jobs)]))
     idle = 1 - int(drawn.ticks.sum()) / (packing.ticks * devices * lanes)
-    size = shape.plan_bytes + sum(a.nbytes for a in jax.tree.leaves((made.ends, made.jobs)))
+    size = plan_bytes(shape, held) + sum(a.nbytes for a in jax.tree.leaves((made.ends, made.jobs)))
     most = int(ends.count.max())
     return Planned(
         lanes, packing.ticks, most, idle, choosing, packed, ending, planning, size // devices

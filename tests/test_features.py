@@ -26,7 +26,7 @@ from fedprox.features import Features, Prepared, Vectors, Windows
 from fedprox.models import logistic
 from fedprox.simulation.devices.mesh import lane_mesh
 from fedprox.simulation.devices.ownership import find_ownership
-from fedprox.simulation.planning.batch_plan import Jobs, Shape, plan_rounds
+from fedprox.simulation.planning.batch_plan import Capacity, Jobs, Shape, plan_rounds
 from fedprox.simulation.storage.training_data import copy_to_devices
 from tests.variants import mostly_slow
 
@@ -154,8 +154,8 @@ def test_augmentation_keys_depend_on_seed_round_client_and_step_alone() -> None:
     )
 
     def keys(seed: int, round_: int, devices: int, lanes: int) -> dict[int, set[tuple[int, ...]]]:
-        shape = Shape(1, devices, lanes, 20, 4, 4)
-        plan = plan_rounds(shape, solver, seed, [(round_, jobs)], noisy=True)
+        shape = Shape(1, devices, lanes, 4)
+        plan = plan_rounds(shape, Capacity(20, 4), solver, seed, [(round_, jobs)], noisy=True).ticks
         found: dict[int, set[tuple[int, ...]]] = {}
         for at in np.argwhere(plan.rows[0, ..., 0] >= 0):
             row = plan.rows[(0, *at, 0)]

@@ -29,7 +29,7 @@ from fedprox.simulation.compiled.clock import Clock, Until
 from fedprox.simulation.compiled.compile import clients_by_place, exchanges
 from fedprox.simulation.compiled.evaluation import EvaluationSums, evaluation_program
 from fedprox.simulation.compiled.evaluation_inputs import plan_evaluation
-from fedprox.simulation.compiled.layout import Capacity, Layout, bucket, lay_out, needed
+from fedprox.simulation.compiled.layout import Layout, bucket, lay_out, needed
 from fedprox.simulation.compiled.round import (
     FirstPart,
     Inputs,
@@ -45,7 +45,7 @@ from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol, is_noisy
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.devices.mesh import accept_host_arrays, shard
-from fedprox.simulation.planning.batch_plan import Jobs, no_jobs, plan_rounds
+from fedprox.simulation.planning.batch_plan import Capacity, Jobs, no_jobs, plan_rounds
 from fedprox.simulation.planning.packing import Segments
 from fedprox.simulation.planning.reads import Exchange
 from fedprox.simulation.planning.round_work import RoundWork
@@ -83,7 +83,7 @@ class Parts:
         self.rows = training_rows(mesh, federation.train, data, ownership, ahead=1)
         self.data = data
         layout = lay_out(self.method, self.rows, mesh.devices.size, self.model.shapes)
-        self.base = layout._replace(rounds=layout.rounds._replace(rounds=1))
+        self.base = layout.together(1)
         self.reading = layout
         if setup.rows is not None:
             self.reading = lay_out(self.measuring, self.rows, mesh.devices.size, self.model.shapes)
@@ -167,9 +167,10 @@ class Parts:
         self._check_seconds(seconds)
         work = RoundWork(len(jobs.client), 0, 0, jobs, no_jobs())
         layout = self._layout(work)
-        (x, y), (placed,) = self.rows.of([work], layout.width, layout.rows)
+        (x, y), (placed,) = self.rows.of([work], layout.width, layout.room.rows)
         plan = plan_rounds(
-            layout.rounds,
+            layout.shape,
+            layout.room,
             self.solver,
             seed,
             [(round_, placed.jobs)],
@@ -177,14 +178,14 @@ class Parts:
         )
         exchange = exchanges([placed], layout) if self.algorithm.reads_first else None
         at = clients_by_place(plan, placed, layout)
-        place = plan.jobs.place[0, : len(jobs.client)]
+        place = plan.place[0, : len(jobs.client)]
         stacked = None
         if client_states:
             stacked = shard(self.mesh, _scattered(client_states, place, len(at)))
         until = None
         if seconds is not None:
             until = passes_until(seconds, planned_rows(self.algorithm, self.solver, jobs))
-            plan = plan._replace(jobs=plan.jobs._replace(due=_due(plan.ends, layout.rounds.slots)))
+            plan = plan._replace(due=_due(plan.ends, layout.room.slots))
         server = Server(state, stacked)
         exchange = _with_due(exchange, until)
         inputs = Inputs(hparams, x, y, plan, exchange, np.int32(1), until=until)
@@ -221,7 +222,7 @@ class Parts:
         self._check_seconds(seconds)
         work = RoundWork(len(jobs.client), 0, 0, no_jobs(), jobs)
         layout = self._layout(work)
-        (x, y), (placed,) = self.rows.of([work], layout.width, layout.rows)
+        (x, y), (placed,) = self.rows.of([work], layout.width, layout.room.rows)
         until = None if seconds is None else Until(*(np.float32(seconds),) * 3)
         exchange = _with_due(exchanges([placed], layout), until)
         arguments = (params, x, y, exchange, until)
@@ -263,7 +264,7 @@ class Parts:
         need = needed(self.base, self.solver, work)
         room = self.rows.needed([work], self.base.width)
         buckets = (bucket(n) for n in need._replace(rows=room))
-        return self.base.holding(Capacity(*buckets))
+        return self.base._replace(room=Capacity(*buckets))
 
     def _compiled(
         self, programs: dict[Layout, Any], layout: Layout, arguments: Any, rows: Any, make: Any
@@ -393,7 +394,7 @@ def _with_due(exchange: Exchange | None, until: Until | None) -> Exchange | None
     """A plan for reading gradients, by a clock also with when jobs are due."""
     if exchange is None or until is None:
         return exchange
-    return exchange._replace(due=_due(exchange.reading.ends, exchange.weight.shape[1]))
+    return exchange._replace(due=_due(exchange.reading.ends, exchange.jobs.weight.shape[1]))
 
 
 def _first_ticks(arguments: Any) -> Any:

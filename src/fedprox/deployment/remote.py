@@ -166,7 +166,7 @@ class RemoteSeed:
                 noisy = self._with_noise(hparams, self.remote.gradient)
                 state = jax.vmap(exchange)(state, gradient, noisy)
             else:
-                jobs = _some(jobs, np.zeros(0, np.int64))
+                jobs = jobs.take(np.zeros(0, np.int64))
         if not len(jobs.client) and not self.private:
             work = call._replace(dropped=call.clients, jobs=jobs)
             return Computed(now.state, work, 0, 1, traffic=tuple(traffic))
@@ -192,7 +192,7 @@ class RemoteSeed:
         done = call._replace(
             stragglers=min(call.clients, call.stragglers + self._late(jobs, result)),
             dropped=call.clients - int(used.sum()),
-            jobs=_some(jobs, worked)._replace(steps=taken[worked].max(axis=1, initial=0)),
+            jobs=jobs.take(worked)._replace(steps=taken[worked].max(axis=1, initial=0)),
         )
         faulty: tuple[Faulty, ...] = (partial(_faulty_rows, t, jobs.client, result.faulty),)
         steps, empty = taken.sum(axis=0), int(not counts.any())
@@ -309,7 +309,7 @@ class RemoteSeed:
         owner = server.owner[jobs.client]
         work: dict[int, Work | None] = {}
         for index in np.unique(owner).tolist():
-            own = _some(jobs, np.flatnonzero(owner == index))
+            own = jobs.take(np.flatnonzero(owner == index))
             names = [clients.names[k] for k in own.client.tolist()]
             work[index] = Work(
                 names=names,
@@ -352,7 +352,7 @@ class RemoteSeed:
             )
             if index in answers:
                 try:
-                    own = _some(jobs, at)
+                    own = jobs.take(at)
                     part = read_part(answers[index].arrays, own, message, points, possible)
                     if clip is not None:
                         clipped = part.message.message if kind == "train" else part.message
@@ -466,11 +466,6 @@ class RemoteSeed:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _some(jobs: Jobs, chosen: NDArray[np.int64]) -> Jobs:
-    """Some of the jobs."""
-    return Jobs(*(array[chosen] for array in jobs))  # type: ignore[arg-type]
 
 
 def _faulty_rows(

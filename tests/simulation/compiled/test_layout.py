@@ -12,9 +12,9 @@ import fedprox as fp
 from fedprox.simulation.compiled import compile as compiling
 from fedprox.simulation.compiled import layout as laying_out
 from fedprox.simulation.compiled import round as round_program
-from fedprox.simulation.compiled.layout import Capacity, Layout
+from fedprox.simulation.compiled.layout import Layout
 from fedprox.simulation.loop import planner
-from fedprox.simulation.planning.batch_plan import Shape
+from fedprox.simulation.planning.batch_plan import Capacity, Shape
 from fedprox.simulation.planning.round_work import round_work
 from fedprox.simulation.storage import training_data
 from tests.quadratics import quadratic_model, ragged_quadratics
@@ -42,13 +42,13 @@ def runs(method: fp.Algorithm, **options: Any) -> list[fp.Run]:
 
 
 @contextmanager
-def sampling(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[list[Shape]]:
-    """Shapes from the first `count` rounds; the shapes that programs are compiled for."""
-    compiled: list[Shape] = []
+def sampling(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[list[Capacity]]:
+    """Room for the first `count` rounds; the room that programs are compiled for."""
+    compiled: list[Capacity] = []
     original = round_program.rounds_program
 
     def noted(*args: Any) -> Any:
-        compiled.append(args[1].rounds)
+        compiled.append(args[1].room)
         return original(*args)
 
     with monkeypatch.context() as patch:
@@ -162,20 +162,20 @@ def test_what_is_done_before_the_first_rounds_does_not_depend_on_their_number(
 
 
 def test_shapes_grow_by_half_of_what_is_needed_and_only_where_it_is() -> None:
-    shape = Shape(rounds=4, devices=2, lanes=3, ticks=10, slots=5, width=8, places=2)
-    layout = Layout(shape, False, True, 0.1, 2, 16, 50, 7, 0, 9, 100)
-    assert layout.fitting(layout.capacity) is layout
+    room = Capacity(10, 5, 2, 7, 0, 9, 100)
+    layout = Layout(Shape(4, 2, 3, 8), room, False, True, 0.1, 2, 16, 50)
+    assert layout.fitting(room) is layout
     larger = layout.fitting(Capacity(20, 5, 1, 0, 0, 10, 0))
-    assert larger.capacity == Capacity(30, 5, 2, 7, 0, 15, 100)
-    assert larger._replace(rounds=shape, exchange_ticks=9) == layout
+    assert larger.room == Capacity(30, 5, 2, 7, 0, 15, 100)
+    assert larger._replace(room=room) == layout
 
 
 def test_a_call_has_places_for_the_clients_of_all_its_rounds() -> None:
-    shape = Shape(rounds=4, devices=2, lanes=3, ticks=10, slots=5, width=8, places=3)
-    layout = Layout(shape, False, True, 0.1, 2, 16, 50, 7, 0, 9, 100)
+    room = Capacity(10, 5, places=3)
+    layout = Layout(Shape(4, 2, 3, 8), room, False, True, 0.1, 2, 16, 50)
     assert layout.held == 10
     assert layout._replace(clients=15).held == 8
-    assert layout._replace(rounds=shape._replace(rounds=1)).held == 3
+    assert layout.together(1).held == 3
 
 
 def test_a_client_keeps_its_row_whenever_it_first_takes_part() -> None:

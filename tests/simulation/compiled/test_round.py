@@ -306,8 +306,9 @@ def test_a_plan_reads_every_row_once_an_epoch(
     )
     width = batch_plan.tick_width(solver, max(sizes))
     packing = pack(batch_plan.job_ticks(solver, jobs, width), 2 * lanes)
-    shape = batch_plan.Shape(1, 2, lanes, packing.ticks, len(sizes), width)
-    plan = batch_plan.plan_rounds(shape, solver, 0, [(0, jobs)])
+    shape = batch_plan.Shape(1, 2, lanes, width)
+    room = batch_plan.Capacity(packing.ticks, len(sizes))
+    plan = batch_plan.plan_rounds(shape, room, solver, 0, [(0, jobs)]).ticks
     counts = np.bincount(plan.rows[plan.rows >= 0], minlength=int(offsets[-1]))
     assert (counts == epochs).all()
     steps = plan.last & (plan.rows >= 0).any(axis=-1)

@@ -4,6 +4,7 @@ import itertools
 import math
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,14 @@ from numpy.typing import NDArray
 from fedprox import Solver, Systems, line_search_descent
 from fedprox.federation import offsets_of
 from fedprox.simulation.planning import batch_plan
-from fedprox.simulation.planning.batch_plan import Jobs, Shape, job_ticks, plan_rounds
+from fedprox.simulation.planning.batch_plan import (
+    Capacity,
+    Jobs,
+    Shape,
+    job_ticks,
+    plan_bytes,
+    plan_rounds,
+)
 from fedprox.simulation.planning.packing import choose_lanes, pack, segments
 from fedprox.streams import Purpose, Streams, generator
 
@@ -125,10 +133,11 @@ def test_a_processs_plan_is_that_of_its_jobs_one_after_another(
         patch.setattr(batch_plan, "ROWS_TOGETHER", together)
         width = batch_plan.tick_width(solver, max(sizes, default=1))
         packing = pack(job_ticks(solver, jobs, width), 2 * lanes, owner, processes)
-        shape = Shape(2, 2, lanes, packing.ticks + 1, len(n) + 1, width, processes=processes)
+        shape = Shape(2, 2, lanes, width, processes=processes)
+        room = Capacity(packing.ticks + 1, len(n) + 1)
         plan = plan_rounds(
-            shape, solver, seed, [(9, jobs)], noisy=True, process_index=processes - 1
-        )
+            shape, room, solver, seed, [(9, jobs)], noisy=True, process_index=processes - 1
+        ).ticks
 
     idle = np.ones((2, 2, packing.ticks + 1, lanes), bool)
     assert plan.noise is not None
@@ -157,12 +166,9 @@ def test_a_processs_plan_is_that_of_its_jobs_one_after_another(
 
 
 def test_the_memory_of_a_plan_is_what_its_arrays_take() -> None:
-    shape = Shape(rounds=2, devices=3, lanes=4, ticks=7, slots=5, width=6)
-    plan = plan_rounds(shape, Solver(0.1, 6, epochs=1, gamma=0.1), 0, [], noisy=True)
-    assert plan.check is not None
-    assert plan.noise is not None
-    arrays = plan.rows, plan.size, plan.last, plan.check, plan.noise
-    assert shape.plan_bytes == sum(array.nbytes for array in arrays)
+    shape, room = Shape(rounds=2, devices=3, lanes=4, width=6), Capacity(ticks=7, slots=5)
+    plan = plan_rounds(shape, room, Solver(0.1, 6, epochs=1, gamma=0.1), 0, [], noisy=True)
+    assert plan_bytes(shape, room) == sum(array.nbytes for array in jax.tree.leaves(plan.ticks))
 
 
 @given(lengths=LISTS, lanes=st.integers(1, 5))

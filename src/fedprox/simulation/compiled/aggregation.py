@@ -15,7 +15,7 @@ from fedprox.algorithms.base import ClientState, Message
 from fedprox.simulation.compiled.lanes import add_weighted, choose, put, total, where_lanes
 from fedprox.simulation.compiled.screening import mean_of_others, scaled, screen, sound
 from fedprox.simulation.config.faults import Faults
-from fedprox.simulation.planning.batch_plan import Shape, Slots
+from fedprox.simulation.planning.batch_plan import Capacity, Slots
 
 
 class Arrived(NamedTuple):
@@ -69,7 +69,7 @@ class Aggregation(NamedTuple):
 def aggregation(
     faults: Faults | None,
     size: Callable[[Message], jax.Array],
-    shape: Shape,
+    room: Capacity,
     *,
     fixed: bool = False,
 ) -> Aggregation:
@@ -78,27 +78,27 @@ def aggregation(
     Args:
         faults: How faulty updates are treated; None means no screening.
         size: (message) -> its size.
-        shape: Shape of the plans.
+        room: How much a round's arrays hold.
         fixed: Whether updates that are not finite count as zero, as privacy requires. Sizes must
             not be compared then.
     """
     if faults is None:
-        return _without_screening(shape)
+        return _without_screening(room)
     if faults.compares:
-        return _comparing_sizes(faults, size, shape)
-    return _screening_finite(faults, shape, fixed=fixed)
+        return _comparing_sizes(faults, size, room)
+    return _screening_finite(faults, room, fixed=fixed)
 
 
 def _zero_mean(messages: Message) -> Message:
     return jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), messages)
 
 
-def _zeros_by_slot(messages: Message, shape: Shape) -> jax.Array:
+def _zeros_by_slot(messages: Message, room: Capacity) -> jax.Array:
     """Zeros of shape (slots, points)."""
-    return jnp.zeros((shape.slots, jax.tree.leaves(messages)[0].shape[1]))
+    return jnp.zeros((room.slots, jax.tree.leaves(messages)[0].shape[1]))
 
 
-def _without_screening(shape: Shape) -> Aggregation:
+def _without_screening(room: Capacity) -> Aggregation:
     """Add each message to the mean when it arrives."""
 
     def begin(messages: Message, client_state: ClientState) -> Message:
@@ -109,7 +109,7 @@ def _without_screening(shape: Shape) -> Aggregation:
         ended = new.slot >= 0
         messages = where_lanes(ended, new.messages, jax.tree.map(jnp.zeros_like, new.messages))
         mean = add_weighted(mean, new.weight, messages)
-        place = jnp.where(ended, new.place, shape.places)
+        place = jnp.where(ended, new.place, room.places)
         return mean, put(client_state, place, new.client_state)
 
     def end(mean: Message, client_state: ClientState, jobs: Slots) -> Result:
@@ -119,12 +119,12 @@ def _without_screening(shape: Shape) -> Aggregation:
     return Aggregation(begin, take, end)
 
 
-def _screening_finite(faults: Faults, shape: Shape, *, fixed: bool) -> Aggregation:
+def _screening_finite(faults: Faults, room: Capacity, *, fixed: bool) -> Aggregation:
     """Add each message to the mean when it arrives, if the update is finite."""
 
     def begin(messages: Message, client_state: ClientState) -> tuple[Message, jax.Array]:
         del client_state
-        return _zero_mean(messages), _zeros_by_slot(messages, shape)
+        return _zero_mean(messages), _zeros_by_slot(messages, room)
 
     def take(
         sums: tuple[Message, jax.Array], client_state: ClientState, new: Arrived
@@ -132,10 +132,10 @@ def _screening_finite(faults: Faults, shape: Shape, *, fixed: bool) -> Aggregati
         mean, finite = sums
         ended, is_finite = new.slot >= 0, jax.vmap(jax.vmap(sound))(new.messages, new.client_state)
         mean = add_weighted(mean, new.weight, scaled(is_finite, new.messages))
-        finite = put(finite, jnp.where(ended, new.slot, shape.slots), is_finite)
+        finite = put(finite, jnp.where(ended, new.slot, room.slots), is_finite)
         before = jax.tree.map(lambda a: a[new.place], client_state)
         after = choose(is_finite > 0, new.client_state, before)
-        return (mean, finite), put(client_state, jnp.where(ended, new.place, shape.places), after)
+        return (mean, finite), put(client_state, jnp.where(ended, new.place, room.places), after)
 
     def end(sums: tuple[Message, jax.Array], client_state: ClientState, jobs: Slots) -> Result:
         mean, finite = total(sums)
@@ -168,23 +168,23 @@ class _Waiting(NamedTuple):
 
 
 def _comparing_sizes(
-    faults: Faults, size: Callable[[Message], jax.Array], shape: Shape
+    faults: Faults, size: Callable[[Message], jax.Array], room: Capacity
 ) -> Aggregation:
     """Store all updates of the round, and compare their sizes at its end."""
 
     def begin(messages: Message, client_state: ClientState) -> _Waiting:
-        room = jax.tree.map(lambda a: jnp.zeros((shape.places, *a.shape[1:]), a.dtype), messages)
-        state, zeros = jax.tree.map(jnp.zeros_like, client_state), _zeros_by_slot(messages, shape)
-        slot, weight = jnp.full(shape.places, -1, jnp.int32), jnp.zeros(shape.slots)
-        return _Waiting(slot, room, state, zeros, zeros, weight)
+        empty = jax.tree.map(lambda a: jnp.zeros((room.places, *a.shape[1:]), a.dtype), messages)
+        state, zeros = jax.tree.map(jnp.zeros_like, client_state), _zeros_by_slot(messages, room)
+        slot, weight = jnp.full(room.places, -1, jnp.int32), jnp.zeros(room.slots)
+        return _Waiting(slot, empty, state, zeros, zeros, weight)
 
     def take(
         waiting: _Waiting, client_state: ClientState, new: Arrived
     ) -> tuple[_Waiting, ClientState]:
         ended, is_finite = new.slot >= 0, jax.vmap(jax.vmap(sound))(new.messages, new.client_state)
         sizes = jnp.where(is_finite > 0, jax.vmap(jax.vmap(size))(new.messages), 0)
-        slot = jnp.where(ended, new.slot, shape.slots)
-        place = jnp.where(ended, new.place, shape.places)
+        slot = jnp.where(ended, new.slot, room.slots)
+        place = jnp.where(ended, new.place, room.places)
         by_place = put(waiting[:3], place, (new.slot, new.messages, new.client_state))
         by_slot = put(waiting[3:], slot, (is_finite, sizes, new.weight))
         return _Waiting(*by_place, *by_slot), client_state

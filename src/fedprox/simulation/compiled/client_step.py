@@ -19,8 +19,10 @@ from fedprox.algorithms.base import (
 from fedprox.features import Features
 from fedprox.model import Model, Params, read_slice, weighted_loss
 from fedprox.precision import real_type
+from fedprox.simulation.compiled.gradients import LocalLoss
 from fedprox.simulation.compiled.lanes import over
 from fedprox.simulation.compiled.layout import Layout
+from fedprox.simulation.planning.batch_plan import Slots
 from fedprox.simulation.storage.training_data import DeviceRows
 from fedprox.solver import Solver
 from fedprox.subproblem import Reference
@@ -115,6 +117,22 @@ class LaneState(NamedTuple):
     gradient: Params | None
     context: ClientContext
     stop: Stop | None
+
+
+def contexts_of(
+    jobs: Slots, slot: jax.Array, own: LocalLoss, state: ClientState, points: int
+) -> ClientContext:
+    """What the clients in `slot` (lanes,) know, leaves (lanes, points, ...).
+
+    Args:
+        jobs: The jobs of the round.
+        slot: The slots.
+        own: What these clients computed at w^t.
+        state: Their state.
+        points: Number of sweep points.
+    """
+    relative = jnp.broadcast_to(jobs.relative_size[slot][:, None], (len(slot), points))
+    return ClientContext(own.gradient, state, relative, own.value)
 
 
 def steps_taken(lanes: LaneState) -> jax.Array | None:

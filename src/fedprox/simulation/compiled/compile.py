@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.model import Params
-from fedprox.precision import real_type
 from fedprox.simulation.compiled.evaluation import Measures, evaluation_program, measures_of_sums
 from fedprox.simulation.compiled.evaluation_inputs import plan_evaluation
 from fedprox.simulation.compiled.inexactness import Cohort, inexactness_program
@@ -24,12 +23,7 @@ from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import is_noisy
 from fedprox.simulation.devices.mesh import REPLICATED, accept_host_arrays, replicate, zeros_on
 from fedprox.simulation.planning.batch_plan import BatchPlan, Jobs, no_jobs, plan_rounds
-from fedprox.simulation.planning.reads import (
-    Exchange,
-    ExchangeRoom,
-    plan_exchanges,
-    plan_reading,
-)
+from fedprox.simulation.planning.reads import Exchange, plan_exchanges, plan_reading
 from fedprox.simulation.planning.round_work import RoundWork, no_work
 from fedprox.simulation.storage.training_data import Data, DeviceRows, rows_spec
 
@@ -122,7 +116,7 @@ class Compiler:
         )
 
     def _trace_rounds(self, layout: Layout, state: State) -> Traced:
-        rows = self.like(layout.rows)
+        rows = self.like(layout.room.rows)
         specs = self._specs(rows)
         server = Server(state, self._client_state(layout.held))
         x, y = rows
@@ -146,9 +140,9 @@ class Compiler:
         local = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=replicated), local
         )
-        rows = self.like(layout.rows)
+        rows = self.like(layout.room.rows)
         program = inexactness_program(self.method, layout, self.mesh, self._specs(rows))
-        client_state = self._client_state(layout.rounds.places)
+        client_state = self._client_state(layout.room.places)
         cohort = read_cohort(
             no_jobs(), self._empty_plan(layout), 0, client_state, layout, self.mesh
         )
@@ -166,7 +160,9 @@ class Compiler:
         protocol = self.method.protocol
         noisy = is_noisy(protocol.federation, protocol.model)
         private = protocol.privacy is not None
-        return plan_rounds(layout.rounds, self.method.solver, 0, [], noisy=noisy, private=private)
+        return plan_rounds(
+            *(layout.shape, layout.room, self.method.solver, 0, []), noisy=noisy, private=private
+        )
 
     def _specs(self, rows: DeviceRows) -> tuple[Any, ...]:
         return tuple(rows_spec(a, self.method.protocol.ownership) for a in rows)
@@ -196,17 +192,14 @@ def read_cohort(
         layout.width,
         layout.reading_grid,
         owner=jobs.owner,
-        ticks=layout.cohort_ticks,
-        slots=layout.rounds.slots,
+        ticks=layout.room.cohort_ticks,
+        slots=layout.room.slots,
     )
-    sizes, relative = np.ones((2, layout.rounds.slots), real_type())
-    sizes[: len(jobs.size)], relative[: len(jobs.size)] = jobs.size, jobs.relative_size
     return Cohort(
         reading,
-        sizes,
-        relative,
+        jax.tree.map(lambda a: a[index], plan.jobs),
         replicate(mesh, client_state),
-        plan.jobs.place[index],
+        plan.place[index],
         plan.rate[index],
         plan.participation[index],
     )
@@ -223,9 +216,9 @@ def clients_by_place(
         layout: The shapes of the programs.
         index: Index of the round in the plan.
     """
-    clients = np.full(layout.rounds.devices * layout.rounds.places, -1)
+    clients = np.full(layout.shape.devices * layout.room.places, -1)
     if len(clients):
-        clients[plan.jobs.place[index, : len(work.jobs.client)]] = work.jobs.client
+        clients[plan.place[index, : len(work.jobs.client)]] = work.jobs.client
     return clients
 
 
@@ -250,24 +243,21 @@ def held_state(plan: BatchPlan, work: Sequence[RoundWork], layout: Layout) -> He
         layout: The shapes of the programs.
     """
     cohorts = [clients_by_place(plan, each, layout, r) for r, each in enumerate(work)]
-    shape = layout.rounds
+    shape, places = layout.shape, layout.room.places
     if shape.rounds == 1:
         return Held(cohorts[0], None)
     clients = np.full(shape.devices * layout.held, -1)
     different = np.unique(np.concatenate([each.jobs.client for each in work]))
     clients[: len(different)] = different
-    at = np.full((shape.rounds, shape.devices * shape.places), len(clients), np.int32)
+    at = np.full((shape.rounds, shape.devices * places), len(clients), np.int32)
     for r, cohort in enumerate(cohorts):
         at[r, cohort >= 0] = np.searchsorted(different, cohort[cohort >= 0])
-    return Held(clients, at.reshape(shape.rounds, shape.devices, shape.places))
+    return Held(clients, at.reshape(shape.rounds, shape.devices, places))
 
 
 def exchanges(work: Sequence[RoundWork], layout: Layout) -> Exchange | None:
     """Plan how to read gradients before the work of some rounds; None if the method does not."""
-    if not layout.exchange_ticks:
+    if not layout.room.exchange_ticks:
         return None
-    shape = layout.rounds
-    room = ExchangeRoom(shape.rounds, shape.slots, layout.exchange_slots, layout.exchange_ticks)
-    return plan_exchanges(
-        [(w.jobs, w.exchange) for w in work], room, layout.width, layout.reading_grid
-    )
+    jobs = [(each.jobs, each.exchange) for each in work]
+    return plan_exchanges(jobs, layout.shape.rounds, layout.room, layout.width, layout.reading_grid)

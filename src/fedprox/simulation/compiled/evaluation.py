@@ -196,7 +196,8 @@ def _evaluate(
         losses = jnp.where(measured, losses, 0.0)
         unmeasured = jnp.sum(~measured, axis=0, dtype=jnp.int32)
         weight = jnp.where(unmeasured > 0, inputs.shares @ measured, 1.0)
-    held_out, correct = {}, None
+    held_out: dict[str, Any] = {}
+    correct = None
     for name in HELD_OUT:
         if name not in parts:
             continue
@@ -241,7 +242,7 @@ def measures_of_sums(model: Model, sums: EvaluationSums) -> Measures:
         b = dissimilarity(variance, norm_squared)
     metrics = _values(model, "train", sums.train)
     metrics |= {f"test_{name}": unknown for name in model.metrics}
-    held_out = {}
+    held_out: dict[str, Any] = {}
     for part, terms in (("test", sums.test), ("validation", sums.validation)):
         if terms is not None:
             held_out |= {f"{part}_{name}": terms[name] for name in ("loss", "accuracy")}

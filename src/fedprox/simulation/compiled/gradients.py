@@ -154,7 +154,7 @@ def exchange_gradients(
     Returns:
         (w^t, x, y, exchange, until) -> what is computed, where `until` is None without a clock.
     """
-    slots, lanes = layout.rounds.slots, layout.lanes
+    slots, lanes = layout.room.slots, layout.lanes
     read = reader(layout.width)
     summed = summed_losses(model, shared=True, gradient=gradient, value=loss)
     send_all = jax.vmap(jax.vmap(send))
@@ -162,7 +162,7 @@ def exchange_gradients(
     def gradients(
         params: Params, x: Features, y: jax.Array, exchange: Exchange, until: Until | None
     ) -> Exchanged:
-        room = slots if faults is None else len(exchange.weight)
+        room = slots if faults is None else len(exchange.jobs.weight)
         points = len(jax.tree.leaves(params)[0])
         like = LocalLoss(params if gradient else None, jnp.zeros(points) if loss else None)
         watch = None if clock is None else begin_watch(clock, ())
@@ -191,10 +191,10 @@ def exchange_gradients(
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
             sums, own, mean, times = carry
             ended = slot >= 0
-            computed = per_lane(sums, exchange.size[slot])
+            computed = per_lane(sums, exchange.jobs.size[slot])
             no_sums = jax.tree.map(jnp.zeros_like, sums)
             if mean is not None:
-                weight = jnp.where(ended, exchange.weight[slot], 0.0)
+                weight = jnp.where(ended, exchange.jobs.weight[slot], 0.0)
                 counted = where_lanes(ended, send_all(computed.gradient), no_sums.gradient)
                 mean = add_weighted(mean, weight, counted)
             # without screening, slots from `room` on are the first cohort's and are not stored
@@ -228,7 +228,7 @@ def exchange_gradients(
         if faults is None:
             return Exchanged(own, mean, None, own_late)
         first = send_all(jax.tree.map(lambda a: a[slots:], own.gradient))
-        weight = exchange.weight[slots:]
+        weight = exchange.jobs.weight[slots:]
         if late is not None:
             weight = jnp.where(late[slots:] > 0, 0.0, weight)
         mean, screened = screened_mean(faults, first, weight, fixed=fixed)

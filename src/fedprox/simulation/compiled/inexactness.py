@@ -9,7 +9,7 @@ from jax.stages import Wrapped
 
 from fedprox.algorithms.base import ClientContext, ClientState, HParams, State
 from fedprox.model import Params
-from fedprox.simulation.compiled.client_step import Broadcast, round_hparams
+from fedprox.simulation.compiled.client_step import Broadcast, contexts_of, round_hparams
 from fedprox.simulation.compiled.gradients import (
     LocalLoss,
     my_part,
@@ -21,6 +21,7 @@ from fedprox.simulation.compiled.lanes import over, run_segments, total, where_l
 from fedprox.simulation.compiled.layout import Layout
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.devices.mesh import PER_DEVICE, REPLICATED, spread
+from fedprox.simulation.planning.batch_plan import Slots
 from fedprox.simulation.planning.packing import Array
 from fedprox.simulation.planning.reads import Reading
 from fedprox.simulation.storage.training_data import DeviceRows
@@ -32,8 +33,7 @@ class Cohort(NamedTuple):
 
     Attributes:
         reading: Which rows each lane reads; its jobs are the clients.
-        sizes: Rows of each client, float32 (slots,).
-        relative_size: n_k divided by the mean n, float32 (slots,).
+        jobs: The jobs, arrays (slots,).
         client_state: Client state before the round, leaves (places, points, ...) on each device;
             None for a method without client state.
         places: Each client's place in `client_state`, int32 (slots,).
@@ -42,8 +42,7 @@ class Cohort(NamedTuple):
     """
 
     reading: Reading
-    sizes: Array
-    relative_size: Array
+    jobs: Slots
     client_state: ClientState
     places: Array
     rate: Array
@@ -101,14 +100,12 @@ def inexactness_program(
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
             sums, gammas = carry
             ended = slot >= 0
-            losses = per_lane(sums, cohort.sizes[slot])
+            losses = per_lane(sums, cohort.jobs.size[slot])
             params = jax.tree.map(lambda a: a[slot], local)
-            context = ClientContext(
-                losses[1].gradient if algorithm.own_gradient else None,
-                jax.tree.map(lambda a: a[cohort.places[slot]], cohort.client_state),
-                jnp.broadcast_to(cohort.relative_size[slot][:, None], (len(slot), points)),
-                losses[1].value,
-            )
+            gradient = losses[1].gradient if algorithm.own_gradient else None
+            state = jax.tree.map(lambda a: a[cohort.places[slot]], cohort.client_state)
+            own = LocalLoss(gradient, losses[1].value)
+            context = contexts_of(cohort.jobs, slot, own, state, points)
             new = gamma_all(broadcast, params, losses, context)
             gammas = gammas.at[jnp.where(ended, slot, slots)].set(new, mode="drop")
             return where_lanes(ended, jax.tree.map(jnp.zeros_like, sums), sums), gammas
@@ -121,5 +118,6 @@ def inexactness_program(
         return total(run_segments(reading.ends, tick, end_jobs, carry)[1])
 
     same: Any = REPLICATED
-    cohort_specs = Cohort(PER_DEVICE, *[same] * 6)  # type: ignore[arg-type]
-    return spread(mesh, program, (same, same, same, rows, cohort_specs))
+    split: Any = PER_DEVICE
+    cohort = Cohort(split, same, same, same, same, same)
+    return spread(mesh, program, (same, same, same, rows, cohort))

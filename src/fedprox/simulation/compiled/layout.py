@@ -17,7 +17,15 @@ import numpy as np
 
 from fedprox.model import Params
 from fedprox.simulation.config.method import Method
-from fedprox.simulation.planning.batch_plan import Jobs, Shape, job_ticks, needs_checks, tick_width
+from fedprox.simulation.planning.batch_plan import (
+    Capacity,
+    Jobs,
+    Shape,
+    job_ticks,
+    needs_checks,
+    plan_bytes,
+    tick_width,
+)
 from fedprox.simulation.planning.packing import Grid, choose_lanes, pack
 from fedprox.simulation.planning.reads import slice_width, slices
 from fedprox.simulation.planning.round_work import RoundWork, round_work
@@ -40,8 +48,6 @@ clients with logistic regression on MNIST. Rounds with more state take much long
 LANE_BYTES = 2**31
 """Most bytes of the lanes' parameters on an accelerator."""
 
-SIZE, OWNER = map(Jobs._fields.index, ("size", "owner"))
-
 SAMPLE_ROUNDS = 8, 256
 """Fewest and most rounds whose work determines the shapes."""
 
@@ -55,94 +61,56 @@ MOST_TOGETHER = 256
 """Most rounds of one call."""
 
 
-class Capacity(NamedTuple):
-    """How much a call's arrays hold, or how much its rounds need.
-
-    Attributes:
-        ticks: Ticks of a round.
-        slots: Jobs of a round.
-        places: Jobs of a round on one device, if the method has client state or the sizes of
-            updates are compared; else 0.
-        cohort_ticks: Ticks to read a cohort; 0 if gamma is not measured.
-        exchange_slots: Clients of the first cohort; 0 for a method without a first exchange.
-        exchange_ticks: Ticks to read gradients before the work; 0 if the method does not.
-        rows: Training rows gathered for a call; 0 if all training rows are on the devices.
-    """
-
-    ticks: int
-    slots: int
-    places: int
-    cohort_ticks: int
-    exchange_slots: int
-    exchange_ticks: int
-    rows: int
-
-
 class Layout(NamedTuple):
     """The shapes of one method's programs.
 
     Attributes:
-        rounds: Shape of the batch plans.
+        shape: What all batch plans have in common.
+        room: How much a call's arrays hold.
         accumulate: Whether a mini-batch can take several ticks.
         batched: Whether a tick steps all sweep points at once.
         idle: Share of lane ticks in which a lane has no client, over the first rounds.
         lanes: Lanes per device for reading whole clients.
         width: Training rows of a slice when reading whole clients.
         clients: Number of clients of the federation.
-        cohort_ticks: As in `Capacity`.
-        exchange_slots: As in `Capacity`.
-        exchange_ticks: As in `Capacity`.
-        rows: As in `Capacity`.
     """
 
-    rounds: Shape
+    shape: Shape
+    room: Capacity
     accumulate: bool
     batched: bool
     idle: float
     lanes: int
     width: int
     clients: int
-    cohort_ticks: int
-    exchange_slots: int
-    exchange_ticks: int
-    rows: int
 
     @property
     def held(self) -> int:
         """Clients per device whose state is an input of a call, if the method has client state."""
-        shape = self.rounds
+        shape = self.shape
         if shape.rounds == 1:
-            return shape.places
-        return -(-min(self.clients, shape.rounds * shape.slots) // shape.devices)
+            return self.room.places
+        return -(-min(self.clients, shape.rounds * self.room.slots) // shape.devices)
 
     @property
     def reading_grid(self) -> Grid:
         """The lanes for reading whole clients."""
-        return Grid(self.rounds.devices, self.lanes, self.rounds.processes)
+        return Grid(self.shape.devices, self.lanes, self.shape.processes)
 
-    @property
-    def capacity(self) -> Capacity:
-        """How much a call's arrays hold."""
-        shape = self.rounds
-        return Capacity(shape.ticks, shape.slots, shape.places, *self[-4:])
-
-    def holding(self, capacity: Capacity) -> "Layout":
-        """The same layout with another capacity."""
-        ticks, slots, places, *others = capacity
-        shape = self.rounds._replace(ticks=ticks, slots=slots, places=places)
-        return Layout(shape, *self[1:-4], *others)
+    def together(self, rounds: int) -> "Layout":
+        """The same layout for calls of at most so many rounds."""
+        return self._replace(shape=self.shape._replace(rounds=rounds))
 
     def fitting(self, needed: Capacity) -> "Layout":
-        """This layout if its capacity is sufficient, else a larger one.
+        """This layout if its room is sufficient, else one with more.
 
-        A capacity that is too small becomes 1.5 times what is needed, so that it rarely grows.
+        What is too small becomes 1.5 times what is needed, so that it rarely grows.
         """
-        pairs = list(zip(self.capacity, needed, strict=True))
+        pairs = list(zip(self.room, needed, strict=True))
         if all(need <= have for have, need in pairs):
             return self
-        return self.holding(
-            Capacity(*(have if need <= have else need + need // 2 for have, need in pairs))
-        )
+        larger = (have if need <= have else need + need // 2 for have, need in pairs)
+        return self._replace(room=Capacity(*larger))
 
 
 def bucket(count: int) -> int:
@@ -157,8 +125,8 @@ def bucket(count: int) -> int:
 def spare(capacities: Sequence[Capacity]) -> Capacity:
     """The largest capacity that some rounds need, plus half of its range over the rounds.
 
-    >>> some = [Capacity(10, 4, 0, 0, 0, 0, 0), Capacity(20, 4, 0, 0, 0, 0, 0)]
-    >>> spare(some)[:2]
+    >>> room = spare([Capacity(10, 4), Capacity(20, 4)])
+    >>> room.ticks, room.slots
     (25, 4)
     """
     columns = list(zip(*capacities, strict=True))
@@ -169,28 +137,27 @@ def needed(layout: Layout, solver: Solver, work: RoundWork) -> Capacity:
     """The capacity that one round needs, without gathered rows.
 
     Args:
-        layout: The layout; its own capacity only shows which fields are used.
+        layout: The layout; its own room only shows which fields are used.
         solver: The local solver, with the algorithm's settings.
         work: The round's work.
     """
-    shape = layout.rounds
+    shape, room = layout.shape, layout.room
     processes, lanes = shape.processes, shape.devices * shape.lanes
     packing = pack(job_ticks(solver, work.jobs, shape.width), lanes, work.jobs.owner, processes)
 
     def reading(*parts: Jobs) -> int:
-        sizes, owner = (np.concatenate([part[i] for part in parts]) for i in (SIZE, OWNER))
-        lengths = slices(sizes, layout.width)
+        lengths = slices(np.concatenate([part.size for part in parts]), layout.width)
+        owner = np.concatenate([part.owner for part in parts])
         return max(1, pack(lengths, shape.devices * layout.lanes, owner, processes).ticks)
 
     on_device = np.bincount(packing.lane // shape.lanes, minlength=1)
     return Capacity(
         ticks=max(1, packing.ticks),
         slots=max(1, len(work.jobs.client)),
-        places=max(1, int(on_device.max())) if shape.places else 0,
-        cohort_ticks=reading(work.jobs) if layout.cohort_ticks else 0,
+        places=max(1, int(on_device.max())) if room.places else 0,
+        cohort_ticks=reading(work.jobs) if room.cohort_ticks else 0,
         exchange_slots=len(work.exchange.client),
-        exchange_ticks=reading(work.jobs, work.exchange) if layout.exchange_ticks else 0,
-        rows=0,
+        exchange_ticks=reading(work.jobs, work.exchange) if room.exchange_ticks else 0,
     )
 
 
@@ -207,16 +174,17 @@ def lay_out(method: Method, rows: TrainingRows, devices: int, params: Params) ->
     parameters = sum(a.size for a in jax.tree.leaves(params))
     layout = _empty_layout(method, sample, devices, parameters)
     capacities = [needed(layout, method.solver, work) for work in sample]
-    layout = layout.holding(_largest_cohort(method, spare(capacities)))
+    layout = layout._replace(room=_largest_cohort(method, spare(capacities)))
     most = min(_rounds_with_state(method, layout, params), rows.together(sample))
     together = _rounds_together(method, layout, most, parameters)
-    layout = layout._replace(rounds=layout.rounds._replace(rounds=together))
+    layout = layout.together(together)
     calls = [sample[i : i + together] for i in range(0, len(sample), together)]
     gathered = [capacities[0]._replace(rows=rows.needed(call, layout.width)) for call in calls]
-    shape = layout.rounds
+    shape = layout.shape
     used = sum(int(job_ticks(method.solver, w.jobs, shape.width).sum()) for w in sample)
-    room = sum(need.ticks for need in capacities) * shape.devices * shape.lanes
-    return layout._replace(rows=spare(gathered).rows, idle=1 - used / room if used else 0.0)
+    ticks = sum(need.ticks for need in capacities) * shape.devices * shape.lanes
+    room = layout.room._replace(rows=spare(gathered).rows)
+    return layout._replace(room=room, idle=1 - used / ticks if used else 0.0)
 
 
 def _largest_cohort(method: Method, capacity: Capacity) -> Capacity:
@@ -230,7 +198,7 @@ def _largest_cohort(method: Method, capacity: Capacity) -> Capacity:
 def _empty_layout(
     method: Method, sample: Sequence[RoundWork], devices: int, parameters: int
 ) -> Layout:
-    """A layout with lanes and widths, and without capacity."""
+    """A layout with lanes and widths, and without room."""
     protocol, algorithm, solver = method.protocol, method.algorithm, method.solver
     train, measured, faults = protocol.federation.train, protocol.measured, method.faults
     largest = len(train) if algorithm.pooled else int(train.sizes.max())
@@ -243,15 +211,19 @@ def _empty_layout(
     clients = slices(measured.train.sizes, width)
     has_places = algorithm.client_state is not None or (faults is not None and faults.compares)
     return Layout(
-        rounds=Shape(
+        shape=Shape(
             rounds=1,
             devices=devices,
             lanes=choose_lanes(lengths, devices, cost.step, cost.most),
+            width=tick,
+            processes=protocol.ownership.processes,
+        ),
+        room=Capacity(
             ticks=1,
             slots=1,
-            width=tick,
             places=int(has_places),
-            processes=protocol.ownership.processes,
+            cohort_ticks=int(protocol.evaluation.gradients),
+            exchange_ticks=int(algorithm.reads_first),
         ),
         accumulate=not solver.searches_line
         and (solver.batch_of(largest) > tick or needs_checks(solver)),
@@ -260,25 +232,21 @@ def _empty_layout(
         lanes=choose_lanes([clients], devices, cost.reading, cost.most),
         width=width,
         clients=len(protocol.federation),
-        cohort_ticks=int(protocol.evaluation.gradients),
-        exchange_slots=0,
-        exchange_ticks=int(algorithm.reads_first),
-        rows=0,
     )
 
 
 def _rounds_with_state(method: Method, layout: Layout, params: Params) -> int:
     """Most rounds of one call for whose clients each device can hold the state."""
-    initial, shape = method.algorithm.client_state, layout.rounds
+    initial = method.algorithm.client_state
     if initial is None:
         return MOST_TOGETHER
-    if shape.processes > 1:  # each process stores the state of its own clients
+    if layout.shape.processes > 1:  # each process stores the state of its own clients
         return 1
     leaves = jax.tree.leaves(jax.eval_shape(initial, params))
     size = len(method.points) * sum(a.size * a.dtype.itemsize for a in leaves)
     if layout.clients * size <= STATE_BYTES:
         return MOST_TOGETHER
-    return max(1, STATE_BYTES // (shape.slots * size))
+    return max(1, STATE_BYTES // (layout.room.slots * size))
 
 
 def _rounds_together(method: Method, layout: Layout, most: int, parameters: int) -> int:
@@ -293,7 +261,7 @@ def _rounds_together(method: Method, layout: Layout, most: int, parameters: int)
         return 1
     # independent of the number of rounds of the run, since it may be extended
     most = min(method.protocol.evaluation.every, MOST_TOGETHER, most)
-    return max(1, min(most, PLAN_BYTES // layout.rounds.plan_bytes))
+    return max(1, min(most, PLAN_BYTES // plan_bytes(layout.together(1).shape, layout.room)))
 
 
 def sample_rounds(method: Method) -> list[RoundWork]:

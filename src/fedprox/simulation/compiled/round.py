@@ -31,6 +31,7 @@ from fedprox.simulation.compiled.client_step import (
     Broadcast,
     ClientStep,
     LaneState,
+    contexts_of,
     mark_done,
     random_key,
     round_hparams,
@@ -173,7 +174,7 @@ class Part(NamedTuple):
 
 
 def rounds_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...]) -> Wrapped:
-    """Compile-once program for up to `layout.rounds.rounds` rounds.
+    """Compile-once program for up to `layout.shape.rounds` rounds.
 
     Args:
         method: The method.
@@ -206,8 +207,8 @@ def part_program(
         clock: The clock by which clients stop; None if they take all planned steps.
 
     Returns:
-        (server, inputs) -> Part. With a clock, `Inputs.until`, `Slots.due` and `Exchange.due` say
-        when clients stop.
+        (server, inputs) -> Part. With a clock, `Inputs.until`, `BatchPlan.due` and `Exchange.due`
+        say when clients stop.
     """
     program = _Rounds(method, layout, clock)
     body = program.part if layout.batched else point_by_point(program.part)
@@ -265,7 +266,7 @@ def gradients_program(
         read = gradients(params, x, y, now, until)
         assert read.screened is not None  # a node always screens
         # `counted` is exactly 1 if no gradient is left out, whatever the sum of weights
-        scale, weight = read.screened.scale, now.weight[layout.rounds.slots :, None]
+        scale, weight = read.screened.scale, now.jobs.weight[layout.room.slots :, None]
         counted = jnp.where(scale > 0, weight, 0.0).sum(axis=0)
         message = _times(read.mean, read.screened.counted)
         return FirstPart(message, counted, scale > 0, read.screened.faulty)
@@ -289,8 +290,8 @@ def _spec(rows: tuple[Any, ...], *, exchange: bool, clock: bool = False) -> Inpu
         same,
         x,
         y,
-        BatchPlan(split, split, split, split, split, split, same, same, same, same),
-        Exchange(split, same, same, same if clock else None) if exchange else None,
+        BatchPlan(split, split, same, same, same, same, same, same if clock else None),
+        Exchange(split, same, same if clock else None) if exchange else None,
         same,
         same,
         same if clock else None,
@@ -326,7 +327,7 @@ class _Rounds:
 
     def __init__(self, method: Method, layout: Layout, clock: Clock | None = None) -> None:
         model, self.algorithm, self.solver = method.protocol.model, method.algorithm, method.solver
-        self.layout, self.shape, self.faults = layout, layout.rounds, method.faults
+        self.layout, self.room, self.faults = layout, layout.room, method.faults
         self.keep_local, self.clock = method.protocol.evaluation.gradients, clock
         self.client = ClientStep(model, self.algorithm, self.solver, layout, clock is not None)
         self.read = features_reader(method.protocol.federation.augment)
@@ -338,7 +339,7 @@ class _Rounds:
             self.second_pass = _Rounds(second, layout, clock)
             self.second_pass.keep_local = False
         self.aggregation = aggregation(
-            self.faults, self.algorithm.size, self.shape, fixed=self.private
+            self.faults, self.algorithm.size, self.room, fixed=self.private
         )
         screened = self.faults if self.algorithm.exchange else None
         self.exchange_gradients = exchange_gradients(
@@ -415,23 +416,23 @@ class _Rounds:
 
     def initial_carry(self, broadcast: Broadcast, client_state: ClientState) -> _Carry:
         """The carry before the first tick: idle lanes, no messages, no local models."""
-        shape = self.shape
+        lanes_here = self.layout.shape.lanes
         params = jax.vmap(self.algorithm.params)(broadcast.state)
         points = len(broadcast.hparams["learning_rate"])
         own = LocalLoss(
             params if self.algorithm.own_gradient else None,
             jnp.zeros(points) if self.algorithm.own_loss else None,
         )
-        context = idle_context(own, client_state, shape.lanes, points)
-        zeros = jnp.zeros(shape.lanes)
+        context = idle_context(own, client_state, lanes_here, points)
+        zeros = jnp.zeros(lanes_here)
         stop = None if self.clock is None else zeros
         lanes = self.client.begin_all(broadcast, context, zeros, stop)
-        lanes = mark_done(lanes, jnp.ones(shape.lanes, bool))
-        steps = jnp.zeros(shape.lanes, jnp.int32)
+        lanes = mark_done(lanes, jnp.ones(lanes_here, bool))
+        steps = jnp.zeros(lanes_here, jnp.int32)
         messages, _ = jax.eval_shape(self.client.message_all, lanes, broadcast, steps)
         sums = self.aggregation.begin(messages, client_state)
         local = jax.tree.map(
-            lambda a: jnp.zeros((shape.slots, *a.shape[1:]), a.dtype), self.local_of(lanes)
+            lambda a: jnp.zeros((self.room.slots, *a.shape[1:]), a.dtype), self.local_of(lanes)
         )
         return _Carry(lanes, sums, local, client_state, None)
 
@@ -463,7 +464,7 @@ class _Round:
         self.plan, self.jobs, self.exchange = plan, plan.jobs, exchange
         self.until, self.began = inputs.until, jnp.float32(0)
         self.hparams = round_hparams(inputs.hparams, plan.rate, plan.participation, plan.noise_key)
-        self.places = plan.jobs.place % max(rounds.shape.places, 1)  # on this device
+        self.places = plan.place % max(rounds.room.places, 1)  # on this device
         self.broadcast = Broadcast(server.state, self.hparams)
         self.own = LocalLoss(None, None)
         self.screened: Screened | None = None
@@ -518,16 +519,12 @@ class _Round:
         """Begin the jobs in `slot` (lanes,), -1 for none."""
         # read client state from before the round: if it were read from the carry, XLA would copy
         # all of it whenever a job ends
-        relative = carry.lanes.context.relative_size
-        context = ClientContext(
-            jax.tree.map(lambda a: a[slot], self.own.gradient),
-            jax.tree.map(lambda a: a[self.places[slot]], self.before.client_state),
-            jnp.broadcast_to(self.jobs.relative_size[slot][:, None], relative.shape),
-            None if self.own.value is None else self.own.value[slot],
-        )
+        state = jax.tree.map(lambda a: a[self.places[slot]], self.before.client_state)
+        own = jax.tree.map(lambda a: a[slot], self.own)
+        context = contexts_of(self.jobs, slot, own, state, len(self.hparams["learning_rate"]))
         stop = None
-        if self.until is not None and self.jobs.due is not None:
-            stop = deadline(self.began, self.until.local, self.jobs.due[slot])
+        if self.until is not None and self.plan.due is not None:
+            stop = deadline(self.began, self.until.local, self.plan.due[slot])
             if self.late is not None:
                 stop = jnp.where(self.late[slot], 0.0, stop)
         begin_all = self.rounds.client.begin_all
@@ -536,7 +533,7 @@ class _Round:
 
     def tick(self, i: jax.Array, carry: _Carry) -> _Carry:
         """Run one tick of each lane."""
-        plan, client = self.plan, self.rounds.client
+        plan, client = self.plan.ticks, self.rounds.client
         if self.rounds.clock is not None:
             carry = self.look_at_clock(self.rounds.clock, carry)
         rows, size = plan.rows[i], plan.size[i]
@@ -577,7 +574,7 @@ class _Round:
         arrived = Arrived(slot, self.places[slot], weight, *update)
         sums, client_state = self.rounds.aggregation.take(sums, client_state, arrived)
         finished = self.rounds.local_of(lanes)
-        local = put(local, jnp.where(ended, slot, self.rounds.shape.slots), finished)
+        local = put(local, jnp.where(ended, slot, self.rounds.room.slots), finished)
         return _Carry(mark_done(lanes, ended), sums, local, client_state, watch)
 
     def update(self, result: Result, local: Local) -> After:
@@ -657,9 +654,8 @@ def no_faulty(rounds: _Rounds, state: State, exchange: Exchange | None) -> jax.A
     """The initial value of `After.faulty`; None without screening."""
     if rounds.faults is None:
         return None
-    shape = rounds.shape
-    jobs = shape.slots if exchange is None else exchange.weight.shape[-1]
-    return jnp.zeros((len(jax.tree.leaves(state)[0]), shape.rounds, jobs), bool)
+    jobs = rounds.room.slots if exchange is None else exchange.jobs.weight.shape[-1]
+    return jnp.zeros((len(jax.tree.leaves(state)[0]), rounds.layout.shape.rounds, jobs), bool)
 
 
 def set_faulty(flags: jax.Array | None, r: jax.Array, faulty: jax.Array | None) -> jax.Array | None:
@@ -687,15 +683,12 @@ def plan_of_round(
     plan: BatchPlan, exchange: Exchange | None, r: jax.Array
 ) -> tuple[BatchPlan, Exchange | None]:
     """This device's part of the plans for round r."""
-
-    def device_part(part: Any) -> Any:
-        return jax.tree.map(lambda a: a[r, 0], part)
-
-    now = BatchPlan(*map(device_part, plan[:6]), *jax.tree.map(lambda a: a[r], plan[6:]))
+    ticks, ends = jax.tree.map(lambda a: a[:, 0], (plan.ticks, plan.ends))
+    now = jax.tree.map(lambda a: a[r], plan._replace(ticks=ticks, ends=ends))
     return now, None if exchange is None else exchange_of_round(exchange, r)
 
 
 def exchange_of_round(exchange: Exchange, r: jax.Array) -> Exchange:
     """This device's part of the plan for reading gradients in round r."""
-    reading = jax.tree.map(lambda a: a[r, 0], exchange.reading)
-    return Exchange(reading, *jax.tree.map(lambda a: a[r], exchange[1:]))
+    reading = jax.tree.map(lambda a: a[:, 0], exchange.reading)
+    return jax.tree.map(lambda a: a[r], exchange._replace(reading=reading))

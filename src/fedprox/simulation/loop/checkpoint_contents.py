@@ -19,9 +19,9 @@ from fedprox.errors import require
 from fedprox.files.arrays import malformed
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.compile import evaluated
-from fedprox.simulation.compiled.layout import Capacity
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.loop.snapshot import Fingerprint, numbered_shapes
+from fedprox.simulation.planning.batch_plan import Capacity
 from fedprox.simulation.results.measure import KINDS
 from fedprox.simulation.results.run import Run
 

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import HParams, State
 from fedprox.model import Params
 from fedprox.simulation.compiled.evaluation import Measures
-from fedprox.simulation.compiled.layout import Capacity
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.loop.own_models import OwnMeasures
 from fedprox.simulation.loop.participation import Trained
 from fedprox.simulation.loop.planner import Chunk
 from fedprox.simulation.loop.records import Faulty, Traffic
+from fedprox.simulation.planning.batch_plan import Capacity
 from fedprox.simulation.planning.round_work import RoundWork
 
 Planned = Iterator[tuple[Chunk, Any]]

@@ -89,12 +89,12 @@ class LocalMethod:
     def _plan(self, start: Start) -> Planned:
         """The calls of a seed's remaining rounds, planned ahead in the background."""
         protocol, layout = self.method.protocol, self.layout
-        shapes = layout if start.capacity is None else layout.holding(start.capacity)
+        shapes = layout if start.capacity is None else layout._replace(room=start.capacity)
         calls = chunks(
             start.round,
             rounds=protocol.rounds,
             evaluate_every=protocol.evaluation.every,
-            most=layout.rounds.rounds,
+            most=layout.shape.rounds,
             pause=self.devices.pause or protocol.rounds,
         )
         return Planner(self.method, self.rows, start.seed, shapes).ahead(self.pool, calls)
@@ -150,7 +150,7 @@ class LocalSeed:
             planned_steps if after.steps is None else after.steps,
             sum(not len(w.jobs.client) for w in call.work),
             _faulty(chunk, call, after),
-            call.layout.capacity,
+            call.layout.room,
             gamma,
             after.local.steps,
             trained=self._trained(call, after),
@@ -221,7 +221,7 @@ def _faulty(chunk: Chunk, call: Call, after: After) -> tuple[Faulty, ...]:
     """The faulty updates of a call as one item; no item without screening."""
     if after.faulty is None:
         return ()
-    slots = call.layout.rounds.slots
+    slots = call.layout.room.slots
     return (partial(faulty_updates, chunk.first, call.work, slots, after.faulty),)
 
 

@@ -185,8 +185,7 @@ class FineTuning:
         self.mesh, self.method = mesh, Method(alone, fine_tuning(method.algorithm, steps))
         federation = protocol.federation
         self.rows = training_rows(mesh, federation.train, data, protocol.ownership, ahead=1)
-        layout = lay_out(self.method, self.rows, mesh.devices.size, params)
-        self.layout = layout._replace(rounds=layout.rounds._replace(rounds=1))
+        self.layout = lay_out(self.method, self.rows, mesh.devices.size, params).together(1)
         self.programs: dict[Any, Any] = {}
 
     def __call__(
@@ -213,9 +212,9 @@ class FineTuning:
         need = needed(self.layout, solver, work)
         room = self.rows.needed([work], self.layout.width)
         self.layout = layout = self.layout.fitting(need._replace(rows=room))
-        (x, y), (placed,) = self.rows.of([work], layout.width, layout.rows)
+        (x, y), (placed,) = self.rows.of([work], layout.width, layout.room.rows)
         noisy = is_noisy(method.protocol.federation, method.protocol.model)
-        plan = plan_rounds(layout.rounds, solver, seed, [(t, placed.jobs)], noisy=noisy)
+        plan = plan_rounds(layout.shape, layout.room, solver, seed, [(t, placed.jobs)], noisy=noisy)
         at = clients_by_place(plan, placed, layout)
         state = Own(
             jax.tree.map(lambda a: np.zeros((len(at), *a.shape), a.dtype), params),

@@ -104,10 +104,11 @@ class Planner:
     def _call(self, first: int, work: Sequence[RoundWork]) -> Call:
         """The call for rounds with this work, beginning with round `first`."""
         room = self.rows.needed(work, self.layout.width)
-        layout = self.layout = self.layout.fitting(self.layout.capacity._replace(rows=room))
-        rows, placed = self.rows.of(work, layout.width, layout.rows)
+        layout = self.layout = self.layout.fitting(self.layout.room._replace(rows=room))
+        rows, placed = self.rows.of(work, layout.width, layout.room.rows)
         plan = plan_rounds(
-            layout.rounds,
+            layout.shape,
+            layout.room,
             self.solver,
             self.seed,
             [(t, each.jobs) for t, each in enumerate(placed, start=first)],

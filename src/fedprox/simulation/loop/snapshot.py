@@ -10,13 +10,13 @@ import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
-from fedprox.simulation.compiled.layout import Capacity
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import replicate
 from fedprox.simulation.loop.execution import RunState
 from fedprox.simulation.loop.participation import Participation, participation
 from fedprox.simulation.loop.records import all_faulty, no_updates
+from fedprox.simulation.planning.batch_plan import Capacity
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 

@@ -7,8 +7,9 @@ rows itself: its tick is one step, and the plan holds only the client's first ro
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -65,6 +66,10 @@ class Jobs(NamedTuple):
     owner: NDArray[np.int64]
     device_row: NDArray[np.int64]
 
+    def take(self, chosen: Any) -> "Jobs":
+        """Some of these jobs."""
+        return jax.tree.map(lambda array: array[chosen], self)
+
 
 def no_jobs() -> Jobs:
     """The jobs of a round in which no client trains."""
@@ -72,60 +77,83 @@ def no_jobs() -> Jobs:
     return Jobs(ints, ints, ints, ints, floats, floats, floats, floats, ints, ints)
 
 
+class Slots(NamedTuple):
+    """What compiled programs know of the jobs of R rounds: fields of `Jobs`, in 32 bits.
+
+    Arrays have shape (R, slots). In an empty slot they are 0, or 1 where they divide.
+    """
+
+    size: Array
+    steps: Array
+    weight: Array
+    gamma: Array
+    relative_size: Array
+
+
+def in_slots(rounds: Sequence[Jobs], count: int, slots: int) -> Slots:
+    """The jobs of some rounds, with room for `count` rounds of `slots` jobs."""
+
+    def column(name: str) -> NDArray[Any]:
+        whole = np.issubdtype(getattr(no_jobs(), name).dtype, np.integer)
+        fill = 1 if name in ("size", "relative_size") else 0
+        array = np.full((count, slots), fill, np.int32 if whole else real_type())
+        for r, jobs in enumerate(rounds):
+            array[r, : len(jobs.client)] = getattr(jobs, name)
+        return array
+
+    return Slots(*map(column, Slots._fields))
+
+
 class Shape(NamedTuple):
-    """The fixed shape of a program's plans, so that one program runs all of them.
+    """What all plans of a method have in common.
 
     Attributes:
         rounds: Most rounds in one call.
         devices: Number of devices.
         lanes: Lanes per device.
-        ticks: Most ticks of a round.
-        slots: Most jobs of a round.
         width: Rows of a tick.
-        places: Most jobs of a round on one device, if the method has client state or the sizes of
-            updates are compared; else 0.
         processes: Processes that share the devices.
     """
 
     rounds: int
     devices: int
     lanes: int
-    ticks: int
-    slots: int
     width: int
-    places: int = 0
     processes: int = 1
 
-    @property
-    def plan_bytes(self) -> int:
-        """Bytes of a plan, without its small arrays."""
-        return self.rounds * self.devices * self.ticks * self.lanes * (4 * self.width + 14)
 
+class Capacity(NamedTuple):
+    """How much a call's arrays hold, or how much its rounds need.
 
-class Slots(NamedTuple):
-    """The jobs of R rounds by slot, arrays of shape (R, slots).
+    One program runs all calls whose rounds need no more than it holds.
 
     Attributes:
-        weight: Weight of each job's message in the server's mean, float32.
-        gamma: Gamma of each job, float32.
-        steps: Mini-batch steps of each job, int32.
-        relative_size: n_k divided by the mean n, float32.
-        place: Place of the state of each job's client, int32: place p of device d is
-            d * places + p.
-        due: The part of the time of all jobs after which the job's client stops, float32 in (0, 1];
-            None if clients take all planned steps.
+        ticks: Ticks of a round.
+        slots: Jobs of a round.
+        places: Jobs of a round on one device, if the method has client state or the sizes of
+            updates are compared; else 0.
+        cohort_ticks: Ticks to read a cohort; 0 if gamma is not measured.
+        exchange_slots: Clients of the first cohort; 0 for a method without a first exchange.
+        exchange_ticks: Ticks to read gradients before the work; 0 if the method does not.
+        rows: Training rows gathered for a call; 0 if all training rows are on the devices.
     """
 
-    weight: Array
-    gamma: Array
-    steps: Array
-    relative_size: Array
-    place: Array
-    due: Array | None = None
+    ticks: int
+    slots: int
+    places: int = 0
+    cohort_ticks: int = 0
+    exchange_slots: int = 0
+    exchange_ticks: int = 0
+    rows: int = 0
 
 
-class BatchPlan(NamedTuple):
-    """The plan of R rounds on D devices with L lanes each.
+def plan_bytes(shape: Shape, room: Capacity) -> int:
+    """Bytes of a plan, without its small arrays."""
+    return shape.rounds * shape.devices * room.ticks * shape.lanes * (4 * shape.width + 14)
+
+
+class Ticks(NamedTuple):
+    """The ticks of R rounds on D devices with L lanes each.
 
     Attributes:
         rows: Flat row numbers, int32 (R, D, ticks, L, width). A tick with fewer rows is padded with
@@ -136,11 +164,6 @@ class BatchPlan(NamedTuple):
             the solver needs no checks.
         noise: Random key of the tick, for augmentation and dropout, uint32 (R, D, ticks, L, 2);
             None if nothing is random.
-        ends: When jobs begin and end, arrays with a leading axis R.
-        jobs: The jobs by slot.
-        rate: Factor of the learning rate, float32 (R,).
-        participation: Share of the weight of all clients that takes part, float32 (R,).
-        noise_key: Random key of the noise that hides clients, uint32 (R, 2); None without privacy.
     """
 
     rows: Array
@@ -148,15 +171,37 @@ class BatchPlan(NamedTuple):
     last: Array
     check: Array | None
     noise: Array | None
+
+
+class BatchPlan(NamedTuple):
+    """The plan of R rounds.
+
+    Attributes:
+        ticks: What each lane does at each tick.
+        ends: When jobs begin and end, arrays with leading axes R and D.
+        jobs: The jobs by slot.
+        place: Place of the state of each job's client, int32 (R, slots): place p of device d is
+            d * places + p.
+        rate: Factor of the learning rate, float32 (R,).
+        participation: Share of the weight of all clients that takes part, float32 (R,).
+        noise_key: Random key of the noise that hides clients, uint32 (R, 2); None without privacy.
+        due: The part of the time of all jobs after which each job's client stops, float32 in (0, 1]
+            (R, slots); None if clients take all planned steps.
+    """
+
+    ticks: Ticks
     ends: Segments
     jobs: Slots
+    place: Array
     rate: Array
     participation: Array
     noise_key: Array | None = None
+    due: Array | None = None
 
 
 def plan_rounds(
     shape: Shape,
+    room: Capacity,
     solver: Solver,
     seed: int,
     rounds: Sequence[tuple[int, Jobs]],
@@ -171,6 +216,7 @@ def plan_rounds(
 
     Args:
         shape: Shape of the plan; with fewer rounds than `shape.rounds`, the rest is empty.
+        room: How much the plan holds.
         solver: Defines the batch size and the stop rule; steps and gammas are in the jobs.
         seed: Seed of the run.
         rounds: (t, jobs) of each round.
@@ -178,30 +224,23 @@ def plan_rounds(
         private: Whether rounds need random keys for the noise that hides clients.
         process_index: The process for which to plan; it only reads the rows of its own clients.
     """
-    r, d, lanes, ticks, slots, width, places, processes = shape
-    room, layout = min(slots, ticks), (r, d, ticks, lanes)
+    r, d, lanes, width, processes = shape
+    ticks, segments_room = room.ticks, min(room.slots, room.ticks)
+    layout = (r, d, ticks, lanes)
     rows = np.full((*layout, width), -1, np.int32)
     size, last = np.ones(layout, np.int32), np.zeros(layout, bool)
     check = np.zeros(layout, bool) if needs_checks(solver) else None
     noise = np.zeros((*layout, 2), np.uint32) if noisy else None
     real = real_type()
-    slot_arrays = Slots(*(np.zeros((r, slots), t) for t in (real, real, np.int32, real, np.int32)))
+    place = np.zeros((r, room.slots), np.int32)
     rate, participation = np.ones(r, real), np.zeros(r, real)
     noise_key = np.zeros((r, 2), np.uint32) if private else None
     ends = []
     streams, keys = Streams(seed, Purpose.BATCHES), Streams(seed, Purpose.AUGMENTATION)
     for index, (t, jobs) in enumerate(rounds):
         packing = pack(job_ticks(solver, jobs, width), d * lanes, jobs.owner, processes)
-        ends.append(segments(packing, d, lanes, room))
-        slot_values = Slots(
-            jobs.weight,
-            jobs.gamma,
-            jobs.steps,
-            jobs.relative_size,
-            job_places(packing, lanes, places),
-        )
-        for array, values in zip(slot_arrays[:-1], slot_values[:-1], strict=True):
-            array[index, : len(values)] = values
+        ends.append(segments(packing, d, lanes, segments_room))
+        place[index, : len(jobs.client)] = job_places(packing, lanes, room.places)
         rate[index] = solver.factor(t)
         participation[index] = jobs.participation.sum()
         if noise_key is not None:
@@ -213,8 +252,7 @@ def plan_rounds(
         begin = ((index * d + device) * ticks + packing.start) * lanes + lane
         length = packing.end - packing.start
         for part in _in_parts(np.flatnonzero(jobs.owner == process_index), length * width):
-            part_jobs = Jobs(*(array[part] for array in jobs))  # type: ignore[arg-type]
-            planned = _ticks_of(solver, part_jobs, length[part], width, streams, t)
+            planned = _ticks_of(solver, jobs.take(part), length[part], width, streams, t)
             at = np.repeat(begin[part], length[part]) + lanes * planned.number
             rows.reshape(-1, width)[at] = planned.rows
             size.reshape(-1)[at], last.reshape(-1)[at] = planned.size, planned.last
@@ -226,10 +264,16 @@ def plan_rounds(
             for client, first, count in ranges:
                 key = keys.at(t, client).integers(2**32, size=(count, 2), dtype=np.uint32)
                 noise.reshape(-1, 2)[first : first + count * lanes : lanes] = key
-    ends += [segments(pack(np.zeros(0, np.int64), 1), d, lanes, room)] * (r - len(rounds))
-    joined = Segments(*map(np.stack, zip(*ends, strict=True)))
+    none = segments(pack(np.zeros(0, np.int64), 1), d, lanes, segments_room)
+    ends += [none] * (r - len(rounds))
     return BatchPlan(
-        rows, size, last, check, noise, joined, slot_arrays, rate, participation, noise_key
+        Ticks(rows, size, last, check, noise),
+        jax.tree.map(lambda *each: np.stack(each), *ends),
+        in_slots([jobs for _, jobs in rounds], r, room.slots),
+        place,
+        rate,
+        participation,
+        noise_key,
     )
 
 

@@ -10,8 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.precision import real_type
-from fedprox.simulation.planning.batch_plan import Jobs
+from fedprox.simulation.planning.batch_plan import Capacity, Jobs, Slots, in_slots
 from fedprox.simulation.planning.packing import Array, Grid, Segments, pack, segments
 
 TICK_COST = 16
@@ -127,57 +126,42 @@ class Exchange(NamedTuple):
 
     Attributes:
         reading: Which rows each lane reads, arrays with a leading axis R.
-        size: Rows of each job's client, float32 (R, jobs).
-        weight: Weight of each job in the mean gradient, float32 (R, jobs); 0 for the clients about
-            to work.
+        jobs: The jobs. Their weights are those in the mean gradient, 0 for the clients about to
+            work.
         due: The part of the time of all jobs after which each job stops, float32 (R, jobs); None
             without a clock.
     """
 
     reading: Reading
-    size: Array
-    weight: Array
+    jobs: Slots
     due: Array | None = None
 
 
-class ExchangeRoom(NamedTuple):
-    """How much the plan of first exchanges holds.
-
-    Attributes:
-        rounds: Room for rounds.
-        slots: Room for clients about to work.
-        first_slots: Room for clients of the first cohort.
-        ticks: Room for ticks.
-    """
-
-    rounds: int
-    slots: int
-    first_slots: int
-    ticks: int
-
-
 def plan_exchanges(
-    rounds: Sequence[tuple[Jobs, Jobs]], room: ExchangeRoom, width: int, grid: Grid
+    rounds: Sequence[tuple[Jobs, Jobs]], count: int, room: Capacity, width: int, grid: Grid
 ) -> Exchange:
     """Plan the first exchanges of some rounds.
 
     Args:
         rounds: Jobs of the clients about to work, and of the first cohort, in each round.
-        room: How much the plan holds.
+        count: Room for rounds.
+        room: How much the plan holds of each.
         width: Rows of a slice.
         grid: The lanes.
     """
-    slots = room.slots + room.first_slots
-    size = np.ones((room.rounds, slots), real_type())
-    weight = np.zeros((room.rounds, slots), real_type())
-    readings = []
-    for r in range(room.rounds):
+    slots, readings = room.slots + room.exchange_slots, []
+    for r in range(count):
         first, last, owner = (np.zeros(slots, np.int64) for _ in range(3))
         for begin, jobs in zip((0, room.slots), rounds[r] if r < len(rounds) else (), strict=False):
             at = slice(begin, begin + len(jobs.size))
             first[at], last[at] = jobs.device_row, jobs.device_row + jobs.size
-            size[r, at], owner[at] = jobs.size, jobs.owner
-        if r < len(rounds):
-            weight[r, room.slots : room.slots + len(rounds[r][1].weight)] = rounds[r][1].weight
-        readings.append(plan_reading(first, last, width, grid, owner=owner, ticks=room.ticks))
-    return Exchange(jax.tree.map(lambda *a: np.stack(a), *readings), size, weight)
+            owner[at] = jobs.owner
+        ticks = room.exchange_ticks
+        readings.append(plan_reading(first, last, width, grid, owner=owner, ticks=ticks))
+    working = in_slots([work for work, _ in rounds], count, room.slots)
+    working = working._replace(weight=np.zeros_like(working.weight))
+    sending = in_slots([cohort for _, cohort in rounds], count, room.exchange_slots)
+    return Exchange(
+        jax.tree.map(lambda *a: np.stack(a), *readings),
+        jax.tree.map(lambda *a: np.concatenate(a, axis=1), working, sending),
+    )

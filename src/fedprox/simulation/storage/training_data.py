@@ -270,7 +270,7 @@ def _with_jobs(work: Sequence[RoundWork], change: Callable[[Jobs], Jobs]) -> Seq
 
 def _work_of(owner: int, work: Sequence[RoundWork]) -> Sequence[RoundWork]:
     """The part of some rounds' work that one process does."""
-    return _with_jobs(work, lambda jobs: Jobs(*(a[jobs.owner == owner] for a in jobs)))
+    return _with_jobs(work, lambda jobs: jobs.take(jobs.owner == owner))
 
 
 class _Places(NamedTuple):
