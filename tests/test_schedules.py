@@ -124,7 +124,7 @@ def test_a_resumed_run_is_the_same_and_other_schedules_are_refused(tmp_path: Pat
         return fp.Solver(optax.cosine_decay_schedule(0.1, steps), 2, epochs=1)
 
     def part(steps: int, rounds: int) -> fp.Run:
-        checkpoints = fp.Checkpoints(tmp_path / "c", resume=True, ends=tmp_path / "ends")
+        checkpoints = fp.Checkpoints(tmp_path, resume=True)
         return quadratic_run(solver(steps), rounds=rounds, checkpoints=checkpoints)
 
     part(20, 4)

@@ -155,19 +155,19 @@ def test_finished_methods_are_kept_where_the_next_is_being_compiled(
 def slow_between(marker: Path, seconds: float) -> None:
     """Have checkpoints between two methods take long, in the middle of a file."""
     from fedprox.files.arrays import write_arrays
-    from fedprox.simulation.loop import checkpoint_files
+    from fedprox.simulation.loop import snapshot
 
     def slow(path: Path, head: str, arrays: Any) -> str:
         def waiting() -> Any:
             for i, pair in enumerate(arrays):
-                if i == 1 and path.parent.name == "checkpoint" and path.name == "41.state":
+                if i == 1 and path.parent.name == "checkpoint" and path.name == "0-40.state":
                     marker.touch()
                     time.sleep(seconds)
                 yield pair
 
         return write_arrays(path, head, waiting())
 
-    pytest.MonkeyPatch().setattr(checkpoint_files, "write_arrays", slow)
+    pytest.MonkeyPatch().setattr(snapshot, "write_arrays", slow)
 
 
 def signalled(output: Path, command: list[str], marker: Path, numbers: Sequence[int]) -> int:
@@ -195,7 +195,7 @@ def test_a_signal_during_a_checkpoint_between_methods_waits_for_it(
     assert last == (
         "fedprox: stopped after fedavg, seed 0; continue with: fedprox run --resume " + str(out)
     )
-    assert sorted(path.name for path in (out / "checkpoint").iterdir()) == ["0.state", "41.state"]
+    assert sorted(path.name for path in (out / "checkpoint").iterdir()) == ["0-40.state"]
 
 
 def test_the_second_signal_during_a_checkpoint_ends_at_once(tmp_path: Path, output: Path) -> None:
@@ -205,8 +205,9 @@ def test_the_second_signal_during_a_checkpoint_ends_at_once(tmp_path: Path, outp
     numbers = [signal.SIGTERM, signal.SIGTERM]
     ended = signalled(output, [*command, "--out", str(out)], tmp_path / "marker", numbers)
     assert ended == 128 + signal.SIGTERM
-    assert said(output).splitlines()[-1].startswith("fedprox: ended by SIGTERM; continue from the")
-    assert sorted(path.name for path in (out / "checkpoint").iterdir()) == ["0.state"]
+    last = f"fedprox: ended by SIGTERM; {out}/metrics.jsonl holds the rounds evaluated so far"
+    assert said(output).splitlines()[-1] == last
+    assert sorted(path.name for path in (out / "checkpoint").iterdir()) == ["0-0.state"]
 
 
 def fail_to_answer() -> None:

@@ -38,7 +38,7 @@ from fedprox.report.archive import read_archive
 from fedprox.report.directory import RunDirectory, write_clients, write_figure
 from fedprox.report.page import write_report
 from fedprox.simulation.loop.callbacks import Callback
-from fedprox.simulation.loop.checkpoint import Checkpoints, stopping_on_signals
+from fedprox.simulation.loop.checkpoint import Checkpoints, remove_folder, stopping_on_signals
 from fedprox.simulation.results.record import Record
 
 INTERVAL = 300.0
@@ -217,7 +217,7 @@ def _train(
             runs = train(experiment, resolved, [record], checkpoints=checkpoints)
         write_clients(path, resolved.federation, resolved.model, runs)
         directory.finish(runs, resolved.target)
-        checkpoints.remove()
+        remove_folder(checkpoints.folder)
     return True
 
 

@@ -59,7 +59,7 @@ from fedprox.logs import loggers_of
 from fedprox.output import safe_streams
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
-from fedprox.report.directory import CHECKPOINTS, ENDS, RunDirectory, write_figure
+from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_figure
 from fedprox.report.page import write_report
 from fedprox.report.privacy import Plan, privacy_page
 from fedprox.signals import answering, end_now
@@ -121,8 +121,8 @@ With --checkpoint-every, a run that was killed continues with --resume DIR and g
 metrics and models, bit for bit. Ctrl-C, SIGTERM or SIGHUP stops the run after the current rounds
 and leaves a checkpoint; a second signal, or one outside the rounds, stops it at once.
 
---resume DIR --set rounds=400 extends a finished run: it continues from its last state, and ends
-with the metrics and models of a run that had 400 rounds from the start.
+--resume DIR --set rounds=400 extends a finished run: it continues from its last checkpoint, and
+ends with the metrics and models of a run that had 400 rounds from the start.
 
 The name of a model, a method or data may be a function of your own, "package.module:function". The
 module is imported, which runs its code: run only files that you trust.
@@ -195,7 +195,6 @@ def run(
         every=checkpoint_every,
         interval=SHARED_INTERVAL if join is not None and checkpoint_every is None else None,
         resume=resume is not None,
-        ends=folder / ENDS,
     )
     train_methods = partial(train, experiment, resolved, devices=devices, checkpoints=checkpoints)
     if jax.process_index():
@@ -253,7 +252,6 @@ def _train_without_results(train_methods: Callable[..., Any], checkpoints: Check
         return
     with stopping_on_signals(checkpoints):
         train_methods(progress=False)
-    checkpoints.remove()
 
 
 app.command(cls=_Command, help=DEPLOY_HELP)(deploy)

@@ -64,9 +64,8 @@ def run(
         return train(experiment, resolved, callbacks, progress=progress)
     client_records = resolved.evaluation.client_records
     with RunDirectory(Path(out), resolved.table, client_records=client_records) as directory:
-        checkpoints = Checkpoints(directory.checkpoints, ends=directory.ends)
+        checkpoints = Checkpoints(directory.checkpoints)
         callbacks = [Callback(on_record=directory.record), *callbacks]
         runs = train(experiment, resolved, callbacks, checkpoints=checkpoints, progress=progress)
         write_results(directory, runs, resolved.target, resolved.federation, resolved.model)
-        checkpoints.remove()
     return runs

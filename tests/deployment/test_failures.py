@@ -159,12 +159,7 @@ def test_a_coordinator_that_dies_goes_on_with_the_same_bits(
     network, died = in_memory([site.answer for site in fresh(tmp_path)]), 0
     for life in lives(network, deaths):
         # only the first process names the rounds between checkpoints
-        checkpoints = Checkpoints(
-            tmp_path / "checkpoints",
-            every=None if died else every,
-            resume=died > 0,
-            ends=tmp_path / "ends",
-        )
+        checkpoints = Checkpoints(tmp_path, None if died else every, resume=died > 0)
         try:
             runs = deployed(table, life, checkpoints, joining=network)
         except Died:
@@ -183,13 +178,10 @@ def test_a_finished_run_is_extended(
     network = in_memory([site.answer for site in fresh(tmp_path)])
 
     def checkpoints(*, resume: bool) -> Checkpoints:
-        folder, ends = tmp_path / "checkpoints", tmp_path / "ends"
-        return Checkpoints(folder, every=every, resume=resume, ends=ends)
+        return Checkpoints(tmp_path / "checkpoints", every, resume=resume)
 
-    finished = checkpoints(resume=False)
-    deployed(SHORT | {"rounds": 2}, network, finished)
-    finished.remove()
-    with pytest.raises(Died):  # the end is still there
+    deployed(SHORT | {"rounds": 2}, network, checkpoints(resume=False))
+    with pytest.raises(Died):
         deployed(SHORT, dying(network, 7), checkpoints(resume=True), joining=network)
     network.receive(0.0)
     assert bits(deployed(SHORT, network, checkpoints(resume=True))) == undisturbed_short

@@ -50,7 +50,7 @@ def test_the_page_lists_every_file_of_a_run(directory: Path) -> None:
         for path in directory.iterdir()
     }
     # during a run, by other commands
-    assert page - found == {"checkpoint", "diagnosis.json", DEPLOYMENT, NODES, *LOGS}
+    assert page - found == {"diagnosis.json", DEPLOYMENT, NODES, *LOGS}
     assert found <= page
     results = {re.sub(r"model-.*", "model-LABEL-SEED.safetensors", each) for each in RESULTS}
     assert results <= page

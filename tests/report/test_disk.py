@@ -131,31 +131,31 @@ def test_a_disk_that_is_full_at_a_checkpoint_leaves_the_one_before(
 ) -> None:
     folder = tmp_path / "checkpoint"
     with pytest.MonkeyPatch.context() as patch:
-        fail_in(patch, name)
+        fail_in(patch, f"0-{name}")
         with pytest.raises(OSError, match="No space left on device") as error:
             train([scaffold()], Checkpoints(folder, 4), seed=0)
-    assert error.value.filename == str(folder / name)
+    assert error.value.filename == str(folder / f"0-{name}")
     if name == "0.state":
         assert not folder.exists()
         return
     assert not list(folder.glob(".*"))
-    before = str(int(Path(name).stem) - 4)
-    assert before in {path.stem for path in folder.glob("*.state")}
+    before = int(Path(name).stem) - 4
+    assert f"0-{before}" in {path.stem for path in folder.glob("*.state")}
     again = Checkpoints(folder, resume=True)
     same(train([scaffold()], seed=0), train([scaffold()], again, seed=0))
-    assert again.made == {"0": 2, "4": 1}[before]
+    assert again.made == {0: 3, 4: 2}[before]
 
 
 def test_a_disk_that_is_full_at_a_checkpoint_is_one_line(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "tiny.toml").write_text(TINY)
     out = tmp_path / "out"
     with pytest.MonkeyPatch.context() as patch:
-        fail_in(patch, "2.state")
+        fail_in(patch, "0-2.state")
         command = ("run", tmp_path / "tiny.toml", "--checkpoint-every", "1", "--out", out)
         assert status(*command) == 2
     error = capsys.readouterr().err
-    assert error == f"fedprox: {out}/checkpoint/2.state: No space left on device\n"
-    assert set(contents(out / "checkpoint")) == {"0.state", "1.state"}
+    assert error == f"fedprox: {out}/checkpoint/0-2.state: No space left on device\n"
+    assert set(contents(out / "checkpoint")) == {"0-0.state", "0-1.state"}
     assert status("run", "--resume", out) == 0
     assert capsys.readouterr().err == ""
     assert read_archive(out).finished
@@ -185,7 +185,7 @@ def test_what_has_its_name_outlives_a_power_cut(
     write(tmp_path / "out")
     train([scaffold()], Checkpoints(tmp_path / "checkpoint", 4), seed=0)
     named = [i for i, (what, _) in enumerate(events) if what == "named"]
-    assert len(named) == len(FILES) - 1 + 5
+    assert len(named) == len(FILES) - 1 + 7
     for i, folder in zip(named, folders, strict=True):
         assert events[i - 1] == ("flush", events[i][1])
         assert events[i + 1] == ("flush", folder)

@@ -72,14 +72,14 @@ def test_checkpoints_are_not_written_through_a_link(
 def test_links_among_checkpoints_are_replaced(others: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     folder.mkdir()
-    for name in (".4.state.partial", "8.state", "4.state"):
+    for name in (".0-4.state.partial", "0-8.state", "0-4.state"):
         (folder / name).symlink_to(others / "file")
     (tmp_path / ".checkpoint.removed").symlink_to(others)
     checkpoints = Checkpoints(folder, 4)
     train([fedavg()], checkpoints, seed=0)
-    checkpoints.remove()
     assert contents(others) == {"file": b"another's"}
-    assert [path.name for path in tmp_path.iterdir()] == ["others"]
+    assert set(contents(folder)) == {"0-11.state"}
+    assert {path.name for path in tmp_path.iterdir()} == {"others", "checkpoint"}
 
 
 @pytest.mark.parametrize("name", [".git", ".hidden", "checkpoint/model.pt"])
@@ -94,7 +94,7 @@ def test_what_an_ended_process_left_before_its_first_record_is_no_obstacle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directory, "figure", lambda _: Figure((1, 1)))
-    for name in (".lock", ".experiment.toml.partial", "checkpoint/0.state"):
+    for name in (".lock", ".experiment.toml.partial", "checkpoint/0-0.state"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / ".checkpoint.removed").mkdir()

@@ -53,7 +53,7 @@ def commanded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_save_leaves_what_the_command_leaves(saved: Any, commanded: Path) -> None:
     folder, _ = saved
     out = commanded / "out"
-    names = {path.name for path in out.iterdir()} - {"state"}  # from which a run is extended
+    names = {path.name for path in out.iterdir()} - {"checkpoint"}  # from which a run is extended
     assert {path.name for path in folder.iterdir()} == names
     same = [f for f in FILES if f != "experiment.toml"]
     same += [path.name for path in out.glob("model-*")]

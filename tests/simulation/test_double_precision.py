@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,14 @@ def test_everything_that_is_measured_works_in_double(tmp_path: Path) -> None:
         "cohort": fp.Cohort(3),
         "faults": fp.Faults("clip"),
         "progress": False,
-        "checkpoints": fp.Checkpoints(tmp_path, every=1, resume=True),
     }
     model, method = fp.models.logistic(federation), fp.fedprox(mu=[0.1, 1.0], adapt=True)
-    whole, again = (fp.simulate(federation, model, method, rounds=4, **setting) for _ in range(2))
+    train = partial(fp.simulate, federation, model, method, **setting)
+    checkpoints = fp.Checkpoints(tmp_path, resume=True)
+    whole, _, again = (
+        train(rounds=rounds, checkpoints=each)
+        for rounds, each in ((4, None), (2, checkpoints), (4, checkpoints))
+    )
     for run, resumed in zip(whole, again, strict=True):
         assert run.params["dense"]["kernel"].dtype == np.float64
         assert run.final == resumed.final

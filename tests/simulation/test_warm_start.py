@@ -75,8 +75,8 @@ def test_checkpoints_of_another_start_are_refused(tmp_path: Path) -> None:
     start = jax.tree.map(lambda a: np.ones(a.shape), MODEL.shapes)
 
     def part(rounds: int, initial: Any) -> list[fp.Run]:
-        ends = fp.Checkpoints(tmp_path / "c", resume=True, ends=tmp_path / "ends")
-        return train(fp.fedavg(), rounds=rounds, initial=initial, checkpoints=ends)
+        checkpoints = fp.Checkpoints(tmp_path, resume=True)
+        return train(fp.fedavg(), rounds=rounds, initial=initial, checkpoints=checkpoints)
 
     part(1, start)
     for other in (None, jax.tree.map(lambda a: a + 1, start)):

@@ -42,7 +42,7 @@ from fedprox.experiment import DEPLOYED, Experiment, read_experiment
 from fedprox.files.lock import locked
 from fedprox.logs import loggers_of
 from fedprox.privacy.accounting import statement
-from fedprox.report.directory import CHECKPOINTS, ENDS, NODES, RunDirectory
+from fedprox.report.directory import CHECKPOINTS, NODES, RunDirectory
 from fedprox.report.network import network_line
 from fedprox.report.privacy import Plan
 from fedprox.signals import answering
@@ -103,9 +103,7 @@ def deploy(
     experiment, console = read_experiment(file, settings or (), defaults), standard_console()
     logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
     use_compilation_cache(cache_folder() / "xla")
-    checkpoints = Checkpoints(
-        folder / CHECKPOINTS, every=checkpoint_every, resume=resume is not None, ends=folder / ENDS
-    )
+    checkpoints = Checkpoints(folder / CHECKPOINTS, checkpoint_every, resume=resume is not None)
     ledger = Ledger(folder) if resume is None else read_ledger(folder)
     names = list(ledger.clients) or (experiment.deployment.names if local is None else [])
     wanted = len(names) or local or experiment.deployment.nodes

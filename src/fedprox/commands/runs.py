@@ -82,7 +82,7 @@ def train_into(
         directory: The run directory.
         train_methods: Trains the methods, given callbacks.
         resolved: The experiment.
-        checkpoints: The checkpoints, which are removed at the end.
+        checkpoints: The checkpoints.
         callbacks: Other callbacks, such as loggers.
     """
     with directory, answering(partial(_interrupted, directory, checkpoints)):
@@ -92,7 +92,6 @@ def train_into(
         here = jax.process_count() == 1 and resolved.table["data"]["name"] != DEPLOYED
         measured = (resolved.federation, resolved.model) if here else ()
         write_results(directory, runs, resolved.target, *measured)
-        checkpoints.remove()
     return runs
 
 
@@ -159,7 +158,7 @@ def print_start(console: Console, directory: RunDirectory, *, resumed: bool) -> 
     if directory.extended is not None:
         rounds = directory.experiment["rounds"]
         console.print(f"{path}: continues from round {directory.extended} to {rounds}")
-    elif not directory.checkpoints.is_dir() and not directory.ends.is_dir():
+    elif not directory.checkpoints.is_dir():
         console.print(f"{path}: no checkpoint; the run starts from the beginning")
     if changed := directory.changed_versions():
         console.print(

@@ -52,9 +52,6 @@ if TYPE_CHECKING:
 CHECKPOINTS = "checkpoint"
 """Name of the folder for checkpoints in a run directory."""
 
-ENDS = "state"
-"""Name of the folder for final states in a run directory, see `Checkpoints.ends`."""
-
 DEPLOYMENT, NODES = "deployment.json", "nodes"
 """Names of the file with a deployment's identifier, and of the folder of a trial's nodes."""
 
@@ -166,9 +163,9 @@ class RunDirectory:
             f"fedprox run --resume {self.path}",
         )
         require(
-            self.ends.is_dir(),
-            f"--set rounds={rounds}: {self.path} has no folder {ENDS} with its last state to "
-            "continue from; run it anew",
+            self.checkpoints.is_dir(),
+            f"--set rounds={rounds}: {self.path} has no folder {CHECKPOINTS} to continue from; run "
+            "it anew",
         )
         return done
 
@@ -178,14 +175,9 @@ class RunDirectory:
         return self.path / CHECKPOINTS
 
     @property
-    def ends(self) -> Path:
-        """The folder for final states."""
-        return self.path / ENDS
-
-    @property
     def complete(self) -> bool:
         """Whether the folder's experiment ran to its end and everything is written."""
-        return (self.path / "summary.json").is_file() and not self.checkpoints.exists()
+        return (self.path / "summary.json").is_file()
 
     @property
     def begun(self) -> bool:
@@ -296,7 +288,7 @@ def _is_leftover(path: Path) -> bool:
         return True
     if path.name == CHECKPOINTS and path.is_dir():
         return all(_is_leftover(inside) or inside.name == FIRST for inside in path.iterdir())
-    return path.name in (LOCK, f".{CHECKPOINTS}.removed", f".{ENDS}.removed") or bool(
+    return path.name in (LOCK, f".{CHECKPOINTS}.removed") or bool(
         re.fullmatch(r"\..+\.partial", path.name)
     )
 
@@ -314,7 +306,7 @@ RESULTS = (
 
 def _is_ours(path: Path) -> bool:
     """Whether fedprox writes files or folders of this name in a run directory."""
-    if path.name in (CHECKPOINTS, ENDS):
+    if path.name == CHECKPOINTS:
         names = re.compile(r"\d+(-\d+)?\.(state|clients-\d+)")
         return path.is_dir() and all(
             _is_leftover(inside) or names.fullmatch(inside.name) for inside in path.iterdir()

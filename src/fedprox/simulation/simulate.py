@@ -1,7 +1,7 @@
 """The entry point `simulate`, and the checks of its arguments."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from fedprox.simulation.loop.callbacks import Callback, check_callbacks
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.comparison import Follow, checked_methods, compare
 from fedprox.simulation.loop.execution import Execute, Start
-from fedprox.simulation.loop.local import Devices, on_devices
+from fedprox.simulation.loop.local import Devices, LocalMethod, on_devices
 from fedprox.simulation.loop.method_run import phase_of
 from fedprox.simulation.loop.progress import Progress, Report
 from fedprox.simulation.results.record import Record
@@ -105,7 +105,7 @@ def simulate(
             order of sums depends on it, so results differ in the last bits.
         checkpoints: Where and how often checkpoints are written. None means no checkpoints. A
             resumed run has the same bits as an uninterrupted one. So has a finished run that is
-            extended by more rounds, see `Checkpoints.ends`.
+            extended by more rounds.
         callbacks: Functions that are called before the first round, with each record, and at the
             end.
         on_progress: Called when a phase begins and when rounds end.
@@ -186,8 +186,11 @@ def simulate(
         def compiling(method: Method, start: Start) -> None:
             report(phase_of(method, start.seed, start.round, "compiling"))
 
-        pause = checkpoints.every if checkpoints else None
-        return partial(on_devices, Devices(mesh, data, pause, compiling))
+        def execute(method: Method, start: Start) -> AbstractContextManager[LocalMethod]:
+            pause = checkpoints.every if checkpoints else None  # as read from a checkpoint, perhaps
+            return on_devices(Devices(mesh, data, pause, compiling), method, start)
+
+        return execute
 
     return compare(protocol, compared, mesh, make_execute, follow)
 

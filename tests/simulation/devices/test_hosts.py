@@ -102,7 +102,6 @@ def test_two_and_three_processes_find_what_one_finds_and_outlive_a_death(tmp_pat
         assert numbers == pytest.approx(alone, rel=1e-4, abs=1e-5)
         for name, array in alone_model.items():
             np.testing.assert_allclose(model[name], array, rtol=1e-4, atol=1e-5)
-        assert not (directory / "checkpoint").exists()
 
     # the second dies while the second checkpoint is being made
     death = {1: (die, "checkpoint", 1, 0.0)}
@@ -125,7 +124,7 @@ def test_two_and_three_processes_find_what_one_finds_and_outlive_a_death(tmp_pat
     assert "processes = 2, here 1" in (tmp_path / "output").read_text()
 
     # what the second one's clients kept last is damaged, so both go on from the step before
-    kept = sorted(killed.glob("checkpoint/*.clients-1"), key=lambda path: int(path.stem))
+    kept = sorted(killed.glob("checkpoint/*.clients-1"), key=lambda path: int(path.stem[2:]))
     assert len(kept) == 2
     kept[-1].write_bytes(kept[-1].read_bytes()[:-3])
     processes = together(tmp_path, 2, again)

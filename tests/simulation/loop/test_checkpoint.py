@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,13 +44,13 @@ from fedprox import (
     scaffold,
     simulate,
 )
-from fedprox.files.arrays import read_arrays, write_arrays
+from fedprox.files.arrays import write_arrays
 from fedprox.report.directory import metrics_line
 from fedprox.simulation.config.protocol import Storage
-from fedprox.simulation.loop import checkpoint_files
+from fedprox.simulation.loop import snapshot
 from fedprox.simulation.loop.checkpoint import stopping_on_signals
 from fedprox.simulation.loop.progress import Progress
-from fedprox.simulation.storage.client_store import open_store
+from fedprox.simulation.loop.snapshot import check_file, read_file, write_file
 from tests.byhand import CLIENTS, ROWS, SLOW, START
 from tests.quadratics import quadratic_model, ragged_quadratics
 from tests.variants import mostly_slow
@@ -96,35 +96,39 @@ def same(some: tuple[list[Run], list[str]], others: tuple[list[Run], list[str]])
         jax.tree.map(np.testing.assert_array_equal, a.params, b.params)
 
 
-def in_goes(
-    folder: Path,
-    ends: Sequence[int],
-    methods: list[Algorithm],
-    monkeypatch: pytest.MonkeyPatch,
-    **options: Any,
-) -> tuple[list[Run], list[str]]:
-    """Train in some goes, of which each but the last ends right after its so many-th checkpoint."""
-    save = Checkpoints._save
-    for end in ends:
-        left = itertools.count(end - 1, -1)
+def killed_after(
+    count: int, methods: list[Algorithm], checkpoints: Checkpoints, **options: Any
+) -> None:
+    """Train until right after the so many-th checkpoint is written."""
+    save, left = Checkpoints._save, itertools.count(count - 1, -1)
 
-        def save_and_end(self: Checkpoints, snapshot: Any, left: Iterator[int] = left) -> None:
-            save(self, snapshot)
-            if not next(left):
-                raise Killed
+    def save_and_end(self: Checkpoints, *given: Any) -> None:
+        save(self, *given)
+        if not next(left):
+            raise Killed
 
-        monkeypatch.setattr(Checkpoints, "_save", save_and_end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "_save", save_and_end)
         with pytest.raises(Killed):
-            train(methods, Checkpoints(folder, 4, resume=True), **options)
-    monkeypatch.setattr(Checkpoints, "_save", save)
+            train(methods, checkpoints, **options)
+
+
+def in_goes(
+    folder: Path, counts: Sequence[int], methods: list[Algorithm], **options: Any
+) -> tuple[list[Run], list[str]]:
+    """Train in some goes, of which each but the last ends after some checkpoints."""
+    for count in counts:
+        killed_after(count, methods, Checkpoints(folder, 4, resume=True), **options)
     return train(methods, Checkpoints(folder, resume=True), **options)
 
 
-def steps(folder: Path) -> list[str]:
-    """The numbers of a folder's checkpoints."""
+def kept(folder: Path) -> list[str]:
+    """The names of a folder's checkpoints."""
     return sorted(path.stem for path in folder.glob("*.state"))
 
 
+SIZE = Metric(lambda _, y: {"size": jnp.abs(y[:, 0])}, lambda sums: sums["size"])
+MEASURED = replace(quadratic_model(START), metrics={"size": SIZE})
 ONE_SEED: dict[str, Any] = {"seed": 3}
 CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
     # within the first leg, between two, and within the last
@@ -137,6 +141,7 @@ CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
             "privacy": Privacy(0.1, noise_multiplier=1.0, adaptive_clip=AdaptiveClip()),
         },
     ),
+    "metrics of users": ([1], [scaffold()], {"model": MEASURED, "seed": 0}),
     "methods": ([3, 2], [fedopt(optimizer=optax.adam), fedavg()], ONE_SEED),
     "an adaptive mu": ([2], [fedprox(mu=[0.0, 1.0], adapt=True)], ONE_SEED),
     "a first exchange": (
@@ -183,38 +188,35 @@ CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", mostly_slow(CASES, "legs", "state on disk"))
-def test_a_comparison_that_goes_on_is_the_same(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ends, methods, options = CASES[case]
-    same(train(methods, **options), in_goes(tmp_path, ends, methods, monkeypatch, **options))
-    assert 1 <= len(steps(tmp_path)) <= 2
-    assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == set(steps(tmp_path))
+def test_a_comparison_that_goes_on_is_the_same(case: str, tmp_path: Path) -> None:
+    counts, methods, options = CASES[case]
+    same(train(methods, **options), in_goes(tmp_path, counts, methods, **options))
+    numbers = [name.partition("-")[0] for name in kept(tmp_path)]
+    assert numbers == sorted(set(numbers))
+    assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == set(kept(tmp_path))
 
 
-PLACES: list[Storage] = ["device", "host"]
+def test_the_last_two_of_a_seed_run_under_way_are_kept(tmp_path: Path) -> None:
+    """And what killed processes left is removed."""
+    for name in (".0-3.clients-0.partial", ".0-4.state.partial", "0-2.clients-1"):
+        (tmp_path / name).touch()
+    killed_after(5, [scaffold()], Checkpoints(tmp_path, 4, resume=True))
+    assert kept(tmp_path) == ["0-11", "1-4", "1-8"]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{name}.{part}" for name in kept(tmp_path) for part in ("state", "clients-0")
+    }
 
 
-def test_a_run_with_metrics_goes_on_where_there_are_no_test_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    metric = Metric(lambda _, y: {"size": jnp.abs(y[:, 0])}, lambda sums: sums["size"])
-    model = replace(quadratic_model(START), metrics={"size": metric})
-    options: dict[str, Any] = {"model": model, "seed": 0}
-    once = train([scaffold()], **options)
-    assert once[0][0].final.metrics.keys() == {"train_size", "test_size"}
-    same(once, in_goes(tmp_path, [1], [scaffold()], monkeypatch, **options))
+PLACES: list[Storage] = ["device", "host", "disk"]
 
 
-def test_state_goes_on_in_another_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_goes_on_in_another_place(tmp_path: Path) -> None:
     once = train([scaffold()], client_store="device", seed=0)
-    places = iter(PLACES)
-
-    def elsewhere(_: str, *others: Any) -> Any:
-        return open_store(next(places), *others)
-
-    monkeypatch.setattr("fedprox.simulation.loop.local.open_store", elsewhere)
-    same(once, in_goes(tmp_path, [2], [scaffold()], monkeypatch, seed=0))
+    for place in PLACES[:2]:
+        again = Checkpoints(tmp_path, 4, resume=True)
+        killed_after(1, [scaffold()], again, seed=0, client_store=place)
+    again = Checkpoints(tmp_path, resume=True)
+    same(once, train([scaffold()], again, seed=0, client_store=PLACES[2]))
 
 
 @pytest.mark.parametrize("asked", [{"every": 4}, {"interval": 0.0}])
@@ -233,22 +235,9 @@ def test_what_was_asked_outlives_a_kill_before_the_first_checkpoint(
     again = Checkpoints(folder, resume=True)
     same(once, train([fedavg()], again, seed=0))
     assert asked.items() <= vars(again).items()
-    assert again.made >= 2
+    assert again.made >= 3
     (line,) = caplog.messages
     assert line == f"{folder}: no checkpoint was made yet; the comparison begins anew"
-
-
-def test_what_is_asked_on_going_on_outlives_a_kill(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train([fedavg()], Checkpoints(tmp_path, 4), seed=0)
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "_save", kill)
-        with pytest.raises(Killed):
-            train([fedavg()], Checkpoints(tmp_path, 2, resume=True), seed=0)
-    again = Checkpoints(tmp_path, resume=True)
-    train([fedavg()], again, seed=0)
-    assert (again.every, again.made) == (2, 1)  # after round 10
 
 
 @pytest.mark.parametrize(
@@ -259,33 +248,12 @@ def test_arrays_of_all_types_and_shapes_come_back(
     dtype: str, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
     array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
-    given = [(["a"], array), (["b", "c/d"], array.T)]
-    checkpoint_files.write(tmp_path / "1.state", given)
-    checkpoint_files.check(tmp_path / "1.state")
-    for (keys, written), (found_keys, found) in zip(
-        given, read_arrays(tmp_path / "1.state"), strict=True
-    ):
-        assert (found_keys, found.dtype, found.shape) == (keys, written.dtype, written.shape)
+    given = [("a", array), ("['b'].c/d", array.T)]
+    write_file(tmp_path / "a", given)
+    check_file(tmp_path / "a")
+    for (name, written), (found_name, found) in zip(given, read_file(tmp_path / "a"), strict=True):
+        assert (found_name, found.dtype, found.shape) == (name, written.dtype, written.shape)
         np.testing.assert_array_equal(found, written)
-
-
-def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
-    left = [tmp_path / name for name in (".3.clients-0.partial", ".4.state.partial", "2.clients-1")]
-    for path in left:
-        path.touch()
-    train([scaffold()], Checkpoints(tmp_path, 4, resume=True), seed=0)
-    assert {path.name for path in tmp_path.iterdir()} == {
-        f"{step}.{part}" for step in (4, 8) for part in ("state", "clients-0")
-    }
-
-
-def test_checkpoints_of_another_comparison_are_refused_or_replaced(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoint"
-    train([fedavg()], Checkpoints(folder, 3), seed=0, rounds=5)
-    with pytest.raises(InputError, match=r"another comparison: rounds = 5, here 6"):
-        train([fedavg()], Checkpoints(folder, resume=True), seed=0, rounds=6)
-    train([fedavg()], Checkpoints(folder, 5), seed=0, rounds=6)
-    assert steps(folder) == ["0", "5"]
 
 
 SETTING: dict[str, Any] = {
@@ -300,7 +268,7 @@ SETTING: dict[str, Any] = {
 def checkpointed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint of that."""
     folder = tmp_path_factory.mktemp("checkpointed") / "checkpoint"
-    train(checkpoints=Checkpoints(folder, 3), **SETTING)
+    train(checkpoints=Checkpoints(folder), **SETTING)
     return folder
 
 
@@ -343,6 +311,7 @@ NAMED = dataclasses.replace(
         ),
         ({"federation": TESTED}, r"test rows = 0, here "),
         ({"model": NAMED}, r"parameters = float32\[3\], here w float32\[3\]"),
+        ({"seed": [0, 1]}, r"seeds = \[0\], here \[0, 1\]"),
     ],
 )
 def test_a_changed_setting_is_another_comparison(
@@ -352,18 +321,12 @@ def test_a_changed_setting_is_another_comparison(
         train(checkpoints=Checkpoints(checkpointed, resume=True), **SETTING | changed)
 
 
-def test_the_place_of_what_clients_keep_may_change(tmp_path: Path) -> None:
-    once = train([scaffold()], seed=0)
-    train([scaffold()], Checkpoints(tmp_path / "c", 11), seed=0)
-    again = Checkpoints(tmp_path / "c", resume=True)
-    same(once, train([scaffold()], again, seed=0, client_store="disk"))
-
-
 def test_checkpoints_may_be_used_for_one_comparison_after_another(tmp_path: Path) -> None:
+    """Without resuming, those of the comparison before are removed."""
     checkpoints = Checkpoints(tmp_path / "checkpoint", 3)
     for rounds in (5, 4, 4):
         train([fedavg()], checkpoints, seed=0, rounds=rounds)
-        assert steps(checkpoints.folder) == ["0", "3"]
+        assert kept(checkpoints.folder) == [f"0-{rounds}"]
 
 
 def test_a_signal_ends_the_round(tmp_path: Path) -> None:
@@ -386,7 +349,6 @@ def test_a_signal_ends_the_round(tmp_path: Path) -> None:
 def test_a_signal_while_a_checkpoint_is_written_between_methods_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint after a seed run, of a run without last states, as in reproductions."""
     methods = [scaffold(), fedavg()]
     once = train(methods, seed=0)
     checkpoints = Checkpoints(tmp_path, interval=3600.0)
@@ -394,18 +356,18 @@ def test_a_signal_while_a_checkpoint_is_written_between_methods_waits_for_it(
 
     def slow(path: Path, head: str, arrays: Any) -> str:
         threads.append(threading.current_thread().name)
-        if path.name == "12.state":
+        if path.name == "0-11.state":
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.2)
         return write_arrays(path, head, arrays)
 
     where = r"after scaffold \(2 points together\), seed 0"
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_files, "write_arrays", slow)
+        patch.setattr(snapshot, "write_arrays", slow)
         with pytest.raises(Stopped, match=where), stopping_on_signals(checkpoints):
             train(methods, checkpoints, seed=0)
     assert set(threads) == {"MainThread"}
-    assert steps(tmp_path) == ["0", "12"]
+    assert kept(tmp_path) == ["0-11"]
     same(once, train(methods, Checkpoints(tmp_path, resume=True), seed=0))
 
 
@@ -426,7 +388,7 @@ def test_progress_goes_on_between_evaluations(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_is_not_reported_as_diverged(tmp_path: Path) -> None:
-    train([fedavg()], Checkpoints(tmp_path, 3), seed=0)
+    killed_after(3, [fedavg()], Checkpoints(tmp_path, 3), seed=0)
     steps: list[Progress] = []
     train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0, on_progress=steps.append)
     assert [(step.round, step.phase, step.loss) for step in steps[:2]] == [
@@ -442,7 +404,7 @@ def test_whole_numbers_may_be_numpys(tmp_path: Path) -> None:
     numpys = Evaluation(every=np.int64(2), rows=np.int64(3))  # type: ignore[arg-type]
     again = {"rounds": np.int64(5), "evaluation": numpys}
     made = Checkpoints(str(tmp_path / "c"), np.int64(3))  # type: ignore[arg-type]
-    same(once, train([fedavg()], made, seed=np.arange(2), **again))
+    killed_after(2, [fedavg()], made, seed=np.arange(2), **again)
     same(once, train([fedavg()], Checkpoints(tmp_path / "c", resume=True), seed=[0, 1], **options))
 
 

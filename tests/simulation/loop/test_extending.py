@@ -30,9 +30,9 @@ from fedprox import (
     fedprox,
     scaffold,
 )
-from fedprox.simulation.loop import checkpoint, checkpoint_files, snapshot
+from fedprox.simulation.loop import snapshot
 from tests.byhand import CLIENTS
-from tests.simulation.loop.test_checkpoint import Killed, same, train
+from tests.simulation.loop.test_checkpoint import Killed, kept, killed_after, same, train
 from tests.test_cli import LOSSES, status
 from tests.variants import mostly_slow
 
@@ -129,10 +129,6 @@ CASES: dict[str, tuple[int, list[Algorithm], dict[str, Any]]] = {
 }
 
 
-def ends(folder: Path, *, resume: bool) -> Checkpoints:
-    return Checkpoints(folder / "checkpoint", resume=resume, ends=folder / "state")
-
-
 @pytest.mark.parametrize(
     "case", mostly_slow(CASES, "evaluated", "states of clients", "a stop at a target")
 )
@@ -140,16 +136,14 @@ def test_more_rounds_are_the_same_as_all_from_the_start(case: str, tmp_path: Pat
     rounds, methods, options = CASES[case]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "evaluation.every = 3 is more than rounds")
-        train(methods, ends(tmp_path, resume=False), **options | {"rounds": rounds})
-    assert not (tmp_path / "checkpoint").exists()
+        train(methods, Checkpoints(tmp_path), **options | {"rounds": rounds})
     once = train(methods, **options)
-    more = train(methods, ends(tmp_path, resume=True), **options)
+    more = train(methods, Checkpoints(tmp_path, resume=True), **options)
     same(once, more)
     for run, again in zip(once[0], more[0], strict=True):
         assert (run.lane_idle, run.memory) == (again.lane_idle, again.memory)
-    seed_runs = sum(1 for _ in snapshot.seed_runs_of(once[0]))
-    names = sorted(path.name for path in (tmp_path / "state").glob("*.state"))
-    assert names == [f"{number}-11.state" for number in range(seed_runs)]
+    numbers = [name.partition("-")[0] for name in kept(tmp_path)]
+    assert numbers == sorted(set(numbers))
 
 
 @pytest.fixture(scope="module")
@@ -159,37 +153,46 @@ def once() -> tuple[list[Run], list[str]]:
 
 
 @pytest.fixture(scope="module")
-def shorter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is kept of its first five rounds."""
-    folder = tmp_path_factory.mktemp("shorter")
-    train([scaffold()], ends(folder, resume=False), rounds=5)
+def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its checkpoints after five rounds."""
+    folder = tmp_path_factory.mktemp("five")
+    train([scaffold()], Checkpoints(folder), rounds=5)
     return folder
 
 
-def test_the_shorter_run_was_the_cheaper_part(shorter: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def shorter(five: Path, tmp_path: Path) -> Path:
+    """A copy of them."""
+    return shutil.copytree(five, tmp_path / "shorter")
+
+
+def test_the_shorter_run_was_the_cheaper_part(shorter: Path) -> None:
     """It goes on, and does not begin anew."""
-    shutil.copytree(shorter, tmp_path, dirs_exist_ok=True)
     seen: list[int] = []
     options: dict[str, Any] = {"on_progress": lambda progress: seen.append(progress.round)}
-    train([scaffold()], ends(tmp_path, resume=True), **options)
+    train([scaffold()], Checkpoints(shorter, resume=True), **options)
     assert min(seen) == 5
 
 
-def test_rounds_cannot_become_fewer(shorter: Path) -> None:
-    with pytest.raises(InputError, match="5 rounds are done; rounds = 3 must not be fewer"):
-        train([scaffold()], ends(shorter, resume=True), rounds=3)
-    solver = Solver([0.05, 0.1], 3, epochs=4)
-    with pytest.raises(InputError, match=r"state: .* another comparison: solver.epochs = 2, here"):
-        train([scaffold()], ends(shorter, resume=True), rounds=6, solver=solver)
+def test_a_run_under_way_may_get_more_rounds(
+    once: tuple[list[Run], list[str]], tmp_path: Path
+) -> None:
+    killed_after(1, [scaffold()], Checkpoints(tmp_path, 4), rounds=8)
+    same(once, train([scaffold()], Checkpoints(tmp_path, resume=True)))
+
+
+def test_rounds_cannot_become_fewer(five: Path) -> None:
+    with pytest.raises(InputError, match="of 5 rounds; rounds = 3 must not be fewer"):
+        train([scaffold()], Checkpoints(five, resume=True), rounds=3)
 
 
 def test_noise_for_an_epsilon_is_that_of_all_rounds(tmp_path: Path) -> None:
     """More rounds would have needed more noise from the start."""
     privacy = Privacy(0.1, epsilon=8.0, delta=0.01, accountant="rdp")
     options = ONE | {"privacy": privacy, "cohort": Cohort(CLIENTS)}  # fast to account for
-    train([fedavg()], ends(tmp_path, resume=False), **options | {"rounds": 4})
+    train([fedavg()], Checkpoints(tmp_path), **options | {"rounds": 4})
     with pytest.raises(InputError, match=r": noise multiplier = [\d.]+, here [\d.]+"):
-        train([fedavg()], ends(tmp_path, resume=True), **options)
+        train([fedavg()], Checkpoints(tmp_path, resume=True), **options)
 
 
 TIMES = [(None, 1), (None, 2), (None, 4), (2, 1), (2, 2), (2, 3)]
@@ -200,58 +203,41 @@ def test_an_extension_that_is_killed_goes_on(
     when: tuple[int | None, int],
     once: tuple[list[Run], list[str]],
     shorter: Path,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Killed before or after the so many-th file is written: an end's, or a checkpoint's."""
+    """Killed before a checkpoint's so many-th state is written, or after its client state."""
     every, count = when
-    shutil.copytree(shorter, tmp_path, dirs_exist_ok=True)
-    write, left = checkpoint_files.write, iter(range(count, 0, -1))
+    write, left = snapshot.write_arrays, iter(range(count, 0, -1))
 
-    def write_and_die(path: Path, arrays: Any) -> None:
+    def write_and_die(path: Path, head: str, arrays: Any) -> str:
         last = next(left) == 1
         if last and path.name.endswith(".state"):
             raise Killed
-        write(path, arrays)
+        checksum = write(path, head, arrays)
         if last:
             raise Killed
+        return checksum
 
-    again = ends(tmp_path, resume=True)
-    again.every = every
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write", write_and_die)
+        patch.setattr(snapshot, "write_arrays", write_and_die)
         with pytest.raises(Killed):
-            train([scaffold()], again)
-    same(once, train([scaffold()], ends(tmp_path, resume=True)))
+            train([scaffold()], Checkpoints(shorter, every, resume=True))
+    same(once, train([scaffold()], Checkpoints(shorter, resume=True)))
 
 
-def test_a_damaged_state_is_computed_again(
-    once: tuple[list[Run], list[str]],
-    shorter: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    shutil.copytree(shorter, tmp_path, dirs_exist_ok=True)
-    file = tmp_path / "state" / "0-5.state"
-    file.write_bytes(file.read_bytes()[:-1])
-    same(once, train([scaffold()], ends(tmp_path, resume=True)))
-    (line,) = caplog.messages
-    assert line.startswith(f"{file}: damaged")
-
-
-def test_without_room_for_its_state_a_run_is_finished_all_the_same(
+def test_without_room_for_its_last_checkpoint_a_run_is_finished_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def full(path: Path, *_: object) -> None:
+        raise OSError(28, "No space left on device", str(path))
 
     once = train([scaffold()], seed=0)
-    monkeypatch.setattr(checkpoint, "write", full)
-    same(once, train([scaffold()], ends(tmp_path, resume=False), seed=0))
+    monkeypatch.setattr(snapshot, "write_arrays", full)
+    same(once, train([scaffold()], Checkpoints(tmp_path), seed=0))
     (line,) = caplog.messages
     assert line == (
-        f"{tmp_path / 'state' / '0-11.clients-0'}: No space left on device: the last state is not "
-        "kept, so this run cannot be extended"
+        f"{tmp_path / '0-11.clients-0'}: No space left on device: the last checkpoint of scaffold "
+        "(2 points together), seed 0 is missing, so it cannot be extended"
     )
 
 
@@ -296,8 +282,8 @@ def test_a_finished_run_is_extended(finished: Path, tmp_path: Path, capsys: Any)
     assert "is complete; nothing to do" in capsys.readouterr().out
 
 
-def no_state(folder: Path) -> None:
-    shutil.rmtree(folder / "state")
+def no_checkpoint(folder: Path) -> None:
+    shutil.rmtree(folder / "checkpoint")
 
 
 def not_finished(folder: Path) -> None:
@@ -310,7 +296,7 @@ def not_finished(folder: Path) -> None:
         (None, "rounds=2", "rounds=2: {} is a run of 3 rounds; with --resume there can only be"),
         (None, "solver.epochs=3", "--set solver: with --resume only rounds can change"),
         (None, "rounds=many", "rounds"),
-        (no_state, "rounds=4", "has no folder state with its last state to continue from; run it"),
+        (no_checkpoint, "rounds=4", "has no folder checkpoint to continue from; run it anew"),
         (not_finished, "rounds=4", "is not finished; finish it first, with fedprox run --resume"),
     ],
 )
@@ -354,7 +340,7 @@ def test_force_replaces_another_experiments_results(
     assert files[0] == files[1]
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "state/thesis.tex"])
+@pytest.mark.parametrize("name", ["notes.txt", "checkpoint/thesis.tex"])
 def test_force_never_replaces_other_files(
     name: str, finished: Path, tmp_path: Path, capsys: Any
 ) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import threading
 from pathlib import Path
@@ -65,15 +66,15 @@ def die(where: str, count: int, share: float) -> None:
         return Torn(begin(self), count, share)
 
     def timed(method: Any, seconds: float) -> Any:
-        def call(self: Any, argument: Any) -> None:
+        def call(self: Any, *arguments: Any) -> None:
             if next(calls) == 0:
                 threading.Timer(share * seconds, kill).start()
-            method(self, argument)
+            method(self, *arguments)
 
         return call
 
     def removed(path: Path, missing_ok: bool = False) -> None:
-        last = path.stem.isdecimal() and next(calls) == 0
+        last = re.fullmatch(r"\d+-\d+", path.stem) and next(calls) == 0
         if last and share < 0.5:
             kill()
         unlink(path, missing_ok)

@@ -19,7 +19,6 @@ from fedprox import (
     Evaluation,
     InputError,
     Metric,
-    Progress,
     Record,
     Run,
     Selection,
@@ -33,7 +32,7 @@ from fedprox import (
 from fedprox.simulation.results.selection import Best
 from tests.byhand import START
 from tests.quadratics import quadratic_model
-from tests.simulation.loop.test_checkpoint import Killed, in_goes, same, train
+from tests.simulation.loop.test_checkpoint import in_goes, killed_after, same, train
 from tests.test_cli import LOSSES, status
 from tests.variants import mostly_slow
 
@@ -199,23 +198,18 @@ def test_a_function_that_answers_something_else() -> None:
     ],
 )
 def test_a_run_that_is_ended_and_goes_on_keeps_the_same_model(
-    ends: list[int], patience: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ends: list[int], patience: int | None, tmp_path: Path
 ) -> None:
     options = BUMPY | {"evaluation": Evaluation(every=2, gradients=False)}
     options["selection"] = Selection(keep="best", measure="train_loss", patience=patience)
     once = train([fedavg(), scaffold()], **options)
-    goes = in_goes(tmp_path / "c", ends, [fedavg(), scaffold()], monkeypatch, **options)
+    goes = in_goes(tmp_path / "c", ends, [fedavg(), scaffold()], **options)
     same(once, goes)
     assert [run.model_round for run in once[0]] == [run.model_round for run in goes[0]]
 
 
 def test_another_selection_does_not_fit_checkpoints(tmp_path: Path) -> None:
-    def die(progress: Progress) -> None:
-        if progress.round == 6:
-            raise Killed
-
-    with pytest.raises(Killed):
-        train([fedavg()], Checkpoints(tmp_path, 2), on_progress=die)
+    killed_after(2, [fedavg()], Checkpoints(tmp_path, 2))
     with pytest.raises(InputError, match=r"selection.keep = 'last', here 'best'"):
         train([fedavg()], Checkpoints(tmp_path, 2, resume=True), selection=BEST)
 

@@ -1,30 +1,27 @@
 """Checkpoints: the state of a comparison, from which another process can continue it.
 
-A resumed comparison has the same bits as an uninterrupted one. A checkpoint holds the server's
-state, client state, adapted hyperparameters and all records. Everything else is a function of the
-seed, the round and the client. The last two checkpoints are kept, so that a valid one exists
-whenever the process is killed.
+A resumed comparison has the same bits as an uninterrupted one. A checkpoint belongs to a seed run,
+which is all sweep points of a method with one seed. It holds the server's state, client state,
+adapted hyperparameters and all records. Everything else is a function of the seed, the round and
+the client.
 
-The checkpoint after step N is a file `N.state` and, for methods with client state, a file
-`N.clients-P` of each process P, written before it. Client state may be larger than memory, so it is
-written and read block by block. Files are written atomically. The last state of each seed run, from
-which a longer comparison continues, is stored in another folder as `NUMBER-ROUNDS.state` and
-`NUMBER-ROUNDS.clients-P`. The format is that of `fedprox.files.arrays`, after a line `fedprox
-checkpoint FORMAT`. The position in the comparison is an array with JSON text. It names the runs and
-the round, and holds the checksums of the files of client state, so that no file is used in the
-place of another.
-
-The meaning of the first line and of the last 32 bytes is the same in all formats.
+The checkpoint of a seed run after some rounds is a file `NUMBER-ROUNDS.state` (see `snapshot.py`)
+and, for methods with client state, a file `NUMBER-ROUNDS.clients-P` of each process P, written
+before it. Client state may be larger than memory, so it is written and read block by block. Files
+are written atomically. Of a seed run under way the last two checkpoints are kept, so that a valid
+one exists whenever the process is killed; of one that has ended, the last. A seed run always
+continues from its last checkpoint: one that has all its rounds is finished, and one that has those
+of a shorter comparison is extended.
 """
 
-import json
+import errno
 import logging
 import re
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,39 +29,36 @@ from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
-from fedprox.errors import InputError, require, require_whole
-from fedprox.files.arrays import Damaged, malformed, read_arrays
+from fedprox.errors import require, require_whole
+from fedprox.files.arrays import Damaged
 from fedprox.files.whole import flush_folder, refuse_link
 from fedprox.signals import answering
+from fedprox.simulation.config.method import Method
 from fedprox.simulation.devices.processes import allgather
-from fedprox.simulation.loop.checkpoint_contents import (
-    ELSEWHERE,
-    Position,
-    check_arrays_of,
-    check_runs,
-    read_position,
+from fedprox.simulation.loop.snapshot import (
+    Snapshot,
+    check_file,
+    read_file,
+    read_state,
+    require_format,
+    restored,
+    write_file,
+    write_state,
 )
-from fedprox.simulation.loop.checkpoint_files import (
-    FORMAT,
-    OTHER_FORMAT,
-    check,
-    entry_of,
-    files_in,
-    flat,
-    nested,
-    write,
-)
-from fedprox.simulation.loop.snapshot import End, Fingerprint, Snapshot, _numbered, _unnumbered
 from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
 
-FIRST = "0.state"
+FIRST = "0-0.state"
 """The file with the comparison's settings, written before the first checkpoint."""
 
 
 KEPT = 2
-"""Number of checkpoints that are kept."""
+"""Number of checkpoints that are kept of a seed run under way."""
+
+
+NAME = re.compile(r"(\d+)-(\d+)\.(state|clients-\d+)")
+"""Names of the files: number of the seed run, number of its rounds, kind."""
 
 
 class Stopped(Exception):  # noqa: N818 (it is no error)
@@ -85,25 +79,24 @@ class Stopped(Exception):  # noqa: N818 (it is no error)
 class Checkpoints:
     """The folder of a comparison's checkpoints, and how often they are written.
 
+    At the end of each seed run (all sweep points of a method with one seed) a checkpoint is always
+    written. It stays, so that the comparison can continue with more rounds.
+
     Attributes:
-        folder: A folder for checkpoints only. It is created with the first record if `every` or
-            `interval` is set, otherwise with the first checkpoint.
+        folder: A folder for checkpoints only. It is created when the first file is written.
         every: Rounds between checkpoints. None means the value of the checkpoint from which the
             comparison resumes, if there is one.
-        interval: Seconds between checkpoints, which are written when a call of rounds ends, and
-            without `ends` also after each seed run. None means the value of the checkpoint from
-            which the comparison resumes, if there is one.
-        resume: Whether to continue from the last checkpoint, if there is one.
-        ends: A folder for the last state of each seed run (all sweep points of a method with one
-            seed), from which a longer comparison can continue. It takes the space of one checkpoint
-            per seed run. None means that these states are not stored.
+        interval: Seconds between checkpoints, which are written when a call of rounds ends. None
+            means the value of the checkpoint from which the comparison resumes, if there is one.
+        resume: Whether to continue from the last checkpoints, if there are any. The comparison may
+            have more rounds than the one that wrote them.
         made: Number of checkpoints written so far.
         seconds: Seconds spent on writing them.
         size: Bytes of the last checkpoint.
         stopping: The signal that stops the comparison, with a checkpoint and `Stopped`, when the
             current call of rounds ends; None without a signal.
-        under_way: Whether the current seed run has rounds that are running, or that ended after the
-            last checkpoint and the last stored end of a seed run.
+        under_way: Whether there are rounds that are running, or that ended after the last
+            checkpoint.
 
     Raises:
         InputError: If `every` is not a whole number of at least 1.
@@ -119,7 +112,6 @@ class Checkpoints:
     every: int | None = None
     interval: float | None = None
     resume: bool = False
-    ends: Path | None = None
     made: int = field(default=0, init=False)
     seconds: float = field(default=0.0, init=False)
     size: int = field(default=0, init=False)
@@ -133,61 +125,35 @@ class Checkpoints:
             require_whole("checkpoint_every", self.every)
             self.every = int(self.every)  # written as JSON
 
-    def begin(self, comparison: Fingerprint) -> Snapshot:
-        """Read the last valid checkpoint; an empty snapshot if there is none to resume from.
+    def begin(
+        self,
+        settings: Mapping[str, Any],
+        methods: Sequence[Method],
+        planned: Sequence[Sequence[Run]],
+    ) -> None:
+        """Begin a comparison.
+
+        Args:
+            settings: All settings that results depend on, except the rounds, for JSON.
+            methods: The method of each seed run.
+            planned: The runs of each seed run.
 
         Raises:
-            InputError: If the checkpoints belong to another comparison or have another format, if
-                none of them is valid, or if the folder is a symbolic link.
+            InputError: If the folder is a symbolic link, or has checkpoints of an older format.
         """
         refuse_link(self.folder)
-        if self.ends is not None:
-            refuse_link(self.ends)
-        self._comparison, self._last = comparison, time.perf_counter()
-        self._replaces, self.under_way = not self.resume, False
+        self._settings, self._methods, self._planned = settings, methods, planned
+        self._replaces, self.under_way, self._last = not self.resume, False, time.perf_counter()
         if not self.resume:
-            return Snapshot(())
-        old = self.folder / "state"
-        require(
-            not old.is_dir(),
-            f"{old}: a checkpoint of format 1; this version reads {FORMAT}: {OTHER_FORMAT}",
-        )
-        steps = self._steps()
-        common = _common(steps)
-        require(
-            common or not allgather(len(steps)).any(),
-            f"{self.folder}: not all processes see the same checkpoints; the folder must be shared",
-        )
-        damaged = []
-        for step in common:
-            problem, snapshot = "", None
-            try:
-                snapshot = self._read(step)
-            except Damaged as error:
-                problem = str(error)
-            if allgather(bool(problem)).any():
-                damaged.append((step, problem or f"{self.folder}: another process's is damaged"))
-                continue
-            consequence = "the one before is used" if step else "the comparison begins anew"
-            for later, line in damaged:
-                logging.getLogger(__name__).warning("%s; %s", line, consequence)
-                if jax.process_index() == 0:
-                    self._state(later).unlink(missing_ok=True)
-            if not (step or damaged or self._has_ends) and jax.process_index() == 0:
-                line = "%s: no checkpoint was made yet; %s"
-                logging.getLogger(__name__).warning(line, self.folder, consequence)
-            assert snapshot is not None
-            return snapshot
-        if damaged:
-            raise InputError(f"{damaged[0][1]}; no other is whole: begin anew, without resuming")
-        if self.folder.is_dir() and not self._has_ends and jax.process_index() == 0:
-            line = "%s: no whole checkpoint is there; the comparison begins anew"
+            return
+        for path in self._files():
+            if re.fullmatch(r"state|\d+\.state", path.name):
+                require_format(path, "1" if path.name == "state" else "2 to 4")
+        if self.folder.is_dir() and not self.exist and jax.process_index() == 0:
+            line = "%s: no checkpoint was made yet; the comparison begins anew"
             logging.getLogger(__name__).warning(line, self.folder)
-        return Snapshot(())
 
-    def before_first(
-        self, on_record: Callable[[Record], None], begin: Snapshot
-    ) -> Callable[[Record], None]:
+    def before_first(self, on_record: Callable[[Record], None]) -> Callable[[Record], None]:
         """Wrap `on_record`, so that the settings are written before the first record.
 
         A comparison that ends before its first checkpoint can then resume with the same settings.
@@ -195,214 +161,143 @@ class Checkpoints:
 
         Args:
             on_record: Called with each record.
-            begin: The checkpoint from which the comparison begins.
         """
-        unwritten = [begin]
+        begun = False
 
         def recorded(record: Record) -> None:
-            if unwritten:
-                first = unwritten.pop()
+            nonlocal begun
+            if not begun:
                 if jax.process_index() == 0:
                     if self._replaces:
-                        _remove(self.folder)
-                        if self.ends is not None:
-                            _remove(self.ends)
-                    if self.every is not None or self.interval is not None:
-                        contents = self._contents(first, first.checksums)
-                        write(self._state(self._step(first)), contents)
+                        remove_folder(self.folder)
+                    asked = self.every is not None or self.interval is not None
+                    if asked and not any(path.suffix == ".state" for path in self._files()):
+                        write_state(self.folder / FIRST, self._table, self._methods[0])
                 allgather(0)  # no process writes before the first one has removed old files
-                self._replaces = False
+                begun, self._replaces = True, False
             on_record(record)
 
         return recorded
 
-    def _steps(self) -> list[int]:
-        names = (re.fullmatch(r"(\d+)\.state", path.name) for path in files_in(self.folder))
-        return [int(name[1]) for name in names if name]
-
-    def _read(self, step: int) -> Snapshot:
-        state = self._state(step)
-        position, arrays = self._open(state, self._comparison.rounds)
-        snapshot = Snapshot(position.finished, position.under_way, position.round, arrays)
-        require(
-            self._step(snapshot) == step,
-            f"{state}: a checkpoint of step {self._step(snapshot)}: {ELSEWHERE}",
-        )
-        if self.every is None:
-            self.every = position.every
-        if self.interval is None:
-            self.interval = position.interval
-        return self._with_clients(snapshot, position, state, self._clients(step))
-
-    def _open(self, state: Path, rounds: int, first: int = 0) -> tuple[Position, dict[str, Any]]:
-        """Read a state's position and arrays, after checks of its settings and contents.
+    def last(self, number: int) -> Snapshot | None:
+        """Read the last valid checkpoint of a seed run.
 
         Args:
-            state: The file.
-            rounds: Number of rounds T of the file's comparison.
-            first: Number of the first seed run in it.
-        """
-        check(state)
-        try:
-            arrays = nested(read_arrays(state))
-        except ValueError:
-            raise malformed(state, "its arrays are not named as they should be") from None
-        position = read_position(state, arrays)
-        settings = self._comparison.all_settings | {"rounds": rounds}
-        for key in dict.fromkeys([*settings, *position.comparison]):
-            _require_same(state.parent, position, key, settings.get(key))
-        check_runs(state, position, self._comparison, first)
-        check_arrays_of(state, position, arrays, self._comparison, first)
-        structure = jax.tree.structure(self._comparison.protocol.model.shapes)
-        for i, run in enumerate(position.finished):
-            run.params = _unnumbered(structure, arrays["params"][str(i)])
-        return position, arrays
-
-    def _with_clients(
-        self, snapshot: Snapshot, position: Position, state: Path, clients: Path
-    ) -> Snapshot:
-        """A snapshot with this process's client state, if there is any, from its file."""
-        if position.clients is None:
-            return snapshot
-        require(
-            check(clients) in position.clients[jax.process_index() :][:1],
-            f"{clients}: not the client state of {state}: {ELSEWHERE}",
-        )
-        blocks = ((".".join(keys), block) for keys, block in read_arrays(clients))
-        return snapshot._replace(client_state=blocks, file=clients, checksums=position.clients)
-
-    def end(self, seed_run: int) -> End | None:
-        """Read the last state of a seed run, from this comparison or a shorter one.
-
-        Args:
-            seed_run: Number of the seed run.
+            number: Number of the seed run.
 
         Returns:
-            The state; None if there is none, it is damaged, or this comparison does not resume.
+            A snapshot; None if there is none, or if this comparison does not resume.
 
         Raises:
-            InputError: If the state is of another comparison, or of one with more rounds.
+            InputError: If the checkpoint belongs to another comparison, or to one with more rounds,
+                or has another format.
         """
-        if self.ends is None or not self.resume:
+        if not self.resume:
             return None
-        stored = [int(name[1]) for name in self._names(seed_run) if name[2] == "state"]
-        last = allgather(max(stored, default=0))
-        if not last.all():
-            return None
-        rounds = int(last[0])
-        require(
-            rounds <= self._comparison.rounds,
-            f"{self.ends}: {rounds} rounds are done; rounds = {self._comparison.rounds} must not "
-            "be fewer",
-        )
-        problem, snapshot = "", None
-        try:
-            state = self.ends / f"{seed_run}-{rounds}.state"
-            clients = self._end_of_clients(seed_run, rounds)
-            position, arrays = self._open(state, rounds, seed_run)
-            snapshot = Snapshot((), position.under_way, position.round, arrays)
-            snapshot = self._with_clients(snapshot, position, state, clients)
-        except Damaged as error:
-            problem = str(error)
-        if allgather(bool(problem)).any():
-            line = "%s; the rounds of its seed are computed again"
-            logging.getLogger(__name__).warning(line, problem or f"{self.ends}: damaged elsewhere")
-            return None
-        assert snapshot is not None
-        return End(rounds, snapshot)
-
-    def write_end(self, seed_run: int, make_snapshot: Callable[[], Snapshot]) -> None:
-        """Write the last state of a seed run; log a warning if it cannot be written.
-
-        Args:
-            seed_run: Number of the seed run.
-            make_snapshot: Returns a snapshot with this seed run under way.
-        """
-        if self.ends is None:
-            return
-        snapshot = make_snapshot()._replace(finished=())
-        rounds, problem, checksum = self._comparison.rounds, "", None
-        state = self.ends / f"{seed_run}-{rounds}.state"
-        clients = self._end_of_clients(seed_run, rounds)
-        try:
-            # an end is valid if its state exists, so an old state of this name is removed first
-            if jax.process_index() == 0:
-                state.unlink(missing_ok=True)
-            allgather(0)
-            if snapshot.client_state is not None:
-                blocks = (((name,), block) for name, block in snapshot.client_state)
-                checksum = write(clients, blocks)
-        except OSError as error:
-            problem = f"{clients}: {error.strerror}"
-        failed = allgather(bool(problem)).any()
-        checksums = None if failed else _gathered(checksum)
-        if jax.process_index() == 0 and not failed:
+        found = sorted(self._rounds(number))[-KEPT:]
+        # all processes read the files that the first one sees
+        common = [int(allgather(n)[0]) for n in (*found, *[-1] * (KEPT - len(found)))]
+        damaged = list[tuple[int, str]]()
+        snapshot = None
+        for rounds in sorted(set(common) - {-1}, reverse=True):
+            problem = ""
             try:
-                write(state, self._contents(snapshot, checksums))
-            except OSError as error:
-                problem = f"{state}: {error.strerror}"
-        if allgather(bool(problem)).any():
-            clients.unlink(missing_ok=True)
-            line = "%s: the last state is not kept, so this run cannot be extended"
-            if problem:
-                logging.getLogger(__name__).warning(line, problem)
-        elif jax.process_index() == 0:
-            for name in self._names(seed_run):
-                if int(name[1]) != rounds:
-                    (self.ends / name[0]).unlink()
+                snapshot = self._read(number, rounds)
+            except Damaged as error:
+                problem = str(error)
+            if not allgather(bool(problem)).any():
+                break
+            damaged.append((rounds, problem or f"{self.folder}: another process's is damaged"))
+            snapshot = None
+        consequence = "the one before is used" if snapshot else "its rounds are computed again"
+        for rounds, line in damaged:
+            logging.getLogger(__name__).warning("%s; %s", line, consequence)
+            if jax.process_index() == 0:
+                self._state(number, rounds).unlink(missing_ok=True)
+        return snapshot
 
-    def _names(self, seed_run: int) -> list[re.Match[str]]:
-        """The names of the files of a seed run's last states, matched with rounds and kind."""
-        assert self.ends is not None
-        pattern = re.compile(rf"{seed_run}-(\d+)\.(state|clients-\d+)")
-        names = (pattern.fullmatch(path.name) for path in files_in(self.ends))
-        # states first, since an end is invalid without its state
-        return sorted(filter(None, names), key=lambda name: name[2] != "state")
+    def _read(self, number: int, rounds: int) -> Snapshot | None:
+        """Read a checkpoint; None if it has settings only.
 
-    def _end_of_clients(self, seed_run: int, rounds: int) -> Path:
-        """The file of this process's client state at the end of a seed run."""
-        assert self.ends is not None
-        return self.ends / f"{seed_run}-{rounds}.clients-{jax.process_index()}"
+        Raises:
+            Damaged: If it is damaged, or a file of another place.
+            InputError: If it belongs to another comparison or has another format.
+        """
+        path, method = self._state(number, rounds), self._methods[number]
+        text, arrays = read_state(path)
+        for key in dict.fromkeys([*self._settings, *text.settings]):
+            stored, here = text.settings.get(key), self._settings.get(key)
+            require(
+                stored == here,
+                f"{self.folder}: checkpoints of another comparison: {key} = {stored}, here {here}",
+            )
+        require(
+            text.rounds <= method.protocol.rounds,
+            f"{self.folder}: checkpoints of a comparison of {text.rounds} rounds; rounds = "
+            f"{method.protocol.rounds} must not be fewer",
+        )
+        snapshot = None
+        if rounds:
+            snapshot = restored(path, text, arrays, method)
+            planned = self._planned[number]
+            if not (text.round == rounds and snapshot.is_of(planned)):
+                raise Damaged(f"{path}: a file of another place")
+            if text.clients is not None:
+                clients = self._clients(number, rounds)
+                if check_file(clients) not in text.clients[jax.process_index() :][:1]:
+                    raise Damaged(f"{clients}: not the client state of {path}")
+                snapshot = snapshot._replace(client_state=read_file(clients), file=clients)
+        if self.every is None:
+            self.every = text.every
+        if self.interval is None:
+            self.interval = text.interval
+        return snapshot
+
+    def begin_call(self) -> None:
+        """Note that a call of rounds begins."""
+        with self._lock:
+            self.under_way = True
 
     def offer(
-        self, snapshot: Callable[[], Snapshot], seed_run: str, done: int | None = None
+        self, number: int, name: str, done: int, snapshot: Callable[[], Snapshot], *, over: bool
     ) -> None:
-        """Write a checkpoint if one is due.
+        """Write a checkpoint if one is due, as always at the end of a seed run.
 
         Args:
-            snapshot: Waits for all records, and returns a snapshot of the comparison.
-            seed_run: Name of the seed run under way, for messages.
-            done: Number of its rounds that are done; None at its end.
+            number: Number of the seed run.
+            name: Its name, for messages.
+            done: Number of its rounds that are done.
+            snapshot: Waits for all records, and returns a snapshot.
+            over: Whether the seed run is over.
 
         Raises:
             Stopped: If the comparison was asked to stop.
         """
         # processes must agree: signals may reach only one of them or at other rounds, clocks differ
         asked = allgather(self.stopping or 0).max()
-        due = self.every is not None and (done is None or done % self.every == 0)
+        due = over or (self.every is not None and done % self.every == 0)
         if self.interval is not None:
             due = due or bool(allgather(time.perf_counter() - self._last >= self.interval)[0])
-        if done is None and self.ends is None:
-            due = due or self.interval is not None  # a signal before the next call ends at once
-        if done == self._comparison.rounds:
-            due = False  # the checkpoint at the end of the seed run follows
-        if due or asked:
-            self._save(snapshot())
-            self._last = time.perf_counter()
-        if due or asked or done is None:
-            with self._lock:
-                self.under_way = False
-                if jax.process_count() == 1:
-                    asked = self.stopping or 0  # a signal may have arrived meanwhile
-        if asked:
-            allgather(0)  # no process ends before all have written their files
-            where = f"after {seed_run}" if done is None else f"after round {done} of {seed_run}"
-            raise Stopped(where, self.folder, signal.Signals(int(asked)))
-
-    def begin_call(self) -> None:
-        """Note that a call of rounds begins."""
+        if done == self._methods[number].protocol.rounds and not over:
+            due = False  # that at the end follows
+        if not (due or asked):
+            return
+        try:
+            self._save(number, snapshot(), 1 if over else KEPT)
+        except OSError as error:
+            if not over:
+                raise
+            line = "%s: %s: the last checkpoint of %s is missing, so it cannot be extended"
+            logging.getLogger(__name__).warning(line, error.filename, error.strerror, name)
+        self._last = time.perf_counter()
         with self._lock:
-            self.under_way = True
+            self.under_way = False
+            if jax.process_count() == 1:
+                asked = self.stopping or 0  # a signal may have arrived meanwhile
+        # after the last seed run, only the results are left to be written
+        if asked and not (over and number == len(self._methods) - 1):
+            where = f"after {name}" if over else f"after round {done} of {name}"
+            raise Stopped(where, self.folder, signal.Signals(int(asked)))
 
     def ask_to_stop(self, number: signal.Signals) -> bool:
         """Let the comparison stop at its next offer; called in the thread that answers signals.
@@ -421,68 +316,65 @@ class Checkpoints:
 
     @property
     def exist(self) -> bool:
-        """Whether the comparison can be resumed from a checkpoint or from the end of a seed run."""
-        return not self._replaces and (any(self._steps()) or self._has_ends)
+        """Whether the comparison can be resumed from a checkpoint."""
+        names = {path.name for path in self._files() if path.suffix == ".state"}
+        return not self._replaces and bool(names - {FIRST})
 
-    @property
-    def _has_ends(self) -> bool:
-        return self.ends is not None and bool(files_in(self.ends))
+    def _save(self, number: int, snapshot: Snapshot, kept: int) -> None:
+        """Write a checkpoint, and remove all but the last `kept` of its seed run.
 
-    def _save(self, snapshot: Snapshot) -> None:
-        begin, checksum = time.perf_counter(), None
-        if snapshot.client_state is not None:
-            blocks = (((name,), block) for name, block in snapshot.client_state)
-            checksum = write(self._clients(self._step(snapshot)), blocks)
-        checksums = _gathered(checksum)  # all processes have written their client state
-        if jax.process_index() == 0:
-            write(self._state(self._step(snapshot)), self._contents(snapshot, checksums))
-            self._prune()
-        allgather(0)  # the checkpoint is valid from here on
-        self.size = sum(p.stat().st_size for p in self.folder.glob(f"{self._step(snapshot)}.*"))
+        Raises:
+            OSError: In all processes, if one of them cannot write its file.
+        """
+        begin, checksum, rounds = time.perf_counter(), None, snapshot.now.round
+        with _together(self.folder):
+            if snapshot.client_state is not None:
+                checksum = write_file(self._clients(number, rounds), snapshot.client_state)
+        checksums = _gathered(checksum)
+        with _together(self.folder):
+            if jax.process_index() == 0:
+                state = self._state(number, rounds)
+                write_state(state, self._table, self._methods[number], snapshot, checksums)
+                self._prune(number, kept)
+        self.size = sum(p.stat().st_size for p in self.folder.glob(f"{number}-{rounds}.*"))
         self.made += 1
         self.seconds += time.perf_counter() - begin
 
-    def _step(self, snapshot: Snapshot) -> int:
-        """The step of a checkpoint, which grows during the comparison."""
-        return snapshot.seed_runs * (self._comparison.rounds + 1) + snapshot.round
-
-    def _contents(
-        self, snapshot: Snapshot, checksums: Sequence[str] | None
-    ) -> Iterator[tuple[list[str], NDArray[Any]]]:
-        """The arrays of a state's file, given the checksums of the files of its client state."""
-        arrays = dict(snapshot.arrays)
-        if snapshot.finished:
-            arrays["params"] = {
-                str(i): _numbered(run.params) for i, run in enumerate(snapshot.finished)
-            }
-        position = {
-            "comparison": self._comparison.all_settings,
+    @property
+    def _table(self) -> dict[str, Any]:
+        """What all files of states say."""
+        return {
+            "settings": self._settings,
+            "rounds": self._methods[0].protocol.rounds,
             "every": self.every,
             "interval": self.interval,
-            "round": snapshot.round,
-            "finished": [entry_of(run) for run in snapshot.finished],
-            "under_way": [entry_of(run) for run in snapshot.under_way],
-            "clients": checksums,
         }
-        arrays["position"] = np.frombuffer(json.dumps(position).encode(), np.uint8)
-        return flat(arrays)
 
-    def _prune(self) -> None:
-        """Remove all but the last checkpoints, and incomplete files of a killed process."""
-        kept_steps = {str(step) for step in sorted(self._steps())[-KEPT:]}
+    def _prune(self, number: int, kept: int) -> None:
+        """Remove all but the last checkpoints of a seed run, and what killed processes left."""
+        rounds = {str(n) for n in sorted(self._rounds(number))[-kept:]}
         # states first, since a checkpoint is invalid without its state
-        for path in sorted(files_in(self.folder), key=lambda path: path.suffix != ".state"):
-            name = re.fullmatch(r"(\d+)\.(state|clients-\d+)|\..+\.partial", path.name)
-            if name and name[1] not in kept_steps:
+        for path in sorted(self._files(), key=lambda path: path.suffix != ".state"):
+            name = NAME.fullmatch(path.name)
+            old = name and int(name[1]) == number and name[2] not in rounds
+            if old or re.fullmatch(r"\..+\.partial", path.name):
                 path.unlink()
 
-    def _state(self, step: int) -> Path:
-        """The file of the server's state, the finished runs and all records."""
-        return self.folder / f"{step}.state"
+    def _files(self) -> list[Path]:
+        return list(self.folder.iterdir()) if self.folder.is_dir() else []
 
-    def _clients(self, step: int) -> Path:
+    def _rounds(self, number: int) -> list[int]:
+        """The rounds after which there is a checkpoint of a seed run."""
+        names = filter(None, (NAME.fullmatch(path.name) for path in self._files()))
+        return [int(name[2]) for name in names if int(name[1]) == number and name[3] == "state"]
+
+    def _state(self, number: int, rounds: int) -> Path:
+        """The file of a checkpoint."""
+        return self.folder / f"{number}-{rounds}.state"
+
+    def _clients(self, number: int, rounds: int) -> Path:
         """The file of this process's client state."""
-        return self.folder / f"{step}.clients-{jax.process_index()}"
+        return self.folder / f"{number}-{rounds}.clients-{jax.process_index()}"
 
     def __str__(self) -> str:
         """A summary for users, in one line."""
@@ -490,13 +382,6 @@ class Checkpoints:
             f"{self.made} checkpoint{'s' * (self.made != 1)}, {self.seconds:.1f} s in all, "
             f"the last of {self.size / 1e6:.1f} MB"
         )
-
-    def remove(self) -> None:
-        """Remove the folder, once the results are written."""
-        allgather(0)  # no process needs it any more
-        if jax.process_index() == 0:
-            _remove(self.folder)
-        allgather(0)
 
 
 @contextmanager
@@ -520,26 +405,8 @@ def stopping_on_signals(checkpoints: Checkpoints) -> Iterator[None]:
         logging.getLogger(__name__).warning(line, checkpoints.stopping.name)
 
 
-def _gathered(checksum: str | None) -> Sequence[str] | None:
-    """All processes' checksums, once all of them have called this; None without client state."""
-    if checksum is None:
-        allgather(0)
-        return None
-    parts = np.frombuffer(bytes.fromhex(checksum), np.int32)  # JAX cuts longer numbers
-    everyones = np.stack([allgather(int(part)) for part in parts], axis=1)
-    return [row.tobytes().hex() for row in everyones.astype(np.int32)]
-
-
-def _require_same(folder: Path, position: Position, key: str, value: Any) -> None:
-    stored = position.comparison.get(key)
-    require(
-        stored == value,
-        f"{folder}: checkpoints of another comparison: {key} = {stored}, here {value}",
-    )
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder atomically: it is renamed first."""
+def remove_folder(folder: Path) -> None:
+    """Remove a folder of checkpoints atomically: it is renamed first."""
     if not folder.is_dir():
         return
     renamed = folder.with_name(f".{folder.name}.removed")
@@ -551,11 +418,22 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(renamed, ignore_errors=True)
 
 
-def _common(steps: Sequence[int]) -> Sequence[int]:
-    """The steps that all processes see, in descending order."""
-    last = sorted(steps, reverse=True)[:KEPT]
-    if jax.process_count() == 1:
-        return last
-    seen = np.stack([allgather(step) for step in (*last, *[-1] * (KEPT - len(last)))])
-    common = set.intersection(*(set(each.tolist()) for each in seen.T))
-    return sorted(common - {-1}, reverse=True)
+@contextmanager
+def _together(folder: Path) -> Iterator[None]:
+    """Wait for all processes at the end, and raise in all of them what one of them raised."""
+    problem = None
+    try:
+        yield
+    except OSError as error:
+        problem = error
+    if allgather(problem is not None).any():
+        raise problem or OSError(errno.EIO, "another process cannot write", str(folder))
+
+
+def _gathered(checksum: str | None) -> Sequence[str] | None:
+    """All processes' checksums; None without client state."""
+    if checksum is None:
+        return None
+    parts = np.frombuffer(bytes.fromhex(checksum), np.int32)  # JAX cuts longer numbers
+    everyones = np.stack([allgather(int(part)) for part in parts], axis=1)
+    return [row.tobytes().hex() for row in everyones.astype(np.int32)]

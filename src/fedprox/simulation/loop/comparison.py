@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 from jax.sharding import Mesh
 
 from fedprox.algorithms.base import Algorithm
@@ -18,9 +19,8 @@ from fedprox.simulation.loop.callbacks import Callback, following, pass_on
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.described import describe_comparison
 from fedprox.simulation.loop.execution import Execute
-from fedprox.simulation.loop.method_run import Session, new_runs, run_method, skip_finished
+from fedprox.simulation.loop.method_run import Session, new_runs, run_method
 from fedprox.simulation.loop.progress import Progress, Report, showing
-from fedprox.simulation.loop.snapshot import Fingerprint, Snapshot
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.solver import name_of
@@ -65,24 +65,23 @@ def compare(
     """
     checkpoints = follow.checkpoints
     on_record: Callable[[Record], None] = partial(pass_on, follow.callbacks)
-    begin = Snapshot(())
+    seed_runs = [(method, seed) for method in methods for seed in protocol.seeds]
+    planned = [new_runs(method, seed) for method, seed in seed_runs]
     if checkpoints:
-        begin = checkpoints.begin(_fingerprint(protocol, methods))
-        on_record = checkpoints.before_first(on_record, begin)
-        seed_runs = [method for method in methods for _ in protocol.seeds]
-        begin = skip_finished(checkpoints, begin, seed_runs, mesh)
+        settings = _fingerprint(protocol, methods)
+        checkpoints.begin(settings, [method for method, _ in seed_runs], planned)
+        on_record = checkpoints.before_first(on_record)
     experiment = describe_comparison(protocol, [method.algorithm for method in methods])
-    planned = [
-        replace(run, experiment=experiment)
-        for method in methods
-        for seed in protocol.seeds
-        for run in new_runs(method, seed)
-    ]
-    with following(follow.callbacks, planned) as finished:
+    announced = [replace(run, experiment=experiment) for group in planned for run in group]
+    with following(follow.callbacks, announced) as finished:
         with showing(follow.progress, follow.on_progress) as report:
             execute = make_execute(report)
-            session = Session(protocol, mesh, execute, len(planned), checkpoints, on_record, report)
-            runs = _run_all(session, methods, begin)
+            session = Session(protocol, mesh, execute, checkpoints, on_record, report)
+            runs = [
+                run
+                for number, method in enumerate(methods)
+                for run in run_method(session, method, number * len(protocol.seeds))
+            ]
         for run in runs:
             run.experiment = experiment
         finished += runs
@@ -111,9 +110,13 @@ def checked_methods(protocol: Protocol, algorithms: Sequence[Algorithm]) -> list
     return methods
 
 
-def _fingerprint(protocol: Protocol, methods: Sequence[Method]) -> Fingerprint:
-    """What distinguishes the checkpoints of this comparison from those of others."""
+def _fingerprint(protocol: Protocol, methods: Sequence[Method]) -> dict[str, Any]:
+    """The settings that the checkpoints of a comparison must match, for JSON."""
     settings: dict[str, Any] = {
+        "labels": [label for method in methods for label in method.labels],
+        "seeds": list(protocol.seeds),
+        "processes": jax.process_count(),
+        **protocol.settings,
         "parameters": describe(protocol.model.shapes),
         # labels are not enough: they have six digits
         "points": [list(point.values()) for method in methods for point in method.points],
@@ -125,27 +128,7 @@ def _fingerprint(protocol: Protocol, methods: Sequence[Method]) -> Fingerprint:
             settings[name] = float(
                 f"{z:.6g}"
             )  # a run with more rounds may need more noise for its epsilon
-    return Fingerprint(
-        tuple(label for method in methods for label in method.labels),
-        protocol.seeds,
-        protocol.rounds,
-        protocol.settings | settings,
-        protocol,
-        [method for method in methods for _ in protocol.seeds],
-        [new_runs(method, seed) for method in methods for seed in protocol.seeds],
-    )
-
-
-def _run_all(session: Session, methods: Sequence[Method], begin: Snapshot) -> list[Run]:
-    """Run the methods that `begin` has not finished, and return the runs of all methods."""
-    for record in begin.records:
-        session.on_record(record)
-    runs, seeds = list(begin.finished), session.protocol.seeds
-    for number, method in enumerate(methods):
-        remaining = seeds[max(0, begin.seed_runs - number * len(seeds)) :]
-        if remaining:
-            begin = run_method(session, method, remaining, runs, begin)
-    return runs
+    return settings
 
 
 COMPARED_ROUNDS = 0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ from fedprox.simulation.loop.execution import (
 from fedprox.simulation.loop.progress import Phase, Progress
 from fedprox.simulation.loop.records import best_loss
 from fedprox.simulation.loop.rounds import Listeners, Rounds
-from fedprox.simulation.loop.snapshot import End, Snapshot, arrays_of
+from fedprox.simulation.loop.snapshot import Snapshot
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
@@ -42,7 +43,6 @@ class Session(NamedTuple):
         protocol: The protocol of the comparison.
         mesh: The devices of the server's state.
         execute: Makes the execution of a method.
-        runs: Number of runs of the whole comparison.
         checkpoints: Where and how often checkpoints are written; None means no checkpoints.
         on_record: Called with each record.
         on_progress: Called when a phase begins and when rounds end.
@@ -51,53 +51,50 @@ class Session(NamedTuple):
     protocol: Protocol
     mesh: Mesh
     execute: Execute
-    runs: int
     checkpoints: Checkpoints | None
     on_record: Callable[[Record], None]
     on_progress: Callable[[Progress], None]
 
 
-def run_method(
-    session: Session, method: Method, seeds: Sequence[int], runs: list[Run], begin: Snapshot
-) -> Snapshot:
-    """Run the remaining seeds of one method at all sweep points.
+def run_method(session: Session, method: Method, first: int) -> list[Run]:
+    """Run all seeds of one method at all sweep points, each from its last checkpoint.
 
     Args:
         session: The environment.
         method: The method.
-        seeds: The seeds that are not finished.
-        runs: The finished runs of the comparison; the new runs are appended.
-        begin: The comparison before the first of these seeds ends.
+        first: Number of its first seed run.
 
     Returns:
-        The comparison after the last of these seeds.
+        The runs.
     """
-    protocol, checkpoints = session.protocol, session.checkpoints
-    session.on_progress(phase_of(method, seeds[0], begin.round, "planning"))
-    began = time.perf_counter()
-    params = protocol.first_params(seeds[0])
-    initial_seconds = time.perf_counter() - began
-    start = Start(seeds[0], params, begin.round, begin.capacity)
-    del params
-    with session.execute(method, start) as execution:
-        for seed in seeds:
-            if seed != start.seed:
-                params = protocol.first_params(seed)
-                start = Start(seed, params, begin.round, begin.capacity)
-                del params
-            under_way = begin.under_way or new_runs(method, seed, execution)
+    protocol, checkpoints, execution = session.protocol, session.checkpoints, None
+    runs = list[Run]()
+    with ExitStack() as opened:
+        for number, seed in enumerate(protocol.seeds, first):
+            saved = None if checkpoints is None else checkpoints.last(number)
+            if saved is not None:
+                saved.fit_to(protocol)
+                for record in saved.records:
+                    session.on_record(record)
+                if saved.is_over(protocol):
+                    now = on_mesh(saved.now, session.mesh)
+                    set_params(protocol, saved.runs, method.algorithm, now.state, now.best)
+                    runs += saved.runs
+                    continue
+            done, capacity = (saved.now.round, saved.now.capacity) if saved else (0, None)
+            if execution is None:
+                session.on_progress(phase_of(method, seed, done, "planning"))
+            began = time.perf_counter()
+            start = Start(seed, protocol.first_params(seed), done, capacity)
+            initial_seconds = time.perf_counter() - began
+            if execution is None:
+                execution = opened.enter_context(session.execute(method, start))
+            under_way = saved.runs if saved else new_runs(method, seed, execution)
             for run in under_way:
                 run.compile_seconds += initial_seconds + execution.compile_seconds
-            seed_run = SeedRun(session, method, execution, start, under_way, runs)
-            seed_run.run(begin)
+            SeedRun(session, method, execution, start, number, under_way).run(saved)
             runs += under_way
-            begin = Snapshot(tuple(runs))
-            if checkpoints and len(runs) < session.runs:
-                checkpoints.offer(partial(Snapshot, begin.finished), str(seed_run))
-                begin = advance(begin, checkpoints.end(begin.seed_runs), protocol)
-                for record in begin._replace(finished=()).records:
-                    session.on_record(record)
-    return begin
+    return runs
 
 
 def phase_of(method: Method, seed: int, done: int, phase: Phase) -> Progress:
@@ -154,8 +151,8 @@ class SeedRun:
         method: The method.
         execution: Computes its rounds.
         start: The start of the remaining rounds.
+        number: Its number in the comparison.
         runs: The runs of the sweep points, to which records and parameters are added.
-        finished: The finished runs of the comparison.
     """
 
     def __init__(
@@ -164,42 +161,41 @@ class SeedRun:
         method: Method,
         execution: MethodExecution,
         start: Start,
+        number: int,
         runs: Sequence[Run],
-        finished: Sequence[Run],
     ) -> None:
         self.session, self.method, self.execution, self.start = session, method, execution, start
-        self.seed, self.runs, self.finished = start.seed, runs, finished
+        self.seed, self.number, self.runs = start.seed, number, runs
         self.copy = _model_copier(method)
         self.began, self.spent = time.perf_counter(), runs[0].run_seconds
 
     def __str__(self) -> str:
         return f"{self.method.name}, seed {self.seed}"
 
-    def run(self, begin: Snapshot) -> None:
+    def run(self, saved: Snapshot | None) -> None:
         """Run the remaining rounds.
 
         Args:
-            begin: The comparison at the beginning of these rounds.
+            saved: What they begin from; None for all rounds.
         """
-        session, checkpoints, runs = self.session, self.session.checkpoints, self.runs
+        session, runs = self.session, self.runs
         execution = self.execution.begin(self.start)
-        self._report(begin.round, best_loss(runs) if begin.round else None)
+        self._report(self.start.round, best_loss(runs) if saved else None)
         try:
-            now = self._first_state()
-            if begin.round:
-                now = begin.run_state(now, session.mesh)
-                restore(execution, begin)
+            if saved is None:
+                now = self._first_state()
+            else:
+                now = on_mesh(saved.now, session.mesh)
+                restore(execution, saved)
             planned = execution.planned
-            if checkpoints is not None:
-                planned = _notify(planned, checkpoints)
-            after_call = partial(self._offer, execution)
+            if session.checkpoints is not None:
+                planned = _notify(planned, session.checkpoints)
+            after_call = partial(self._offer, execution, over=False)
             listeners = Listeners(session.on_record, self._report, after_call)
             rounds = Rounds(self.method, execution, self.copy, now, runs, listeners)
             del now  # its memory is reused by the first call
             end = rounds.run(planned)
-            if checkpoints is not None:
-                number = Snapshot(self.finished).seed_runs
-                checkpoints.write_end(number, lambda: self._snapshot(execution, end))
+            self._offer(execution, end.round, lambda: end, over=True)
         finally:
             execution.close()
         done = runs[0].final.round
@@ -219,74 +215,42 @@ class SeedRun:
         for run in self.runs:
             run.run_seconds = self.spent + time.perf_counter() - self.began
 
-    def _snapshot(self, execution: SeedExecution, now: RunState) -> Snapshot:
-        self._count_seconds()
-        clients = len(self.session.protocol.federation)
-        arrays = arrays_of(now, len(self.runs), clients)
-        return Snapshot(self.finished, self.runs, now.round, arrays, execution.contents())
+    def _offer(
+        self, execution: SeedExecution, done: int, now: Callable[[], RunState], *, over: bool
+    ) -> None:
+        """Offer a checkpoint after a call, or at the end."""
 
-    def _offer(self, execution: SeedExecution, done: int, now: Callable[[], RunState]) -> None:
-        """Offer a checkpoint after a call."""
+        def snapshot() -> Snapshot:
+            state = now()
+            self._count_seconds()
+            early = over and done < self.session.protocol.rounds
+            return Snapshot(self.runs, state, early, execution.contents())
+
         if self.session.checkpoints is not None:
-            offered: Callable[[], Snapshot] = lambda: self._snapshot(execution, now())  # noqa: E731
-            self.session.checkpoints.offer(offered, str(self), done)
+            self.session.checkpoints.offer(self.number, str(self), done, snapshot, over=over)
 
     def _report(self, done: int, loss: float | None) -> None:
         rounds = self.session.protocol.rounds
         self.session.on_progress(Progress(self.method.name, self.seed, done, rounds, loss))
 
 
-def restore(execution: SeedExecution, begin: Snapshot) -> None:
+def on_mesh(now: RunState, mesh: Mesh) -> RunState:
+    """A state from a checkpoint, on the devices."""
+    state, hparams, memory, best = replicate(mesh, (now.state, now.hparams, now.memory, now.best))
+    return now._replace(state=state, hparams=hparams, memory=memory, best=best)
+
+
+def restore(execution: SeedExecution, saved: Snapshot) -> None:
     """Restore the client state of a checkpoint.
 
     Raises:
         InputError: If it is not such as this comparison writes.
     """
     try:
-        execution.restore(begin.client_state or ())
+        execution.restore(saved.client_state or ())
     except Damaged as error:
-        problem = str(error).removeprefix(f"{begin.file}: ")
-        raise InputError(f"{begin.file}: {problem}; begin anew, without resuming") from None
-
-
-def skip_finished(
-    checkpoints: Checkpoints, begin: Snapshot, methods: Sequence[Method], mesh: Mesh
-) -> Snapshot:
-    """Advance a comparison from its last checkpoint over later seed runs with stored ends.
-
-    Args:
-        checkpoints: The checkpoints.
-        begin: The last checkpoint.
-        methods: The method of each seed run.
-        mesh: The devices.
-    """
-    for method in methods[begin.seed_runs :]:
-        protocol, algorithm = method.protocol, method.algorithm
-        end = checkpoints.end(begin.seed_runs)
-        if end is None or end.rounds < protocol.rounds:
-            return advance(begin, end, protocol)
-        params = protocol.model.shapes
-        state = end.snapshot.state(jax.tree.structure(jax.eval_shape(algorithm.init, params)))
-        best = end.snapshot.best(jax.tree.structure(params))
-        runs = end.snapshot.under_way
-        set_params(protocol, runs, algorithm, replicate(mesh, state), best)
-        begin = Snapshot((*begin.finished, *runs))
-    return begin
-
-
-def advance(begin: Snapshot, end: End | None, protocol: Protocol) -> Snapshot:
-    """Advance `begin` to the stored end of its next seed run, if that has more rounds.
-
-    A shorter comparison always evaluates its last model. If this comparison does not evaluate that
-    round, the record is removed.
-    """
-    if end is None or end.snapshot.round <= begin.round:
-        return begin
-    for run in end.snapshot.under_way if end.rounds < protocol.rounds else ():
-        if run.final.round % protocol.evaluation.every:
-            run.history.pop()
-            run.client_steps = run.final.total_steps
-    return end.snapshot._replace(finished=begin.finished)
+        problem = str(error).removeprefix(f"{saved.file}: ")
+        raise InputError(f"{saved.file}: {problem}; begin anew, without resuming") from None
 
 
 def set_params(

@@ -1,199 +1,284 @@
-"""Snapshots: the contents of a checkpoint as values."""
+"""Snapshots: a seed run after some of its rounds, and the file of a checkpoint that holds one.
 
+The file has the form of `fedprox.files.arrays`, after a line `fedprox checkpoint FORMAT`. Its first
+array is JSON text: the settings of the comparison, the records, and the counts since the last of
+them. The server's state, the hyperparameters and what belongs to them follow. The checksums in the
+text tie the files of client state to it.
+"""
+
+import itertools
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 
+from fedprox.errors import require
+from fedprox.files.arrays import check_arrays, malformed, read_arrays, write_arrays
+from fedprox.precision import real_type
+from fedprox.simulation.compiled.compile import evaluated
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.devices.mesh import replicate
 from fedprox.simulation.loop.execution import RunState
 from fedprox.simulation.loop.participation import Participation, participation
-from fedprox.simulation.loop.records import all_faulty, no_updates
+from fedprox.simulation.loop.records import all_faulty
 from fedprox.simulation.planning.batch_plan import Capacity
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
-Arrays = Mapping[str, Any]
+FORMAT = 5
+"""The format of checkpoints. The meaning of the first line and of the last 32 bytes, the checksum,
+is the same in formats 2 to 5. Format 1 was written by orbax, in fedprox 0.1."""
 
 
-class Fingerprint(NamedTuple):
-    """The settings of a comparison that its checkpoints must match.
-
-    Attributes:
-        labels: Labels of the runs.
-        seeds: Seeds of the runs.
-        rounds: Number of rounds T.
-        settings: All other settings that results depend on, by name, see `Protocol.settings`.
-        protocol: The protocol.
-        methods: The method of each seed run.
-        runs: The runs of each seed run, before their first round.
-    """
-
-    labels: tuple[str, ...]
-    seeds: tuple[int, ...]
-    rounds: int
-    settings: Mapping[str, Any]
-    protocol: Protocol
-    methods: Sequence[Method]
-    runs: Sequence[Sequence[Run]]
-
-    @property
-    def all_settings(self) -> dict[str, Any]:
-        """All of these settings by name, as a checkpoint stores them."""
-        return {
-            "labels": list(self.labels),
-            "seeds": list(self.seeds),
-            "rounds": self.rounds,
-            "processes": jax.process_count(),
-            **self.settings,
-        }
+HEAD = "fedprox checkpoint "
+"""Beginning of the first line of a file, before the number of the format."""
 
 
 class Snapshot(NamedTuple):
-    """The contents of a checkpoint.
-
-    A seed run is all sweep points of a method with one seed.
+    """A seed run, all sweep points of a method with one seed, after some of its rounds.
 
     Attributes:
-        finished: The runs of all finished seed runs.
-        under_way: The runs of the seed run under way; empty between two seed runs.
-        round: Number of rounds done of the seed run under way.
-        arrays: State of the seed run under way, see `arrays_of`.
-        client_state: Client state of the seed run under way, as in `Store.contents`; None without
-            client state.
-        file: The file that it was read from; None if it was not.
-        checksums: Checksums of all processes' files of this client state, if it was read.
+        runs: Its runs, with their records.
+        now: Its state.
+        early: Whether it ended before its last round.
+        client_state: Its client state, as in `Store.contents`; None without client state.
+        file: The file of the client state; None if the snapshot was not read from files.
     """
 
-    finished: Sequence[Run]
-    under_way: Sequence[Run] = ()
-    round: int = 0
-    arrays: Arrays = MappingProxyType({})
+    runs: Sequence[Run]
+    now: RunState
+    early: bool = False
     client_state: Iterable[tuple[str, NDArray[Any]]] | None = None
     file: Path | None = None
-    checksums: Sequence[str] | None = None
-
-    @property
-    def seed_runs(self) -> int:
-        """Number of finished seed runs."""
-        return sum(1 for _ in seed_runs_of(self.finished))
 
     @property
     def records(self) -> Iterator[Record]:
-        """All records so far, in the order of their evaluations."""
-        for runs in (*seed_runs_of(self.finished), self.under_way):
-            for evaluation in zip(*(run.history for run in runs), strict=True):
-                yield from evaluation
+        """Its records, in the order of their evaluations."""
+        for evaluation in zip(*(run.history for run in self.runs), strict=True):
+            yield from evaluation
 
-    def state(self, structure: Any) -> Any:
-        """The server's state of the seed run under way, as a tree of the given structure."""
-        return _unnumbered(structure, self.arrays.get("state", {}))
+    def is_over(self, protocol: Protocol) -> bool:
+        """Whether no rounds are left."""
+        return self.early or self.now.round == protocol.rounds
 
-    def best(self, structure: Any) -> Any:
-        """The best models of the seed run under way, as a tree of the given structure.
+    def fit_to(self, protocol: Protocol) -> None:
+        """Remove a last record that only a comparison with fewer rounds has.
 
-        None if only the last model is kept.
+        A comparison always evaluates its last model. The counts of a state are those since the
+        record before, as if this one had never been made.
         """
-        return _unnumbered(structure, self.arrays["best"]) if "best" in self.arrays else None
+        for run in self.runs:
+            if run.final.round % protocol.evaluation.every and not self.is_over(protocol):
+                run.history.pop()
+                run.client_steps = run.final.total_steps
 
-    @property
-    def capacity(self) -> Capacity | None:
-        """Capacity of the last call; None if no seed run is under way."""
-        if "capacity" not in self.arrays:
-            return None
-        return Capacity(*map(int, self.arrays["capacity"]))
-
-    def run_state(self, first: RunState, mesh: Mesh) -> RunState:
-        """The state of the seed run under way.
-
-        Args:
-            first: A state of the same structure, such as that before round 0.
-            mesh: The devices.
-        """
-        state = _unnumbered(jax.tree.structure(first.state), self.arrays.get("state", {}))
-        memory = _unnumbered(jax.tree.structure(first.memory), self.arrays.get("memory", {}))
-        faulty = self.arrays.get("faulty", no_updates())
-        return RunState(
-            self.round,
-            replicate(mesh, state),
-            replicate(mesh, dict(self.arrays["hparams"])),
-            replicate(mesh, memory),
-            (self.arrays["taken"],),
-            (lambda: faulty,),
-            int(self.arrays["empty"]),
-            self.capacity,
-            replicate(mesh, self.best(jax.tree.structure(first.best))),
-            trained=(Participation(**self.arrays["trained"]).again(),)
-            if "trained" in self.arrays
-            else (),
-        )
+    def is_of(self, planned: Sequence[Run]) -> bool:
+        """Whether it is of these runs, with records that they can have after its rounds."""
+        if [(run.label, run.seed) for run in self.runs] != [(r.label, r.seed) for r in planned]:
+            return False
+        histories = {tuple(record.round for record in run.history) for run in self.runs}
+        rounds = list(histories.pop())
+        return not histories and rounds == sorted({0, *rounds}) and rounds[-1] <= self.now.round
 
 
-class End(NamedTuple):
-    """The last state of a seed run.
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class Text(BaseModel):
+    """What a checkpoint holds beside arrays, as JSON.
 
     Attributes:
-        rounds: Number of rounds T of its comparison. A seed run that ended early did fewer.
-        snapshot: A snapshot with this seed run under way.
+        settings: The settings of the comparison.
+        rounds: Its number of rounds T.
+        every: Rounds between checkpoints.
+        interval: Seconds between checkpoints.
+        round: Number of rounds done; 0 in a file with settings only.
+        early: Whether the seed run ended before its last round.
+        runs: Its runs, without parameters.
+        taken: Steps since the last evaluation, as in `RunState`; likewise the next three.
+        empty: Rounds without clients.
+        faulty: Faulty updates, as (round, point, client).
+        capacity: Capacity of the last call.
+        clients: Checksum of each process's file of client state; None without client state.
     """
 
-    rounds: int
-    snapshot: Snapshot
+    model_config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+
+    settings: dict[str, Any]
+    rounds: Count
+    every: Annotated[int, Field(ge=1)] | None
+    interval: Annotated[float, Field(ge=0)] | None
+    round: Count = 0
+    early: bool = False
+    runs: list[Run] = []
+    taken: list[Count] = []
+    empty: Count = 0
+    faulty: list[tuple[Count, Count, Count]] = []
+    capacity: Capacity | None = None
+    clients: list[str] | None = None
 
 
-def seed_runs_of(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
-    """Group runs by seed run."""
-    begin = 0
-    while begin < len(runs):
-        end = begin + runs[begin].sweep_points
-        yield runs[begin:end]
-        begin = end
-
-
-def arrays_of(now: RunState, points: int, clients: int) -> Arrays:
-    """A run state as arrays by name.
+def write_state(
+    path: Path,
+    table: Mapping[str, Any],
+    method: Method,
+    snapshot: Snapshot | None = None,
+    checksums: Sequence[str] | None = None,
+) -> None:
+    """Write the file of a checkpoint.
 
     Args:
-        now: The run state.
-        points: Number of sweep points.
-        clients: Number of clients of the federation.
+        path: The file.
+        table: What it says beside the snapshot: the first four fields of `Text`.
+        method: The method.
+        snapshot: The snapshot; None for a file with settings only.
+        checksums: Checksums of all processes' files of its client state.
     """
-    taken = sum((np.broadcast_to(n, points) for n in now.taken), np.zeros(points, np.int64))
-    arrays: dict[str, Any] = {
-        "state": _numbered(now.state),
-        "hparams": jax.tree.map(np.asarray, dict(now.hparams)),
-        "taken": taken,
-        "empty": np.int64(now.empty),
-    }
-    if now.capacity is not None:
-        arrays["capacity"] = np.array(now.capacity, np.int64)
-    if now.best is not None:
-        arrays["best"] = _numbered(now.best)
-    if now.memory is not None:
-        arrays["memory"] = _numbered(now.memory)
-    if now.trained:
-        arrays["trained"] = participation(now.trained, clients, points)._asdict()
-    faulty = all_faulty(now.faulty)
-    if len(faulty):
-        arrays["faulty"] = faulty
-    return arrays
+    table, tree = dict(table), None
+    if snapshot is not None:
+        now, points = snapshot.now, len(snapshot.runs)
+        tree = _arrays_of(now, method)
+        table |= {
+            "round": now.round,
+            "early": snapshot.early,
+            "runs": [_without_params(run) for run in snapshot.runs],
+            "taken": sum(now.taken, np.zeros(points, int)).tolist(),
+            "empty": now.empty,
+            "faulty": all_faulty(now.faulty).tolist(),
+            "capacity": now.capacity,
+            "clients": checksums,
+        }
+    text = np.frombuffer(json.dumps(table).encode(), np.uint8)
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    named = ((jax.tree_util.keystr(key), np.asarray(leaf)) for key, leaf in leaves)
+    write_file(path, itertools.chain([("text", text)], named))
 
 
-def numbered_shapes(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree of shapes by their numbers, as checkpoints have those of a tree."""
-    return {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(tree))}
+def write_file(path: Path, arrays: Iterable[tuple[str, NDArray[Any]]]) -> str:
+    """Write a file of named arrays, and return its checksum."""
+    return write_arrays(path, f"{HEAD}{FORMAT}", (([name], array) for name, array in arrays))
 
 
-def _numbered(tree: Any) -> dict[str, Any]:
-    return {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
+def check_file(path: Path) -> str:
+    """Check a file's checksum and format, and return the checksum.
+
+    Raises:
+        Damaged: If the file is damaged or cannot be read.
+        InputError: If it has another format.
+    """
+    head, checksum = check_arrays(path)
+    require_format(path, head.removeprefix(HEAD))
+    return checksum
 
 
-def _unnumbered(structure: Any, numbered: Arrays) -> Any:
-    return jax.tree.unflatten(structure, [numbered[str(i)] for i in range(len(numbered))])
+def require_format(path: Path, written: str) -> None:
+    """Raise `InputError` if a file of format `written` cannot be read."""
+    require(
+        written == str(FORMAT),
+        f"{path}: a checkpoint of format {written}; this version reads {FORMAT}: go on with the "
+        "version that wrote it, or begin anew",
+    )
+
+
+def read_file(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield the names and arrays of a file that has been checked."""
+    for keys, array in read_arrays(path):
+        yield ".".join(keys), array
+
+
+def read_state(path: Path) -> tuple[Text, list[tuple[str, NDArray[Any]]]]:
+    """Read the text and the arrays of a checkpoint's file.
+
+    Raises:
+        Damaged: If the file is damaged, or not as `write_state` writes it.
+        InputError: If it has another format.
+    """
+    check_file(path)
+    try:
+        (_, text), *arrays = read_file(path)
+        return Text.model_validate_json(text.tobytes()), arrays
+    except (ValueError, RecursionError):
+        raise malformed(path, "its text is not as it should be") from None
+
+
+def restored(
+    path: Path, text: Text, arrays: Sequence[tuple[str, NDArray[Any]]], method: Method
+) -> Snapshot:
+    """The snapshot in a checkpoint's file, with arrays of NumPy and without client state.
+
+    Args:
+        path: The file.
+        text: Its text.
+        arrays: Its arrays.
+        method: The method.
+
+    Raises:
+        Damaged: If its arrays are not such as the method has.
+    """
+    shapes = _shapes_of(method)
+    expected = [
+        (jax.tree_util.keystr(key), leaf.shape, np.dtype(leaf.dtype))
+        for key, leaf in jax.tree_util.tree_leaves_with_path(shapes)
+    ]
+    points = len(method.points)
+    if [(name, a.shape, a.dtype) for name, a in arrays] != expected or len(text.taken) != points:
+        raise malformed(path, "its arrays are not those of this method")
+    tree = jax.tree.unflatten(jax.tree.structure(shapes), [array for _, array in arrays])
+    state, hparams, memory, best, trained = tree
+    faulty = np.array(text.faulty, np.int64).reshape(-1, 3)
+    now = RunState(
+        text.round,
+        state,
+        hparams,
+        memory,
+        (np.array(text.taken),),
+        (lambda: faulty,),
+        text.empty,
+        text.capacity,
+        best,
+        trained=() if trained is None else (trained.again(),),
+    )
+    return Snapshot(text.runs, now, text.early)
+
+
+def _without_params(run: Run) -> dict[str, Any]:
+    table = {f.name: getattr(run, f.name) for f in fields(run) if f.name != "params"}
+    return table | {"history": [record._asdict() for record in run.history]}
+
+
+def _arrays_of(now: RunState, method: Method) -> Any:
+    """The arrays of a state that a checkpoint holds."""
+    protocol, trained = method.protocol, None
+    if protocol.evaluation.client_records:
+        trained = participation(now.trained, len(protocol.federation), len(method.points))
+    return now.state, dict(now.hparams), now.memory, now.best, trained
+
+
+def _shapes_of(method: Method) -> Any:
+    """The shapes of `_arrays_of` for a method."""
+    algorithm, protocol, points = method.algorithm, method.protocol, len(method.points)
+
+    def shape(*shape: int, dtype: Any = None) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, np.dtype(dtype or real_type()))
+
+    at_one = jax.eval_shape(algorithm.init, protocol.model.shapes)
+    state = jax.tree.map(lambda a: shape(points, *a.shape, dtype=a.dtype), at_one)
+    hparams = dict.fromkeys(method.points[0], shape(points))
+    if protocol.privacy is not None:
+        hparams["noise_words"] = shape(points, 2, dtype=np.uint32)
+    memory, best, trained = None, None, None
+    if algorithm.adapt is not None:
+        memory = jax.eval_shape(algorithm.adapt.init, hparams, shape(points))
+    if protocol.selection.keep == "best":
+        best = jax.eval_shape(partial(evaluated, algorithm), state)
+    if protocol.evaluation.client_records:
+        clients = len(protocol.federation)
+        trained = Participation(shape(clients, dtype=int), shape(clients, points, dtype=int))  # type: ignore[arg-type]
+    return state, hparams, memory, best, trained
