@@ -46,7 +46,7 @@ from fedprox.deployment.run_file import Ledger
 from fedprox.deployment.server import resolve_deployment
 from fedprox.deployment.trial import local_nodes
 from fedprox.experiment import parse, resolve
-from fedprox.simulation.loop.comparison import Follow
+from fedprox.simulation.loop.train import Follow
 
 TURNS = 2
 ROWS = 20

@@ -26,7 +26,7 @@ from fedprox.deployment.states import States
 from fedprox.experiment import parse, resolve, train
 from fedprox.federation import Federation
 from fedprox.simulation.loop.checkpoint import Checkpoints
-from fedprox.simulation.loop.comparison import Follow
+from fedprox.simulation.loop.train import Follow
 from fedprox.simulation.results.run import Run
 
 TABLE: dict[str, Any] = {

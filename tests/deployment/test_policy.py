@@ -322,7 +322,7 @@ def test_clients_that_are_left_out_do_not_count(
 
     deployed(ALL, [record, two.answer])
     assert "loss" in sent[0]
-    assert sent[-1] == {"correct", "labels"}
+    assert sent[-1] == {"test/accuracy['sum']", "test/accuracy['rows']"}
 
 
 def test_a_node_that_asks_for_privacy_reports_no_gradients(fresh: Fresh, tmp_path: Path) -> None:

@@ -128,8 +128,8 @@ MEASURED: list[tuple[CHANGE, str]] = [
     (setting("loss", lambda a: a[:0]), "the array 'loss' is float32[0]"),
     (setting("weight", lambda a: a * 3), "it measures weights [3.0]"),
     (setting("weight", lambda a: a * np.float32("nan")), "it measures weights [nan]"),
-    (setting("correct", lambda a: a + 1e9), "it counts [1000"),
-    (without("labels"), "the array 'labels' is missing"),
+    (setting("test/accuracy['sum']", lambda a: a + np.float32(2**30)), "it counts [1073"),
+    (without("test/accuracy['rows']"), "the array \"test/accuracy['rows']\" is missing"),
     (without("test/loss['sum']"), "the array \"test/loss['sum']\" is missing"),
     (heading(lacks="no"), "answer: lacks: Input should be a valid boolean"),
 ]

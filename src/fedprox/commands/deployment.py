@@ -50,7 +50,7 @@ from fedprox.simulation.devices.compilation_cache import use_compilation_cache
 from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints
-from fedprox.simulation.loop.comparison import Follow
+from fedprox.simulation.loop.train import Follow
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 

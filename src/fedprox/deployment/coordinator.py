@@ -5,19 +5,16 @@ answers by `Algorithm.update`, and asks nodes for evaluations. The loop around i
 checkpoints, targets and early ends, is the simulation's.
 """
 
-from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 from fedprox.deployment.conversation import Conversation
-from fedprox.deployment.remote import RemoteMethod
+from fedprox.deployment.remote import Nodes
 from fedprox.deployment.server import Deployment, Server
 from fedprox.experiment.training import described_by
 from fedprox.precision import require_single
-from fedprox.simulation.config.method import Method
+from fedprox.simulation.config.method import checked_methods
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.loop.comparison import Follow, checked_methods, compare
-from fedprox.simulation.loop.execution import Start
+from fedprox.simulation.loop.train import Follow, train
 from fedprox.simulation.results.run import Run
 
 
@@ -57,13 +54,6 @@ def deploy(conversation: Conversation, deployment: Deployment, follow: Follow) -
         privacy=resolved.privacy,
     )
     methods = checked_methods(protocol, resolved.methods)
-    numbers = {id(method): number for number, method in enumerate(methods)}
-    server = Server(conversation, deployment, protocol)
-
-    def execute(method: Method, start: Start) -> Any:
-        if method.private:  # which has one run
-            server.repeated = deployment.ledger.released - start.round
-        return nullcontext(RemoteMethod(server, method, numbers[id(method)]))
-
+    server = Server(conversation, deployment, protocol, methods)
     follow = follow._replace(callbacks=[described_by(resolved), *follow.callbacks])
-    return compare(protocol, methods, server.mesh, lambda _: execute, follow)
+    return train(protocol, methods, Nodes(server), follow)

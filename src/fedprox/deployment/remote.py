@@ -9,6 +9,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -46,11 +47,30 @@ from fedprox.simulation.compiled.compile import evaluated
 from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.compiled.lanes import choose
 from fedprox.simulation.config.method import Method
-from fedprox.simulation.loop.execution import Computed, Planned, RunState, Start
-from fedprox.simulation.loop.planner import Chunk, chunks
-from fedprox.simulation.loop.records import ClientTraffic, Faulty, Traffic
+from fedprox.simulation.loop.execution import Computed, LastRound, RunState, Start
+from fedprox.simulation.loop.progress import Report
+from fedprox.simulation.loop.tally import ClientTraffic, Tally, Traffic
 from fedprox.simulation.planning.batch_plan import Jobs
 from fedprox.simulation.planning.round_work import RoundWork, round_work
+
+
+class Nodes:
+    """The nodes of a network, as what computes rounds.
+
+    Args:
+        server: What all methods share.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.server, self.mesh = server, server.mesh
+
+    @contextmanager
+    def execution(self, method: Method, start: Start, report: Report) -> Iterator["RemoteMethod"]:
+        """The execution of a method, whose first seed begins at `start`."""
+        del report
+        if method.private:  # which has one run
+            self.server.repeated = self.server.deployment.ledger.released - start.round
+        yield RemoteMethod(self.server, method)
 
 
 class RemoteMethod:
@@ -59,14 +79,13 @@ class RemoteMethod:
     Args:
         server: What all methods share.
         method: The method.
-        number: Its number in the experiment.
 
     Raises:
         InputError: If a node refuses the method.
     """
 
-    def __init__(self, server: Server, method: Method, number: int) -> None:
-        self.server, self.method, self.number = server, method, number
+    def __init__(self, server: Server, method: Method) -> None:
+        self.server, self.method = server, method
         self.hparams = method.hparams(server.mesh)
         self.compile_seconds, self.memory, self.lane_idle = 0.0, 0, 0.0
         algorithm, shapes = method.algorithm, method.protocol.model.shapes
@@ -98,7 +117,7 @@ class RemoteMethod:
             InputError: If a node refuses, or none answers.
         """
         server = self.server
-        setup = server.setup(self.method, self.number, self.method.protocol.seeds[0])
+        setup = server.setup(self.method, self.method.protocol.seeds[0])
         answers = server.ask("prepare", setup, dict.fromkeys(range(len(server.nodes))))
         for index in range(len(server.nodes)):
             if index in answers:
@@ -132,25 +151,19 @@ class RemoteSeed:
         self.remote, self.server, self.method = remote, remote.server, remote.method
         self.seed, self.params = start.seed, start.params
         self.private, self.repeated = self.method.private, self.server.repeated
-        self.setup = self.server.setup(self.method, remote.number, start.seed)
+        self.setup = self.server.setup(self.method, start.seed)
         # the round of each client's last used update, for each sweep point
         self.used = np.full((len(self.server.owner), len(self.method.points)), NEW, np.int64)
         # at the last two checkpoints, from either of which a run may resume
         self.saved = [self.used.copy(), self.used.copy()]
-        self.planned: Planned = self._plan(start.round)
+        self.drawn_by = secrets.randbits(63) if self.private else self.seed
 
-    def _plan(self, begin: int) -> Iterator[tuple[Chunk, RoundWork]]:
-        protocol, method = self.server.protocol, self.method
-        every = protocol.evaluation.every
-        seed = secrets.randbits(63) if self.private else self.seed
-        for chunk in chunks(begin, protocol.rounds, every, most=1, pause=protocol.rounds):
-            work = round_work(protocol, method.algorithm, method.solver, seed, chunk.first)
-            yield chunk, work
-
-    def run(self, chunk: Chunk, call: RoundWork, now: RunState) -> Computed:
+    def next(self, now: RunState) -> Computed:
         """Compute one round on the nodes."""
-        t, jobs, exchange = chunk.first, call.jobs, self.method.algorithm.exchange
-        state, traffic = now.state, list[Traffic]()
+        t, method, exchange = now.round, self.method, self.method.algorithm.exchange
+        protocol = self.server.protocol
+        call = round_work(protocol, method.algorithm, method.solver, self.drawn_by, t)
+        jobs, state, traffic = call.jobs, now.state, list[Traffic]()
         rate = jnp.float32(self.method.solver.factor(t))
         participation = jnp.float32(jobs.participation.sum())
         hparams = round_hparams(now.hparams, rate, participation)
@@ -169,7 +182,8 @@ class RemoteSeed:
                 jobs = jobs.take(np.zeros(0, np.int64))
         if not len(jobs.client) and not self.private:
             work = call._replace(dropped=call.clients, jobs=jobs)
-            return Computed(now.state, work, 0, 1, traffic=tuple(traffic))
+            tally = Tally((0,), 1, traffic=tuple(traffic))
+            return Computed(t + 1, now.state, LastRound(work), tally)
         began = time.perf_counter()
         answers = self._train(t, jobs, state, now.hparams, seconds)
         result = combined(self.method, jobs, answers, self.remote.message)
@@ -194,9 +208,13 @@ class RemoteSeed:
             dropped=call.clients - int(used.sum()),
             jobs=jobs.take(worked)._replace(steps=taken[worked].max(axis=1, initial=0)),
         )
-        faulty: tuple[Faulty, ...] = (partial(_faulty_rows, t, jobs.client, result.faulty),)
-        steps, empty = taken.sum(axis=0), int(not counts.any())
-        return Computed(after, done, steps, empty, faulty, traffic=(*traffic, cost))
+        tally = Tally(
+            (taken.sum(axis=0),),
+            int(not counts.any()),
+            (partial(_faulty_rows, t, jobs.client, result.faulty),),
+            (*traffic, cost),
+        )
+        return Computed(t + 1, after, LastRound(done), tally)
 
     def _with_noise(self, hparams: HParams, like: Any) -> HParams:
         """The hyperparameters, with privacy also noise for a mean like `like`."""
@@ -402,7 +420,7 @@ class RemoteSeed:
             clients,
         )
 
-    def evaluate(self, state: State) -> tuple[Measures, tuple[Traffic, ...]]:
+    def evaluate(self, state: State) -> tuple[Measures, Tally]:
         """Measure the evaluated model of a state on all nodes.
 
         Raises:
@@ -431,7 +449,7 @@ class RemoteSeed:
         )
         model, shapes = server.protocol.model, self.remote.shapes
         measures = measures_of(model, nodes_sums, shapes)
-        return measures, (self._cost(began, answers),)
+        return measures, Tally(traffic=(self._cost(began, answers),))
 
     def measure_own(self, now: RunState) -> None:
         """Nodes do not report measures of single clients."""

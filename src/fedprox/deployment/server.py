@@ -133,6 +133,7 @@ class Server:
         conversation: The conversation with the nodes.
         deployment: The experiment.
         protocol: The protocol.
+        methods: The methods.
 
     Attributes:
         repeated: Rounds of a private run that were released before an interruption and are repeated
@@ -140,9 +141,14 @@ class Server:
     """
 
     def __init__(
-        self, conversation: Conversation, deployment: Deployment, protocol: Protocol
+        self,
+        conversation: Conversation,
+        deployment: Deployment,
+        protocol: Protocol,
+        methods: Sequence[Method],
     ) -> None:
         self.conversation, self.deployment, self.protocol = conversation, deployment, protocol
+        self.methods = methods
         self.nodes, self.owner = deployment.joined.nodes, deployment.joined.owner
         self.kind = deployment.joined.kind
         self.mesh = lane_mesh(1)
@@ -153,8 +159,9 @@ class Server:
         self.sampled = deployment.experiment.evaluation.rows is not None
         self.shares = np.bincount(self.owner, sizes) / sizes.sum()
 
-    def setup(self, method: Method, number: int, seed: int) -> Setup:
+    def setup(self, method: Method, seed: int) -> Setup:
         """What nodes must know of a method."""
+        number = next(i for i, each in enumerate(self.methods) if each is method)
         deployment, protocol = self.deployment, self.protocol
         table, systems = deployment.resolved.table, protocol.systems
         return Setup(

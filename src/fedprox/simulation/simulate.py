@@ -1,7 +1,6 @@
 """The entry point `simulate`, and the checks of its arguments."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ from fedprox.privacy import Privacy
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
-from fedprox.simulation.config.method import Method
+from fedprox.simulation.config.method import checked_methods
 from fedprox.simulation.config.protocol import Protocol, Storage
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.config.warn import warn_of
@@ -23,16 +22,14 @@ from fedprox.simulation.devices.compilation_cache import use_default_compilation
 from fedprox.simulation.devices.mesh import lane_mesh
 from fedprox.simulation.loop.callbacks import Callback, check_callbacks
 from fedprox.simulation.loop.checkpoint import Checkpoints
-from fedprox.simulation.loop.comparison import Follow, checked_methods, compare
-from fedprox.simulation.loop.execution import Execute, Start
-from fedprox.simulation.loop.local import Devices, LocalMethod, on_devices
-from fedprox.simulation.loop.method_run import phase_of
-from fedprox.simulation.loop.progress import Progress, Report
+from fedprox.simulation.loop.local import Devices
+from fedprox.simulation.loop.progress import Progress
+from fedprox.simulation.loop.train import Follow, train
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.selection import Selection
 from fedprox.simulation.results.target import StopAtTarget, Target
-from fedprox.simulation.storage.training_data import check_measured, copy_to_devices
+from fedprox.simulation.storage.training_data import check_measured
 from fedprox.solver import Solver
 
 
@@ -176,23 +173,8 @@ def simulate(
         check_measured(mesh, federation, protocol.measured)
     if jax.process_index() == 0:
         warn_of(protocol, stacklevel=2)
-    follow = Follow(checkpoints, callbacks, on_progress, progress)
-
-    def make_execute(report: Report) -> Execute:
-        data = copy_to_devices(
-            mesh, federation, protocol.measured, protocol.ownership, protocol.measured_ownership
-        )
-
-        def compiling(method: Method, start: Start) -> None:
-            report(phase_of(method, start.seed, start.round, "compiling"))
-
-        def execute(method: Method, start: Start) -> AbstractContextManager[LocalMethod]:
-            pause = checkpoints.every if checkpoints else None  # as read from a checkpoint, perhaps
-            return on_devices(Devices(mesh, data, pause, compiling), method, start)
-
-        return execute
-
-    return compare(protocol, compared, mesh, make_execute, follow)
+    engine = Devices(mesh, protocol, checkpoints.every if checkpoints else None)
+    return train(protocol, compared, engine, Follow(checkpoints, callbacks, on_progress, progress))
 
 
 def _as_list(methods: Algorithm | Sequence[Algorithm]) -> list[Algorithm]:

@@ -34,13 +34,14 @@ ROUNDS, EVERY = 9, 6
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of rounds of each call."""
     counts: list[int] = []
-    run = LocalSeed.run
+    compute = LocalSeed.next
 
-    def noted(self: LocalSeed, chunk: Any, call: Any, now: Any) -> Any:
-        counts.append(chunk.last - chunk.first)
-        return run(self, chunk, call, now)
+    def noted(self: LocalSeed, now: Any) -> Any:
+        computed = compute(self, now)
+        counts.append(computed.round - now.round)
+        return computed
 
-    monkeypatch.setattr(LocalSeed, "run", noted)
+    monkeypatch.setattr(LocalSeed, "next", noted)
     return counts
 
 

@@ -1,5 +1,7 @@
 """A method of a comparison: an algorithm under a protocol, with its solver and its sweep points."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,7 +11,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedprox.algorithms.base import Algorithm, ClientState, HParams, State
-from fedprox.model import Params
+from fedprox.algorithms.check import check_algorithm
+from fedprox.errors import require
+from fedprox.model import Params, check_model
 from fedprox.precision import real_type
 from fedprox.privacy.accounting import Mechanism, epsilon_of
 from fedprox.simulation.config.faults import Faults
@@ -108,3 +112,25 @@ class Method:
         """The same arrays at each sweep point, leaves (points, ...)."""
         count, host = len(self.points), jax.tree.map(np.asarray, tree)
         return jax.tree.map(lambda a: np.broadcast_to(a, (count, *a.shape)), host)
+
+
+def checked_methods(protocol: Protocol, algorithms: Sequence[Algorithm]) -> list[Method]:
+    """Check the algorithms, and make them the methods of a comparison.
+
+    Raises:
+        InputError: If the model does not fit the federation, an algorithm is invalid or cannot
+            follow the protocol, or two methods have the same label.
+    """
+    check_model(protocol.model, protocol.federation)
+    for algorithm in algorithms:
+        check_algorithm(algorithm, protocol.model.shapes)
+    methods = [Method(protocol, protocol.reported(algorithm)) for algorithm in algorithms]
+    for method in methods:
+        protocol.check(method.algorithm, method.solver)
+    for name, count in Counter(name for method in methods for name in method.labels).items():
+        require(
+            count == 1,
+            f"methods: {name!r} is given {count} times; once is enough, and hyperparameters must "
+            "differ in their first six digits, schedules in their names or first rates",
+        )
+    return methods

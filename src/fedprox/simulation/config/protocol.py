@@ -177,6 +177,10 @@ class Protocol:
         lower = lower_is_better(measure, self.model.metrics)
         return Best(measure, lower_is_better=lower, history=history)
 
+    def is_recorded(self, done: int) -> bool:
+        """Whether the model is evaluated after so many rounds."""
+        return done == self.rounds or done % self.evaluation.every == 0
+
     @property
     def waits(self) -> bool:
         """Whether a run waits for each evaluation, since the evaluation may end it."""

@@ -1,4 +1,4 @@
-"""The description of a comparison for the `experiment.toml` of a run directory."""
+"""Descriptions of a comparison: for `experiment.toml`, and for its checkpoints to match."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
@@ -8,9 +8,12 @@ import jax
 import numpy as np
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.errors import InputError
 from fedprox.model import Model
+from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.solver import name_of
+from fedprox.user_code import describe
 
 IN_PYTHON = "in-python"
 """Value of `data.name` if data, model and methods were passed as Python objects, and of `initial`
@@ -77,3 +80,42 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence):
         return [_plain(each) for each in value]
     return name_of(value) if callable(value) else str(value)
+
+
+def fingerprint(protocol: Protocol, methods: Sequence[Method]) -> dict[str, Any]:
+    """The settings that the checkpoints of a comparison must match, for JSON."""
+    settings: dict[str, Any] = {
+        "labels": [label for method in methods for label in method.labels],
+        "seeds": list(protocol.seeds),
+        "processes": jax.process_count(),
+        **protocol.settings,
+        "parameters": describe(protocol.model.shapes),
+        # labels are not enough: they have six digits
+        "points": [list(point.values()) for method in methods for point in method.points],
+    }
+    for method in methods:
+        settings |= _schedule(method)
+        if method.mechanism is not None:
+            name, z = f"{method.labels[0]}: noise multiplier", method.mechanism.noise_multiplier
+            # a run with more rounds may need more noise for its epsilon
+            settings[name] = float(f"{z:.6g}")
+    return settings
+
+
+COMPARED_ROUNDS = 0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000
+"""Rounds whose learning rates identify a schedule in a checkpoint. They do not depend on T, since a
+run may be extended."""
+
+
+def _schedule(method: Method) -> dict[str, Any]:
+    """How a checkpoint identifies a method's learning rate schedule; empty without a schedule."""
+    solver = method.solver
+    if solver.schedule is None:
+        return {}
+    factors: list[float | None] = []
+    for t in COMPARED_ROUNDS:
+        try:
+            factors.append(solver.factor(t))
+        except InputError:  # a schedule may end with the run
+            factors.append(None)
+    return {f"{method.labels[0]}: learning rates": [name_of(solver.schedule), *factors]}

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,42 +18,45 @@ from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.compiled.layout import lay_out
 from fedprox.simulation.compiled.round import After, Inputs, Server
 from fedprox.simulation.config.method import Method
-from fedprox.simulation.loop.execution import Computed, RunState, Start
+from fedprox.simulation.config.protocol import Protocol
+from fedprox.simulation.loop.execution import Computed, LastRound, RunState, Start
 from fedprox.simulation.loop.own_models import OwnMeasures, OwnModels
-from fedprox.simulation.loop.participation import Trained, trained
-from fedprox.simulation.loop.planner import PLANS_AHEAD, Call, Chunk, Planned, Planner, chunks
-from fedprox.simulation.loop.records import Faulty, Traffic, faulty_updates
+from fedprox.simulation.loop.planner import PLANS_AHEAD, Call, Planner, chunks
+from fedprox.simulation.loop.progress import Progress, Report
+from fedprox.simulation.loop.tally import Tally, faulty_updates, trained
 from fedprox.simulation.storage.client_store import Store, open_store
-from fedprox.simulation.storage.training_data import Data, training_rows
+from fedprox.simulation.storage.training_data import Data, copy_to_devices, training_rows
 
 
-class Devices(NamedTuple):
-    """The devices of a comparison, and the rows on them.
-
-    Attributes:
-        mesh: The devices.
-        data: The rows on the devices.
-        pause: Rounds between pauses, such as checkpoints; None for no pauses.
-        compiling: Called with a method before its programs are compiled.
-    """
-
-    mesh: Mesh
-    data: Data
-    pause: int | None
-    compiling: Callable[[Method, Start], None]
-
-
-@contextmanager
-def on_devices(devices: Devices, method: Method, start: Start) -> Iterator["LocalMethod"]:
-    """The execution of a method on devices.
+class Devices:
+    """The devices of a comparison, and the rows on them, which are copied when they are needed.
 
     Args:
-        devices: The devices.
-        method: The method.
-        start: The start of its first seed, which is planned while the programs are compiled.
+        mesh: The devices.
+        protocol: The protocol.
+        pause: Rounds between pauses, such as checkpoints; None for no pauses.
     """
-    with _cancelling(ThreadPoolExecutor(1)) as pool:
-        yield LocalMethod(devices, method, start, pool)
+
+    def __init__(self, mesh: Mesh, protocol: Protocol, pause: int | None) -> None:
+        self.mesh, self.protocol, self.pause = mesh, protocol, pause
+
+    @cached_property
+    def data(self) -> Data:
+        """The rows on the devices."""
+        protocol = self.protocol
+        return copy_to_devices(
+            *(self.mesh, protocol.federation, protocol.measured),
+            *(protocol.ownership, protocol.measured_ownership),
+        )
+
+    @contextmanager
+    def execution(self, method: Method, start: Start, report: Report) -> Iterator["LocalMethod"]:
+        """The execution of a method, whose first seed is planned while its programs compile."""
+        pool = ThreadPoolExecutor(1)
+        try:
+            yield LocalMethod(self, method, start, report, pool)
+        finally:  # also after an early end
+            pool.shutdown(cancel_futures=True)
 
 
 class LocalMethod:
@@ -63,11 +66,17 @@ class LocalMethod:
         devices: The devices.
         method: The method.
         start: The start of its first seed.
+        report: Called when programs are about to be compiled.
         pool: Plans calls ahead in the background.
     """
 
     def __init__(
-        self, devices: Devices, method: Method, start: Start, pool: ThreadPoolExecutor
+        self,
+        devices: Devices,
+        method: Method,
+        start: Start,
+        report: Report,
+        pool: ThreadPoolExecutor,
     ) -> None:
         self.devices, self.method, self.pool = devices, method, pool
         protocol, mesh = method.protocol, devices.mesh
@@ -75,8 +84,8 @@ class LocalMethod:
             mesh, protocol.federation.train, devices.data, protocol.ownership, ahead=PLANS_AHEAD
         )
         self.layout = lay_out(method, self.rows, mesh.devices.size, start.params)
-        self._first: tuple[Start, Planned] | None = start, self._plan(start)
-        devices.compiling(method, start)
+        self._first: tuple[Start, Iterator[Call]] | None = start, self._plan(start)
+        report(Progress(method.name, start.seed, start.round, protocol.rounds, phase="compiling"))
         self.programs = Compiler(method, mesh, devices.data, start.params, self.rows.like)
         first = self.programs(self.layout)
         self.evaluate, self.hparams = first.evaluate, self.programs.hparams
@@ -86,7 +95,7 @@ class LocalMethod:
         if method.has_own_models:
             self.own = OwnModels(method, mesh, devices.data, start.params)
 
-    def _plan(self, start: Start) -> Planned:
+    def _plan(self, start: Start) -> Iterator[Call]:
         """The calls of a seed's remaining rounds, planned ahead in the background."""
         protocol, layout = self.method.protocol, self.layout
         shapes = layout if start.capacity is None else layout._replace(room=start.capacity)
@@ -124,77 +133,72 @@ class LocalSeed:
     Args:
         local: The method.
         planned: The calls of the remaining rounds.
-        repeated: 0, since a round that is repeated has the same noise.
         store: Store of the client state; None for a method without client state.
         seed: The seed.
     """
 
+    repeated = 0  # a round that is repeated has the same noise
+
     def __init__(
-        self, local: LocalMethod, planned: Planned, store: Store | None, seed: int
+        self, local: LocalMethod, planned: Iterator[Call], store: Store | None, seed: int
     ) -> None:
         self.local, self.planned, self.store, self.seed = local, planned, store, seed
-        self.repeated = 0
 
-    def run(self, chunk: Chunk, call: Call, now: RunState) -> Computed:
-        """Start the rounds of one call, which reuses the memory of the state."""
+    def next(self, now: RunState) -> Computed:
+        """Start the rounds of the next call, which reuses the memory of the state."""
+        call, method = next(self.planned), self.local.method
         programs = self.local.programs(call.layout)
-        after = self._run_program(programs, chunk, call, now)
+        after = self._run_program(programs, call, now)
         if self.store is not None and call.held is not None:
             self.store.write(call.held.clients, after.client_state)
             after = after._replace(client_state=None)  # free the memory
-        gamma = self._gamma(programs, call, after, now) if chunk.recorded else None
-        planned_steps = sum(int(w.jobs.steps.sum()) for w in call.work)
-        return Computed(
-            after.state,
-            call.work[-1],
-            planned_steps if after.steps is None else after.steps,
-            sum(not len(w.jobs.client) for w in call.work),
-            _faulty(chunk, call, after),
-            call.layout.room,
-            gamma,
-            after.local.steps,
-            trained=self._trained(call, after),
+        gamma = None
+        if programs.inexactness is not None and method.protocol.is_recorded(call.done):
+            gamma = self._gamma(programs.inexactness, call, after, now)
+        steps: Any = sum(int(each.jobs.steps.sum()) for each in call.work)
+        tally = Tally(
+            (steps if after.steps is None else after.steps,),
+            sum(not len(each.jobs.client) for each in call.work),
         )
+        if after.faulty is not None:
+            slots = call.layout.room.slots
+            wait = partial(faulty_updates, call.first, call.work, slots, after.faulty)
+            tally = tally._replace(faulty=(wait,))
+        if method.protocol.evaluation.client_records and not method.algorithm.pooled:
+            tally = tally._replace(trained=(trained(call.work, after.local.steps),))
+        last = LastRound(call.work[-1], gamma, after.local.steps)
+        return Computed(call.done, after.state, last, tally, call.layout.room)
 
-    def _trained(self, call: Call, after: After) -> tuple[Trained, ...]:
-        """The jobs of a call as one item; no item without client records."""
-        method = self.local.method
-        if not method.protocol.evaluation.client_records or method.algorithm.pooled:
-            return ()
-        return (trained(call.work, after.local.steps),)
-
-    def _run_program(self, programs: Programs, chunk: Chunk, call: Call, now: RunState) -> After:
+    def _run_program(self, programs: Programs, call: Call, now: RunState) -> After:
         """Call the program, which reuses the memory of the server's and the clients' state."""
         client_state, at = None, None
         if self.store is not None and call.held is not None:
             client_state, at = self.store.read(call.held.clients), call.held.at
-        count = np.int32(chunk.last - chunk.first)
+        count = np.int32(len(call.work))
         x, y = call.rows
         inputs = Inputs(now.hparams, x, y, call.plan, call.exchange, count, at)
         return programs.rounds(Server(now.state, client_state), inputs)
 
     def _gamma(
-        self, programs: Programs, call: Call, after: After, now: RunState
-    ) -> jax.Array | None:
-        """gamma_k of a call's last round; None if not measured.
+        self, inexactness: Callable[..., jax.Array], call: Call, after: After, now: RunState
+    ) -> jax.Array:
+        """gamma_k of a call's last round.
 
         Args:
-            programs: The programs of the call.
+            inexactness: The program.
             call: The call.
             after: Its results.
             now: The state before the call.
         """
-        if programs.inexactness is None:
-            return None
         jobs, last = call.work[-1].jobs, len(call.work) - 1
         mesh = self.local.devices.mesh
         cohort = read_cohort(jobs, call.plan, last, after.before, call.layout, mesh)
         local = after.local.params
-        return programs.inexactness(after.problem_state, now.hparams, local, call.rows, cohort)
+        return inexactness(after.problem_state, now.hparams, local, call.rows, cohort)
 
-    def evaluate(self, state: State) -> tuple[Measures, tuple[Traffic, ...]]:
+    def evaluate(self, state: State) -> tuple[Measures, Tally]:
         """Start an evaluation of a state."""
-        return self.local.evaluate(state), ()
+        return self.local.evaluate(state), Tally()
 
     def measure_own(self, now: RunState) -> OwnMeasures | None:
         """Measure the clients' own models; None without any."""
@@ -215,20 +219,3 @@ class LocalSeed:
         """Free the memory of the client state."""
         if self.store is not None:
             self.store.close()
-
-
-def _faulty(chunk: Chunk, call: Call, after: After) -> tuple[Faulty, ...]:
-    """The faulty updates of a call as one item; no item without screening."""
-    if after.faulty is None:
-        return ()
-    slots = call.layout.room.slots
-    return (partial(faulty_updates, chunk.first, call.work, slots, after.faulty),)
-
-
-@contextmanager
-def _cancelling(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
-    """A context that cancels the pool's waiting tasks at its end, as after an early end."""
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)

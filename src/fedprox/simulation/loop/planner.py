@@ -19,15 +19,9 @@ PLANS_AHEAD = 3
 """Number of calls that are planned ahead in the background."""
 
 
-class Chunk(NamedTuple):
-    """The rounds first, ..., last - 1 of one call, and whether the last one is recorded."""
-
-    first: int
-    last: int
-    recorded: bool
-
-
-def chunks(begin: int, rounds: int, evaluate_every: int, most: int, pause: int) -> Iterator[Chunk]:
+def chunks(
+    begin: int, rounds: int, evaluate_every: int, most: int, pause: int
+) -> Iterator[tuple[int, int]]:
     """Divide the remaining rounds into calls, which end at recorded rounds and at pauses.
 
     Args:
@@ -37,13 +31,16 @@ def chunks(begin: int, rounds: int, evaluate_every: int, most: int, pause: int) 
         most: Most rounds of a call.
         pause: Rounds between pauses, such as checkpoints.
 
-    >>> [tuple(chunk) for chunk in chunks(1, 7, evaluate_every=5, most=3, pause=2)]
-    [(1, 2, False), (2, 4, False), (4, 5, True), (5, 6, False), (6, 7, True)]
+    Yields:
+        The first round of a call, and the one after its last.
+
+    >>> list(chunks(1, 7, evaluate_every=5, most=3, pause=2))
+    [(1, 2), (2, 4), (4, 5), (5, 6), (6, 7)]
     """
     while begin < rounds:
         following = (begin // each * each + each for each in (evaluate_every, pause))
         last = min(begin + most, rounds, *following)
-        yield Chunk(begin, last, last == rounds or last % evaluate_every == 0)
+        yield begin, last
         begin = last
 
 
@@ -51,6 +48,7 @@ class Call(NamedTuple):
     """The inputs of one call of the rounds' program.
 
     Attributes:
+        first: The first of its rounds.
         work: The work of its rounds; `device_row` refers to `rows`.
         rows: The training rows.
         plan: The batch plan.
@@ -59,6 +57,7 @@ class Call(NamedTuple):
         layout: The shapes of these inputs.
     """
 
+    first: int
     work: Sequence[RoundWork]
     rows: DeviceRows
     plan: BatchPlan
@@ -66,8 +65,10 @@ class Call(NamedTuple):
     held: Held | None
     layout: Layout
 
-
-Planned = Iterator[tuple[Chunk, Call]]
+    @property
+    def done(self) -> int:
+        """Number of rounds done after it."""
+        return self.first + len(self.work)
 
 
 class Planner:
@@ -87,18 +88,18 @@ class Planner:
         self.method, self.protocol, self.solver = method, method.protocol, method.solver
         self.rows, self.seed, self.layout = rows, seed, layout
 
-    def plan(self, chunk: Chunk) -> list[tuple[Chunk, Call]]:
-        """Plan the calls of a chunk: one, or more if the shapes grow within it."""
-        calls, first, work = [], chunk.first, list[RoundWork]()
-        for t in range(chunk.first, chunk.last):
+    def plan(self, begin: int, end: int) -> list[Call]:
+        """Plan the calls of some rounds: one, or more if the shapes grow within them."""
+        calls, first, work = [], begin, list[RoundWork]()
+        for t in range(begin, end):
             current = round_work(self.protocol, self.method.algorithm, self.solver, self.seed, t)
             layout = self.layout.fitting(needed(self.layout, self.solver, current))
             if layout is not self.layout and work:
-                calls.append((Chunk(first, t, recorded=False), self._call(first, work)))
+                calls.append(self._call(first, work))
                 first, work = t, []
             self.layout = layout
             work.append(current)
-        calls.append((Chunk(first, chunk.last, chunk.recorded), self._call(first, work)))
+        calls.append(self._call(first, work))
         return calls
 
     def _call(self, first: int, work: Sequence[RoundWork]) -> Call:
@@ -119,17 +120,17 @@ class Planner:
         held = None
         if self.method.algorithm.client_state is not None:
             held = held_state(plan, placed, layout)
-        return Call(placed, rows, plan, exchanges(placed, layout), held, layout)
+        return Call(first, placed, rows, plan, exchanges(placed, layout), held, layout)
 
-    def ahead(self, pool: ThreadPoolExecutor, waiting: Iterator[Chunk]) -> Planned:
-        """The chunks with their calls, planned ahead in the background."""
+    def ahead(self, pool: ThreadPoolExecutor, waiting: Iterator[tuple[int, int]]) -> Iterator[Call]:
+        """The calls of some ranges of rounds, planned ahead in the background."""
 
-        def submit(count: int) -> list[Future[list[tuple[Chunk, Call]]]]:
-            return [pool.submit(self.plan, c) for c in itertools.islice(waiting, count)]
+        def submit(count: int) -> list[Future[list[Call]]]:
+            return [pool.submit(self.plan, *part) for part in itertools.islice(waiting, count)]
 
         under_way = deque(submit(PLANS_AHEAD))
 
-        def planned() -> Planned:
+        def planned() -> Iterator[Call]:
             while under_way:
                 calls = under_way.popleft()
                 under_way.extend(submit(1))

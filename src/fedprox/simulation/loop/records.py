@@ -1,8 +1,7 @@
 """Making records from an evaluation and the rounds before it, for each sweep point."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,10 +16,10 @@ from fedprox.precision import real_type
 from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
+from fedprox.simulation.loop.execution import LastRound
 from fedprox.simulation.loop.own_models import OwnMeasures
-from fedprox.simulation.loop.participation import Trained
-from fedprox.simulation.planning.round_work import RoundWork
-from fedprox.simulation.results.clients import ClientMeasures
+from fedprox.simulation.loop.tally import Tally, Traffic
+from fedprox.simulation.results.clients import ClientMeasures, ClientRecord
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
@@ -28,113 +27,26 @@ NAMED = 5
 """Most faulty clients that an error names."""
 
 
-Faulty = Callable[[], NDArray[np.int64]]
-"""Waits for a call of the rounds' program, and returns its faulty updates, rows of (round, point,
-client)."""
-
-
-def no_updates() -> NDArray[np.int64]:
-    """An empty array of faulty updates."""
-    return np.zeros((0, 3), np.int64)
-
-
-def faulty_updates(
-    first: int, work: Sequence[RoundWork], slots: int, faulty: Any
-) -> NDArray[np.int64]:
-    """The faulty updates of some rounds, rows of (round, point, client).
-
-    Args:
-        first: The first of the rounds.
-        work: The work of each round.
-        slots: Slots of a round's jobs, which those of the first cohort follow.
-        faulty: The flags from `After.faulty`.
-    """
-    flags, updates = np.asarray(faulty), [no_updates()]
-    for r, each in enumerate(work):
-        for jobs, begin in ((each.jobs, 0), (each.exchange, slots)):
-            points, at = np.nonzero(flags[:, r, begin : begin + len(jobs.client)])
-            rounds = np.full(len(at), first + r)
-            updates.append(np.stack([rounds, points, jobs.client[at]], axis=1))
-    return np.concatenate(updates)
-
-
-def all_faulty(calls: Sequence[Faulty]) -> NDArray[np.int64]:
-    """Wait for the faulty updates of some calls, rows of (round, point, client)."""
-    return np.concatenate([no_updates(), *(wait() for wait in calls)])
-
-
-class ClientTraffic(NamedTuple):
-    """What a client did in a round of a deployment.
-
-    Attributes:
-        node: Name of its node.
-        steps: Mini-batch steps that it took.
-        seconds: Seconds in which its node computed the round.
-        bytes_down: Its part of the bytes that its node received, divided equally among the node's
-            clients of the round.
-        bytes_up: Its part of the bytes that its node sent.
-    """
-
-    node: str
-    steps: int
-    seconds: float
-    bytes_down: int
-    bytes_up: int
-
-
-class Traffic(NamedTuple):
-    """What a round or an evaluation cost on a network.
-
-    Attributes:
-        seconds: Seconds from the first request to the last answer.
-        bytes_down: Bytes sent to nodes.
-        bytes_up: Bytes received from nodes.
-        nodes: Names of the nodes that answered.
-        clients: The clients whose updates were used, by name.
-    """
-
-    seconds: float
-    bytes_down: int
-    bytes_up: int
-    nodes: frozenset[str]
-    clients: Mapping[str, ClientTraffic] = MappingProxyType({})
-
-
 class PendingEvaluation(NamedTuple):
     """An evaluation that may still be running, and the rounds before it.
 
     Attributes:
         round: Number of rounds done.
-        work: The last round's work.
         hparams: The hyperparameters of the last round.
         measures: The measures of the evaluation.
-        gamma: gamma_k of the last round's jobs (slots, points); None if not measured.
-        steps: Steps of the last round's jobs (slots, points); None if clients take the planned
-            steps.
-        since: Steps since the previous evaluation, a number or an array (points,) for each call.
-        faulty: Faulty updates since the previous evaluation, one item for each call; empty without
-            screening.
-        empty: Number of rounds since the previous evaluation in which no client took part.
+        last: The last round.
+        since: What rounds did since the previous record.
         model: The evaluated model, leaves (points, ...); None if only the last model is kept.
-        traffic: What rounds and evaluations since the previous record cost on a network; empty
-            without one.
         own: The measures of clients' own models; None without any.
-        trained: Jobs since the previous evaluation; empty without client records.
     """
 
     round: int
-    work: RoundWork
     hparams: Mapping[str, Any]
     measures: Measures
-    gamma: Any
-    steps: Any
-    since: Sequence[Any]
-    faulty: Sequence[Faulty]
-    empty: int
+    last: LastRound
+    since: Tally
     model: Params | None
-    traffic: Sequence[Traffic] = ()
-    own: OwnMeasures | None = None
-    trained: Sequence[Trained] = ()
+    own: OwnMeasures | None
 
 
 class Counts(NamedTuple):
@@ -207,7 +119,8 @@ def records_of(
     )
     held_out = {name: _mean(terms) for name, terms in measures.held_out.items()}
     loss_error, accuracy_error = _errors(measures, counts)
-    faulty = all_faulty(done.faulty)
+    faulty, taken = done.since.all_faulty(), done.since.steps_at(len(runs))
+    work = done.last.work
     screening = method.faults
     if len(faulty) and screening is not None and screening.policy == "fail":
         raise InputError(_faulty_message(faulty, runs, protocol.federation.names))
@@ -215,7 +128,6 @@ def records_of(
     by_client = counts.by_client(measures) if protocol.evaluation.by_client else None
     adapted = None if algorithm.adapt is None else jax.tree.map(np.asarray, done.hparams)
     for i, run in enumerate(runs):
-        since = sum(int(np.broadcast_to(n, len(runs))[i]) for n in done.since)
         yield Record(
             label=run.label,
             method=run.method,
@@ -229,15 +141,15 @@ def records_of(
             dissimilarity=float(dissimilarity[i]),
             gamma_mean=float(solves.gamma_mean[i]),
             gamma_max=float(solves.gamma_max[i]),
-            solves=len(done.work.jobs.client),
+            solves=len(work.jobs.client),
             unsolved=int(solves.unsolved[i]),
-            clients=done.work.clients,
-            stragglers=done.work.stragglers,
-            dropped=done.work.dropped,
+            clients=work.clients,
+            stragglers=work.stragglers,
+            dropped=work.dropped,
             client_steps=int(solves.steps[i]),
-            total_steps=run.client_steps + since,
+            total_steps=run.client_steps + int(taken[i]),
             communication=algorithm.communication * done.round,
-            empty_rounds=done.empty,
+            empty_rounds=done.since.empty,
             **({} if screening is None else _faults(done, faulty, i, protocol.federation.names)),
             test_loss=_at(held_out.get("test_loss"), i, math.nan),
             metrics={name: float(values[i]) for name, values in measures.metrics.items()},
@@ -245,7 +157,7 @@ def records_of(
             test_accuracy_se=_at(accuracy_error, i),
             validation_loss=_at(held_out.get("validation_loss"), i),
             validation_accuracy=_at(held_out.get("validation_accuracy"), i),
-            **_network(done.traffic),
+            **_network(done.since.traffic),
             **({} if done.own is None else _own(done.own, i)),
             epsilon=epsilon,
             delta=None if protocol.privacy is None else protocol.privacy.delta,
@@ -393,21 +305,21 @@ class Solves(NamedTuple):
             faulty: Faulty updates since the previous evaluation.
             points: Number of sweep points.
         """
-        jobs = done.work.jobs
+        jobs, last = done.last.work.jobs, done.last
         count = len(jobs.client)
         steps = np.full(points, int(jobs.steps.sum()))
-        if done.gamma is None or not count:
+        if last.gamma is None or not count:
             unknown = np.full(points, math.nan)
             return cls(unknown, unknown, np.zeros(points, int), steps)
-        gammas = np.asarray(done.gamma, float)[:count]
+        gammas = np.asarray(last.gamma, float)[:count]
         sound = np.ones(gammas.shape, bool)
         for _, point, client in faulty[faulty[:, 0] == done.round - 1]:
             sound[jobs.client == client, point] = False
         unsolved = np.zeros(points, int)
-        if done.steps is not None:
+        if last.steps is not None:
             # a tolerance, since the stop rule sums in another order
             unsolved = (sound & ~(gammas <= jobs.gamma[:, None] * (1 + 1e-3))).sum(axis=0)
-            steps = np.asarray(done.steps)[:count].sum(axis=0)
+            steps = np.asarray(last.steps)[:count].sum(axis=0)
         sound_count, any_sound = sound.sum(axis=0), sound.any(axis=0)
         mean = np.where(sound, gammas, 0).sum(axis=0) / np.maximum(sound_count, 1)
         largest = np.where(sound, gammas, -math.inf).max(axis=0)
@@ -417,3 +329,38 @@ class Solves(NamedTuple):
             unsolved,
             steps,
         )
+
+
+def client_records_of(
+    done: PendingEvaluation, protocol: Protocol, counts: Counts, points: int
+) -> Sequence[ClientRecord | None]:
+    """Wait for an evaluation, and make a client record for each sweep point.
+
+    Args:
+        done: The evaluation.
+        protocol: The protocol.
+        counts: How much the evaluation reads of each client.
+        points: Number of sweep points.
+
+    Returns:
+        The client records; None in their place if the protocol does not ask for them.
+    """
+    if not protocol.evaluation.client_records:
+        return [None] * points
+    read, federation = protocol.sampled, protocol.federation
+    rounds, steps = done.since.participation(len(federation), points)
+    if protocol.evaluation.clients is not None:
+        drawn = federation.drawn(protocol.evaluation.clients)
+        rounds, steps = rounds[drawn], steps[drawn]
+    return [
+        ClientRecord(
+            clients=read.names,
+            training_rows=read.train.sizes,
+            test_rows=read.test.sizes,
+            train_loss=each.loss,
+            test_accuracy=each.accuracy,
+            rounds=rounds,
+            steps=steps[:, point],
+        )
+        for point, each in enumerate(counts.by_client(done.measures))
+    ]

@@ -26,8 +26,7 @@ from fedprox.simulation.compiled.compile import evaluated
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.loop.execution import RunState
-from fedprox.simulation.loop.participation import Participation, participation
-from fedprox.simulation.loop.records import all_faulty
+from fedprox.simulation.loop.tally import Participation, Tally
 from fedprox.simulation.planning.batch_plan import Capacity
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
@@ -149,9 +148,9 @@ def write_state(
             "round": now.round,
             "early": snapshot.early,
             "runs": [_without_params(run) for run in snapshot.runs],
-            "taken": sum(now.taken, np.zeros(points, int)).tolist(),
-            "empty": now.empty,
-            "faulty": all_faulty(now.faulty).tolist(),
+            "taken": now.since.steps_at(points).tolist(),
+            "empty": now.since.empty,
+            "faulty": now.since.all_faulty().tolist(),
             "capacity": now.capacity,
             "clients": checksums,
         }
@@ -233,18 +232,13 @@ def restored(
     tree = jax.tree.unflatten(jax.tree.structure(shapes), [array for _, array in arrays])
     state, hparams, memory, best, trained = tree
     faulty = np.array(text.faulty, np.int64).reshape(-1, 3)
-    now = RunState(
-        text.round,
-        state,
-        hparams,
-        memory,
+    since = Tally(
         (np.array(text.taken),),
-        (lambda: faulty,),
         text.empty,
-        text.capacity,
-        best,
+        (lambda: faulty,),
         trained=() if trained is None else (trained.again(),),
     )
+    now = RunState(text.round, state, hparams, memory, since, text.capacity, best)
     return Snapshot(text.runs, now, text.early)
 
 
@@ -257,7 +251,7 @@ def _arrays_of(now: RunState, method: Method) -> Any:
     """The arrays of a state that a checkpoint holds."""
     protocol, trained = method.protocol, None
     if protocol.evaluation.client_records:
-        trained = participation(now.trained, len(protocol.federation), len(method.points))
+        trained = now.since.participation(len(protocol.federation), len(method.points))
     return now.state, dict(now.hparams), now.memory, now.best, trained
 
 

@@ -1,0 +1,465 @@
+"""The loop: the methods of a comparison on the same protocol, seed after seed and call after call.
+
+A call computes some rounds. If they end at an evaluation, the model is evaluated, and a record is
+made of it once it is known, mostly while the next call runs. What computes the rounds is an engine:
+this machine's devices (`local.py`) or the nodes of a network (`fedprox.deployment`).
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from fedprox.algorithms.base import Algorithm, State
+from fedprox.errors import InputError
+from fedprox.files.arrays import Damaged
+from fedprox.model import Params
+from fedprox.simulation.compiled.compile import evaluated
+from fedprox.simulation.compiled.evaluation import Measures
+from fedprox.simulation.config.method import Method
+from fedprox.simulation.config.protocol import Protocol
+from fedprox.simulation.devices.mesh import replicate
+from fedprox.simulation.loop.callbacks import Callback, following, pass_on
+from fedprox.simulation.loop.checkpoint import Checkpoints
+from fedprox.simulation.loop.described import describe_comparison, fingerprint
+from fedprox.simulation.loop.ends import EarlyEnd
+from fedprox.simulation.loop.execution import (
+    Engine,
+    LastRound,
+    MethodExecution,
+    RunState,
+    Start,
+)
+from fedprox.simulation.loop.progress import Progress, Report, showing
+from fedprox.simulation.loop.records import (
+    Counts,
+    PendingEvaluation,
+    best_loss,
+    client_records_of,
+    records_of,
+)
+from fedprox.simulation.loop.snapshot import Snapshot
+from fedprox.simulation.loop.tally import Tally
+from fedprox.simulation.planning.round_work import no_work
+from fedprox.simulation.results.clients import checksum_of, client_columns
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
+
+RECORDS_BEHIND = 1
+"""Number of evaluations that may be pending while the next rounds are computed."""
+
+
+class Follow(NamedTuple):
+    """How a comparison is followed while it runs.
+
+    Attributes:
+        checkpoints: Where and how often checkpoints are written; None means no checkpoints.
+        callbacks: Functions that are called at the start, with each record, and at the end.
+        on_progress: Called when a phase begins and when rounds end; None for nothing.
+        progress: Whether to show progress on stderr.
+    """
+
+    checkpoints: Checkpoints | None
+    callbacks: Sequence[Callback]
+    on_progress: Callable[[Progress], None] | None
+    progress: bool
+
+
+class Session(NamedTuple):
+    """The environment in which all methods of a comparison run.
+
+    Attributes:
+        protocol: The protocol of the comparison.
+        engine: What computes the rounds.
+        checkpoints: Where and how often checkpoints are written; None means no checkpoints.
+        on_record: Called with each record.
+        report: Called when a phase begins and when rounds end.
+    """
+
+    protocol: Protocol
+    engine: Engine
+    checkpoints: Checkpoints | None
+    on_record: Callable[[Record], None]
+    report: Report
+
+
+def train(
+    protocol: Protocol, methods: Sequence[Method], engine: Engine, follow: Follow
+) -> list[Run]:
+    """Run some methods on all seeds, or continue from checkpoints.
+
+    Args:
+        protocol: The protocol.
+        methods: The methods, from `checked_methods`.
+        engine: What computes the rounds.
+        follow: How the comparison is followed.
+
+    Returns:
+        One run for each method, seed and sweep point, with methods outermost and sweep points
+        innermost.
+    """
+    checkpoints = follow.checkpoints
+    on_record: Callable[[Record], None] = partial(pass_on, follow.callbacks)
+    seed_runs = [(method, seed) for method in methods for seed in protocol.seeds]
+    planned = [new_runs(method, seed) for method, seed in seed_runs]
+    if checkpoints:
+        settings = fingerprint(protocol, methods)
+        checkpoints.begin(settings, [method for method, _ in seed_runs], planned)
+        on_record = checkpoints.before_first(on_record)
+    experiment = describe_comparison(protocol, [method.algorithm for method in methods])
+    announced = [replace(run, experiment=experiment) for group in planned for run in group]
+    with following(follow.callbacks, announced) as finished:
+        with showing(follow.progress, follow.on_progress) as report:
+            session = Session(protocol, engine, checkpoints, on_record, report)
+            runs = [
+                run
+                for number, method in enumerate(methods)
+                for run in train_method(session, method, number * len(protocol.seeds))
+            ]
+        for run in runs:
+            run.experiment = experiment
+        finished += runs
+    return runs
+
+
+def train_method(session: Session, method: Method, first: int) -> list[Run]:
+    """Run all seeds of one method at all sweep points, each from its last checkpoint.
+
+    Args:
+        session: The environment.
+        method: The method.
+        first: Number of its first seed run.
+
+    Returns:
+        The runs.
+    """
+    protocol, checkpoints, execution = session.protocol, session.checkpoints, None
+    runs = list[Run]()
+    with ExitStack() as opened:
+        for number, seed in enumerate(protocol.seeds, first):
+            saved = None if checkpoints is None else checkpoints.last(number)
+            if saved is not None:
+                saved.fit_to(protocol)
+                for record in saved.records:
+                    session.on_record(record)
+                if saved.is_over(protocol):
+                    now = _on_mesh(saved.now, session.engine.mesh)
+                    _set_params(protocol, saved.runs, method.algorithm, now)
+                    runs += saved.runs
+                    continue
+            done, capacity = (saved.now.round, saved.now.capacity) if saved else (0, None)
+            if execution is None:
+                session.report(Progress(method.name, seed, done, protocol.rounds, phase="planning"))
+            began = time.perf_counter()
+            start = Start(seed, protocol.first_params(seed), done, capacity)
+            initial_seconds = time.perf_counter() - began
+            if execution is None:
+                execution = opened.enter_context(
+                    session.engine.execution(method, start, session.report)
+                )
+            under_way = saved.runs if saved else new_runs(method, seed, execution)
+            for run in under_way:
+                run.compile_seconds += initial_seconds + execution.compile_seconds
+            SeedRun(session, method, execution, start, number, under_way).run(saved)
+            runs += under_way
+    return runs
+
+
+def new_runs(method: Method, seed: int, execution: MethodExecution | None = None) -> list[Run]:
+    """The runs of all sweep points with one seed, before their first round.
+
+    Args:
+        method: The method.
+        seed: The seed.
+        execution: Computes the rounds; None before there is one.
+    """
+    algorithm, solver = method.algorithm, method.solver
+    return [
+        Run(
+            algorithm.name,
+            hparams={k: v for k, v in point.items() if k != "learning_rate"},
+            learning_rate=point["learning_rate"] * solver.factor(0),
+            seed=seed,
+            label=label,
+            sweep_points=len(method.points),
+            lane_idle=execution.lane_idle if execution else 0.0,
+            memory=execution.memory if execution else 0,
+            evaluated="server" if algorithm.pooled else method.protocol.evaluation.model,
+            noise_multiplier=method.mechanism and method.mechanism.noise_multiplier,
+        )
+        for point, label in zip(method.points, method.labels, strict=True)
+    ]
+
+
+class SeedRun:
+    """All rounds of a method with one seed, at all sweep points.
+
+    If an evaluation may end the run, each evaluation is awaited before the next call, so that there
+    are no records and no model from after the end.
+
+    Args:
+        session: The environment.
+        method: The method.
+        execution: Computes its rounds.
+        start: The start of the remaining rounds.
+        number: Its number in the comparison.
+        runs: The runs of the sweep points, to which records and parameters are added.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        method: Method,
+        execution: MethodExecution,
+        start: Start,
+        number: int,
+        runs: Sequence[Run],
+    ) -> None:
+        self.session, self.method, self.start = session, method, start
+        self.protocol, self.number, self.runs = session.protocol, number, runs
+        self.began, self.spent = time.perf_counter(), runs[0].run_seconds
+        self.execution, self.hparams = execution.begin(start), execution.hparams
+        self.copy = _model_copier(method)
+        self.behind = 0 if self.protocol.waits else RECORDS_BEHIND
+        self.keep_best = _best_keeper(self.protocol, runs)
+        self.early_end = EarlyEnd(self.protocol, len(runs))
+        self.counts = Counts.of(self.protocol)
+        self.pending = deque[PendingEvaluation]()
+        self.calls = deque[tuple[int, jax.Array]]()
+        adapt = method.algorithm.adapt
+        self.adapt = None if adapt is None else jax.jit(adapt.update)
+
+    def __str__(self) -> str:
+        return f"{self.method.name}, seed {self.start.seed}"
+
+    def run(self, saved: Snapshot | None) -> None:
+        """Run the remaining rounds, up to an early end.
+
+        Args:
+            saved: What they begin from; None for all rounds.
+        """
+        self._report(self.start.round, best_loss(self.runs) if saved else None)
+        try:
+            if saved is None:
+                self._begin()
+            else:
+                self.now = _on_mesh(saved.now, self.session.engine.mesh)
+                self.best = self.now.best
+                self._restore(saved)
+            while self._goes_on():
+                self._call()
+                self._offer(over=False)
+            end = self._recorded(self.now)
+            self._offer(over=True)
+        finally:
+            self.execution.close()
+        done = self.runs[0].final.round
+        self.session.report(Progress(self.method.name, self.start.seed, done, done, self._loss))
+        _set_params(self.protocol, self.runs, self.method.algorithm, end)
+        self._count_seconds()
+
+    def _begin(self) -> None:
+        """The state before round 0, and its evaluation."""
+        state = self.method.initial_state(self.start.params, self.session.engine.mesh)
+        self.best = self.copy(state)
+        now = RunState(0, state, self.hparams, best=self.best)
+        measures, cost = self.execution.evaluate(state)
+        adapt = self.method.algorithm.adapt
+        if adapt is not None:
+            now = now._replace(memory=adapt.init(self.hparams, measures.train_loss))
+        self.now = now._replace(since=cost)
+        self._await(measures, LastRound(no_work()))
+
+    def _restore(self, saved: Snapshot) -> None:
+        """Restore the client state of a checkpoint.
+
+        Raises:
+            InputError: If it is not such as this comparison writes.
+        """
+        try:
+            self.execution.restore(saved.client_state or ())
+        except Damaged as error:
+            problem = str(error).removeprefix(f"{saved.file}: ")
+            raise InputError(f"{saved.file}: {problem}; begin anew, without resuming") from None
+
+    def _goes_on(self) -> bool:
+        """Record what is known, and decide whether more rounds follow."""
+        computed = self._computed()
+        while len(self.pending) > self.behind or (
+            self.pending and self.pending[0].round < computed
+        ):
+            self._record_next()
+        if self.runs[0].history and computed > self.runs[0].final.round:
+            self._report(computed, self._loss)
+        if self.now.round == self.protocol.rounds:
+            return False
+        # ignore pending evaluations even if they are done: a run always ends at the same round
+        evaluations = len(self.runs[0].history) + len(self.pending) - self.behind
+        return not self.early_end.over(self.runs, evaluations)
+
+    def _computed(self) -> int:
+        """Wait until at most one call is running, and return the rounds done by the calls before.
+
+        Without this, the host would run far ahead of the devices between evaluations.
+        """
+        done = 0
+        while len(self.calls) > 1:
+            done, result = self.calls.popleft()
+            jax.block_until_ready(result)
+        return done
+
+    def _call(self) -> None:
+        """Start the rounds of one call, and the evaluation that follows them, if any."""
+        if self.session.checkpoints is not None:
+            self.session.checkpoints.begin_call()
+        before, self.now = self.now, self.now._replace(state=None)  # its memory is reused
+        computed = self.execution.next(before)
+        del before
+        done, state, hparams = computed.round, computed.state, self.now.hparams
+        self.now = self.now._replace(
+            round=done,
+            state=state,
+            since=self.now.since.plus(computed.tally),
+            capacity=computed.capacity,
+        )
+        recorded, measures = self.protocol.is_recorded(done), None
+        if recorded or self.adapt is not None:
+            measures, cost = self.execution.evaluate(state)
+            self.now = self.now._replace(since=self.now.since.plus(cost))
+        if recorded and measures is not None:
+            self._await(measures, computed.last)
+            self.calls.append((done, measures.train_loss))
+        else:  # a copy, since the next call reuses the memory of the state
+            leaf = jax.tree.leaves(state)[0].addressable_data(0)
+            self.calls.append((done, jnp.ravel(leaf)[:1]))
+        if self.adapt is not None and measures is not None:
+            adapted, memory = self.adapt(hparams, self.now.memory, measures.train_loss)
+            self.now = self.now._replace(hparams=adapted, memory=memory)
+
+    def _await(self, measures: Measures, last: LastRound) -> None:
+        """Add an evaluation of the current model to the pending ones.
+
+        What rounds did is counted since the last record that a longer run would have, too.
+        """
+        now, own = self.now, self.execution.measure_own(self.now)
+        model = self.copy(now.state) if now.round else self.best
+        self.pending.append(
+            PendingEvaluation(now.round, now.hparams, measures, last, now.since, model, own)
+        )
+        if now.round % self.protocol.evaluation.every == 0:
+            self.now = now._replace(since=Tally())
+
+    def _record_next(self) -> None:
+        """Wait for the oldest pending evaluation, and record it."""
+        oldest, solver = self.pending.popleft(), self.method.solver
+        rate = None if solver.schedule is None else solver.factor(max(oldest.round - 1, 0))
+        spent = self.method.epsilon(oldest.round + self.execution.repeated)
+        records = records_of(oldest, self.method, self.runs, self.counts, rate, spent)
+        clients = client_records_of(oldest, self.protocol, self.counts, len(self.runs))
+        for run, record, by_client in zip(self.runs, records, clients, strict=True):
+            run.client_steps = record.total_steps
+            if by_client is not None:
+                checksum = checksum_of(client_columns(by_client))
+                record = record._replace(by_client_checksum=checksum)
+            run.history.append(record)
+            self.session.on_record(record._replace(by_client=by_client))
+        self.best = self.keep_best(self.best, oldest)
+        self._report(oldest.round, self._loss)
+
+    def _recorded(self, now: RunState) -> RunState:
+        """Wait until all evaluations are recorded, and return the state `now`."""
+        while self.pending:
+            self._record_next()
+        return now._replace(best=self.best)
+
+    def _offer(self, *, over: bool) -> None:
+        """Offer a checkpoint after a call, or at the end."""
+        now = self.now
+
+        def snapshot() -> Snapshot:
+            state = self._recorded(now)
+            self._count_seconds()
+            early = over and now.round < self.protocol.rounds
+            return Snapshot(self.runs, state, early, self.execution.contents())
+
+        if self.session.checkpoints is not None:
+            self.session.checkpoints.offer(self.number, str(self), now.round, snapshot, over=over)
+
+    def _count_seconds(self) -> None:
+        for run in self.runs:
+            run.run_seconds = self.spent + time.perf_counter() - self.began
+
+    def _report(self, done: int, loss: float | None) -> None:
+        rounds = self.protocol.rounds
+        self.session.report(Progress(self.method.name, self.start.seed, done, rounds, loss))
+
+    @property
+    def _loss(self) -> float:
+        return best_loss(self.runs)
+
+
+def _model_copier(method: Method) -> Callable[[State], Params | None]:
+    """(state) -> a copy of the evaluated model, since the next call reuses the state's memory.
+
+    The copy is None if only the last model is kept.
+    """
+    if method.protocol.selection.keep != "best":
+        return lambda _: None
+
+    @jax.jit
+    def copy(state: State) -> Params:
+        return jax.tree.map(jnp.copy, evaluated(method.algorithm, state))
+
+    return copy
+
+
+@jax.jit
+def _choose(models: Params, others: Params, are_better: jax.Array) -> Params:
+    """At each sweep point, the other model if it is better; leaves are (points, ...)."""
+
+    def choose_leaf(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.where(are_better.reshape((-1,) + (1,) * (a.ndim - 1)), b, a)
+
+    return jax.tree.map(choose_leaf, models, others)
+
+
+def _best_keeper(
+    protocol: Protocol, runs: Sequence[Run]
+) -> Callable[[Params | None, PendingEvaluation], Params | None]:
+    """A function (best models so far, evaluation of the runs' last records) -> best models."""
+    if protocol.selection.keep == "last":
+        return lambda *_: None
+    bests = [protocol.best(run.history) for run in runs]
+
+    def keep(models: Params | None, done: PendingEvaluation) -> Params | None:
+        if done.round % protocol.evaluation.every:
+            return models  # a longer run has no such evaluation
+        better = [best.see(run.final) for best, run in zip(bests, runs, strict=True)]
+        return _choose(models, done.model, np.array(better))
+
+    return keep
+
+
+def _on_mesh(now: RunState, mesh: Mesh) -> RunState:
+    """A state from a checkpoint, on the devices."""
+    state, hparams, memory, best = replicate(mesh, (now.state, now.hparams, now.memory, now.best))
+    return now._replace(state=state, hparams=hparams, memory=memory, best=best)
+
+
+def _set_params(
+    protocol: Protocol, runs: Sequence[Run], algorithm: Algorithm, end: RunState
+) -> None:
+    """Set the final parameters of a seed's runs."""
+    last, best = jax.tree.map(np.asarray, (evaluated(algorithm, end.state), end.best))
+    for i, run in enumerate(runs):
+        run.model_round = run.final.round if best is None else protocol.best(run.history).round
+        chosen = last if run.model_round == run.final.round else best
+        run.params = jax.tree.map(lambda a, i=i: a[i], chosen)
