@@ -26,7 +26,7 @@ from fedprox.experiment.sections import SolverSection
 from fedprox.federation import Federation
 from fedprox.model import Params
 from fedprox.simulation.compiled.clock import Clock, Until
-from fedprox.simulation.compiled.compile import clients_by_place, exchanges
+from fedprox.simulation.compiled.compile import exchanges
 from fedprox.simulation.compiled.evaluation import EvaluationSums, evaluation_program
 from fedprox.simulation.compiled.evaluation_inputs import plan_evaluation
 from fedprox.simulation.compiled.layout import Layout, bucket, lay_out, needed
@@ -42,10 +42,11 @@ from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.method import Method
-from fedprox.simulation.config.protocol import Protocol, is_noisy
+from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.devices.mesh import accept_host_arrays, shard
-from fedprox.simulation.planning.batch_plan import Capacity, Jobs, no_jobs, plan_rounds
+from fedprox.simulation.loop.planner import plan_call
+from fedprox.simulation.planning.batch_plan import Capacity, Jobs, no_jobs
 from fedprox.simulation.planning.packing import Segments
 from fedprox.simulation.planning.reads import Exchange
 from fedprox.simulation.planning.round_work import RoundWork
@@ -78,7 +79,6 @@ class Parts:
         self.algorithm, self.solver = self.method.algorithm, self.method.solver
         self.model = self.method.protocol.model
         self.index = {name: k for k, name in enumerate(federation.names)}
-        self.noisy = is_noisy(federation, self.model)
         ownership = self.method.protocol.ownership
         self.rows = training_rows(mesh, federation.train, data, ownership, ahead=1)
         self.data = data
@@ -167,21 +167,12 @@ class Parts:
         self._check_seconds(seconds)
         work = RoundWork(len(jobs.client), 0, 0, jobs, no_jobs())
         layout = self._layout(work)
-        (x, y), (placed,) = self.rows.of([work], layout.width, layout.room.rows)
-        plan = plan_rounds(
-            layout.shape,
-            layout.room,
-            self.solver,
-            seed,
-            [(round_, placed.jobs)],
-            noisy=self.noisy,
-        )
-        exchange = exchanges([placed], layout) if self.algorithm.reads_first else None
-        at = clients_by_place(plan, placed, layout)
+        call = plan_call(self.method, self.rows, layout, seed, round_, [work])
+        (x, y), plan, exchange = call.rows, call.plan, call.exchange
         place = plan.place[0, : len(jobs.client)]
         stacked = None
-        if client_states:
-            stacked = shard(self.mesh, _scattered(client_states, place, len(at)))
+        if call.held is not None:
+            stacked = shard(self.mesh, _scattered(client_states, place, len(call.held.clients)))
         until = None
         if seconds is not None:
             until = passes_until(seconds, planned_rows(self.algorithm, self.solver, jobs))

@@ -252,15 +252,6 @@ class Protocol:
         for each in fields(self):
             if each.name not in others:
                 settings |= _by_name(each.name, getattr(self, each.name))
-        if self.target is not None and self.target.lower_is_better is None:
-            del settings["target.lower_is_better"]  # older checkpoints do not have it
-        if self.privacy is None:
-            del settings["privacy"]  # likewise
-        if self.evaluation.fine_tune is None:
-            del settings["evaluation.fine_tune"]  # likewise
-        for name in ("by_client", "client_records"):
-            if not getattr(self.evaluation, name):
-                del settings[f"evaluation.{name}"]  # likewise
         return settings
 
     def first_params(self, seed: int) -> Params:

@@ -13,17 +13,16 @@ from fedprox.algorithms.base import HParams, Own, own_or
 from fedprox.algorithms.personal import fine_tuning
 from fedprox.model import Params
 from fedprox.precision import real_type
-from fedprox.simulation.compiled.compile import clients_by_place
 from fedprox.simulation.compiled.evaluation import row_sums
 from fedprox.simulation.compiled.layout import bucket, lay_out, needed
 from fedprox.simulation.compiled.round import Inputs, Server, part_program
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.method import Method
-from fedprox.simulation.config.protocol import is_noisy
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.devices.mesh import replicate, shard
-from fedprox.simulation.planning.batch_plan import Jobs, no_jobs, plan_rounds
+from fedprox.simulation.loop.planner import plan_call
+from fedprox.simulation.planning.batch_plan import Jobs, no_jobs
 from fedprox.simulation.planning.round_work import RoundWork
 from fedprox.simulation.storage.client_store import Store
 from fedprox.simulation.storage.training_data import Data, rows_spec, training_rows
@@ -211,19 +210,18 @@ class FineTuning:
         work = RoundWork(len(block), 0, 0, jobs, no_jobs())
         need = needed(self.layout, solver, work)
         room = self.rows.needed([work], self.layout.width)
-        self.layout = layout = self.layout.fitting(need._replace(rows=room))
-        (x, y), (placed,) = self.rows.of([work], layout.width, layout.room.rows)
-        noisy = is_noisy(method.protocol.federation, method.protocol.model)
-        plan = plan_rounds(layout.shape, layout.room, solver, seed, [(t, placed.jobs)], noisy=noisy)
-        at = clients_by_place(plan, placed, layout)
+        self.layout = self.layout.fitting(need._replace(rows=room))
+        call = plan_call(method, self.rows, self.layout, seed, t, [work])
+        assert call.held is not None  # its clients keep their models
+        at, (x, y) = call.held.clients, call.rows
         state = Own(
             jax.tree.map(lambda a: np.zeros((len(at), *a.shape), a.dtype), params),
             jax.numpy.zeros((len(at), len(method.points)), bool),
         )
-        inputs = Inputs(dict(hparams), x, y, plan, None, np.int32(1))
+        inputs = Inputs(dict(hparams), x, y, call.plan, None, np.int32(1))
         server = Server(replicate(self.mesh, params), shard(self.mesh, state))
-        if layout not in self.programs:
+        if call.layout not in self.programs:
             specs = tuple(rows_spec(a, method.protocol.ownership) for a in (x, y))
-            self.programs[layout] = part_program(method, layout, self.mesh, specs)
-        part = self.programs[layout](server, inputs)
+            self.programs[call.layout] = part_program(method, call.layout, self.mesh, specs)
+        part = self.programs[call.layout](server, inputs)
         return at, part.client_state.model

@@ -71,6 +71,45 @@ class Call(NamedTuple):
         return self.first + len(self.work)
 
 
+def plan_call(
+    method: Method,
+    rows: TrainingRows,
+    layout: Layout,
+    seed: int,
+    first: int,
+    work: Sequence[RoundWork],
+    *,
+    private: bool = False,
+) -> Call:
+    """Plan the call of some rounds.
+
+    Args:
+        method: The method.
+        rows: The training rows.
+        layout: The shapes, with room for these rounds.
+        seed: Seed of the run.
+        first: The first of the rounds.
+        work: Their work.
+        private: Whether the call adds noise to what it releases.
+    """
+    protocol = method.protocol
+    on_devices, placed = rows.of(work, layout.width, layout.room.rows)
+    plan = plan_rounds(
+        layout.shape,
+        layout.room,
+        method.solver,
+        seed,
+        [(t, each.jobs) for t, each in enumerate(placed, start=first)],
+        noisy=is_noisy(protocol.federation, protocol.model),
+        private=private,
+        process_index=protocol.ownership.process_index,
+    )
+    held = None
+    if method.algorithm.client_state is not None:
+        held = held_state(plan, placed, layout)
+    return Call(first, placed, on_devices, plan, exchanges(placed, layout), held, layout)
+
+
 class Planner:
     """Plans the calls of one seed, and enlarges their shapes if a round needs more room.
 
@@ -105,22 +144,11 @@ class Planner:
     def _call(self, first: int, work: Sequence[RoundWork]) -> Call:
         """The call for rounds with this work, beginning with round `first`."""
         room = self.rows.needed(work, self.layout.width)
-        layout = self.layout = self.layout.fitting(self.layout.room._replace(rows=room))
-        rows, placed = self.rows.of(work, layout.width, layout.room.rows)
-        plan = plan_rounds(
-            layout.shape,
-            layout.room,
-            self.solver,
-            self.seed,
-            [(t, each.jobs) for t, each in enumerate(placed, start=first)],
-            noisy=is_noisy(self.protocol.federation, self.protocol.model),
-            private=self.protocol.privacy is not None,
-            process_index=self.protocol.ownership.process_index,
+        self.layout = self.layout.fitting(self.layout.room._replace(rows=room))
+        private = self.method.private
+        return plan_call(
+            self.method, self.rows, self.layout, self.seed, first, work, private=private
         )
-        held = None
-        if self.method.algorithm.client_state is not None:
-            held = held_state(plan, placed, layout)
-        return Call(first, placed, rows, plan, exchanges(placed, layout), held, layout)
 
     def ahead(self, pool: ThreadPoolExecutor, waiting: Iterator[tuple[int, int]]) -> Iterator[Call]:
         """The calls of some ranges of rounds, planned ahead in the background."""
