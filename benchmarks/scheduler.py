@@ -36,7 +36,7 @@ from fedprox.federation import offsets_of
 from fedprox.files.mapping import copy_stretches, map_file
 from fedprox.simulation.compiled.layout import lane_cost
 from fedprox.simulation.config.cohort import weights
-from fedprox.simulation.devices.ownership import find_ownership
+from fedprox.simulation.devices.processes import find_ownership
 from fedprox.simulation.planning.batch_plan import (
     Capacity,
     Jobs,

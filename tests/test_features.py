@@ -25,7 +25,7 @@ from fedprox.diagnostics.clients import client_measures
 from fedprox.features import Features, Prepared, Vectors, Windows
 from fedprox.models import logistic
 from fedprox.simulation.devices.mesh import lane_mesh
-from fedprox.simulation.devices.ownership import find_ownership
+from fedprox.simulation.devices.processes import find_ownership
 from fedprox.simulation.planning.batch_plan import Capacity, Jobs, Shape, plan_rounds
 from fedprox.simulation.storage.training_data import copy_to_devices
 from tests.variants import mostly_slow

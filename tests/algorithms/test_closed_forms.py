@@ -47,8 +47,8 @@ from fedprox.algorithms import ALGORITHMS
 from fedprox.algorithms.adaptive import ADAPTIVE_MU
 from fedprox.model import Params
 from fedprox.report.table import empty_round_notes
+from fedprox.simulation.config.method import label, sweep_points
 from fedprox.simulation.config.protocol import initial_params
-from fedprox.simulation.config.sweep import label, sweep_points
 from tests.methods import gradient
 from tests.quadratics import (
     one_run,

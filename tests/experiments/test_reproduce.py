@@ -73,7 +73,7 @@ from fedprox.errors import InputError
 from fedprox.experiment import parse, resolve
 from fedprox.federation import Federation
 from fedprox.report.data import statistics
-from fedprox.simulation.config.sweep import label, sweep_points
+from fedprox.simulation.config.method import label, sweep_points
 from fedprox.user_code import import_function
 
 # ---------------------------------------------------------------------------------- the items

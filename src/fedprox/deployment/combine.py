@@ -26,8 +26,8 @@ from fedprox.diagnostics.dissimilarity import Scatter
 from fedprox.errors import require
 from fedprox.metrics import terms_of
 from fedprox.model import Model, cross_entropy, losses_of
+from fedprox.simulation.compiled.aggregation import mean_of_others, screen, sound
 from fedprox.simulation.compiled.evaluation import EvaluationSums, Measures, measures_of_sums
-from fedprox.simulation.compiled.screening import mean_of_others, screen, sound
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.planning.batch_plan import Jobs
 

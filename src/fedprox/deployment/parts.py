@@ -27,8 +27,11 @@ from fedprox.federation import Federation
 from fedprox.model import Params
 from fedprox.simulation.compiled.clock import Clock, Until
 from fedprox.simulation.compiled.compile import exchanges
-from fedprox.simulation.compiled.evaluation import EvaluationSums, evaluation_program
-from fedprox.simulation.compiled.evaluation_inputs import plan_evaluation
+from fedprox.simulation.compiled.evaluation import (
+    EvaluationSums,
+    evaluation_program,
+    plan_evaluation,
+)
 from fedprox.simulation.compiled.layout import Layout, bucket, lay_out, needed
 from fedprox.simulation.compiled.round import (
     FirstPart,

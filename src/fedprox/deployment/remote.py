@@ -47,9 +47,16 @@ from fedprox.simulation.compiled.compile import evaluated
 from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.compiled.lanes import choose
 from fedprox.simulation.config.method import Method
-from fedprox.simulation.loop.execution import Computed, LastRound, RunState, Start
+from fedprox.simulation.loop.execution import (
+    ClientTraffic,
+    Computed,
+    LastRound,
+    RunState,
+    Start,
+    Tally,
+    Traffic,
+)
 from fedprox.simulation.loop.progress import Report
-from fedprox.simulation.loop.tally import ClientTraffic, Tally, Traffic
 from fedprox.simulation.planning.batch_plan import Jobs
 from fedprox.simulation.planning.round_work import RoundWork, round_work
 

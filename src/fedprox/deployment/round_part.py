@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import ROUNDING
 from fedprox.deployment.messages import Array, prefixed, prefixed_names, require_like, tree_of
 from fedprox.errors import require
-from fedprox.simulation.compiled.screening import mean_of_others
+from fedprox.simulation.compiled.aggregation import mean_of_others
 from fedprox.simulation.planning.batch_plan import Jobs
 
 

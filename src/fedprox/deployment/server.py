@@ -29,9 +29,8 @@ from fedprox.experiment.read import DEPLOYED
 from fedprox.experiment.resolved import Resolved, resolve_with
 from fedprox.experiment.sections import Experiment
 from fedprox.simulation.config.faults import Faults
-from fedprox.simulation.config.method import Method
+from fedprox.simulation.config.method import Method, sweep_points
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.config.sweep import sweep_points
 from fedprox.simulation.devices.mesh import lane_mesh
 
 FINITE = Faults("drop", math.inf)

@@ -41,8 +41,14 @@ from fedprox import (
 from fedprox.algorithms.base import ClientContext, ClientState, HParams, Message, Solution, State
 from fedprox.algorithms.check import check_algorithm
 from fedprox.simulation.compiled import layout
-from fedprox.simulation.compiled.aggregation import Arrived, Result, aggregation
-from fedprox.simulation.compiled.screening import screen, screened_mean, sound
+from fedprox.simulation.compiled.aggregation import (
+    Arrived,
+    Result,
+    aggregation,
+    screen,
+    screened_mean,
+    sound,
+)
 from fedprox.simulation.devices.mesh import AXIS
 from fedprox.simulation.planning.batch_plan import Capacity, Slots
 from fedprox.streams import Purpose

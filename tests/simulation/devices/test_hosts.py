@@ -15,8 +15,7 @@ from jax._src.clusters import SlurmCluster
 
 from fedprox import InputError
 from fedprox.report.records import ERRORS
-from fedprox.simulation.devices.ownership import find_ownership
-from fedprox.simulation.devices.processes import join_processes, slurm_coordinator
+from fedprox.simulation.devices.processes import find_ownership, join_processes, slurm_coordinator
 from fedprox.simulation.planning.packing import pack
 from tests.commands import start, status
 from tests.simulation.loop.test_killed import die

@@ -25,7 +25,7 @@ from fedprox import (
     scaffold,
     simulate,
 )
-from fedprox.simulation.devices import memory
+from fedprox.simulation.devices import mesh as mesh_module
 from fedprox.simulation.devices.mesh import lane_mesh, shard
 from fedprox.simulation.storage.client_store import open_store
 from tests import methods
@@ -157,17 +157,17 @@ def test_gamma_is_of_the_problem_of_its_round() -> None:
 def test_free_memory_is_that_of_the_container_and_unknown_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "Path", lambda name: tmp_path / str(name).lstrip("/"))
-    assert memory.free_on_host() == 0
+    monkeypatch.setattr(mesh_module, "Path", lambda name: tmp_path / str(name).lstrip("/"))
+    assert mesh_module.free_on_host() == 0
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 5000 kB\n")
-    assert memory.free_on_host() == 5000 * 1024
+    assert mesh_module.free_on_host() == 5000 * 1024
     group = tmp_path / "sys/fs/cgroup"
     group.mkdir(parents=True)
     (group / "memory.current").write_text("1000\n")
     for limit, free in (("max", 5000 * 1024), ("4000", 3000), ("99999999", 5000 * 1024)):
         (group / "memory.max").write_text(limit + "\n")
-        assert memory.free_on_host() == free
+        assert mesh_module.free_on_host() == free
 
 
 def test_a_disk_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from fedprox import Federation, InputError, Prepared, Rows, Run, Vectors, Window
 from fedprox.federation import offsets_of
 from fedprox.files.mapping import copy_stretches
 from fedprox.simulation.devices.mesh import lane_mesh
-from fedprox.simulation.devices.ownership import find_ownership
+from fedprox.simulation.devices.processes import find_ownership
 from fedprox.simulation.storage import training_data
 
 SIZES = [40, 3, 150, 1, 9, 70, 26, 2, 5, 12]

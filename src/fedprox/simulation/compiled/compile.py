@@ -14,8 +14,12 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.model import Params
-from fedprox.simulation.compiled.evaluation import Measures, evaluation_program, measures_of_sums
-from fedprox.simulation.compiled.evaluation_inputs import plan_evaluation
+from fedprox.simulation.compiled.evaluation import (
+    Measures,
+    evaluation_program,
+    measures_of_sums,
+    plan_evaluation,
+)
 from fedprox.simulation.compiled.inexactness import Cohort, inexactness_program
 from fedprox.simulation.compiled.layout import Layout
 from fedprox.simulation.compiled.round import After, Inputs, Server, rounds_program

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from fedprox.features import Features
 from fedprox.model import Model, Params, read_slice, weighted_loss
+from fedprox.simulation.compiled.aggregation import Screened, screened_mean
 from fedprox.simulation.compiled.clock import (
     Clock,
     Until,
@@ -25,7 +26,6 @@ from fedprox.simulation.compiled.lanes import (
     where_lanes,
 )
 from fedprox.simulation.compiled.layout import Layout
-from fedprox.simulation.compiled.screening import Screened, screened_mean
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.planning.reads import Exchange, Reading
 

@@ -26,7 +26,7 @@ from fedprox.algorithms.personal import second_pass
 from fedprox.features import Features, index_of, look_up
 from fedprox.model import Params
 from fedprox.precision import real_type
-from fedprox.simulation.compiled.aggregation import Arrived, Result, aggregation
+from fedprox.simulation.compiled.aggregation import Arrived, Result, Screened, aggregation
 from fedprox.simulation.compiled.client_step import (
     Broadcast,
     ClientStep,
@@ -46,22 +46,19 @@ from fedprox.simulation.compiled.clock import (
     deadline,
 )
 from fedprox.simulation.compiled.gradients import LocalLoss, exchange_gradients
-from fedprox.simulation.compiled.held_state import (
-    from_all_devices,
-    part_of_device,
-    put_cohort,
-    take_cohort,
-)
 from fedprox.simulation.compiled.lanes import (
     choose,
+    from_all_devices,
     over,
+    part_of_device,
     put,
+    put_cohort,
     read_rows,
     run_segments,
+    take_cohort,
     where_lanes,
 )
 from fedprox.simulation.compiled.layout import Layout
-from fedprox.simulation.compiled.screening import Screened
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.devices.mesh import (
     AXIS,

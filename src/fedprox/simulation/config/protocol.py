@@ -26,7 +26,7 @@ from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.systems import Systems
-from fedprox.simulation.devices.ownership import Ownership, ownership_of_processes
+from fedprox.simulation.devices.processes import Ownership, ownership_of_processes
 from fedprox.simulation.results.measure import lower_is_better, measures
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.selection import Best, Selection

@@ -19,11 +19,18 @@ from fedprox.simulation.compiled.layout import lay_out
 from fedprox.simulation.compiled.round import After, Inputs, Server
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.loop.execution import Computed, LastRound, RunState, Start
+from fedprox.simulation.loop.execution import (
+    Computed,
+    LastRound,
+    RunState,
+    Start,
+    Tally,
+    faulty_updates,
+    trained,
+)
 from fedprox.simulation.loop.own_models import OwnMeasures, OwnModels
 from fedprox.simulation.loop.planner import PLANS_AHEAD, Call, Planner, chunks
 from fedprox.simulation.loop.progress import Progress, Report
-from fedprox.simulation.loop.tally import Tally, faulty_updates, trained
 from fedprox.simulation.storage.client_store import Store, open_store
 from fedprox.simulation.storage.training_data import Data, copy_to_devices, training_rows
 

@@ -16,9 +16,8 @@ from fedprox.precision import real_type
 from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.loop.execution import LastRound
+from fedprox.simulation.loop.execution import LastRound, Tally, Traffic
 from fedprox.simulation.loop.own_models import OwnMeasures
-from fedprox.simulation.loop.tally import Tally, Traffic
 from fedprox.simulation.results.clients import ClientMeasures, ClientRecord
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run

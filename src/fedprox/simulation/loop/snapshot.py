@@ -25,8 +25,7 @@ from fedprox.precision import real_type
 from fedprox.simulation.compiled.compile import evaluated
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.loop.execution import RunState
-from fedprox.simulation.loop.tally import Participation, Tally
+from fedprox.simulation.loop.execution import Participation, RunState, Tally
 from fedprox.simulation.planning.batch_plan import Capacity
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run

@@ -37,6 +37,7 @@ from fedprox.simulation.loop.execution import (
     MethodExecution,
     RunState,
     Start,
+    Tally,
 )
 from fedprox.simulation.loop.progress import Progress, Report, showing
 from fedprox.simulation.loop.records import (
@@ -47,7 +48,6 @@ from fedprox.simulation.loop.records import (
     records_of,
 )
 from fedprox.simulation.loop.snapshot import Snapshot
-from fedprox.simulation.loop.tally import Tally
 from fedprox.simulation.planning.round_work import no_work
 from fedprox.simulation.results.clients import checksum_of, client_columns
 from fedprox.simulation.results.record import Record

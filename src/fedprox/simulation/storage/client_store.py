@@ -21,8 +21,15 @@ from fedprox.algorithms.base import ClientState
 from fedprox.errors import InputError, require
 from fedprox.files.arrays import Damaged
 from fedprox.simulation.config.protocol import Storage
-from fedprox.simulation.devices.memory import FITS, free_on_devices, free_on_host
-from fedprox.simulation.devices.mesh import PER_DEVICE, replicate, shard, zeros_on
+from fedprox.simulation.devices.mesh import (
+    FITS,
+    PER_DEVICE,
+    free_on_devices,
+    free_on_host,
+    replicate,
+    shard,
+    zeros_on,
+)
 
 BLOCK_BYTES = 2**26
 """Most bytes of a block of rows in a checkpoint."""

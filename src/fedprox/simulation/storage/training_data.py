@@ -19,10 +19,15 @@ from fedprox.errors import require
 from fedprox.features import Features, index_of, with_index
 from fedprox.federation import Examples, Federation, Rows, offsets_of
 from fedprox.files.mapping import copy_stretches
-from fedprox.simulation.devices.memory import FITS, free_on_devices, free_on_host
-from fedprox.simulation.devices.mesh import PER_DEVICE, REPLICATED, replicate
-from fedprox.simulation.devices.ownership import Ownership
-from fedprox.simulation.devices.processes import allgather
+from fedprox.simulation.devices.mesh import (
+    FITS,
+    PER_DEVICE,
+    REPLICATED,
+    free_on_devices,
+    free_on_host,
+    replicate,
+)
+from fedprox.simulation.devices.processes import Ownership, allgather
 from fedprox.simulation.planning.batch_plan import Jobs
 from fedprox.simulation.planning.packing import Array
 from fedprox.simulation.planning.reads import WIDTHS
