@@ -173,7 +173,7 @@ def simulate(
         check_measured(mesh, federation, protocol.measured)
     if jax.process_index() == 0:
         warn_of(protocol, stacklevel=2)
-    engine = Devices(mesh, protocol, checkpoints.every if checkpoints else None)
+    engine = Devices(mesh, protocol, checkpoints)
     return train(protocol, compared, engine, Follow(checkpoints, callbacks, on_progress, progress))
 
 

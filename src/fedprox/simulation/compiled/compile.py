@@ -1,15 +1,17 @@
 """Compiling the programs of one method for the shapes of its layout."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from jax.stages import Traced
+from jax.stages import Compiled, Traced, Wrapped
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
@@ -49,6 +51,69 @@ class Programs(NamedTuple):
     inexactness: Callable[..., jax.Array] | None
     compile_seconds: float
     memory: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """A program to compile.
+
+    Attributes:
+        make: () -> the program.
+        arguments: Arguments for which it is compiled.
+        known: What it depends on beside their shapes.
+    """
+
+    make: Callable[[], Wrapped]
+    arguments: tuple[Any, ...]
+    known: tuple[Hashable, ...]
+
+    def trace(self) -> Traced | None:
+        """Trace the program; None if this process has compiled it before."""
+        return None if self.key in KEPT else self.make().trace(*self.arguments)
+
+    @cached_property
+    def key(self) -> Hashable:
+        """By what equal programs are found again; a new object if something has no hash."""
+        leaves, structure = jax.tree.flatten(self.arguments)
+        shapes = [(np.shape(a), a.dtype, getattr(a, "sharding", None)) for a in leaves]
+        config: Any = jax.config
+        optimized = not config.values.get("jax_disable_most_optimizations")
+        settings = (config.jax_enable_x64, config.jax_default_matmul_precision, optimized)
+        key = (self.known, structure, tuple(shapes), settings)
+        try:
+            hash(key)
+        except TypeError:
+            return object()
+        return key
+
+
+KEPT: OrderedDict[Hashable, Compiled] = OrderedDict()
+"""The programs that this process compiled last, so that a second comparison of the same methods on
+data of the same shapes compiles nothing. They depend on nothing but their keys."""
+
+
+MOST_KEPT = 64
+"""Most programs of `KEPT`."""
+
+
+def compiled_once(
+    requests: Mapping[str, Request], traced: Mapping[str, Traced | None]
+) -> dict[str, Compiled]:
+    """Compile in parallel what this process has not compiled before."""
+    with ThreadPoolExecutor() as pool:
+        making = {
+            name: pool.submit(lambda each: each.lower().compile(), each)
+            for name, each in traced.items()
+            if each is not None
+        }
+    programs = {}
+    for name, request in requests.items():
+        programs[name] = making[name].result() if name in making else KEPT[request.key]
+        KEPT[request.key] = programs[name]
+        KEPT.move_to_end(request.key)
+    while len(KEPT) > MOST_KEPT:
+        KEPT.popitem(last=False)
+    return programs
 
 
 class Compiler:
@@ -91,23 +156,21 @@ class Compiler:
         """Compile the programs of a layout in parallel."""
         begin = time.perf_counter()
         state = self.method.initial_state(self._params, self.mesh)
-        traced: dict[str, Traced] = {"rounds": self._trace_rounds(layout, state)}
+        requests = {"rounds": self._rounds(layout, state)}
         inputs: Any = None
         # measure in full precision, even if an accelerator trains in a lower one
         with jax.default_matmul_precision("highest"):
             if self._evaluate is None:
-                traced["evaluation"], inputs = self._trace_evaluation(layout, state)
+                requests["evaluation"], inputs = self._evaluation(layout, state)
             if self.method.protocol.evaluation.gradients:
-                local = traced["rounds"].out_info.local.params
-                traced["inexactness"] = self._trace_inexactness(layout, state, local)
-        with ThreadPoolExecutor() as pool:
-            compiled = pool.map(lambda each: each.lower().compile(), traced.values())
-            programs = dict(zip(traced, compiled, strict=True))
+                requests["inexactness"] = self._inexactness(layout, state)
+            traced = {name: request.trace() for name, request in requests.items()}
+        programs = compiled_once(requests, traced)
         ready = {name: accept_host_arrays(program) for name, program in programs.items()}
         if self._evaluate is None:
             evaluation, algorithm = ready["evaluation"], self.method.algorithm
             self._evaluate = lambda state: evaluation(evaluated(algorithm, state), inputs)
-        memory = programs["rounds"].memory_analysis()
+        memory: Any = programs["rounds"].memory_analysis()
         return Programs(
             rounds=ready["rounds"],
             evaluate=self._evaluate,
@@ -119,7 +182,7 @@ class Compiler:
             - memory.alias_size_in_bytes,
         )
 
-    def _trace_rounds(self, layout: Layout, state: State) -> Traced:
+    def _rounds(self, layout: Layout, state: State) -> Request:
         rows = self.like(layout.room.rows)
         specs = self._specs(rows)
         server = Server(state, self._client_state(layout.held))
@@ -129,28 +192,53 @@ class Compiler:
         if self.method.algorithm.client_state is not None:
             held = held_state(plan, [no_work()], layout).at
         inputs = Inputs(self.hparams, x, y, plan, exchange, np.int32(0), held)
-        return rounds_program(self.method, layout, self.mesh, specs).trace(server, inputs)
-
-    def _trace_evaluation(self, layout: Layout, state: State) -> tuple[Traced, Any]:
-        """The evaluation program, and its inputs except the models."""
-        protocol, params = self.method.protocol, evaluated(self.method.algorithm, state)
-        shape, inputs, specs = plan_evaluation(self.method, self.data, layout, self.mesh)
-        measures = partial(measures_of_sums, protocol.model)
-        program = evaluation_program(protocol.model, self.mesh, shape, specs, measures)
-        return program.trace(params, inputs), inputs
-
-    def _trace_inexactness(self, layout: Layout, state: State, local: Params) -> Traced:
-        replicated = NamedSharding(self.mesh, REPLICATED)
-        local = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=replicated), local
+        return Request(
+            lambda: rounds_program(self.method, layout, self.mesh, specs),
+            (server, inputs),
+            ("rounds", *self._known(layout)),
         )
-        rows = self.like(layout.room.rows)
-        program = inexactness_program(self.method, layout, self.mesh, self._specs(rows))
+
+    def _evaluation(self, layout: Layout, state: State) -> tuple[Request, Any]:
+        """The evaluation program, and its inputs except the models."""
+        model, params = self.method.protocol.model, evaluated(self.method.algorithm, state)
+        shape, inputs, specs = plan_evaluation(self.method, self.data, layout, self.mesh)
+        measures = partial(measures_of_sums, model)
+        request = Request(
+            lambda: evaluation_program(model, self.mesh, shape, specs, measures),
+            (params, inputs),
+            ("evaluation", model, self.mesh, *shape[:3], *shape.widths.items(), shape.clients),
+        )
+        return request, inputs
+
+    def _inexactness(self, layout: Layout, state: State) -> Request:
+        replicated, slots = NamedSharding(self.mesh, REPLICATED), layout.room.slots
+
+        def of_slots(like: Any) -> jax.ShapeDtypeStruct:
+            shape = (slots, len(self.method.points), *like.shape)
+            return jax.ShapeDtypeStruct(shape, like.dtype, sharding=replicated)
+
+        local, rows = jax.tree.map(of_slots, self._params), self.like(layout.room.rows)
         client_state = self._client_state(layout.room.places)
         cohort = read_cohort(
             no_jobs(), self._empty_plan(layout), 0, client_state, layout, self.mesh
         )
-        return program.trace(state, self.hparams, local, rows, cohort)
+        return Request(
+            lambda: inexactness_program(self.method, layout, self.mesh, self._specs(rows)),
+            (state, self.hparams, local, rows, cohort),
+            ("inexactness", *self._known(layout)),
+        )
+
+    def _known(self, layout: Layout) -> tuple[Hashable, ...]:
+        """What the programs of rounds depend on, beside the shapes of their arguments."""
+        method, protocol = self.method, self.method.protocol
+        # of hyperparameters only the names matter, and settings are those of the solver
+        algorithm = method.algorithm._replace(hparams={}, settings={})
+        functions = tuple(each for each in algorithm if not isinstance(each, dict))
+        return (
+            *(functions, tuple(method.points[0]), method.solver, protocol.model),
+            *(protocol.federation.augment, method.faults, method.private),
+            *(protocol.evaluation.gradients, layout._replace(idle=0.0), self.mesh),
+        )
 
     def _client_state(self, places: int) -> ClientState:
         """Zeros with the shapes of the state of clients at `places` places on each device."""

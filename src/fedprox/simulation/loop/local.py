@@ -19,6 +19,7 @@ from fedprox.simulation.compiled.layout import lay_out
 from fedprox.simulation.compiled.round import After, Inputs, Server
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
+from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.execution import (
     Computed,
     LastRound,
@@ -41,11 +42,11 @@ class Devices:
     Args:
         mesh: The devices.
         protocol: The protocol.
-        pause: Rounds between pauses, such as checkpoints; None for no pauses.
+        checkpoints: Where checkpoints are written, before which calls end; None for none.
     """
 
-    def __init__(self, mesh: Mesh, protocol: Protocol, pause: int | None) -> None:
-        self.mesh, self.protocol, self.pause = mesh, protocol, pause
+    def __init__(self, mesh: Mesh, protocol: Protocol, checkpoints: Checkpoints | None) -> None:
+        self.mesh, self.protocol, self.checkpoints = mesh, protocol, checkpoints
 
     @cached_property
     def data(self) -> Data:
@@ -104,14 +105,14 @@ class LocalMethod:
 
     def _plan(self, start: Start) -> Iterator[Call]:
         """The calls of a seed's remaining rounds, planned ahead in the background."""
-        protocol, layout = self.method.protocol, self.layout
+        protocol, layout, checkpoints = self.method.protocol, self.layout, self.devices.checkpoints
         shapes = layout if start.capacity is None else layout._replace(room=start.capacity)
         calls = chunks(
             start.round,
             rounds=protocol.rounds,
             evaluate_every=protocol.evaluation.every,
             most=layout.shape.rounds,
-            pause=self.devices.pause or protocol.rounds,
+            pause=(checkpoints and checkpoints.every) or protocol.rounds,
         )
         return Planner(self.method, self.rows, start.seed, shapes).ahead(self.pool, calls)
 

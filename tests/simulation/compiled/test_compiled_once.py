@@ -1,0 +1,95 @@
+"""Programs are compiled once in a process, and only found again where they are the same."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fedprox as fp
+from fedprox.simulation.compiled import compile as compiling
+
+FEDERATION = fp.datasets.synthetic(clients=6)
+MODEL = fp.models.logistic(FEDERATION)
+SCAFFOLD = fp.scaffold()
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@pytest.fixture
+def compiled() -> Iterator[Counter[str]]:
+    """The programs that JAX compiles, or finds on disk, by the names of their functions."""
+    names: Counter[str] = Counter()
+
+    def heard(event: str, _: float, **what: Any) -> None:
+        if event == COMPILED:
+            names[str(what.get("fun_name"))] += 1
+
+    compiling.KEPT.clear()
+    jax.monitoring.register_event_duration_secs_listener(heard)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(heard)
+
+
+def runs(*methods: fp.Algorithm, **options: Any) -> list[fp.Run]:
+    setting: dict[str, Any] = {
+        "solver": fp.Solver(0.01, 10, epochs=1),
+        "cohort": fp.Cohort(3),
+        "rounds": 2,
+        "evaluation": fp.Evaluation(gradients=False),
+    }
+    return fp.simulate(FEDERATION, MODEL, list(methods), **setting | options)
+
+
+def same(some: list[fp.Run], others: list[fp.Run]) -> None:
+    for a, b in zip(some, others, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, a.params, b.params)
+        assert [each.train_loss for each in a.history] == [each.train_loss for each in b.history]
+
+
+def test_methods_of_a_comparison_share_their_evaluation(compiled: Counter[str]) -> None:
+    runs(fp.fedavg(), fp.fedprox(mu=1.0), SCAFFOLD)
+    assert (compiled["jit(program)"], compiled["jit(rounds)"]) == (1, 3)
+
+
+def test_a_second_comparison_compiles_nothing_and_has_the_same_bits(
+    compiled: Counter[str],
+) -> None:
+    first = runs(fp.fedavg(), fp.fedprox(mu=1.0), SCAFFOLD)
+    compiled.clear()
+    again = runs(fp.fedavg(), fp.fedprox(mu=1.0), SCAFFOLD)
+    assert not compiled
+    same(first, again)
+    # what is an argument of the programs may differ
+    other = runs(fp.fedprox(mu=3.0), seed=7, rounds=3)
+    assert not compiled
+    compiling.KEPT.clear()
+    same(other, runs(fp.fedprox(mu=3.0), seed=7, rounds=3))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"solver": fp.Solver(0.01, 10, epochs=1, weight_decay=0.1)},
+        {"solver": fp.Solver(0.01, 10, epochs=1, clip=1e-3)},
+        {"faults": fp.Faults()},
+        {"evaluation": fp.Evaluation(gradients=False, model="clients")},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_another_setting_is_another_program(
+    options: dict[str, Any], compiled: Counter[str]
+) -> None:
+    runs(fp.fedprox(mu=1.0))
+    compiled.clear()
+    changed = runs(fp.fedprox(mu=1.0), **options)
+    assert compiled["jit(rounds)"] == 1
+    compiling.KEPT.clear()
+    same(changed, runs(fp.fedprox(mu=1.0), **options))
+
+
+def test_the_programs_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "MOST_KEPT", 3)
+    runs(fp.fedavg(), fp.fedprox(mu=1.0), SCAFFOLD)
+    assert len(compiling.KEPT) == 3
