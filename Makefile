@@ -34,10 +34,10 @@ EXPERIMENTS := experiments tests/experiments
 NOT_EXPERIMENTS := $(addprefix --ignore=,$(EXPERIMENTS))
 
 test: $(READY)  ## run the tests, doctests included, except the slow ones
-	$(VENV)/bin/python -m pytest -n 2 -m "not slow and not network" $(NOT_EXPERIMENTS)
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not network" $(NOT_EXPERIMENTS)
 
 test-slow: $(READY)  ## run the slow tests: kills, full disks, browsers, installed wheels, pages, variants
-	$(VENV)/bin/python -m pytest -n 3 -m slow $(NOT_EXPERIMENTS)
+	$(VENV)/bin/python -m pytest -n 3 --dist loadfile -m slow $(NOT_EXPERIMENTS)
 
 test-experiments: $(READY)  ## run the tests of the papers' items and of what runs them
 	$(VENV)/bin/python -m pytest -n 2 $(EXPERIMENTS)
