@@ -22,7 +22,8 @@ def compiled() -> Iterator[Counter[str]]:
     """The programs that JAX compiles, or finds on disk, by the names of their functions."""
     names: Counter[str] = Counter()
 
-    def heard(event: str, _: float, **what: Any) -> None:
+    def heard(event: str, duration_secs: float, **what: str | int) -> None:
+        del duration_secs
         if event == COMPILED:
             names[str(what.get("fun_name"))] += 1
 
