@@ -159,7 +159,8 @@ def test_a_coordinator_that_dies_goes_on_with_the_same_bits(
     network, died = in_memory([site.answer for site in fresh(tmp_path)]), 0
     for life in lives(network, deaths):
         # only the first process names the rounds between checkpoints
-        checkpoints = Checkpoints(tmp_path, None if died else every, resume=died > 0)
+        every_now = None if died else every
+        checkpoints = Checkpoints(tmp_path / "checkpoints", every_now, resume=died > 0)
         try:
             runs = deployed(table, life, checkpoints, joining=network)
         except Died:
