@@ -28,6 +28,7 @@ import warnings
 from bisect import bisect_right
 from collections import Counter
 from contextlib import suppress
+from importlib.metadata import entry_points
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,8 @@ FILES = (
     *("algorithms/*.py", "privacy/*.py", "deployment/policy.py", "deployment/combine.py"),
     *("deployment/round_part.py", "deployment/states.py"),
 )
-FEW = 5
-"""Tests that are run first."""
+FIRST = 1.0
+"""Processor seconds of the tests that are run first."""
 
 QUICK = 0.05
 """Processor seconds of a test that is always run."""
@@ -99,29 +100,33 @@ def reach_of(folder: str, results: Path) -> dict[str, Any]:
     return {t: r for file in stored.values() for t, r in json.loads(file.read_text()).items()}
 
 
-def chosen(mutant: Mutant, reach: dict[str, Any], most: float) -> tuple[list[str], float]:
-    """The tests that reach a mutant's lines, the fastest first, and their seconds, at most so."""
+def chosen(mutant: Mutant, reach: dict[str, Any], most: float) -> tuple[list[list[str]], float]:
+    """The tests that reach a mutant's lines, and their seconds, at most so.
+
+    They are in two parts, the fastest first: these kill most mutants, so that the files of the
+    others are not even imported.
+    """
     reached = {name: set(test["lines"].get(mutant.file, ())) for name, test in reach.items()}
     names = [n for n, lines in reached.items() if lines.intersection(mutant.lines)]
     # lines that run when the module is imported were not traced
     names = names or [n for n, lines in reached.items() if lines] or list(reach)
     names.sort(key=lambda name: reach[name]["seconds"])
     total = list(accumulate(reach[name]["seconds"] for name in names))
-    count = bisect_right(total, most)
+    first, count = bisect_right(total, min(FIRST, most)), bisect_right(total, most)
     # methods that a test has as its parameters are made when it is collected, which is not traced
     quick = [n for n in reach if reach[n]["seconds"] < QUICK and n not in names[:count]]
-    return names[:count] + quick, total[count - 1] if count else 0.0
+    parts = [names[:first], names[first:count] + quick]
+    return [part for part in parts if part], total[count - 1] if count else 0.0
 
 
-def judged(mutant: Mutant, names: list[str], seconds: float, results: Path) -> dict[str, Any]:
-    """The verdict of some tests on a mutant, as it is stored."""
+def judged(mutant: Mutant, parts: list[list[str]], seconds: float, results: Path) -> dict[str, Any]:
+    """The verdict of the tests that were chosen on a mutant, as it is stored."""
     path, log, start = ROOT / PACKAGE / mutant.file, ROOT / "mutant.log", time.monotonic()
     before, code = path.read_text(), 0
     log.touch()
     path.write_text(mutant.source)
     try:
-        # most are killed by the fastest tests, so the files of the others are not even imported
-        for part in filter(None, (names[:FEW], names[FEW:])):
+        for part in parts:
             of = list(dict.fromkeys(name.partition("::")[0] for name in part))
             code = run_tests(of, [Session(results / "programs", part)], seconds, log, "-x")
             if code:
@@ -148,6 +153,8 @@ def import_what_the_library_imports() -> None:
     for name in [*found.stdout.split(), "hypothesis", "scipy.stats", "dp_accounting"]:
         with suppress(ImportError):
             importlib.import_module(name)
+    for plugin in entry_points(group="pytest11"):
+        plugin.load()
 
 
 def campaign(results: Path, files: list[str], given: argparse.Namespace) -> None:
