@@ -369,13 +369,24 @@ ADAPTIVE = private(
 @pytest.mark.parametrize(
     ("algorithm", "good", "bad", "hparams"),
     [
-        (ADAPTIVE, [bits(0.375), bits(-0.375)], [bits(0.38), bits(-0.38)], {}),
+        (ADAPTIVE, [bits(0.375 * UP), bits(-0.375)], [bits(0.375 * OVER), bits(-0.38)], {}),
         (ADAPTIVE, [bits(0.0)], [bits(1e6), bits(-1e6)], {}),
-        (fp.fedexp(), [(W, 33.34), (W, 1e9)], [(W, 33.2), (W, -1.0)], {}),
-        (fp.qffl(1.0), [(W, 0.0), (W, 1e9)], [(W, -1e-3)], {}),
-        (fp.fednova(), [(W, 0.0), (W, 2.0)], [(W, -0.1), (W, 3.1)], {}),
-        (fp.fednova(momentum=0.5), [(W, 4.5)], [(W, 4.7)], {}),
-        (fp.fednova(mu=0.5), [(W, 1.4)], [(W, 1.5)], {"learning_rate": 1.0, "mu": 0.5}),
+        (
+            private(fp.fedavg(), Privacy(1.0, noise_multiplier=1.0), 1.0, 4, 4),
+            [Clipped(W, None)],
+            [],
+            {},
+        ),
+        # the mean of the squares is at least the square of the mean, 25 / 0.75^2
+        (fp.fedexp(), [(W, 25 / 0.75 / UP), (W, 1e9)], [(W, 25 / 0.75 / OVER), (W, -1.0)], {}),
+        (fp.qffl(1.0), [(W, 0.0), (W, 1e9)], [(W, -1e-30)], {}),
+        # at most 4 steps of a client
+        (fp.fednova(), [(W, 0.0), (W, 3.0 * UP)], [(W, -1e-30), (W, 3.0 * OVER)], {}),
+        (fp.fednova(momentum=0.5), [(W, 4.59375 * UP)], [(W, 4.59375 * OVER)], {}),
+        (
+            *(fp.fednova(mu=0.5), [(W, 1.40625 * UP)], [(W, 1.40625 * OVER)]),
+            {"learning_rate": 1.0, "mu": 0.5},
+        ),
     ],
 )
 def test_a_message_is_one_that_its_clients_can_send(

@@ -41,7 +41,8 @@ COPIED = "src", "tests", "examples", "docs/_ext"
 TESTS = {
     "algorithms": [
         *("tests/algorithms/test_*.py", "tests/privacy/test_mechanism.py"),
-        "tests/test_user_code.py",
+        *("tests/test_user_code.py", "tests/deployment/test_answers.py"),
+        "tests/simulation/test_double_precision.py",
     ],
     "privacy": ["tests/privacy/test_*.py"],
     "deployment": ["tests/deployment/test_*.py"],

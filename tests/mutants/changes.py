@@ -77,7 +77,10 @@ def mutants(file: str, source: str) -> Iterator[Mutant]:
     for node, field, i, new, scope in _changes(tree, Scope()):
         value = getattr(node, field)
         old = value[i] if isinstance(value, list) else value
-        change = f"{scope.where}: {ast.unparse(old)} -> {ast.unparse(new)}"
+        before, after = ast.unparse(old), ast.unparse(new)
+        if after == before:  # two equal arguments were exchanged
+            continue
+        change = f"{scope.where}: {before} -> {after}"
         seen[change] += 1
         change += f" ({seen[change]})" * (seen[change] > 1)
         _put(node, field, i, new)
