@@ -134,6 +134,9 @@ ROWS = np.array([5, 20, 35])
         (THREE, "check_clients", [jobs([1.0, 1e9, 1e9], [1, 2, 3])], "weights [1.0, 10"),
         (THREE, "check_clients", [jobs([0.5, 0.3, 0.2], [20, 30, 50])], "weights [0.5, 0.3, "),
         (THREE, "check_clients", [jobs([-1.0] * 3)], "weights [-1.0, "),
+        (THREE, "check_clients", [jobs([])], "0 clients; gradients and losses of fewer than 3 "),
+        (THREE, "check_clients", [jobs([1.0, 0.0, 0.0])], "weights [1.0, 0.0, 0.0]; in a sum of "),
+        (THREE, "check_clients", [jobs([1.0, 1e-30, 1e-30])], "weights [1.0, 1e-30, 1e-30]; in"),
         (Policy(), "check_counted", [FOUR, counted(0.25)], ""),
         (THREE, "check_counted", [FOUR, counted(1.0, 0.75)], ""),
         # nothing is sent at a point where nothing counts

@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+NO_TESTS = int(pytest.ExitCode.NO_TESTS_COLLECTED)
+"""Exit code without tests to run."""
+
 OPTIONS = [
     *("-q", "-n0", "-pno:cacheprovider", "-mnot slow and not network"),
     "-Wignore::pytest.PytestAssertRewriteWarning",
@@ -44,7 +47,8 @@ class Session:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if self.chosen is not None:
             names = {item.nodeid: item for item in items}
-            items[:] = [names[name] for name in self.chosen]
+            # a mutant may change the names of tests, which hold those of methods
+            items[:] = [names[name] for name in self.chosen if name in names]
 
 
 class Reach:
