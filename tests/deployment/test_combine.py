@@ -141,6 +141,15 @@ def test_sizes_are_the_methods_unless_others_are_given() -> None:
     assert norms.faulty[[2, 4], 0].all()
 
 
+def test_the_order_of_answers_changes_no_bit() -> None:
+    means, weights = [(1e8, 1), (1, 1), (-1e8, 1), (0.1, 1)], [(0.3, 0.3)] * 4
+    result = result_of(Faults("drop", norm=np.inf), means, weights)
+    for order in ([2, 0, 3, 1], [1, 3, 0, 2], [0, 1, 2, 3]):
+        parts = {i: result.nodes[i] for i in order}
+        other = combined(method_of(Faults("drop", norm=np.inf)), JOBS, parts, None)
+        assert jax.tree.all(jax.tree.map(np.array_equal, other.mean, result.mean))
+
+
 def test_a_round_without_answers_has_no_message() -> None:
     result = result_of(Faults("drop"), [], [])
     assert {name: (a.shape, a.dtype) for name, a in result.mean.items()} == {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -138,6 +139,8 @@ def test_each_sweep_point_continues_from_its_own_round(tmp_path: Path) -> None:
         expected = [state(r)["c"][point].tolist() for point, r in enumerate(rounds)]
         assert read["c"].tolist() == expected
         assert (read["c"].dtype, read["n"].dtype) == (np.float32, np.int32)
+    one = jax.tree.map(lambda a: a[:1], fresh)
+    assert states.read_points("b", [NEW], like, one) is one
     with pytest.raises(LostStateError, match=r"^state of client 'a' after round 4: .*No such file"):
         states.read_points("a", [2, 3, NEW], like, fresh)
 
@@ -145,7 +148,7 @@ def test_each_sweep_point_continues_from_its_own_round(tmp_path: Path) -> None:
 def test_state_is_one_file_of_arrays_in_a_folder_of_its_client(tmp_path: Path) -> None:
     states = States(tmp_path / "run1" / "0-0")
     name = "ward 3/ä-" + "x" * 60
-    states.write(name, 7, [np.float32(1.5), (np.arange(3), None)])
+    states.write(name, 7, [jnp.float32(1.5), (np.arange(3), None)])
     (folder,) = (tmp_path / "run1" / "0-0").iterdir()
     digest = hashlib.sha256(name.encode()).hexdigest()[:12]
     assert folder.name == f"ward_3__-{'x' * 31}-{digest}"

@@ -1,6 +1,7 @@
 """Change the library in one place at a time, and see which changes no test notices.
 
     python -m tests.mutants RESULTS [FILE ...] [--sample 0.2] [--seconds 60] [--survivors]
+                            [--direct]
 
 FILE is a module such as `privacy/setting.py`; without one, all modules of `FILES` are taken. It is
 fastest to begin with few seconds, and to try the survivors again with more. The mutants are made in
@@ -34,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.mutants.changes import Mutant, mutants
-from tests.mutants.running import NO_TESTS, Reach, Session, run_tests
+from tests.mutants.running import NO_TESTS, Exchange, Reach, Session, run_tests
 
 ROOT, PACKAGE = Path(__file__).parents[2], "src/fedprox"
 COPIED = "src", "tests", "examples", "docs/_ext"
@@ -53,6 +54,15 @@ FILES = (
     *("algorithms/*.py", "privacy/*.py", "deployment/policy.py", "deployment/combine.py"),
     *("deployment/round_part.py", "deployment/states.py"),
 )
+DIRECT = {
+    "deployment/combine.py": ["test_combine.py", "test_answers.py"],
+    "deployment/policy.py": ["test_policy_limits.py"],
+    "deployment/round_part.py": ["test_answers.py"],
+    "deployment/states.py": ["test_states.py"],
+}
+"""Tests beside each other of modules that neither compile nor keep results: in one process, they
+try all mutants of functions, before others are run."""
+
 FIRST = 1.0
 """Processor seconds of the tests that are run first."""
 
@@ -148,6 +158,31 @@ def judged(mutant: Mutant, parts: list[list[str]], seconds: float, results: Path
     }
 
 
+def tried_directly(file: str, due: list[Mutant], results: Path) -> None:
+    """Store which mutants the module's own tests kill."""
+    folder = file.partition("/")[0]
+    tests = [f"tests/{folder}/{name}" for name in DIRECT[file]]
+    found, log = results / f"direct-{os.getpid()}.jsonl", ROOT / "mutant.log"
+    found.touch()
+    log.touch()
+    module = f"fedprox.{file.removesuffix('.py').replace('/', '.')}"
+    plugins: list[object] = [Session(results / "programs"), Exchange(module, due, found)]
+    code = run_tests(tests, plugins, 10.0 * len(due), log)
+    for change, test in map(json.loads, found.read_text().splitlines()):
+        verdict = {"verdict": "killed" if test else "survived", "test": test or "exit code 0"}
+        store(results, {"file": file, "change": change, **verdict, "seconds": 0.0})
+    found.unlink()
+    if code not in (0, 1):
+        sys.exit(log.read_text(errors="replace")[-3000:])
+
+
+def store(results: Path, verdict: dict[str, Any]) -> None:
+    with results.joinpath("verdicts.jsonl").open("a") as out:
+        out.write(json.dumps(verdict) + "\n")
+    if verdict["verdict"] != "killed":
+        print(f"{verdict['verdict']}: {verdict['file']}: {verdict['change']}", flush=True)
+
+
 def import_what_the_library_imports() -> None:
     """Import it before forks; each child imports the library itself, changed."""
     code = "import sys, fedprox; print(*(m for m in sys.modules if m.split('.')[0] != 'fedprox'))"
@@ -161,7 +196,8 @@ def import_what_the_library_imports() -> None:
 
 def campaign(results: Path, files: list[str], given: argparse.Namespace) -> None:
     """Try the mutants that have no verdict yet, or those that survived before."""
-    import_what_the_library_imports()
+    if not given.direct:
+        import_what_the_library_imports()
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called")  # JAX has no threads yet
     # two mutants of one second and one length would be taken for each other
     sys.dont_write_bytecode = True
@@ -171,18 +207,21 @@ def campaign(results: Path, files: list[str], given: argparse.Namespace) -> None
         path = ROOT / PACKAGE / file
         for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
             compiled.unlink()
-        reach = reach_of(file.partition("/")[0], results)
+        due = []
         for mutant in mutants_of(file):
             key = mutant.file, mutant.change
-            due = known.get(key) in (("survived", "unknown") if given.survivors else (None,))
             drawn = random.Random(" ".join(key)).random() < given.sample
-            if not due or not drawn or key in equivalent:
-                continue
-            verdict = judged(mutant, *chosen(mutant, reach, given.seconds), results)
-            with results.joinpath("verdicts.jsonl").open("a") as out:
-                out.write(json.dumps(verdict) + "\n")
-            if verdict["verdict"] != "killed":
-                print(f"{verdict['verdict']}: {file}: {mutant.change}", flush=True)
+            wanted = known.get(key) in (("survived", "unknown") if given.survivors else (None,))
+            if wanted and drawn and key not in equivalent:
+                due.append(mutant)
+        if file in DIRECT:
+            tried_directly(file, due, results)
+            killed = {key for key, verdict in verdicts(results).items() if verdict == "killed"}
+            due = [mutant for mutant in due if (mutant.file, mutant.change) not in killed]
+        if not given.direct:
+            reach = reach_of(file.partition("/")[0], results)
+            for mutant in due:
+                store(results, judged(mutant, *chosen(mutant, reach, given.seconds), results))
 
 
 def summary(results: Path, files: list[str]) -> None:
@@ -207,6 +246,7 @@ def main() -> None:
     parser.add_argument("--sample", type=float, default=1.0, help="share of the mutants to try")
     parser.add_argument("--seconds", type=float, default=60.0, help="of tests of one mutant")
     parser.add_argument("--survivors", action="store_true", help="try those that survived again")
+    parser.add_argument("--direct", action="store_true", help="only by tests in one process")
     parser.add_argument("--summary", action="store_true", help="print the counts and end")
     given = parser.parse_args()
     package, results = ROOT / PACKAGE, given.results.absolute()
@@ -227,7 +267,7 @@ def main() -> None:
             own = {"FEDPROX_MUTANTS": "1", "PYTHONPATH": f"{folder}/src", "JAX_PLATFORMS": "cpu"}
             command = [sys.executable, "-m", "tests.mutants", str(results), *files]
             command += [f"--sample={given.sample}", f"--seconds={given.seconds}"]
-            command += ["--survivors"] * given.survivors
+            command += ["--survivors"] * given.survivors + ["--direct"] * given.direct
             sys.exit(subprocess.call(command, cwd=folder, env=os.environ | own))
 
 
