@@ -159,7 +159,7 @@ def judged(mutant: Mutant, parts: list[list[str]], seconds: float, results: Path
 
 
 def tried_directly(file: str, due: list[Mutant], results: Path) -> None:
-    """Store which mutants the module's own tests kill."""
+    """Store which mutants the module's own tests kill; those of functions in one process."""
     folder = file.partition("/")[0]
     tests = [f"tests/{folder}/{name}" for name in DIRECT[file]]
     found, log = results / f"direct-{os.getpid()}.jsonl", ROOT / "mutant.log"
@@ -168,12 +168,18 @@ def tried_directly(file: str, due: list[Mutant], results: Path) -> None:
     module = f"fedprox.{file.removesuffix('.py').replace('/', '.')}"
     plugins: list[object] = [Session(results / "programs"), Exchange(module, due, found)]
     code = run_tests(tests, plugins, 10.0 * len(due), log)
-    for change, test in map(json.loads, found.read_text().splitlines()):
-        verdict = {"verdict": "killed" if test else "survived", "test": test or "exit code 0"}
-        store(results, {"file": file, "change": change, **verdict, "seconds": 0.0})
-    found.unlink()
     if code not in (0, 1):
         sys.exit(log.read_text(errors="replace")[-3000:])
+    failed = dict(map(json.loads, found.read_text().splitlines()))
+    found.unlink()
+    for mutant in due:
+        if mutant.change in failed:
+            test = failed[mutant.change] or "exit code 0"
+            verdict = "killed" if failed[mutant.change] else "survived"
+            key = {"file": file, "change": mutant.change}
+            store(results, {**key, "verdict": verdict, "test": test, "seconds": 0.0})
+        else:
+            store(results, judged(mutant, [tests], 10.0, results))
 
 
 def store(results: Path, verdict: dict[str, Any]) -> None:
@@ -196,8 +202,7 @@ def import_what_the_library_imports() -> None:
 
 def campaign(results: Path, files: list[str], given: argparse.Namespace) -> None:
     """Try the mutants that have no verdict yet, or those that survived before."""
-    if not given.direct:
-        import_what_the_library_imports()
+    import_what_the_library_imports()
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called")  # JAX has no threads yet
     # two mutants of one second and one length would be taken for each other
     sys.dont_write_bytecode = True

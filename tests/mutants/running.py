@@ -33,7 +33,12 @@ STARTING = 60.0
 
 
 class Session:
-    """What a child tells pytest: one cache of compiled programs for all, and the tests to run."""
+    """What a child tells pytest: one cache of compiled programs for all, and the tests to run.
+
+    Args:
+        programs: The folder of compiled programs.
+        chosen: Tests, or files of which all tests are run; None for all tests of all files.
+    """
 
     def __init__(self, programs: Path, chosen: list[str] | None = None) -> None:
         self.programs, self.chosen = programs, chosen
@@ -50,9 +55,12 @@ class Session:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if self.chosen is not None:
-            names = {item.nodeid: item for item in items}
+            of: dict[str, list[pytest.Item]] = {}
+            for item in items:
+                of.setdefault(item.nodeid, []).append(item)
+                of.setdefault(item.nodeid.partition("::")[0], []).append(item)
             # a mutant may change the names of tests, which hold those of methods
-            items[:] = [names[name] for name in self.chosen if name in names]
+            items[:] = [item for name in self.chosen for item in of.get(name, ())]
 
 
 class Reach:
