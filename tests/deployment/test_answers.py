@@ -1,5 +1,6 @@
 """What an answer may hold follows from the request and from what the node declared."""
 
+import itertools
 import json
 import tracemalloc
 from collections.abc import Callable, Mapping
@@ -11,16 +12,24 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.algorithms.base import Algorithm
+from fedprox.algorithms.base import ROUNDING, Algorithm
 from fedprox.algorithms.fednova import Message as OfFedNova
 from fedprox.algorithms.private import Clipped, private
 from fedprox.algorithms.qffl import Message as OfQFFL
-from fedprox.deployment.combine import Declared, Shapes, declared_by, sums_of
+from fedprox.deployment.combine import Declared, NodeSums, Shapes, declared_by, sums_of
 from fedprox.deployment.conversation import Answered, Conversation
 from fedprox.deployment.memory import in_memory
-from fedprox.deployment.messages import VERSION, Answer, Array, Description, Request, pack_arrays
+from fedprox.deployment.messages import (
+    VERSION,
+    Answer,
+    Array,
+    Clients,
+    Description,
+    Request,
+    pack_arrays,
+)
 from fedprox.deployment.network import Parcel
-from fedprox.deployment.round_part import RoundPart, part_shapes, read_part
+from fedprox.deployment.round_part import RoundPart, part_shapes, read_part, require_clipped
 from fedprox.errors import InputError
 from fedprox.privacy import AdaptiveClip, Privacy
 from fedprox.simulation.planning.batch_plan import Jobs, no_jobs
@@ -137,14 +146,24 @@ MEASURED: dict[str, Array] = {
 
 
 def measured(
-    changes: Mapping[str, float], declared: Declared = NODE, shapes: Shapes = SHAPES
-) -> None:
-    """Read an evaluation in which some arrays have another value."""
-    arrays = dict(MEASURED)
+    changes: Mapping[str, float],
+    declared: Declared = NODE,
+    shapes: Shapes = SHAPES,
+    *,
+    last: bool = False,
+) -> NodeSums:
+    """Read an evaluation in which some arrays, or their last numbers, have another value."""
+    arrays = {name: array.copy() for name, array in MEASURED.items()}
     for name, value in changes.items():
-        arrays[name] = np.full_like(arrays[name], value)
+        arrays[name].reshape(-1)[-1 if last else 0 :] = value
+    return read_sums(arrays, declared, shapes)
+
+
+def read_sums(
+    arrays: dict[str, Array], declared: Declared = NODE, shapes: Shapes = SHAPES
+) -> NodeSums:
     assert arrays.keys() <= shapes.arrays().keys()
-    sums_of(Answered(Answer(id=""), arrays, 0, 0), shapes, declared)
+    return sums_of(Answered(Answer(id=""), arrays, 0, 0), shapes, declared)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +201,88 @@ def test_measures_are_bounded_by_the_declared_rows(name: str, value: float, line
     with pytest.raises(InputError) as raised:
         measured({name: value})
     assert str(raised.value).startswith(line)
+    with pytest.raises(InputError, match=line.partition("[")[0]):
+        measured({name: value}, last=True)
+
+
+UP, OVER = 1 + 0.99 * ROUNDING, 1 + 1.1 * ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("largest", "beyond"),
+    [
+        ({"loss": 0.0}, {"loss": -1e-30}),
+        ({"weight": 0.0}, {"weight": -1e-30}),
+        ({"weight": UP}, {"weight": OVER}),
+        ({"unmeasured": 3}, {"unmeasured": 4}),
+        ({"test/loss['sum']": 0.0, "test/loss['rows']": 0}, {"test/loss['sum']": -1e-30}),
+        ({"test/loss['rows']": 10 * UP}, {"test/loss['rows']": 10 * OVER}),
+        (
+            {"test/accuracy['sum']": 0.0, "test/accuracy['rows']": 0.0},
+            {"test/accuracy['rows']": 0.0},
+        ),
+        ({"test/accuracy['rows']": 8 * UP}, {"test/accuracy['rows']": 8 * OVER}),
+        ({"test/accuracy['sum']": 8 * UP}, {"test/accuracy['sum']": 8 * OVER}),
+        (
+            {"test/accuracy['sum']": 4 * UP, "test/accuracy['rows']": 4},
+            {"test/accuracy['sum']": 4 * OVER, "test/accuracy['rows']": 4},
+        ),
+        ({"scatter[0]": UP}, {"scatter[0]": OVER}),
+        ({"scatter[0]": 0.0}, {"scatter[0]": -1e-30}),
+        ({"scatter[2]": 0.0}, {"scatter[2]": -1e-30}),
+        ({"scatter[0]": 0.0, "scatter[1]['w']": np.inf}, {"scatter[1]['w']": np.inf}),
+    ],
+)
+def test_the_largest_measures_are_read(largest: dict[str, float], beyond: dict[str, float]) -> None:
+    measured(largest)
+    measured(largest, last=True)
+    for last in (False, True):
+        with pytest.raises(InputError):
+            measured(beyond, last=last)
+
+
+@pytest.mark.parametrize(
+    ("missing", "line"),
+    [
+        ("weight", "the array 'weight' is missing"),
+        ("unmeasured", "the array 'unmeasured' is missing"),
+        ("test/loss['rows']", "the array \"test/loss['rows']\" is missing"),
+        ("test/loss['sum']", "the array \"test/loss['sum']\" is missing"),
+        ("test/accuracy['rows']", "the array \"test/accuracy['rows']\" is missing"),
+        ("scatter[0]", "the array 'scatter[0]' is missing"),
+        ("scatter[2]", "the array 'scatter[2]' is missing"),
+    ],
+)
+def test_what_belongs_together_is_not_left_out(missing: str, line: str) -> None:
+    rest = {name: array for name, array in MEASURED.items() if name != missing}
+    with pytest.raises(InputError) as raised:
+        read_sums(rest)
+    assert str(raised.value) == line
+    twice = MEASURED | {missing: np.zeros(3, np.float16)}
+    with pytest.raises(InputError, match="is float16\\[3\\]; it must be "):
+        read_sums(twice)
+
+
+def test_what_a_node_measured_is_read() -> None:
+    """A node answers what its policy reports."""
+    values = {name: float(i + 1) / 10 for i, name in enumerate(MEASURED)} | {"unmeasured": 2}
+    values |= {"test/accuracy['rows']": 1.0, "scatter[0]": 0.95, "validation/accuracy['rows']": 2.0}
+    share, sums = measured(values, NODE._replace(share=0.25))
+    assert share == 0.25
+    given = {name: np.full_like(MEASURED[name], value) for name, value in values.items()}
+    expected: dict[str, Any] = {name: given[name] for name in ("loss", "weight", "unmeasured")}
+    expected |= {"train": {}, "test": {}, "validation": {}}
+    for part, name in itertools.product(("test", "validation"), ("loss", "accuracy")):
+        terms = {term: given[f"{part}/{name}['{term}']"] for term in ("sum", "rows")}
+        expected[part][name] = terms
+    scatter = given["scatter[0]"], {"w": given["scatter[1]['w']"]}, given["scatter[2]"]
+    expected["scatter"] = scatter
+    assert jax.tree.all(jax.tree.map(np.array_equal, sums, expected))
+    only = read_sums({name: a for name, a in MEASURED.items() if name.startswith("validation")})
+    assert only.sums.keys() == {"train", "test", "validation"}
+    with_metric = SHAPES._replace(train={"m": MEAN, "n": FLOAT})
+    arrays = {"train/m['sum']": numbers(2.0), "train/m['rows']": numbers(3.0)}
+    assert list(read_sums(arrays, shapes=with_metric).sums["train"]) == ["m"]
 
 
 def test_what_a_model_that_diverged_measures_is_no_fault() -> None:
@@ -191,6 +292,12 @@ def test_what_a_model_that_diverged_measures_is_no_fault() -> None:
     unknown = SHAPES._replace(has_accuracy=False)
     measured({"validation/accuracy['sum']": np.nan}, shapes=unknown)
     measured({"scatter[0]": 0, "scatter[1]['w']": np.nan, "scatter[2]": np.nan})
+    with pytest.raises(InputError, match="its validation loss is not finite"):
+        measured({"validation/loss['sum']": np.nan})
+    with pytest.raises(InputError, match="its test loss is not finite"):
+        measured({"test/loss['sum']": np.nan}, NODE._replace(central=True))
+    with pytest.raises(InputError, match="its validation loss is not finite"):
+        measured({"validation/loss['sum']": np.nan}, shapes=unknown)
 
 
 def test_a_node_declares_its_rows() -> None:
@@ -199,6 +306,17 @@ def test_a_node_declares_its_rows() -> None:
     exact = declared_by(description, 0.5, sampled=False)
     assert exact == Declared(0.5, 1, 10, 7, 5, 20, central=False)
     assert declared_by(description, 0.5, sampled=True).labels == 40
+    for length, labels in ((1, 7), (2, 20)):
+        values["label"] = [length]
+        description = Description.model_validate(described(**values))
+        assert declared_by(description, 0.5, sampled=True).labels == labels
+    clients = Clients(
+        names=["a", "b"], train=[3, 4], test=[10, 20], labels=[7, 9], validation=[5, 6]
+    )
+    both = description.model_copy(update={"clients": clients, "central_validation": 100})
+    assert declared_by(both, 0.25, sampled=False) == Declared(
+        0.25, 2, 30, 16, 111, 222, central=True
+    )
 
 
 def jobs_of(steps: list[int], weight: list[float]) -> Jobs:
@@ -255,13 +373,24 @@ ADAPTIVE = private(
 @pytest.mark.parametrize(
     ("algorithm", "good", "bad", "hparams"),
     [
-        (ADAPTIVE, [bits(0.375), bits(-0.375)], [bits(0.38), bits(-0.38)], {}),
+        (ADAPTIVE, [bits(0.375 * UP), bits(-0.375)], [bits(0.375 * OVER), bits(-0.38)], {}),
         (ADAPTIVE, [bits(0.0)], [bits(1e6), bits(-1e6)], {}),
-        (fp.fedexp(), [(W, 33.34), (W, 1e9)], [(W, 33.2), (W, -1.0)], {}),
-        (fp.qffl(1.0), [(W, 0.0), (W, 1e9)], [(W, -1e-3)], {}),
-        (fp.fednova(), [(W, 0.0), (W, 2.0)], [(W, -0.1), (W, 3.1)], {}),
-        (fp.fednova(momentum=0.5), [(W, 4.5)], [(W, 4.7)], {}),
-        (fp.fednova(mu=0.5), [(W, 1.4)], [(W, 1.5)], {"learning_rate": 1.0, "mu": 0.5}),
+        (
+            private(fp.fedavg(), Privacy(1.0, noise_multiplier=1.0), 1.0, 4, 4),
+            [Clipped(W, None)],
+            [],
+            {},
+        ),
+        # the mean of the squares is at least the square of the mean, 25 / 0.75^2
+        (fp.fedexp(), [(W, 25 / 0.75 / UP), (W, 1e9)], [(W, 25 / 0.75 / OVER), (W, -1.0)], {}),
+        (fp.qffl(1.0), [(W, 0.0), (W, 1e9)], [(W, -1e-30)], {}),
+        # at most 4 steps of a client
+        (fp.fednova(), [(W, 0.0), (W, 3.0 * UP)], [(W, -1e-30), (W, 3.0 * OVER)], {}),
+        (fp.fednova(momentum=0.5), [(W, 4.59375 * UP)], [(W, 4.59375 * OVER)], {}),
+        (
+            *(fp.fednova(mu=0.5), [(W, 1.40625 * UP)], [(W, 1.40625 * OVER)]),
+            {"learning_rate": 1.0, "mu": 0.5},
+        ),
     ],
 )
 def test_a_message_is_one_that_its_clients_can_send(
@@ -278,3 +407,94 @@ def test_a_message_is_one_that_its_clients_can_send(
     for message in bad:
         with pytest.raises(InputError, match="its message is none that its clients can send"):
             read(algorithm, sent(message), **hparams)
+
+
+TREE = {"u": np.array([[3.0], [0.0]]), "v": np.array([[[0.0, 4.0]], [[6.0, 8.0]]])}
+"""A message at two points, of norms 5 and 10."""
+
+TWO = RoundPart(
+    jax.tree.map(lambda a: a.astype(np.float32), TREE),
+    np.array([0.75, 0.5], np.float32),
+    np.array([[4, 0], [0, 2]]),
+    np.array([[True, False], [True, True]]),
+    np.array([[False, True], [False, False]]),
+)
+"""A part of two jobs at two points, of which one is faulty at the second point."""
+
+LIKE = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), TWO.message)
+
+
+def test_the_arrays_of_a_part_are_its_own() -> None:
+    arrays, shapes = TWO.arrays(), part_shapes(2, LIKE, 2)
+    assert (
+        arrays.keys()
+        == shapes.keys()
+        == {
+            *("message['u']", "message['v']", "counted", "steps", "counts", "faulty"),
+        }
+    )
+    for name, array in arrays.items():
+        assert (shapes[name].shape, shapes[name].dtype) == (array.shape, array.dtype), name
+    back = read_part(arrays, JOBS, LIKE, 2)
+    assert jax.tree.all(jax.tree.map(np.array_equal, back, TWO))
+    three = part_shapes(3, LIKE, 2)
+    assert (three["steps"].shape, three["counted"].shape) == ((3, 2), (2,))
+    empty = jobs_of([], [])
+    none = RoundPart(TWO.message, numbers(0), TWO.steps[:0], TWO.counts[:0], TWO.faulty[:0])
+    seen: list[Any] = []
+
+    def possible(mean: Any, steps: Any) -> Any:
+        seen.append((jax.tree.map(np.asarray, mean), steps.tolist()))
+        return np.array([True, True])
+
+    assert read_part(none.arrays(), empty, LIKE, 2, possible).steps.shape == (0, 2)
+    assert seen[-1][1] == [0, 0]
+    read_part(TWO.arrays(), JOBS, LIKE, 2, possible)
+    mean, steps = seen[-1]
+    # the step count of a faulty update does not bound what the others send
+    assert steps == [4, 2]
+    assert mean["v"] == pytest.approx(TREE["v"] / np.array([0.75, 0.5])[:, None, None])
+    changed = TWO._replace(steps=np.array([[1, 2], [3, 1]]))
+    read_part(changed.arrays(), JOBS._replace(steps=np.array([3, 3])), LIKE, 2, possible)
+    assert seen[-1][1] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"counted": np.array([0.75, 0.5 * OVER], np.float32)}, "it counts weights [0.75, 0.5"),
+        ({"counted": np.array([0.75 / OVER, 0.5], np.float32)}, "it counts weights [0.74"),
+        ({"counted": np.array([0.75, np.nan], np.float32)}, "it counts weights [0.75, nan]"),
+        ({"counts": TWO.counts | TWO.faulty, "counted": numbers(0.75)}, "it counts faulty updates"),
+        ({"steps": np.array([[4, 0], [0, 3]])}, "it says that clients took more steps"),
+        ({"steps": np.array([[4, -1], [0, 2]])}, "it says that clients took more steps"),
+        ({"steps": np.array([[4, 0], [0, 2]], np.int32)}, "the array 'steps' is int32[2, 2]"),
+        ({"faulty": None}, "the array 'faulty' is missing"),
+    ],
+)
+def test_a_part_is_one_that_its_jobs_can_give(changes: dict[str, Any], line: str) -> None:
+    arrays = {n: a for n, a in (TWO.arrays() | changes).items() if a is not None}
+    with pytest.raises(InputError) as raised:
+        read_part(arrays, JOBS, LIKE, 2)
+    assert str(raised.value).startswith(line)
+
+
+def test_a_part_is_one_that_its_clients_can_send_at_each_point() -> None:
+    def only_first(*_: Any) -> Any:
+        return jnp.array([True, False])
+
+    with pytest.raises(InputError, match="its message is none that its clients can send"):
+        read_part(TWO.arrays(), JOBS, LIKE, 2, only_first)
+    within = TWO._replace(counted=np.array([0.75 * UP, 0.5 / UP], np.float32))
+    read_part(within.arrays(), JOBS, LIKE, 2)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e25])
+def test_a_clipped_sum_is_as_small_as_its_clients_make_it(scale: float) -> None:
+    sums = jax.tree.map(lambda a: (a * scale).astype(np.float32), TREE)
+    clip = (np.array([5 / 0.75, 10 / 0.5]) * scale).astype(np.float32)
+    for factor in (1 / UP, 1.0, 2.0):
+        require_clipped(TWO, sums, np.float32(factor) * clip)
+    for factors in ([1 / OVER, 1.0], [1.0, 1 / OVER], [0.5, 0.5]):
+        with pytest.raises(InputError, match=r"^its sum has the norms "):
+            require_clipped(TWO, sums, np.array(factors, np.float32) * clip)

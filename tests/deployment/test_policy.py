@@ -23,7 +23,6 @@ from fedprox.deployment.parts import Parts
 from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.errors import InputError
 from fedprox.federation import Federation
-from fedprox.simulation.planning.batch_plan import Jobs, no_jobs
 from tests.deployment.conftest import Fresh
 from tests.deployment.federations import deployed, table_of, vector
 
@@ -50,8 +49,6 @@ def refusal(fresh: Fresh, folder: Path, policy: Policy, table: dict[str, Any]) -
     ("policy", "line"),
     [
         (Policy(methods=["fedavg", "fedprox"]), "method 'scaffold'; allowed: fedavg, fedprox"),
-        (Policy(methods=[]), "method 'scaffold'; allowed: none"),
-        (Policy(models=["mlp"]), "model 'logistic'; allowed: mlp"),
         (
             Policy(most_rounds=4),
             "5 more rounds; the node has answered 0, and at most 4 are allowed over all runs",
@@ -274,28 +271,6 @@ def test_no_sum_of_gradients_or_losses_is_of_fewer_clients(
     assert np.isfinite(run.final.train_loss)
     warnings = [each.getMessage() for each in caplog.records if "coordinator" not in each.name]
     assert bool(kinds) == any("the node sits out this round" in line for line in warnings)
-
-
-def test_what_a_sum_of_few_clients_is() -> None:
-    policy = Policy(fewest_clients=3)
-
-    def jobs(*weights: float) -> Jobs:
-        count = len(weights)
-        size = np.arange(10, 10 * count + 1, 10)
-        return no_jobs()._replace(client=np.arange(count), weight=np.array(weights), size=size)
-
-    enough: list[list[float]] = [[0.2, 0.2, 0.2], [0.1, 0.2, 0.3], [0.25] * 4]
-    few: list[list[float]] = [[], [0.5, 0.5], [1, 0, 0], [1, 1e-30, 1e-30], [0, 0, 0], [1, 1, 2]]
-    for weights in enough:
-        policy.check_clients(jobs(*weights))
-    for weights in few:
-        with pytest.raises(InputError, match="the node sits out this round"):
-            policy.check_clients(jobs(*weights))
-        Policy().check_clients(jobs(*weights))
-    four = jobs(0.25, 0.25, 0.25, 0.25)
-    policy.check_counted(four, np.array([1.0, 0.75, 0.0], np.float32))
-    with pytest.raises(InputError, match=r"^2 clients; gradients and losses of fewer than 3"):
-        policy.check_counted(four, np.array([1.0, 0.5], np.float32))
 
 
 def test_clients_that_are_left_out_do_not_count(

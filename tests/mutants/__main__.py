@@ -1,6 +1,7 @@
 """Change the library in one place at a time, and see which changes no test notices.
 
     python -m tests.mutants RESULTS [FILE ...] [--sample 0.2] [--seconds 60] [--survivors]
+                            [--direct]
 
 FILE is a module such as `privacy/setting.py`; without one, all modules of `FILES` are taken. It is
 fastest to begin with few seconds, and to try the survivors again with more. The mutants are made in
@@ -28,19 +29,21 @@ import warnings
 from bisect import bisect_right
 from collections import Counter
 from contextlib import suppress
+from importlib.metadata import entry_points
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from tests.mutants.changes import Mutant, mutants
-from tests.mutants.running import Reach, Session, run_tests
+from tests.mutants.running import NO_TESTS, Exchange, Reach, Session, run_tests
 
 ROOT, PACKAGE = Path(__file__).parents[2], "src/fedprox"
 COPIED = "src", "tests", "examples", "docs/_ext"
 TESTS = {
     "algorithms": [
         *("tests/algorithms/test_*.py", "tests/privacy/test_mechanism.py"),
-        "tests/test_user_code.py",
+        *("tests/test_user_code.py", "tests/deployment/test_answers.py"),
+        "tests/simulation/test_double_precision.py",
     ],
     "privacy": ["tests/privacy/test_*.py"],
     "deployment": ["tests/deployment/test_*.py"],
@@ -51,8 +54,17 @@ FILES = (
     *("algorithms/*.py", "privacy/*.py", "deployment/policy.py", "deployment/combine.py"),
     *("deployment/round_part.py", "deployment/states.py"),
 )
-FEW = 5
-"""Tests that are run first."""
+DIRECT = {
+    "deployment/combine.py": ["test_combine.py", "test_answers.py"],
+    "deployment/policy.py": ["test_policy_limits.py"],
+    "deployment/round_part.py": ["test_answers.py"],
+    "deployment/states.py": ["test_states.py"],
+}
+"""Tests beside each other of modules that neither compile nor keep results: in one process, they
+try all mutants of functions, before others are run."""
+
+FIRST = 1.0
+"""Processor seconds of the tests that are run first."""
 
 QUICK = 0.05
 """Processor seconds of a test that is always run."""
@@ -99,31 +111,36 @@ def reach_of(folder: str, results: Path) -> dict[str, Any]:
     return {t: r for file in stored.values() for t, r in json.loads(file.read_text()).items()}
 
 
-def chosen(mutant: Mutant, reach: dict[str, Any], most: float) -> tuple[list[str], float]:
-    """The tests that reach a mutant's lines, the fastest first, and their seconds, at most so."""
+def chosen(mutant: Mutant, reach: dict[str, Any], most: float) -> tuple[list[list[str]], float]:
+    """The tests that reach a mutant's lines, and their seconds, at most so.
+
+    They are in two parts, the fastest first: these kill most mutants, so that the files of the
+    others are not even imported.
+    """
     reached = {name: set(test["lines"].get(mutant.file, ())) for name, test in reach.items()}
     names = [n for n, lines in reached.items() if lines.intersection(mutant.lines)]
     # lines that run when the module is imported were not traced
     names = names or [n for n, lines in reached.items() if lines] or list(reach)
     names.sort(key=lambda name: reach[name]["seconds"])
     total = list(accumulate(reach[name]["seconds"] for name in names))
-    count = bisect_right(total, most)
+    first, count = bisect_right(total, min(FIRST, most)), bisect_right(total, most)
     # methods that a test has as its parameters are made when it is collected, which is not traced
     quick = [n for n in reach if reach[n]["seconds"] < QUICK and n not in names[:count]]
-    return names[:count] + quick, total[count - 1] if count else 0.0
+    parts = [names[:first], names[first:count] + quick]
+    return [part for part in parts if part], total[count - 1] if count else 0.0
 
 
-def judged(mutant: Mutant, names: list[str], seconds: float, results: Path) -> dict[str, Any]:
-    """The verdict of some tests on a mutant, as it is stored."""
+def judged(mutant: Mutant, parts: list[list[str]], seconds: float, results: Path) -> dict[str, Any]:
+    """The verdict of the tests that were chosen on a mutant, as it is stored."""
     path, log, start = ROOT / PACKAGE / mutant.file, ROOT / "mutant.log", time.monotonic()
     before, code = path.read_text(), 0
     log.touch()
     path.write_text(mutant.source)
     try:
-        # most are killed by the fastest tests, so the files of the others are not even imported
-        for part in filter(None, (names[:FEW], names[FEW:])):
+        for part in parts:
             of = list(dict.fromkeys(name.partition("::")[0] for name in part))
             code = run_tests(of, [Session(results / "programs", part)], seconds, log, "-x")
+            code = 0 if code == NO_TESTS else code
             if code:
                 break
     finally:
@@ -141,6 +158,37 @@ def judged(mutant: Mutant, names: list[str], seconds: float, results: Path) -> d
     }
 
 
+def tried_directly(file: str, due: list[Mutant], results: Path) -> None:
+    """Store which mutants the module's own tests kill; those of functions in one process."""
+    folder = file.partition("/")[0]
+    tests = [f"tests/{folder}/{name}" for name in DIRECT[file]]
+    found, log = results / f"direct-{os.getpid()}.jsonl", ROOT / "mutant.log"
+    found.touch()
+    log.touch()
+    module = f"fedprox.{file.removesuffix('.py').replace('/', '.')}"
+    plugins: list[object] = [Session(results / "programs"), Exchange(module, due, found)]
+    code = run_tests(tests, plugins, 10.0 * len(due), log)
+    if code not in (0, 1):
+        sys.exit(log.read_text(errors="replace")[-3000:])
+    failed = dict(map(json.loads, found.read_text().splitlines()))
+    found.unlink()
+    for mutant in due:
+        if mutant.change in failed:
+            test = failed[mutant.change] or "exit code 0"
+            verdict = "killed" if failed[mutant.change] else "survived"
+            key = {"file": file, "change": mutant.change}
+            store(results, {**key, "verdict": verdict, "test": test, "seconds": 0.0})
+        else:
+            store(results, judged(mutant, [tests], 10.0, results))
+
+
+def store(results: Path, verdict: dict[str, Any]) -> None:
+    with results.joinpath("verdicts.jsonl").open("a") as out:
+        out.write(json.dumps(verdict) + "\n")
+    if verdict["verdict"] != "killed":
+        print(f"{verdict['verdict']}: {verdict['file']}: {verdict['change']}", flush=True)
+
+
 def import_what_the_library_imports() -> None:
     """Import it before forks; each child imports the library itself, changed."""
     code = "import sys, fedprox; print(*(m for m in sys.modules if m.split('.')[0] != 'fedprox'))"
@@ -148,6 +196,8 @@ def import_what_the_library_imports() -> None:
     for name in [*found.stdout.split(), "hypothesis", "scipy.stats", "dp_accounting"]:
         with suppress(ImportError):
             importlib.import_module(name)
+    for plugin in entry_points(group="pytest11"):
+        plugin.load()
 
 
 def campaign(results: Path, files: list[str], given: argparse.Namespace) -> None:
@@ -162,18 +212,21 @@ def campaign(results: Path, files: list[str], given: argparse.Namespace) -> None
         path = ROOT / PACKAGE / file
         for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
             compiled.unlink()
-        reach = reach_of(file.partition("/")[0], results)
+        due = []
         for mutant in mutants_of(file):
             key = mutant.file, mutant.change
-            due = known.get(key) in (("survived", "unknown") if given.survivors else (None,))
             drawn = random.Random(" ".join(key)).random() < given.sample
-            if not due or not drawn or key in equivalent:
-                continue
-            verdict = judged(mutant, *chosen(mutant, reach, given.seconds), results)
-            with results.joinpath("verdicts.jsonl").open("a") as out:
-                out.write(json.dumps(verdict) + "\n")
-            if verdict["verdict"] != "killed":
-                print(f"{verdict['verdict']}: {file}: {mutant.change}", flush=True)
+            wanted = known.get(key) in (("survived", "unknown") if given.survivors else (None,))
+            if wanted and drawn and key not in equivalent:
+                due.append(mutant)
+        if file in DIRECT:
+            tried_directly(file, due, results)
+            killed = {key for key, verdict in verdicts(results).items() if verdict == "killed"}
+            due = [mutant for mutant in due if (mutant.file, mutant.change) not in killed]
+        if not given.direct:
+            reach = reach_of(file.partition("/")[0], results)
+            for mutant in due:
+                store(results, judged(mutant, *chosen(mutant, reach, given.seconds), results))
 
 
 def summary(results: Path, files: list[str]) -> None:
@@ -198,6 +251,7 @@ def main() -> None:
     parser.add_argument("--sample", type=float, default=1.0, help="share of the mutants to try")
     parser.add_argument("--seconds", type=float, default=60.0, help="of tests of one mutant")
     parser.add_argument("--survivors", action="store_true", help="try those that survived again")
+    parser.add_argument("--direct", action="store_true", help="only by tests in one process")
     parser.add_argument("--summary", action="store_true", help="print the counts and end")
     given = parser.parse_args()
     package, results = ROOT / PACKAGE, given.results.absolute()
@@ -218,7 +272,7 @@ def main() -> None:
             own = {"FEDPROX_MUTANTS": "1", "PYTHONPATH": f"{folder}/src", "JAX_PLATFORMS": "cpu"}
             command = [sys.executable, "-m", "tests.mutants", str(results), *files]
             command += [f"--sample={given.sample}", f"--seconds={given.seconds}"]
-            command += ["--survivors"] * given.survivors
+            command += ["--survivors"] * given.survivors + ["--direct"] * given.direct
             sys.exit(subprocess.call(command, cwd=folder, env=os.environ | own))
 
 

@@ -37,6 +37,9 @@ SYMMETRIC = {"min", "max", "minimum", "maximum"}
 MESSAGES = {"require", "require_number", "require_one_of", "require_whole", "InputError"}
 """Functions whose texts are for people; tests need not know them word for word."""
 
+KEYWORDS = {"strict", "description", "examples"}
+"""Keywords that are left alone: a check of `zip`, and texts of a field of a file."""
+
 SKIPPED = ast.Assert | ast.Delete | ast.Import | ast.ImportFrom
 SKIPPED_FIELDS = "annotation", "returns", "decorator_list", "ctx", "op", "ops"
 
@@ -74,7 +77,10 @@ def mutants(file: str, source: str) -> Iterator[Mutant]:
     for node, field, i, new, scope in _changes(tree, Scope()):
         value = getattr(node, field)
         old = value[i] if isinstance(value, list) else value
-        change = f"{scope.where}: {ast.unparse(old)} -> {ast.unparse(new)}"
+        before, after = ast.unparse(old), ast.unparse(new)
+        if after == before:  # two equal arguments were exchanged
+            continue
+        change = f"{scope.where}: {before} -> {after}"
         seen[change] += 1
         change += f" ({seen[change]})" * (seen[change] > 1)
         _put(node, field, i, new)
@@ -119,9 +125,9 @@ def _skipped(node: ast.AST, scope: Scope) -> bool:
     text = isinstance(node, ast.Constant) and isinstance(node.value, str)
     docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     said = scope.message and (text or isinstance(node, ast.JoinedStr))
-    check = isinstance(node, ast.keyword) and node.arg == "strict"
+    keyword = isinstance(node, ast.keyword) and node.arg in KEYWORDS
     names = isinstance(node, ast.Assign) and "__all__" in _bound_by(node.targets)
-    return isinstance(node, SKIPPED) or docstring or said or check or names
+    return isinstance(node, SKIPPED) or docstring or said or keyword or names
 
 
 def _lines(statement: Any) -> range:
@@ -181,7 +187,7 @@ def _calls(node: ast.Call) -> Iterator[ast.AST]:
     """Without a keyword, with the last two arguments exchanged, and the last argument itself."""
     args, name = node.args, _name(node.func)
     for left_out, fewer in zip(node.keywords, _without_one(node.keywords), strict=True):
-        if left_out.arg != "strict":
+        if left_out.arg not in KEYWORDS:
             yield _other(node, keywords=fewer)
     if name in MESSAGES:
         return

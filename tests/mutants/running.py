@@ -1,5 +1,7 @@
 """Which tests reach which lines, and running some of them on a mutant in a child."""
 
+import importlib
+import inspect
 import json
 import os
 import resource
@@ -11,10 +13,15 @@ import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import pytest
+
+from tests.mutants.changes import Mutant
+
+NO_TESTS = int(pytest.ExitCode.NO_TESTS_COLLECTED)
+"""Exit code without tests to run."""
 
 OPTIONS = [
     *("-q", "-n0", "-pno:cacheprovider", "-mnot slow and not network"),
@@ -26,7 +33,12 @@ STARTING = 60.0
 
 
 class Session:
-    """What a child tells pytest: one cache of compiled programs for all, and the tests to run."""
+    """What a child tells pytest: one cache of compiled programs for all, and the tests to run.
+
+    Args:
+        programs: The folder of compiled programs.
+        chosen: Tests, or files of which all tests are run; None for all tests of all files.
+    """
 
     def __init__(self, programs: Path, chosen: list[str] | None = None) -> None:
         self.programs, self.chosen = programs, chosen
@@ -43,8 +55,12 @@ class Session:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if self.chosen is not None:
-            names = {item.nodeid: item for item in items}
-            items[:] = [names[name] for name in self.chosen]
+            of: dict[str, list[pytest.Item]] = {}
+            for item in items:
+                of.setdefault(item.nodeid, []).append(item)
+                of.setdefault(item.nodeid.partition("::")[0], []).append(item)
+            # a mutant may change the names of tests, which hold those of methods
+            items[:] = [item for name in self.chosen for item in of.get(name, ())]
 
 
 class Reach:
@@ -90,6 +106,86 @@ class Reach:
     def pytest_sessionfinish(self) -> None:
         passed = {name: test for name, test in self.tests.items() if name not in self.failed}
         self.file.write_text(json.dumps(passed))
+
+
+class Exchange:
+    """Tries many mutants in one process: the code of a function is exchanged, and put back.
+
+    This is much faster than a child for each, but right only for functions that are not compiled,
+    and whose results are not kept.
+
+    Args:
+        module: The module.
+        tried: Its mutants; those of what is outside functions are not tried.
+        found: File for a line of JSON for each mutant that was tried: [change, test that failed].
+    """
+
+    def __init__(self, module: str, tried: list[Mutant], found: Path) -> None:
+        self.module, self.tried, self.found = module, tried, found
+        self.failed = ""
+
+    @pytest.hookimpl
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items, module = list(session.items), importlib.import_module(self.module)
+        assert not self.first_failure(items), f"without a mutant: {self.failed}"
+        signal.signal(signal.SIGVTALRM, _hangs)
+        with self.found.open("w") as out:
+            for mutant in self.tried:
+                where = mutant.change.partition(":")[0]
+                function, code = _function(module, where), _code(mutant.source, where)
+                if function is None or code is None:
+                    continue
+                before, function.__code__ = function.__code__, code
+                try:
+                    test = self.first_failure(items)
+                finally:
+                    function.__code__ = before
+                # the next mutant is probably in the same function
+                items.sort(key=lambda item: item.nodeid != test)
+                out.write(json.dumps([mutant.change, test]) + "\n")
+        assert not self.first_failure(items), f"a mutant is still there: {self.failed}"
+        return True
+
+    def first_failure(self, items: list[pytest.Item]) -> str:
+        """The first of some tests that fails; empty if all pass."""
+        self.failed = ""
+        for item in items:
+            signal.setitimer(signal.ITIMER_VIRTUAL, STARTING)
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            if self.failed:
+                break
+        return self.failed
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed = report.nodeid
+
+
+def _hangs(*_: object) -> None:
+    raise TimeoutError
+
+
+def _function(module: ModuleType, where: str) -> FunctionType | None:
+    """The outermost function of a place such as `Class.method.inner`."""
+    found: Any = module
+    for name in where.split("."):
+        found = getattr(found, name, None)
+        function = inspect.unwrap(getattr(found, "fget", found))
+        if isinstance(function, FunctionType):
+            return function
+    return None
+
+
+def _code(source: str, where: str) -> CodeType | None:
+    """The code of the outermost function of a place, compiled from a module's source."""
+    code = compile(source, "mutant", "exec")
+    for name in where.split("."):
+        inner = (c for c in code.co_consts if isinstance(c, CodeType) and c.co_name == name)
+        code = next(inner, code)
+        if code.co_flags & inspect.CO_OPTIMIZED:  # a function, and no class
+            return code
+    return None
 
 
 def run_tests(

@@ -91,23 +91,49 @@ def test_runs_that_cannot_be_composed() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"clients": 0},
+        {"clients": 0, "clients_per_round": 0},
+        {"clients_per_round": 0},
         {"clients_per_round": 101},
+        {"clients_per_round": 2.5},
         {"sampling": "proportional"},
         {"sampling": "uniform"},
         {"capacity": 9},
+        {"capacity": 101},
         {"capacity": 20, "accountant": "rdp"},
         {"noise_multiplier": math.nan},
         {"noise_multiplier": -1.0},
+        {"noise_multiplier": 1.1e6},
+        {"releases": 0},
         {"releases": 3},
         {"delta": 0.0},
+        {"delta": 1.01},
         {"accountant": "none"},
+        # without noise too, where no epsilon is computed
+        {"noise_multiplier": 0.0, "sampling": "uniform"},
     ],
 )
 def test_a_declared_mechanism_is_checked(changes: dict[str, Any]) -> None:
-    assert check_mechanism(SMALL) == SMALL
     with pytest.raises(fp.InputError):
         check_mechanism(SMALL._replace(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"clients": 1, "clients_per_round": 1},
+        {"clients_per_round": 100, "sampling": "uniform"},
+        {"sampling": "uniform", "accountant": "rdp"},
+        {"capacity": 10},
+        {"capacity": 100},
+        {"accountant": "rdp"},
+        {"noise_multiplier": 0.0, "releases": 2},
+        {"noise_multiplier": 1e6, "delta": 1.0},
+    ],
+)
+def test_what_may_be_declared(changes: dict[str, Any]) -> None:
+    mechanism = SMALL._replace(**changes)
+    assert check_mechanism(mechanism) is mechanism
 
 
 @pytest.mark.parametrize(("capacity", "cost"), [(150, 3.07), (160, 1.85), (180, 1.71)])

@@ -18,7 +18,6 @@ from fedprox.deployment.messages import (
     DataKind,
     Description,
     prefixed_names,
-    require_like,
     tree_of,
 )
 from fedprox.deployment.round_part import RoundPart
@@ -99,14 +98,13 @@ def combined(
     assert faults is not None  # a deployment always screens
     answered = np.stack([part.counted > 0 for part in parts])
     means = [mean_of_others(part.message, jnp.asarray(part.counted)) for part in parts]
-    finite = np.stack([np.asarray(jax.vmap(sound)(mean)) for mean in means])
+    finite = jnp.stack([jax.vmap(sound)(mean) for mean in means])
     sizes = None
     if faults.compares:
-        measure = jax.jit(jax.vmap(size or method.algorithm.size))
-        all_sizes = np.stack([np.asarray(measure(mean)) for mean in means])
-        sizes = jnp.asarray(np.where(finite > 0, all_sizes, 0))
-    weight = np.array([float(part.counted.max()) for part in parts], np.float32)
-    screened = screen(faults, jnp.asarray(finite * answered), sizes, jnp.asarray(weight))
+        measure = jax.vmap(size or method.algorithm.size)
+        sizes = jnp.stack([measure(mean) for mean in means])
+    weight = np.array([part.counted.max() for part in parts])
+    screened = screen(faults, finite * answered, sizes, jnp.asarray(weight))
     scales = np.asarray(screened.scale)
     bad = answered & np.asarray(screened.faulty)
     for i, (at, part, _) in enumerate(ordered):
@@ -122,14 +120,11 @@ def combined(
         summed = np.zeros_like(leaves[0])
         for scale, leaf in zip(scales, leaves, strict=True):
             factor = scale.reshape((-1,) + (1,) * (leaf.ndim - 1))
-            if (scale == 1).all():
-                summed = summed + leaf
-            else:
-                summed = summed + np.where(factor > 0, factor * leaf, 0)
+            summed = summed + np.where(factor > 0, factor * leaf, 0)
         divisor = np.where(total > 0, total, 1).astype(leaves[0].dtype)
         return summed / divisor.reshape((-1,) + (1,) * (summed.ndim - 1))
 
-    with np.errstate(over="ignore", invalid="ignore"):  # a run may diverge
+    with np.errstate(invalid="ignore"):  # 0 times infinity is not used
         messages = jax.tree.map(mean, *(part.message for part in parts))
     return Combined(nodes, messages, steps, counts, faulty)
 
@@ -258,24 +253,18 @@ def sums_of(answered: Answered, shapes: Shapes, declared: Declared) -> NodeSums:
         InputError: If an array is missing, has another shape, or is not what a node can measure.
     """
     arrays = answered.arrays
-    number = jax.ShapeDtypeStruct((shapes.points,), np.float32)
+    kinds = {"loss": np.float32, "weight": np.float32, "unmeasured": np.int32}
     sums: dict[str, Any] = {}
     if "loss" in arrays:
-        sums["loss"], sums["weight"] = (
-            tree_of(number, {name: arrays.get(name, arrays["loss"])}, name)
-            for name in ("loss", "weight")
-        )
-        weight = sums["weight"]
+        for name, kind in kinds.items():
+            sums[name] = tree_of(jax.ShapeDtypeStruct((shapes.points,), kind), arrays, name)
+        weight, unmeasured = sums["weight"], sums["unmeasured"]
         require(
             ((weight >= 0) & (weight <= 1 + ROUNDING)).all(),
             f"it measures weights {weight.tolist()}; they must be from 0 to 1",
         )
-        require("unmeasured" in arrays, "the array 'unmeasured' is missing")
         require(np.isfinite(sums["loss"]).all(), "its losses are not finite")
         _require_least("training", sums["loss"], shapes.least_loss)
-        whole = jax.ShapeDtypeStruct((shapes.points,), np.int32)
-        require_like("unmeasured", arrays["unmeasured"], whole)
-        sums["unmeasured"] = unmeasured = arrays["unmeasured"]
         require(
             ((unmeasured >= 0) & (unmeasured <= declared.clients)).all(),
             f"it did not measure {unmeasured.tolist()} clients; it has {declared.clients}",
@@ -401,24 +390,25 @@ def _merged(parts: Sequence[tuple[float, Scatter]], of: Array) -> Scatter:
         of: The weight (points,) of the measures, by which they are divided. Nodes that report
             losses need not be those that report gradients.
     """
-    weights = [share * np.asarray(each.weight) for share, each in parts]
-    total = sum(weights[1:], weights[0])
+    weights = [share * each.weight for share, each in parts]
+    total = _sum(weights)
+
+    def times(weight: Any, leaf: Any) -> Array:
+        """Their product; 0 for a node without a measured client, whose mean is NaN."""
+        each = weight.reshape((-1,) + (1,) * (leaf.ndim - 1))
+        return np.where(each > 0, each * leaf, 0)
 
     def mean(*leaves: Array) -> Array:
-        weighted = [
-            w.reshape((-1,) + (1,) * (leaf.ndim - 1)) * leaf
-            for w, leaf in zip(weights, leaves, strict=True)
-        ]
-        summed = sum(weighted[1:], weighted[0])
-        with np.errstate(invalid="ignore"):  # NaN without a measured client
-            return np.asarray(summed / total.reshape((-1,) + (1,) * (summed.ndim - 1)))
+        summed = _sum([times(w, leaf) for w, leaf in zip(weights, leaves, strict=True)])
+        with np.errstate(invalid="ignore"):  # NaN without a measured client of any node
+            return summed / total.reshape((-1,) + (1,) * (summed.ndim - 1))
 
     means = jax.tree.map(mean, *(each.mean for _, each in parts))
     scatter = np.zeros_like(total)
     for weight, (share, each) in zip(weights, parts, strict=True):
         apart = jax.tree.map(np.subtract, each.mean, means)
         distance = np.asarray(jax.vmap(optax.tree.norm)(apart)) ** 2
-        scatter = scatter + share * np.asarray(each.scatter) + weight * distance
-    with np.errstate(invalid="ignore"):
+        scatter = scatter + times(weight > 0, share * each.scatter) + times(weight, distance)
+    with np.errstate(divide="ignore", invalid="ignore"):
         scatter = scatter * (of / total)
     return Scatter(jnp.asarray(total), means, jnp.asarray(scatter))

@@ -200,7 +200,7 @@ class Policy(Section):
         """
         if self.most_epochs is None or not len(steps):
             return
-        epochs = float((steps / solver.steps_per_epoch(rows)).max())
+        epochs = (steps / solver.steps_per_epoch(rows)).max()
         require(
             epochs <= self.most_epochs,
             f"{epochs:g} epochs; at most {self.most_epochs:g} are allowed",

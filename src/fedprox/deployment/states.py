@@ -70,7 +70,7 @@ class States:
             raise LostStateError(f"{where}: {error}; begin the run anew") from None
         leaves, structure = jax.tree.flatten(like)
         have = [(a.shape, a.dtype) for a in arrays]
-        if have != [(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves]:
+        if have != [(leaf.shape, leaf.dtype) for leaf in leaves]:
             raise LostStateError(
                 f"{where}: {path} holds arrays of other shapes; begin the run anew"
             )
@@ -88,7 +88,7 @@ class States:
         Raises:
             LostStateError: As `read`.
         """
-        after = {r: fresh if r == NEW else self.read(client, r, like) for r in sorted({*rounds})}
+        after = {r: fresh if r == NEW else self.read(client, r, like) for r in {*rounds}}
         if len(after) == 1:
             return after[rounds[0]]
 
@@ -103,7 +103,7 @@ class States:
         Raises:
             OSError: If it cannot be written.
         """
-        leaves: Sequence[NDArray[Any]] = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+        leaves = jax.tree.leaves(state)
         path = self._of(client) / f"{round_}.state"
         head = self._head(client, round_)
         write_arrays(path, head, ((["state", str(i)], leaf) for i, leaf in enumerate(leaves)))

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from fedprox.errors import require, require_number, require_one_of, require_whole
 from fedprox.privacy.setting import Accountant, Privacy
@@ -106,7 +106,7 @@ def check_mechanism(mechanism: Mechanism) -> Mechanism:
     require_number("noise_multiplier", mechanism.noise_multiplier)
     require_whole("releases", mechanism.releases, most=2)
     require_number("delta", mechanism.delta, most=1, positive=True)
-    require_one_of("accountant", mechanism.accountant, list(ACCOUNTANTS))
+    require_one_of("accountant", mechanism.accountant, get_args(Accountant))
     require(
         mechanism.capacity is None
         or (mechanism.sampling, mechanism.accountant) == ("bernoulli", "pld"),

@@ -1,0 +1,185 @@
+"""Each check of a policy, at its limits."""
+
+from types import SimpleNamespace as Given
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedprox.algorithms import ALGORITHMS
+from fedprox.deployment.policy import REPORTS, Policy, PrivacyPolicy
+from fedprox.errors import InputError
+from fedprox.models import MODELS
+from fedprox.privacy.accounting import Mechanism, epsilon_together
+from fedprox.simulation.planning.batch_plan import Jobs, no_jobs
+from fedprox.solver import Solver
+
+OWN = "package.module:function"
+RELEASED = Mechanism(100, 10, "bernoulli", None, 2.0, 1, 0.1, "rdp")
+"""What a round of a private run releases."""
+
+EPSILON = epsilon_together(((RELEASED, 3),), 1e-5)
+EXACT = Policy(privacy=PrivacyPolicy(epsilon=EPSILON, delta=1e-5))
+"""It allows three rounds, to the last bit."""
+
+THREE = Policy(fewest_clients=3)
+PRIVATE: Any = Given()
+
+
+def setup(
+    method: str = "fedavg",
+    model: str = "logistic",
+    *,
+    solver: Any = None,
+    options: Any = None,
+    privacy: Any = None,
+) -> Any:
+    """What a policy reads of a run."""
+    table = {"name": method, **(options or {})}
+    return Given(method=table, model={"name": model}, solver=solver or {}, privacy=privacy)
+
+
+def hiding(rounds: int) -> Any:
+    return Given(mechanism=RELEASED, rounds=rounds)
+
+
+def sends(*, own_gradient: bool = False, own_loss: bool = False) -> Any:
+    return Given(name="own", own_gradient=own_gradient, own_loss=own_loss)
+
+
+def gamma(value: float | None) -> Any:
+    return Given(gamma=value)
+
+
+def jobs(weights: list[float], sizes: list[int] | None = None) -> Jobs:
+    count = len(weights)
+    size = np.array(sizes or [10] * count)
+    return no_jobs()._replace(client=np.arange(count), weight=np.array(weights), size=size)
+
+
+def counted(*weights: float) -> Any:
+    return np.array(weights, np.float32)
+
+
+FOUR = jobs([0.25] * 4)
+BY_ROWS = jobs([0.2, 0.3, 0.5], [20, 30, 50])
+LARGE = jobs([40.0, 40.0, 40.0])
+TEN = Solver(0.1, batch_size=10, epochs=1)
+ROWS = np.array([5, 20, 35])
+
+
+@pytest.mark.parametrize(
+    ("policy", "check", "given", "line"),
+    [
+        (Policy(), "check", [setup()], ""),
+        (Policy(methods=[OWN], models=[OWN]), "check", [setup(OWN, OWN)], ""),
+        (Policy(methods=[]), "check", [setup()], "method 'fedavg'; allowed: none"),
+        (Policy(models=["cnn"]), "check", [setup()], "model 'logistic'; allowed: cnn"),
+        (Policy(), "check", [setup(OWN)], f"method {OWN!r}; allowed: "),
+        (Policy(), "check", [setup(model=OWN)], f"model {OWN!r}; allowed: "),
+        (Policy(), "check", [setup(solver={"a": [0.1, "b"], "c": {"d": "e"}})], ""),
+        (Policy(), "check", [setup(solver={"a": [0.1, {"b": OWN}]})], f"solver {OWN!r}; a node"),
+        (Policy(), "check", [setup(solver={"a": (OWN,)})], f"solver {OWN!r}; a node"),
+        (Policy(), "check", [setup(options={"mu": "a:b"})], ""),
+        (
+            *(Policy(), "check"),
+            [setup(options={"solver": {"optimizer": OWN}})],
+            f"solver {OWN!r}; a node",
+        ),
+        (Policy(), "check", [setup(privacy=PRIVATE)], ""),
+        (EXACT, "check", [setup(privacy=PRIVATE)], ""),
+        (EXACT, "check", [setup()], "a run without [privacy]; at most epsilon = "),
+        (Policy(), "check_rounds", [10**9, 10**9], ""),
+        (Policy(most_rounds=5), "check_rounds", [3, 2], ""),
+        (Policy(most_rounds=5), "check_rounds", [4, 2], "2 more rounds; the node has answered 4, "),
+        (Policy(most_rounds=0), "check_rounds", [0, 1], "1 more rounds; the node has answered 0, "),
+        (Policy(), "check_privacy", [hiding(10**6), ()], ""),
+        (EXACT, "check_privacy", [hiding(3), ()], ""),
+        (EXACT, "check_privacy", [hiding(1), [(RELEASED, 1), (RELEASED, 1)]], ""),
+        (EXACT, "check_privacy", [hiding(4), ()], "privacy: epsilon = "),
+        (EXACT, "check_privacy", [hiding(1), [(RELEASED, 3)]], "privacy: epsilon = "),
+        (Policy(report=[]), "check_measures", [sends(), gamma(None)], ""),
+        (Policy(), "check_measures", [sends(), gamma(0.5)], ""),
+        (THREE, "check_measures", [sends(own_gradient=True, own_loss=True), gamma(None)], ""),
+        (THREE, "check_measures", [sends(), gamma(0.5)], "solver.gamma: "),
+        (
+            *(Policy(report=["loss", "accuracy", "metrics"]), "check_measures"),
+            *([sends(), gamma(0.0)], "solver.gamma: "),
+        ),
+        (Policy(report=["gradients"]), "check_measures", [sends(), gamma(0.5)], ""),
+        (
+            *(Policy(report=["loss"]), "check_measures"),
+            *([sends(own_loss=True), gamma(None)], ""),
+        ),
+        (
+            *(Policy(report=["gradients"]), "check_measures"),
+            *([sends(own_gradient=True), gamma(None)], ""),
+        ),
+        (
+            *(Policy(report=["loss"]), "check_measures", [sends(own_gradient=True), gamma(None)]),
+            'own: its clients send what they measure, and policy.report does not have "gradients"',
+        ),
+        (
+            *(Policy(report=["gradients"]), "check_measures", [sends(own_loss=True), gamma(None)]),
+            'own: its clients send what they measure, and policy.report does not have "loss"',
+        ),
+        (Policy(), "check_clients", [jobs([1.0])], ""),
+        (Policy(), "check_clients", [jobs([1.0, 0.0, 2.0])], ""),
+        (Policy(fewest_clients=2), "check_clients", [jobs([1.0])], "1 clients; gradients and "),
+        (Policy(fewest_clients=2), "check_clients", [jobs([0.0, 0.0])], "weights [0.0, 0.0]; in"),
+        (THREE, "check_clients", [BY_ROWS], ""),
+        (THREE, "check_clients", [FOUR], ""),
+        (THREE, "check_clients", [LARGE], ""),
+        (THREE, "check_clients", [jobs([1.0, 1.0, 1 + 0.9e-6], [1, 2, 3])], ""),
+        (THREE, "check_clients", [jobs([1.0, 1.0, 1 + 1.1e-6], [1, 2, 3])], "weights [1.0, 1.0, "),
+        (THREE, "check_clients", [jobs([1.0, 1e9, 1e9], [1, 2, 3])], "weights [1.0, 10"),
+        (THREE, "check_clients", [jobs([0.5, 0.3, 0.2], [20, 30, 50])], "weights [0.5, 0.3, "),
+        (THREE, "check_clients", [jobs([-1.0] * 3)], "weights [-1.0, "),
+        (THREE, "check_clients", [jobs([])], "0 clients; gradients and losses of fewer than 3 "),
+        (THREE, "check_clients", [jobs([1.0, 0.0, 0.0])], "weights [1.0, 0.0, 0.0]; in a sum of "),
+        (THREE, "check_clients", [jobs([1.0, 1e-30, 1e-30])], "weights [1.0, 1e-30, 1e-30]; in"),
+        (Policy(), "check_counted", [FOUR, counted(0.1)], ""),
+        (THREE, "check_counted", [FOUR, counted(1.0, 0.75)], ""),
+        # nothing is sent at a point where nothing counts
+        (THREE, "check_counted", [FOUR, counted(0.0, 1.0)], ""),
+        (THREE, "check_counted", [FOUR, counted(0.0, 0.0)], ""),
+        (THREE, "check_counted", [FOUR, counted(0.5, 1.0)], "2 clients; gradients and losses of "),
+        (THREE, "check_counted", [FOUR, counted(1.0, 0.5)], "2 clients; gradients and losses of "),
+        (THREE, "check_counted", [FOUR, counted(0.746)], "2 clients; gradients and losses of "),
+        (THREE, "check_counted", [FOUR, counted(0.7499)], ""),
+        (THREE, "check_counted", [BY_ROWS, counted(0.5)], "0 clients; gradients and losses of "),
+        (THREE, "check_counted", [LARGE, counted(120.0)], ""),
+        (THREE, "check_counted", [LARGE, counted(80.0)], "2 clients; gradients and losses of "),
+        (Policy(fewest_clients=2), "check_counted", [LARGE, counted(40.0)], "1 clients; gradients"),
+        (Policy(), "check_work", [TEN, ROWS, np.array([100, 200, 400])], ""),
+        (Policy(most_epochs=2.0), "check_work", [TEN, ROWS, np.array([2, 4, 8])], ""),
+        (Policy(most_epochs=2.0), "check_work", [TEN, ROWS[:0], ROWS[:0]], ""),
+        (
+            *(Policy(most_epochs=2.0), "check_work", [TEN, ROWS, np.array([1, 5, 8])]),
+            "2.5 epochs; at most 2 are allowed",
+        ),
+    ],
+)
+def test_a_check_of_a_policy(policy: Policy, check: str, given: list[Any], line: str) -> None:
+    checked = getattr(policy, check)
+    if not line:
+        checked(*given)
+        return
+    with pytest.raises(InputError) as raised:
+        checked(*given)
+    assert str(raised.value).startswith(line)
+
+
+def test_a_policy_allows_what_the_library_has() -> None:
+    policy = Policy()
+    assert (policy.methods, policy.models, policy.report) == (
+        list(ALGORITHMS),
+        list(MODELS),
+        ["loss", "accuracy", "metrics", "gradients"],
+    )
+    assert REPORTS == ("loss", "accuracy", "metrics", "gradients")
+    assert (policy.fewest_rows, policy.fewest_clients) == (1, 1)
+    assert [policy.most_rounds, policy.most_epochs, policy.privacy] == [None] * 3
+    policy.methods.clear()
+    assert Policy().methods
+    assert Policy.model_validate({"report": list(REPORTS)}).report == policy.report
