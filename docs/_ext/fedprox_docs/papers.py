@@ -232,7 +232,7 @@ def _in_order(counts: Mapping[str, float | None]) -> list[tuple[str, float]]:
 def _range(each: Iterable[Cell]) -> str:
     pairs = [(one.ours, one.paper) for one in each if one.ours and one.paper]
     ratios = [ours / paper for ours, paper in pairs if max(ours, paper) < math.inf]
-    return f"{min(ratios):.2g} to {max(ratios):.2g}"
+    return f"{min(ratios):.2g} to {max(ratios):.2g}" if ratios else "none gets there"
 
 
 def _state(name: str) -> str:
