@@ -5,25 +5,55 @@ from pathlib import Path
 
 import pytest
 
+from experiments import ITEMS
 from experiments.engine.results import encoded, read_results
 from experiments.engine.table import judged_in, markdown
 from fedprox_docs import papers
 
 ROOT = Path(__file__).parents[2]
-PAGES = ROOT / "docs" / "papers"
+PAGES = {page.stem: page for page in (ROOT / "docs" / "papers").glob("*.md")}
 MADE = ("fedprox", "fedprox-draft", "feddyn", "fedavg", "models")
 """The pages whose tables are all made from files."""
 
+SAID = {
+    # by page, what the words beside made numbers say of settings and of what papers print
+    "differences": "0.1 100 256 5.1",
+    "every-item": "2.1 200 3.2 300 5.3.3 600",
+    "fedavg": "0.0464 0.1 0.215 1.2 100 240 60,000 600",
+    "feddyn": "0.0001 0.001 0.01 0.1 0.3 0.6 0.63 1,000 1.5 10,000 100 200 500",
+    "fedprox": "0.001 0.003 0.01 0.02 0.03 0.1 0.3 1,000 100 143 300 800",
+    "fedprox-draft": "0.001 0.01 0.1",
+    "index": "0.05",
+    "models": "0.992 150 500",
+    "newer": "",
+    "others": "",
+    "what-does-not-hold": "0.9934 1.5 3,750 4.1 5.3.3",
+}
+PRECISE = re.compile(r"(?<![\w.,-])(?:\d+(?:\.\d+)+|\d{1,3}(?:,\d{3})+|\d{3,})(?![\w-])|± \d")
+"""Numbers of three digits or more, with a fraction or with a deviation, which a run may print."""
+
 
 def written(page: str) -> str:
-    return (PAGES / f"{page}.md").read_text(encoding="utf-8")
+    return PAGES[page].read_text(encoding="utf-8")
+
+
+def words(page: str) -> str:
+    """A page's words: without comments, code, formulas, targets of links, headings and years."""
+    text = re.sub(r"<!--.*?-->|```.*?```", "", written(page), flags=re.DOTALL)
+    text = re.sub(r"`[^`]*`|\$[^$]*\$|\]\([^)]*\)|^#.*$", "", text, flags=re.MULTILINE)
+    return re.sub(r"\b20[12]\d(-\d\d)*", "", text)
 
 
 def test_every_table_of_a_file_is_on_a_page_once() -> None:
     shown: list[tuple[str, int]] = []
     for page in MADE:
-        for name, first, last in papers.MARK.findall(written(page)):
-            shown += [(name, k) for k in range(int(first), int(last or first) + 1)]
+        for kind, arguments in papers.MARK.findall(written(page)):
+            if kind == "results":
+                name, _, blocks = arguments.partition(" ")
+                first, _, last = (blocks or f"0-{len(read_results(name)['blocks']) - 1}").partition(
+                    "-"
+                )
+                shown += [(name, k) for k in range(int(first), int(last or first) + 1)]
     stored = [
         (name, k) for name in papers.names() for k in range(len(read_results(name)["blocks"]))
     ]
@@ -35,7 +65,16 @@ def test_a_page_has_no_table_but_those_of_files(page: str) -> None:
     assert not [line for line in written(page).splitlines() if line.startswith("|")]
     rows = [line for line in papers.filled(written(page)).splitlines() if line.startswith("|")]
     assert len(rows) > 10
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_words_have_no_measured_numbers(page: str) -> None:
     assert "<!--" not in papers.filled(written(page))
+    assert sorted(set(PRECISE.findall(words(page)))) == SAID[page].split()
+
+
+def test_pages_stay_short() -> None:
+    assert sum(len(written(page).split()) for page in PAGES) <= 10_000
 
 
 def test_files_say_what_they_were_made_with() -> None:
@@ -72,29 +111,78 @@ def test_verdicts_of_printed_numbers_are_those_of_the_rule() -> None:
     assert "within 2 %, by our reading" in markdown([claim])[0]
 
 
-def test_counts_are_said_as_they_are() -> None:
-    both = ("fedprox", "fedprox-draft")
-    counts, items = papers.counts(*both), papers.judged_items(*both)
-    assert sum(counts.values()) == 170
-    hold, noise, not_hold = (counts[v] for v in ("holds", "within noise", "does not hold"))
-    said = f"{hold} hold, {noise} are within noise,? (and )?{not_hold} do not hold"
-    for page in ("README.md", "docs/papers/index.md", "docs/papers/fedprox.md"):
-        text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
-        assert re.search(f"170 comparisons.{{0,120}}{said}", text), (page, said)
-        assert "about one verdict is expected by chance" in text
-    assert f"the {items} items with verdicts" in " ".join(written("index").split())
-    assert round(0.05 * items) == 1
-    page = " ".join(written("what-does-not-hold").split())
-    assert f"| 170 comparisons | {not_hold} | {noise} |" in page
-    assert f"Another {noise} lie within noise" in page
-    assert papers.does_not_hold().count("\n") == 1 + not_hold
-
-
-def test_numbers_that_are_far_off_are_listed_with_their_factor() -> None:
-    listed = papers.far_off("feddyn").splitlines()[2:]
-    marked = [row for row in papers.filled(written("feddyn")).splitlines() if " times**" in row]
-    assert len(listed) == len(marked) > 30
-    assert (
-        "| `feddyn/table-6` | Homogeneous | loss 0.0603 | FedAvg 136, 266 ± 13 (2 times); "
-        in "\n".join(listed)
+def test_the_readme_says_what_files_say() -> None:
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    total, rest = papers.verdicts("fedprox fedprox-draft").split(" comparisons ")
+    assert re.search(f"(?i){total} comparisons that [^.]*, {rest}", readme)
+    assert "about 1 has one by chance" in papers.by_chance("fedprox fedprox-draft")
+    assert "about one verdict is expected by chance" in readme
+    headline = papers.cell("fedprox/headline 0; By the paper's rule; mean of these")
+    assert f"{headline.partition(' [')[0].lstrip('+')} percentage points" in readme
+    later = (
+        papers.cell(f"fedprox/headline 0; {row}; mean of these")
+        for row in ("At the last round", "At round 200")
     )
+    least, most = (round(float(cell.split()[0])) for cell in later)
+    assert f"At equal rounds the lead is {least} to {most} points" in readme
+
+
+def test_counts_are_read_from_tables() -> None:
+    cells = papers.counts_of("feddyn/table-6")
+    assert len(cells) == 16
+    assert cells[2] == ("Homogeneous", "loss 0.0603", False, "FedAvg", 136, 266, True)
+    assert cells[14].ours == float("inf")
+    assert "| `feddyn/table-6` | 16 | 10 | 0.24 to 5.4 |" in papers.races("feddyn")
+    lower = [one for one in papers.counts_of("feddyn/table-5-mnist") if one.lower]
+    assert {one.target for one in lower} == {"97.2 %", "97.3 %"}
+    assert papers.factors("feddyn/table-5-mnist lower") == "0.57 to 0.73"
+
+
+def test_another_order_is_that_of_the_first_method() -> None:
+    rows = papers.other_order("feddyn").splitlines()[2:]
+    assert rows[0].endswith(
+        "| FedDyn 104, SCAFFOLD 160, FedProx 210, FedAvg 330 "
+        "| SCAFFOLD 138, FedDyn 152, FedProx 212, FedAvg 284 |"
+    )
+    assert not [row for row in rows if "table-2-mnist" in row]
+
+
+def test_what_does_not_hold_is_listed() -> None:
+    rows = papers.does_not_hold("fedprox fedprox-draft").splitlines()[2:]
+    assert len(rows) == papers.counted("fedprox fedprox-draft")["does not hold"]
+
+
+def test_every_item_has_a_row() -> None:
+    page = papers.filled(written("every-item"))
+    rows = {row.split("`")[1]: row for row in page.splitlines() if row.startswith("| `")}
+    assert sorted(rows) == sorted(ITEMS)
+    assert rows["fedavg/figure-1"].endswith("| 3 hold |")
+    assert rows["fedavg/table-2-whole"].endswith("| not run: 278 h |")
+    assert rows["fedavg/figure-9"].endswith("| run, reduced |")
+    assert rows["feddyn/table-6"].endswith("| run |")
+
+
+def test_tests_that_pages_name_exist() -> None:
+    page = written("every-item")
+    named = set(re.findall(r"`(tests/[\w/]+\.py)`", page))
+    assert len(named) > 5
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+    exact = (ROOT / "docs" / "development" / "tests.md").read_text(encoding="utf-8")
+    numbers = {
+        int(n)
+        for said in re.findall(r"propert(?:y|ies) ([\d, to]+)", page)
+        for n in re.findall(r"\d+", said)
+    }
+    assert numbers <= {int(n) for n in re.findall(r"^(\d+)\. ", exact, re.MULTILINE)}
+
+
+@pytest.mark.parametrize(
+    ("comment", "message"),
+    [
+        ("<!-- table: fedavg/table-4 -->", "no comment 'table'; there are results"),
+        ("<!-- cell: fedprox/headline 0; no row; paper -->", "0 rows, not one"),
+    ],
+)
+def test_comments_that_say_nothing_are_refused(comment: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        papers.filled(comment)
