@@ -41,7 +41,7 @@ from fedprox.commands.shared import (
 from fedprox.commands.shared import standard_console as _console
 from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.sources import cache_folder, fetch
-from fedprox.diagnose import diagnose as run_diagnosis
+from fedprox.diagnosis import diagnose as run_diagnosis
 from fedprox.errors import InputError, printable, require
 from fedprox.experiment import (
     Experiment,

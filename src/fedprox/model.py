@@ -1,23 +1,25 @@
 """A model as pure functions: initial parameters, predictions, loss and accuracy."""
 
 import dataclasses
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import linen, nnx
 
 from fedprox.errors import require
 from fedprox.features import Features, index_of, look_up
 from fedprox.federation import Federation
 from fedprox.metrics import Metric, check_metrics, terms_of, value_of, weighted_sums
 from fedprox.precision import real_type
-from fedprox.user_code import SHOWN, call, describe, shapes_of
+from fedprox.user_code import call, describe, listed, shapes_of
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 Params = Any  # a pytree of arrays
 """A pytree of floating-point arrays."""
@@ -159,7 +161,7 @@ class Model:
     @classmethod
     def from_nnx(
         cls,
-        build: Callable[[nnx.Rngs], nnx.Module],
+        build: "Callable[[nnx.Rngs], nnx.Module]",
         loss: Loss = cross_entropy,
         correct: Correct | None = AUTO,
         metrics: Mapping[str, Metric] = MappingProxyType({}),
@@ -190,118 +192,10 @@ class Model:
             >>> model.apply(model.init(jax.random.key(0)), jnp.ones((2, 4))).shape
             (2, 3)
         """
-        require(
-            callable(build) and not isinstance(build, nnx.Module) and not _is_linen(build),
-            f"model: from_nnx({_named(build)}); {_NEEDED}",
-        )
+        from fedprox.nnx_functions import functions_of  # here, since flax is slow to import
 
-        def built() -> nnx.Module:
-            module = build(nnx.Rngs(0))
-            require(
-                isinstance(module, nnx.Module),
-                f"model: build(rngs) returns {_named(module)}; {_NEEDED}",
-            )
-            return module
-
-        module = call("model: build(rngs)", nnx.eval_shape, built)
-        graph, _, streams, statistics, rest = nnx.split(
-            module, nnx.Param, nnx.RngState, nnx.BatchStat, ...
-        )
-        _check_variables(module, statistics, rest)
-        if statistics:  # their values, which the abstract module lacks
-            statistics = nnx.State(nnx.to_pure_dict(nnx.state(built(), nnx.BatchStat)))
-
-        def init(key: jax.Array) -> Params:
-            return nnx.to_pure_dict(nnx.split(build(nnx.Rngs(key)), nnx.Param, ...)[1])
-
-        def merged(params: Params, key: jax.Array | None) -> nnx.Module:
-            return nnx.merge(graph, nnx.State(params), _streams_from(key, streams), statistics)
-
-        def apply(params: Params, x: jax.Array) -> jax.Array:
-            module: Any = merged(params, jax.random.key(0) if streams else None)
-            if streams:
-                module.set_attributes(deterministic=True, raise_if_not_found=False)
-            return module(x)
-
-        def train(params: Params, x: jax.Array, key: jax.Array) -> jax.Array:
-            module: Any = merged(params, key)
-            return module(x)
-
-        apply.__name__ = type(module).__name__  # what run directories call the model
-        return cls(init, apply, loss, correct, metrics, train if streams else None)
-
-
-def _check_variables(module: nnx.Module, statistics: nnx.State, rest: nnx.State) -> None:
-    """Raise `InputError` if a module has variables that training would change, besides `nnx.Param`.
-
-    Args:
-        module: The module.
-        statistics: The module's running statistics.
-        rest: Its variables that are not parameters, running statistics or random streams.
-    """
-    constant = {
-        path
-        for path, layer in nnx.iter_modules(module)
-        if isinstance(layer, nnx.BatchNorm) and layer.use_running_average is True
-    }
-
-    def names(state: nnx.State, known: Container[Any] = ()) -> str:
-        paths = [path for path, _ in nnx.to_flat_state(state) if path[:-1] not in known]
-        return _listed(paths, lambda path: ".".join(map(str, path)))
-
-    moving, others = names(statistics, constant), names(rest)
-    require(
-        not moving,
-        f"model: the module has variables that are not nnx.Param: running statistics, {moving}; "
-        "mini-batches are padded and read in parts, and statistics of clients whose data differ "
-        "have no meaningful average: use nnx.GroupNorm or nnx.LayerNorm, or a pretrained module "
-        "with nnx.BatchNorm(..., use_running_average=True)",
-    )
-    require(
-        not others,
-        f"model: the module has variables that are not nnx.Param: {others}; clients' models can "
-        "only be averaged where all are",
-    )
-
-
-def _streams_from(key: jax.Array | None, like: nnx.State) -> nnx.State:
-    """The initial random streams of a module, each with its own key.
-
-    Args:
-        key: Random key; None for a module without streams.
-        like: Shapes and types of the streams' variables.
-    """
-
-    def begin(number: int, variable: Any) -> jax.Array:
-        if not jnp.issubdtype(variable.dtype, jax.dtypes.prng_key):
-            return jnp.zeros(variable.shape, variable.dtype)
-        assert key is not None
-        own = jax.random.fold_in(key, number)
-        return jax.random.split(own, variable.shape) if variable.shape else own
-
-    flat = enumerate(nnx.to_flat_state(like))
-    return nnx.from_flat_state([(path, begin(i, variable)) for i, (path, variable) in flat])
-
-
-_NEEDED = (
-    "it needs a function that builds a flax.nnx module, such as "
-    "lambda rngs: nnx.Linear(4, 3, rngs=rngs)"
-)
-
-
-def _is_linen(given: Any) -> bool:
-    return isinstance(given, linen.Module) or (
-        isinstance(given, type) and issubclass(given, linen.Module)
-    )
-
-
-def _named(given: Any) -> str:
-    """What a message calls an argument that is not a function that builds an nnx module."""
-    if isinstance(given, type):
-        kind = f"the class {given.__name__}"
-    else:
-        kind = "None" if given is None else f"an instance of {type(given).__name__}"
-    return f"{kind}, a flax.linen module" if _is_linen(given) else kind
+        init, apply, train = functions_of(build)
+        return cls(init, apply, loss, correct, metrics, train)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -368,13 +262,13 @@ def check_params(where: str, params: Params, shapes: Params) -> None:
     # keys may differ only in type, as 0 and "0", which dotted names do not show
     alike = {dotted(path) for path in extra} & {dotted(path) for path in missing}
     name = jax.tree_util.keystr if alike else _quoted
-    is_needed = f"{_listed(missing, name)} {'is' if len(missing) == 1 else 'are'} needed"
+    is_needed = f"{listed(missing, name)} {'is' if len(missing) == 1 else 'are'} needed"
     require(
         not extra or not missing,
-        f"{where}: parameters have {_listed(extra, name)} where {is_needed}",
+        f"{where}: parameters have {listed(extra, name)} where {is_needed}",
     )
-    require(not extra, f"{where}: parameters have {_listed(extra, name)}, which the model does not")
-    require(not missing, f"{where}: parameters lack {_listed(missing, name)}")
+    require(not extra, f"{where}: parameters have {listed(extra, name)}, which the model does not")
+    require(not missing, f"{where}: parameters lack {listed(missing, name)}")
     for path, leaf in given.items():
         require(
             np.shape(leaf) == needed[path].shape,
@@ -418,11 +312,6 @@ def fitted_params(where: str, model: Model, given: Params) -> Params:
 
 def _quoted(path: Sequence[Any]) -> str:
     return repr(dotted(path)) if path else "one array"
-
-
-def _listed(paths: Sequence[Any], name: Callable[[Any], str]) -> str:
-    more = [f"{len(paths) - SHOWN} more"] if len(paths) > SHOWN else []
-    return ", ".join([*map(name, paths[:SHOWN]), *more])
 
 
 def check_model(model: Model, federation: Federation) -> None:

@@ -8,7 +8,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -132,6 +132,12 @@ def _mistake(error: Exception) -> str:
     return f"raised {type(error).__name__}" + (f": {first}" if first else "")
 
 
+def listed(paths: Sequence[Any], name: Callable[[Any], str]) -> str:
+    """The names of some arrays of a tree, at most `SHOWN`."""
+    more = [f"{len(paths) - SHOWN} more"] if len(paths) > SHOWN else []
+    return ", ".join([*map(name, paths[:SHOWN]), *more])
+
+
 def describe(tree: Any) -> str:
     """The arrays of a tree with their types and shapes.
 
@@ -139,13 +145,13 @@ def describe(tree: Any) -> str:
     >>> describe({"bias": zeros(2), "kernel": zeros((2, 3))})
     'bias float32[2], kernel float32[2,3]'
     """
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    shown = [
-        f"{jax.tree_util.keystr(path, simple=True, separator='.')} {_array(leaf)}".strip()
-        for path, leaf in leaves[:SHOWN]
-    ]
-    more = [f"{len(leaves) - SHOWN} more"] if len(leaves) > SHOWN else []
-    return ", ".join(shown + more) or "nothing"
+
+    def shown(entry: tuple[Any, Any]) -> str:
+        path, leaf = entry
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        return f"{name} {_array(leaf)}".strip()
+
+    return listed(jax.tree_util.tree_leaves_with_path(tree), shown) or "nothing"
 
 
 def _array(leaf: Any) -> str:

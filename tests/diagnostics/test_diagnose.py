@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.diagnose import (
+from fedprox.diagnosis import (
     MUS,
     SWEEP_ROUNDS,
     SWEEP_SEEDS,

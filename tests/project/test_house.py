@@ -12,7 +12,7 @@ SOURCE = ROOT / "src" / "fedprox"
 FLOORS = [
     {"errors", "output", "signals"},
     {"bar", "user_code", "precision"},
-    {"metrics"},
+    {"metrics", "nnx_functions"},
     {"files", "privacy"},
     {"features", "streams"},
     {"federation"},
@@ -21,7 +21,7 @@ FLOORS = [
     {"solver", "diagnostics"},
     {"algorithms"},
     {"simulation"},
-    {"diagnose"},
+    {"diagnosis"},
     {"report"},
     {"logs"},
     {"experiment"},

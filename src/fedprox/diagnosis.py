@@ -26,7 +26,6 @@ from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.protocol import check_parts, initial_params
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.loop.progress import Progress
-from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.simulate import simulate
 from fedprox.solver import Solver
@@ -331,167 +330,108 @@ def diagnose(
         >>> diagnosis.suggested_mu in MUS, diagnosis.theory_mu is None
         (True, True)
     """
-    check_parts(evaluation=evaluation)
-    setting = _Setting(federation, model, solver, cohort, systems, rounds, seed, initial)
+    check_parts(
+        federation=federation,
+        model=model,
+        solver=solver,
+        cohort=cohort,
+        systems=systems,
+        evaluation=evaluation,
+    )
+    require_whole("seed", seed, least=0, most=2**63 - SWEEP_SEEDS)
+    rates = list(solver.rates)
+    require(
+        len(rates) == 1,
+        f"solver.learning_rate = {rates}; a diagnosis is for one learning rate",
+    )
+    require_whole("rounds", rounds)
+    of_clients = len(federation)
     if evaluation.clients is not None:
-        setting = setting.sampled(evaluation.clients)
-    sweep = _sweep(setting, on_progress, progress=progress)
-    suggested = suggest(MUS, sweep.gaps, sweep.noise)
-    reported = MUS[0] if suggested is None else suggested
-    gamma_mean, gamma_max = sweep.gamma(reported)
+        federation, systems = _sampled(federation, systems, cohort, evaluation.clients)
+    train = federation.train
+    no_rows = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
+    short = min(rounds, SWEEP_ROUNDS)
+    runs = simulate(
+        replace(federation, test=no_rows, validation=None),
+        model,
+        [fedprox(mu=MUS)],
+        solver=solver,
+        cohort=cohort,
+        systems=systems,
+        rounds=short,
+        evaluation=Evaluation(every=-(-short // EVALUATIONS)),
+        seed=[seed + i for i in range(SWEEP_SEEDS)],
+        initial=initial,
+        on_progress=on_progress,
+        progress=progress,
+    )
+    evaluated = max(([record.round for record in run.history] for run in runs), key=len)
+    losses = np.array([_measured(runs, mu, "train_loss", len(evaluated)) for mu in MUS])
+    gaps, noise = expected_gaps(losses, evaluated, rounds)
+    suggested = suggest(MUS, gaps, noise)
+
+    def of_suggested(name: str) -> Floats:
+        mu = MUS[0] if suggested is None else suggested
+        return _measured(runs, mu, name, len(evaluated))
+
+    # the initial model has no local solves, and a round may have no client
+    gammas, largest = (
+        values[np.isfinite(values)] for values in map(of_suggested, ("gamma_mean", "gamma_max"))
+    )
+    first = initial_params(model, seed)
+    if initial is not None:
+        first = fitted_params("initial", model, initial)
     return Diagnosis(
-        of_clients=len(federation),
-        sizes=setting.federation.train.sizes,
-        effective_classes=effective_classes(setting.federation),
+        of_clients=of_clients,
+        sizes=train.sizes,
+        effective_classes=effective_classes(federation),
         classes=federation.classes,
         clients_per_round=cohort.clients_per_round,
-        curvature=curvature(setting.federation, model, setting.first_params, seed=seed),
-        rounds=sweep.rounds,
-        dissimilarity=sweep.read(reported, lambda record: record.dissimilarity),
-        gradient_variance=sweep.read(reported, lambda r: r.gradient_variance).mean(axis=0),
-        gamma_mean=gamma_mean,
-        gamma_max=gamma_max,
-        sweep=sweep.tried,
+        curvature=curvature(federation, model, first, seed=seed),
+        rounds=tuple(evaluated),
+        dissimilarity=of_suggested("dissimilarity"),
+        gradient_variance=of_suggested("gradient_variance").mean(axis=0),
+        gamma_mean=float(gammas.mean()) if len(gammas) else math.nan,
+        gamma_max=float(largest.max()) if len(largest) else math.nan,
+        sweep=_tried(losses, gaps),
         suggested_mu=suggested,
         planned_rounds=rounds,
     )
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """The arguments of `diagnose` that its sweep shares with the planned run."""
-
-    federation: Federation
-    model: Model
-    solver: Solver
-    cohort: Cohort
-    systems: Systems
-    rounds: int
-    seed: int
-    initial: Params | None
-
-    def __post_init__(self) -> None:
-        parts = ("federation", "model", "solver", "cohort", "systems")
-        check_parts(**{name: getattr(self, name) for name in parts})
-        require_whole("seed", self.seed, least=0, most=2**63 - SWEEP_SEEDS)
-        rates = list(self.solver.rates)
-        require(
-            len(rates) == 1,
-            f"solver.learning_rate = {rates}; a diagnosis is for one learning rate",
-        )
-        require_whole("rounds", self.rounds)
-
-    def sampled(self, clients: int) -> "_Setting":
-        """The same setting for a sample of the clients, with their speeds."""
-        per_round = self.cohort.clients_per_round
-        require(
-            clients >= min(per_round, len(self.federation))
-            or self.cohort.sampling == "proportional",
-            f"evaluation.clients = {clients}; a diagnosis draws its cohorts of {per_round} from "
-            "them",
-        )
-        self.systems.check(len(self.federation))
-        return replace(
-            self,
-            federation=self.federation.sample_clients(clients),
-            systems=self.systems.of_clients(self.federation.drawn(clients)),
-        )
-
-    @property
-    def first_params(self) -> Params:
-        """The parameters of the initial model."""
-        if self.initial is None:
-            return initial_params(self.model, self.seed)
-        return fitted_params("initial", self.model, self.initial)
-
-
-class _Sweep(NamedTuple):
-    """The short sweep over mu.
-
-    Attributes:
-        runs: One run for each mu and seed.
-        rounds: The evaluated rounds.
-        losses: f(w), shape (mus, seeds, evaluations).
-        gaps: The expected gap of each mu, see `expected_gaps`.
-        noise: Standard error of the best mu's late loss, see `expected_gaps`.
-    """
-
-    runs: Sequence[Run]
-    rounds: tuple[int, ...]
-    losses: Floats
-    gaps: Floats
-    noise: float
-
-    def read(self, mu: float, value: Callable[[Record], float]) -> Floats:
-        """A measurement of each of a mu's runs, shape (seeds, evaluations)."""
-        return _read(self.runs, mu, value, len(self.rounds))
-
-    def gamma(self, mu: float) -> tuple[float, float]:
-        """Mean and maximum of gamma over a mu's local solves; NaN where it is unknown."""
-        # the initial model has no local solves, and a round may have no client
-        means = self.read(mu, lambda record: record.gamma_mean)[:, 1:]
-        largest = self.read(mu, lambda record: record.gamma_max)[:, 1:]
-        means, largest = means[np.isfinite(means)], largest[np.isfinite(largest)]
-        return (
-            float(means.mean()) if len(means) else math.nan,
-            float(largest.max()) if len(largest) else math.nan,
-        )
-
-    @property
-    def tried(self) -> tuple[Tried, ...]:
-        """The results for each mu."""
-        late = self.losses[:, :, -_quarter(len(self.rounds)) :].mean(axis=2)
-        columns = zip(
-            MUS,
-            self.losses.mean(axis=1),
-            late.mean(axis=1).tolist(),
-            late.std(axis=1, ddof=1).tolist(),
-            self.gaps.tolist(),
-            strict=True,
-        )
-        return tuple(Tried(*row) for row in columns)
-
-
-def _sweep(
-    setting: _Setting, on_progress: Callable[[Progress], None] | None, *, progress: bool
-) -> _Sweep:
-    """Train FedProx with every mu for a few rounds."""
-    train = setting.federation.train
-    no_rows = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
-    short = min(setting.rounds, SWEEP_ROUNDS)
-    runs = simulate(
-        replace(setting.federation, test=no_rows, validation=None),
-        setting.model,
-        [fedprox(mu=MUS)],
-        solver=setting.solver,
-        cohort=setting.cohort,
-        systems=setting.systems,
-        rounds=short,
-        evaluation=Evaluation(every=-(-short // EVALUATIONS)),
-        seed=[setting.seed + i for i in range(SWEEP_SEEDS)],
-        initial=setting.initial,
-        on_progress=on_progress,
-        progress=progress,
+def _sampled(
+    federation: Federation, systems: Systems, cohort: Cohort, clients: int
+) -> tuple[Federation, Systems]:
+    """A sample of the clients, and their speeds."""
+    per_round = cohort.clients_per_round
+    require(
+        clients >= min(per_round, len(federation)) or cohort.sampling == "proportional",
+        f"evaluation.clients = {clients}; a diagnosis draws its cohorts of {per_round} from them",
     )
-    longest = max(runs, key=lambda run: len(run.history))
-    rounds = tuple(record.round for record in longest.history)
-    losses = np.array([_read(runs, mu, lambda r: r.train_loss, len(rounds)) for mu in MUS])
-    gaps, noise = expected_gaps(losses, rounds, setting.rounds)
-    return _Sweep(runs, rounds, losses, gaps, noise)
+    systems.check(len(federation))
+    return federation.sample_clients(clients), systems.of_clients(federation.drawn(clients))
 
 
-def _read(
-    runs: Sequence[Run], mu: float, value: Callable[[Record], float], evaluations: int
-) -> Floats:
-    """A measurement of each of a mu's runs, shape (seeds, evaluations)."""
-    chosen = [run for run in runs if run.hparams["mu"] == mu]
-    return np.array([_history(run, value, evaluations) for run in chosen])
+def _measured(runs: Sequence[Run], mu: float, name: str, evaluations: int) -> Floats:
+    """A measure of a mu's runs, (seeds, evaluations); NaN where a run had ended."""
+    values = np.full((SWEEP_SEEDS, evaluations), math.nan)
+    for of_seed, run in zip(values, (r for r in runs if r.hparams["mu"] == mu), strict=True):
+        of_seed[: len(run.history)] = [getattr(record, name) for record in run.history]
+    return values
 
 
-def _history(run: Run, value: Callable[[Record], float], length: int) -> list[float]:
-    """A measurement of each record of a run, padded with NaN if the run ended early."""
-    known = [value(record) for record in run.history]
-    return known + [math.nan] * (length - len(known))
+def _tried(losses: Floats, gaps: Floats) -> tuple[Tried, ...]:
+    """The results for each mu, from f(w), (mus, seeds, evaluations)."""
+    late = losses[:, :, -_quarter(losses.shape[2]) :].mean(axis=2)
+    columns = zip(
+        MUS,
+        losses.mean(axis=1),
+        late.mean(axis=1).tolist(),
+        late.std(axis=1, ddof=1).tolist(),
+        gaps.tolist(),
+        strict=True,
+    )
+    return tuple(Tried(*row) for row in columns)
 
 
 def _quarter(evaluations: int) -> int:

@@ -1,0 +1,129 @@
+"""The public names; `__init__.py` imports each when it is first used."""
+
+from fedprox import datasets, diagnostics, logs, metrics, models
+from fedprox.algorithms import (
+    Algorithm,
+    centralised,
+    ditto,
+    fedadmm,
+    fedavg,
+    feddane,
+    feddyn,
+    fedexp,
+    fednova,
+    fedopt,
+    fedprox,
+    fedsgd,
+    fedsplit,
+    mime,
+    pfedme,
+    qffl,
+    scaffnew,
+    scaffold,
+)
+from fedprox.diagnosis import Diagnosis, diagnose
+from fedprox.diagnostics.clients import EvaluationResult, evaluate
+from fedprox.diagnostics.fairness import Fairness, fairness
+from fedprox.errors import InputError
+from fedprox.features import Prepared, Vectors, Windows
+from fedprox.federation import Examples, Federation, Rows
+from fedprox.frozen import Frozen, freeze
+from fedprox.metrics import Metric
+from fedprox.model import Model
+from fedprox.privacy import AdaptiveClip, Privacy
+from fedprox.report.figure import figure
+from fedprox.report.records import records
+from fedprox.report.results import save
+from fedprox.report.saved import load_model, save_model
+from fedprox.report.table import table
+from fedprox.runner import run
+from fedprox.simulation.config.cohort import Cohort
+from fedprox.simulation.config.evaluation import Evaluation
+from fedprox.simulation.config.faults import Faults
+from fedprox.simulation.config.systems import Systems
+from fedprox.simulation.devices.compilation_cache import use_compilation_cache
+from fedprox.simulation.devices.cpu import use_cpu_devices
+from fedprox.simulation.loop.callbacks import Callback
+from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped
+from fedprox.simulation.loop.progress import Progress
+from fedprox.simulation.results.clients import ClientRecord
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
+from fedprox.simulation.results.selection import Selection
+from fedprox.simulation.results.target import Target
+from fedprox.simulation.simulate import simulate
+from fedprox.solver import Solver, line_search_descent
+from fedprox.subproblem import Subproblem
+
+__version__: str
+
+__all__ = [
+    "AdaptiveClip",
+    "Algorithm",
+    "Callback",
+    "Checkpoints",
+    "ClientRecord",
+    "Cohort",
+    "Diagnosis",
+    "Evaluation",
+    "EvaluationResult",
+    "Examples",
+    "Fairness",
+    "Faults",
+    "Federation",
+    "Frozen",
+    "InputError",
+    "Metric",
+    "Model",
+    "Prepared",
+    "Privacy",
+    "Progress",
+    "Record",
+    "Rows",
+    "Run",
+    "Selection",
+    "Solver",
+    "Stopped",
+    "Subproblem",
+    "Systems",
+    "Target",
+    "Vectors",
+    "Windows",
+    "centralised",
+    "datasets",
+    "diagnose",
+    "diagnostics",
+    "ditto",
+    "evaluate",
+    "fairness",
+    "fedadmm",
+    "fedavg",
+    "feddane",
+    "feddyn",
+    "fedexp",
+    "fednova",
+    "fedopt",
+    "fedprox",
+    "fedsgd",
+    "fedsplit",
+    "figure",
+    "freeze",
+    "line_search_descent",
+    "load_model",
+    "logs",
+    "metrics",
+    "mime",
+    "models",
+    "pfedme",
+    "qffl",
+    "records",
+    "run",
+    "save",
+    "save_model",
+    "scaffnew",
+    "scaffold",
+    "simulate",
+    "table",
+    "use_compilation_cache",
+    "use_cpu_devices",
+]

@@ -1,0 +1,42 @@
+"""What an import of the package costs: a name's modules are imported when it is first used."""
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import fedprox as fp
+
+SLOW = ("flax", "jax", "matplotlib", "optax", "plotly", "pydantic", "rich", "scipy")
+OPTIONAL = ("cryptography", "datasets", "dp_accounting", "flwr", "mlflow", "tensorboardX", "wandb")
+
+
+def loaded(program: str) -> set[str]:
+    """The packages among those above that a program has imported in a new process."""
+    asked = f"{program}\nimport sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    return {*SLOW, *OPTIONAL} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("program", "needed"),
+    [
+        ("import fedprox", set()),
+        ("import fedprox as fp; fp.Federation, fp.Model, fp.Solver, fp.fedprox", {"jax", "optax"}),
+        ("from fedprox import models", {"flax", "jax", "optax", "rich"}),
+        # checkpoints, progress and the page of a run
+        ("from fedprox import *", {"flax", "jax", "optax", "pydantic", "rich"}),
+    ],
+)
+def test_an_import_loads_what_it_needs(program: str, needed: set[str]) -> None:
+    assert loaded(program) == needed
+
+
+def test_every_public_name_is_found_and_others_are_not() -> None:
+    assert dir(fp) == fp.__all__
+    for name in fp.__all__:
+        # an import of a submodule would put it in the place of a function of its name
+        assert isinstance(getattr(fp, name), ModuleType) == (f"fedprox.{name}" in sys.modules)
+    with pytest.raises(AttributeError, match="module 'fedprox' has no attribute 'nothing'"):
+        fp.nothing  # noqa: B018
