@@ -208,7 +208,9 @@ def machines(_: str) -> str:
 def counts_of(name: str) -> list[Cell]:
     """The cells of an item's first table of counts, row by row."""
     blocks = read_results(name)["blocks"]
-    block = next((one for one in blocks if one.get("header", [])[1:2] == ["target"]), {})
+    block: dict[str, Any] = next(
+        (one for one in blocks if one.get("header", [])[1:2] == ["target"]), {}
+    )
     found: list[Cell] = []
     for row in block.get("rows", ()):
         lower = bool(found) and found[-1].row == row[0]
