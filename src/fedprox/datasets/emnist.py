@@ -7,16 +7,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.datasets import partition as partitions
 from fedprox.datasets.augmentation import standardise
 from fedprox.datasets.cache import Arrays, prepared
+from fedprox.datasets.labelled import Labelled, federation
+from fedprox.datasets.partition import natural, with_test_set
 from fedprox.datasets.sources import EMNIST, find, present
 from fedprox.errors import require
 from fedprox.features import Prepared
 from fedprox.federation import Federation
-from fedprox.files.idx import parse_idx
+from fedprox.files.idx import read_idx
 from fedprox.files.npy import npz
-from fedprox.files.packed import reading, unpacked_limit
 from fedprox.streams import Purpose, generator
 
 LOWER_CASE = 36
@@ -69,7 +69,7 @@ def emnist_l(
         <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2.
     """
     x, y, test_x, test_y = _letters(data_dir)
-    parts = partitions.with_test_set(
+    parts = with_test_set(
         *(partition, y, test_y),
         clients=clients,
         concentration=concentration,
@@ -80,78 +80,76 @@ def emnist_l(
     deviation = np.sqrt(square - mean**2)
     require(deviation > 0, "emnist-l: all pixels of the training images are equal")
     prepare = partial(standardise, mean=(mean / 255,), deviation=(deviation / 255,))
-    return Federation(
-        partitions.take(Prepared(x, prepare), y, parts[0]),
-        partitions.take(Prepared(test_x, prepare), test_y, parts[1]),
-        10,
-        tuple(map(str, range(clients))),
-    )
+    train, test = Labelled(Prepared(x, prepare), y), Labelled(Prepared(test_x, prepare), test_y)
+    return federation(train, test, parts, classes=10)
 
 
 def _letters(data_dir: str | Path | None) -> list[NDArray[np.uint8]]:
     """Training images and labels 0 to 9, then test images and labels."""
-    packed = present("emnist_letters_a_to_j.npz", "emnist", data_dir)
-    if packed is None or present(EMNIST.name, "emnist", data_dir):
-        path = find(EMNIST, "emnist", data_dir)
-        arrays = prepared("emnist-l", [path], {}, partial(_official_letters, path))
+    sample = _sample("emnist_letters_a_to_j.npz", 10, data_dir)
+    if sample is None:
+        arrays = _official("letters", 27, 1, 10, data_dir)
         return [arrays[name] for name in ("train_x", "train_y", "test_x", "test_y")]
-    images, labels = npz(packed, "images", "labels")
-    check(packed, images, labels, 10)
-    x, y = images.astype(np.uint8), labels.astype(np.uint8)
+    x, y = sample
     tested = np.zeros(len(y), bool)
     stream = generator(0, Purpose.SPLIT)
-    for rows in partitions.natural(y)[1]:
+    for rows in natural(y)[1]:
         tested[stream.permutation(rows)[: len(rows) // 7]] = True
     return [x[~tested], y[~tested], x[tested], y[tested]]
 
 
-def _official_letters(path: Path) -> Arrays:
-    """The first ten letters of "Letters", whose labels begin at 1."""
-    arrays = {}
-    for part in ("train", "test"):
-        x, y = _split(path, f"letters-{part}", 27)
-        chosen = (y >= 1) & (y <= 10)
-        arrays[f"{part}_x"], arrays[f"{part}_y"] = x[chosen].transpose(0, 2, 1), y[chosen] - 1
-        require(chosen.any(), f"{path}: no letters a to j in letters-{part}")
-    return arrays
+def lower_case(data_dir: str | Path | None) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """EMNIST's lower-case letters, upright and white on black, with labels 0 to 25."""
+    sample = _sample("emnist_lowercase.npz", 26, data_dir)
+    if sample is None:
+        arrays = _official("byclass", 62, LOWER_CASE, 26, data_dir)
+        x, y = (np.concatenate([arrays[f"train_{kind}"], arrays[f"test_{kind}"]]) for kind in "xy")
+        return x, y
+    return sample
 
 
-def lower_case(data_dir: str | Path | None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """EMNIST's lower-case letters, upright and white on black, with labels 0 to 25.
-
-    From `emnist/gzip.zip`, else from `emnist/emnist_lowercase.npz`.
-    """
-    packed = present("emnist_lowercase.npz", "emnist", data_dir)
-    if packed is None or present(EMNIST.name, "emnist", data_dir):
-        path = find(EMNIST, "emnist", data_dir)
-        arrays = prepared("emnist-lower-case", [path], {}, partial(_by_class, path))
-        return arrays["x"], arrays["y"].astype(np.int64)
-    images, labels = npz(packed, "images", "labels")
-    check(packed, images, labels, 26)
-    return images.astype(np.uint8), labels.astype(np.int64)
+def _sample(
+    name: str, classes: int, data_dir: str | Path | None
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]] | None:
+    """Images and labels of a file of some of EMNIST, unless the data folder has all of it."""
+    path = present(name, "emnist", data_dir)
+    if path is None or present(EMNIST.name, "emnist", data_dir):
+        return None
+    images, labels = npz(path, "images", "labels")
+    check(path, images, labels, classes)
+    return images, labels.astype(np.uint8)
 
 
-def _by_class(path: Path) -> Arrays:
-    """The lower-case letters of both parts of ByClass."""
-    images, labels = [], []
-    for part in ("train", "test"):
-        x, y = _split(path, f"byclass-{part}", 62)
-        images.append(x[y >= LOWER_CASE].transpose(0, 2, 1))
-        labels.append(y[y >= LOWER_CASE] - np.uint8(LOWER_CASE))
-    return {"x": np.concatenate(images), "y": np.concatenate(labels)}
+def _official(
+    kind: str, classes: int, first: int, count: int, data_dir: str | Path | None
+) -> Arrays:
+    """Both parts of one of EMNIST's own sets: `count` of its classes, whose labels become 0, ..."""
+    path = find(EMNIST, data_dir)
+
+    def build() -> Arrays:
+        arrays: Arrays = {}
+        for part in ("train", "test"):
+            x, y = read_split(path, f"{kind}-{part}", classes)
+            chosen = (y >= first) & (y < first + count)
+            require(
+                chosen.any(),
+                f"{path}: no letters a to {chr(ord('a') + count - 1)} in {kind}-{part}",
+            )
+            # EMNIST stores images transposed
+            arrays[f"{part}_x"], arrays[f"{part}_y"] = x[chosen].transpose(0, 2, 1), y[chosen]
+            arrays[f"{part}_y"] -= np.uint8(first)
+        return arrays
+
+    return prepared(f"emnist-{kind}", [path], {}, build)
 
 
-def _split(path: Path, name: str, classes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def read_split(path: Path, name: str, classes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Images, transposed as EMNIST stores them, and labels of a pair of files in its archive."""
-    x, y = (_idx(path, f"emnist-{name}-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1"))
+    x, y = (
+        read_idx(path, f"emnist-{name}-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1")
+    )
     check(path, x, y, classes)
     return x, y
-
-
-def _idx(path: Path, name: str) -> NDArray[np.uint8]:
-    """A packed idx file in an archive."""
-    with reading(path, name) as file:
-        return parse_idx(file, f"{path}/{name}", unpacked_limit(path.stat().st_size))
 
 
 def check(path: Path, x: NDArray[np.generic], y: NDArray[np.generic], classes: int) -> None:

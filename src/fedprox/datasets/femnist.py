@@ -17,18 +17,13 @@ from numpy.typing import NDArray
 
 from fedprox.bar import Bar
 from fedprox.datasets import partition as partitions
-from fedprox.datasets.cache import Arrays, prepared
+from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
 from fedprox.datasets.emnist import check, lower_case
+from fedprox.datasets.labelled import Labelled, belong, federation
 from fedprox.datasets.leaf import leaf
 from fedprox.datasets.mnist import unit
-from fedprox.datasets.sources import (
-    FEMNIST_SQLITE,
-    FEMNIST_WRITERS,
-    data_folder,
-    find,
-    present,
-)
-from fedprox.errors import InputError, distinct, reason, require, require_one_of, require_whole
+from fedprox.datasets.sources import FEMNIST_SQLITE, data_folder, find, present
+from fedprox.errors import InputError, reason, require, require_one_of, require_whole
 from fedprox.features import Prepared
 from fedprox.federation import Federation, Rows, offsets_of
 from fedprox.files.npy import npz
@@ -37,8 +32,6 @@ from fedprox.streams import Purpose, generator
 
 Writer = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 """A writer's images and labels."""
-
-Writers = list[Writer]
 
 
 def femnist(
@@ -105,18 +98,14 @@ def femnist(
         Ro et al., `FedJAX: Federated learning simulation with JAX
         <https://arxiv.org/abs/2108.02117>`_, 2021.
     """
-    kinds = ("letters", "letters-26", "writers")
-    require_one_of("data.partition", partition, kinds)
+    require_one_of("data.partition", partition, ("letters", "letters-26", "writers"))
+    of_letters = ("letters", "letters-26")
+    belong(
+        partition,
+        classes_per_client=(classes_per_client, of_letters),
+        train_share=(train_share, of_letters),
+    )
     if partition == "writers":
-        given = {
-            "classes_per_client": classes_per_client,
-            "train_share": train_share,
-        }
-        for name, value in given.items():
-            require(
-                value is None,
-                f'data.{name} = {value}; partition "writers" is divided by its files',
-            )
         return _writers(clients, seed, data_dir)
     count, each, mean, deviation = (
         (10, 5, 4.0, 1.0) if partition == "letters" else (26, 20, 5.07, 1.34)
@@ -151,11 +140,9 @@ def by_letters(
     seed: int,
 ) -> Federation:
     """The letters divided over clients, dark on white, with each client's own test rows."""
-    train, test = (
-        partitions.take(Prepared(images, dark_on_white), labels, part)
-        for part in partitions.split(parts, train_share=train_share, seed=seed)
-    )
-    return Federation(train, test, classes, tuple(map(str, range(len(parts)))))
+    rows = Labelled(Prepared(images, dark_on_white), labels)
+    divided = partitions.split(parts, train_share=train_share, seed=seed)
+    return federation(rows, rows, divided, classes=classes)
 
 
 def dark_on_white(raw: jax.Array) -> jax.Array:
@@ -166,7 +153,6 @@ def dark_on_white(raw: jax.Array) -> jax.Array:
 def _writers(clients: int | None, seed: int, data_dir: str | Path | None) -> Federation:
     """A client for each writer, or for `clients` of them, drawn at random, in their order."""
     arrays = _by_writer(data_dir)
-    names = arrays["names"].view(f"S{arrays['names'].shape[1]}").ravel()
     train, test = (
         Rows(
             Prepared(arrays[f"{part}_x"], unit),
@@ -175,71 +161,46 @@ def _writers(clients: int | None, seed: int, data_dir: str | Path | None) -> Fed
         )
         for part in ("train", "test")
     )
-    if clients is not None:
-        require_whole("data.clients", clients)
-        require(clients <= len(names), f"data.clients = {clients}; there are {len(names)} writers")
-        stream = generator(seed, Purpose.PARTITION)
-        chosen = np.sort(stream.choice(len(names), clients, replace=False))
-        names = names[chosen]
-        train, test = (
-            partitions.take(
-                rows.x,
-                rows.y,
-                [np.arange(*rows.offsets[k : k + 2]) for k in chosen],
-            )
-            for rows in (train, test)
-        )
-    return Federation(train, test, 62, tuple(name.decode(*AS_BYTES) for name in names))
+    whole = Federation(train, test, 62, tuple(unpacked(arrays, "names")))
+    if clients is None:
+        return whole
+    require_whole("data.clients", clients)
+    require(clients <= len(whole), f"data.clients = {clients}; there are {len(whole)} writers")
+    stream = generator(seed, Purpose.PARTITION)
+    return whole.of_clients(np.sort(stream.choice(len(whole), clients, replace=False)))
 
 
 def _by_writer(data_dir: str | Path | None) -> Arrays:
     """All writers' images from the files that are there, the largest set first.
 
-    Images are bytes, dark on white, (n, 28, 28), one writer's after another's, for each part;
-    names are bytes, (writers, length).
+    Images are bytes, dark on white, (n, 28, 28), one writer's after another's, for each part.
     """
     home = data_folder(data_dir)
-    if not any(present(source.name, "femnist", data_dir) for source in FEMNIST_SQLITE.values()):
+    if not any(present(source.name, "femnist", data_dir) for source in FEMNIST_SQLITE):
         folder = home / "femnist" if home else Path()
-        read = [
-            path for part in ("train", "test") for path in sorted(folder.glob(f"{part}/*.json"))
-        ]
+        read = sorted([*folder.glob("train/*.json"), *folder.glob("test/*.json")])
         if home and read:
             return prepared("femnist-leaf", read, {}, partial(_from_leaf, folder))
-        packed = present(FEMNIST_WRITERS.name, "femnist", data_dir)
-        if packed is not None:
-            return _from_npz(packed)
-    both = [find(source, "femnist", data_dir) for source in FEMNIST_SQLITE.values()]
+        sample = present("femnist_300writers.npz", "femnist", data_dir)
+        if sample is not None:
+            return _from_npz(sample)
+    both = [find(source, data_dir) for source in FEMNIST_SQLITE]
     return prepared("femnist-writers", both, {}, partial(_from_sqlite, *both))
-
-
-AS_BYTES = ("utf-8", "surrogatepass")
-"""Encoding of names: JSON allows names that UTF-8 alone does not."""
-
-
-def _name(given: object) -> str:
-    return given.decode(errors="replace") if isinstance(given, bytes) else str(given)
-
-
-def _together(names: list[str], train: Writers, test: Writers) -> Arrays:
-    """The images and labels of both parts, writer by writer."""
-    arrays: Arrays = {"names": np.array([name.encode(*AS_BYTES) for name in names])}
-    arrays["names"] = arrays["names"].view(np.uint8).reshape(len(names), -1)
-    for part, of_part in (("train", train), ("test", test)):
-        arrays[f"{part}_x"] = np.concatenate([x for x, _ in of_part])
-        arrays[f"{part}_y"] = np.concatenate([y for _, y in of_part])
-        arrays[f"{part}_offsets"] = offsets_of(len(y) for _, y in of_part)
-    return arrays
 
 
 def _from_sqlite(train: Path, test: Path) -> Arrays:
     """Read FedJAX's files: tables of writers with their packed images and labels."""
-    parts = [_table(path) for path in (train, test)]
-    for name in sorted(parts[0].keys() ^ parts[1].keys()):
-        here, missing = (train, test) if name in parts[0] else (test, train)
+    parts = {"train": _table(train), "test": _table(test)}
+    for name in sorted(parts["train"].keys() ^ parts["test"].keys()):
+        here, missing = (train, test) if name in parts["train"] else (test, train)
         raise InputError(f"{here}: writer {name!r} is not in {missing.name}")
-    names = sorted(parts[0])
-    return _together(names, *([part[name] for name in names] for part in parts))
+    names = sorted(parts["train"])
+    arrays = packed("names", names)
+    for part, writers in parts.items():
+        arrays[f"{part}_x"] = np.concatenate([writers[name][0] for name in names])
+        arrays[f"{part}_y"] = np.concatenate([writers[name][1] for name in names])
+        arrays[f"{part}_offsets"] = offsets_of(len(writers[name][1]) for name in names)
+    return arrays
 
 
 def _table(path: Path) -> dict[str, Writer]:
@@ -256,7 +217,7 @@ def _table(path: Path) -> dict[str, Writer]:
         opened = closing(sqlite3.connect(address, uri=True))
         with opened as database, Bar(path.name, delay=1) as bar:
             for client, data, count in _rows(path, database):
-                name = _name(client).rpartition(":")[2]
+                name = client.decode(errors="replace").rpartition(":")[2]
                 require(name not in writers, f"{path}: writer {name!r} appears twice")
                 writers[name] = _examples(f"{path}: writer {name!r}", data, count)
                 bar.update(1)
@@ -335,19 +296,17 @@ def _array(packed: Any) -> NDArray[Any]:
 
 def _from_leaf(folder: Path) -> Arrays:
     """Read LEAF's JSON files, in which an image is 784 numbers from 0 to 1."""
-    federation = leaf(str(folder.resolve()), classes=62)
-    parts = []
-    for rows in (federation.train, federation.test):
-        x = np.asarray(rows.x)
+    given = leaf(str(folder.resolve()), classes=62)
+    arrays = packed("names", given.names)
+    for part, rows in (("train", given.train), ("test", given.test)):
         require(
-            x.shape == (len(x), 784) and ((x >= 0) & (x <= 1)).all(),
+            rows.x.shape == (len(rows), 784) and ((rows.x >= 0) & (rows.x <= 1)).all(),
             f"{folder}: not FEMNIST: an image is 784 numbers from 0 to 1; it holds rows of shape "
-            f"{x.shape[1:]}",
+            f"{rows.x.shape[1:]}",
         )
-        images = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28)
-        ends = rows.offsets[1:-1]
-        parts.append(list(zip(np.split(images, ends), np.split(rows.y, ends), strict=True)))
-    return _together(list(federation.names), *parts)
+        arrays[f"{part}_x"] = np.rint(rows.x * 255).astype(np.uint8).reshape(-1, 28, 28)
+        arrays[f"{part}_y"], arrays[f"{part}_offsets"] = rows.y, rows.offsets
+    return arrays
 
 
 def _from_npz(path: Path) -> Arrays:
@@ -359,16 +318,16 @@ def _from_npz(path: Path) -> Arrays:
         and set(np.unique(part)) <= {0, 1}
         and writer.dtype.kind in "iu"
         and names.ndim == 1
-        and names.dtype.kind in "US"
-        and np.array_equal(np.unique(writer), np.arange(len(names))),
-        f"{path}: 'writer' and 'split' do not match {len(labels)} images of {len(names)} writers",
+        and names.dtype.kind == "U"
+        and np.array_equal(np.unique(writer), np.arange(len(names)))
+        and len(np.unique(names)) == len(names),
+        f"{path}: 'writer' and 'split' do not match {len(labels)} images of {len(names)} "
+        "different writers",
     )
-    train, test = (
-        [
-            (x[mine].astype(np.uint8), labels[mine].astype(np.uint8))
-            for k in range(len(names))
-            for mine in [np.flatnonzero((writer == k) & (part == rows))]
-        ]
-        for rows in (0, 1)
-    )
-    return _together(list(distinct(f"{path}: writer", map(_name, names.tolist()))), train, test)
+    arrays = packed("names", names.tolist())
+    order = np.argsort(writer, kind="stable")
+    for name, which in (("train", 0), ("test", 1)):
+        rows = order[part[order] == which]
+        arrays[f"{name}_x"], arrays[f"{name}_y"] = x[rows], labels[rows]
+        arrays[f"{name}_offsets"] = offsets_of(np.bincount(writer[rows], minlength=len(names)))
+    return arrays

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,20 +38,15 @@ def federation(
     *,
     classes: int,
     names: Sequence[str] | None = None,
+    augment: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
 ) -> Federation:
     """A federation in which client k owns rows parts[0][k] of `train` and parts[1][k] of `test`.
 
-    Args:
-        train: Training rows.
-        test: Test rows.
-        parts: Each client's row indices in both.
-        classes: Number of classes, or 0 if labels are not classes.
-        names: The clients' names; None for "0", "1", ...
+    Without names they are "0", "1", ...
     """
     train_rows, test_rows = partitions.take(*train, parts[0]), partitions.take(*test, parts[1])
-    return Federation(
-        train_rows, test_rows, classes, tuple(names or map(str, range(len(parts[0]))))
-    )
+    named = tuple(names or map(str, range(len(parts[0]))))
+    return Federation(train_rows, test_rows, classes, named, augment)
 
 
 def divide(
@@ -64,16 +60,8 @@ def divide(
 ) -> Federation:
     """A federation by any partition, whose clients have test rows like their training rows.
 
-    Args:
-        train: Training rows.
-        test: Test rows.
-        partition: How rows are divided; only "iid" if labels are not classes.
-        numbers: `clients` and the options of the partition; None for one that is not given.
-        classes: Number of classes, or 0 if labels are not classes.
-        seed: Seed of the partition.
-
-    Raises:
-        InputError: If an option is missing, does not belong to the partition, or is out of range.
+    `numbers` are options that `check_numbers` has accepted. If labels are not classes, which 0
+    classes mean, rows can be divided by "iid" only.
 
     >>> rows = Labelled(np.zeros((6, 1)), np.array([0, 0, 0, 1, 1, 1]))
     >>> numbers = {"clients": 2, "classes_per_client": 1}
@@ -81,12 +69,11 @@ def divide(
     >>> [len(np.unique(divided.test.client(k)[1])) for k in range(2)]
     [1, 1]
     """
-    check_numbers(partition, numbers)
     require(
         classes or partition == "iid",
         f'data.partition = {partition!r}; labels are not classes, which leaves "iid"',
     )
-    given = {name: value for name, value in numbers.items() if value is not None}
+    given = {_CALLED.get(name, name): n for name, n in numbers.items() if n is not None}
     parts = PARTITIONS[partition].divide(train.y, seed=seed, **given)
     # labels that are not classes count as one class
     y, test_y = (rows.y if classes else np.zeros(len(rows.y), int) for rows in (train, test))
@@ -97,9 +84,7 @@ def divide(
 def check_numbers(partition: Partition | None, numbers: Mapping[str, float | None]) -> None:
     """Raise `InputError` unless a partition has the options that it needs, and no others.
 
-    Args:
-        partition: The partition; None if each row has its owner, which needs no options.
-        numbers: The options by name; None for one that is not given.
+    The partition is None if each row has its owner; an option is None if it is not given.
     """
     needed: tuple[str, ...] = ()
     allowed: tuple[str, ...] = ()
@@ -107,15 +92,24 @@ def check_numbers(partition: Partition | None, numbers: Mapping[str, float | Non
         require_one_of("data.partition", partition, get_args(Partition))
         needed = ("clients", *PARTITIONS[partition].needs)
         allowed = (*needed, *PARTITIONS[partition].takes)
+    why = f"partition {partition!r} does not have it" if partition else "it needs a partition"
     for name, value in numbers.items():
-        if value is not None:
-            why = (
-                f"partition {partition!r} does not have it" if partition else "it needs a partition"
-            )
-            require(name in allowed, f"data.{name} = {value}; {why}")
+        require(value is None or name in allowed, f"data.{name} = {value}; {why}")
     for name in needed:
-        missing = numbers.get(name) is None
-        require(not missing, f"data.{name}: missing; partition {partition!r} needs it")
+        given = numbers.get(name) is not None
+        require(given, f"data.{name}: missing; partition {partition!r} needs it")
+
+
+def belong(partition: str, **options: tuple[object, Sequence[str]]) -> None:
+    """Raise `InputError` if an option does not belong to a partition.
+
+    Each option is its value, None if it is not given, and its partitions.
+    """
+    for name, (value, of) in options.items():
+        require(
+            value is None or partition in of,
+            f"data.{name} = {value}; it belongs to partition {' or '.join(of)}, not {partition!r}",
+        )
 
 
 class Way(NamedTuple):
@@ -132,31 +126,21 @@ class Way(NamedTuple):
     takes: tuple[str, ...] = ()
 
 
-def _iid(labels: NDArray[Any], *, size_spread: float = 0.0, **numbers: int) -> list[Indices]:
-    return partitions.iid(len(labels), spread=size_spread, **numbers)
+_CALLED = {"size_spread": "spread", "classes_per_client": "classes"}
+"""What the functions of `partition` call some options."""
 
 
-def _shards(labels: NDArray[Any], *, size_spread: float = 0.0, **numbers: int) -> list[Indices]:
-    return partitions.shards(labels, spread=size_spread, **numbers)
-
-
-def _classes(labels: NDArray[Any], *, classes_per_client: int, **numbers: int) -> list[Indices]:
-    return partitions.classes_per_client(labels, classes=classes_per_client, **numbers)
-
-
-def _dirichlet(
-    labels: NDArray[Any], *, concentration: float, size_spread: float = 0.0, **numbers: int
-) -> list[Indices]:
-    return partitions.dirichlet_by_client(
-        labels, concentration=concentration, spread=size_spread, **numbers
-    )
+def _iid(labels: NDArray[Any], **options: Any) -> list[Indices]:
+    return partitions.iid(len(labels), **options)
 
 
 PARTITIONS: dict[str, Way] = {
     "iid": Way(_iid, takes=("size_spread",)),
-    "shards": Way(_shards, takes=("size_spread",)),
-    "classes-per-client": Way(_classes, ("classes_per_client",)),
-    "dirichlet-by-client": Way(_dirichlet, ("concentration",), ("size_spread",)),
+    "shards": Way(partitions.shards, takes=("size_spread",)),
+    "classes-per-client": Way(partitions.classes_per_client, ("classes_per_client",)),
+    "dirichlet-by-client": Way(
+        partitions.dirichlet_by_client, ("concentration",), ("size_spread",)
+    ),
     "dirichlet-by-class": Way(partitions.dirichlet_by_class, ("concentration",)),
     "power-law": Way(partitions.two_class_power_law),
 }

@@ -13,10 +13,9 @@ A folder of NumPy's `.npy` files, all in C order and of the machine's byte order
 | `names.npy` | the clients' names, (clients,) strings; "0", "1", ... where it is missing |
 """
 
-import shutil
 import tempfile
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import ArrayLike, NDArray
 
-from fedprox.datasets.sources import places
+from fedprox.datasets.sources import locate
 from fedprox.errors import InputError, require, require_whole
 from fedprox.federation import MOST_CLASSES, Client, Examples, Federation, Names, Rows
 from fedprox.files.mapping import map_file, release_pages
@@ -72,26 +71,17 @@ def mapped(
         <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>`_, the format of
         the files.
     """
-    candidates = places(path, data_dir)
-    folders = [place for place in candidates if (place / "x.npy").is_file()]
-    require(folders, f"data.path: no x.npy in {' and '.join(map(str, candidates))}")
-    folder = folders[0]
+    folder = locate(path, data_dir, lambda place: (place / "x.npy").is_file(), "x.npy in")
     train = _rows(folder, "")
-    parts = [(folder / f"test_{name}.npy").exists() for name in ("x", "y", "offsets")]
     test = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
-    if any(parts):
+    if any(folder.glob("test_*.npy")):
         test = _rows(folder, "test_", like=train)
     validation: Rows | Examples | None = None
     if (folder / "validation_offsets.npy").exists():
         validation = _rows(folder, "validation_", like=train)
-    elif any((folder / f"validation_{name}.npy").exists() for name in ("x", "y")):
+    elif any(folder.glob("validation_*.npy")):
         validation = Examples(*_arrays(folder, "validation_", train))
-    empty = np.flatnonzero(train.sizes == 0)
-    names = _names(folder, len(train.offsets) - 1)
-    if len(empty):
-        raise InputError(
-            f"{folder / 'offsets.npy'}: client {names[empty[0]]!r} has no rows; one is needed"
-        )
+    names = _names(folder, len(train.sizes))
     count = _classes(folder, classes, train, test, validation)
     return Federation(train, test, count, names, validation=validation)
 
@@ -177,25 +167,15 @@ def _classes(
         require_whole("data.classes", classes)
         return classes
     most, least = -1, 0 if train.y.ndim == 1 else -1
-    parts: dict[str, Rows | Examples | None] = {
-        "y.npy": train,
-        "test_y.npy": test,
-        "validation_y.npy": validation,
-    }
-    for file, rows in parts.items():
-        if rows is None:
-            continue
-        for begin in range(0, len(rows), BLOCK):
+    for file, rows in {"y": train, "test_y": test, "validation_y": validation}.items():
+        for begin in range(0, len(rows or ()), BLOCK):
+            assert rows is not None
             block = rows.y[begin : begin + BLOCK]
-            require(
-                block.min() >= least,
-                f"{folder / file}: label {block.min()}; labels count from 0",
-            )
             most = max(most, int(block.max()))
             require(
-                most < MOST_CLASSES,
-                f"{folder / file}: label {most}; labels are 0 to {MOST_CLASSES - 1}; for more, "
-                "give data.classes",
+                block.min() >= least and most < MOST_CLASSES,
+                f"{folder / file}.npy: labels from {block.min()} to {most}; labels are 0 to "
+                f"{MOST_CLASSES - 1}; for more, give data.classes",
             )
             release_pages(rows.y)
     return most + 1
@@ -233,49 +213,44 @@ def write_mapped(
         (1000, 3000, 1000, 2)
     """
     folder = Path(path)
-    names: NDArray[np.str_] | None = None
-    validation: Iterable[Client] = ()
-    by_client = False
+    names: Sequence[str] = ()
+    validation: Iterable[Client] | None = None
+    by_client = True
     if isinstance(clients, Federation):
-        by_client = isinstance(clients.validation, Rows)
-        if isinstance(clients.validation, Rows) and len(clients.validation):
-            validation = map(clients.validation.client, range(len(clients)))
-        elif isinstance(clients.validation, Examples):
-            validation = [(np.asarray(clients.validation.x), clients.validation.y)]
-        train_rows, test_rows, held = clients.train, clients.test, clients.names
+        whole = clients
         require(
-            isinstance(train_rows.x, np.ndarray) and test is None,
+            isinstance(whole.train.x, np.ndarray) and test is None,
             f"{folder}: features must be an array, and test rows the federation's own",
         )
-        if list(held) != [str(k) for k in range(len(held))]:
-            names = np.array(list(held))
-        test = (test_rows.client(k) for k in range(len(held))) if len(test_rows) else None
-        clients = (train_rows.client(k) for k in range(len(held)))
+        names, clients, test = whole.names, _by_client(whole.train) or (), _by_client(whole.test)
+        if isinstance(whole.validation, Rows):
+            validation = _by_client(whole.validation)
+        elif whole.validation is not None:
+            validation, by_client = [(whole.validation.x, whole.validation.y)], False
     require(not folder.exists(), f"{folder}: exists already; name a new folder")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written: {error}") from None
-    try:
-        new = temporary / "new"
-        new.mkdir()
-        count, like = _write(new, "", clients, None)
-        require(count, f"{folder}: no clients; at least one is needed")
-        if test is not None:
-            tested, _ = _write(new, "test_", test, like)
-            require(tested == count, f"{folder}: {count} clients to train on, {tested} to test")
-        if validation:
-            _write(new, "validation_", validation, like)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
+            new = Path(temporary, "new")
+            new.mkdir()
+            count, like = _write(new, "", clients, None)
+            require(count, f"{folder}: no clients; at least one is needed")
+            if test is not None:
+                tested, _ = _write(new, "test_", test, like)
+                require(tested == count, f"{folder}: {count} clients to train on, {tested} to test")
+            if validation is not None:
+                _write(new, "validation_", validation, like)
             if not by_client:
                 (new / "validation_offsets.npy").unlink()
-        if names is not None:
-            np.save(new / "names.npy", names, allow_pickle=False)
-        new.rename(folder)
+            if any(name != str(k) for k, name in enumerate(names)):
+                np.save(new / "names.npy", np.array(list(names)), allow_pickle=False)
+            new.rename(folder)
     except OSError as error:
         raise InputError(f"{folder}: cannot be written: {error}") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _by_client(rows: Rows) -> Iterable[Client] | None:
+    return map(rows.client, range(len(rows.sizes))) if len(rows) else None
 
 
 Alike = tuple[Array, Array]

@@ -1,6 +1,5 @@
 """MNIST (LeCun et al. 1998) as a federation."""
 
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.augmentation import standardise
+from fedprox.datasets.labelled import Labelled, belong, federation
 from fedprox.datasets.sources import MNIST, QMNIST, find
 from fedprox.errors import require, require_one_of
 from fedprox.features import Prepared
@@ -89,9 +89,9 @@ def mnist(
     """
     kinds = ("power-law", "iid", "shards", "dirichlet", "writers")
     require_one_of("data.partition", partition, kinds)
-    _check_options(
+    belong(
         partition,
-        clients=(clients, ("power-law", "iid", "shards", "dirichlet")),
+        clients=(clients, kinds[:-1]),
         concentration=(concentration, ("dirichlet",)),
         size_spread=(size_spread, ("iid", "shards", "dirichlet")),
         pixels=(pixels, ("iid", "shards", "dirichlet", "writers")),
@@ -103,7 +103,7 @@ def mnist(
     share = 0.8 if train_share is None else train_share
     count = clients if clients is not None else 1000 if partition == "power-law" else 100
     x, y, test_x, test_y = _images(data_dir)
-    names: Iterable[str] = map(str, range(count))
+    names: list[str] | None = None
     prepare = standardised if (pixels or partition) in ("standardised", "dirichlet") else unit
     if partition in ("power-law", "writers"):
         # all images are pooled, then each client's rows are divided
@@ -117,10 +117,11 @@ def mnist(
             names, owned = partitions.natural(_writers(y, data_dir))
         parts = partitions.split(owned, train_share=share, seed=seed)
     elif partition == "shards":
-        parts = (
-            partitions.shards(y, clients=count, spread=spread, seed=seed),
-            partitions.shards(test_y, clients=count, spread=spread, seed=seed),
+        train, test = (
+            partitions.shards(labels, clients=count, spread=spread, seed=seed)
+            for labels in (y, test_y)
         )
+        parts = train, test
     else:
         parts = partitions.with_test_set(
             *(partition, y, test_y),
@@ -129,26 +130,8 @@ def mnist(
             size_spread=spread,
             seed=seed,
         )
-    return Federation(
-        partitions.take(Prepared(x, prepare), y, parts[0]),
-        partitions.take(Prepared(test_x, prepare), test_y, parts[1]),
-        10,
-        tuple(names),
-    )
-
-
-def _check_options(partition: str, **options: tuple[object, tuple[str, ...]]) -> None:
-    """Raise `InputError` if an option is given that does not belong to a partition.
-
-    Args:
-        partition: The partition.
-        options: The value of each option, None if it is not given, and its partitions.
-    """
-    for name, (value, of) in options.items():
-        require(
-            value is None or partition in of,
-            f"data.{name} = {value}; it belongs to partition {' or '.join(of)}, not {partition!r}",
-        )
+    rows = Labelled(Prepared(x, prepare), y), Labelled(Prepared(test_x, prepare), test_y)
+    return federation(*rows, parts, classes=10, names=names)
 
 
 def unit(raw: jax.Array) -> jax.Array:
@@ -168,8 +151,7 @@ def _pixelwise(raw: jax.Array, mean: NDArray[np.float32], scale: NDArray[np.floa
 
 def _images(data_dir: str | Path | None) -> list[NDArray[np.uint8]]:
     """Training images and labels, then test images and labels."""
-    files = [find(source, "mnist", data_dir) for source in MNIST.values()]
-    arrays = [read_idx(file) for file in files]
+    arrays = [read_idx(find(source, data_dir)) for source in MNIST]
     for part, (x, y) in {"train": arrays[:2], "t10k": arrays[2:]}.items():
         require(
             x.shape == (len(x), 28, 28) and y.shape == (len(x),),
@@ -184,17 +166,19 @@ def _writers(labels: NDArray[np.uint8], data_dir: str | Path | None) -> NDArray[
 
     QMNIST's labels begin with MNIST's images, in order; its test part has more.
     """
-    files = [find(source, "mnist", data_dir) for source in QMNIST.values()]
-    train, test = (read_idx(file, np.int32) for file in files)
-    for file, table in zip(files, (train, test), strict=True):
+    tables = []
+    for source in QMNIST:
+        file = find(source, data_dir)
+        tables.append(read_idx(file, kind=np.int32))
         require(
-            table.ndim == 2 and table.shape[1] == 8,
-            f"{file}: needs 8 numbers for each image; it holds an array of shape {table.shape}",
+            tables[-1].ndim == 2 and tables[-1].shape[1] == 8,
+            f"{file}: needs 8 numbers for each image; it holds an array of shape "
+            f"{tables[-1].shape}",
         )
-    table = np.concatenate([train, test])[: len(labels)]
+    table = np.concatenate(tables)[: len(labels)]
     require(
         len(table) == len(labels) and (table[:, 0] == labels).all(),
-        f"{files[0].parent}: QMNIST's labels are not those of MNIST's {len(labels)} images",
+        f"{file.parent}: QMNIST's labels are not those of MNIST's {len(labels)} images",
     )
     return table[:, 2]
 
@@ -203,16 +187,11 @@ def _pixel_statistics(
     x: NDArray[np.generic],
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Mean of each pixel, and 1 / (standard deviation + 0.001), of bytes 0 to 255."""
-    flat = x.reshape(len(x), -1)
-    total, squares = np.zeros(flat.shape[1]), np.zeros(flat.shape[1])
-    for begin in range(0, len(flat), 10_000):
-        block = flat[begin : begin + 10_000].astype(np.float32)
+    total, squares = np.zeros(x.shape[1:]), np.zeros(x.shape[1:])
+    for begin in range(0, len(x), 10_000):
+        block = x[begin : begin + 10_000].astype(np.float32)
         total += block.sum(axis=0)
-        squares += np.einsum("ij,ij->j", block, block)
-    mean = total / len(flat)
-    deviation = np.sqrt(np.maximum(squares / len(flat) - mean**2, 0))
-    shape = x.shape[1:]
-    return (
-        mean.reshape(shape).astype(np.float32),
-        (1 / (deviation + 0.001)).reshape(shape).astype(np.float32),
-    )
+        squares += np.einsum("ijk,ijk->jk", block, block)
+    mean = total / len(x)
+    deviation = np.sqrt(np.maximum(squares / len(x) - mean**2, 0))
+    return mean.astype(np.float32), (1 / (deviation + 0.001)).astype(np.float32)

@@ -17,7 +17,6 @@ whatever their labels.
 """
 
 from bisect import bisect_right
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -395,19 +394,14 @@ def two_class_power_law(
     used = np.zeros(classes, int)
     parts: list[list[Indices]] = [[] for _ in range(clients)]
 
-    def give(u: int, c: int, count: int) -> None:
-        parts[u].append(pools[c][used[c] : used[c] + count])
-        used[c] += count
-
-    for u in range(clients):
-        for j in range(2):
-            give(u, (u + j) % classes, minimum)
-    for u in range(clients):
-        for j in range(2):
+    # first the fewest rows for everyone, then the shares
+    for counts in (np.full_like(shares, minimum), shares):
+        for u, j in np.ndindex(clients, 2):
             c = (u + j) % classes
-            extra = int(shares[c, u // classes, j])
-            if used[c] + extra < sizes[c]:
-                give(u, c, extra)
+            count = int(counts[c, u // classes, j])
+            if used[c] + count < sizes[c]:
+                parts[u].append(pools[c][used[c] : used[c] + count])
+                used[c] += count
     return [np.concatenate(part) for part in parts]
 
 
@@ -461,20 +455,6 @@ def rotating_classes(
     return [np.concatenate(part) for part in parts]
 
 
-class ClassRequest(NamedTuple):
-    """What clients ask for of one class.
-
-    Attributes:
-        pool: The rows of the class, in random order.
-        clients: The clients that hold the class.
-        counts: The rows that each of them asks for, shape (holders,).
-    """
-
-    pool: Indices
-    clients: list[int]
-    counts: NDArray[np.int64]
-
-
 def rotating_requests(
     labels: NDArray[np.generic],
     *,
@@ -483,8 +463,12 @@ def rotating_requests(
     mean: float,
     deviation: float,
     seed: int,
-) -> list[ClassRequest]:
-    """What the clients of `rotating_classes` ask for, class by class."""
+) -> list[tuple[Indices, list[int], NDArray[np.int64]]]:
+    """What the clients of `rotating_classes` ask for, class by class.
+
+    For each class: its rows in random order, the clients that hold it, and how many rows each asks
+    for.
+    """
     classes = int(labels.max()) + 1
     require_whole("data.clients", clients)
     require_whole("data.classes_per_client", classes_per_client)
@@ -503,7 +487,7 @@ def rotating_requests(
             len(holders) <= len(pool),
             f"data.clients = {clients}; class {c} has {len(pool)} rows for {len(holders)} clients",
         )
-        requests.append(ClassRequest(pool, holders, asked[holders]))
+        requests.append((pool, holders, asked[holders]))
     return requests
 
 

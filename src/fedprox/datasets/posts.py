@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
 from fedprox.datasets.sequences import spans, unroll
-from fedprox.datasets.sources import places
+from fedprox.datasets.sources import locate
 from fedprox.datasets.words import split_words
 from fedprox.errors import InputError, require, require_number, require_whole
 from fedprox.federation import Federation, Rows, offsets_of
@@ -86,7 +86,7 @@ def posts(
     require_number("data.test_share", test_share, most=1)
     if clients is not None:
         require_whole("data.clients", clients)
-    file = _file(path, data_dir)
+    file = locate(path, data_dir, Path.is_file, "file")
     content = _posts(file)
     stream = generator(seed, Purpose.PARTITION)
     order = stream.permutation(len(content.authors))
@@ -125,14 +125,12 @@ class AllPosts(NamedTuple):
         author: Index of each post's author, int32 (posts,).
         ids: The words of all posts as numbers, int32 (words,), in order of first appearance.
         offsets: First word of each post, and the number of words, int64 (posts + 1,).
-        words: Number of distinct words.
     """
 
     authors: list[str]
     author: NDArray[np.int32]
     ids: NDArray[np.int32]
     offsets: NDArray[np.int64]
-    words: int
 
 
 class Posts(NamedTuple):
@@ -159,10 +157,11 @@ def _of_authors(posts: AllPosts, authors: NDArray[np.int64]) -> Posts:
 
 def _ids(posts: AllPosts, train: Posts, vocabulary: int) -> NDArray[np.int32]:
     """The id of each word, by its frequency in the training posts."""
-    counts = np.bincount(posts.ids[spans(train.begins, train.lengths)], minlength=posts.words)
+    distinct = int(posts.ids.max()) + 1
+    counts = np.bincount(posts.ids[spans(train.begins, train.lengths)], minlength=distinct)
     frequent = np.argsort(-counts, kind="stable")[: vocabulary - 2]
     frequent = frequent[counts[frequent] > 0]
-    ids = np.full(posts.words, UNKNOWN, np.int32)
+    ids = np.full(distinct, UNKNOWN, np.int32)
     ids[frequent] = np.arange(2, 2 + len(frequent))
     return ids
 
@@ -181,14 +180,6 @@ def _rows(
     return x[labelled], y[labelled], np.repeat(chosen.authors, rows)[labelled]
 
 
-def _file(path: str, data_dir: str | Path | None) -> Path:
-    candidates = places(path, data_dir)
-    file = next((place for place in candidates if place.is_file()), None)
-    if file is None:
-        raise InputError(f"data.path: no file {' or '.join(map(str, candidates))}")
-    return file
-
-
 def _posts(path: Path) -> AllPosts:
     def build() -> Arrays:
         authors: dict[str, int] = {}
@@ -199,20 +190,15 @@ def _posts(path: Path) -> AllPosts:
             ids.extend(words.setdefault(word, len(words)) for word in split_words(post.lower()))
             offsets.append(len(ids))
         require(len(ids), f"{path}: no posts")
-        text, ends = packed(authors)
-        return {
+        return packed("authors", authors) | {
             "author": np.frombuffer(author, np.int32),
             "ids": np.frombuffer(ids, np.int32),
             "offsets": np.frombuffer(offsets, np.int64),
-            "words": np.array([len(words)]),
-            "authors": text,
-            "authors_offsets": ends,
         }
 
     arrays = prepared("posts", [path], {}, build)
-    authors = unpacked(arrays["authors"], arrays["authors_offsets"])
     return AllPosts(
-        authors, arrays["author"], arrays["ids"], arrays["offsets"], int(arrays["words"][0])
+        unpacked(arrays, "authors"), *(arrays[key] for key in ("author", "ids", "offsets"))
     )
 
 

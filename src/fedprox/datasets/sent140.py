@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from fedprox.datasets.words import most_frequent, split_words, word_vectors
 from fedprox.errors import InputError, require, require_one_of, require_whole
 from fedprox.features import Vectors
 from fedprox.federation import Federation, Rows, offsets_of
-from fedprox.files.packed import LINE, reading, text_lines
+from fedprox.files.packed import reading, text_lines
 from fedprox.streams import Purpose, generator
 
 LENGTH = 25
@@ -28,20 +28,6 @@ CSV = "training.1600000.processed.noemoticon.csv"
 
 Tweet = tuple[str, int, str]
 """User, label and text."""
-
-
-class Source(NamedTuple):
-    """The files with the tweets.
-
-    Attributes:
-        paths: The files.
-        read: The function that reads one.
-        least: The default of the fewest tweets of a user.
-    """
-
-    paths: list[Path]
-    read: Callable[[Path], Iterator[Tweet]]
-    least: int
 
 
 def sent140(
@@ -110,9 +96,9 @@ def sent140(
     if least is not None:
         require_whole("data.least", least)
     require_whole("data.clients", clients)
-    source = _source(data_dir)
-    tweets = _tweets(source)
-    names, parts = _users(tweets, least or source.least, clients, seed)
+    paths, in_leafs_layout = _files(data_dir)
+    tweets = _tweets(paths, read_leaf if in_leafs_layout else read_csv)
+    names, parts = _users(tweets, least or (5 if in_leafs_layout else 31), clients, seed)
     train, test = (
         [np.sort(part) for part in half]
         for half in partitions.split(parts, train_share=0.8, seed=seed)
@@ -123,7 +109,7 @@ def sent140(
         return (split_words(tweet) if tokens == "words" else list(tweet))[:LENGTH]
 
     read = [
-        [split(tweet) for tweet in unpacked(tweets.text, tweets.offsets, np.concatenate(half))]
+        [split(tweet) for tweet in unpacked(tweets, "text", np.concatenate(half))]
         for half in (train, test)
     ]
     table, known = _ids(read[0], read[1], vectors, vocabulary, data_dir)
@@ -133,47 +119,27 @@ def sent140(
         for row, words in zip(ids, read, strict=True):
             row[: len(words)] = [known.get(word, 0) for word in words]
         x = ids if table is None else Vectors(ids, table)
-        y = tweets.labels[np.concatenate(parts)].astype(np.int32)
+        y = tweets["labels"][np.concatenate(parts)].astype(np.int32)
         return Rows(x, y, offsets_of(map(len, parts)))
 
     return Federation(rows(train, read[0]), rows(test, read[1]), 2, names)
 
 
-class Tweets(NamedTuple):
-    """All tweets.
-
-    Attributes:
-        user: Each tweet's user, int32 (tweets,).
-        labels: 1 glad, 0 sad; int8 (tweets,).
-        text: All texts; see `cache.packed`.
-        offsets: Their offsets.
-        names: The names of all users, packed likewise.
-        names_offsets: Their offsets.
-    """
-
-    user: NDArray[np.int32]
-    labels: NDArray[np.int8]
-    text: NDArray[np.uint8]
-    offsets: NDArray[np.int64]
-    names: NDArray[np.uint8]
-    names_offsets: NDArray[np.int64]
-
-
 def _users(
-    tweets: Tweets, least: int, clients: int, seed: int
+    tweets: Arrays, least: int, clients: int, seed: int
 ) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
     """The names of the drawn users, sorted, and the tweets of each."""
-    counts = np.bincount(tweets.user)
+    counts = np.bincount(tweets["user"])
     enough = np.flatnonzero(counts >= least)
     require(
         clients <= len(enough),
         f"data.clients = {clients}; {len(enough)} users have at least {least} tweets (data.least)",
     )
-    names = unpacked(tweets.names, tweets.names_offsets, enough)
+    names = unpacked(tweets, "names", enough)
     by_name = sorted(range(len(enough)), key=lambda k: names[k])
     drawn = np.sort(generator(seed, Purpose.PARTITION).permutation(len(enough))[:clients])
     users = [by_name[k] for k in drawn]
-    order = np.argsort(tweets.user, kind="stable")
+    order = np.argsort(tweets["user"], kind="stable")
     ends = np.cumsum(counts)
     parts = [order[ends[k] - counts[k] : ends[k]] for k in enough[users]]
     return tuple(names[k] for k in users), parts
@@ -195,49 +161,42 @@ def _ids(
     return table, dict(zip(words, ids.tolist(), strict=True))
 
 
-def _tweets(source: Source) -> Tweets:
+def _tweets(paths: list[Path], read: Callable[[Path], Iterator[Tweet]]) -> Arrays:
+    """All tweets: each one's user, label (1 glad, 0 sad) and text, and the names of the users."""
+
     def build() -> Arrays:
         numbers: dict[str, int] = {}
         user, labels = array("i"), array("b")
 
         def texts() -> Iterator[str]:
-            for path in source.paths:
-                for name, label, text in source.read(path):
-                    user.append(numbers.setdefault(name, len(numbers)))
-                    labels.append(label)
-                    yield text
+            for name, label, text in chain.from_iterable(map(read, paths)):
+                user.append(numbers.setdefault(name, len(numbers)))
+                labels.append(label)
+                yield text
 
-        text, offsets = packed(texts())
-        require(len(user), f"{source.paths[0]}: no tweets")
-        names, ends = packed(numbers)
-        return {
-            "user": np.frombuffer(user, np.int32),
-            "labels": np.frombuffer(labels, np.int8),
-            "text": text,
-            "offsets": offsets,
-            "names": names,
-            "names_offsets": ends,
-        }
+        text = packed("text", texts())
+        require(len(user), f"{paths[0]}: no tweets")
+        tweets = {"user": np.frombuffer(user, np.int32), "labels": np.frombuffer(labels, np.int8)}
+        return text | packed("names", numbers) | tweets
 
-    arrays = prepared("sent140", source.paths, {}, build)
-    return Tweets(**arrays)
+    return prepared("sent140", paths, {}, build)
 
 
-def _source(data_dir: str | Path | None) -> Source:
+def _files(data_dir: str | Path | None) -> tuple[list[Path], bool]:
+    """The files of tweets, and whether they are in LEAF's layout."""
     file = present(SENT140.name, "sent140", data_dir) or present(CSV, "sent140", data_dir)
-    folder = data_folder(data_dir)
-    if not file and folder is not None:
-        home = folder / "sent140"
-        json_files = sorted([*home.glob("*.json"), *home.glob("*.json.gz")])
-        for path in json_files:
+    home = data_folder(data_dir)
+    if not file and home is not None:
+        files = sorted([*home.glob("sent140/*.json"), *home.glob("sent140/*.json.gz")])
+        for path in files:
             require(
-                path.with_suffix(".json.gz") not in json_files,
+                path.with_suffix(".json.gz") not in files,
                 f"{path}: {path.name}.gz is there too, and tweets must not be read twice; "
                 "keep one of them",
             )
-        if json_files:
-            return Source(json_files, read_leaf, 5)
-    return Source([file or find(SENT140, "sent140", data_dir)], read_csv, 31)
+        if files:
+            return files, True
+    return [file or find(SENT140, data_dir)], False
 
 
 def read_csv(path: Path) -> Iterator[Tweet]:
@@ -248,20 +207,9 @@ def read_csv(path: Path) -> Iterator[Tweet]:
             user and text. The message names the line.
     """
     with reading(path, CSV) as file:
-        held = 0
-
-        def rows() -> Iterator[str]:
-            nonlocal held
-            for line in text_lines(file, path):
-                held += len(line)
-                if held > LINE:
-                    raise InputError(f"{path}: line {table.line_num}: a row that does not end")
-                yield line.decode("latin-1")
-
-        table = csv.reader(rows())
+        table = csv.reader(line.decode("latin-1") for line in text_lines(file, path))
         try:
             for row in table:
-                held = 0
                 require(
                     len(row) == 6 and row[0] in ("0", "4"),
                     f"{path}: line {table.line_num}: polarity (0 or 4), id, date, query, user and "
@@ -280,23 +228,21 @@ def read_leaf(path: Path) -> Iterator[Tweet]:
     Raises:
         InputError: If the file is not JSON or not in this layout. The message names the user.
     """
-
-    def convert(name: str, data: Any) -> list[Tweet]:
-        where = f"{path}: user {name!r}"
-        x, y = (data.get("x"), data.get("y")) if isinstance(data, dict) else (None, None)
-        if not (isinstance(x, list) and isinstance(y, list) and len(x) == len(y)):
-            raise InputError(f"{where}: lists 'x' and 'y' of one length are needed")
-        return [_tweet(where, name, *pair) for pair in zip(x, y, strict=True)]
-
-    for tweets in by_user(path, convert)[1].values():
-        yield from tweets
+    for name, tweets in by_user(path, _labelled).items():
+        for label, text in tweets:
+            yield name, label, text
 
 
-def _tweet(where: str, name: str, row: Any, label: Any) -> Tweet:
-    require(
-        isinstance(row, list) and len(row) >= 5 and isinstance(row[4], str),
-        f"{where}: a row of 'x' is not id, date, query, user, text",
-    )
-    known = label in (0, 1, 4, "0", "1", "4") and not isinstance(label, bool)
-    require(known, f"{where}: label {label!r}; it must be 0, 1 or 4")
-    return name, int(label not in (0, "0")), row[4]
+def _labelled(data: dict[str, Any]) -> tuple[tuple[int, str], ...]:
+    """The labels and texts of a user."""
+    x, y = data["x"], data["y"]
+    whole = isinstance(x, list) and isinstance(y, list) and len(x) == len(y)
+    require(whole, "lists 'x' and 'y' of one length are needed")
+    for row, label in zip(x, y, strict=True):
+        require(
+            isinstance(row, list) and len(row) >= 5 and isinstance(row[4], str),
+            "a row of 'x' is not id, date, query, user, text",
+        )
+        known = label in (0, 1, 4, "0", "1", "4") and not isinstance(label, bool)
+        require(known, f"label {label!r}; it must be 0, 1 or 4")
+    return tuple((int(label not in (0, "0")), row[4]) for row, label in zip(x, y, strict=True))

@@ -22,14 +22,8 @@ def unroll(
 ) -> tuple[Symbols, Symbols, Indices]:
     """Cut sequences into rows whose labels are the next symbols.
 
-    A sequence of n + 1 symbols has n labels and takes ceil(n / width) rows, which do not overlap. A
-    model reads each row from its initial state.
-
-    Args:
-        text: Symbols.
-        begins: First symbol of each sequence, shape (sequences,).
-        ends: The end of each sequence, exclusive; each has at least two symbols.
-        width: Symbols of a row.
+    A sequence of n + 1 symbols, at least two, has n labels and takes ceil(n / width) rows, which do
+    not overlap. A model reads each row from its initial state.
 
     Returns:
         Symbols to read, 0 after the end, and symbols to predict, -1 after the end, both int32

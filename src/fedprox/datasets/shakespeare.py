@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
+from fedprox.datasets.labelled import belong
 from fedprox.datasets.sequences import unroll
 from fedprox.datasets.sources import SHAKESPEARE, find, present
 from fedprox.errors import require, require_one_of, require_whole
@@ -103,16 +105,14 @@ def shakespeare(
     """
     kinds = ("roles", "roles-2000", "iid-2000", "lines", "lines-iid")
     require_one_of("data.partition", partition, kinds)
-    if partition == "roles":
-        require_one_of("data.split", split or "random", ("random", "time"))
-    else:
-        require(split is None, f'data.split = {split}; partition "{partition}" is split by time')
+    belong(partition, split=(split, ("roles",)))
+    require_one_of("data.split", split or "random", ("random", "time"))
     if clients is not None:
         require_whole("data.clients", clients)
     path = (
         present("100.txt.gz", "shakespeare", data_dir)
         or present("100.txt", "shakespeare", data_dir)
-        or find(SHAKESPEARE, "shakespeare", data_dir)
+        or find(SHAKESPEARE, data_dir)
     )
     if partition == "lines":
         return _lines_by_role(_lines(path), clients, seed)
@@ -120,7 +120,7 @@ def shakespeare(
         return _lines_iid(_lines(path), clients, seed)
     roles = _characters(path)
     if partition == "roles":
-        return _roles(roles, 143 if clients is None else clients, split or "random", seed)
+        return _roles(roles, 143 if clients is None else clients, split, seed)
     count = 100 if clients is None else clients
     return (_roles_2000 if partition == "roles-2000" else _iid_2000)(roles, count, seed)
 
@@ -134,7 +134,7 @@ class Roles(NamedTuple):
         offsets: First symbol of each role, and the number of symbols, int64 (roles + 1,).
     """
 
-    names: tuple[str, ...]
+    names: list[str]
     text: NDArray[np.uint8]
     offsets: Indices
 
@@ -149,13 +149,13 @@ class Lines(NamedTuple):
         offsets: First line of each role, and the number of lines, int64 (roles + 1,).
     """
 
-    names: tuple[str, ...]
+    names: list[str]
     text: NDArray[np.uint16]
     lines: Indices
     offsets: Indices
 
 
-def _roles(roles: Roles, count: int, split: str, seed: int) -> Federation:
+def _roles(roles: Roles, count: int, split: str | None, seed: int) -> Federation:
     windows = _all_windows(roles)
     chosen = _draw(np.flatnonzero([len(part) > 0 for part in windows]), count, seed)
     parts = [windows[r] for r in chosen]
@@ -166,7 +166,7 @@ def _roles(roles: Roles, count: int, split: str, seed: int) -> Federation:
             [np.sort(part) for part in half]
             for half in partitions.split(parts, train_share=0.8, seed=seed)
         )
-    return _next_character(roles, train, test, tuple(roles.names[r] for r in chosen))
+    return _next_character(roles, train, test, chosen)
 
 
 def _roles_2000(roles: Roles, count: int, seed: int) -> Federation:
@@ -182,7 +182,7 @@ def _roles_2000(roles: Roles, count: int, seed: int) -> Federation:
         roles,
         [stretch(train[r], 2000, k) for k, r in enumerate(chosen)],
         [stretch(test[r], 400, k) for k, r in enumerate(chosen)],
-        tuple(roles.names[r] for r in chosen),
+        chosen,
     )
 
 
@@ -195,19 +195,14 @@ def _iid_2000(roles: Roles, count: int, seed: int) -> Federation:
         np.split(stream.permutation(pool)[: count * size], count)
         for pool, size in zip(pools, (2000, 400), strict=True)
     )
-    return _next_character(roles, train, test, tuple(map(str, range(count))))
+    return _next_character(roles, train, test)
 
 
 def _lines_by_role(lines: Lines, count: int | None, seed: int) -> Federation:
     everyone = np.arange(len(lines.names))
     chosen = everyone if count is None else _draw(everyone, count, seed)
     train, test = _first_lines(lines)
-    return _every_character(
-        lines,
-        [train[r] for r in chosen],
-        [test[r] for r in chosen],
-        tuple(lines.names[r] for r in chosen),
-    )
+    return _every_character(lines, [train[r] for r in chosen], [test[r] for r in chosen], chosen)
 
 
 def _lines_iid(lines: Lines, count: int | None, seed: int) -> Federation:
@@ -216,7 +211,7 @@ def _lines_iid(lines: Lines, count: int | None, seed: int) -> Federation:
         [half[rows] for rows in partitions.iid(len(half), clients=count, seed=seed)]
         for half in map(np.concatenate, _first_lines(lines))
     )
-    return _every_character(lines, train, test, tuple(map(str, range(count))))
+    return _every_character(lines, train, test)
 
 
 def _draw(among: Indices, count: int, seed: int) -> Indices:
@@ -227,52 +222,55 @@ def _draw(among: Indices, count: int, seed: int) -> Indices:
 
 def _all_windows(roles: Roles) -> list[Indices]:
     """The starts of each role's windows: all that a character of the role follows."""
-    return [
-        np.arange(begin, end - WIDTH)
-        for begin, end in zip(roles.offsets, roles.offsets[1:], strict=False)
-    ]
+    return [np.arange(begin, end - WIDTH) for begin, end in pairwise(roles.offsets)]
 
 
 def _by_time(parts: list[Indices]) -> tuple[list[Indices], list[Indices]]:
     """The first 80 % of consecutive windows, and those that share no character with them."""
     cuts = [max(1, int(0.8 * len(part))) for part in parts]
-    return (
-        [part[:cut] for part, cut in zip(parts, cuts, strict=True)],
-        # the last training window and its label end at the character before cut + 80
-        [part[cut + WIDTH :] for part, cut in zip(parts, cuts, strict=True)],
-    )
+    # the last training window and its label end at the character before cut + 80
+    return _cut(parts, cuts, apart=WIDTH)
 
 
 def _first_lines(lines: Lines) -> tuple[list[Indices], list[Indices]]:
     """Each role's first 80 % of lines, and the rest, at least one."""
-    parts = [np.arange(a, b) for a, b in zip(lines.offsets, lines.offsets[1:], strict=False)]
-    cuts = [len(part) - max(1, int(0.2 * len(part))) for part in parts]
-    return (
-        [part[:cut] for part, cut in zip(parts, cuts, strict=True)],
-        [part[cut:] for part, cut in zip(parts, cuts, strict=True)],
-    )
+    parts = [np.arange(begin, end) for begin, end in pairwise(lines.offsets)]
+    return _cut(parts, [len(part) - max(1, int(0.2 * len(part))) for part in parts])
+
+
+def _cut(
+    parts: list[Indices], cuts: list[int], apart: int = 0
+) -> tuple[list[Indices], list[Indices]]:
+    """The rows of each part before its cut, and those from `apart` rows after it."""
+    pairs = list(zip(parts, cuts, strict=True))
+    return [part[:cut] for part, cut in pairs], [part[cut + apart :] for part, cut in pairs]
 
 
 def _next_character(
-    roles: Roles, train: list[Indices], test: list[Indices], names: tuple[str, ...]
+    roles: Roles, train: list[Indices], test: list[Indices], chosen: Indices | None = None
 ) -> Federation:
     def rows(parts: list[Indices]) -> Rows:
         starts = np.concatenate(parts).astype(np.int32)
         y = roles.text[starts + WIDTH].astype(np.int32)
         return Rows(Windows(roles.text, starts, WIDTH), y, offsets_of(map(len, parts)))
 
-    return Federation(rows(train), rows(test), len(ALPHABET), names)
+    return Federation(rows(train), rows(test), len(ALPHABET), _named(roles, len(train), chosen))
 
 
 def _every_character(
-    lines: Lines, train: list[Indices], test: list[Indices], names: tuple[str, ...]
+    lines: Lines, train: list[Indices], test: list[Indices], chosen: Indices | None = None
 ) -> Federation:
     def rows(parts: list[Indices]) -> Rows:
-        chosen = np.concatenate(parts)
-        x, y, counts = unroll(lines.text, lines.lines[chosen], lines.lines[chosen + 1], WIDTH)
+        rows = np.concatenate(parts)
+        x, y, counts = unroll(lines.text, lines.lines[rows], lines.lines[rows + 1], WIDTH)
         return Rows(x, y, offsets_of(counts)[offsets_of(map(len, parts))])
 
-    return Federation(rows(train), rows(test), 258, names)
+    return Federation(rows(train), rows(test), 258, _named(lines, len(train), chosen))
+
+
+def _named(text: Roles | Lines, count: int, chosen: Indices | None) -> tuple[str, ...]:
+    """The names of the chosen roles; "0", "1", ... where clients are no roles."""
+    return tuple(map(str, range(count)) if chosen is None else (text.names[r] for r in chosen))
 
 
 def _characters(path: Path) -> Roles:
@@ -286,13 +284,13 @@ def _characters(path: Path) -> Roles:
             re.sub("  +", " ", " ".join(lines) + " ").encode("latin-1") for lines in roles.values()
         ]
         return {
-            **_packed(roles),
+            **packed("names", roles),
             "text": symbols[np.frombuffer(b"".join(texts), np.uint8)],
             "offsets": offsets_of(map(len, texts)),
         }
 
     arrays = prepared("shakespeare-characters", [path], {}, build)
-    return Roles(_names(arrays), arrays["text"], arrays["offsets"])
+    return Roles(unpacked(arrays, "names"), arrays["text"], arrays["offsets"])
 
 
 def _lines(path: Path) -> Lines:
@@ -308,23 +306,14 @@ def _lines(path: Path) -> Lines:
         text[offsets[:-1]], text[offsets[1:] - 1] = BEGIN, END
         text[inner] = np.frombuffer(b"".join(lines), np.uint8)
         return {
-            **_packed(roles),
+            **packed("names", roles),
             "text": text,
             "offsets": offsets_of(map(len, roles.values())),
             "lines": offsets,
         }
 
     arrays = prepared("shakespeare-lines", [path], {}, build)
-    return Lines(_names(arrays), arrays["text"], arrays["lines"], arrays["offsets"])
-
-
-def _packed(names: Iterable[str]) -> Arrays:
-    text, offsets = packed(names)
-    return {"names": text, "names_offsets": offsets}
-
-
-def _names(arrays: Arrays) -> tuple[str, ...]:
-    return tuple(unpacked(arrays["names"], arrays["names_offsets"]))
+    return Lines(unpacked(arrays, "names"), arrays["text"], arrays["lines"], arrays["offsets"])
 
 
 def _read(path: Path) -> dict[str, list[str]]:

@@ -3,8 +3,9 @@
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,130 +17,47 @@ class Source(NamedTuple):
     """A file that can be downloaded.
 
     Attributes:
+        subfolder: Its folder in the data folder and in the cache.
         name: Its name.
-        hash: Its checksum, such as "md5:..."; empty if nobody has published one.
-        folders: Addresses of folders that hold it, tried in order; none if the user must provide
-            it.
         size: Its bytes; 0 if unknown.
+        hash: Its checksum, such as "md5:..."; empty if nobody has published one.
+        folders: Addresses of folders that hold it, tried in order.
     """
 
+    subfolder: str
     name: str
+    size: int
     hash: str
-    folders: Sequence[str]
-    size: int = 0
+    folders: tuple[str, ...]
 
 
-MNIST = {
-    name: Source(
-        f"{name}.gz",
-        f"sha256:{sha256}",
-        (
-            "https://ossci-datasets.s3.amazonaws.com/mnist/",
-            "https://storage.googleapis.com/cvdf-datasets/mnist/",
-        ),
-        size,
-    )
-    for name, sha256, size in (
-        (
-            "train-images-idx3-ubyte",
-            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            9_912_422,
-        ),
-        (
-            "train-labels-idx1-ubyte",
-            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            28_881,
-        ),
-        (
-            "t10k-images-idx3-ubyte",
-            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            1_648_877,
-        ),
-        (
-            "t10k-labels-idx1-ubyte",
-            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-            4_542,
-        ),
-    )
-}
+def _read(table: str) -> dict[str, Source]:
+    """The sources of `sources.txt` by path."""
+    sources = {}
+    for line in table.splitlines():
+        if line and not line.startswith("#"):
+            path, size, checksum, *folders = line.split()
+            subfolder, _, name = path.partition("/")
+            sources[path] = Source(subfolder, name, int(size), checksum.strip("-"), tuple(folders))
+    return sources
 
-EMNIST = Source(
-    "gzip.zip",
-    "md5:58c8d27c78d21e728a6bc7b3cc06412e",
-    ("https://biometrics.nist.gov/cs_links/EMNIST/",),
-    561_753_746,
-)
-"""All of EMNIST as idx files in one archive (Cohen et al. 2017)."""
 
-QMNIST = {
-    part: Source(
-        f"qmnist-{part}-labels-idx2-int.gz",
-        f"sha256:{sha256}",
-        ("https://raw.githubusercontent.com/facebookresearch/qmnist/master/",),
-    )
-    for part, sha256 in {
-        "train": "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f",
-        "test": "9fbcbe594c3766fdf4f0b15c5165dc0d1e57ac604e01422608bb72c906030d06",
-    }.items()
-}
-"""The writers of MNIST's digits (Yadav & Bottou 2019)."""
+SOURCES = _read(Path(__file__).with_name("sources.txt").read_text())
 
-CIFAR_10 = Source(
-    "cifar-10-python.tar.gz",
-    "md5:c58f30108f718f92721af3b95e74349a",
-    ("https://www.cs.toronto.edu/~kriz/",),
-    170_498_071,
-)
-"""CIFAR-10 as pickled batches (Krizhevsky 2009)."""
 
-CIFAR_100 = Source(
-    "cifar-100-python.tar.gz",
-    "md5:eb9058c3a382ffc7106e4002c42a8d85",
-    ("https://www.cs.toronto.edu/~kriz/",),
-    169_001_437,
-)
-"""CIFAR-100 as pickled batches (Krizhevsky 2009)."""
+def _like(pattern: str) -> list[Source]:
+    return [source for path, source in SOURCES.items() if fnmatch(path, pattern)]
 
-FEMNIST_SQLITE = {
-    part: Source(
-        f"federated_emnist_{part}.sqlite",
-        "",
-        ("https://storage.googleapis.com/gresearch/fedjax/emnist/",),
-    )
-    for part in ("train", "test")
-}
-"""FEMNIST by writer in FedJAX's files (Ro et al. 2021): 3,400 writers. No checksum is published."""
 
-FEMNIST_WRITERS = Source("femnist_300writers.npz", "", ())
-"""300 writers of LEAF's FEMNIST (Caldas et al. 2018)."""
-
-SHAKESPEARE = Source(
-    "1994-01-100.zip",
-    "",
-    (
-        "https://www.gutenberg.org/files/100/old/old/",
-        "https://www.gutenberg.org/files/100/old/",
-    ),
-)
-"""The Complete Works, Project Gutenberg's etext 100 of January 1994, which LEAF reads. Its terms
-allow personal, non-commercial use. No checksum is published."""
-
-SENT140 = Source(
-    "trainingandtestdata.zip",
-    "sha256:004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57",
-    ("http://cs.stanford.edu/people/alecmgo/",),
-    81_363_704,
-)
-"""Sentiment140: 1.6 million tweets (Go et al. 2009)."""
-
-GLOVE = Source(
-    "glove.6B.zip",
-    "sha256:617afb2fe6cbd085c235baf7a465b96f4112bd7f7ccb2b2cbd649fed9cbcf2fb",
-    ("http://nlp.stanford.edu/data/",),
-    862_182_613,
-)
-"""GloVe vectors of 400,000 words in 50, 100, 200 and 300 dimensions (Pennington et al.
-2014)."""
+MNIST = _like("mnist/*-ubyte.gz")
+QMNIST = _like("mnist/qmnist-*")
+FEMNIST_SQLITE = _like("femnist/*")
+(EMNIST,) = _like("emnist/*")
+(CIFAR_10,) = _like("cifar-10/*")
+(CIFAR_100,) = _like("cifar-100/*")
+(SHAKESPEARE,) = _like("shakespeare/*")
+(SENT140,) = _like("sent140/*")
+(GLOVE,) = _like("glove/*")
 
 
 def data_folder(data_dir: str | Path | None) -> Path | None:
@@ -168,6 +86,21 @@ def places(path: str, data_dir: str | Path | None) -> list[Path]:
     return [Path(path), *([folder / path] if folder else [])]
 
 
+def locate(
+    path: str, data_dir: str | Path | None, fits: Callable[[Path], bool], wanted: str
+) -> Path:
+    """The first of the `places` that fits.
+
+    Raises:
+        InputError: If none fits; the message says what is wanted there.
+    """
+    candidates = places(path, data_dir)
+    found = next(filter(fits, candidates), None)
+    if found is None:
+        raise InputError(f"data.path: no {wanted} {' or '.join(map(str, candidates))}")
+    return found
+
+
 def cache_folder() -> Path:
     """The folder of downloads: `FEDPROX_CACHE`, else the user's cache folder."""
     import pooch
@@ -175,36 +108,33 @@ def cache_folder() -> Path:
     return Path(os.environ.get("FEDPROX_CACHE") or pooch.os_cache("fedprox"))
 
 
-def find(source: Source, subfolder: str, data_dir: str | Path | None) -> Path:
+def find(source: Source, data_dir: str | Path | None) -> Path:
     """The path of a source's file: in the data folder, else in the cache, else downloaded.
 
-    In the data folder the file may be in `subfolder` or at the top, packed (.gz) or unpacked. With
-    a data folder, only `fetch` downloads.
+    In the data folder the file may be in its subfolder or at the top, packed (.gz) or unpacked.
+    With a data folder, only `fetch` downloads.
 
     Raises:
         InputError: If the file is neither in the data folder nor in the cache, or cannot be
             downloaded.
     """
     folder = data_folder(data_dir)
-    path = at_hand(source, subfolder, data_dir)
+    path = at_hand(source, data_dir)
     if path is None and folder is not None:
         how = ", packed or unpacked," if source.name.endswith(".gz") else ""
         raise InputError(
-            f"{subfolder}: {source.name} is missing; put it{how} in {folder / subfolder}"
+            f"{source.subfolder}: {source.name} is missing; put it{how} in "
+            f"{folder / source.subfolder}"
         )
-    verify = path == _cached(source, subfolder) and source.folders
-    return fetch(source, subfolder) if path is None or verify else path
+    return fetch(source) if path in (None, _cached(source)) else path
 
 
-def at_hand(source: Source, subfolder: str, data_dir: str | Path | None) -> Path | None:
+def at_hand(source: Source, data_dir: str | Path | None) -> Path | None:
     """The path of a source's file in the data folder or in the cache; None if it is in neither."""
-    packed = source.name.endswith(".gz")
-    for name in (source.name, *([source.name.removesuffix(".gz")] if packed else [])):
-        path = present(name, subfolder, data_dir)
-        if path is not None:
-            return path
-    cached = _cached(source, subfolder)
-    return cached if cached.is_file() else None
+    names = (source.name, source.name.removesuffix(".gz"))
+    found = (present(name, source.subfolder, data_dir) for name in names)
+    cached = _cached(source)
+    return next(filter(None, found), cached if cached.is_file() else None)
 
 
 def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | None:
@@ -217,7 +147,15 @@ def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | No
 
 
 DAY = 24 * 60 * 60
-"""Seconds after which a partial download counts as abandoned."""
+"""Seconds after which a partial file counts as abandoned."""
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove the partial files of killed processes, which pooch and the cache call `tmp...`."""
+    for left in folder.glob("tmp*"):
+        with suppress(OSError):  # the cache may be read-only
+            if time.time() - left.stat().st_mtime > DAY:
+                left.unlink()
 
 
 def host(address: str) -> str:
@@ -229,63 +167,53 @@ def host(address: str) -> str:
     return address.split("/")[2]
 
 
-def _cached(source: Source, subfolder: str) -> Path:
-    return cache_folder() / subfolder / source.name
+def _cached(source: Source) -> Path:
+    return cache_folder() / source.subfolder / source.name
 
 
-def fetch(source: Source, subfolder: str, *, unverified: bool = False) -> Path:
+def fetch(source: Source, *, unverified: bool = False) -> Path:
     """The path of a source's file in the cache, downloaded unless it is there and intact.
 
     Args:
         source: The file.
-        subfolder: Its folder in the cache.
         unverified: Whether a file without a checksum is downloaded.
 
     Raises:
-        InputError: If no address is known, the file cannot be downloaded from any, or it has no
-            checksum and is not in the cache although `unverified` is False.
+        InputError: If the file cannot be downloaded, or it has no checksum and is not in the cache
+            although `unverified` is False.
         OSError: If the cache cannot be written.
     """
     import pooch
 
-    require(
-        source.folders,
-        f"{subfolder}: {source.name} is missing and no address is known; put it in a folder "
-        f"{subfolder}/ and name the folder above with --data-dir or FEDPROX_DATA",
+    missing = f"{source.subfolder}: {source.name} is missing"
+    put = (
+        f"put it in a folder {source.subfolder}/ and name the folder above with --data-dir or "
+        "FEDPROX_DATA"
     )
+    target = _cached(source)
     require(
-        source.hash or unverified or _cached(source, subfolder).is_file(),
-        f"{subfolder}: {source.name} is missing, and no checksum for a download is published; "
-        f"download it all the same by fedprox data fetch {subfolder} --all --unverified, or put it "
-        f"in a folder {subfolder}/ and name the folder above with --data-dir or FEDPROX_DATA",
+        source.hash or unverified or target.is_file(),
+        f"{missing}, and no checksum for a download is published; download it all the same by "
+        f"fedprox data fetch {source.subfolder} --all --unverified, or {put}",
     )
     pooch.get_logger().setLevel(logging.ERROR)
-    target = cache_folder() / subfolder
-    target.mkdir(parents=True, exist_ok=True)
-    for left in target.glob("tmp*"):  # from a download that was killed
-        with suppress(OSError):  # the cache may be read-only
-            if time.time() - left.stat().st_mtime > DAY:
-                left.unlink()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(target.parent)
     reasons = []
     for folder in source.folders:
         try:
             with Bar(source.name, source.size) as bar:
-                return Path(
-                    pooch.retrieve(
-                        folder + source.name,
-                        known_hash=source.hash or None,
-                        fname=source.name,
-                        path=target,
-                        progressbar=bar,
-                    )
+                pooch.retrieve(
+                    folder + source.name,
+                    known_hash=source.hash or None,
+                    fname=source.name,
+                    path=target.parent,
+                    progressbar=bar,
                 )
+            return target
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno:
                 raise  # of this machine, such as a full disk: those of the network have no number
             wrong = "wrong checksum" if isinstance(error, ValueError) else type(error).__name__
             reasons.append(f"{host(folder)}: {wrong}")
-    raise InputError(
-        f"{subfolder}: {source.name} is missing and could not be downloaded "
-        f"({'; '.join(reasons)}); put it in a folder {subfolder}/ and name the folder above with "
-        f"--data-dir or FEDPROX_DATA"
-    )
+    raise InputError(f"{missing} and could not be downloaded ({'; '.join(reasons)}); {put}")

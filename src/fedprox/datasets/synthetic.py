@@ -71,7 +71,9 @@ def synthetic(
         Li et al., `Federated Optimization in Heterogeneous Networks
         <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, section 5.1 and appendix C.1.
     """
-    _check(alpha=alpha, beta=beta, clients=clients)
+    require_number("data.alpha", alpha)
+    require_number("data.beta", beta)
+    require_whole("data.clients", clients)
     require(
         iid or not random_mean,
         "data.random_mean: given without data.iid = true; clients then have means of their own",
@@ -91,7 +93,12 @@ def synthetic(
         weights, bias = shared if iid else _draw_model(own, u[k], classes, features)
         x = own.normal(v[k], scale, (sizes[k], features))
         parts.append((x, np.argmax(x @ weights.T + bias, axis=1)))
-    return _federation(parts, classes, train_share, seed)
+    rows = [np.arange(size) for size in sizes]
+    divided = (
+        [(x[chosen], y[chosen]) for (x, y), chosen in zip(parts, half, strict=True)]
+        for half in split(rows, train_share=train_share, seed=seed)
+    )
+    return Federation.from_arrays(*divided, classes=classes)
 
 
 def synthetic_feddyn(
@@ -142,7 +149,9 @@ def synthetic_feddyn(
     )
     if gamma is None:
         gamma = 0.3 if heterogeneity == "type3" else 1.0
-    _check(gamma=gamma, clients=clients, mean_size=mean_size)
+    require_number("data.gamma", gamma)
+    require_whole("data.clients", clients)
+    require_whole("data.mean_size", mean_size)
     features, classes = 30, 5
     stream = generator(seed, Purpose.DATA)
     sizes = np.full(clients, mean_size)
@@ -173,23 +182,3 @@ def _draw_model(
     stream: np.random.Generator, mean: float, classes: int, features: int
 ) -> tuple[Draw, Draw]:
     return stream.normal(mean, 1, (classes, features)), stream.normal(mean, 1, classes)
-
-
-def _federation(
-    parts: list[tuple[Draw, NDArray[np.int64]]], classes: int, train_share: float, seed: int
-) -> Federation:
-    """Divide each client's examples at random into training and test rows."""
-    rows = [np.arange(len(y)) for _, y in parts]
-    pairs = [
-        [(x[chosen], y[chosen]) for (x, y), chosen in zip(parts, part, strict=True)]
-        for part in split(rows, train_share=train_share, seed=seed)
-    ]
-    return Federation.from_arrays(*pairs, classes=classes)
-
-
-def _check(**numbers: float) -> None:
-    for name, value in numbers.items():
-        if name in ("clients", "mean_size"):
-            require_whole(f"data.{name}", value)
-        else:
-            require_number(f"data.{name}", value)

@@ -44,18 +44,13 @@ def most_frequent(words: Iterable[str], count: int) -> list[str]:
 def word_vectors(
     name: str, words: Sequence[str], data_dir: str | Path | None
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """The vectors of some words, from a file of word vectors.
+    """The vectors of some words, all different, from a file of word vectors.
 
-    The file is read as a stream, and only the requested vectors are stored, in the cache.
-
-    Args:
-        name: One of `GLOVES`, or the path of a UTF-8 text file, packed (.gz) or not, relative to
-            the current folder or the data folder: a word and its numbers in each line, separated by
-            spaces. A first line of two whole numbers, as word2vec and fastText write it, is
-            skipped.
-        words: Words, all different.
-        data_dir: Folder with the file, or with `glove/glove.6B.300d.txt` or `glove/glove.6B.zip`;
-            None for `FEDPROX_DATA`, or else a download of GloVe's archive (862 MB) to the cache.
+    The file is one of `GLOVES`, in the data folder as `glove/glove.6B.300d.txt` or
+    `glove/glove.6B.zip`; or the path of a UTF-8 text file, packed (.gz) or not, with a word and its
+    numbers in each line, separated by spaces. A first line of two whole numbers, as word2vec and
+    fastText write it, is skipped. The file is read as a stream, and only the requested vectors are
+    stored, in the cache.
 
     Returns:
         A table float32 (known words + 1, d), whose row 0 is zero, for unknown words; and the row of
@@ -79,7 +74,7 @@ def _file(name: str, data_dir: str | Path | None) -> tuple[Path, str | None]:
     if name in GLOVES:
         member = f"{name}.txt"
         unpacked = present(member, "glove", data_dir)
-        return (unpacked, None) if unpacked else (find(GLOVE, "glove", data_dir), member)
+        return (unpacked, None) if unpacked else (find(GLOVE, data_dir), member)
     for place in places(name, data_dir):
         if place.is_file():
             return place, None

@@ -36,15 +36,9 @@ class Damaged(Exception):  # noqa: N818 (the caller has another file)
 def write_arrays(
     path: Path, head: str, arrays: Iterable[tuple[Sequence[str], NDArray[Any]]]
 ) -> str:
-    """Write a file atomically, one array after another.
+    """Write pairs (keys, array) to a file atomically; returns the checksum in hexadecimal digits.
 
-    Args:
-        path: The file. Its folder is created if needed, and removed again on failure.
-        head: The first line.
-        arrays: Pairs (keys, array).
-
-    Returns:
-        The checksum, in hexadecimal digits.
+    Its folder is created if needed, and removed again on failure.
     """
     if not path.parent.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)  # another process may create it too
@@ -120,11 +114,7 @@ def malformed(path: Path, problem: str) -> Damaged:
 
 
 def _described(file: BinaryIO, end: int) -> tuple[list[str], np.dtype[Any], tuple[int, ...]]:
-    """Read the line that describes an array, whose bytes end before `end`.
-
-    Raises:
-        ValueError or TypeError: If it is not such a line.
-    """
+    """Read the line that describes an array, whose bytes end before `end`."""
     keys, name, shape = json.loads(file.readline(CHUNK))
     known = (
         isinstance(keys, list)

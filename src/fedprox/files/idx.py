@@ -3,33 +3,13 @@
 import math
 import struct
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import require
-from fedprox.files.packed import read_up_to, reading, unpacked_limit
-
-
-def read_idx(path: Path, kind: type[Any] = np.uint8) -> NDArray[Any]:
-    """Read an idx file, packed (.gz) or not.
-
-    Args:
-        path: The file.
-        kind: The type that it must hold: np.uint8 or np.int32.
-
-    Returns:
-        The array.
-
-    Raises:
-        InputError: The file is damaged, cut short, or holds another type.
-    """
-    with reading(path) as file:
-        packed = path.suffix == ".gz"
-        size = path.stat().st_size
-        return parse_idx(file, str(path), unpacked_limit(size) if packed else size, kind)
-
+from fedprox.files.packed import read_up_to, reading
 
 _IDX: dict[type[Any], tuple[int, str, np.dtype[Any]]] = {
     np.uint8: (8, "unsigned bytes", np.dtype("u1")),
@@ -38,25 +18,29 @@ _IDX: dict[type[Any], tuple[int, str, np.dtype[Any]]] = {
 """For each type: its code in an idx file, its name in messages, and how numbers are stored."""
 
 
-def parse_idx(
-    file: IO[bytes], where: str, largest: int, kind: type[Any] = np.uint8
-) -> NDArray[Any]:
-    """Read an idx file of at most `largest` bytes, which messages call `where`; see `read_idx`."""
+def read_idx(path: Path, member: str | None = None, kind: type[Any] = np.uint8) -> NDArray[Any]:
+    """Read an idx file of a type (np.uint8 or np.int32), packed or not, or a member of an archive.
+
+    Raises:
+        InputError: The file is damaged, cut short, or holds another type.
+    """
+    where = f"{path}/{member}" if member else str(path)
     code, what, stored = _IDX[kind]
-    head = file.read(4)
-    dimensions = head[3] if len(head) == 4 and head[:3] == bytes([0, 0, code]) else 0
-    lengths = file.read(4 * dimensions)
-    require(
-        1 <= dimensions <= 4 and len(lengths) == 4 * dimensions,
-        f"{where}: not an idx file of {what}",
-    )
-    shape = struct.unpack(f">{dimensions}I", lengths)
-    require(0 not in shape, f"{where}: its header says that it holds nothing: shape {shape}")
-    needed = math.prod(shape) * stored.itemsize
-    content = read_up_to(file, min(needed, largest))
-    require(
-        len(content) == needed and not file.read(1),
-        f"{where}: {'more' if len(content) == needed else len(content)} bytes of data where its "
-        f"header says {needed}",
-    )
+    with reading(path, member) as file:
+        head = file.read(4)
+        dimensions = head[3] if len(head) == 4 and head[:3] == bytes([0, 0, code]) else 0
+        lengths = file.read(4 * dimensions)
+        require(
+            1 <= dimensions <= 4 and len(lengths) == 4 * dimensions,
+            f"{where}: not an idx file of {what}",
+        )
+        shape = struct.unpack(f">{dimensions}I", lengths)
+        require(0 not in shape, f"{where}: its header says that it holds nothing: shape {shape}")
+        needed = math.prod(shape) * stored.itemsize
+        content = read_up_to(file, needed)
+        require(
+            len(content) == needed and not file.read(1),
+            f"{where}: {'more' if len(content) == needed else len(content)} bytes of data where "
+            f"its header says {needed}",
+        )
     return np.frombuffer(content, stored).reshape(shape).astype(kind, copy=False)

@@ -31,14 +31,11 @@ def locked(folder: Path) -> Iterator[None]:
     removed, and so are folders that were created here and are still empty. Without support by the
     system or the file system, nothing is locked.
 
-    Args:
-        folder: The folder.
-
     Raises:
         InputError: If another process holds the lock, or `.lock` is a symbolic link.
         OSError: If the folder cannot be created or written.
     """
-    created = _missing(folder)
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     file = None
 
     def clean_up() -> None:
@@ -59,11 +56,6 @@ def locked(folder: Path) -> Iterator[None]:
         clean_up()
         if file is not None:
             os.close(file)
-
-
-def _missing(folder: Path) -> list[Path]:
-    """The folder and its parents that do not exist, the innermost first."""
-    return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
 def _acquire(folder: Path) -> int:

@@ -93,21 +93,13 @@ def copy_stretches(
     place: NDArray[np.int64],
     room: int,
 ) -> Array:
-    """Copy stretches of an array's rows to a new array.
+    """Copy stretches of an array's rows, of some sizes, to places of a new array of `room` rows.
+
+    Rows outside all stretches are zero.
 
     >>> numbers, two = np.arange(10), np.array([2, 2])
     >>> copy_stretches(numbers, np.array([5, 1]), two, np.array([0, 3]), room=6).tolist()
     [5, 6, 0, 1, 2, 0]
-
-    Args:
-        source: The array, shape (rows, ...).
-        first: First row of each stretch, shape (stretches,).
-        size: Rows of each stretch, shape (stretches,).
-        place: First row of each stretch in the result, shape (stretches,).
-        room: Rows of the result; those outside all stretches are zero.
-
-    Returns:
-        The new array, shape (room, ...).
     """
     copy = np.zeros((room, *source.shape[1:]), source.dtype)
     stretches = list(zip(first.tolist(), size.tolist(), place.tolist(), strict=True))

@@ -3,17 +3,17 @@
 import math
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import InputError, reason, require
 from fedprox.files.mapping import read_header
-from fedprox.files.packed import read_up_to, reading, unpacked_limit
+from fedprox.files.packed import read_up_to, reading
 
 
-def npz(path: Path, *names: str) -> list[NDArray[np.generic]]:
+def npz(path: Path, *names: str) -> list[NDArray[Any]]:
     """Read arrays of numbers or words from an .npz file.
 
     NumPy would allocate whatever size a header announces before it reads.
@@ -21,29 +21,27 @@ def npz(path: Path, *names: str) -> list[NDArray[np.generic]]:
     Raises:
         InputError: The file is damaged, or an array is missing or of another type.
     """
-    arrays = []
-    for name in names:
-        with reading(path, f"{name}.npy") as file:
-            arrays.append(_npy(file, f"{path}/{name}.npy", unpacked_limit(path.stat().st_size)))
-    return arrays
+    return [_read(path, f"{name}.npy") for name in names]
 
 
-def _npy(file: IO[bytes], where: str, largest: int) -> NDArray[np.generic]:
-    try:
-        shape, columns_first, kind = read_header(file)
-    except InputError:
-        raise
-    except Exception as error:  # numpy evaluates it, which can fail in any way
-        raise InputError(f"{where}: not a whole npy file: {reason(error)}") from None
-    require(kind.kind in "biufSU", f"{where}: holds {kind}; not numbers or words")
-    require(shape, f"{where}: holds a single value")
-    needed = math.prod(shape) * kind.itemsize
-    content = read_up_to(file, min(needed, largest))
-    require(
-        0 < needed == len(content),
-        f"{where}: not a whole npy file: {len(content)} bytes of data where its header says "
-        f"{needed}",
-    )
+def _read(path: Path, member: str) -> NDArray[Any]:
+    where = f"{path}/{member}"
+    with reading(path, member) as file:
+        try:
+            shape, columns_first, kind = read_header(file)
+        except InputError:
+            raise
+        except Exception as error:  # numpy evaluates it, which can fail in any way
+            raise InputError(f"{where}: not a whole npy file: {reason(error)}") from None
+        require(kind.kind in "biufSU", f"{where}: holds {kind}; not numbers or words")
+        require(shape, f"{where}: holds a single value")
+        needed = math.prod(shape) * kind.itemsize
+        content = read_up_to(file, needed)
+        require(
+            needed == len(content) and not file.read(1),
+            f"{where}: not a whole npy file: {len(content)} bytes of data where its header says "
+            f"{needed}",
+        )
     array = np.frombuffer(content, kind).reshape(shape, order="F" if columns_first else "C")
     require_words(array, where)
     return array

@@ -31,10 +31,8 @@ def write_private(path: Path, content: bytes) -> None:
 def writing_whole(path: Path) -> Iterator[BinaryIO]:
     """Open a new file that gets its name once it is complete and on the disk.
 
-    Until then its name is `.NAME.partial` in the same folder.
-
-    Args:
-        path: The file, which is replaced if it exists. A symbolic link is itself replaced.
+    Until then its name is `.NAME.partial` in the same folder. An existing file is replaced, and so
+    is a symbolic link itself.
 
     Raises:
         OSError: If the file cannot be written. The error names `path`.
@@ -56,12 +54,7 @@ def writing_whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def append(file: BinaryIO, path: Path, line: bytes) -> None:
-    """Append a line to an unbuffered file, or leave the file as it was.
-
-    Args:
-        file: The file, at its end.
-        path: Its path, for errors.
-        line: The line.
+    """Append a line to an unbuffered file, which is at its end, or leave the file as it was.
 
     Raises:
         OSError: If the line cannot be written, such as on a full disk. The error names `path`.
