@@ -9,8 +9,9 @@ import pytest
 
 import fedprox as fp
 from fedprox.algorithms import ALGORITHMS, Algorithm
-from fedprox.experiment.named import keys_of, named
+from fedprox.experiment.named import named
 from fedprox.experiment.optimizers import is_optimizer
+from fedprox.experiment.schema import keys_of
 from fedprox.solver import Solver, name_of
 
 MODULE = '''

@@ -12,7 +12,7 @@ from typing import Any
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.remote import RemoteMethod
 from fedprox.deployment.server import Deployment, Server
-from fedprox.experiment.training import described_by
+from fedprox.experiment.resolved import described_by
 from fedprox.precision import require_single
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
