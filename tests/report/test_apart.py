@@ -40,7 +40,7 @@ def test_experiments_have_rows_and_lines_of_their_own() -> None:
     assert losses[0] == f"{few[0].final.train_loss:.4f}"
     assert " ± " in losses[1]
     drawn: Any = fp.figure(runs)
-    assert [text.get_text() for text in drawn.axes[0].get_legend().get_texts()] == list(named)
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == list(named)
     assert drawn.axes[0].lines[0].get_ydata()[-1] == few[0].final.train_loss
 
 
@@ -102,6 +102,5 @@ def test_the_report_keeps_directories_apart(tmp_path: Path) -> None:
     """Also of one experiment with other seeds: a line is named by its directory."""
     paths = [write_run(tmp_path / name, [make_run("fedavg")]) for name in ("few", "many")]
     shown = overlay([read_archive(path) for path in paths])
-    assert shown is not None
     assert list(shown.keys) == ["few: fedavg", "many: fedavg"]
     assert all(len(each.traces) == 2 for each in shown.charts)  # two lines, no band

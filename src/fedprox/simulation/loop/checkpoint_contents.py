@@ -17,12 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedprox.errors import require
 from fedprox.files.arrays import malformed
+from fedprox.measures import KINDS
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.compile import evaluated
 from fedprox.simulation.compiled.layout import Capacity
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.loop.snapshot import Fingerprint, numbered_shapes
-from fedprox.simulation.results.measure import KINDS
 from fedprox.simulation.results.run import Run
 
 ELSEWHERE = "a file of another place; put the right one back, or begin anew, without resuming"
