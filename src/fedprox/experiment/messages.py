@@ -67,11 +67,7 @@ def table_of(field: FieldInfo) -> type[Section] | None:
 def check(
     schema: type[S], table: Table, where: str = "", headers: Mapping[str, str] | None = None
 ) -> S:
-    """A table checked against a schema.
-
-    Raises:
-        InputError: An unknown or missing key, or a value of a wrong type; see `explain`.
-    """
+    """A table checked against a schema."""
     try:
         return schema.model_validate(table)
     except ValidationError as error:

@@ -35,9 +35,6 @@ def named(
 
     Returns:
         The function, and the section with every default.
-
-    Raises:
-        InputError: An unknown name or key, or a value of a wrong type.
     """
     require_key(key, table, catalogue, where)
     name = table[key]

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from pydantic import create_model
 
-from fedprox.errors import SINGLE, InputError, reason, require
+from fedprox.errors import SINGLE, InputError, require
 from fedprox.experiment.messages import Section, check, choices
 from fedprox.solver import line_search_descent, searches_line
 
@@ -88,16 +88,7 @@ def options_schema(function: Callable[..., Any]) -> type[Section]:
 
 
 def named_optimizer(name: Any, options: Any, where: str) -> Callable[..., Any]:
-    """The optimizer of a name, with its options bound.
-
-    Args:
-        name: The name.
-        options: Its options.
-        where: The key of the name, for messages.
-
-    Raises:
-        InputError: An unknown name or option, or a value that the optimizer refuses.
-    """
+    """The optimizer of a name, with its options bound."""
     if not isinstance(name, str) or name not in OPTIMIZERS:
         raise InputError(f"{where} = {name!r}; {choices(str(name), OPTIMIZERS)}")
     where = options_key(where)
@@ -116,5 +107,6 @@ def named_optimizer(name: Any, options: Any, where: str) -> Callable[..., Any]:
             optimizer.update(one, optimizer.init(one), one, **line)
         searches_line(bound, where)  # some numbers overflow only when they are traced
     except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{where} = {options}; {name} refuses them: {reason(error)}") from None
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{where} = {options}; {name} refuses them: {reason}") from None
     return bound

@@ -25,9 +25,6 @@ def read_experiment(
         defaults: Sections that the file may leave out.
         settings: Changes to it, "KEY=VALUE" with a dotted key ("solver.epochs=1",
             "method.0.mu=[0.0, 1.0]") and a value as in TOML; a bare word is a string.
-
-    Raises:
-        InputError: The file is missing, not TOML, or holds unknown keys or values of a wrong type.
     """
     table = {**defaults, **read_toml(path)}
     for setting in settings:
@@ -36,11 +33,7 @@ def read_experiment(
 
 
 def parse(where: str, table: Table) -> Experiment:
-    """An experiment from a table as TOML would hold it.
-
-    Raises:
-        InputError: The table is not an experiment; the message begins with `where`.
-    """
+    """An experiment from a table as TOML would hold it."""
     data = table.get("data")
     require(
         not isinstance(data, dict) or data.get("name") != IN_PYTHON,
@@ -54,11 +47,7 @@ def parse(where: str, table: Table) -> Experiment:
 
 
 def apply_setting(table: Table, setting: str) -> None:
-    """Change a table by "KEY=VALUE"; see `read_experiment`.
-
-    Raises:
-        InputError: The setting is not of that form, or its key does not fit the table.
-    """
+    """Change a table by "KEY=VALUE"; see `read_experiment`."""
     key, equals, text = setting.partition("=")
     require(equals and key.strip(), f"--set {setting}: it must be KEY=VALUE")
     try:

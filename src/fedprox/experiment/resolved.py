@@ -38,23 +38,7 @@ from fedprox.user_code import call, import_function
 
 
 class Resolved(NamedTuple):
-    """An experiment's objects, and the experiment with every default written out.
-
-    Attributes:
-        federation: The clients and their data.
-        model: The model to train.
-        methods: The methods to compare.
-        solver: The local solver.
-        evaluation: How records are measured.
-        cohort: How a round's clients are chosen.
-        systems: Which clients cannot finish their work.
-        faults: Screening of faulty updates; None for no screening.
-        initial: Initial parameters; None for those of the model.
-        table: The experiment as TOML would hold it.
-        target: The target to which rounds are counted; None for no target.
-        selection: Whether runs keep their last or best model, and when they end without progress.
-        privacy: Differential privacy of clients; None for none.
-    """
+    """An experiment's objects, and the experiment as TOML would hold it, with every default."""
 
     federation: Federation
     model: Model
@@ -106,11 +90,7 @@ def described_by(resolved: Resolved) -> Callback:
 
 
 def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
-    """Load the data and build the objects that an experiment names.
-
-    Raises:
-        InputError: A name, key or value is unknown, or the data cannot be loaded.
-    """
+    """Load the data and build the objects that an experiment names."""
     _ = experiment.target  # raises before data are loaded
     if experiment.validation_share is not None:
         require_share("validation_share", experiment.validation_share)
@@ -138,9 +118,6 @@ def resolve_with(
         load: () -> the federation, and its `[data]` section. It is called after all other sections
             but the model's have been checked.
         data_dir: The data folder, where initial parameters may be.
-
-    Raises:
-        InputError: A name, key or value is unknown, or the data cannot be loaded.
     """
     solver, solver_table = solver_of(experiment.solver)
     evaluation = Evaluation(**dict(experiment.evaluation))
@@ -200,11 +177,7 @@ def resolve_with(
 def limited(
     federation: Federation, client_rows: int | None, validation_share: float | None
 ) -> Federation:
-    """A federation with at most so many rows a client, some of them held out for validation.
-
-    Raises:
-        InputError: If a number is out of range.
-    """
+    """A federation with at most so many rows a client, some of them held out for validation."""
     if client_rows is not None:
         require_whole("client_rows", client_rows)
         # not the seed with which evaluations choose among these rows
@@ -244,11 +217,7 @@ def _initial(section: str | Section | None, model: Model, data_dir: Path | None)
 
 
 def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Table]:
-    """The federation that a `[data]` section names, and the section with every default.
-
-    Raises:
-        InputError: A name, key or value is unknown, or the data cannot be loaded.
-    """
+    """The federation that a `[data]` section names, and the section with every default."""
     require(
         data.get("name") != DEPLOYED,
         f"data.name = {DEPLOYED!r}: the data are on the nodes of a deployment; fedprox deploy "
@@ -263,22 +232,14 @@ def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Ta
 
 
 def model_of(section: Table, federation: Federation) -> Model:
-    """The model that a `[model]` section names, for the data of a federation.
-
-    Raises:
-        InputError: A name, key or value is unknown, or the data do not suit the model.
-    """
+    """The model that a `[model]` section names, for the data of a federation."""
     make_model, _ = named(section, MODELS, "model", Model)
     model: Model = make_model(federation)
     return model
 
 
 def solver_of(section: Section) -> tuple[Solver, Table]:
-    """The solver of a `[solver]` section, and its schedule with every default.
-
-    Raises:
-        InputError: A name or value is not allowed.
-    """
+    """The solver of a `[solver]` section, and its schedule with every default."""
     settings, table = _solver(section.model_dump(), "solver")
     return Solver(**settings), table
 
@@ -286,17 +247,7 @@ def solver_of(section: Section) -> tuple[Solver, Table]:
 def method_of(
     table: Mapping[str, Any], common: Section, solver: Solver, where: str
 ) -> tuple[Algorithm, Table]:
-    """The algorithm that a `[[method]]` names, and the section with every default.
-
-    Args:
-        table: The section.
-        common: `[solver]`, whose settings the method may replace.
-        solver: The solver that `[solver]` describes.
-        where: The name of the section.
-
-    Raises:
-        InputError: A name, key or value is unknown.
-    """
+    """The algorithm that a `[[method]]` names, and the section with every default."""
     own = table.get("solver", {})
     others = {key: value for key, value in table.items() if key != "solver"}
     build, shown = named(others, ALGORITHMS, where, Algorithm)

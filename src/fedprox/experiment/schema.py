@@ -43,9 +43,6 @@ def schema_of(
         what: What the function is, for messages about one of the user's own.
         types: Types of keys that differ from the parameters'.
         descriptions: Descriptions of keys that differ from the docstring's.
-
-    Raises:
-        InputError: The signature cannot be read, or requires a value that TOML cannot hold.
     """
     try:
         parameters = inspect.signature(function, eval_str=True).parameters
@@ -84,7 +81,7 @@ def keys_of(function: Callable[..., Any]) -> dict[str, FieldInfo]:
 def _optimizer(key: str, default: Any) -> dict[str, Any]:
     """The fields of an optimizer's two keys."""
     if default not in (..., None):
-        default = next(name for name, each in OPTIMIZERS.items() if each is default)
+        default = next((name for name, each in OPTIMIZERS.items() if each is default), None)
     name = Field(default, description=f"Name of an optimizer: {', '.join(OPTIMIZERS)}.")
     options: Any = Field(
         default_factory=dict, description="Arguments of the optimizer, as optax names them."

@@ -199,11 +199,7 @@ class Experiment(Section):
 
     @property
     def target(self) -> Target | None:
-        """The target of a federation without validation rows; None without a target.
-
-        Raises:
-            InputError: There are several targets, or one is out of range.
-        """
+        """The target of a federation without validation rows; None without a target."""
         return self.target_with(validated=False)
 
     def target_with(self, *, validated: bool) -> Target | None:

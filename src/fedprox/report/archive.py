@@ -161,12 +161,7 @@ def target_of_runs(experiment: Mapping[str, Any], runs: Sequence[Run]) -> Target
 
 
 def read_archive(path: Path) -> Archive:
-    """Read a run directory.
-
-    Raises:
-        InputError: It is not a run directory, has neither evaluated rounds nor a diagnosis, or
-            holds a damaged file.
-    """
+    """Read a run directory."""
     require(path.is_dir(), f"{path}: no such folder; name a run directory")
     require(
         (path / "experiment.toml").is_file(), f"{path}: no experiment.toml; not a run directory"
@@ -182,11 +177,7 @@ def read_archive(path: Path) -> Archive:
 
 
 def read_summary(path: Path) -> list[RunTimes] | None:
-    """The runs in a run directory's `summary.json`; None if that is not written yet.
-
-    Raises:
-        InputError: The file is damaged.
-    """
+    """The runs in a run directory's `summary.json`; None if that is not written yet."""
     return _json(path / "summary.json", list[RunTimes])
 
 
@@ -217,7 +208,7 @@ def read_record(line: bytes) -> Record:
         raise ValueError(_explain(error)) from None
 
 
-HINTS = get_type_hints(Record)
+HINTS = {k: v for k, v in get_type_hints(Record).items() if k not in ("hparams", "metrics")}
 METRICS = tuple(f"{kind}_" for kind in KINDS)
 RECORD = TypeAdapter(Record, config=ConfigDict(arbitrary_types_allowed=True))
 

@@ -65,14 +65,6 @@ def chart(
     """A figure of lines.
 
     The vertical axis is logarithmic if its numbers span more than a factor of 20.
-
-    Args:
-        title: Heading.
-        note: What it shows.
-        lines: The lines.
-        looks: The style of each label.
-        x: The horizontal axis.
-        y: The vertical axis.
     """
     low, high = limits(lines)
     axis: dict[str, Any] = {"title": {"text": y.axis}}

@@ -64,11 +64,7 @@ class ClientLines:
             at += len(line)
 
     def add(self, record: Record) -> None:
-        """Add the line of a record, or that from before if the record has no measures of clients.
-
-        Raises:
-            InputError: If the line from before is gone or was changed.
-        """
+        """Add the line of a record; that from before if the record has no measures of clients."""
         if record.by_client is None:
             append(self._file, self.path, self._line_before(record))
         else:

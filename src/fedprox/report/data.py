@@ -27,11 +27,7 @@ SHARES = (0.4, 0.6, 0.8)
 
 
 def catalogue_table(data_dir: str | Path | None = None) -> Table:
-    """All data sets, a row each, with where their files are.
-
-    Raises:
-        InputError: The data folder does not exist.
-    """
+    """All data sets, a row each, with where their files are."""
     shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 1, 0))
     for header in ("name", "what", "papers", "partitions", "where"):
         shown.add_column(header, no_wrap=header == "name")
@@ -43,9 +39,6 @@ def catalogue_table(data_dir: str | Path | None = None) -> Table:
 
 def where(entry: DataSet, data_dir: str | Path | None = None) -> str:
     """Where a data set's files are, or come from.
-
-    Raises:
-        InputError: The data folder does not exist.
 
     >>> where(CATALOGUE["synthetic"]), where(CATALOGUE["leaf"])
     ('generated', 'yours: data.path')
@@ -76,13 +69,7 @@ def where(entry: DataSet, data_dir: str | Path | None = None) -> str:
 
 
 class Labels(NamedTuple):
-    """Number of labels for each pair of a client and a class that it has, sorted by both.
-
-    Attributes:
-        clients: The client of each pair, shape (pairs,), ascending.
-        classes: The class of each pair, shape (pairs,).
-        counts: The client's labels of the class, shape (pairs,).
-    """
+    """Number of labels for each pair of a client and a class that it has, sorted by both."""
 
     clients: NDArray[np.int64]
     classes: NDArray[np.int64]
@@ -222,10 +209,6 @@ def data_figure(federation: Federation, title: str) -> "Figure":
     Sizes, largest first, count training and test rows. The second panel shows all labels, and
     clients that are evenly spaced in the order of the first. The third counts the clients by the
     number of classes that make up each of `SHARES` of their labels.
-
-    Args:
-        federation: The federation.
-        title: The figure's title.
     """
     from matplotlib.figure import Figure  # here, since it is slow to import
 

@@ -79,11 +79,6 @@ class RunDirectory:
     Attributes:
         replaced: Description of the results that are replaced; empty if there are none.
         extended: Rounds of the results that are extended; None if none are.
-
-    Raises:
-        InputError: The folder holds another experiment's results, or other files, or its
-            `metrics.jsonl` or `clients.jsonl` is a symbolic link; or, at `with`, another process is
-            writing to it.
     """
 
     def __init__(
@@ -340,15 +335,7 @@ def write_clients(
     runs: Sequence[Run],
     most: int | None = None,
 ) -> None:
-    """Write `clients.json`: each client's name, rows, and measures of each run's model on it.
-
-    Args:
-        path: The run directory.
-        federation: The clients and their data.
-        model: The model.
-        runs: The runs.
-        most: The most clients that evaluations read; None for all.
-    """
+    """Write `clients.json`: each client's name, rows, and measures of each run's model on it."""
     if most is not None:
         federation = federation.sample_clients(most)
     described = {

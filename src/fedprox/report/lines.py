@@ -36,11 +36,6 @@ def curves(groups: dict[str, list[Run]], x: str, y: str) -> list[Line]:
 
     The last record of a run that stopped early, at its target or by divergence, is repeated. x is
     the mean over the longest runs.
-
-    Args:
-        groups: The runs of each label.
-        x: Name of the horizontal measure.
-        y: Name of the vertical measure.
     """
     lines = []
     for label, group in groups.items():

@@ -33,14 +33,7 @@ SHARE = Measure("", "share of the clients", percent=True)
 
 
 class Table(NamedTuple):
-    """A table of the page.
-
-    Attributes:
-        caption: The caption.
-        headers: The heading of each column.
-        rows: The cells of each row, the row's heading first.
-        holds: Whether the other cells hold numbers or words.
-    """
+    """A table of the page."""
 
     caption: str
     headers: Sequence[str]
@@ -67,17 +60,7 @@ class Group(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A run directory on the page.
-
-    Attributes:
-        title: Name of the folder.
-        path: Path of the folder.
-        lead: Summary of the experiment in one line.
-        settings: Each section of the experiment with its keys and values.
-        warnings: Restrictions of the results.
-        results: The table of results; None without runs.
-        groups: The figures.
-    """
+    """A run directory on the page."""
 
     title: str
     path: str
@@ -95,10 +78,6 @@ def write_report(directories: Sequence[Path], out: Path, *, together: bool = Tru
         directories: The run directories, a section each.
         out: The page; an earlier one is replaced.
         together: Whether runs of several directories are also drawn in one figure for each measure.
-
-    Raises:
-        InputError: A folder is no run directory, has no evaluated rounds or is damaged, or `out`
-            cannot be written or its name does not end in .html or .htm.
     """
     require(len(directories) > 0, "report: no run directories; at least one is needed")
     require(not out.exists() or out.is_file(), f"--out: {out} is not a file")
@@ -124,12 +103,7 @@ def overlay(archives: Sequence[Archive]) -> Group:
 
 
 def section(archive: Archive, looks: dict[str, Style]) -> Section:
-    """The page's section for a run directory.
-
-    Args:
-        archive: The directory's contents.
-        looks: Style of each label.
-    """
+    """The page's section for a run directory."""
     lines, groups = by_label(archive.shown), []
     if lines:
         sampled = {"clients", "rows"} & archive.experiment.get("evaluation", {}).keys()
@@ -153,12 +127,7 @@ def section(archive: Archive, looks: dict[str, Style]) -> Section:
 
 
 def render(sections: Sequence[Section], shared: Group | None = None) -> str:
-    """The page as HTML.
-
-    Args:
-        sections: A section for each run directory.
-        shared: Figures of all of them together, above the sections.
-    """
+    """The page as HTML."""
     import jinja2  # both here, since only a report needs them
     from plotly.offline import get_plotlyjs
 
@@ -195,8 +164,10 @@ def _settings(experiment: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
     sections: dict[str, list[tuple[str, str]]] = {"run": []}
     for key, value in sorted(experiment.items(), key=lambda item: item[0] == "versions"):
         if key == "method":
-            methods = [(str(m.get("name", "")), {**m, "name": {}}) for m in value]
-            sections["methods"] = [(name, _plain(others)) for name, others in methods]
+            sections["methods"] = [
+                (str(m.get("name", "")), _plain({k: v for k, v in m.items() if k != "name"}))
+                for m in value
+            ]
         elif isinstance(value, dict):
             sections[key] = [(k.replace("_", " "), _plain(v)) for k, v in value.items() if v != {}]
         else:
@@ -270,19 +241,11 @@ def _figures(
     axes: Iterable[tuple[str, str]],
     told: str = "",
 ) -> Group:
-    """A figure for each pair of measures that records have.
-
-    Args:
-        title: The heading.
-        groups: The runs of each label.
-        looks: The style of each label.
-        axes: The names of the horizontal and the vertical measure of each figure.
-        told: A sentence above the figures.
-    """
+    """A figure for each pair of measures that records have."""
     charts = []
     for along, name in axes:
         x, y = measure_of(along), measure_of(name)
-        lines = [line for line in curves(groups, along, name) if np.isfinite(line.x).all()]
+        lines = [line for line in curves(groups, along, name) if np.isfinite(line.x).any()]
         if name == "mu":  # only an adaptive one has a line
             lines = [line for line in lines if np.ptp(line.values) > 0]
         if lines:

@@ -16,9 +16,15 @@ OPTIONAL = [
 
 
 def value_of(record: Record, name: str) -> float:
-    """A measure, a metric or a hyperparameter of a record; NaN if it has none."""
-    known = {**record.hparams, **record.metrics}
-    value = known.get(name, getattr(record, name, None))
+    """A measure, a metric or a hyperparameter of a record; NaN if it has none.
+
+    >>> known = (0, 1, 2.3, 0.9, 0.5, 1.2, 0.3, 0.4, 2, 0, 2, 0, 0, 7, 7, 1)
+    >>> record = Record("fedexp", "fedexp", {"epsilon": 0.1, "mu": 1.0}, 0.1, *known)
+    >>> value_of(record, "train_loss"), value_of(record, "mu"), value_of(record, "epsilon")
+    (2.3, 1.0, nan)
+    """
+    others = {**record.hparams, **record.metrics}
+    value = getattr(record, name) if name in Record._fields else others.get(name)
     return math.nan if value is None else float(value)
 
 

@@ -45,10 +45,6 @@ def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
     If the runs are of several experiments that differ in few and simple settings, the names of the
     rows say these settings.
 
-    Raises:
-        InputError: If runs of one label and seed cannot be told apart, or runs of one label are of
-            experiments that differ in more.
-
     >>> known = dict(method="fedavg", hparams={}, learning_rate=0.1, seed=0, label="fedavg")
     >>> few, many = ({"systems": {"stragglers": share}} for share in (0.0, 0.5))
     >>> list(by_label([Run(**known, experiment=few), Run(**known, experiment=many)]))
@@ -57,13 +53,17 @@ def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
     settings = [_settings(run) for run in runs]
     # the runs of any comparison differ in these, which labels say
     own = {RATE, *(name for run in runs for name in run.hparams)}
-    first: dict[str, dict[str, Any]] = {}
-    different: dict[str, None] = {}
+    firsts: dict[str, dict[str, Any]] = {}
     for run, each in zip(runs, settings, strict=True):
-        for name in [*each, *settings[0]]:
-            other = first.setdefault(run.label, each) if name in own else settings[0]
-            if each.get(name) != other.get(name):
-                different[name] = None
+        firsts.setdefault(run.label, each)
+    different = [
+        name
+        for name in dict.fromkeys(name for each in settings for name in each)
+        if any(
+            each.get(name) != (firsts[run.label] if name in own else settings[0]).get(name)
+            for run, each in zip(runs, settings, strict=True)
+        )
+    ]
     said = len(different) <= MOST_SAID and all(
         _is_simple(each.get(name)) for each in settings for name in different
     )
