@@ -73,8 +73,11 @@ def rows_of(fields: Mapping[str, FieldInfo], section: str = "") -> list[Key]:
     for name, field in fields.items():
         default = field.get_default(call_default_factory=True)
         shown = "required" if field.is_required() else "" if default is None else as_toml(default)
-        kind = allowed_values(type_of(field))
-        rows.append(Key(section, name, kind, shown, field.description or ""))
+        kind, description = (
+            allowed_values(type_of(field)),
+            " ".join((field.description or "").split()),
+        )
+        rows.append(Key(section, name, kind, shown, description))
     return rows
 
 

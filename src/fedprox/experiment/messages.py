@@ -34,9 +34,12 @@ KINDS: dict[Any, tuple[str, str]] = {
 
 
 class Section(BaseModel):
-    """A table whose keys are known, with values of exactly their types."""
+    """A table whose keys are known, with values of exactly their types.
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    The text below a key is its description.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 S = TypeVar("S", bound=Section)

@@ -17,41 +17,34 @@ from fedprox.simulation.results.selection import Selection
 from fedprox.simulation.results.target import StopAtTarget, Target, target_of
 from fedprox.solver import Solver
 
-OWN_NAME = 'or a function of your own, "package.module:function"'
-
 
 class DataKeys(Section):
     """The keys of `[data]` other than the parameters of the data set's function."""
 
-    name: str = Field(
-        description=f"Data set by its name, {OWN_NAME}; the other keys are its parameters."
-    )
+    name: str
+    """Data set by its name, or a function of your own, "package.module:function"; the other keys
+    are its parameters."""
 
 
 class ModelKeys(Section):
     """The keys of `[model]` other than the parameters of the model's function."""
 
-    name: str = Field(
-        default="logistic",
-        description=f"Model by its name, {OWN_NAME}; the other keys are its parameters.",
-    )
-    frozen: str | list[str] | None = Field(
-        default=None,
-        description="Parameters, or parts of the model, that keep the values of `initial`; see "
-        ":func:`fedprox.freeze`.",
-    )
+    name: str = "logistic"
+    """Model by its name, or a function of your own, "package.module:function"; the other keys are
+    its parameters."""
+    frozen: str | list[str] | None = None
+    """Parameters, or parts of the model, that keep the values of `initial`; see
+    :func:`fedprox.freeze`."""
 
 
 class MethodKeys(Section):
     """The keys of `[[method]]` other than the parameters of the method's function."""
 
-    name: str = Field(
-        description=f"Method by its name, {OWN_NAME}; the other keys are its parameters."
-    )
-    solver: Table = Field(
-        default_factory=dict,
-        description="Settings that replace those of [solver] for this method.",
-    )
+    name: str
+    """Method by its name, or a function of your own, "package.module:function"; the other keys are
+    its parameters."""
+    solver: Table = Field(default_factory=dict)
+    """Settings that replace those of [solver] for this method."""
 
 
 NAMED: dict[str, type[Section]] = {"data": DataKeys, "model": ModelKeys, "method": MethodKeys}
@@ -77,7 +70,7 @@ SolverSection = schema_of(
     descriptions={
         "learning_rate": "Learning rate, above 0; a list is swept over; a table names a schedule, "
         '{schedule = "cosine_decay_schedule", init_value = 0.1, decay_steps = 200}, which is one '
-        f"of optax's with its arguments, {OWN_NAME}."
+        'of optax\'s with its arguments, or a function of your own, "package.module:function".'
     },
 )
 InitialSection = schema_of(load_model)
@@ -86,116 +79,80 @@ InitialSection = schema_of(load_model)
 class DeploymentSection(Section):
     """`[deployment]`: how `fedprox deploy` waits for nodes; other commands do not read it."""
 
-    nodes: int = Field(
-        default=1,
-        description="Nodes that must have joined before a deployment begins; not used with "
-        "`names`.",
-    )
-    names: list[str] = Field(
-        default_factory=list,
-        description="Names of the nodes that a deployment waits for; it takes no others. Any node "
-        "may join if left out, and in a trial with `--local`.",
-    )
-    patience: float = Field(
-        default=300.0,
-        description="Seconds that a round waits for a node; it then goes on without the node.",
-    )
+    nodes: int = 1
+    """Nodes that must have joined before a deployment begins; not used with `names`."""
+    names: list[str] = Field(default_factory=list)
+    """Names of the nodes that a deployment waits for; it takes no others. Any node may join if left
+    out, and in a trial with `--local`."""
+    patience: float = 300.0
+    """Seconds that a round waits for a node; it then goes on without the node."""
 
 
 class TargetSection(Section):
     """`target_metric`: see `fedprox.Target`."""
 
-    name: str = Field(description="Measure by its name in metrics.jsonl.")
-    value: float = Field(description="Value to reach.")
-    lower_is_better: bool | None = Field(
-        default=None,
-        description="Whether smaller values are better; the model's metric says so if left out.",
-    )
+    name: str
+    """Measure by its name in metrics.jsonl."""
+    value: float
+    """Value to reach."""
+    lower_is_better: bool | None = None
+    """Whether smaller values are better; the model's metric says so if left out."""
 
 
 class Experiment(Section):
     """An experiment file."""
 
-    rounds: int = Field(description="Rounds T.")
-    client_store: Storage = Field(
-        default="auto",
-        description="Where client state is stored: on the device, in host memory or on disk; "
-        '"auto" takes the first that has room.',
-    )
-    seed: int | list[int] = Field(
-        default=0, description="Seed of a run; a list makes one run for each of its seeds."
-    )
-    target_accuracy: float | None = Field(
-        default=None,
-        description="Accuracy, above 0 and at most 1, to which the table counts rounds: on "
-        "validation rows where there are any, else on test rows. With no target it is the highest "
-        "whole per cent that every method reaches.",
-    )
-    target_loss: float | None = Field(
-        default=None,
-        description="Training loss to which the table counts rounds, in place of an accuracy.",
-    )
-    target_metric: TargetSection | None = Field(
-        default=None,
-        description="Any other measure to which the table counts rounds.",
-    )
-    stop_at_target: StopAtTarget = Field(
-        default="never",
-        description='Whether the rounds of a method end early: where "all", or "any", of its sweep '
-        "points have reached the target.",
-    )
-    initial: Annotated[Any, Of(str | InitialSection)] = Field(
-        default=None,
-        description="Parameters that every method and seed begins with: a model file, a run "
-        "directory with one model, or a table.",
-    )
-    client_rows: int | None = Field(
-        default=None,
-        description="Training, test and validation rows of each client that are used at most, "
-        "chosen at random before any are held out; all if left out.",
-    )
-    validation_share: float | None = Field(
-        default=None,
-        description="Fraction of each client's training rows that is held out for validation: "
-        "targets and the best round are then read on these rows, and test rows are only reported.",
-    )
-    data: Table = Field(description="The data set and its options.")
-    model: Table = Field(
-        default_factory=lambda: {"name": "logistic"}, description="The model and its options."
-    )
-    evaluation: Annotated[Any, Of(EvaluationSection)] = Field(
-        default_factory=EvaluationSection, description="How records are measured."
-    )
-    cohort: Annotated[Any, Of(CohortSection)] = Field(
-        description="How the clients of a round are chosen."
-    )
-    systems: Annotated[Any, Of(SystemsSection)] = Field(
-        default_factory=SystemsSection, description="Which clients cannot finish their work."
-    )
-    faults: Annotated[Any, Of(FaultsSection)] = Field(
-        default=None, description="Screening of faulty updates; none if the section is left out."
-    )
-    privacy: Annotated[Any, Of(PrivacySection)] = Field(
-        default=None,
-        description="Differential privacy of clients; none if the section is left out.",
-    )
-    deployment: DeploymentSection = Field(
-        default_factory=DeploymentSection,
-        description="How a deployment waits for its nodes; not used by a simulation.",
-    )
-    selection: Annotated[Any, Of(SelectionSection)] = Field(
-        default_factory=SelectionSection,
-        description="Which model of a run is kept, and when a run without progress ends.",
-    )
-    solver: Annotated[Any, Of(SolverSection)] = Field(description="The local solver.")
-    method: list[Table] = Field(
-        min_length=1, description="A method and its hyperparameters; the section may be repeated."
-    )
-    versions: Table = Field(
-        default_factory=dict,
-        exclude=True,
-        description="Versions that the results were made with; written by a run and not read.",
-    )
+    rounds: int
+    """Rounds T."""
+    client_store: Storage = "auto"
+    """Where client state is stored: on the device, in host memory or on disk; "auto" takes the
+    first that has room."""
+    seed: int | list[int] = 0
+    """Seed of a run; a list makes one run for each of its seeds."""
+    target_accuracy: float | None = None
+    """Accuracy, above 0 and at most 1, to which the table counts rounds: on validation rows where
+    there are any, else on test rows. With no target it is the highest whole per cent that every
+    method reaches."""
+    target_loss: float | None = None
+    """Training loss to which the table counts rounds, in place of an accuracy."""
+    target_metric: TargetSection | None = None
+    """Any other measure to which the table counts rounds."""
+    stop_at_target: StopAtTarget = "never"
+    """Whether the rounds of a method end early: where "all", or "any", of its sweep points have
+    reached the target."""
+    initial: Annotated[Any, Of(str | InitialSection)] = None
+    """Parameters that every method and seed begins with: a model file, a run directory with one
+    model, or a table."""
+    client_rows: int | None = None
+    """Training, test and validation rows of each client that are used at most, chosen at random
+    before any are held out; all if left out."""
+    validation_share: float | None = None
+    """Fraction of each client's training rows that is held out for validation: targets and the best
+    round are then read on these rows, and test rows are only reported."""
+    data: Table
+    """The data set and its options."""
+    model: Table = Field(default_factory=lambda: {"name": "logistic"})
+    """The model and its options."""
+    evaluation: Annotated[Any, Of(EvaluationSection)] = Field(default_factory=EvaluationSection)
+    """How records are measured."""
+    cohort: Annotated[Any, Of(CohortSection)]
+    """How the clients of a round are chosen."""
+    systems: Annotated[Any, Of(SystemsSection)] = Field(default_factory=SystemsSection)
+    """Which clients cannot finish their work."""
+    faults: Annotated[Any, Of(FaultsSection)] = None
+    """Screening of faulty updates; none if the section is left out."""
+    privacy: Annotated[Any, Of(PrivacySection)] = None
+    """Differential privacy of clients; none if the section is left out."""
+    deployment: DeploymentSection = Field(default_factory=DeploymentSection)
+    """How a deployment waits for its nodes; not used by a simulation."""
+    selection: Annotated[Any, Of(SelectionSection)] = Field(default_factory=SelectionSection)
+    """Which model of a run is kept, and when a run without progress ends."""
+    solver: Annotated[Any, Of(SolverSection)]
+    """The local solver."""
+    method: list[Table] = Field(min_length=1)
+    """A method and its hyperparameters; the section may be repeated."""
+    versions: Table = Field(default_factory=dict, exclude=True)
+    """Versions that the results were made with; written by a run and not read."""
 
     @property
     def target(self) -> Target | None:
