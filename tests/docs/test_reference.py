@@ -14,6 +14,7 @@ from fedprox import cli
 from fedprox.deployment.node_file import NodeFile, SuperLinkFile
 from fedprox.experiment import CATALOGUES, keys_of
 from fedprox.experiment import keys as all_keys
+from fedprox.experiment.messages import table_of
 from fedprox_docs import commands, keys, offline
 from fedprox_docs.keys import to_markdown
 
@@ -85,11 +86,11 @@ def test_every_key_of_a_node_and_an_operator_is_on_the_page() -> None:
     node, _, operator = keys.node_page().partition("## An operator's file")
     for page, schema in ((node, NodeFile), (operator, SuperLinkFile)):
         for name, field in schema.model_fields.items():
-            section = keys.section_of(field)
+            section = table_of(field)
             assert (f"* - `{name}`\n" in page) == (section is None), name
             assert (f"### `[{name}]`\n" in page) == (section is not None), name
             for key, inner in section.model_fields.items() if section else ():
-                row = f"* - `{key}`\n" if keys.section_of(inner) is None else f"`[{name}.{key}]`"
+                row = f"* - `{key}`\n" if table_of(inner) is None else f"`[{name}.{key}]`"
                 assert row in page
 
 

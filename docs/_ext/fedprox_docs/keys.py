@@ -3,15 +3,14 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from fedprox.deployment.node_file import NodeFile, SuperLinkFile
 from fedprox.experiment import CATALOGUES, SCHEDULES, Experiment, Key, keys, keys_of
 from fedprox.experiment.listing import rows_of
-from fedprox.experiment.messages import HEADERS
+from fedprox.experiment.messages import HEADERS, table_of
 
 OWN = {
     "data": "returns a `fedprox.Federation`",
@@ -37,15 +36,6 @@ def summary_of(function: Callable[..., Any]) -> str:
     """The first paragraph of a docstring, as Markdown."""
     paragraph, _, _ = (inspect.getdoc(function) or "").partition("\n\n")
     return to_markdown(" ".join(paragraph.split()))
-
-
-def section_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The schema of a field that is a section of its own; None for another one."""
-    kinds = (field.annotation, *get_args(field.annotation))
-    for kind in kinds:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
 
 
 def table(rows: Sequence[Key]) -> str:
@@ -98,7 +88,7 @@ def _keys_of_schema(
     schema: type[BaseModel], more: Mapping[str, str], prefix: str = ""
 ) -> list[str]:
     """The keys of a file, and below them those of its sections; `more` adds to descriptions."""
-    sections = {name: section_of(field) for name, field in schema.model_fields.items()}
+    sections = {name: table_of(field) for name, field in schema.model_fields.items()}
     plain = {name: field for name, field in schema.model_fields.items() if not sections[name]}
     rows = [
         row._replace(description=f"{row.description} {more.get(row.key, '')}".strip())

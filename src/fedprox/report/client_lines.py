@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from fedprox.errors import InputError
-from fedprox.files.whole import append, flush_folder, naming, open_no_link
+from fedprox.files.whole import append, flush_folder, naming, open_no_link, refuse_link
 from fedprox.simulation.results.clients import ClientRecord, checksum_of, client_columns
 from fedprox.simulation.results.record import Record
 
@@ -37,14 +37,16 @@ class ClientLines:
 
     def __init__(self, folder: Path, *, resumed: bool) -> None:
         self.path, self._before = folder / LINES, folder / BEFORE
-        self._open = ExitStack()
         self._places: dict[bytes, list[int]] = {}
-        if resumed:
-            self._keep_lines()
-        else:
-            remove_lines(folder)
-        opened = open_no_link(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        self._file = self._open.enter_context(os.fdopen(opened, "wb", buffering=0))
+        refuse_link(self.path)
+        with ExitStack() as self._open:
+            if resumed:
+                self._keep_lines()
+            else:
+                remove_lines(folder)
+            opened = open_no_link(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            self._file = self._open.enter_context(os.fdopen(opened, "wb", buffering=0))
+            self._open = self._open.pop_all()
         flush_folder(folder)
 
     def _keep_lines(self) -> None:
