@@ -42,7 +42,7 @@ def train(
     They are from the first record to the last.
     """
     evaluation = fp.Evaluation(gradients=gradients, **VARIANTS[variant])
-    lines = ClientLines(folder, resumed=False, extended=False)
+    lines = ClientLines(folder, resumed=False)
 
     times: list[tuple[float, float]] = []
 

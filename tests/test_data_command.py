@@ -482,7 +482,7 @@ def test_statistics_are_those_of_a_plain_loop(drawn: list[tuple[list[int], list[
 def test_the_figure_counts_clients_by_the_classes_that_make_up_their_labels() -> None:
     # for 40, 60 and 80 %, the clients need 1, 1, 1; 1, 2, 2; and 2, 3, 4 classes
     labels = [[0] * 10, [0] * 5 + [1] * 3 + [2] * 2, [0, 1, 2, 3, 4]]
-    axis = data_figure(made(labels, [[], [], []], 5), "made").axes[-1]
+    axis = data_figure(made(labels, [[], [], []], 5), "made").axes[2]
     steps = [patch for patch in axis.patches if isinstance(patch, StepPatch)]
     heights = [patch.get_data()[0] for patch in steps]
     found = [np.asarray(one, int).tolist() for one in heights]
@@ -523,7 +523,7 @@ def test_numbers_as_labels_have_no_classes(tmp_path: Path) -> None:
     ]
     drawn = data_figure(federation, "mine")
     drawn.savefig(tmp_path / "a.png")
-    assert len(drawn.axes) == 2
+    assert [text.get_text() for text in drawn.axes[1].texts] == ["labels are not classes"]
 
 
 def test_the_figure_draws_what_is_there() -> None:
@@ -532,24 +532,23 @@ def test_the_figure_draws_what_is_there() -> None:
     train[7] = [3] * 500
     test: list[list[int]] = [[] for _ in train]
     drawn = data_figure(made(train, test, 7), "title")
-    sizes, above, below, *_ = drawn.axes
+    sizes, mixes, *_ = drawn.axes
     (steps,) = (patch.get_data() for patch in sizes.patches if isinstance(patch, StepPatch))
     assert np.asarray(steps[0]).tolist() == sorted(map(len, train), reverse=True)
     assert np.asarray(steps[1]).tolist() == [k + 0.5 for k in range(91)]
     assert sizes.get_yscale() == "log"
-    picture = np.asarray(below.images[0].get_array())
-    assert picture.shape == (60, 7)
-    assert picture[0].tolist() == [0, 0, 0, 1, 0, 0, 0]
+    picture = np.asarray(mixes.images[0].get_array())
+    assert picture.shape == (1 + 60, 7)
+    assert picture[1].tolist() == [0, 0, 0, 1, 0, 0, 0]
     np.testing.assert_allclose(picture.sum(axis=1), 1)
     everyone = np.bincount([c for part in train for c in part]) / sum(map(len, train))
-    np.testing.assert_allclose(np.asarray(above.images[0].get_array())[0], everyone)
+    np.testing.assert_allclose(picture[0], everyone)
 
 
 def test_one_client_and_any_title_can_be_drawn(tmp_path: Path) -> None:
     drawn = data_figure(made([[0, 1]], [[0]], 2), r'mine: path = "$HOME/$\nothing"')
     drawn.savefig(tmp_path / "a.png")
-    _, _, below, *_ = drawn.axes
-    assert [text.get_text() for text in below.get_yticklabels()] == ["largest"]
+    assert [text.get_text() for text in drawn.axes[1].get_yticklabels()] == ["all", "largest"]
 
 
 def test_clients_without_labels_are_drawn(tmp_path: Path) -> None:
@@ -557,14 +556,14 @@ def test_clients_without_labels_are_drawn(tmp_path: Path) -> None:
     for clients in ([labels, nothing], [nothing, nothing]):
         drawn = data_figure(Federation.from_arrays([(x, y) for y in clients], classes=2), "few")
         drawn.savefig(tmp_path / "a.png")
-        assert drawn.axes[1].get_title() == "labels of the 2 clients"
+        assert drawn.axes[1].get_title() == "labels of all and of the 2 clients"
 
 
 def test_equal_sizes_and_many_classes_can_be_drawn(tmp_path: Path) -> None:
     train = [list(range(k, k + 150)) for k in range(2)]
     drawn = data_figure(made(train, train, 200), "title")
     drawn.savefig(tmp_path / "a.png")
-    sizes, _, below, *_ = drawn.axes
+    sizes, mixes, *_ = drawn.axes
     assert sizes.get_yscale() == "linear"
-    assert np.asarray(below.images[0].get_array()).shape == (2, 100)
-    assert below.get_xlabel() == "class, the 100 most frequent of 200"
+    assert np.asarray(mixes.images[0].get_array()).shape == (1 + 2, 100)
+    assert mixes.get_xlabel() == "class, the 100 most frequent of 200"

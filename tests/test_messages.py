@@ -99,7 +99,7 @@ def test_any_option_of_a_name_is_taken_or_refused_in_one_line(
     name = data.draw(st.sampled_from([name for name in catalogue if keys_of(catalogue[name])]))
     own = keys_of(catalogue[name])
     key = data.draw(st.sampled_from(list(own)))
-    needed = {k: v.default for k, v in own.items() if v.default is not v.empty}
+    needed = {k: v.get_default(call_default_factory=True) for k, v in own.items()}
     try:
         named({"name": name, **needed, key: value}, catalogue, where, object)
     except InputError as error:

@@ -48,7 +48,7 @@ from fedprox.experiment import (
     Resolved,
     apply_setting,
     choices,
-    example_file,
+    help_sections,
     load_data,
     read_experiment,
     resolve,
@@ -109,8 +109,8 @@ def _before_commands(
     pass
 
 
-EXAMPLE_FILE = "\n\n".join(f"\b\n{section}" for section in example_file())
-"""The example file as paragraphs of the help that click does not wrap (\\b)."""
+KEYS = "\n\n".join(f"\b\n{section}" for section in help_sections())
+"""All keys as paragraphs of the help that click does not wrap (\\b)."""
 
 RUN_HELP = f"""Run the experiment in a TOML file.
 
@@ -128,9 +128,9 @@ The name of a model, a method or data may be a function of your own, "package.mo
 module is imported, which runs its code: run only files that you trust.
 
 \b
-An experiment file, with every key:
+The keys of an experiment file, those of no section first; None means that the key is left out:
 
-{EXAMPLE_FILE}
+{KEYS}
 
 Bad input is reported in one line, with exit status 2.
 """

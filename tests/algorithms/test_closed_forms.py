@@ -46,7 +46,7 @@ from fedprox import (
 from fedprox.algorithms import ALGORITHMS
 from fedprox.algorithms.adaptive import ADAPTIVE_MU
 from fedprox.model import Params
-from fedprox.report.table import empty_round_notes
+from fedprox.report.notes import warnings_on
 from fedprox.simulation.config.method import label, sweep_points
 from fedprox.simulation.config.protocol import initial_params
 from tests.methods import gradient
@@ -419,7 +419,7 @@ def test_empty_rounds_are_counted_between_evaluations(every: int) -> None:
     ]
     assert [record.empty_rounds for record in run.history] == [0, *counts]
     assert 0 < run.empty_rounds < 7
-    assert empty_round_notes([run]) == [
+    assert warnings_on([run]) == [
         f"fedprox mu=1: no client took part in {sum(empty)} of 7 rounds, which left the model as "
         "it was"
     ]

@@ -5,7 +5,6 @@ import inspect
 import re
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,9 +12,11 @@ from typer.testing import CliRunner
 import fedprox
 from fedprox import cli
 from fedprox.deployment.node_file import NodeFile, SuperLinkFile
-from fedprox.experiment import Experiment
+from fedprox.experiment import CATALOGUES, keys_of
+from fedprox.experiment import keys as all_keys
+from fedprox.experiment.messages import table_of
 from fedprox_docs import commands, keys, offline
-from fedprox_docs.keys import default_text, to_markdown, type_text
+from fedprox_docs.keys import to_markdown
 
 API = Path(__file__).parents[2] / "docs" / "reference" / "api"
 
@@ -68,53 +69,29 @@ def test_every_public_name_is_documented() -> None:
 
 def test_every_key_of_an_experiment_is_on_the_page() -> None:
     page = keys.page()
-    for name, field in Experiment.model_fields.items():
-        if field.exclude:
-            continue
-        section = keys.section_of(field)
-        header = re.search(rf"^## `\[+{name}\]+`$", page, re.MULTILINE)
-        assert (header is not None) == (section is not None or name in keys.CATALOGUES), name
-        if section is None and name not in keys.CATALOGUES:
-            assert f"* - `{name}`\n" in page
-        for key in section.model_fields if section else ():
-            assert f"* - `{key}`\n" in page
-    for catalogue in keys.CATALOGUES.values():
-        for name in catalogue:
-            assert f"### `{name}`\n" in page
+    sections = {
+        found[1]: found[2]
+        for found in re.finditer(r"^## `?\[*([\w-]+).*?\n(.*?)(?=^## |\Z)", page, re.M | re.S)
+    }
+    for row in all_keys():
+        assert f"* - `{row.key}`\n  - {row.type}\n" in sections[row.section or "Top-level"]
+    for name, catalogue in CATALOGUES.items():
+        for each, function in catalogue.items():
+            _, _, own = sections[name].partition(f"### `{each}`\n")
+            for key in keys_of(function):
+                assert f"* - `{key}`\n" in own.partition("### ")[0]
 
 
 def test_every_key_of_a_node_and_an_operator_is_on_the_page() -> None:
     node, _, operator = keys.node_page().partition("## An operator's file")
     for page, schema in ((node, NodeFile), (operator, SuperLinkFile)):
         for name, field in schema.model_fields.items():
-            section = keys.section_of(field)
+            section = table_of(field)
             assert (f"* - `{name}`\n" in page) == (section is None), name
             assert (f"### `[{name}]`\n" in page) == (section is not None), name
             for key, inner in section.model_fields.items() if section else ():
-                row = f"* - `{key}`\n" if keys.section_of(inner) is None else f"`[{name}.{key}]`"
+                row = f"* - `{key}`\n" if table_of(inner) is None else f"`[{name}.{key}]`"
                 assert row in page
-
-
-@pytest.mark.parametrize(
-    ("annotation", "text"),
-    [
-        (list[int], "list of integers"),
-        (float | list[float] | None, "number or list of numbers"),
-        (dict[str, int], "table"),
-        (Any, "string"),
-    ],
-)
-def test_types_are_those_of_toml(annotation: Any, text: str) -> None:
-    assert type_text(annotation) == text
-
-
-def test_defaults_are_written_as_in_toml() -> None:
-    assert [default_text(each) for each in (True, "all", [1, 2], None)] == [
-        "`true`",
-        '`"all"`',
-        "`[1, 2]`",
-        "",
-    ]
 
 
 def test_docstrings_become_markdown() -> None:

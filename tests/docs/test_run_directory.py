@@ -9,8 +9,10 @@ import pytest
 from fedprox import diagnose, run
 from fedprox.experiment import read_experiment, resolve
 from fedprox.report.directory import DEPLOYMENT, LOGS, NODES, RESULTS, RunDirectory
-from fedprox.report.records import NETWORK, PRIVACY
 from fedprox.simulation.results.record import Record
+
+NETWORK = {"seconds", "bytes_down", "bytes_up", "nodes", "network"}
+PRIVACY = {"epsilon", "delta"}
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "run-directory.md"
 

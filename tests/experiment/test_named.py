@@ -9,8 +9,9 @@ import pytest
 
 import fedprox as fp
 from fedprox.algorithms import ALGORITHMS, Algorithm
-from fedprox.experiment.named import keys_of, named
+from fedprox.experiment.named import named
 from fedprox.experiment.optimizers import is_optimizer
+from fedprox.experiment.schema import keys_of
 from fedprox.solver import Solver, name_of
 
 MODULE = '''
@@ -19,6 +20,9 @@ import fedprox as fp
 import optax
 
 Optimizer = Callable[..., optax.GradientTransformationExtraArgs]
+
+def usual(second: Optimizer = optax.fromage) -> fp.Algorithm:
+    return fp.fedopt(second)
 
 def mine(first: Optimizer, rate: float = 1.0, second: Optimizer | None = None) -> fp.Algorithm:
     """The variant says which optimizers have come."""
@@ -73,6 +77,12 @@ def test_an_optimizer_of_ones_own_method_is_resolved_wherever_it_stands(mine: st
     both = method(name=mine, first="adam", second="sgd", second_options={"momentum": 0.5}, rate=0.1)
     assert both.variant == name_of(optax.sgd) + " momentum=0.5"
     assert both.hparams == {"server_learning_rate": (0.1,)}
+
+
+def test_a_default_that_no_file_can_name_is_left_to_the_function(mine: str) -> None:
+    name = mine.replace(":mine", ":usual")
+    assert method(name=name).variant == name_of(optax.fromage)
+    assert method(name=name, second="adam").variant == "adam"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ FLOORS = [
     {"errors", "output", "signals"},
     {"bar", "user_code", "precision"},
     {"metrics", "nnx_functions"},
+    {"measures"},
     {"files", "privacy"},
     {"features", "streams"},
     {"federation"},

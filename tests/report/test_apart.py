@@ -1,18 +1,15 @@
 """Runs of different experiments are never averaged as if they were seeds of one."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedprox as fp
-from fedprox.report.archive import read_archive
-from fedprox.report.page import overlay
 from fedprox.report.table import by_label
 from tests.byhand import ROWS, START
 from tests.quadratics import quadratic_model, ragged_quadratics
-from tests.report.test_report import make_run, write_run
+from tests.report.test_report import make_run
 
 
 def trained(**changes: Any) -> list[fp.Run]:
@@ -40,7 +37,7 @@ def test_experiments_have_rows_and_lines_of_their_own() -> None:
     assert losses[0] == f"{few[0].final.train_loss:.4f}"
     assert " ± " in losses[1]
     drawn: Any = fp.figure(runs)
-    assert [text.get_text() for text in drawn.axes[0].get_legend().get_texts()] == list(named)
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == list(named)
     assert drawn.axes[0].lines[0].get_ydata()[-1] == few[0].final.train_loss
 
 
@@ -96,12 +93,3 @@ def test_what_cannot_be_told_apart_is_one_line(
         assert str(refused.value) == line
     others = [of(experiments[0]), of(experiments[1], "fedprox mu=1")]
     assert list(by_label(others)) == ["fedavg", "fedprox mu=1"]
-
-
-def test_the_report_keeps_directories_apart(tmp_path: Path) -> None:
-    """Also of one experiment with other seeds: a line is named by its directory."""
-    paths = [write_run(tmp_path / name, [make_run("fedavg")]) for name in ("few", "many")]
-    shown = overlay([read_archive(path) for path in paths])
-    assert shown is not None
-    assert list(shown.keys) == ["few: fedavg", "many: fedavg"]
-    assert all(len(each.traces) == 2 for each in shown.charts)  # two lines, no band

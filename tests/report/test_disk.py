@@ -2,7 +2,6 @@
 
 import errno
 import json
-import math
 import os
 import stat
 import subprocess
@@ -26,7 +25,7 @@ from fedprox.simulation.results.run import Run
 from tests.files.test_lock import contents
 from tests.report.test_report import EXPERIMENT, make_run, write_run
 from tests.simulation.loop.test_checkpoint import same, train
-from tests.test_cli import SMALL, record, status
+from tests.test_cli import SMALL, status
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +80,6 @@ def test_whatever_cannot_be_written_the_files_before_it_stay_whole(
     at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directory, "figure", lambda _: Figure((1, 1)))
-    monkeypatch.setattr(directory, "FLUSH", math.inf)
     out = tmp_path / "out"
     with pytest.MonkeyPatch.context() as patch:
         fail_at(patch, errno.ENOSPC, at)
@@ -165,7 +163,6 @@ def test_what_has_its_name_outlives_a_power_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file is flushed before it gets its name, and then the folder that has the name."""
-    monkeypatch.setattr(directory, "FLUSH", math.inf)
     events: list[tuple[str, int]] = []
     fsync, replace = os.fsync, os.replace
 
@@ -191,18 +188,6 @@ def test_what_has_its_name_outlives_a_power_cut(
         assert events[i + 1] == ("flush", folder)
     assert ("flush", (tmp_path / "out" / "metrics.jsonl").stat().st_ino) in events
     assert events.count(("flush", tmp_path.stat().st_ino)) == 2  # both folders were made
-
-
-def test_metrics_are_flushed_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed = []
-    monkeypatch.setattr(os, "fsync", lambda file: flushed.append(os.fstat(file).st_ino))
-    for seconds, often in ((math.inf, 0), (0.0, 2)):
-        monkeypatch.setattr(directory, "FLUSH", seconds)
-        flushed.clear()
-        with RunDirectory(tmp_path, EXPERIMENT) as opened:
-            for round_ in range(2):
-                opened.record(record(round_))
-        assert flushed.count((tmp_path / "metrics.jsonl").stat().st_ino) == often
 
 
 LIMITED = """

@@ -14,19 +14,9 @@ from rich.console import Console
 from fedprox.errors import InputError, printable, require
 from fedprox.experiment import DEPLOYED, Resolved, read_experiment
 from fedprox.report.directory import RunDirectory
+from fedprox.report.notes import notes_on, warnings_on
 from fedprox.report.results import write_results
-from fedprox.report.table import (
-    best_model_notes,
-    early_stop_notes,
-    empty_round_notes,
-    evaluated_model_notes,
-    fault_notes,
-    privacy_notes,
-    sampling_notes,
-    table,
-    unsolved_notes,
-    validation_notes,
-)
+from fedprox.report.table import table
 from fedprox.signals import answering, end_now, ended_by
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints, stopping_on_signals
@@ -104,19 +94,8 @@ def show_results(
 ) -> None:
     """Print the table of results, the notes on it, and what was written."""
     console.print(table(runs, target))
-    for notes in (
-        evaluated_model_notes,
-        validation_notes,
-        privacy_notes,
-        best_model_notes,
-        sampling_notes,
-        early_stop_notes,
-        empty_round_notes,
-        unsolved_notes,
-        fault_notes,
-    ):
-        for line in notes(runs):
-            console.print(line)
+    for line in (*notes_on(runs), *warnings_on(runs)):
+        console.print(line)
     if checkpoints.made:
         console.print(str(checkpoints))
     console.print(f"\n{printable(directory.path)}: metrics, summary, models, figure, report.html")

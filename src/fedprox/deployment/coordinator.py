@@ -10,7 +10,7 @@ from dataclasses import replace
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.remote import Nodes
 from fedprox.deployment.server import Deployment, Server
-from fedprox.experiment.training import described_by
+from fedprox.experiment.resolved import described_by
 from fedprox.precision import require_single
 from fedprox.simulation.config.method import checked_methods
 from fedprox.simulation.config.protocol import Protocol

@@ -10,9 +10,8 @@ from pydantic import Field, ValidationError
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
 from fedprox.errors import InputError, require, require_whole
-from fedprox.experiment.messages import Table, explain
+from fedprox.experiment.messages import Section, Table, explain
 from fedprox.experiment.resolved import limited, load_data
-from fedprox.experiment.sections import Section
 from fedprox.federation import Federation
 from fedprox.files.toml import read_toml
 

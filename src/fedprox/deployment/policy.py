@@ -11,7 +11,7 @@ from fedprox.algorithms import ALGORITHMS
 from fedprox.algorithms.base import Algorithm
 from fedprox.deployment.messages import Hiding, Setup
 from fedprox.errors import InputError, require
-from fedprox.experiment.sections import Section
+from fedprox.experiment.messages import Section
 from fedprox.models import MODELS
 from fedprox.privacy.accounting import Mechanism, epsilon_together, rounded_up
 from fedprox.simulation.planning.batch_plan import Jobs

@@ -1,13 +1,29 @@
 """All keys of experiment files as rows, for the help and for the reference of keys."""
 
-from typing import Any, NamedTuple, get_args
+import re
+from collections.abc import Callable, Mapping
+from textwrap import fill
+from typing import Any, NamedTuple
 
 import tomli_w
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from fedprox.experiment.messages import HEADERS, allowed_values
+from fedprox.algorithms import ALGORITHMS
+from fedprox.datasets import DATASETS
+from fedprox.datasets.catalogue import literals
+from fedprox.experiment.messages import HEADERS, allowed_values, table_of, type_of
+from fedprox.experiment.schema import keys_of
 from fedprox.experiment.sections import NAMED, Experiment
+from fedprox.models import MODELS
+
+CATALOGUES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
+    "data": DATASETS,
+    "model": MODELS,
+    "method": ALGORITHMS,
+}
+"""The sections whose keys depend on a name."""
+
+WIDTH = 98
 
 
 class Key(NamedTuple):
@@ -19,7 +35,7 @@ class Key(NamedTuple):
         type: The allowed values in words.
         default: The default as TOML; "required" for a required key, "" for an optional key that
             has no value by default.
-        description: The key's meaning and unit.
+        description: The key's meaning and unit, as in a docstring.
     """
 
     section: str
@@ -30,45 +46,39 @@ class Key(NamedTuple):
 
 
 def keys() -> list[Key]:
-    """All keys of experiment files, section by section in the order of `fedprox run --help`.
+    """All keys of experiment files, section by section.
 
     The keys of a data set, a model or a method are the parameters of its function and are not among
-    them; see `fedprox.experiment.keys_of`.
+    them; see `CATALOGUES`.
 
     >>> next(key for key in keys() if key.key == "clients_per_round")
     Key(section='cohort', key='clients_per_round', type='a whole number', default='required',
-        description='Clients K of a round.')
+        description='Number of clients per round, K.')
     """
-    plain, tables = [], []
-    for name, field in Experiment.model_fields.items():
-        if name in HEADERS:
-            if not field.exclude:
-                tables += _rows(name, NAMED.get(name) or table_of(field))
-        else:
-            plain.append(_row("", name, field))
-            if schema := table_of(field):
-                tables += _rows(name, schema)
-    return plain + tables
+    fields = {name: field for name, field in Experiment.model_fields.items() if not field.exclude}
+    rows = rows_of({name: field for name, field in fields.items() if name not in HEADERS})
+    for name, field in fields.items():
+        if schema := NAMED.get(name) or table_of(field):
+            rows += rows_of(schema.model_fields, name)
+    return rows
 
 
-def table_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The schema of a field that is, or may be, a table; None for other fields."""
-    kinds = get_args(field.annotation) or (field.annotation,)
-    tables = (k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel))
-    return next(tables, None)
+def rows_of(fields: Mapping[str, FieldInfo], section: str = "") -> list[Key]:
+    """The keys of a section, or of a function that a section names.
 
-
-def _rows(section: str, schema: type[BaseModel] | None) -> list[Key]:
-    assert schema is not None
-    return [_row(section, name, field) for name, field in schema.model_fields.items()]
-
-
-def _row(section: str, name: str, field: FieldInfo) -> Key:
-    assert field.description is not None
-    default = field.get_default(call_default_factory=True)
-    shown = "required" if field.is_required() else "" if default is None else as_toml(default)
-    kind = "a string" if field.annotation is Any else allowed_values(field.annotation)
-    return Key(section, name, kind, shown, field.description)
+    >>> rows_of(keys_of(ALGORITHMS["scaffold"]))[0].default
+    '2'
+    """
+    rows = []
+    for name, field in fields.items():
+        default = field.get_default(call_default_factory=True)
+        shown = "required" if field.is_required() else "" if default is None else as_toml(default)
+        kind, description = (
+            allowed_values(type_of(field)),
+            " ".join((field.description or "").split()),
+        )
+        rows.append(Key(section, name, kind, shown, description))
+    return rows
 
 
 def as_toml(value: Any) -> str:
@@ -82,3 +92,45 @@ def as_toml(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(as_toml, value)) + "]"
     return tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
+
+
+def help_sections() -> list[str]:
+    """Every key of experiment files with its type, default and meaning, section by section."""
+    texts: dict[str, list[str]] = {}
+    for row in keys():
+        default = (
+            "required" if row.default == "required" else row.default and f"default {row.default}"
+        )
+        facts = ", ".join(filter(None, [row.type, default]))
+        text = f"{row.key}: {facts}. {plain(row.description)}"
+        texts.setdefault(row.section, []).append(_wrapped(text))
+    for name, catalogue in CATALOGUES.items():
+        texts[name] += _keys_by_name(catalogue)
+    plain_keys = "\n".join(texts.pop(""))
+    headers = {name: HEADERS.get(name, f"[{name}]") for name in texts}
+    return [plain_keys, *("\n".join([headers[name], *lines]) for name, lines in texts.items())]
+
+
+def _keys_by_name(catalogue: Mapping[str, Callable[..., Any]]) -> list[str]:
+    """The keys of each function that a section can name, with the allowed words of each key."""
+    names: dict[str, list[str]] = {}
+    for name, function in catalogue.items():
+        shown = []
+        for key, field in keys_of(function).items():
+            words = " | ".join(f'"{word}"' for word in literals(field.annotation))
+            shown.append(f"{key} = {words}" if words else key)
+        names.setdefault(", ".join(shown) or "no more", []).append(name)
+    return [_wrapped(f"{', '.join(functions)}: {own}") for own, functions in names.items()]
+
+
+def plain(description: str) -> str:
+    r"""A docstring's text without its markup.
+
+    >>> plain(r"Learning rate :math:`\eta` of :func:`fedprox.simulate`.")
+    'Learning rate eta of fedprox.simulate.'
+    """
+    return re.sub(r":\w+:`~?([^`]*)`", r"\1", description).replace("\\", "")
+
+
+def _wrapped(text: str) -> str:
+    return fill(text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)

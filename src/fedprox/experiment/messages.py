@@ -1,36 +1,26 @@
-"""Parts of messages about experiment files: closest names, allowed values, pydantic's errors."""
+"""Tables that are checked against schemas, and what is said of a mistake in one."""
 
 import difflib
 from collections.abc import Mapping, Sequence
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema
 
-from fedprox.errors import require
+from fedprox.errors import InputError, require
 
 Table = dict[str, Any]
 """A table as TOML holds it."""
 
 HEADERS = {
-    **{
-        name: f"[{name}]"
-        for name in (
-            "data",
-            "model",
-            "evaluation",
-            "cohort",
-            "systems",
-            "faults",
-            "privacy",
-            "deployment",
-            "selection",
-            "solver",
-            "versions",
-        )
-    },
-    "method": "[[method]]",
-}
+    name: f"[{name}]"
+    for name in (
+        *("data", "model", "evaluation", "cohort", "systems", "faults", "privacy"),
+        *("deployment", "selection", "solver", "versions"),
+    )
+} | {"method": "[[method]]"}
 """How the sections of an experiment file are written."""
 
 KINDS: dict[Any, tuple[str, str]] = {
@@ -38,8 +28,53 @@ KINDS: dict[Any, tuple[str, str]] = {
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
     str: ("a string", "strings"),
+    Any: ("a string", "strings"),  # a name that is checked together with its options
 }
 """The words for one value of each type, and for a list of them."""
+
+
+class Section(BaseModel):
+    """A table whose keys are known, with values of exactly their types.
+
+    The text below a key is its description.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+S = TypeVar("S", bound=Section)
+
+
+class Of:
+    """Marks a field whose type is made at run time, and so unknown to type checkers."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+
+    def __get_pydantic_core_schema__(self, _: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(self.kind)
+
+
+def type_of(field: FieldInfo) -> Any:
+    """The type of a field."""
+    return next((mark.kind for mark in field.metadata if isinstance(mark, Of)), field.annotation)
+
+
+def table_of(field: FieldInfo) -> type[Section] | None:
+    """The schema of a field that is, or may be, a table; None for other fields."""
+    kinds = (type_of(field), *get_args(type_of(field)))
+    tables = (k for k in kinds if isinstance(k, type) and issubclass(k, Section))
+    return next(tables, None)
+
+
+def check(
+    schema: type[S], table: Table, where: str = "", headers: Mapping[str, str] | None = None
+) -> S:
+    """A table checked against a schema."""
+    try:
+        return schema.model_validate(table)
+    except ValidationError as error:
+        raise InputError(explain(error, schema, table, where, headers)) from None
 
 
 def choices(name: str, allowed: Mapping[str, Any] | Sequence[str]) -> str:
@@ -64,14 +99,14 @@ def allowed_values(annotation: Any) -> str:
     >>> allowed_values(list[Literal["loss", "accuracy"]])
     'a list of one of "loss", "accuracy"'
     """
-    arguments = [each for each in get_args(annotation) if each is not type(None)]
+    arguments = [each for each in get_args(annotation) if each is not NoneType]
     origin = get_origin(annotation)
     if annotation in KINDS:
         return KINDS[annotation][0]
     if origin is Literal:
         words = [f'"{each}"' for each in arguments]
         return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
-    if origin in (list, Sequence):
+    if origin is list:
         each = arguments[0]
         return f"a list of {KINDS[each][1] if each in KINDS else allowed_values(each)}"
     if origin in (Union, UnionType):
@@ -97,7 +132,6 @@ def explain(
         where: The name of the table; empty for a whole file.
         headers: How the table's sections are written; None for a table without sections.
     """
-    headers = headers or {}
     mistakes = error.errors()
     mistake = next((m for m in mistakes if m["type"] == "extra_forbidden"), mistakes[0])
     path, fields = [where] if where else [], schema.model_fields
@@ -107,11 +141,10 @@ def explain(
         if part not in fields:
             break  # an unknown key, or pydantic's name for one type of a union
         path.append(part)
-        annotation, value = fields[part].annotation, value.get(part)
-        kind, *_ = get_args(annotation) or (annotation,)  # an optional section is a union
-        fields = getattr(kind, "model_fields", {})
+        annotation, value = type_of(fields[part]), value.get(part)
+        fields = getattr(table_of(fields[part]), "model_fields", {})
     place, last = ".".join(path), str(mistake["loc"][-1])
-    header = headers.get(place)
+    header = (headers or {}).get(place)
     if mistake["type"] == "extra_forbidden":
         return f"{place or 'the file'}: unknown key {last!r}; {choices(last, fields)}"
     if mistake["type"] == "missing":

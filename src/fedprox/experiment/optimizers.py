@@ -8,17 +8,39 @@ from typing import Any, Union, get_args, get_origin
 
 import numpy as np
 import optax
+from pydantic import create_model
 
 from fedprox.errors import SINGLE, InputError, require
-from fedprox.experiment.messages import KINDS, choices
+from fedprox.experiment.messages import Section, check, choices
 from fedprox.solver import line_search_descent, searches_line
-from fedprox.user_code import call
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
     name: getattr(optax, name)
     for name in ("adagrad", "adam", "adamw", "lbfgs", "lion", "nadam", "rmsprop", "sgd", "yogi")
 } | {"line-search-descent": line_search_descent}
 """The optimizers that an experiment file can name: optax's, and descent with a line search."""
+
+SCHEDULES: dict[str, Callable[..., Any]] = {
+    name: getattr(optax, name)
+    for name in (
+        "constant_schedule",
+        "cosine_decay_schedule",
+        "cosine_onecycle_schedule",
+        "exponential_decay",
+        "linear_onecycle_schedule",
+        "linear_schedule",
+        "piecewise_constant_schedule",
+        "piecewise_interpolate_schedule",
+        "polynomial_schedule",
+        "warmup_constant_schedule",
+        "warmup_cosine_decay_schedule",
+        "warmup_exponential_decay_schedule",
+    )
+}
+"""The schedules of learning rates that an experiment file can name: optax's."""
+
+SCALES = "boundaries_and_scales"
+"""The option of optax's piecewise schedules that maps rounds to factors."""
 
 
 def is_optimizer(annotation: Any) -> bool:
@@ -41,37 +63,43 @@ def options_key(key: str) -> str:
     return f"{key}_options"
 
 
-def named_optimizer(name: Any, options: Any, where: str) -> Callable[..., Any]:
-    """The optimizer of a name, with its options bound.
+def options_schema(function: Callable[..., Any]) -> type[Section]:
+    """The schema of the options of an optimizer or a schedule that TOML can give.
 
-    Args:
-        name: The name.
-        options: Its options.
-        where: The key of the name, for messages.
-
-    Raises:
-        InputError: An unknown name or option, or a value that the optimizer refuses.
+    >>> list(options_schema(optax.linear_schedule).model_fields)
+    ['init_value', 'end_value', 'transition_steps', 'transition_begin']
     """
+    fields: dict[str, Any] = {}
+    for key, parameter in inspect.signature(function).parameters.items():
+        if key in ("learning_rate", "linesearch", "mask"):  # the last two are functions
+            continue
+        kind: Any = float
+        if key.endswith("dtype") or key == "interpolate_type":
+            kind = str  # its name, such as "bfloat16"
+        elif key == SCALES:
+            kind = dict[str, float]  # keys of TOML are strings
+        elif parameter.annotation in (bool, int):
+            kind = parameter.annotation
+        if parameter.default is parameter.empty:
+            fields[key] = kind, ...
+        else:
+            fields[key] = kind | None if parameter.default is None else kind, parameter.default
+    return create_model("Options", __base__=Section, **fields)
+
+
+def named_optimizer(name: Any, options: Any, where: str) -> Callable[..., Any]:
+    """The optimizer of a name, with its options bound."""
     if not isinstance(name, str) or name not in OPTIMIZERS:
         raise InputError(f"{where} = {name!r}; {choices(str(name), OPTIMIZERS)}")
     where = options_key(where)
     require(isinstance(options, dict), f"{where} = {options!r}; it must be a table")
-    function = OPTIMIZERS[name]
-    kinds = option_kinds(function)
+    check(options_schema(OPTIMIZERS[name]), options, where)
     for key, value in options.items():
-        if key not in kinds:
-            raise InputError(f"{where}: unknown key {key!r}; {choices(key, sorted(kinds))}")
-        kind = kinds[key]
-        of_kind = isinstance(value, (float, int) if kind is float else kind)
         require(
-            of_kind and isinstance(value, bool) == (kind is bool),
-            f"{where}.{key} = {value!r}; it must be {KINDS[kind][0]}",
-        )
-        require(
-            kind is not float or abs(value) <= SINGLE[1],
+            not isinstance(value, float) or abs(value) <= SINGLE[1],
             f"{where}.{key} = {value!r}; it must be finite in single precision",
         )
-    bound = functools.partial(function, **options) if options else function
+    bound = functools.partial(OPTIMIZERS[name], **options) if options else OPTIMIZERS[name]
     try:
         optimizer, one = bound(learning_rate=0.1), np.ones(1, np.float32)
         line = {"value": one[0], "grad": one, "value_fn": lambda w: (w**2).sum() / 2}
@@ -82,79 +110,3 @@ def named_optimizer(name: Any, options: Any, where: str) -> Callable[..., Any]:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{where} = {options}; {name} refuses them: {reason}") from None
     return bound
-
-
-SCALES = "boundaries_and_scales"
-"""The option of optax's piecewise schedules that maps rounds to factors."""
-
-
-def option_kinds(function: Callable[..., Any]) -> dict[str, Any]:
-    """The options of an optimizer or a schedule that TOML can give, and the type of each.
-
-    >>> option_kinds(optax.adam)["nesterov"], option_kinds(optax.adam)["b1"]
-    (<class 'bool'>, <class 'float'>)
-    >>> option_kinds(optax.piecewise_constant_schedule)["boundaries_and_scales"]
-    dict[str, float]
-    """
-    kinds: dict[str, Any] = {}
-    for key, parameter in inspect.signature(function).parameters.items():
-        if key.endswith("dtype"):
-            kinds[key] = str  # its name, such as "bfloat16"
-        elif key == SCALES:
-            kinds[key] = dict[str, float]  # keys of TOML are strings
-        elif key == "interpolate_type":
-            kinds[key] = str
-        elif key not in ("learning_rate", "linesearch", "mask"):  # the last two are functions
-            exact = parameter.annotation in (bool, int)
-            kinds[key] = parameter.annotation if exact else float
-    return kinds
-
-
-def _with_toml_types(build: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that builds an optax schedule, with TOML's types in place of arrays."""
-    signature = inspect.signature(build)
-    kinds = option_kinds(build)
-
-    @functools.wraps(build)
-    def build_schedule(**options: Any) -> Any:
-        if options.get(SCALES):
-            options[SCALES] = _by_round(options[SCALES], f"{build.__name__}: {SCALES}")
-        return call(build.__name__, functools.partial(build, **options))
-
-    build_schedule.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[
-            parameter.replace(annotation=kind | None if parameter.default is None else kind)
-            for parameter, kind in zip(signature.parameters.values(), kinds.values(), strict=True)
-        ]
-    )
-    return build_schedule
-
-
-def _by_round(scales: dict[str, float], what: str) -> dict[int, float]:
-    """TOML's table of factors, with whole numbers for keys."""
-    for key in scales:
-        require(
-            key.isascii() and key.isdecimal() and len(key) < 10,
-            f"{what} has the key {key!r}; each key must be a round, a whole number below 10^9",
-        )
-    return {int(key): scale for key, scale in scales.items()}
-
-
-SCHEDULES: dict[str, Callable[..., Any]] = {
-    name: _with_toml_types(getattr(optax, name))
-    for name in (
-        "constant_schedule",
-        "cosine_decay_schedule",
-        "cosine_onecycle_schedule",
-        "exponential_decay",
-        "linear_onecycle_schedule",
-        "linear_schedule",
-        "piecewise_constant_schedule",
-        "piecewise_interpolate_schedule",
-        "polynomial_schedule",
-        "warmup_constant_schedule",
-        "warmup_cosine_decay_schedule",
-        "warmup_exponential_decay_schedule",
-    )
-}
-"""The schedules of learning rates that an experiment file can name: optax's."""

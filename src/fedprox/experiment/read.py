@@ -3,14 +3,12 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-
-from pydantic import ValidationError
+from typing import Any
 
 from fedprox.errors import InputError, require
-from fedprox.experiment.messages import HEADERS, Table, explain
+from fedprox.experiment.messages import HEADERS, Table, check
 from fedprox.experiment.sections import Experiment
-from fedprox.experiment.settings import apply_setting
-from fedprox.files.toml import read_toml
+from fedprox.files.toml import parse_toml, read_toml
 from fedprox.simulation.loop.described import IN_PYTHON
 
 DEPLOYED = "deployment"
@@ -27,9 +25,6 @@ def read_experiment(
         defaults: Sections that the file may leave out.
         settings: Changes to it, "KEY=VALUE" with a dotted key ("solver.epochs=1",
             "method.0.mu=[0.0, 1.0]") and a value as in TOML; a bare word is a string.
-
-    Raises:
-        InputError: The file is missing, not TOML, or holds unknown keys or values of a wrong type.
     """
     table = {**defaults, **read_toml(path)}
     for setting in settings:
@@ -38,11 +33,7 @@ def read_experiment(
 
 
 def parse(where: str, table: Table) -> Experiment:
-    """An experiment from a table as TOML would hold it.
-
-    Raises:
-        InputError: The table is not an experiment; the message begins with `where`.
-    """
+    """An experiment from a table as TOML would hold it."""
     data = table.get("data")
     require(
         not isinstance(data, dict) or data.get("name") != IN_PYTHON,
@@ -50,6 +41,35 @@ def parse(where: str, table: Table) -> Experiment:
         "the file; it can only be run again there",
     )
     try:
-        return Experiment.model_validate(table)
-    except ValidationError as error:
-        raise InputError(f"{where}: {explain(error, Experiment, table, headers=HEADERS)}") from None
+        return check(Experiment, table, headers=HEADERS)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def apply_setting(table: Table, setting: str) -> None:
+    """Change a table by "KEY=VALUE"; see `read_experiment`."""
+    key, equals, text = setting.partition("=")
+    require(equals and key.strip(), f"--set {setting}: it must be KEY=VALUE")
+    try:
+        parsed = parse_toml(f"value = {text}")
+        value = parsed["value"]
+    except ValueError:
+        parsed, value = {}, text.strip()
+    require(len(parsed) <= 1, f"--set {setting}: it must be one KEY=VALUE")
+    *parents, last = key.strip().split(".")
+    place: Any = table
+    for name in parents:
+        if isinstance(place, dict):
+            place.setdefault(name, {})
+        place = place[_index(place, name, setting)]
+        require(isinstance(place, (dict, list)), f"--set {setting}: {name!r} is not a section")
+    place[_index(place, last, setting)] = value
+
+
+def _index(place: Table | list[Any], name: str, setting: str) -> Any:
+    if isinstance(place, dict):
+        return name
+    numbers = [str(i) for i in range(len(place))]
+    allowed = f"it must be a number from 0 to {len(place) - 1}" if place else "the list is empty"
+    require(name in numbers, f"--set {setting}: {name!r} is not in the list; {allowed}")
+    return int(name)

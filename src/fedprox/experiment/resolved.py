@@ -1,28 +1,20 @@
-"""The objects that an experiment file describes."""
+"""The objects that an experiment file describes, and training with them."""
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from pydantic import ValidationError
 
 from fedprox.algorithms import ALGORITHMS, Algorithm
 from fedprox.datasets import DATASETS
 from fedprox.datasets.sources import data_folder, places
 from fedprox.errors import InputError, require, require_whole
-from fedprox.experiment.messages import Table, explain
-from fedprox.experiment.named import named
-from fedprox.experiment.optimizers import SCHEDULES, named_optimizer
+from fedprox.experiment.messages import Section, Table, check
+from fedprox.experiment.named import named, optimizer_keys, with_optimizers
+from fedprox.experiment.optimizers import SCALES, SCHEDULES
 from fedprox.experiment.read import DEPLOYED
-from fedprox.experiment.sections import (
-    Experiment,
-    InitialSection,
-    PrivacySection,
-    SolverSection,
-    SystemsSection,
-)
+from fedprox.experiment.sections import Experiment, SolverSection
 from fedprox.federation import Federation, require_share
 from fedprox.frozen import freeze
 from fedprox.model import Model, Params
@@ -34,31 +26,19 @@ from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.protocol import measures_of
 from fedprox.simulation.config.systems import Systems
+from fedprox.simulation.loop.callbacks import Callback
+from fedprox.simulation.loop.checkpoint import Checkpoints
+from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.selection import Selection
 from fedprox.simulation.results.target import Target
+from fedprox.simulation.simulate import simulate
 from fedprox.solver import Solver
 from fedprox.streams import check_seed
-from fedprox.user_code import import_function
+from fedprox.user_code import call, import_function
 
 
 class Resolved(NamedTuple):
-    """An experiment's objects, and the experiment with every default written out.
-
-    Attributes:
-        federation: The clients and their data.
-        model: The model to train.
-        methods: The methods to compare.
-        solver: The local solver.
-        evaluation: How records are measured.
-        cohort: How a round's clients are chosen.
-        systems: Which clients cannot finish their work.
-        faults: Screening of faulty updates; None for no screening.
-        initial: Initial parameters; None for those of the model.
-        table: The experiment as TOML would hold it.
-        target: The target to which rounds are counted; None for no target.
-        selection: Whether runs keep their last or best model, and when they end without progress.
-        privacy: Differential privacy of clients; None for none.
-    """
+    """An experiment's objects, and the experiment as TOML would hold it, with every default."""
 
     federation: Federation
     model: Model
@@ -75,16 +55,50 @@ class Resolved(NamedTuple):
     privacy: Privacy | None
 
 
-def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
-    """Load the data and build the objects that an experiment names.
+def train(
+    experiment: Experiment,
+    resolved: Resolved,
+    callbacks: Sequence[Callback] = (),
+    devices: int | None = None,
+    checkpoints: Checkpoints | None = None,
+    progress: bool = True,
+) -> list[Run]:
+    """Run a resolved experiment; see `fedprox.simulate`."""
+    objects = resolved._asdict()
+    del objects["table"]
+    return simulate(
+        **objects,
+        rounds=experiment.rounds,
+        client_store=experiment.client_store,
+        seed=experiment.seed,
+        stop_at_target=experiment.stop_at_target,
+        devices=devices,
+        checkpoints=checkpoints,
+        callbacks=[described_by(resolved), *callbacks],
+        progress=progress,
+    )
 
-    Raises:
-        InputError: A name, key or value is unknown, or the data cannot be loaded.
-    """
+
+def described_by(resolved: Resolved) -> Callback:
+    """A callback that sets `Run.experiment` to the experiment, for those after it and the user."""
+
+    def describe(runs: Sequence[Run] | None) -> None:
+        for run in runs or ():
+            run.experiment = resolved.table
+
+    return Callback(on_start=describe, on_end=describe)
+
+
+def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
+    """Load the data and build the objects that an experiment names."""
     _ = experiment.target  # raises before data are loaded
     if experiment.validation_share is not None:
         require_share("validation_share", experiment.validation_share)
-    load = functools.partial(federation_of, experiment, data_dir)
+
+    def load() -> tuple[Federation, Table]:
+        federation, table = load_data(experiment.data, data_dir)
+        return limited(federation, experiment.client_rows, experiment.validation_share), table
+
     resolved = resolve_with(experiment, load, data_dir=data_dir)
     if "deployment" not in experiment.model_fields_set:
         del resolved.table["deployment"]  # a simulation does not use it
@@ -104,16 +118,13 @@ def resolve_with(
         load: () -> the federation, and its `[data]` section. It is called after all other sections
             but the model's have been checked.
         data_dir: The data folder, where initial parameters may be.
-
-    Raises:
-        InputError: A name, key or value is unknown, or the data cannot be loaded.
     """
-    solver, section_table = solver_of(experiment.solver)
-    evaluation = Evaluation(**experiment.evaluation.model_dump())
-    cohort = Cohort(**experiment.cohort.model_dump())
-    systems = _systems(experiment.systems)
-    faults = Faults(**experiment.faults.model_dump()) if experiment.faults else None
-    privacy = _privacy(experiment.privacy) if experiment.privacy else None
+    solver, solver_table = solver_of(experiment.solver)
+    evaluation = Evaluation(**dict(experiment.evaluation))
+    cohort = Cohort(**dict(experiment.cohort))
+    systems = _systems(dict(experiment.systems))
+    faults = Faults(**dict(experiment.faults)) if experiment.faults else None
+    privacy = _privacy(dict(experiment.privacy)) if experiment.privacy else None
     methods = [
         method_of(table, experiment.solver, solver, f"method.{i}")
         for i, table in enumerate(experiment.method)
@@ -130,15 +141,14 @@ def resolve_with(
     if evaluation.of(federation).clients is None:
         table["evaluation"].pop("clients", None)
     table |= {"data": data_table, "model": model_table, "method": [t for _, t in methods]}
-    table["solver"] |= section_table
-    algorithms = [algorithm for algorithm, _ in methods]
+    table["solver"] |= solver_table
     model = make_model(federation)
     initial = _initial(experiment.initial, model, data_dir)
     if frozen is not None:
         part = freeze(model, initial, frozen)
         model, initial, model_table["frozen"] = part.model, part.trained(initial), frozen
     known = measures_of(model, federation)
-    selection = Selection(**experiment.selection.model_dump()).among(known)
+    selection = Selection(**dict(experiment.selection)).among(known)
     if selection.measure is not None:
         table["selection"]["measure"] = selection.measure
     target = experiment.target_with(validated=bool(federation.validation))
@@ -148,36 +158,26 @@ def resolve_with(
             table.pop("target_metric", None)
         table[target.key] = target.setting
     return Resolved(
-        federation,
-        model,
-        algorithms,
-        solver,
-        evaluation,
-        cohort,
-        systems,
-        faults,
-        initial,
-        table,
-        target,
-        selection,
-        privacy,
+        federation=federation,
+        model=model,
+        methods=[algorithm for algorithm, _ in methods],
+        solver=solver,
+        evaluation=evaluation,
+        cohort=cohort,
+        systems=systems,
+        faults=faults,
+        initial=initial,
+        table=table,
+        target=target,
+        selection=selection,
+        privacy=privacy,
     )
-
-
-def federation_of(experiment: Experiment, data_dir: Path | None) -> tuple[Federation, Table]:
-    """The clients, limited to the rows that are used, and `[data]` with every default."""
-    federation, table = load_data(experiment.data, data_dir)
-    return limited(federation, experiment.client_rows, experiment.validation_share), table
 
 
 def limited(
     federation: Federation, client_rows: int | None, validation_share: float | None
 ) -> Federation:
-    """A federation with at most so many rows a client, some of them held out for validation.
-
-    Raises:
-        InputError: If a number is out of range.
-    """
+    """A federation with at most so many rows a client, some of them held out for validation."""
     if client_rows is not None:
         require_whole("client_rows", client_rows)
         # not the seed with which evaluations choose among these rows
@@ -190,43 +190,34 @@ def limited(
     return federation
 
 
-def _systems(section: SystemsSection) -> Systems:
+def _systems(settings: Table) -> Systems:
     """The `Systems` of a `[systems]` section, with its function imported."""
-    settings = section.model_dump()
     name = settings.pop("straggler_epochs")
     draw = import_function("systems.straggler_epochs", name, None)() if name is not None else None
     return Systems(**settings, straggler_epochs=draw)
 
 
-def _privacy(section: PrivacySection) -> Privacy:
+def _privacy(settings: Table) -> Privacy:
     """The setting of a `[privacy]` section."""
-    settings = section.model_dump()
     adaptive = settings.pop("adaptive_clip")
-    return Privacy(**settings, adaptive_clip=None if adaptive is None else AdaptiveClip(**adaptive))
+    clip = None if adaptive is None else AdaptiveClip(**dict(adaptive))
+    return Privacy(**settings, adaptive_clip=clip)
 
 
-def _initial(
-    section: str | InitialSection | None, model: Model, data_dir: Path | None
-) -> Params | None:
+def _initial(section: str | Section | None, model: Model, data_dir: Path | None) -> Params | None:
     """The parameters that `initial` names, with paths relative to here or to the data folder."""
     if section is None:
         return None
-    name, label, seed = (
-        (section, None, None) if isinstance(section, str) else section.model_dump().values()
-    )
-    candidates = places(name, data_dir)
+    settings = {"path": section} if isinstance(section, str) else dict(section)
+    candidates = places(settings.pop("path"), data_dir)
     path = next((candidate for candidate in candidates if candidate.exists()), None)
     if path is None:
         raise InputError(f"initial: no {' and no '.join(map(str, candidates))}")
-    return load_model(path, label, seed, model=model)
+    return load_model(path, **settings, model=model)
 
 
 def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Table]:
-    """The federation that a `[data]` section names, and the section with every default.
-
-    Raises:
-        InputError: A name, key or value is unknown, or the data cannot be loaded.
-    """
+    """The federation that a `[data]` section names, and the section with every default."""
     require(
         data.get("name") != DEPLOYED,
         f"data.name = {DEPLOYED!r}: the data are on the nodes of a deployment; fedprox deploy "
@@ -241,53 +232,31 @@ def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Ta
 
 
 def model_of(section: Table, federation: Federation) -> Model:
-    """The model that a `[model]` section names, for the data of a federation.
-
-    Raises:
-        InputError: A name, key or value is unknown, or the data do not suit the model.
-    """
+    """The model that a `[model]` section names, for the data of a federation."""
     make_model, _ = named(section, MODELS, "model", Model)
     model: Model = make_model(federation)
     return model
 
 
-def solver_of(section: SolverSection) -> tuple[Solver, Table]:
-    """The solver of a `[solver]` section, and its schedule with every default.
-
-    Raises:
-        InputError: A name or value is not allowed.
-    """
-    settings, table = _solver(section.model_dump(exclude_none=True), "solver")
+def solver_of(section: Section) -> tuple[Solver, Table]:
+    """The solver of a `[solver]` section, and its schedule with every default."""
+    settings, table = _solver(section.model_dump(), "solver")
     return Solver(**settings), table
 
 
 def method_of(
-    table: Mapping[str, Any], common: SolverSection, solver: Solver, where: str
+    table: Mapping[str, Any], common: Section, solver: Solver, where: str
 ) -> tuple[Algorithm, Table]:
-    """The algorithm that a `[[method]]` names, and the section with every default.
-
-    Args:
-        table: The section.
-        common: `[solver]`, whose settings the method may replace.
-        solver: The solver that `[solver]` describes.
-        where: The name of the section.
-
-    Raises:
-        InputError: A name, key or value is unknown.
-    """
-    section = common.model_dump(exclude_none=True)
+    """The algorithm that a `[[method]]` names, and the section with every default."""
     own = table.get("solver", {})
     others = {key: value for key, value in table.items() if key != "solver"}
     build, shown = named(others, ALGORITHMS, where, Algorithm)
     algorithm: Algorithm = build()
-    require(isinstance(own, dict), f"{where}.solver = {own!r}; it must be a table")
+    where = f"{where}.solver"
+    require(isinstance(own, dict), f"{where} = {own!r}; it must be a table")
     if own:
-        where = f"{where}.solver"
-        try:
-            checked = SolverSection.model_validate(section | own).model_dump(include=set(own))
-        except ValidationError as error:
-            raise InputError(explain(error, SolverSection, own, where)) from None
-        settings, own_table = _solver(checked, where)
+        checked = check(SolverSection, common.model_dump(exclude_none=True) | own, where)
+        settings, own_table = _solver(checked.model_dump(include=set(own)), where)
         algorithm = algorithm.with_solver(**settings)
         try:
             algorithm.solver(solver)
@@ -299,26 +268,22 @@ def method_of(
 
 def _solver(section: Table, where: str) -> tuple[Table, Table]:
     """The settings of a `Solver` that a section names, and its schedule with every default."""
-    settings = {k: v for k, v in section.items() if k not in ("optimizer", "optimizer_options")}
-    shown: Table = {}
-    if isinstance(section.get("learning_rate"), dict):
-        schedule, table = _schedule(section["learning_rate"], f"{where}.learning_rate")
-        settings["learning_rate"], shown = schedule, {"learning_rate": table}
-    if "optimizer" in section:
-        options = section.get("optimizer_options", {})
-        where = f"{where}.optimizer"
-        settings["optimizer"] = named_optimizer(section["optimizer"], options, where)
-    else:
-        require(
-            "optimizer_options" not in section,
-            f"{where}.optimizer_options: give optimizer beside it",
-        )
-    return settings, shown
+    settings = with_optimizers(section, optimizer_keys(SolverSection), where)
+    if not isinstance(section.get("learning_rate"), dict):
+        return settings, {}
+    settings["learning_rate"], table = _schedule(section["learning_rate"], f"{where}.learning_rate")
+    return settings, {"learning_rate": table}
 
 
 def _schedule(table: Table, where: str) -> tuple[Callable[[int], Any], Table]:
     """The schedule that a table names, with its options in `__name__`, and the whole table."""
     build, shown = named(table, SCHEDULES, where, None, key="schedule")
+    name = table["schedule"]
+    if name in SCHEDULES:
+        assert isinstance(build, functools.partial)
+        if scales := build.keywords.get(SCALES):
+            build = functools.partial(build, **{SCALES: _by_round(scales, f"{name}: {SCALES}")})
+        build = functools.partial(call, name, build)
     optax_schedule = build()
 
     @functools.wraps(optax_schedule, assigned=())  # `__wrapped__` is one of optax's
@@ -326,5 +291,15 @@ def _schedule(table: Table, where: str) -> tuple[Callable[[int], Any], Table]:
         return optax_schedule(round_)
 
     options = {key: value for key, value in table.items() if key != "schedule"}
-    schedule.__name__ = " ".join([table["schedule"], *(f"{k}={v}" for k, v in options.items())])
+    schedule.__name__ = " ".join([name, *(f"{key}={value}" for key, value in options.items())])
     return schedule, shown
+
+
+def _by_round(scales: dict[str, float], what: str) -> dict[int, float]:
+    """TOML's table of factors, with whole numbers for keys."""
+    for key in scales:
+        require(
+            key.isascii() and key.isdecimal() and len(key) < 10,
+            f"{what} has the key {key!r}; each key must be a round, a whole number below 10^9",
+        )
+    return {int(key): scale for key, scale in scales.items()}

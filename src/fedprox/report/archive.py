@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.errors import InputError, require
 from fedprox.files.toml import parse_toml
-from fedprox.simulation.results.measure import KINDS
+from fedprox.measures import KINDS
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import KEYS, Target, target_of
@@ -24,20 +24,8 @@ Whole = Annotated[int, Field(ge=0, lt=2**63)]
 """A count: an integer from 0 that fits in 64 bits."""
 
 
-class MetricTarget(BaseModel):
-    """`target_metric` of `experiment.toml`."""
-
-    model_config = ConfigDict(strict=True)
-
-    name: str
-    value: float
-    lower_is_better: bool | None = None
-
-
 class EvaluatedModel(BaseModel):
-    """The keys of `[evaluation]` that the report interprets; it shows all of them."""
-
-    model_config = ConfigDict(extra="allow")
+    """The key of `[evaluation]` that the report interprets."""
 
     model: Evaluated = "server"
 
@@ -45,13 +33,11 @@ class EvaluatedModel(BaseModel):
 class Settings(BaseModel):
     """The keys of `experiment.toml` that the report interprets; it shows all of them."""
 
-    model_config = ConfigDict(extra="allow")
-
     rounds: Whole
     seed: Whole | list[Whole] = 0
     target_accuracy: float | None = None
     target_loss: float | None = None
-    target_metric: MetricTarget | None = None
+    target_metric: dict[str, Any] | None = None
     evaluation: EvaluatedModel = EvaluatedModel()
     data: dict[str, Any]
     cohort: dict[str, Any]
@@ -74,23 +60,11 @@ class RunTimes(_File):
 
 
 class RunClients(_File):
-    """One run in `clients.json`: the final model's accuracy on each client.
-
-    Attributes:
-        label: The run's label.
-        seed: The run's seed.
-        test_accuracy: Accuracy on each client's test rows; None for clients without test rows.
-        clients: The clients' names; None in some older files.
-        training_rows: Training rows of each client; None in older files.
-        test_rows: Test rows of each client; None in older files.
-    """
+    """One run in `clients.json`: accuracy on each client's test rows, None for one without any."""
 
     label: str
     seed: Whole
     test_accuracy: list[float | None]
-    clients: list[str] | None = None
-    training_rows: list[Whole] | None = None
-    test_rows: list[Whole] | None = None
 
 
 class Fact(_File):
@@ -110,17 +84,7 @@ class Heterogeneity(_File):
 
 
 class SweepPoint(_File):
-    """One value of mu in the sweep of a diagnosis.
-
-    Attributes:
-        mu: Proximal weight at this sweep point.
-        round: The evaluated rounds.
-        train_loss: f(w) at each evaluated round, mean over seeds.
-        late_loss: Mean f(w) over the last quarter of the evaluations; None if a seed diverged.
-        spread: Standard deviation of the late loss over seeds.
-        expected_gap: Expected final f(w) minus that of the best mu; None if this mu does not lower
-            the loss.
-    """
+    """One value of mu in the sweep of a diagnosis, see `fedprox.diagnose`."""
 
     mu: float
     round: list[Whole]
@@ -131,17 +95,7 @@ class SweepPoint(_File):
 
 
 class DiagnosisFile(_File):
-    """The contents of `diagnosis.json`.
-
-    Attributes:
-        facts: The findings.
-        sizes: Training rows of each client.
-        classes: Effective number of classes of each client, exp(entropy of its labels).
-        path: B(w) and gradient variance during a run.
-        sweep: The results for each mu that was tried.
-        suggested_mu: The mu to start with; None if no mu lowers the loss.
-        theory_mu: The mu above which theory guarantees a decrease; None if there is none.
-    """
+    """The contents of `diagnosis.json`, see `fedprox.Diagnosis`."""
 
     facts: list[Fact]
     sizes: list[Whole]
@@ -207,12 +161,7 @@ def target_of_runs(experiment: Mapping[str, Any], runs: Sequence[Run]) -> Target
 
 
 def read_archive(path: Path) -> Archive:
-    """Read a run directory.
-
-    Raises:
-        InputError: It is not a run directory, has neither evaluated rounds nor a diagnosis, or
-            holds a damaged file.
-    """
+    """Read a run directory."""
     require(path.is_dir(), f"{path}: no such folder; name a run directory")
     require(
         (path / "experiment.toml").is_file(), f"{path}: no experiment.toml; not a run directory"
@@ -220,21 +169,15 @@ def read_archive(path: Path) -> Archive:
     experiment = _experiment(path / "experiment.toml")
     diagnosis = _json(path / "diagnosis.json", DiagnosisFile)
     times = read_summary(path)
-    runs = _runs(path / "metrics.jsonl", times or [])
+    evaluated = experiment.get("evaluation", {}).get("model", "server")
+    runs = _runs(path / "metrics.jsonl", times or [], evaluated)
     require(runs or diagnosis, f"{path}: no evaluated rounds yet")
-    for run in runs:
-        if run.method != "centralised":
-            run.evaluated = experiment.get("evaluation", {}).get("model", "server")
     clients = _json(path / "clients.json", list[RunClients])
     return Archive(path, experiment, runs, times is not None, clients or [], diagnosis)
 
 
 def read_summary(path: Path) -> list[RunTimes] | None:
-    """The runs in a run directory's `summary.json`; None if that is not written yet.
-
-    Raises:
-        InputError: The file is damaged.
-    """
+    """The runs in a run directory's `summary.json`; None if that is not written yet."""
     return _json(path / "summary.json", list[RunTimes])
 
 
@@ -250,37 +193,32 @@ def read_record(line: bytes) -> Record:
         raise ValueError("arrays or objects within others, too deep") from None
     if not isinstance(table, dict):
         raise ValueError("not a JSON object")
-    hints = get_type_hints(Record)
-    known = {key: value for key, value in table.items() if key in hints}
-    known |= {
-        key: math.nan
-        for key, value in known.items()
-        if value is None and hints[key] in (float, float | None)
-    }
-    others = {key: value for key, value in table.items() if key not in hints}
-    metrics = {
-        key: math.nan if value is None else value
-        for key, value in others.items()
-        if key.startswith(tuple(f"{kind}_" for kind in KINDS))
-    }
-    hparams = {k: v for k, v in others.items() if k not in metrics and v is not None}
+    fields: dict[str, Any] = {"hparams": {}, "metrics": {}}
+    for key, value in table.items():
+        number = math.nan if value is None else value
+        if key in HINTS:
+            fields[key] = number if HINTS[key] in (float, float | None) else value
+        elif key.startswith(METRICS):
+            fields["metrics"][key] = number
+        elif value is not None:
+            fields["hparams"][key] = value
     try:
-        return _RECORD.validate_python(
-            known | {"hparams": hparams, "metrics": metrics}, strict=True
-        )
+        return RECORD.validate_python(fields, strict=True)
     except ValidationError as error:
         raise ValueError(_explain(error)) from None
 
 
-_RECORD = TypeAdapter(Record, config=ConfigDict(arbitrary_types_allowed=True))
+HINTS = {k: v for k, v in get_type_hints(Record).items() if k not in ("hparams", "metrics")}
+METRICS = tuple(f"{kind}_" for kind in KINDS)
+RECORD = TypeAdapter(Record, config=ConfigDict(arbitrary_types_allowed=True))
 
 
 def _experiment(path: Path) -> dict[str, Any]:
-    text = _text(path)
     try:
-        table = parse_toml(text)
+        table = parse_toml(_text(path))
         known = Settings.model_validate(table)
-        metric = known.target_metric.model_dump() if known.target_metric else None
+        metric = known.target_metric
+        require(metric is None or {"name", "value"} <= metric.keys(), "target_metric: not a target")
         target_of(known.target_accuracy, known.target_loss, metric)
     except ValidationError as error:
         raise InputError(f"{path}: damaged: {_explain(error)}") from None
@@ -300,34 +238,31 @@ def _whole(text: str) -> int:
     return number
 
 
-def _runs(path: Path, times: Sequence[RunTimes]) -> list[Run]:
+def _runs(path: Path, times: Sequence[RunTimes], evaluated: str) -> list[Run]:
     """The runs of `metrics.jsonl`, in the order of their first lines."""
-    if not path.is_file() or not path.stat().st_size:
-        return []
-    known = {(t.label, t.seed): t for t in times}
     runs: dict[tuple[str, int], Run] = {}
     # an incomplete last line was being written when the run was killed
-    *whole, _ = path.read_bytes().split(b"\n")
+    *whole, _ = path.read_bytes().split(b"\n") if path.is_file() else [b""]
     for number, line in enumerate(whole, start=1):
         try:
             record = read_record(line)
-            key = label, seed = (record.label, record.seed)
+            label, seed = key = record.label, record.seed
             if key not in runs:
                 hparams, rate = record.hparams, record.learning_rate
                 runs[key] = Run(record.method, hparams, rate, seed, label)
-                if key in known:
-                    runs[key].run_seconds = known[key].run_seconds
-                    runs[key].sweep_points = known[key].sweep_points
-            elif record.round <= runs[key].final.round:
+                if record.method != "centralised":
+                    runs[key].evaluated = evaluated
+            elif record.round <= (last := runs[key].final.round):
                 raise ValueError(
-                    f"{label!r}, seed {seed}, has round {record.round} after round "
-                    f"{runs[key].final.round}"
+                    f"{label!r}, seed {seed}, has round {record.round} after round {last}"
                 )
         except ValueError as error:
             raise InputError(f"{path}: line {number} is damaged: {error}") from None
         runs[key].history.append(record)
-    for key, run in runs.items():
-        run.model_round = known[key].model_round if key in known else None
+    for time in times:
+        if run := runs.get((time.label, time.seed)):
+            run.run_seconds, run.sweep_points = time.run_seconds, time.sweep_points
+            run.model_round = time.model_round
     return list(runs.values())
 
 

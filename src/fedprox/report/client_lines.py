@@ -2,12 +2,12 @@
 
 import json
 import os
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
 
-from fedprox.errors import InputError, require
-from fedprox.files.whole import append, flush_folder, naming, open_no_link
+from fedprox.errors import InputError
+from fedprox.files.whole import append, flush_folder, naming, open_no_link, refuse_link
 from fedprox.simulation.results.clients import ClientRecord, checksum_of, client_columns
 from fedprox.simulation.results.record import Record
 
@@ -15,105 +15,85 @@ LINES = "clients.jsonl"
 """Name of the file."""
 
 BEFORE = "clients-before.jsonl"
-"""Name of the file of the shorter run, while a run is extended."""
+"""Name of the file with the lines from before, while a run that was resumed goes on."""
 
-
-BETWEEN = b", "
-"""Between the run and round of a line and its columns."""
+COLUMNS = b', "clients": '
+"""What follows the run and the round in a line."""
 
 
 class ClientLines:
     """The file `clients.jsonl` of a run directory, to which lines are added.
 
     Checkpoints do not hold the measures of clients, which may be large. The records of a checkpoint
-    come again without them when a run resumes, and their lines are taken from the file. These are
-    its first lines, unless the run is extended: then new lines come between those of the shorter
-    run, whose file stays beside the new one until the end.
+    come again without them when a run resumes, and their lines are taken from the file from before,
+    which stays beside the new one until the end.
 
-    Every line is on disk before `add` returns, and so before the next checkpoint.
+    Every new line is on disk before `add` returns, and so before the next checkpoint.
 
     Args:
         folder: The run directory.
-        resumed: Whether the run resumes, so that the file may have lines to keep.
-        extended: Whether the run extends a finished one.
+        resumed: Whether the run resumes, so that there may be lines to keep.
     """
 
-    def __init__(self, folder: Path, *, resumed: bool, extended: bool) -> None:
-        self.path, before = folder / LINES, folder / BEFORE
-        if not resumed:
-            remove_lines(folder)
-        elif extended and self.path.exists():
-            self.path.replace(before)
-        self._open = ExitStack()
-        opened = open_no_link(self.path, os.O_RDWR | os.O_CREAT)
-        self._file = self._open.enter_context(os.fdopen(opened, "r+b", buffering=0))
-        self._old: BinaryIO | None = self._open.enter_context(self.path.open("rb"))
-        self._before = self._open.enter_context(before.open("rb")) if before.exists() else None
+    def __init__(self, folder: Path, *, resumed: bool) -> None:
+        self.path, self._before = folder / LINES, folder / BEFORE
+        self._places: dict[bytes, list[int]] = {}
+        refuse_link(self.path)
+        with ExitStack() as self._open:
+            if resumed:
+                self._keep_lines()
+            else:
+                remove_lines(folder)
+            opened = open_no_link(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            self._file = self._open.enter_context(os.fdopen(opened, "wb", buffering=0))
+            self._open = self._open.pop_all()
         flush_folder(folder)
 
+    def _keep_lines(self) -> None:
+        """Move the lines to the file from before, and note the place of each."""
+        opened = open_no_link(self._before, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self._old = self._open.enter_context(os.fdopen(opened, "a+b"))
+        if self.path.exists():
+            with naming(self._before), self.path.open("rb") as lines:
+                shutil.copyfileobj(lines, self._old)
+                self._old.write(b"\n")  # ends a line that was being written
+                self._old.flush()
+                os.fsync(opened)
+        self._old.seek(0)
+        at = 0
+        for line in self._old:
+            self._places.setdefault(line.partition(COLUMNS)[0], []).append(at)
+            at += len(line)
+
     def add(self, record: Record) -> None:
-        """Add the line of a record, or keep it if it is there from before.
-
-        Raises:
-            InputError: If the record has no measures of clients, and the line from before is gone
-                or was changed.
-        """
-        if record.by_client is not None:
-            self._append(client_line(record, record.by_client))
-        elif not self._keep(record):
-            self._append(self._line_before(record))
-
-    def _keep(self, record: Record) -> bool:
-        """Whether the next line of the file is that of a record."""
-        if self._old is None:
-            return False
-        line = self._old.readline()
-        if not self._is_line_of(record, line, self.path):
-            return False
-        self._file.seek(len(line), os.SEEK_CUR)
-        return True
-
-    def _is_line_of(self, record: Record, line: bytes, path: Path) -> bool:
-        """Whether a line is that of a record.
-
-        Raises:
-            InputError: If it is, and its measures are not those that the record was made with.
-        """
-        head = _head(record) + BETWEEN
-        if not (line.startswith(head) and line.endswith(b"\n")):
-            return False
-        columns = b"{" + line.removeprefix(head)[:-1]
-        require(
-            checksum_of(columns) == record.by_client_checksum,
-            f"{path}: the line of {record.label!r}, seed {record.seed}, round {record.round} is "
-            "not the one that the run wrote; run the experiment anew, without --resume",
-        )
-        return True
+        """Add the line of a record; that from before if the record has no measures of clients."""
+        if record.by_client is None:
+            append(self._file, self.path, self._line_before(record))
+        else:
+            append(self._file, self.path, client_line(record, record.by_client))
+            self._flush()
 
     def _line_before(self, record: Record) -> bytes:
-        """The line of a record in the file of the shorter run."""
-        for line in self._before or ():
-            if self._is_line_of(record, line, self.path.parent / BEFORE):
+        """The line that was written for a record, which its checksum knows again."""
+        for place in self._places.get(_head(record), ()):
+            self._old.seek(place)
+            line = self._old.readline()
+            columns = b"{" + line.removeprefix(_head(record) + b", ").removesuffix(b"\n")
+            if checksum_of(columns) == record.by_client_checksum:
                 return line
         raise InputError(
             f"{self.path}: the line of {record.label!r}, seed {record.seed}, round {record.round} "
-            "is gone; run the experiment anew, without --resume"
+            "is gone or was changed; run the experiment anew, without --resume"
         )
 
-    def _append(self, line: bytes) -> None:
-        """Append a line after those that are kept, and flush it to disk."""
-        if self._old is not None:
-            self._old.close()
-            self._old = None
-            self._file.truncate(self._file.tell())
-        append(self._file, self.path, line)
+    def _flush(self) -> None:
         with naming(self.path):
             os.fsync(self._file.fileno())
 
     def finish(self) -> None:
-        """Remove lines after the last one, and the file of the shorter run."""
-        self._file.truncate(self._file.tell())
-        (self.path.parent / BEFORE).unlink(missing_ok=True)
+        """Remove the lines from before."""
+        self._flush()
+        self._before.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the files."""
@@ -128,7 +108,7 @@ def remove_lines(folder: Path) -> None:
 
 def client_line(record: Record, clients: ClientRecord) -> bytes:
     """A line of `clients.jsonl`: the run, the round, and the measures of clients as columns."""
-    return _head(record) + BETWEEN + client_columns(clients)[1:] + b"\n"
+    return _head(record) + b", " + client_columns(clients)[1:] + b"\n"
 
 
 def _head(record: Record) -> bytes:

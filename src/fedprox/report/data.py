@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from fedprox.datasets.catalogue import CATALOGUE, DataSet, File
 from fedprox.datasets.sources import cache_folder, host
 from fedprox.datasets.statistics import PAPERS
 from fedprox.federation import Federation
+from fedprox.report.figure import make_logarithmic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,11 +27,7 @@ SHARES = (0.4, 0.6, 0.8)
 
 
 def catalogue_table(data_dir: str | Path | None = None) -> Table:
-    """All data sets, a row each, with where their files are.
-
-    Raises:
-        InputError: The data folder does not exist.
-    """
+    """All data sets, a row each, with where their files are."""
     shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 1, 0))
     for header in ("name", "what", "papers", "partitions", "where"):
         shown.add_column(header, no_wrap=header == "name")
@@ -42,9 +39,6 @@ def catalogue_table(data_dir: str | Path | None = None) -> Table:
 
 def where(entry: DataSet, data_dir: str | Path | None = None) -> str:
     """Where a data set's files are, or come from.
-
-    Raises:
-        InputError: The data folder does not exist.
 
     >>> where(CATALOGUE["synthetic"]), where(CATALOGUE["leaf"])
     ('generated', 'yours: data.path')
@@ -75,13 +69,7 @@ def where(entry: DataSet, data_dir: str | Path | None = None) -> str:
 
 
 class Labels(NamedTuple):
-    """Number of labels for each pair of a client and a class that it has, sorted by both.
-
-    Attributes:
-        clients: The client of each pair, shape (pairs,), ascending.
-        classes: The class of each pair, shape (pairs,).
-        counts: The client's labels of the class, shape (pairs,).
-    """
+    """Number of labels for each pair of a client and a class that it has, sorted by both."""
 
     clients: NDArray[np.int64]
     classes: NDArray[np.int64]
@@ -218,52 +206,34 @@ def _median(values: NDArray[np.int64]) -> str:
 def data_figure(federation: Federation, title: str) -> "Figure":
     """A figure of the clients' sizes, their label mixes, and histograms of their classes.
 
-    Sizes, largest first, count training and test rows. The second panel shows clients that are
-    evenly spaced in the order of the first. The third counts the clients by the number of classes
-    that make up each of `SHARES` of their labels.
-
-    Args:
-        federation: The federation.
-        title: The figure's title.
+    Sizes, largest first, count training and test rows. The second panel shows all labels, and
+    clients that are evenly spaced in the order of the first. The third counts the clients by the
+    number of classes that make up each of `SHARES` of their labels.
     """
     from matplotlib.figure import Figure  # here, since it is slow to import
-    from matplotlib.ticker import LogFormatter
 
     drawn = Figure(figsize=(16, 4.4), layout="constrained")
     drawn.suptitle(title, fontsize=11, parse_math=False)  # it holds a user's path
-    grid = drawn.add_gridspec(2, 3, height_ratios=(1, 24), width_ratios=(1, 1.1, 0.9))
+    left, middle, right = drawn.subplots(1, 3)
     n = sizes(federation, "all")
     order = np.argsort(-n, kind="stable")
-    axis = drawn.add_subplot(grid[:, 0])
-    axis.stairs(n[order], np.arange(len(n) + 1) + 0.5, baseline=None, linewidth=1.5)
-    axis.axhline(n.mean(), color="0.4", linestyle="--", linewidth=1)
-    axis.annotate(
-        f"mean {n.mean():,.1f}",
-        (1, n.mean()),
-        (-4, 3),
-        ha="right",
-        fontsize=9,
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-    )
+    left.stairs(n[order], np.arange(len(n) + 1) + 0.5, baseline=None, linewidth=1.5)
+    left.axhline(n.mean(), color="0.4", linestyle="--", linewidth=1)
+    left.set_title(f"rows of a client, {n.mean():,.1f} in the mean", fontsize=10)
+    left.set_xlabel("client, largest first")
+    left.grid(alpha=0.3)
     if n.max() > 5 * n.min():
-        axis.set_yscale("log")
-        axis.yaxis.set_major_formatter("{x:,.0f}")
-        axis.yaxis.set_minor_formatter(LogFormatter())
-        axis.set_ylabel("log scale", fontsize=8)
+        make_logarithmic(left, n.min(), n.max())
     else:
-        axis.set_ylim(0, 1.15 * n.max())
-    axis.set_title("rows of a client", fontsize=10)
-    axis.set_xlabel("client, largest first")
-    axis.grid(alpha=0.3)
-    some = order[np.unique(np.linspace(0, len(n) - 1, CLIENTS_SHOWN).astype(int))]
+        left.set_ylim(0, 1.15 * n.max())
     if federation.classes:
-        _draw_labels(drawn, grid, labels(federation, "all"), federation.classes, some, len(n))
-        _draw_histograms(drawn.add_subplot(grid[:, 2]), federation)
+        some = order[np.unique(np.linspace(0, len(n) - 1, CLIENTS_SHOWN).astype(int))]
+        _draw_labels(middle, federation, some)
+        _draw_histograms(right, federation)
     else:
-        empty = drawn.add_subplot(grid[:, 1:])
-        empty.text(0.5, 0.5, "labels are not classes", ha="center", va="center")
-        empty.axis("off")
+        middle.text(0.5, 0.5, "labels are not classes", ha="center", va="center")
+        middle.axis("off")
+        right.axis("off")
     return drawn
 
 
@@ -273,11 +243,10 @@ def _draw_histograms(axis: "Axes", federation: Federation) -> None:
 
     needed = [classes_for(federation, share, "all") for share in SHARES]
     most = max(int(counts.max()) for counts in needed)
-    edges = np.arange(most + 2) - 0.5
     for share, counts in zip(SHARES, needed, strict=True):
         clients = np.bincount(counts, minlength=most + 1)
-        axis.stairs(clients, edges, linewidth=1.5, label=f"{100 * share:.0f} % of the labels")
-    axis.set_xlim(0.5 if all(counts.all() for counts in needed) else -0.5, most + 0.5)
+        label = f"{100 * share:.0f} % of the labels"
+        axis.stairs(clients, np.arange(most + 2) - 0.5, linewidth=1.5, label=label)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_title("clients whose labels are mostly of k classes", fontsize=10)
     axis.set_xlabel("k, the classes that make up the share")
@@ -285,41 +254,28 @@ def _draw_histograms(axis: "Axes", federation: Federation) -> None:
     axis.grid(alpha=0.3)
 
 
-def _draw_labels(
-    drawn: "Figure",
-    grid: Any,
-    pairs: Labels,
-    classes: int,
-    clients: NDArray[np.int64],
-    client_count: int,
-) -> None:
-    """Draw the label mix of all clients and, below it, a row for each of some clients."""
+def _draw_labels(axis: "Axes", federation: Federation, clients: NDArray[np.int64]) -> None:
+    """Draw the label mix of the whole federation and, below it, a row for each of some clients."""
     from matplotlib.colors import PowerNorm
 
+    pairs, classes = labels(federation, "all"), federation.classes
     total = np.bincount(pairs.classes, pairs.counts, minlength=classes)
     columns = np.sort(np.argsort(-total, kind="stable")[:CLASSES_SHOWN])
-    mixes = np.zeros((len(clients), classes))
-    for row, k in zip(mixes, clients, strict=True):
+    counts = np.zeros((1 + len(clients), classes))
+    counts[0] = total
+    for row, k in zip(counts[1:], clients, strict=True):
         own = slice(*np.searchsorted(pairs.clients, [k, k + 1]))
-        row[pairs.classes[own]] = pairs.counts[own] / max(pairs.counts[own].sum(), 1)
-    overall, mixes = (total / max(total.sum(), 1))[None, columns], mixes[:, columns]
-    above, below = drawn.add_subplot(grid[0, 1]), drawn.add_subplot(grid[1, 1])
+        row[pairs.classes[own]] = pairs.counts[own]
+    mixes = (counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))[:, columns]
     # the square root keeps small shares visible next to clients with a single label
-    scale: dict[str, Any] = {
-        "norm": PowerNorm(0.5, 0, mixes.max()),
-        "cmap": "Blues",
-        "aspect": "auto",
-    }
-    above.imshow(overall, **scale)
-    picture = below.imshow(mixes, **scale, interpolation="nearest")
-    drawn.colorbar(picture, ax=[above, below], label="share of the client's labels")
-    above.set_xticks([])
-    above.set_yticks([0], ["all"])
-    ends = {len(clients) - 1: "smallest", 0: "largest"}  # one client is both
-    below.set_yticks(list(ends), list(ends.values()))
+    norm = PowerNorm(0.5, 0, mixes.max())
+    picture = axis.imshow(mixes, "Blues", norm=norm, aspect="auto", interpolation="nearest")
+    axis.figure.colorbar(picture, ax=axis, label="share of the client's labels")
+    ends = {0: "all", len(clients): "smallest", 1: "largest"}  # one client is both
+    axis.set_yticks(list(ends), list(ends.values()))
     ticks = np.unique(np.linspace(0, len(columns) - 1, min(len(columns), 11)).astype(int))
-    below.set_xticks(ticks, [str(c) for c in columns[ticks]])
+    axis.set_xticks(ticks, [str(c) for c in columns[ticks]])
     few = f", the {len(columns)} most frequent of {classes:,}" if len(columns) < classes else ""
-    below.set_xlabel(f"class{few}")
-    which = f"{len(clients)} of " if len(clients) < client_count else ""
-    above.set_title(f"labels of {which}the {client_count:,} clients", fontsize=10)
+    axis.set_xlabel(f"class{few}")
+    which = f"{len(clients)} of " if len(clients) < len(federation) else ""
+    axis.set_title(f"labels of all and of {which}the {len(federation):,} clients", fontsize=10)

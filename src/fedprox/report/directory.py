@@ -10,7 +10,6 @@ import platform
 import re
 import shutil
 import subprocess
-import time
 import tomllib
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -31,15 +30,7 @@ from fedprox.model import Model
 from fedprox.report.client_lines import BEFORE, LINES, ClientLines, remove_lines
 from fedprox.report.figure import figure
 from fedprox.report.parameters import encode
-from fedprox.report.records import (
-    ERRORS,
-    FAIRNESS,
-    OPTIONAL,
-    PERSONAL,
-    PRIVACY,
-    VALIDATION,
-    flat,
-)
+from fedprox.report.records import OPTIONAL, flat
 from fedprox.report.table import common_target
 from fedprox.simulation.loop.checkpoint import FIRST
 from fedprox.simulation.results.record import Record
@@ -64,9 +55,6 @@ LOG_ID = "fedprox-id"
 LONGEST = 150
 """Most bytes of a label in a file name; file systems allow 255 for the whole name."""
 
-FLUSH = 5.0
-"""Seconds between flushes of `metrics.jsonl` to disk."""
-
 PACKAGES = ("fedprox", "flax", "jax", "jaxlib", "numpy", "optax")
 
 
@@ -88,11 +76,6 @@ class RunDirectory:
     Attributes:
         replaced: Description of the results that are replaced; empty if there are none.
         extended: Rounds of the results that are extended; None if none are.
-
-    Raises:
-        InputError: The folder holds another experiment's results, or other files, or its
-            `metrics.jsonl` or `clients.jsonl` is a symbolic link; or, at `with`, another process is
-            writing to it.
     """
 
     def __init__(
@@ -111,7 +94,6 @@ class RunDirectory:
         self._client_records = client_records
         self._metrics: BinaryIO | None = None
         self._clients: ClientLines | None = None
-        self._flushed = time.monotonic()
         self._lock = ExitStack()
         self._check()
 
@@ -219,14 +201,6 @@ class RunDirectory:
         if self._clients is not None:
             self._clients.add(record)
         append(self._metrics, self.path / "metrics.jsonl", line)
-        if time.monotonic() - self._flushed >= FLUSH:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._metrics is not None:
-            with naming(self.path / "metrics.jsonl"):
-                os.fsync(self._metrics.fileno())
-            self._flushed = time.monotonic()
 
     def diagnosis(self, document: dict[str, Any]) -> None:
         """Write `diagnosis.json`, next to the experiment's results if there are any."""
@@ -248,8 +222,7 @@ class RunDirectory:
                 path.unlink()
         self.path.mkdir(parents=True, exist_ok=True)
         if self._client_records:
-            extended = self.extended is not None
-            self._clients = ClientLines(self.path, resumed=self._extend, extended=extended)
+            self._clients = ClientLines(self.path, resumed=self._extend)
         else:
             remove_lines(self.path)
         if self.replaced:  # loggers continue their runs of the same experiment by themselves
@@ -264,7 +237,9 @@ class RunDirectory:
     def finish(self, runs: Sequence[Run], target: Target | None) -> None:
         """Write models and figure, then the summary; see `fedprox.table` for the target."""
         target = target or common_target(runs)
-        self._flush()
+        if self._metrics is not None:
+            with naming(self.path / "metrics.jsonl"):
+                os.fsync(self._metrics.fileno())
         if self._clients is not None:
             self._clients.finish()
         for run in runs:
@@ -352,15 +327,7 @@ def write_clients(
     runs: Sequence[Run],
     most: int | None = None,
 ) -> None:
-    """Write `clients.json`: each client's name, rows, and measures of each run's model on it.
-
-    Args:
-        path: The run directory.
-        federation: The clients and their data.
-        model: The model.
-        runs: The runs.
-        most: The most clients that evaluations read; None for all.
-    """
+    """Write `clients.json`: each client's name, rows, and measures of each run's model on it."""
     if most is not None:
         federation = federation.sample_clients(most)
     described = {
@@ -394,17 +361,28 @@ def metrics_line(record: Record) -> dict[str, Any]:
     >>> line["mu"], line["gamma_mean"]
     (1.0, None)
     """
-    line = flat(record)
-    for key in OPTIONAL:
-        if line[key] is None:  # nothing was screened, or no sample taken
-            del line[key]
-    return {key: _json_number(value) for key, value in line.items()}
+    return {
+        key: _json_number(value)
+        for key, value in flat(record).items()
+        if value is not None or key not in OPTIONAL
+    }
+
+
+MEASURED = [
+    name
+    for name in Record._fields
+    if name.startswith(
+        ("train_", "test_", "validation_", "client_accuracy", "personal_", "newcomer_")
+    )
+    or name in ("gradient_variance", "dissimilarity", "gamma_mean", "gamma_max")
+]
+"""The measures of the last record in `summary.json`, as `final_NAME`."""
 
 
 def summarise(run: Run, target: Target | None) -> dict[str, Any]:
     """A run as one JSON object of `summary.json`."""
     final = metrics_line(run.final)
-    shown = {
+    shown: dict[str, Any] = {
         "label": run.label,
         "method": run.method,
         **run.hparams,
@@ -413,25 +391,8 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
         "rounds": run.final.round,
         "model_round": run.model_round,
         "diverged_at": run.diverged_at,
-        **{
-            f"final_{key}": final[key]
-            for key in (
-                "train_loss",
-                "test_accuracy",
-                "test_loss",
-                *VALIDATION,
-                *run.final.metrics,
-                "gradient_variance",
-                "dissimilarity",
-                "gamma_mean",
-                "gamma_max",
-                *FAIRNESS,
-                *PERSONAL,
-                *ERRORS,
-            )
-            if key in final
-        },
-        **{key: final[key] for key in PRIVACY if key in final},
+        **{f"final_{key}": final[key] for key in (*MEASURED, *run.final.metrics) if key in final},
+        **{key: final[key] for key in ("epsilon", "delta") if key in final},
         **({} if (z := run.noise_multiplier) is None else {"noise_multiplier": z}),
         "best_test_accuracy": run.best_accuracy,
         "best_train_loss": min((r.train_loss for r in run.history), default=math.nan),

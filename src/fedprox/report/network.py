@@ -1,5 +1,7 @@
 """What a record of a deployment says of the network, in one line."""
 
+from rich.filesize import decimal
+
 from fedprox.privacy.accounting import rounded_up
 from fedprox.simulation.results.record import Record, figures
 
@@ -22,14 +24,6 @@ def network_line(record: Record) -> str:
     return (
         f"{record.label}, seed {record.seed}, round {record.round}: {figures(record)}; "
         f"{nodes} node{'s' * (nodes != 1)}, {used}, "
-        f"{record.seconds or 0.0:.1f} s, {_size(record.bytes_down or 0)} down, "
-        f"{_size(record.bytes_up or 0)} up"
+        f"{record.seconds or 0.0:.1f} s, {decimal(record.bytes_down or 0)} down, "
+        f"{decimal(record.bytes_up or 0)} up"
     )
-
-
-def _size(count: int) -> str:
-    """Bytes with a unit."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"

@@ -1,7 +1,6 @@
 """The HTML report: one page that opens offline, with figures to hover, zoom and switch."""
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,37 +11,13 @@ from numpy.typing import NDArray
 from fedprox.diagnostics.fairness import fairness
 from fedprox.errors import require
 from fedprox.files.whole import write_whole
+from fedprox.measures import MEASURES, Measure, measure_of
 from fedprox.report.archive import Archive, DiagnosisFile, SweepPoint, read_archive
-from fedprox.report.charts import (
-    Axis,
-    Chart,
-    Line,
-    Style,
-    binned,
-    chart,
-    curves,
-    histogram,
-    in_steps,
-    ranked,
-    styles,
-)
+from fedprox.report.charts import Chart, Style, chart, ranked, styles
 from fedprox.report.diagnosis import sweep_cells
-from fedprox.report.figure import explained
-from fedprox.report.table import (
-    best_model_notes,
-    by_label,
-    early_stop_notes,
-    empty_round_notes,
-    evaluated_model_notes,
-    fault_notes,
-    privacy_notes,
-    sampling_notes,
-    spread,
-    table,
-    unsolved_notes,
-    validation_notes,
-)
-from fedprox.simulation.results.record import Record
+from fedprox.report.lines import Line, curves, explained
+from fedprox.report.notes import notes_on, warnings_on
+from fedprox.report.table import by_label, metrics_on_test_rows, spread, table
 from fedprox.simulation.results.run import Run
 
 WORST = 0.1
@@ -51,95 +26,17 @@ WORST = 0.1
 MANY = 20
 """Length above which a list, such as each client's speed, is shortened."""
 
-ROUND = Axis("round")
-ACCURACY = Axis("test accuracy", percent=True)
-VARIANCE = Axis("E‖∇F<sub>k</sub> - ∇f‖²")
-DISSIMILARITY = Axis("B(w)")
+COSTS = ("communication", "total_steps", "epsilon")
+"""The measures that accuracy is drawn against, beside the round."""
 
-AGAINST_ROUNDS = (
-    ("train_loss", "Training loss", "f(w) over {}training rows.", Axis("f(w)")),
-    (
-        "validation_accuracy",
-        "Validation accuracy",
-        "Over the validation rows, which targets and the best round are read on.",
-        Axis("validation accuracy", percent=True),
-    ),
-    ("test_accuracy", "Test accuracy", "Over {}test rows.", ACCURACY),
-    (
-        "client_accuracy_mean",
-        "Client accuracy, mean",
-        "Mean test accuracy of the clients, each of which counts once.",
-        ACCURACY,
-    ),
-    (
-        "client_accuracy_worst",
-        "Client accuracy, worst 10 %",
-        "Mean test accuracy of the worst tenth of the clients in each round.",
-        ACCURACY,
-    ),
-    (
-        "client_accuracy_best",
-        "Client accuracy, best 10 %",
-        "Mean test accuracy of the best tenth of the clients in each round.",
-        ACCURACY,
-    ),
-    (
-        "personal_accuracy",
-        "Accuracy of own models",
-        "Over the test rows of the clients that have a model of their own.",
-        ACCURACY,
-    ),
-    (
-        "personal_accuracy_worst",
-        "Own models, worst 10 %",
-        "Mean test accuracy over the worst tenth of these clients in each round.",
-        ACCURACY,
-    ),
-    (
-        "newcomer_accuracy",
-        "Accuracy for newcomers",
-        "Over the test rows of the clients that have no model of their own yet.",
-        ACCURACY,
-    ),
-    (
-        "gradient_variance",
-        "Gradient variance",
-        "How far the clients' gradients are from their mean.",
-        VARIANCE,
-    ),
-    (
-        "dissimilarity",
-        "Dissimilarity B(w)",
-        "1 if all clients' gradients agree (Li et al. 2020, Definition 3).",
-        DISSIMILARITY,
-    ),
-    (
-        "gamma_mean",
-        "Inexactness gamma",
-        "Mean over the cohort: 0 is an exact local solve, 1 no progress (Definition 2).",
-        Axis("mean gamma"),
-    ),
-    (
-        "epsilon",
-        "Privacy spent",
-        "Epsilon of the clients' (epsilon, delta)-differential privacy.",
-        Axis("epsilon"),
-    ),
-)
+SHARE = Measure("", "share of the clients", percent=True)
 
 
 class Table(NamedTuple):
-    """A table of the page.
-
-    Attributes:
-        caption: The caption.
-        headers: The heading of each column.
-        rows: The cells of each row, the row's heading first.
-        holds: Whether the other cells hold numbers or words.
-    """
+    """A table of the page."""
 
     caption: str
-    headers: list[str]
+    headers: Sequence[str]
     rows: list[list[str]]
     holds: Literal["numbers", "words"] = "numbers"
 
@@ -158,22 +55,12 @@ class Group(NamedTuple):
     title: str
     keys: dict[str, Style]
     charts: list[Chart]
-    tables: list[Table]
+    tables: Sequence[Table] = ()
     note: str = ""
 
 
 class Section(NamedTuple):
-    """A run directory on the page.
-
-    Attributes:
-        title: Name of the folder.
-        path: Path of the folder.
-        lead: Summary of the experiment in one line.
-        settings: Each section of the experiment with its keys and values.
-        warnings: Restrictions of the results.
-        results: The table of results; None without runs.
-        groups: The figures.
-    """
+    """A run directory on the page."""
 
     title: str
     path: str
@@ -191,10 +78,6 @@ def write_report(directories: Sequence[Path], out: Path, *, together: bool = Tru
         directories: The run directories, a section each.
         out: The page; an earlier one is replaced.
         together: Whether runs of several directories are also drawn in one figure for each measure.
-
-    Raises:
-        InputError: A folder is no run directory, has no evaluated rounds or is damaged, or `out`
-            cannot be written or its name does not end in .html or .htm.
     """
     require(len(directories) > 0, "report: no run directories; at least one is needed")
     require(not out.exists() or out.is_file(), f"--out: {out} is not a file")
@@ -202,76 +85,49 @@ def write_report(directories: Sequence[Path], out: Path, *, together: bool = Tru
     require(out.suffix in (".html", ".htm"), f"--out: {out} is not the name of an HTML file")
     archives = [read_archive(path) for path in directories]
     looks = styles(run.label for archive in archives for run in archive.runs)
-    shared = overlay(archives) if together else None
-    page = render([section(a, looks) for a in archives], shared)
+    shared = overlay(archives) if together and len(archives) > 1 else None
+    page = render([section(archive, looks) for archive in archives], shared)
     write_whole(out, page.encode(errors="replace"))
 
 
-def overlay(archives: Sequence[Archive]) -> Group | None:
-    """Figures with the runs of all directories, one for each measure that several of them have.
-
-    None where there is no such measure.
-    """
-    directories = [
-        {f"{name}: {label}": runs for label, runs in by_label(archive.shown).items()}
-        for name, archive in zip(_names(archives), archives, strict=True)
-    ]
-    lines = {key: runs for directory in directories for key, runs in directory.items()}
-    looks = styles(lines)
-    charts = []
-    for measure, title, note, axis in AGAINST_ROUNDS:
-        known = {
-            key
-            for key, runs in lines.items()
-            if any(math.isfinite(_reader(measure)(r)) for run in runs for r in run.history)
-        }
-        if sum(not known.isdisjoint(directory) for directory in directories) > 1:
-            drawn = {key: runs for key, runs in lines.items() if key in known}
-            measured = curves(drawn, _rounds, _reader(measure))
-            charts.append(chart(title, note.format(""), measured, looks, ROUND, axis))
-    words = ["Each line is named by its directory and its label.", explained(lines.values())]
-    return Group("All runs", looks, charts, [], " ".join(words)) if charts else None
-
-
-def _names(archives: Sequence[Archive]) -> list[str]:
-    """The directories' names, or paths where names are the same."""
+def overlay(archives: Sequence[Archive]) -> Group:
+    """Figures with the runs of all directories, each line named by its directory and its label."""
     names = [archive.path.resolve().name for archive in archives]
-    return [
-        name if names.count(name) == 1 else str(archive.path)
+    lines = {
+        f"{name if names.count(name) == 1 else archive.path}: {label}": runs
         for name, archive in zip(names, archives, strict=True)
-    ]
+        for label, runs in by_label(archive.shown).items()
+    }
+    told = "Each line is named by its directory and its label. "
+    return _figures("All runs", lines, styles(lines), _against_rounds(lines), told)
 
 
 def section(archive: Archive, looks: dict[str, Style]) -> Section:
-    """The page's section for a run directory.
-
-    Args:
-        archive: The directory's contents.
-        looks: Style of each label.
-    """
-    runs = archive.shown
+    """The page's section for a run directory."""
+    lines, groups = by_label(archive.shown), []
+    if lines:
+        sampled = {"clients", "rows"} & archive.experiment.get("evaluation", {}).keys()
+        told = "Evaluations read a sample of the clients' rows. " * bool(sampled)
+        costs = [(cost, "test_accuracy") for cost in COSTS]
+        groups = [
+            _figures("Against rounds", lines, looks, _against_rounds(lines), told),
+            _figures("Against cost", lines, looks, costs),
+        ]
     return Section(
         title=archive.path.resolve().name,
         path=str(archive.path),
         lead=_lead(archive),
         settings=_settings(archive.experiment),
         warnings=list(_warnings(archive)),
-        results=_results(archive) if runs else None,
-        groups=[
-            *([_against_rounds(archive, looks), _against_cost(runs, looks)] if runs else []),
-            *_left_behind(archive, looks),
-            *(_diagnosis(archive.diagnosis) if archive.diagnosis else []),
-        ],
+        results=_results(archive) if lines else None,
+        groups=groups
+        + _left_behind(archive, looks)
+        + (_diagnosis(archive.diagnosis) if archive.diagnosis else []),
     )
 
 
 def render(sections: Sequence[Section], shared: Group | None = None) -> str:
-    """The page as HTML.
-
-    Args:
-        sections: A section for each run directory.
-        shared: Figures of all of them together, above the sections.
-    """
+    """The page as HTML."""
     import jinja2  # both here, since only a report needs them
     from plotly.offline import get_plotlyjs
 
@@ -304,23 +160,19 @@ def _lead(archive: Archive) -> str:
 
 
 def _settings(experiment: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """Each section of the experiment in the order of its file, after the keys of no section."""
-    plain = {k: v for k, v in experiment.items() if not isinstance(v, dict) and k != "method"}
-    sections = {"run": _pairs(plain)}
-    sections |= {k: _pairs(v) for k, v in experiment.items() if isinstance(v, dict)}
-    versions = sections.pop("versions", None)
-    sections["methods"] = [
-        (
-            str(method.get("name", "")),
-            ", ".join(f"{k} = {_plain(v)}" for k, v in method.items() if k != "name"),
-        )
-        for method in experiment.get("method", [])
-    ]
-    return sections | ({"versions": versions} if versions else {})
-
-
-def _pairs(part: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(key.replace("_", " "), _plain(value)) for key, value in part.items() if value != {}]
+    """Each section of the experiment with its keys, those of no section first, versions last."""
+    sections: dict[str, list[tuple[str, str]]] = {"run": []}
+    for key, value in sorted(experiment.items(), key=lambda item: item[0] == "versions"):
+        if key == "method":
+            sections["methods"] = [
+                (str(m.get("name", "")), _plain({k: v for k, v in m.items() if k != "name"}))
+                for m in value
+            ]
+        elif isinstance(value, dict):
+            sections[key] = [(k.replace("_", " "), _plain(v)) for k, v in value.items() if v != {}]
+        else:
+            sections["run"].append((key.replace("_", " "), _plain(value)))
+    return sections
 
 
 def _plain(value: object) -> str:
@@ -338,7 +190,7 @@ def _plain(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(_plain, value))
     if isinstance(value, dict):
-        return ", ".join(f"{k} = {_plain(v)}" for k, v in value.items())
+        return ", ".join(f"{k} = {_plain(v)}" for k, v in value.items() if v != {})
     return str(value)
 
 
@@ -358,10 +210,7 @@ def _warnings(archive: Archive) -> Iterator[str]:
                 f"{run.label}, seed {run.seed}, diverged: its training loss was no longer finite "
                 f"at round {run.diverged_at}."
             )
-    if archive.finished:
-        yield from (f"{line}." for line in early_stop_notes(archive.runs))
-    for notes in (empty_round_notes, unsolved_notes, fault_notes):
-        yield from (f"{line}." for line in notes(archive.runs))
+    yield from (f"{line}." for line in warnings_on(archive.runs, finished=archive.finished))
 
 
 def _results(archive: Archive) -> Table:
@@ -373,92 +222,49 @@ def _results(archive: Archive) -> Table:
     rows = [list(row) for row in zip(*(map(str, c.cells) for c in columns), strict=True)]
     seeds = len({run.seed for run in runs})
     over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
-    lines = ["Models sent are relative to one round of FedAvg", *evaluated_model_notes(runs)]
-    lines += [*validation_notes(runs), *best_model_notes(runs), *sampling_notes(runs)]
-    lines += privacy_notes(runs)
+    lines = ["Models sent are relative to one round of FedAvg", *notes_on(runs)]
     caption = f"Results{over}. {'; '.join(lines)}."
     return Table(caption, [str(c.header) for c in columns], rows)
 
 
-def _reader(measure: str) -> Callable[[Record], float]:
-    """A function that returns a record's value of a measure, NaN if it has none."""
-
-    def read(record: Record) -> float:
-        value: float | None = getattr(record, measure)
-        return math.nan if value is None else value
-
-    return read
+def _against_rounds(lines: dict[str, list[Run]]) -> list[tuple[str, str]]:
+    runs = [run for group in lines.values() for run in group]
+    costs = ("round", "communication", "total_steps")
+    names = [name for name in (*MEASURES, *metrics_on_test_rows(runs)) if name not in costs]
+    return [("round", name) for name in names]
 
 
-def _rounds(run: Run) -> list[float]:
-    return [record.round for record in run.history]
+def _figures(
+    title: str,
+    groups: dict[str, list[Run]],
+    looks: dict[str, Style],
+    axes: Iterable[tuple[str, str]],
+    told: str = "",
+) -> Group:
+    """A figure for each pair of measures that records have."""
+    charts = []
+    for along, name in axes:
+        x, y = measure_of(along), measure_of(name)
+        lines = [line for line in curves(groups, along, name) if np.isfinite(line.x).any()]
+        if name == "mu":  # only an adaptive one has a line
+            lines = [line for line in lines if np.ptp(line.values) > 0]
+        if lines:
+            against = along != "round"
+            heading = f"{y.title} against {x.title}" if against else y.title
+            charts.append(chart(heading, x.note if against else y.note, lines, looks, x, y))
+    keys = {label: looks[label] for label in groups}
+    return Group(title, keys, charts, note=(told + explained(groups.values())).strip())
 
 
-def _against_rounds(archive: Archive, looks: dict[str, Style]) -> Group:
-    groups = by_label(archive.shown)
-    is_sampled = {"clients", "rows"} & archive.experiment.get("evaluation", {}).keys()
-    whose = "a sample of the clients' " if is_sampled else "all clients' "
-    charts = [
-        chart(
-            title,
-            note.format(whose),
-            curves(groups, _rounds, _reader(name)),
-            looks,
-            ROUND,
-            axis,
-        )
-        for name, title, note, axis in AGAINST_ROUNDS
-    ]
-    mus = curves(groups, _rounds, lambda record: record.hparams.get("mu", np.nan))
-    adaptive = [line for line in mus if np.ptp(line.values) > 0]
-    if adaptive:
-        charts.append(
-            chart(
-                "Adaptive mu", "The mu in force in each round.", adaptive, looks, ROUND, Axis("mu")
-            )
-        )
-    charts = [c for c in charts if _any_known(c)]
-    keys = {k: looks[k] for k in groups}
-    return Group("Against rounds", keys, charts, [], explained(groups.values()))
-
-
-def _any_known(drawn: Chart) -> bool:
-    return any(y is not None for trace in drawn.traces for y in trace["y"])
-
-
-def _against_cost(runs: Sequence[Run], looks: dict[str, Style]) -> Group:
-    groups = by_label(runs)
-
-    def accuracy(title: str, note: str, x: Any, axis: Axis) -> Chart:
-        lines = curves(groups, x, lambda record: record.test_accuracy)
-        return chart(title, note, lines, looks, axis, ACCURACY, compare_at_x=False)
-
-    charts = [
-        accuracy(
-            "Accuracy against communication",
-            "Models sent and returned, in units of a FedAvg round.",
-            lambda run: [record.communication for record in run.history],
-            Axis("communication (FedAvg rounds)"),
-        ),
-        accuracy(
-            "Accuracy against client work",
-            "Mini-batch steps of all clients so far.",
-            lambda run: [record.total_steps for record in run.history],
-            Axis("mini-batch steps"),
-        ),
-    ]
-    if any(run.final.epsilon is not None for run in runs):
-        charts.append(
-            accuracy(
-                "Accuracy against privacy",
-                "Epsilon of the clients' differential privacy so far.",
-                lambda run: [_reader("epsilon")(record) for record in run.history],
-                Axis("epsilon"),
-            )
-        )
-    charts = [c for c in charts if _any_known(c)]
-    keys = {k: looks[k] for k in groups}
-    return Group("Against cost", keys, charts, [], explained(groups.values()))
+SPREAD: dict[str, Callable[[NDArray[np.float64]], float]] = {
+    "mean": np.mean,
+    "median": np.median,
+    "worst 10 %": lambda accuracies: fairness(accuracies).worst,
+    "best 10 %": lambda accuracies: fairness(accuracies).best,
+    "worst client": np.min,
+    "standard deviation": np.std,
+}
+"""Columns of the table of clients."""
 
 
 def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
@@ -474,31 +280,18 @@ def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
             without_rows = len(of_clients) - len(known)
     if not accuracies:
         return []
-    lines = [ranked(label, by_seed) for label, by_seed in accuracies.items()]
     drawn = chart(
         "Clients from worst to best",
         "Each client's accuracy on its own test rows; the clients left behind are at the left end.",
-        lines,
+        [ranked(label, by_seed) for label, by_seed in accuracies.items()],
         looks,
-        Axis("share of the clients", percent=True),
-        ACCURACY,
+        SHARE,
+        MEASURES["test_accuracy"],
     )
     edge = {"type": "line", "x0": WORST, "x1": WORST, "y0": 0, "y1": 1, "yref": "paper"}
-    edge["line"] = {"color": "#888888", "width": 1, "dash": "dot"}
-    drawn.layout["shapes"] = [edge]
-    counted = chart(
-        "Clients by accuracy",
-        "Histogram of these accuracies: the share of the clients in each step of 5 %.",
-        [binned(label, by_seed) for label, by_seed in accuracies.items()],
-        looks,
-        ACCURACY,
-        Axis("share of the clients", percent=True),
-    )
+    drawn.layout["shapes"] = [edge | {"line": {"color": "#888888", "width": 1, "dash": "dot"}}]
     rows = [
-        [
-            label,
-            *(spread([100 * f(a) for a in by_seed], "{:.2f}", " %") for f in SPREAD.values()),
-        ]
+        [label, *(spread([100 * f(a) for a in by_seed], "{:.2f}", " %") for f in SPREAD.values())]
         for label, by_seed in accuracies.items()
     ]
     caption = "Test accuracy by client, all clients weighted equally"
@@ -509,57 +302,36 @@ def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
         f"{without_rows:,} clients have no test rows and are left out." if without_rows else "",
         explained(accuracies.values()),
     ]
-    note = " ".join(filter(None, notes))
     keys = {label: looks[label] for label in accuracies}
     figures = Table(caption, ["method", *SPREAD], rows)
-    return [Group("Who is left behind", keys, [drawn, in_steps(counted)], [figures], note)]
-
-
-SPREAD: dict[str, Callable[[NDArray[np.float64]], float]] = {
-    "mean": np.mean,
-    "median": np.median,
-    "worst 10 %": lambda accuracies: fairness(accuracies).worst,
-    "best 10 %": lambda accuracies: fairness(accuracies).best,
-    "worst client": np.min,
-    "standard deviation": np.std,
-}
-"""Columns of the table of clients."""
+    return [Group("Who is left behind", keys, [drawn], [figures], " ".join(filter(None, notes)))]
 
 
 def _diagnosis(diagnosis: DiagnosisFile) -> list[Group]:
     """The findings of `fedprox diagnose`."""
     rows = [[fact.what, fact.value, fact.note] for fact in diagnosis.facts]
     facts = Table("The federation", ["what", "value", "note"], rows, "words")
-    looks = styles([""])
-    rounds = np.array(diagnosis.path.round, float)
-
-    def along(title: str, note: str, values: Sequence[float | None], axis: Axis) -> Chart:
-        return chart(title, note, [Line("", rounds, np.array([values], float))], looks, ROUND, axis)
-
-    drawn = [
-        histogram("Client sizes", "Clients by training rows.", diagnosis.sizes, "training rows"),
-        histogram(
-            "Classes of a client",
-            "Effective number of classes: exp of the entropy of a client's labels.",
-            diagnosis.classes,
-            "classes",
-        ),
-        along(
-            "B(w) along the path",
-            "How dissimilar the clients are during training.",
-            diagnosis.path.dissimilarity,
-            DISSIMILARITY,
-        ),
-        along(
-            "Gradient variance along the path",
-            "How far the clients' gradients are from their mean.",
-            diagnosis.path.gradient_variance,
-            VARIANCE,
-        ),
-    ]
-    charts = [c for c in drawn if _any_known(c)]
+    looks, charts = styles([""]), []
+    classes = "Effective number of classes: exp of the entropy of a client's labels."
+    for title, note, values, what in (
+        ("Client sizes", "Training rows of each client.", diagnosis.sizes, "training rows"),
+        ("Classes of a client", classes, diagnosis.classes, "classes"),
+    ):
+        if values:
+            line = ranked("", [values])
+            charts.append(chart(title, note, [line], looks, SHARE, Measure("", what)))
+    for name in ("dissimilarity", "gradient_variance"):
+        line = _line("", diagnosis.path.round, getattr(diagnosis.path, name))
+        if np.isfinite(line.values).any():
+            y = MEASURES[name]
+            title = f"{y.title} along the path"
+            charts.append(chart(title, y.note, [line], looks, MEASURES["round"], y))
     federation = Group("Diagnosis: the federation", {}, charts, [facts])
     return [federation, *([_sweep(diagnosis)] if diagnosis.sweep else [])]
+
+
+def _line(label: str, rounds: Sequence[int], values: Sequence[float | None]) -> Line:
+    return Line(label, np.array(rounds, float), np.array([values], float))
 
 
 def _sweep(diagnosis: DiagnosisFile) -> Group:
@@ -569,17 +341,12 @@ def _sweep(diagnosis: DiagnosisFile) -> Group:
         suggested = point.mu == diagnosis.suggested_mu
         return f"mu = {point.mu:g}" + (" (suggested)" if suggested else "")
 
-    looks = styles(map(label, diagnosis.sweep))
-    lines = [
-        Line(label(p), np.array(p.round, float), np.array([p.train_loss], float))
-        for p in diagnosis.sweep
-    ]
-    drawn = chart(
-        "Training loss for each mu", "Mean over seeds.", lines, looks, ROUND, Axis("f(w)")
-    )
-    rows = [
-        [label(p), *sweep_cells(p.late_loss, p.spread, p.expected_gap)] for p in diagnosis.sweep
-    ]
+    sweep = diagnosis.sweep
+    looks = styles(map(label, sweep))
+    lines = [_line(label(p), p.round, p.train_loss) for p in sweep]
+    x, y = MEASURES["round"], MEASURES["train_loss"]
+    drawn = chart("Training loss for each mu", "Mean over seeds.", lines, looks, x, y)
+    rows = [[label(p), *sweep_cells(p.late_loss, p.spread, p.expected_gap)] for p in sweep]
     header = ["mu", "loss, last quarter", "expected above the best at the end"]
     tried = Table("The values of mu tried", header, rows)
     note = "No value of mu is suggested."

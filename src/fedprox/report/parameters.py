@@ -63,9 +63,6 @@ def encode(params: Params) -> bytes:
     """The content of a file with a model's parameters.
 
     A pytree with nodes other than dicts, lists and tuples is saved without its structure.
-
-    Raises:
-        InputError: A leaf is not an array of floating-point numbers.
     """
     names, (leaves, structure) = names_of(params), jax.tree.flatten(params)
     arrays = {name: np.asarray(leaf, order="C") for name, leaf in zip(names, leaves, strict=True)}

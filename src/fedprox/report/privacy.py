@@ -31,14 +31,7 @@ RELEASES = {1: "one noised sum a round", 2: "two noised sums a round"}
 
 
 class Plan(NamedTuple):
-    """What the privacy of an experiment depends on.
-
-    Attributes:
-        privacy: The setting.
-        cohort: How a round's clients are chosen.
-        clients: Clients of the federation.
-        rounds: Rounds of a run.
-    """
+    """What the privacy of an experiment depends on."""
 
     privacy: Privacy
     cohort: Cohort
@@ -52,11 +45,7 @@ class Plan(NamedTuple):
 
 
 def privacy_page(plan: Plan, methods: Sequence[Algorithm]) -> Group:
-    """The noise, its epsilon and the guarantee of each method, without training.
-
-    Raises:
-        InputError: If no guarantee can be computed for the plan.
-    """
+    """The noise, its epsilon and the guarantee of each method, without training."""
     parts: list[RenderableType] = []
     for count in sorted({releases(method) for method in methods}):
         names = dict.fromkeys(m.name for m in methods if releases(m) == count)

@@ -4,40 +4,28 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedprox.diagnostics.fairness import Fairness
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
-ERRORS = ("train_loss_se", "test_accuracy_se")
-"""Keys of records whose evaluations read a sample of clients."""
-
-VALIDATION = ("validation_loss", "validation_accuracy")
-"""Keys of records of a federation with validation rows."""
-
-NETWORK = ("seconds", "bytes_down", "bytes_up", "nodes", "network")
-"""Keys of records of a deployment."""
-
-PRIVACY = ("epsilon", "delta")
-"""Keys of records of clients with differential privacy."""
-
-PERSONAL = (
-    "personal_clients",
-    "personal_loss",
-    "personal_accuracy",
-    "personal_accuracy_worst",
-    "newcomer_loss",
-    "newcomer_accuracy",
-)
-"""Keys of records of clients with models of their own."""
-
-FAULTS = ("faulty", "faulty_clients", "unmeasured")
-"""Keys of records with screening."""
-
-FAIRNESS = tuple(f"client_accuracy_{name}" for name in Fairness._fields)
-"""Keys of records with the distribution of the clients' accuracies."""
-
-OPTIONAL = (*FAULTS, *ERRORS, *VALIDATION, *NETWORK, *PRIVACY, *PERSONAL, *FAIRNESS)
+OPTIONAL = [
+    name
+    for name, default in Record._field_defaults.items()
+    if default is None and not name.startswith("by_client")
+]
 """Keys that not all experiments have."""
+
+
+def value_of(record: Record, name: str) -> float:
+    """A measure, a metric or a hyperparameter of a record; NaN if it has none.
+
+    >>> known = (0, 1, 2.3, 0.9, 0.5, 1.2, 0.3, 0.4, 2, 0, 2, 0, 0, 7, 7, 1)
+    >>> record = Record("fedexp", "fedexp", {"epsilon": 0.1, "mu": 1.0}, 0.1, *known)
+    >>> value_of(record, "train_loss"), value_of(record, "mu"), value_of(record, "epsilon")
+    (2.3, 1.0, nan)
+    """
+    others = {**record.hparams, **record.metrics}
+    value = getattr(record, name) if name in Record._fields else others.get(name)
+    return math.nan if value is None else float(value)
 
 
 def flat(record: Record) -> dict[str, Any]:

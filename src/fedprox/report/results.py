@@ -22,15 +22,7 @@ def write_results(
     federation: Federation | None = None,
     model: Model | None = None,
 ) -> None:
-    """Write all files of a run directory but `experiment.toml` and `metrics.jsonl`.
-
-    Args:
-        directory: The run directory, to which the records have been written.
-        runs: The runs.
-        target: The target to which rounds are counted; see `fedprox.table`.
-        federation: The clients and their data, for `clients.json`.
-        model: The model, for `clients.json`.
-    """
+    """Write all files of a run directory but `experiment.toml` and `metrics.jsonl`."""
     if federation is not None and model is not None:
         most = directory.experiment.get("evaluation", {}).get("clients")
         write_clients(directory.path, federation, model, runs, most)

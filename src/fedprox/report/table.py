@@ -2,16 +2,18 @@
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fedprox.errors import require
-from fedprox.simulation.results.record import Record
+from fedprox.measures import measure_of
+from fedprox.report.records import value_of
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import Target
 
@@ -43,10 +45,6 @@ def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
     If the runs are of several experiments that differ in few and simple settings, the names of the
     rows say these settings.
 
-    Raises:
-        InputError: If runs of one label and seed cannot be told apart, or runs of one label are of
-            experiments that differ in more.
-
     >>> known = dict(method="fedavg", hparams={}, learning_rate=0.1, seed=0, label="fedavg")
     >>> few, many = ({"systems": {"stragglers": share}} for share in (0.0, 0.5))
     >>> list(by_label([Run(**known, experiment=few), Run(**known, experiment=many)]))
@@ -55,13 +53,17 @@ def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
     settings = [_settings(run) for run in runs]
     # the runs of any comparison differ in these, which labels say
     own = {RATE, *(name for run in runs for name in run.hparams)}
-    first: dict[str, dict[str, Any]] = {}
-    different: dict[str, None] = {}
+    firsts: dict[str, dict[str, Any]] = {}
     for run, each in zip(runs, settings, strict=True):
-        for name in [*each, *settings[0]]:
-            other = first.setdefault(run.label, each) if name in own else settings[0]
-            if each.get(name) != other.get(name):
-                different[name] = None
+        firsts.setdefault(run.label, each)
+    different = [
+        name
+        for name in dict.fromkeys(name for each in settings for name in each)
+        if any(
+            each.get(name) != (firsts[run.label] if name in own else settings[0]).get(name)
+            for run, each in zip(runs, settings, strict=True)
+        )
+    ]
     said = len(different) <= MOST_SAID and all(
         _is_simple(each.get(name)) for each in settings for name in different
     )
@@ -198,230 +200,79 @@ def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
         ['method', 'train loss', 'test accuracy']
     """
     target = target or common_target(runs)
+    columns = _columns(runs, target)
     shown = TextTable(box=None, pad_edge=False, header_style="bold")
     shown.add_column("method", overflow="fold")
-    metrics = metrics_on_test_rows(runs)
-    names = [name.replace("_", " ") for name in metrics]
-    has_validation = any(run.validated for run in runs)
-    headers = ["train loss", *["validation accuracy"] * has_validation]
-    fair = any(run.final.client_accuracy_worst is not None for run in runs)
-    own = any(run.final.personal_accuracy is not None for run in runs)
-    headers += ["test accuracy", *["worst 10 %"] * fair, *["own models"] * own]
-    headers += ["best accuracy", *names]
-    headers += ["epsilon"] * (privacy := any(run.final.epsilon is not None for run in runs))
-    for header in [*headers, f"rounds to {target or 'target'}", "models sent", "seconds"]:
+    for header in columns:
         shown.add_column(header, justify="right", overflow="fold")
-    has = Columns(metrics, has_validation, fair, own, privacy)
     for label, group in by_label(runs).items():
-        shown.add_row(Text(label), *_row(group, target, has))
+        cells = {header: cell(group) for header, cell in columns.items()}
+        diverged = [run for run in group if run.diverged_at is not None]
+        if diverged:
+            at = ", ".join(str(run.diverged_at) for run in diverged)
+            who = "" if len(group) == 1 else f" ({len(diverged)} of {len(group)} seeds)"
+            cells = {h: cell if h in OF_DIVERGED else "" for h, cell in cells.items()}
+            cells["train loss"] = f"diverged at round {at}{who}"
+        shown.add_row(Text(label), *cells.values())
     return shown
 
 
-EVALUATED = {
-    "cohort": "the mean of the round's clients",
-    "clients": "the mean of every client's last model",
+OF_DIVERGED = ("best accuracy", "epsilon", "seconds")
+"""The columns that a diverged run has."""
+
+MEASURED = {
+    "validation_accuracy": "validation accuracy",
+    "test_accuracy": "test accuracy",
+    "client_accuracy_worst": "worst 10 %",
+    "personal_accuracy": "own models",
 }
-"""The models that may be evaluated in place of the one that is sent out, by name."""
+"""The headers of measures that have a column if any run has them."""
 
 
-def evaluated_model_notes(runs: Sequence[Run]) -> list[str]:
-    """A line for each evaluated model other than the one that is sent out."""
-    names = dict.fromkeys(run.evaluated for run in runs)
-    return [f'evaluated, as "{name}": {EVALUATED[name]}' for name in names if name in EVALUATED]
+def _columns(
+    runs: Sequence[Run], target: Target | None
+) -> dict[str, Callable[[Sequence[Run]], str]]:
+    """The columns: for each header, a function of the runs of a row that makes its cell."""
 
+    def has(name: str) -> bool:
+        return any(getattr(run.final, name) is not None for run in runs)
 
-def align_histories(group: Sequence[Run]) -> tuple[Run, list[list[Record]]]:
-    """The longest of some runs, and every run's records extended to that length.
-
-    The last record of a run that stopped early, at its target or by divergence, is repeated.
-    """
-    longest = max(group, key=lambda run: len(run.history))
-    length = len(longest.history)
-    return longest, [run.history + [run.final] * (length - len(run.history)) for run in group]
-
-
-def validation_notes(runs: Sequence[Run]) -> list[str]:
-    """A line on the use of validation rows, if there are any."""
-    if not any(run.validated for run in runs):
-        return []
-    return [
-        "best accuracy is the test accuracy at the round of the highest validation accuracy: test "
-        "rows choose nothing"
-    ]
-
-
-def sampling_notes(runs: Sequence[Run]) -> list[str]:
-    """A line with the standard errors of estimates from a sample of clients."""
-    finals = [run.final for run in runs if run.diverged_at is None]
-    errors = [[r.train_loss_se for r in finals], [r.test_accuracy_se for r in finals]]
-    loss, accuracy = (
-        max((e for e in each if e is not None and math.isfinite(e)), default=math.nan)
-        for each in errors
+    columns: dict[str, Callable[[Sequence[Run]], str]]
+    columns = {"train loss": partial(_measured, "train_loss")}
+    columns |= {header: partial(_measured, name) for name, header in MEASURED.items() if has(name)}
+    columns["best accuracy"] = lambda group: spread(
+        [100 * run.best_accuracy for run in group], "{:.2f}", " %"
     )
-    if math.isnan(loss):
-        return []
-    of = f"{loss:.2g} of training loss"
-    if math.isfinite(accuracy):
-        of += f" and {100 * accuracy:.2g} % of test accuracy"
-    single = all(len(group) == 1 for group in by_label(runs).values())
-    shown = ", shown after ±," if single else ""
-    return [
-        f"train loss and test accuracy are estimates from a sample of clients: standard errors"
-        f"{shown} of at most {of}; the sample is the same for all, so methods differ by less"
-    ]
+    for name in metrics_on_test_rows(runs):
+        columns[name.replace("_", " ")] = partial(_measured, name)
+    if has("epsilon"):
+        columns["epsilon"] = _spent
+    columns[f"rounds to {target or 'target'}"] = lambda group: _cost(group, target)[0]
+    columns["models sent"] = lambda group: _cost(group, target)[1]
+    columns["seconds"] = _seconds
+    return columns
 
 
-def early_stop_notes(runs: Sequence[Run]) -> list[str]:
-    """A line for each method whose seeds stopped after different rounds."""
-    lines = []
-    for label, group in by_label(runs).items():
-        ends = [run.final.round for run in group if run.diverged_at is None]
-        if len(set(ends)) > 1:
-            rounds = ", ".join(map(str, ends))
-            figures = (
-                "; figures are of then" if all(r.model_record is r.final for r in group) else ""
-            )
-            lines.append(f"{label}: its seeds stopped after {rounds} rounds{figures}")
-    return lines
-
-
-def unsolved_notes(runs: Sequence[Run]) -> list[str]:
-    """A line for each method whose solver reached its limit before its gamma."""
-    lines = []
-    for label, group in by_label(runs).items():
-        records = [record for run in group for record in run.history[1:]]
-        missed = sum(record.unsolved for record in records)
-        solves = sum(record.solves for record in records)
-        if missed:
-            lines.append(
-                f"{label}: {missed} of {solves} measured local solves reached the solver's limit "
-                "before its gamma"
-            )
-    return lines
-
-
-def empty_round_notes(runs: Sequence[Run]) -> list[str]:
-    """A line for each method with rounds in which no client took part."""
-    lines = []
-    for label, group in by_label(runs).items():
-        empty = sum(run.empty_rounds for run in group)
-        if empty:
-            rounds = sum(run.final.round for run in group)
-            effect = "left the model as it was"
-            if any(run.final.epsilon is not None for run in group):
-                effect = "added nothing but noise"
-            lines.append(
-                f"{label}: no client took part in {empty} of {rounds} rounds, which {effect}"
-            )
-    return lines
-
-
-def privacy_notes(runs: Sequence[Run]) -> list[str]:
-    """A line that says what epsilon means and what it does not cover, if clients have privacy."""
-    deltas = {run.final.delta for run in runs if run.final.delta is not None}
-    return [
-        f"epsilon is of (epsilon, {delta:g})-differential privacy of each client, for one run's "
-        "models; losses, accuracies and the choice among runs are measured on clients' data and "
-        "are outside the guarantee"
-        for delta in sorted(deltas)
-    ]
-
-
-def fault_notes(runs: Sequence[Run]) -> list[str]:
-    """A line for each method that had faulty updates, or clients that could not be measured."""
-    lines = []
-    for label, group in by_label(runs).items():
-        updates = sum(run.faulty or 0 for run in group)
-        records = [record for run in group for record in run.history]
-        clients = {name for record in records for name in record.faulty_clients or ()}
-        unmeasured = max(record.unmeasured or 0 for record in records)
-        if updates:
-            of = "1 client" if len(clients) == 1 else f"{len(clients)} clients"
-            lines.append(f"{label}: {updates} faulty updates, of {of}; metrics.jsonl names them")
-        if unmeasured:
-            lines.append(
-                f"{label}: evaluations leave out up to {unmeasured} clients whose loss or gradient "
-                "is not finite"
-            )
-    return lines
-
-
-def best_model_notes(runs: Sequence[Run]) -> list[str]:
-    """A line that says that figures are of the best models, if they are not of the last ones."""
-    if all(run.model_record is run.final for run in runs):
-        return []
-    return ["figures are of each run's best model; summary.json names its round"]
-
-
-class Columns(NamedTuple):
-    """The columns that a table has only if records have their values."""
-
-    metrics: Sequence[str]
-    validation: bool
-    fairness: bool
-    own: bool
-    privacy: bool
-
-
-def _row(group: Sequence[Run], target: Target | None, has: Columns) -> list[str]:
-    seconds = f"{sum(run.run_seconds for run in group):.1f}"
-    if group[0].sweep_points > 1:
-        seconds += f" for {group[0].sweep_points}"
-    spent = [_spent(group)] if has.privacy else []
-    diverged = [run for run in group if run.diverged_at is not None]
-    if diverged:
-        at = ", ".join(str(run.diverged_at) for run in diverged)
-        who = "" if len(group) == 1 else f" ({len(diverged)} of {len(group)} seeds)"
-        return [
-            f"diverged at round {at}{who}",
-            *[""] * has.validation,
-            "",
-            *[""] * (has.fairness + has.own),
-            _best(group),
-            *[""] * len(has.metrics),
-            *spent,
-            "",
-            "",
-            seconds,
-        ]
-    small = all(run.model_record.train_loss < 1e4 for run in group)
+def _measured(name: str, group: Sequence[Run]) -> str:
+    """A measure of the runs' models; that of a single run with its standard error if it has one."""
     finals = [run.model_record for run in group]
-    return [
-        _estimate(
-            [r.train_loss for r in finals],
-            [r.train_loss_se for r in finals],
-            "{:.4f}" if small else "{:.2e}",
-        ),
-        *(
-            [spread([100 * _highest([r.validation_accuracy]) for r in finals], "{:.2f}", " %")]
-            if has.validation
-            else []
-        ),
-        _estimate(
-            [100 * r.test_accuracy for r in finals],
-            [None if r.test_accuracy_se is None else 100 * r.test_accuracy_se for r in finals],
-            "{:.2f}",
-            " %",
-        ),
-        *(
-            [spread([100 * _highest([r.client_accuracy_worst]) for r in finals], "{:.2f}", " %")]
-            if has.fairness
-            else []
-        ),
-        *(
-            [spread([100 * _highest([r.personal_accuracy]) for r in finals], "{:.2f}", " %")]
-            if has.own
-            else []
-        ),
-        _best(group),
-        *(
-            spread([r.metrics.get(name, math.nan) for r in finals], "{:.4f}")
-            for name in has.metrics
-        ),
-        *spent,
-        *_cost(group, target),
-        seconds,
-    ]
+    values = [value_of(record, name) for record in finals]
+    scale, form, unit = 1, "{:.4f}", ""
+    if measure_of(name).percent:
+        scale, form, unit = 100, "{:.2f}", " %"
+    elif not all(value < 1e4 for value in values):
+        form = "{:.2e}"
+    text = spread([scale * value for value in values], form)
+    error = value_of(finals[0], f"{name}_se")
+    if len(group) == 1 and text != "-" and math.isfinite(error):
+        text += " ± " + form.format(scale * error)
+    return text if text == "-" else text + unit
+
+
+def _seconds(group: Sequence[Run]) -> str:
+    points = group[0].sweep_points
+    seconds = f"{sum(run.run_seconds for run in group):.1f}"
+    return f"{seconds} for {points}" if points > 1 else seconds
 
 
 def _spent(group: Sequence[Run]) -> str:
@@ -431,32 +282,18 @@ def _spent(group: Sequence[Run]) -> str:
     return "-" if math.isnan(largest) else f"{largest:.3g}"
 
 
-def _best(group: Sequence[Run]) -> str:
-    return spread([100 * run.best_accuracy for run in group], "{:.2f}", " %")
-
-
-def _estimate(
-    values: Sequence[float], errors: Sequence[float | None], form: str, unit: str = ""
-) -> str:
-    """As `spread`; a single value is shown with its standard error if it has one."""
-    text = spread(values, form)
-    error = errors[0] if len(errors) == 1 else None
-    if text != "-" and error is not None and math.isfinite(error):
-        text += " ± " + form.format(error)
-    return text if text == "-" else text + unit
-
-
-def _cost(group: Sequence[Run], target: Target | None) -> list[str]:
+def _cost(group: Sequence[Run], target: Target | None) -> tuple[str, str]:
     """Rounds and models until the target."""
     if target is None:
-        return ["", ""]
+        return "", ""
     rounds = [run.rounds_to(target) for run in group]
     if None in rounds:
         missed = [run.final for run, count in zip(group, rounds, strict=True) if count is None]
         last = max(missed, key=lambda record: record.round)
-        return [f"{last.round}+", f"{last.communication}+"]
+        return f"{last.round}+", f"{last.communication}+"
     models = [run.models_to(target) for run in group]
-    return [spread([n for n in counts if n is not None], "{:.1f}") for counts in (rounds, models)]
+    shown = [spread([n for n in counts if n is not None], "{:.1f}") for counts in (rounds, models)]
+    return shown[0], shown[1]
 
 
 def spread(values: Sequence[float], form: str, unit: str = "") -> str:

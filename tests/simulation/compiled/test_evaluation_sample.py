@@ -24,8 +24,8 @@ from fedprox.federation import offsets_of
 from fedprox.model import cross_entropy, top_1
 from fedprox.report.archive import read_record
 from fedprox.report.directory import metrics_line
-from fedprox.report.records import ERRORS
-from fedprox.report.table import sampling_notes, table
+from fedprox.report.notes import notes_on
+from fedprox.report.table import table
 from fedprox.simulation.config.protocol import initial_params
 from fedprox.simulation.storage import training_data
 from tests.test_cli import LOSSES, SMALL, status
@@ -126,7 +126,7 @@ def test_as_many_as_there_are_is_no_sample(exact: Run, clients: int) -> None:
     of_all = run(federation(), evaluation=fp.Evaluation(clients=clients))
     assert repr(of_all.history) == repr(exact.history)  # with repr NaN is NaN
     assert cells([of_all])[:-1] == cells([exact])[:-1]  # all but the seconds
-    assert sampling_notes([of_all]) == []
+    assert notes_on([of_all]) == []
 
 
 @pytest.mark.slow
@@ -205,7 +205,7 @@ def test_a_client_that_cannot_be_measured_is_no_part_of_the_sample() -> None:
 
 
 def test_errors_are_written_where_there_are_some(exact: Run, estimated: Run) -> None:
-    assert not set(ERRORS) & metrics_line(exact.final).keys()
+    assert not {"train_loss_se", "test_accuracy_se"} & metrics_line(exact.final).keys()
     unknown = estimated.final._replace(test_accuracy_se=math.nan)
     for record in (exact.final, estimated.final, unknown):
         line = json.dumps(metrics_line(record)).encode()
@@ -226,13 +226,13 @@ def test_the_table_shows_them_for_a_single_seed(exact: Run, estimated: Run) -> N
         f"{last.train_loss:.4f} ± {last.train_loss_se:.4f}",
         f"{100 * last.test_accuracy:.2f} ± {100 * last.test_accuracy_se:.2f} %",
     ]
-    assert sampling_notes([exact]) == []
-    (line,) = sampling_notes([estimated])
+    assert notes_on([exact]) == []
+    (line,) = notes_on([estimated])
     assert "shown after ±, of at most" in line
     assert f"{last.train_loss_se:.2g} of training loss" in line
     # over seeds ± is their standard deviation
     two = [estimated, replace(estimated, seed=1)]
-    (line,) = sampling_notes(two)
+    (line,) = notes_on(two)
     assert "standard errors of at most" in line
     assert cells(two)[1] == f"{last.train_loss:.4f} ± 0.0000"
 

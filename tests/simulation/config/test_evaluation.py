@@ -1,7 +1,6 @@
 """How records are measured: what is refused, and in which words; how a file says it."""
 
 import tomllib
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 
 import fedprox as fp
 from fedprox.experiment import parse, resolve
-from fedprox.experiment.sections import EvaluationSection
 from fedprox.simulation.config.evaluation import Evaluation
 from tests.test_cli import SMALL, status
 
@@ -64,11 +62,6 @@ def test_as_many_clients_as_there_are_is_all(clients: int | None, drawn: int | N
     assert Evaluation(2, 3, clients).of(federation) == Evaluation(2, 3, drawn)
 
 
-def test_the_section_has_the_fields_with_their_defaults() -> None:
-    keys = {name: field.default for name, field in EvaluationSection.model_fields.items()}
-    assert keys == {field.name: field.default for field in fields(fp.Evaluation)}
-
-
 def test_a_file_says_it_in_a_section_of_its_own() -> None:
     text = SMALL.replace("evaluation.every = 2\n", "") + (
         '[evaluation]\nevery = 2\nrows = 5\nclients = 4\nmodel = "clients"\ngradients = false\n'
@@ -101,7 +94,7 @@ def test_a_misspelled_key_of_the_section_is_named() -> None:
         parse("small", table)
     assert str(refused.value) == (
         "small: evaluation: unknown key 'client'; did you mean 'clients'? allowed: every, rows, "
-        "clients, model, fine_tune, gradients, by_client, client_records"
+        "clients, model, gradients, fine_tune, by_client, client_records"
     )
 
 

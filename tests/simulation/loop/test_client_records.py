@@ -15,10 +15,11 @@ import pytest
 
 import fedprox as fp
 from fedprox.report.directory import metrics_line, summarise
-from fedprox.report.records import FAIRNESS
 from fedprox.report.table import table
 from fedprox.simulation.config.protocol import initial_params
 from tests.variants import mostly_slow
+
+FAIRNESS = tuple(f"client_accuracy_{name}" for name in fp.Fairness._fields)
 
 BOTH: dict[str, Any] = {"by_client": True, "client_records": True}
 

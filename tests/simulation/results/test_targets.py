@@ -25,9 +25,10 @@ from fedprox import (
     table,
 )
 from fedprox.experiment import parse, resolve, train
-from fedprox.report.charts import curves
 from fedprox.report.directory import summarise
-from fedprox.report.table import by_label, early_stop_notes
+from fedprox.report.lines import curves
+from fedprox.report.notes import warnings_on
+from fedprox.report.table import by_label
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.target import target_of
 
@@ -90,13 +91,11 @@ def test_figures_hold_a_seed_that_stopped_at_its_last_record() -> None:
     (line,) = axis.lines
     assert np.asarray(line.get_xdata()).tolist() == [0, 5, 10, 15]
     assert np.asarray(line.get_ydata()).tolist() == pytest.approx([0.1, 0.5, 0.6, 0.7])
-    (drawn,) = curves(by_label(runs), lambda r: [h.round for h in r.history], lambda h: h.round)
+    (drawn,) = curves(by_label(runs), "round", "round")
     assert drawn.x.tolist() == [0, 5, 10, 15]
     assert drawn.values.tolist() == [[0, 5, 5, 5], [0, 5, 10, 15]]
-    assert early_stop_notes(runs) == [
-        "m: its seeds stopped after 5, 15 rounds; figures are of then"
-    ]
-    assert not early_stop_notes(runs[:1])
+    assert warnings_on(runs) == ["m: its seeds stopped after 5, 15 rounds; figures are of then"]
+    assert not warnings_on(runs[:1])
 
 
 VALUES = st.lists(st.floats(0.01, 1) | st.just(math.nan), min_size=1, max_size=8)

@@ -19,6 +19,7 @@ from fedprox.algorithms.private import private, releases
 from fedprox.algorithms.reporting import reporting
 from fedprox.errors import InputError, require, require_one_of, require_whole, shown
 from fedprox.federation import Examples, Federation
+from fedprox.measures import lower_is_better, measures
 from fedprox.model import Model, Params, fitted_params
 from fedprox.privacy import Privacy
 from fedprox.privacy.accounting import Mechanism, mechanism_of
@@ -27,7 +28,6 @@ from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.devices.processes import Ownership, ownership_of_processes
-from fedprox.simulation.results.measure import lower_is_better, measures
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.selection import Best, Selection
 from fedprox.simulation.results.target import StopAtTarget, Target

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from fedprox.errors import require, require_one_of, require_whole
-from fedprox.simulation.results.measure import choosable
+from fedprox.measures import choosable
 from fedprox.simulation.results.record import Record
 
 Keep = Literal["last", "best"]

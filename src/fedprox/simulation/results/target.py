@@ -7,8 +7,8 @@ from numbers import Real
 from typing import Any, Literal
 
 from fedprox.errors import as_float, require, require_number, shown
+from fedprox.measures import ACCURACIES, KINDS, LOSSES, choosable, lower_is_better
 from fedprox.metrics import Metric
-from fedprox.simulation.results.measure import ACCURACIES, KINDS, LOSSES, choosable, lower_is_better
 
 StopAtTarget = Literal["never", "all", "any"]
 """When a method ends early: once all, or any, of its sweep points have reached the target."""
