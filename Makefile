@@ -11,7 +11,7 @@ LOWEST := .venv-lowest
 LOWEST_TESTS := $(patsubst %,tests/%.py,test_cli test_data_command report/test_report report/test_disk files/test_readers \
 	simulation/loop/test_checkpoint models/test_models algorithms/test_fedopt test_solver_settings)
 
-.PHONY: demo deploy experiment test test-slow test-experiments test-network test-all test-lowest lint docs fuzz mutants bench gpu clean
+.PHONY: demo deploy experiment long-runs test test-slow test-experiments test-network test-all test-lowest lint docs fuzz mutants bench gpu clean
 
 demo: $(READY)  ## run the main job: FedAvg against FedProx on Synthetic(1,1), 90 % stragglers
 	$(VENV)/bin/fedprox run examples/demo.toml
@@ -24,6 +24,11 @@ SCALE ?= short
 
 experiment: $(READY)  ## run a figure or table of a paper, ITEM=fedprox/figure-1; without ITEM list them; SCALE=paper
 	$(VENV)/bin/python -m experiments $(ITEM) --scale $(SCALE)
+
+LONG ?= runs/experiments-paper
+
+long-runs: $(READY)  ## run the items that take hours, one after the other; LONG= a folder; what was cut off goes on
+	$(VENV)/bin/python -m experiments long --scale paper --out $(LONG)
 
 EXPERIMENTS := experiments tests/experiments
 NOT_EXPERIMENTS := $(addprefix --ignore=,$(EXPERIMENTS))

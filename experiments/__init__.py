@@ -18,9 +18,21 @@ ITEMS: dict[str, Item] = {
     for name, item in items.items()
 }
 
+LONG = (
+    "fedprox/distributed-sgd",
+    "fedprox/search-mu",
+    "models/centralised",
+    "feddyn/distributed-sgd",
+    "fedavg/unbalanced",
+    "feddyn/table-2-cifar-10-iid",
+    "fedprox/headline-shakespeare",
+    "fedavg/table-1-cnn",
+)
+"""Items that take from half an hour to ten at the paper's scale, to be run beside other work."""
+
 
 def select(name: str) -> dict[str, Item]:
-    """The items of a name: one, those of a paper ("fedprox/"), or "all".
+    """The items of a name: one, those of a paper ("fedprox/"), those of `LONG` ("long"), or "all".
 
     Raises:
         InputError: There is no item of this name.
@@ -30,6 +42,8 @@ def select(name: str) -> dict[str, Item]:
     """
     if name == "all":
         return ITEMS
+    if name == "long":
+        return {key: ITEMS[key] for key in LONG}
     chosen = {
         key: item
         for key, item in ITEMS.items()

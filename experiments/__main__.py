@@ -21,9 +21,9 @@ from fedprox.simulation.devices.cpu import use_cpu_devices
 HELP = """Run a figure or table of a paper, and compare it with the paper's numbers.
 
 Without ITEM it lists all items, with the time that each takes. ITEM is a name, all items of a paper
-("fedprox/"), or "all". DIR gets a folder for each item with a table, its data, a report and, if it
-has curves, a figure. The run directories are in DIR/runs; complete ones are not run again, and
-interrupted ones go on from their last checkpoint.
+("fedprox/"), "long", which is those that take half an hour or more, or "all". DIR gets a folder for
+each item with a table, its data, a report and, if it has curves, a figure. The run directories are
+in DIR/runs; complete ones are not run again, and interrupted ones go on from their last checkpoint.
 """
 
 app = typer.Typer(

@@ -183,7 +183,7 @@ def test_lines_and_claims_name_runs_and_methods_that_there_are(name: str) -> Non
     assert any((item.rows, item.races, item.statistics, item.scores))
     assert item.seconds.keys() == SCALES.keys()
     assert item.seconds["short"] <= 3600
-    assert item.seconds["paper"] <= 6 * 3600 or GPU in item.notes
+    assert item.seconds["paper"] <= 10 * 3600 or GPU in item.notes
 
 
 def test_what_the_short_scale_changes_stands_beside_the_experiment() -> None:
