@@ -11,11 +11,10 @@ from experiments.common import (
     FEDDYN_PAPER,
     FEDPROX_PAPER,
     FEWER_TWEETS,
-    GPU,
     SMALLER_MODEL,
     experiment,
 )
-from experiments.engine.item import AT_SHORT, Item, Line, Score, Table, overlaid
+from experiments.engine.item import Item, Line, Score, Table, overlaid
 
 NOTE = f"{FEWER_TWEETS}, {SMALLER_MODEL}"
 OWN_SPLIT = "without EMNIST's own files an own split"
@@ -67,16 +66,6 @@ def _halved(learning_rate: float, batch_size: int) -> Table:
     }
 
 
-PHOTO_SOLVER: Table = {
-    "learning_rate": 0.1,
-    "batch_size": 50,
-    "learning_rate_decay": 0.992,
-    "weight_decay": 1e-3,
-    "clip": 10.0,
-}
-"""Solver for CIFAR-10 and CIFAR-100 (Acar et al. 2021, appendix A.2)."""
-
-
 def _iid(name: str, **options: Any) -> Table:
     return {"name": name, "partition": "iid", "clients": 10, **options}
 
@@ -92,7 +81,6 @@ def _score(title: str, run: str, paper: str, note: str = "") -> Score:
 LINES: Table = {"name": "shakespeare", "partition": "lines", "clients": 200}
 TWEETS: Table = {"name": "sent140", "clients": 772, "vocabulary": 2000}
 
-A_ROUND = "A round is an epoch."
 AS_A_2 = (
     "FedDyn's weight decay is that of its federated runs on the same data. What that paper does "
     "not say is as in its code: gradients are clipped at norm 10, and models begin as torch's do."
@@ -160,118 +148,6 @@ CENTRALISED = Item(
     ),
 )
 
-FEW_PHOTOS = f"{AT_SHORT}200 images of 5,000 of a client, 50 of them measured, one epoch"
-ONE_EPOCH: Table = {"rounds": 1, "client_rows": 200, "evaluation": {"rows": 50}}
-
-
-def _photos(name: str) -> Table:
-    return _run(
-        _iid(name, augmentation="feddyn"),
-        {"name": "wide-lenet"},
-        PHOTO_SOLVER,
-        epochs=500,
-        every=5,
-        short=ONE_EPOCH,
-    )
-
-
-CIFAR_10 = Item(
-    "The CIFAR-10 models trained centrally",
-    f"{FEDAVG_PAPER}, section 3; {FEDDYN_PAPER}, appendix A.2",
-    {"short": 20, "paper": 80_000},
-    {
-        "central-cifar-cnn": _run(
-            _iid("cifar-10", augmentation="fedavg"),
-            {"name": "cifar-cnn"},
-            {"learning_rate": 0.1, "batch_size": 100, "learning_rate_decay": 0.99},
-            epochs=395,
-            every=5,
-            short=ONE_EPOCH,
-        ),
-        "central-feddyn-cnn": _photos("cifar-10"),
-    },
-    scores=(
-        _score(
-            "TensorFlow's CIFAR CNN, 24x24 crops",
-            "central-cifar-cnn",
-            "86 % (FedAvg, 197,500 steps of 100)",
-            FEW_PHOTOS,
-        ),
-        _score("FedDyn's CIFAR CNN", "central-feddyn-cnn", "85.2 % (FedDyn)", FEW_PHOTOS),
-    ),
-    notes=(
-        GPU,
-        f"{A_ROUND} FedDyn's CNN has 500 epochs with the rate 0.1 times 0.992 every epoch; "
-        "TensorFlow's has 395 epochs, which are FedAvg's 197,500 steps, with our rate, 0.1 times "
-        "0.99 every epoch, since the paper does not state the tuned ones.",
-        AS_A_2,
-    ),
-)
-
-CIFAR_100 = Item(
-    "FedDyn's CNN trained centrally on CIFAR-100",
-    f"{FEDDYN_PAPER}, section 3 and appendix A.2",
-    {"short": 10, "paper": 50_000},
-    {"central-feddyn-cnn-100": _photos("cifar-100")},
-    scores=(
-        _score(
-            "FedDyn's CIFAR CNN, CIFAR-100",
-            "central-feddyn-cnn-100",
-            "55.3 % (FedDyn)",
-            FEW_PHOTOS,
-        ),
-    ),
-    notes=(GPU, f"{A_ROUND} There are 500, with the rate 0.1 times 0.992 every epoch.", AS_A_2),
-)
-
-
-def _windows(partition: str) -> Table:
-    return _run(
-        {"name": "shakespeare", "partition": partition, "clients": 100},
-        {"name": "char-lstm", "initial": "torch"},
-        _halved(1.0, 100),
-        epochs=150,
-        every=15,
-        rows=400,
-        short={"rounds": 1, "client_rows": 50, "evaluation": {"rows": 10}},
-    )
-
-
-FEW_WINDOWS = f"{AT_SHORT}50 windows of 2,000 of a client, 10 of them measured, one epoch"
-
-SHAKESPEARE = Item(
-    "FedDyn's LSTM trained centrally on Shakespeare",
-    f"{FEDDYN_PAPER}, section 3 and appendix A.2",
-    {"short": 30, "paper": 90_000},
-    {
-        "central-char-lstm-iid": _windows("iid-2000"),
-        "central-char-lstm": _windows("roles-2000"),
-    },
-    scores=(
-        _score(
-            "character LSTM, windows of all roles",
-            "central-char-lstm-iid",
-            "50.8 % (FedDyn, IID)",
-            FEW_WINDOWS,
-        ),
-        _score(
-            "character LSTM, 100 roles",
-            "central-char-lstm",
-            "51.2 % (FedDyn, non-IID)",
-            FEW_WINDOWS,
-        ),
-    ),
-    notes=(
-        GPU,
-        f"{A_ROUND} There are 150, with the rate 1, halved every 50, and batches of 100. At most "
-        "400 test windows of a client are read, which is all of them.",
-        AS_A_2,
-    ),
-)
-
 ITEMS = {
     "centralised": CENTRALISED,
-    "centralised-cifar-10": CIFAR_10,
-    "centralised-cifar-100": CIFAR_100,
-    "centralised-shakespeare": SHAKESPEARE,
 }

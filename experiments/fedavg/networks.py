@@ -22,21 +22,10 @@ ALL = "all"
 GRID = (0.001, 0.00215, 0.00464, 0.01, 0.0215, 0.0464, 0.1, 0.215, 0.464, 1.0, 2.15, 4.64)
 """Learning rates, each 10^(1/3) times the one before (section 3)."""
 
-FINE = tuple(float(f"{10 ** (k / 6):.3g}") for k in range(-12, 7))
-"""Learning rates, each 10^(1/6) times the one before (section 3); the LSTM's."""
-
 TWO_LAYERS: Table = {"name": "mlp", "hidden": [200, 200]}
 BEST_FEDAVG = f"{AT_EACH_ROUND}fedavg"
 ONE_SEED = "One seed, which says nothing of noise."
 READ = "Training loss is that of 100 images of each client; all test images are read."
-READ_LINES = "10 training lines and 10 test lines of each of Shakespeare's roles are read."
-FEW_LINES = "short: 20 roles, 2 a round, 20 lines of each"
-TWENTY_ROLES: Table = {
-    "client_rows": 20,
-    "evaluation": {"every": 1, "rows": 10},
-    "data": {"clients": 20},
-    "cohort": {"clients_per_round": 2},
-}
 
 
 def grid(lowest: float, highest: float, rates: tuple[float, ...] = GRID) -> list[float]:
@@ -148,54 +137,16 @@ CNN: dict[Cell, RateSearch] = {
     Cell("iid", 10, 50, 5): RateSearch((0.215, 0.215), 80),
     Cell("iid", 10, 10, 5): RateSearch((0.1, 0.1), 30),
     Cell("shards", 10, 10, 1): RateSearch((0.0464, 0.0464), 500, 2),
-    # Table 2's other rows
-    Cell("iid", 10, ALL, 5): RateSearch((0.1, 0.464), 500),
-    Cell("iid", 10, ALL, 20): RateSearch((0.1, 0.464), 350),
-    Cell("iid", 10, 50, 20): RateSearch((0.0464, 0.215), 50),
-    Cell("iid", 10, 10, 20): RateSearch((0.0464, 0.215), 30),
-    Cell("shards", 10, ALL, 1): RateSearch((0.1, 0.464), 1000, 5),
-    Cell("shards", 10, ALL, 5): RateSearch((0.1, 0.464), 1500, 5),
-    Cell("shards", 10, 50, 1): RateSearch((0.0464, 0.215), 900, 5),
-    Cell("shards", 10, ALL, 20): RateSearch((0.0464, 0.215), 1000),
-    Cell("shards", 10, 50, 5): RateSearch((0.0215, 0.1), 500),
-    Cell("shards", 10, 50, 20): RateSearch((0.0215, 0.1), 650),
-    Cell("shards", 10, 10, 5): RateSearch((0.0215, 0.1), 350),
-    Cell("shards", 10, 10, 20): RateSearch((0.0215, 0.1), 260),
     # Table 1: clients a round, E = 5
     Cell("iid", 1, ALL, 5): RateSearch((0.1, 0.464), 600, 5),
-    Cell("iid", 20, ALL, 5): RateSearch((0.1, 0.464), 500),
-    Cell("iid", 50, ALL, 5): RateSearch((0.1, 0.464), 500),
-    Cell("iid", 100, ALL, 5): RateSearch((0.1, 0.464), 500),
     Cell("iid", 1, 10, 5): RateSearch((0.0464, 0.215), 80),
     Cell("iid", 20, 10, 5): RateSearch((0.1, 0.1), 30),
     Cell("iid", 50, 10, 5): RateSearch((0.1, 0.1), 30),
     Cell("iid", 100, 10, 5): RateSearch((0.1, 0.1), 30),
     Cell("shards", 1, ALL, 5): RateSearch((0.0215, 0.1), 1800, 5),
-    Cell("shards", 20, ALL, 5): RateSearch((0.1, 0.464), 1500, 5),
-    Cell("shards", 50, ALL, 5): RateSearch((0.1, 0.464), 1600, 5),
-    Cell("shards", 100, ALL, 5): RateSearch((0.1, 0.464), 1600, 5),
     Cell("shards", 1, 10, 5): RateSearch((0.00215, 0.01), 1500, 5),
-    Cell("shards", 20, 10, 5): RateSearch((0.0215, 0.1), 300),
-    Cell("shards", 50, 10, 5): RateSearch((0.0215, 0.1), 400),
-    Cell("shards", 100, 10, 5): RateSearch((0.0215, 0.1), 150),
 }
 """MNIST's CNN."""
-
-LSTM: dict[Cell, RateSearch] = {
-    Cell("lines-iid", 115, ALL, 1): RateSearch((1.47, 3.16), 4000, 20),
-    Cell("lines-iid", 115, 50, 1): RateSearch((1.0, 2.15), 2500, 10),
-    Cell("lines-iid", 115, ALL, 5): RateSearch((1.0, 2.15), 1000, 5),
-    Cell("lines-iid", 115, 10, 1): RateSearch((1.0, 2.15), 700, 5),
-    Cell("lines-iid", 115, 50, 5): RateSearch((1.0, 2.15), 600, 5),
-    Cell("lines-iid", 115, 10, 5): RateSearch((1.0, 2.15), 300, 5),
-    Cell("lines", 115, ALL, 1): RateSearch((1.47, 3.16), 6000, 20),
-    Cell("lines", 115, 50, 1): RateSearch((1.0, 2.15), 900, 5),
-    Cell("lines", 115, ALL, 5): RateSearch((1.0, 2.15), 900, 5),
-    Cell("lines", 115, 10, 1): RateSearch((1.0, 2.15), 250, 2),
-    Cell("lines", 115, 50, 5): RateSearch((1.0, 2.15), 250, 2),
-    Cell("lines", 115, 10, 5): RateSearch((1.0, 2.15), 80),
-}
-"""Shakespeare's LSTM by play and role ("lines") and IID, a tenth of 1,145 roles a round."""
 
 
 class Network(NamedTuple):
@@ -242,11 +193,6 @@ class Network(NamedTuple):
         rates = grid(*self.searches[cell].rates, self.rates)
         return {"solver": {"learning_rate": [rates[len(rates) // 2]]}}
 
-    def curve(self, cell: Cell, rounds: int, every: int) -> tuple[str, Table]:
-        """A cell's run over all rounds, and the run's name."""
-        run = self.run(cell, rounds, every, self.short | self.middle(cell))
-        return f"{self.key}-curve-{cell.key}", run
-
     def search(self, cell: Cell, short: Table) -> Table:
         """A cell's search, which stops when one of its rates reaches the target."""
         _, rounds, every = self.searches[cell]
@@ -261,8 +207,6 @@ class Network(NamedTuple):
             if self is DIGITS_2NN:
                 fewer = rounds if rounds <= WHOLE else rounds // 5
                 return {"rounds": fewer} | self.middle(cell)
-            if self is LETTERS_LSTM:
-                return TWENTY_ROLES | {"rounds": 2}
             return {
                 "rounds": 2,
                 "client_rows": 60,
@@ -296,15 +240,4 @@ DIGITS_2NN = Network(
     100,
     {"rounds": 20, **_SHORT_IMAGES},
     "short: one learning rate, 20 images of a client",
-)
-LETTERS_LSTM = Network(
-    "lstm",
-    {"name": "peephole-char-lstm"},
-    "shakespeare",
-    0.54,
-    LSTM,
-    10,
-    TWENTY_ROLES | {"rounds": 2},
-    f"{FEW_LINES}, one learning rate",
-    FINE,
 )

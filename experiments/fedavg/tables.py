@@ -6,7 +6,7 @@ until the best is not at the edge. Unbalanced MNIST (footnote 5) is beside Table
 
 from collections.abc import Sequence
 
-from experiments.common import FEDAVG, GPU
+from experiments.common import FEDAVG
 from experiments.engine.item import (
     MOST_SEEDS,
     SHORT,
@@ -27,12 +27,9 @@ from experiments.fedavg.networks import (
     BEST_FEDAVG,
     DIGITS_2NN,
     DIGITS_CNN,
-    FEW_LINES,
-    LETTERS_LSTM,
     ONE_SEED,
     PAPER,
     READ,
-    READ_LINES,
     TWO_LAYERS,
     WHOLE,
     Batch,
@@ -70,14 +67,6 @@ TABLE_2_CNN: dict[EB, Printed] = {
     (20, 50): (32, 426),
     (5, 10): (20, 229),
     (20, 10): (18, 173),
-}
-TABLE_2_LSTM: dict[EB, Printed] = {
-    (1, ALL): (2488, 3906),
-    (1, 50): (1635, 549),
-    (5, ALL): (613, 597),
-    (1, 10): (460, 164),
-    (5, 50): (401, 152),
-    (5, 10): (192, 41),
 }
 TABLE_4: dict[EB, Printed] = {
     (1, ALL): (1468, 1817),
@@ -236,20 +225,6 @@ TABLE_1_CNN_ITEM = _item(
     notes=(BEST_RATE, ONE_SEED, READ, _SAME_CELLS, "The rest is in `fedavg/table-1-cnn-whole`."),
 )
 
-TABLE_1_CNN_WHOLE_ITEM = _item(
-    "Table 1: clients a round, MNIST CNN, whole",
-    "Table 1, lower half",
-    {"short": 280, "paper": 900_000},
-    _by_clients(TABLE_1_CNN, DIGITS_CNN, 5, FEW_IMAGES),
-    notes=(
-        GPU,
-        BEST_RATE,
-        ONE_SEED,
-        READ,
-        _SAME_CELLS,
-    ),
-)
-
 FITTING = frozenset(
     {
         *(Cell("iid", 10, batch, epochs) for epochs in (1, 5) for batch in (10, 50)),
@@ -269,23 +244,6 @@ TABLE_2_ITEM = _item(
         ONE_SEED,
         READ,
         "C = 0.1. The other rows are in `fedavg/table-2-whole`.",
-    ),
-)
-
-TABLE_2_WHOLE_ITEM = _item(
-    "Table 2: E and B, MNIST CNN and Shakespeare LSTM, whole",
-    "Table 2",
-    {"short": 470, "paper": 1_000_000},
-    _by_work(TABLE_2_CNN, DIGITS_CNN, note=FEW_IMAGES),
-    _by_work(TABLE_2_LSTM, LETTERS_LSTM, ("lines-iid", "lines"), 115, FEW_LINES),
-    notes=(
-        GPU,
-        BEST_RATE,
-        ONE_SEED,
-        READ,
-        READ_LINES,
-        "C = 0.1. Shakespeare has 1,145 roles here and 1,146 in the paper; non-IID is by play and "
-        "role.",
     ),
 )
 

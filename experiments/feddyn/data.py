@@ -13,7 +13,6 @@ from experiments.engine.item import (
 )
 from experiments.engine.mixes import LABELS
 from experiments.engine.summaries import CLASSES
-from experiments.feddyn.cifar import NOT_RUN
 from experiments.feddyn.settings import PAPER, SPLITS
 
 TABLE_3 = Item(
@@ -43,17 +42,8 @@ TABLE_3 = Item(
     notes=(
         "Where EMNIST's letters are there without their official split, training and test images "
         "are divided anew, and there are fewer.",
-        "CIFAR-100 is `feddyn/table-3-cifar-100`.",
     ),
 )
-TABLE_3_CIFAR_100 = Item(
-    "Table 3, CIFAR-100: training and test examples",
-    f"{PAPER}, Table 3, appendix A.2",
-    {"short": 5, "paper": 10},
-    statistics=(Statistics("CIFAR-100", (50_000, 10_000), {"name": "cifar-100"}, columns=PARTS),),
-    notes=(NOT_RUN,),
-)
-
 MIXES: dict[str, Table] = {
     split: {"name": "mnist", **SPLITS[split][1]}
     for split in ("iid", "dirichlet-0.6", "dirichlet-0.3")

@@ -1,11 +1,9 @@
-"""Acar et al. 2021: MNIST, EMNIST-L and Shakespeare in Tables 2 and 5 and Figures 8 to 10."""
+"""Acar et al. 2021: MNIST and EMNIST-L in Tables 2 and 5."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from experiments.common import GPU
 from experiments.engine.item import Item, Race, Table
-from experiments.feddyn.cifar import QUICK
 from experiments.feddyn.settings import (
     EMPTY_ROUNDS,
     FEDPROX_EPOCHS,
@@ -14,10 +12,6 @@ from experiments.feddyn.settings import (
     Printed,
     Setting,
     all_methods,
-    curves,
-    harder,
-    interval,
-    noted,
     of_percent,
     race_table,
 )
@@ -58,18 +52,6 @@ EMNIST_ALPHAS = {
     (1, "dirichlet-0.3"): 0.005,
 }
 """FedDyn's alpha with partial participation."""
-
-
-SHAKESPEARE_2: Lines = {
-    (100, "iid-2000"): ((46.4, 33, 74, 96, 113), (45.4, 28, 64, 59, 56)),
-    (100, "roles-2000"): ((47.3, 33, 70, 134, "150+"), (46.3, 28, 62, 53, 64)),
-    (10, "iid-2000"): ((46.9, 63, 94, 138, 190), (45.9, 56, 76, 96, 75)),
-    (10, "roles-2000"): ((47.6, 63, 102, 169, 133), (46.6, 56, 82, 80, 66)),
-}
-SHAKESPEARE_5: Lines = {
-    (1, "iid-2000"): ((43.0, 170, 460, 188, 151), (42.0, 148, 342, 149, 142)),
-    (1, "roles-2000"): ((43.8, 158, 388, 159, 153), (42.8, 143, 318, 146, 145)),
-}
 
 
 def _row(
@@ -139,42 +121,6 @@ def letters(percent: int, split: str, lines: tuple[Printed, Printed]) -> Setting
         short={"rounds": {100: 24, 10: 100, 1: 250}[percent]},
     )
     return _row("emnist-l", percent, split, lines, run)
-
-
-def plays(percent: int, split: str, lines: tuple[Printed, Printed]) -> Setting:
-    """A row for Shakespeare, where central training reaches 50.8 % (IID) and 51.2 %."""
-
-    def methods(steps: int) -> list[Table]:
-        alpha = {100: 0.009, 10: 0.015, 1: 0.001}[percent]
-        return all_methods({"alpha": alpha}, {"solver": {"steps": steps}}, {"mu": 0.0001})
-
-    together = min(3, percent)
-    rows = 400  # all test windows of a client, and as many of its training windows
-    every = interval(100 * 2 * rows, percent, 100, 2000)
-    run = of_percent(
-        {"name": "shakespeare", "clients": 100, **SPLITS[split][1]},
-        {"name": "char-lstm", "initial": "torch"},
-        percent,
-        methods(100),
-        {
-            "learning_rate": 1.0,
-            "batch_size": 100,
-            "epochs": 5,
-            "learning_rate_decay": 0.998 if percent == 1 else 1.0,
-            "weight_decay": 1e-4,
-        },
-        rounds=150 if percent == 100 else 250,
-        evaluation={"every": every, "rows": rows},
-        short={
-            "rounds": 3,
-            "client_rows": 100,
-            "evaluation": {"every": 1, "rows": 5},
-            "cohort": {"clients_per_round": together},
-            "method": methods(5),
-        },
-    )
-    short = f"100 of the 2,000 windows of each client, {together} a round, SCAFFOLD with 5 steps"
-    return _row("shakespeare", percent, split, lines, run, noted(every, "windows", short))
 
 
 CUT = (
@@ -261,108 +207,10 @@ TABLES = {
         FEDPROX_EPOCHS,
         OWN_SPLIT,
     ),
-    "table-2-shakespeare": _table(
-        2, "Shakespeare", (100, 10), plays, SHAKESPEARE_2, 300, 980_000, GPU
-    ),
     "table-5-mnist": _table(
         5, "MNIST", (1,), digits, MNIST_5, 450, 2_200, EMPTY_ROUNDS, FEDPROX_EPOCHS
     ),
     "table-5-emnist-l": _table(
         5, "EMNIST-L", (1,), letters, EMNIST_5, 150, 800, EMPTY_ROUNDS, FEDPROX_EPOCHS, OWN_SPLIT
-    ),
-    "table-5-shakespeare": _table(
-        5, "Shakespeare", (1,), plays, SHAKESPEARE_5, 120, 45_000, EMPTY_ROUNDS, GPU
-    ),
-}
-
-# ------------------------------------------------------------------------------- Figures 8 to 10
-
-ONLY_RUNS = "The short scale, 2 rounds of 10 clients, only shows that every panel runs."
-WHOLE_AXES = "The paper's panels end at 500 rounds, its Table 2 at 1,000."
-
-
-def _grid(
-    name: str,
-    make: Make,
-    lines: Lines,
-    percents: Sequence[int],
-    splits: Sequence[str] = ("iid", "dirichlet-0.6", "dirichlet-0.3"),
-    *,
-    rounds: int | None = None,
-    short: Table = QUICK,
-) -> list[list[Setting]]:
-    """Panels of a data set: a row for each participation, a column for each split."""
-    return [
-        [
-            make(percent, split, lines[percent, split]).curve(
-                f"{name}, {SPLITS[split][0]}, {percent} %", rounds, short
-            )
-            for split in splits
-        ]
-        for percent in percents
-    ]
-
-
-def _figure(
-    name: str, number: int, short: float, paper: float, grid: list[list[Setting]], *notes: str
-) -> Item:
-    """Figure 8 or 9, or some of its rows."""
-    percents = [row[0].title.rpartition(", ")[2] for row in grid]
-    ends = {percent: (row[0], row[-1]) for percent, row in zip(percents, grid, strict=True)}
-    title = f"{name} at {' and '.join(percents)} participation"
-    seconds = {"short": short, "paper": paper}
-    return curves(title, number, seconds, grid, (harder(ends),), *notes)
-
-
-MNIST, EMNIST = MNIST_2 | MNIST_5, EMNIST_2 | EMNIST_5
-PLAYS = _grid(
-    "Shakespeare",
-    plays,
-    SHAKESPEARE_2 | SHAKESPEARE_5,
-    (100, 10, 1),
-    ("iid-2000", "roles-2000"),
-    short=QUICK | {"rounds": 1, "cohort": {"clients_per_round": 1}},
-)
-FIGURES = {
-    "figure-8": _figure(
-        "MNIST",
-        8,
-        60,
-        15_500,
-        _grid("MNIST", digits, MNIST, (10, 1)),
-        ONLY_RUNS,
-        FEDPROX_EPOCHS,
-    ),
-    "figure-8-full": _figure(
-        "MNIST", 8, 30, 76_000, _grid("MNIST", digits, MNIST, (100,)), FEDPROX_EPOCHS, GPU
-    ),
-    "figure-9": _figure(
-        "EMNIST-L",
-        9,
-        60,
-        4_500,
-        _grid("EMNIST-L", letters, EMNIST, (10, 1)),
-        ONLY_RUNS,
-        FEDPROX_EPOCHS,
-        OWN_SPLIT,
-    ),
-    "figure-9-full": _figure(
-        "EMNIST-L",
-        9,
-        30,
-        22_000,
-        _grid("EMNIST-L", letters, EMNIST, (100,), rounds=500),
-        WHOLE_AXES,
-        FEDPROX_EPOCHS,
-        OWN_SPLIT,
-        GPU,
-    ),
-    "figure-10": curves(
-        "Shakespeare at 100, 10 and 1 % participation",
-        10,
-        {"short": 120, "paper": 1_800_000},
-        PLAYS,
-        (),
-        GPU,
     ),
 }

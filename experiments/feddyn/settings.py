@@ -7,25 +7,17 @@ are those of the authors' code, see `AS_IN_THE_CODE`; with partial participation
 participate independently of each other.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments.common import FEDDYN_PAPER, experiment
 from experiments.engine.item import (
-    SHORT,
-    Claim,
-    Comparison,
     Entry,
     Item,
-    Line,
-    Panel,
     Race,
     RaceRow,
-    Row,
     Table,
 )
-from experiments.engine.summaries import HIGHEST, Summary
 from fedprox.simulation.results.target import Target
 
 PAPER = FEDDYN_PAPER
@@ -67,29 +59,6 @@ class Setting(NamedTuple):
     lines: tuple[Printed, ...] = ()
     note: str = ""
 
-    def line(self, shown: str) -> Line:
-        """The line of a method, a name of `COLUMNS`, of a run with one alpha and mu."""
-        method = self.run["method"][COLUMNS.index(shown)]
-        solver = method.get("solver", {})
-        words = [
-            method["name"],
-            "balanced" * method.get("balance", False),
-            *(f"{key}={method[key]:g}" for key in ("alpha", "mu") if key in method),
-            *(f"{key}={solver[key]}" for key in ("epochs", "steps") if key in solver),
-        ]
-        return Line(self.key, " ".join(filter(None, words)), shown)
-
-    def curve(self, title: str, rounds: int | None, short: Table) -> "Setting":
-        """The panel of a row, whose run goes on for so many rounds, or those of the table."""
-        every = max(FEWEST, self.run["evaluation"].get("every", 1))
-        evaluation = self.run["evaluation"] | {"every": every}
-        changes = {"evaluation": evaluation, "rounds": rounds or self.run["rounds"], SHORT: short}
-        return Setting(f"{self.key}-curves", title, self.run | changes)
-
-
-FEWEST = 5
-"""Fewest rounds between the points of a curve."""
-
 
 def all_methods(feddyn: Table, scaffold: Table, fedprox: Table) -> list[Table]:
     """`[[method]]` for all four methods, with the keys of each; FedAvg has none."""
@@ -99,38 +68,6 @@ def all_methods(feddyn: Table, scaffold: Table, fedprox: Table) -> list[Table]:
 
 MEAN_OF_CLIENTS: Table = {"model": "clients", "gradients": False}
 """The model that the paper evaluates, as `[evaluation]` names it."""
-
-INTERVALS = (1, 2, 3, 5, 10, 15, 20)
-"""Rounds between evaluations, of which `interval` chooses."""
-
-
-def interval(read: int, percent: int, clients: int, rows: int, epochs: int = 5) -> int:
-    """The fewest rounds between evaluations that keep these below a tenth of the training's cost.
-
-    A training row costs as much as three rows of an evaluation, since a gradient takes two further
-    passes.
-
-    Args:
-        read: Rows that an evaluation reads.
-        percent: Per cent of the clients in a round.
-        clients: Number of clients.
-        rows: Training rows of a client.
-        epochs: Local epochs.
-
-    >>> interval(22_000, 10, 100, 500), interval(22_000, 1, 100, 500)
-    (3, 20)
-    """
-    share = percent / 100
-    never_empty = 1 - (1 - share) ** clients  # an empty round is drawn again
-    trained = share * clients / never_empty * rows * epochs
-    least = math.ceil(read / (0.1 * 3 * trained))
-    return next(every for every in INTERVALS if every >= least)
-
-
-def noted(every: int, what: str, short: str) -> str:
-    """A row's note: how its accuracy is read, and what the short scale changes."""
-    measured = f"accuracy on all test {what}, read every {every} rounds; " if every > 1 else ""
-    return f"{measured}short: {short}"
 
 
 def of_percent(
@@ -197,70 +134,6 @@ def race_table(
         until,
         races=(Race(COLUMNS, tuple(rows), "models", "first column"),),
         notes=(EVALUATED, AS_IN_THE_CODE, *notes),
-    )
-
-
-FEW = "short: 10 clients with 10 rows each, at most 2 a round, batches of 10"
-
-
-def harder(
-    pairs: Mapping[str, tuple[Setting, Setting]],
-    text: str = "Data that are not IID are harder.",
-    over: Summary = HIGHEST,
-) -> Claim:
-    """A claim that every method is better in the first of two panels, by where they belong."""
-    return Claim(
-        text,
-        "test_accuracy",
-        over,
-        tuple(
-            Comparison(
-                f"{where}: {name}",
-                easy.line(name)._replace(shown=""),
-                hard.line(name)._replace(shown=""),
-                FEW,
-            )
-            for where, (easy, hard) in pairs.items()
-            for name in COLUMNS
-        ),
-    )
-
-
-def curves(
-    title: str,
-    number: int,
-    seconds: dict[str, float],
-    grid: Sequence[Sequence[Setting]],
-    claims: tuple[Claim, ...],
-    *notes: str,
-) -> Item:
-    """A figure: a panel for each setting, with a line for each method."""
-    settings = [one for row in grid for one in row]
-    better = tuple(
-        Comparison(
-            f"{one.title}: than {name}",
-            one.line("FedDyn")._replace(shown=""),
-            one.line(name)._replace(shown=""),
-            FEW,
-        )
-        for one in settings
-        for name in COLUMNS[1:]
-    )
-
-    def panel(one: Setting) -> Panel:
-        return Panel(one.title, "test_accuracy", tuple(one.line(name) for name in COLUMNS))
-
-    return Item(
-        f"Figure {number}: {title}",
-        f"{PAPER}, Figure {number}, appendix A.2",
-        seconds,
-        {one.key: one.run for one in settings},
-        rows=tuple(Row("", tuple(panel(one) for one in row)) for row in grid),
-        claims=(
-            Claim("FedDyn is better than the others.", "test_accuracy", HIGHEST, better),
-            *claims,
-        ),
-        notes=(*notes, EVALUATED, AS_IN_THE_CODE),
     )
 
 

@@ -11,7 +11,6 @@ from experiments import ITEMS
 from experiments.engine.between import LINE, PARENT, THETAS, alone, between, losses
 from experiments.engine.item import (
     MOST_SEEDS,
-    SCALES,
     Between,
     Claim,
     Comparison,
@@ -21,14 +20,12 @@ from experiments.engine.item import (
     Row,
     Scale,
     Table,
-    expand,
 )
 from experiments.engine.races import printed, ratio
 from experiments.engine.run import reproduce
-from experiments.engine.summaries import HALFWAY, Series
-from experiments.engine.verdicts import judge
+from experiments.engine.summaries import HALFWAY
 from experiments.fedavg.averages import FIGURE_1
-from experiments.fedavg.networks import CNN, GRID, LSTM, PERCEPTRON
+from experiments.fedavg.networks import CNN, GRID, PERCEPTRON
 from fedprox import Cohort, Evaluation, Federation, Model, Solver, fedavg, simulate
 from fedprox.datasets import synthetic
 from fedprox.experiment import load_data
@@ -47,28 +44,6 @@ RATIOS: dict[str, list[list[list[str]]]] = {
             [NONE, "4.5", NONE, "8.6"],
         ]
     ],
-    "table-1-cnn-whole": [
-        [
-            ["1.1", "2.8", "1.1", "4.6"],
-            ["1.1", "2.8", "1.2", "4.8"],
-            ["2.4", "2.8", "1.1", "3.7"],
-            ["1.6", "3.1", NONE, "9.9"],
-        ]
-    ],
-    "table-2-whole": [
-        [
-            ["3.5", "0.5"],
-            ["9.6", "0.8"],
-            ["2.7", "0.7"],
-            ["18.4", "1.4"],
-            ["21.6", "1.4"],
-            ["19.6", "1.1"],
-            ["31.3", "2.1"],
-            ["34.8", "2.8"],
-        ],
-        [["1.5", "7.1"], ["4.1", "6.5"], ["5.4", "23.8"], ["6.2", "25.7"], ["13.0", "95.3"]],
-    ],
-    "table-3": [[["4.8"], ["64.3"]], [["4.7"], ["49.2"]], [[NONE], ["49.5"]]],
     "table-4": [
         [
             ["9.4", "1.7"],
@@ -81,7 +56,6 @@ RATIOS: dict[str, list[list[list[str]]]] = {
             ["45.9", "2.5"],
         ]
     ],
-    "figure-5": [[["23.4"]]],  # "23x fewer"
 }
 
 
@@ -96,13 +70,14 @@ def test_the_papers_speed_ups_follow_from_its_rounds(name: str) -> None:
         assert found == [[r and f"{r}x" for r in row] for row in expected]
 
 
-@pytest.mark.parametrize("name", ["table-1", "table-1-cnn-whole", "table-2-whole", "table-4"])
+@pytest.mark.parametrize("name", ["table-1", "table-1-cnn", "table-2", "table-4"])
 def test_cells_run_with_what_their_row_and_column_say(name: str) -> None:
     item = ITEMS[f"fedavg/{name}"]
     for race in item.races:
         for row in race.rows:
             for column, entry in zip(race.columns, row.entries, strict=True):
-                assert entry is not None
+                if entry is None:
+                    continue
                 run = item.runs[entry.run]
                 said = dict(
                     word.split(" = ")
@@ -110,7 +85,7 @@ def test_cells_run_with_what_their_row_and_column_say(name: str) -> None:
                     if " = " in word
                 )
                 if "E" in said:
-                    clients = 115 if run["data"]["name"] == "shakespeare" else 10
+                    clients = 10
                 else:  # Table 1
                     clients = max(round(100 * float(row.title.removeprefix("C = "))), 1)
                     said["E"] = "1" if name == "table-1" else "5"
@@ -123,111 +98,13 @@ def test_cells_run_with_what_their_row_and_column_say(name: str) -> None:
                 assert not entry.paper or float(entry.paper) < run["rounds"]
 
 
-def test_rows_that_fit_two_cores_are_those_of_the_whole_table() -> None:
-    fitting, whole = ITEMS["fedavg/table-2"], ITEMS["fedavg/table-2-whole"]
-    assert len(fitting.runs) == 6
-    rows = {row.title: row for row in whole.races[0].rows}
-    for row in fitting.races[0].rows:
-        for ours, same in zip(row.entries, rows[row.title].entries, strict=True):
-            assert ours in (None, same)
-
-
 def test_grids_have_the_papers_resolution_and_nothing_is_planned_in_vain() -> None:
     np.testing.assert_allclose(np.diff(np.log10(GRID)), 1 / 3, atol=2e-3)
     names = {run for name, item in ITEMS.items() if "fedavg/table" in name for run in item.runs}
-    for prefix, plans in (("2nn", PERCEPTRON), ("cnn", CNN), ("lstm", LSTM)):
+    for prefix, plans in (("2nn", PERCEPTRON), ("cnn", CNN)):
         assert {f"{prefix}-{cell.key}" for cell in plans} == {
             run for run in names if run.startswith(prefix)
         }
-
-
-def test_lines_of_figure_9_take_equally_many_steps() -> None:
-    for scale, rows in (("paper", 500), ("short", 100)):
-        for run in ITEMS["fedavg/figure-9"].runs.values():
-            (one,) = expand(run, SCALES[scale]).values()
-            epochs, clients = one["solver"]["epochs"], one["cohort"]["clients_per_round"]
-            steps = one["rounds"] * clients * epochs * (rows // 50)
-            assert steps == {"paper": 200_000, "short": 2_000}[scale]
-            assert one.get("client_rows", rows) == rows
-
-
-def judged(name: str, claim: int, curves: dict[tuple[str, str], list[float]]) -> list[str]:
-    """The verdicts on a claim if both seeds of its runs had these values of the claim's measure."""
-    stated = ITEMS[f"fedavg/{name}"].claims[claim]
-    measured: dict[str, list[Series]] = {}
-    for (run, label), values in curves.items():
-        found = {"train_loss": np.ones(len(values)), stated.measure: np.array(values)}
-        lines = [Series(label, seed, np.arange(len(values)), found) for seed in (0, 1)]
-        measured.setdefault(run, []).extend(lines)
-    (comparisons,) = judge([stated], measured)
-    return [one.verdict for one in comparisons]
-
-
-@pytest.mark.parametrize(
-    ("plateau", "expected"), [(0.0, "holds"), (0.002, "holds"), (0.1, "does not hold")]
-)
-def test_figure_8_fails_where_many_epochs_end_on_a_plateau(plateau: float, expected: str) -> None:
-    """As in Figure 3: E = 100 is ahead at first, and of E = 1 all the time."""
-    curves = {}
-    for partition in ("iid", "shards"):
-        for epochs, first, factor in ((1, 2.0, 0.97), (10, 1.0, 0.9), (100, 0.5, 0.9)):
-            floor = plateau if epochs == 100 else 0
-            values = [2.3, *(first * factor**t + floor for t in range(50))]
-            curves[f"cnn-large-e-{partition}", f"fedavg epochs={epochs}"] = values
-        slow, large = (curves[f"cnn-large-e-{partition}", f"fedavg epochs={e}"] for e in (1, 100))
-        assert np.mean(large) < np.mean(slow)
-    assert judged("figure-8", 0, curves) == [expected] * 2
-
-
-def test_figure_9_is_about_the_accuracy_of_runs_evaluated_after_as_many_gradients() -> None:
-    item = ITEMS["fedavg/figure-9"]
-    _, claim = item.claims
-    assert claim.measure == "test_accuracy"
-    for scale in SCALES.values():
-        for comparison in claim.comparisons:
-            steps = set()
-            for side in (comparison.greater, comparison.less):
-                (one,) = expand(item.runs[side.run], scale).values()
-                a_round = one["cohort"]["clients_per_round"] * one["solver"]["epochs"]
-                steps.add(one["evaluation"]["every"] * a_round)
-            assert len(steps) == 1, comparison
-    assert {side.run for c in claim.comparisons for side in (c.greater, c.less)} == {
-        "cifar-steps-sgd",
-        *(f"cifar-c{share}-e{epochs}" for share in ("0", "0.1") for epochs in (1, 5)),
-    }
-
-
-def test_figure_9_fails_where_averaging_smooths_nothing() -> None:
-    steady = np.linspace(0.1, 0.8, 101)
-    jagged = steady + 0.03 * (-1.0) ** np.arange(101)
-    alone = [
-        ("cifar-steps-sgd", "centralised"),
-        ("cifar-c0-e1", "fedavg"),
-        ("cifar-c0-e5", "fedavg"),
-    ]
-    averaged = [("cifar-c0.1-e1", "fedavg"), ("cifar-c0.1-e5", "fedavg")]
-    for oscillating, smooth, expected in (
-        (alone, averaged, "holds"),
-        (averaged, alone, "does not hold"),
-    ):
-        curves = {one: jagged.tolist() for one in oscillating} | {
-            one: steady.tolist() for one in smooth
-        }
-        assert judged("figure-9", 1, curves) == [expected] * 3
-
-
-def test_figure_10_fails_where_fedavg_varies_more() -> None:
-    steady = 0.1 + 0.01 * np.sqrt(np.arange(51))
-    jagged = steady + 0.005 * (-1.0) ** np.arange(51)
-    sgd = ("posts", "fedsgd learning_rate=18")
-    one, five = (("posts", f"fedavg epochs={epochs}") for epochs in (1, 5))
-    for jumps, expected in (
-        ((sgd,), ["holds"] * 2),
-        ((five,), ["within noise", "does not hold"]),
-        ((one, five), ["does not hold"] * 2),
-    ):
-        curves = {x: (jagged if x in jumps else steady).tolist() for x in (sgd, one, five)}
-        assert judged("figure-10", 1, curves) == expected
 
 
 # ------------------------------------------------------------------------ the line between two

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from experiments import ITEMS, select
 from experiments.__main__ import app
-from experiments.common import GPU
 from experiments.engine.between import LINE, PARENT
 from experiments.engine.figure import COLOURS, figure
 from experiments.engine.growing import best_rate, grown, rate_of
@@ -66,6 +65,7 @@ from experiments.engine.summaries import (
 )
 from experiments.engine.table import blocks, markdown, table
 from experiments.engine.verdicts import best, pick
+from experiments.printed import PRINTED
 from fedprox import Target
 from fedprox.cli import main
 from fedprox.datasets import DATASETS, synthetic
@@ -183,7 +183,7 @@ def test_lines_and_claims_name_runs_and_methods_that_there_are(name: str) -> Non
     assert any((item.rows, item.races, item.statistics, item.scores))
     assert item.seconds.keys() == SCALES.keys()
     assert item.seconds["short"] <= 3600
-    assert item.seconds["paper"] <= 10 * 3600 or GPU in item.notes
+    assert item.seconds["paper"] <= 10 * 3600
 
 
 def test_what_the_short_scale_changes_stands_beside_the_experiment() -> None:
@@ -969,8 +969,24 @@ def test_the_listing_names_every_item(
 ) -> None:
     status, out, _ = command(capsys=capsys, monkeypatch=monkeypatch)
     assert status == 0
-    for name in ITEMS:
+    for name in ITEMS | PRINTED:
         assert name in out
+
+
+@pytest.mark.parametrize("path", sorted({printed.path for printed in PRINTED.values()}))
+def test_what_was_only_printed_is_an_experiment(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tomllib.loads(path.read_text())
+    assert parse(path.name, table).rounds >= 30
+    names = [name for name, printed in PRINTED.items() if printed.path == path]
+    assert not ITEMS.keys() & set(names)
+    status, out, _ = command(names[-1], capsys=capsys, monkeypatch=monkeypatch)
+    assert status == 0
+    assert out == f"fedprox run {path}\n\n{path.read_text()}\n"
+    load = signature(DATASETS[table["data"].pop("name")]).parameters
+    assert table["data"].keys() <= load.keys()
+    assert labels(table)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ import re
 from functools import cache
 
 from experiments import ITEMS
+from experiments.engine.item import Item
 from experiments.engine.results import FOLDER, read_results
 from experiments.engine.table import evidence_in, judged_in, markdown
+from experiments.printed import PRINTED
 
 MARK = re.compile(r"<!-- results: (\S+) (\d+)(?:-(\d+))? -->")
 ITEMS_MARK = re.compile(r"<!-- items: (\S+) -->")
@@ -77,15 +79,17 @@ def items_of(paper: str) -> str:
         for key in results.get("items", [name])
     }
     rows = [["item", "what", "our results"], ["---"] * 3]
-    for key, item in ITEMS.items():
+    for key, item in (ITEMS | PRINTED).items():
         if key.partition("/")[0] != paper:
             continue
         if key in shown:
             each = [one for group in judged_in(shown[key]["blocks"]) for one in group]
             words = [f"{each.count(one)} {one}" for one in dict.fromkeys(each)] or ["run"]
             state = ", ".join(words) + (", reduced" if shown[key]["scale"] == "short" else "")
-        else:
+        elif isinstance(item, Item):
             state = f"not run: {item.seconds['paper'] / 3600:,.1f} h"
+        else:
+            state = "not run: the paper's numbers and an experiment"
         rows.append([f"`{key}`", item.title, state])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
