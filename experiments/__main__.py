@@ -26,8 +26,8 @@ Without ITEM it lists all items, with the time that each takes. ITEM is a name, 
 each item with a table, its data, a report and, if it has curves, a figure. The run directories are
 in DIR/runs; complete ones are not run again, and interrupted ones go on from their last checkpoint.
 
-Of items without a time, which two cores would need more than a day for, it prints what the paper
-printed and an experiment for `fedprox run`.
+Of items that two cores would need more than a day for, it prints what the paper printed and an
+experiment for `fedprox run`.
 """
 
 app = typer.Typer(
@@ -55,6 +55,9 @@ def run_items(
     console = standard_console()
     if name is None:
         console.print(listing())
+        console.print("\nOnly printed, with an experiment for `fedprox run`:", highlight=False)
+        for key, printed in PRINTED.items():
+            console.print(f"{key}: {printed.title}", soft_wrap=True, highlight=False)
         return
     require(scale in SCALES, f"--scale {scale}; it must be {' or '.join(SCALES)}")
     items = select(name)
@@ -78,10 +81,7 @@ def listing() -> Table:
         shown.add_column(header, no_wrap=header == "item")
     for key, item in ITEMS.items():
         times = (duration(item.seconds[scale]) for scale in SCALES)
-        left_out = f" (without {', '.join(item.missing)})" if item.missing else ""
-        shown.add_row(key, item.title, ", ".join(item.data) + left_out, *times)
-    for key, printed in PRINTED.items():
-        shown.add_row(key, printed.title)
+        shown.add_row(key, item.title, ", ".join(item.data), *times)
     return shown
 
 

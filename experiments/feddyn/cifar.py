@@ -3,20 +3,22 @@
 The other rows are in `experiments/printed/feddyn-cifar.toml`.
 """
 
-from experiments.engine.item import SHORT, Entry, Item, Race, RaceRow, Table
+from experiments.engine.item import MOST_SEEDS, SHORT, Item, Race, RaceRow, Table
 from experiments.feddyn.settings import (
     AS_IN_THE_CODE,
     COLUMNS,
     EVALUATED,
     MEAN_OF_CLIENTS,
-    NAMES,
     PAPER,
+    Printed,
+    accuracy,
     all_methods,
+    entries,
     share,
 )
-from fedprox.simulation.results.target import Target
 
-HIGH, LOW = (84.5, 637, 1852, "1000+", "1000+"), (82.3, 240, 512, 994, 825)
+HIGH: Printed = (84.5, 637, 1852, "1000+", "1000+")
+LOW: Printed = (82.3, 240, 512, 994, 825)
 METHODS = all_methods({"alpha": 0.1}, {"solver": {"steps": 50}}, {"mu": 0.0001})
 
 
@@ -25,7 +27,7 @@ def _run(percent: float, methods: list[Table]) -> Table:
         "rounds": 1000,
         "target_accuracy": share(percent),
         "stop_at_target": "any",
-        "most_seeds": 1,
+        MOST_SEEDS: 1,
         "data": {"name": "cifar-10", "augmentation": "feddyn", "clients": 100, "partition": "iid"},
         "model": {"name": "wide-lenet"},
         "cohort": {"clients_per_round": 10, "sampling": "bernoulli"},
@@ -61,13 +63,13 @@ TABLE_2_IID = Item(
             (
                 RaceRow(
                     "IID, 10 %, to 84.5 %",
-                    Target("test_accuracy", share(HIGH[0])),
-                    (Entry(FEDDYN, "feddyn", HIGH[1]), None, None, None),
+                    accuracy(HIGH[0]),
+                    (*entries(FEDDYN, HIGH)[:1], None, None, None),
                 ),
                 RaceRow(
                     "IID, 10 %, to 82.3 %",
-                    Target("test_accuracy", share(LOW[0])),
-                    tuple(Entry(ALL, *cell) for cell in zip(NAMES, LOW[1:], strict=True)),
+                    accuracy(LOW[0]),
+                    entries(ALL, LOW),
                     "accuracy on all test images, read every 3 rounds",
                 ),
             ),

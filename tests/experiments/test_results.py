@@ -1,12 +1,14 @@
-"""The published results: pages are made from files, and what README and pages say of them is so."""
+"""Pages are made from files, and what README and pages say of them is so."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from experiments import ITEMS
 from experiments.engine.results import encoded, read_results
 from experiments.engine.table import judged_in, markdown
+from experiments.printed import PRINTED
 from fedprox_docs import papers
 
 ROOT = Path(__file__).parents[2]
@@ -98,3 +100,21 @@ def test_numbers_that_are_far_off_are_listed_with_their_factor() -> None:
         "| `feddyn/table-6` | Homogeneous | loss 0.0603 | FedAvg 136, 266 ± 13 (2 times); "
         in "\n".join(listed)
     )
+
+
+NAME = re.compile(r"^\| `((?:fedavg|feddyn|fedprox|fedprox-draft|models)/[a-z0-9-]+)`")
+
+
+def test_every_item_has_a_row_that_says_what_was_run() -> None:
+    text = papers.filled(written("every-item"))
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert [row for row in rows if not all(c.strip() for c in row.strip("|").split("|"))] == []
+    found = {name[1]: row for row in rows if (name := NAME.match(row))}
+    assert sorted(found) == sorted(ITEMS | PRINTED)
+    for name, end in (
+        ("fedavg/figure-1", "3 holds"),
+        ("fedavg/table-2-whole", "not run: the paper's numbers and an experiment"),
+        ("fedavg/figure-9", "run, reduced"),
+        ("feddyn/table-6", "run"),
+    ):
+        assert found[name].endswith(f"| {end} |")
