@@ -1,9 +1,10 @@
-"""The papers' tables and figures: `ITEMS` are those that `python -m experiments` can run."""
+"""The papers' tables and figures: `ITEMS` are run, of `PRINTED` there is what the paper printed."""
 
 import difflib
 
 from experiments import fedavg, feddyn, fedprox, models
 from experiments.engine.item import Item
+from experiments.printed import PRINTED, Printed
 from fedprox.errors import InputError
 
 ITEMS: dict[str, Item] = {
@@ -31,7 +32,7 @@ LONG = (
 """Items that take from half an hour to ten at the paper's scale, to be run beside other work."""
 
 
-def select(name: str) -> dict[str, Item]:
+def select(name: str) -> dict[str, Item | Printed]:
     """The items of a name: one, those of a paper ("fedprox/"), those of `LONG` ("long"), or "all".
 
     Raises:
@@ -41,16 +42,17 @@ def select(name: str) -> dict[str, Item]:
     ['fedprox/table-1']
     """
     if name == "all":
-        return ITEMS
+        return dict(ITEMS)
     if name == "long":
         return {key: ITEMS[key] for key in LONG}
+    known: dict[str, Item | Printed] = ITEMS | PRINTED
     chosen = {
         key: item
-        for key, item in ITEMS.items()
-        if key == name or (name.endswith("/") and key.startswith(name))
+        for key, item in known.items()
+        if key == name or (name.endswith("/") and key.startswith(name) and key in ITEMS)
     }
     if not chosen:
-        near = difflib.get_close_matches(name, ITEMS, 3, cutoff=0.6)
+        near = difflib.get_close_matches(name, known, 3, cutoff=0.6)
         hint = (
             f"did you mean {' or '.join(near)}?" if near else "`python -m experiments` lists them"
         )

@@ -11,6 +11,7 @@ from experiments import ITEMS, select
 from experiments.engine.item import SCALES
 from experiments.engine.run import Step, reproduce
 from experiments.engine.table import duration
+from experiments.printed import PRINTED, Printed
 from fedprox.cli import main
 from fedprox.commands.shared import DataDir, standard_console
 from fedprox.datasets.sources import cache_folder
@@ -24,6 +25,9 @@ Without ITEM it lists all items, with the time that each takes. ITEM is a name, 
 ("fedprox/"), "long", which is those that take half an hour or more, or "all". DIR gets a folder for
 each item with a table, its data, a report and, if it has curves, a figure. The run directories are
 in DIR/runs; complete ones are not run again, and interrupted ones go on from their last checkpoint.
+
+Of items that two cores would need more than a day for, it prints what the paper printed and an
+experiment for `fedprox run`.
 """
 
 app = typer.Typer(
@@ -51,6 +55,9 @@ def run_items(
     console = standard_console()
     if name is None:
         console.print(listing())
+        console.print("\nOnly printed, with an experiment for `fedprox run`:", highlight=False)
+        for key, printed in PRINTED.items():
+            console.print(f"{key}: {printed.title}", soft_wrap=True, highlight=False)
         return
     require(scale in SCALES, f"--scale {scale}; it must be {' or '.join(SCALES)}")
     items = select(name)
@@ -58,6 +65,9 @@ def run_items(
     use_cpu_devices(clients_per_round=10)
     use_compilation_cache(cache_folder() / "xla")
     for key, item in items.items():
+        if isinstance(item, Printed):
+            print(f"fedprox run {item.path}\n\n{item.path.read_text(encoding='utf-8')}")
+            continue
         console.print(f"{key}: {item.title}; about {duration(item.seconds[scale])} on two cores")
         text = reproduce(key, item, SCALES[scale], folder, data_dir, _show_step)
         console.print(f"\n{text}", soft_wrap=True, highlight=False)
@@ -71,8 +81,7 @@ def listing() -> Table:
         shown.add_column(header, no_wrap=header == "item")
     for key, item in ITEMS.items():
         times = (duration(item.seconds[scale]) for scale in SCALES)
-        left_out = f" (without {', '.join(item.missing)})" if item.missing else ""
-        shown.add_row(key, item.title, ", ".join(item.data) + left_out, *times)
+        shown.add_row(key, item.title, ", ".join(item.data), *times)
     return shown
 
 

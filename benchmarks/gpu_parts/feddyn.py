@@ -10,9 +10,9 @@ from dataclasses import replace
 import fedprox as fp
 from benchmarks.gpu_parts.cifar import follow, images, speed
 from benchmarks.gpu_parts.part import Part
-from experiments.feddyn.cifar import TABLES
+from experiments.feddyn.cifar import ALL, TABLE_2_IID
 
-RUN = TABLES["table-1"].runs["feddyn-cifar-10-10-percent-iid"]
+RUN = TABLE_2_IID.runs[ALL]
 
 ALPHA = 0.1
 

@@ -15,26 +15,10 @@ from typing import Any
 
 from benchmarks.gpu_parts import environment
 from benchmarks.gpu_parts.part import Part
-from experiments import select
+from experiments import LONG, select
 from experiments.engine.item import Item
+from experiments.printed import Printed
 from fedprox.datasets.catalogue import CATALOGUE
-
-ITEMS = (
-    "fedavg/table-1-cnn",
-    "fedprox/headline-shakespeare",
-    "feddyn/table-2-cifar-10",
-    "fedavg/table-2",
-    "fedavg/table-1-cnn-whole",
-    "fedavg/table-3",
-    "fedavg/figure-3",
-    "fedavg/figure-8",
-    "fedavg/figure-9",
-    "models/centralised-cifar-10",
-    "models/centralised-shakespeare",
-    "feddyn/table-1",
-    "fedavg/table-2-whole",
-)
-"""The items, in the order in which they are run."""
 
 OF_QUIRKS = {"overlapping_femnist": "femnist"}
 """The data sets whose files the quirks of the authors' code read."""
@@ -45,7 +29,7 @@ ENDING = 20.0
 
 def absent(item: Item, data_dir: Path | None) -> list[str]:
     """The data sets of an item of which a file is not at hand, and would be downloaded."""
-    lacking = [
+    return [
         name
         for name in item.data
         if not all(
@@ -54,16 +38,17 @@ def absent(item: Item, data_dir: Path | None) -> list[str]:
             if not file.use
         )
     ]
-    paths = {one["data"]["path"] for one in item.runs.values() if "path" in one["data"]}
-    return lacking + sorted(p for p in paths if not data_dir or not (data_dir / p).is_file())
 
 
 def main(part: Part) -> None:
     """Run items until the time is over."""
-    names = part.items or (("fedprox/figure-2",) if part.tiny else ITEMS)
+    names = part.items or (("fedprox/figure-2",) if part.tiny else LONG)
     try:
         for name in names:
             for key, item in select(name).items():
+                if isinstance(item, Printed):
+                    part.write("Items", item=key, result=f"left out; `fedprox run {item.path}`")
+                    continue
                 lacking = absent(item, part.data_dir)
                 if lacking:
                     result = f"left out, without {', '.join(lacking)}"

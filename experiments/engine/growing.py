@@ -6,22 +6,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from experiments.engine.item import MORE_RATES, Item, Table
-from experiments.engine.summaries import WORST, Series
+from experiments.engine.races import RATE, first_at, rate_of
+from experiments.engine.series import Series
 from fedprox.simulation.results.target import Target
-
-RATE = "learning_rate="
-"""How the label of a line of a search gives its rate."""
-
 
 Train = Callable[[str, Table], list[Series]]
 
 
 def grown(
-    run: str,
-    table: Table,
-    grid: Sequence[float],
-    target: Target,
-    train: Train,
+    run: str, table: Table, grid: Sequence[float], target: Target, train: Train
 ) -> list[Series]:
     """A search for the rate that reaches a target first, with the lines of all rates tried.
 
@@ -47,13 +40,8 @@ def grown(
 
 def searched(item: Item) -> dict[str, Target]:
     """The targets of an item's searches that grow, by run."""
-    entries = (
-        (entry.run, row.target)
-        for race in item.races
-        for row in race.rows
-        for entry in row.entries
-        if entry is not None
-    )
+    rows = [row for race in item.races for row in race.rows]
+    entries = [(entry.run, row.target) for row in rows for entry in row.entries if entry]
     return {run: target for run, target in entries if MORE_RATES in item.runs[run]}
 
 
@@ -71,36 +59,9 @@ def beyond(tried: Sequence[float], best: float, grid: Sequence[float]) -> float 
     return min(above) if best == max(tried) and above else None
 
 
-def rate_of(label: str) -> float | None:
-    """The rate in the label of a line; None if it gives none.
-
-    >>> rate_of("fedavg learning_rate=0.1"), rate_of("feddyn alpha=0.1")
-    (0.1, None)
-    """
-    _, found, rate = label.partition(RATE)
-    return float(rate.split()[0]) if found else None
-
-
 def best_rate(lines: Sequence[Series], target: Target) -> float:
-    """The rate that reaches a target first, mean over seeds, or else comes closest to it.
-
-    A rate that diverges without reaching it comes after all others, and of equal rates the lowest
-    is the best, so a search that begins where all diverge goes down.
-    """
-    rates: dict[float, list[Series]] = {}
-    for line in lines:
-        rates.setdefault(rate_of(line.label) or math.nan, []).append(line)
-    sign = -1.0 if WORST[target.measure] < 0 else 1.0
-
-    def order(rate: float) -> tuple[float, bool, float, float]:
-        group = rates[rate]
-        ends = [line.rounds_to(target) for line in group]
-        reached = math.inf if None in ends else float(np.mean([end or 0.0 for end in ends]))
-        closest = [float(np.min(sign * line.of(target.measure))) for line in group]
-        diverged = any(np.isnan(line.values["train_loss"][-1]) for line in group)
-        return reached, math.isinf(reached) and diverged, float(np.mean(closest)), rate
-
-    return min(rates, key=order)
+    """The rate that reaches a target first, mean over seeds, or else comes closest to it."""
+    return rate_of(first_at(lines, target)[0].label) or math.nan
 
 
 def _labelled(lines: Sequence[Series], rates: Sequence[float]) -> list[Series]:
@@ -112,8 +73,7 @@ def _labelled(lines: Sequence[Series], rates: Sequence[float]) -> list[Series]:
 
 def _rounds(table: Table, lines: Sequence[Series], target: Target) -> int:
     """Rounds that another rate needs at most to be the best."""
-    best = best_rate(lines, target)
-    ends = [line.rounds_to(target) for line in lines if rate_of(line.label) == best]
+    ends = [line.rounds_to(target) for line in first_at(lines, target)]
     if None in ends:
         return int(table["rounds"])
     every = table["evaluation"].get("every", 1)

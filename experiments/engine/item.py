@@ -1,29 +1,20 @@
 """Figures and tables of papers as data.
 
-An item holds experiments, written as in an experiment file, at the paper's scale; the grid of
-panels of its figure; and the paper's claims as comparisons between two runs. The modules that run,
-draw and tabulate items depend on no particular paper.
+An item holds experiments, written as in an experiment file, at the paper's scale; the panels of its
+figure; the paper's claims as comparisons between two runs; and the paper's numbers. The modules
+that run, draw and tabulate items depend on no particular paper.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from experiments.engine.series import Series
 from experiments.engine.summaries import Summary
 from fedprox.simulation.results.target import Target
 
 Table = dict[str, Any]
-
-BEST = "fedprox best mu"
-"""A label that selects the FedProx with mu > 0 whose final training loss is the lowest."""
-
-LOWEST = "lowest of "
-"""Before the common beginning of a sweep's labels: its line with the lowest final training loss."""
-
-AT_EACH_ROUND = "at each round the best of "
-"""Before the common beginning of a sweep's labels: its best value at each round, over all lines.
-
-That is how McMahan et al. 2017 draw their curves (section 3)."""
 
 RECORDED = {
     "train_loss": "training loss",
@@ -35,39 +26,10 @@ RECORDED = {
 """The measures of runs, by their names in `metrics.jsonl`."""
 
 MEASURES = RECORDED | {"clients": "clients"}
-"""The measures that a panel can show: those of runs, and the clients that `Item.mixes` counts."""
+"""The measures that a panel can show: those of runs and of `Item.others`."""
 
-AXES = {
-    "round": "round",
-    "total_steps": "mini-batch gradients",
-    "theta": "theta",
-    "classes": "classes",
-}
-"""The horizontal axes of a panel.
-
-Steps are those of all rounds so far, theta is of `Between`, and classes are of `Item.mixes`.
-"""
-
-SIZES = ("clients", "examples", "mean", "standard deviation")
-"""The columns of a paper's table of clients and their examples."""
-
-PARTS = ("training examples", "test examples")
-"""The columns of a paper's table of training and test examples."""
-
-
-class Line(NamedTuple):
-    """A line of a panel, or a side of a comparison.
-
-    Attributes:
-        run: Key of the item's `runs`.
-        label: Label of a method of the run, such as "fedprox mu=1", or `BEST`, or the beginning of
-            the labels of a sweep after `LOWEST` or `AT_EACH_ROUND`.
-        shown: Name in a panel's legend; a name has the same colour in all figures.
-    """
-
-    run: str
-    label: str
-    shown: str = ""
+AXES = {"round": "round", "theta": "theta", "classes": "classes"}
+"""The horizontal axes of a panel: rounds, and those of `Item.others`."""
 
 
 class Panel(NamedTuple):
@@ -76,32 +38,23 @@ class Panel(NamedTuple):
     Attributes:
         title: Such as the data set.
         measure: Key of `MEASURES`.
-        curves: The lines.
-        missing: Why the panel is empty; "" if it is not.
+        runs: The runs that are drawn, keys of the item's `runs` or `others`.
+        labels: The lines of each run, labels as for `series.pick`; all of them if empty.
         x: Key of `AXES`.
-        best: Whether lines show the best value so far ("monotonic" curves).
-        level: A level to mark, such as a target accuracy. Where a line reaches it, the axis begins
-            at four times its distance from 1.
-        last: The last round that is shown.
-        logarithmic: Whether the vertical axis is logarithmic in any case.
     """
 
     title: str
     measure: str
-    curves: tuple[Line, ...]
-    missing: str = ""
+    runs: tuple[str, ...]
+    labels: tuple[str, ...] = ()
     x: str = "round"
-    best: bool = False
-    level: float | None = None
-    last: int | None = None
-    logarithmic: bool = False
 
 
-class Row(NamedTuple):
-    """A row of panels, with a label for all of them at the left."""
+class Line(NamedTuple):
+    """A side of a comparison: a run, and a label of a line as for `series.pick`."""
 
+    run: str
     label: str
-    panels: tuple[Panel, ...]
 
 
 class Comparison(NamedTuple):
@@ -130,8 +83,6 @@ class Claim(NamedTuple):
         comparisons: One for each data set.
         alike: The largest difference that counts as equal, if the claim is that both sides are
             about equal; else None.
-        tolerance: How far `less` may be above `greater`, if the claim is that it is not much
-            worse.
         paper: The number that the paper prints for the mean difference over its data sets.
     """
 
@@ -140,7 +91,6 @@ class Claim(NamedTuple):
     over: Summary
     comparisons: tuple[Comparison, ...]
     alike: float | None = None
-    tolerance: float = 0.0
     paper: str = ""
 
 
@@ -149,31 +99,23 @@ class Statistics(NamedTuple):
 
     Attributes:
         title: The data set.
-        paper: The paper's number for each column.
+        paper: The paper's clients, examples, and their mean and standard deviation; or its training
+            and test examples. The same for all rows of an item.
         data: `[data]` of an experiment.
         note: How our data differ from the paper's.
-        columns: What is counted, the same for all rows of an item: `SIZES` or `PARTS`.
     """
 
     title: str
     paper: tuple[Any, ...]
     data: Table
     note: str = ""
-    columns: tuple[str, ...] = SIZES
 
 
 class Score(NamedTuple):
-    """A row of a table of accuracies.
-
-    Attributes:
-        title: The model and the data.
-        side: The run, and the label of a method in it.
-        paper: The paper's statement, in words.
-        note: How our run differs, and what was scaled down.
-    """
+    """A row of a table of accuracies: the run of one method, and the paper's statement in words."""
 
     title: str
-    side: Line
+    run: str
     paper: str
     note: str = ""
 
@@ -200,7 +142,7 @@ class RaceRow(NamedTuple):
         title: Such as the data set, or E and B.
         target: The target to reach.
         entries: One for each column; None without a run.
-        note: How our runs differ, and what was scaled down.
+        note: How our runs differ.
     """
 
     title: str
@@ -226,17 +168,11 @@ class Race(NamedTuple):
     relative: Literal["first column", "first row"]
 
 
-class Between(NamedTuple):
-    """Models on the line through w and w', which two clients train, each only on its own rows.
-
-    Attributes:
-        experiment: An experiment with one client a round; the first client trains w, the second
-            w'.
-        shared: Whether both start from the same model.
-    """
+class Other(NamedTuple):
+    """Something to measure that is no run: `series(experiment, seed, data_dir)` measures it."""
 
     experiment: Table
-    shared: bool
+    series: Callable[[Table, int, Path | None], list[Series]]
 
 
 @dataclass(frozen=True)
@@ -249,15 +185,12 @@ class Item:
         seconds: Time on two cores by scale: "short" as measured, "paper" extrapolated from that.
         runs: Experiments by name, without seeds, which the scale gives. If an experiment has a
             `seed`, the run uses that seed, and the scale's seeds are for the data.
-        rows: The figure's rows of panels, from the top.
+        panels: The figure's rows of panels, from the top.
         claims: The paper's claims.
         statistics: The paper's table of data sets.
         scores: A table of accuracies.
         races: Tables of rounds to targets.
-        between: Pairs of models by name. Curves and claims refer to them as to runs, with the
-            labels of `between.py`.
-        mixes: `[data]` of experiments by name, for histograms of the clients' classes. Curves and
-            claims refer to them as to runs, with the labels of `mixes.py`.
+        others: What is measured beside runs, by name. Panels and claims refer to it as to runs.
         notes: Remarks that the reader of the item needs.
     """
 
@@ -265,42 +198,25 @@ class Item:
     source: str
     seconds: Mapping[str, float]
     runs: Mapping[str, Table] = field(default_factory=dict)
-    rows: tuple[Row, ...] = ()
+    panels: tuple[tuple[Panel, ...], ...] = ()
     claims: tuple[Claim, ...] = ()
     statistics: tuple[Statistics, ...] = ()
     scores: tuple[Score, ...] = ()
     races: tuple[Race, ...] = ()
-    between: Mapping[str, Between] = field(default_factory=dict)
-    mixes: Mapping[str, Table] = field(default_factory=dict)
+    others: Mapping[str, Other] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-    @property
-    def missing(self) -> dict[str, str]:
-        """The data sets that are left out, and why."""
-        panels = (panel for row in self.rows for panel in row.panels if panel.missing)
-        return {panel.title.partition(",")[0]: panel.missing for panel in panels}
 
     @property
     def data(self) -> tuple[str, ...]:
         """The data sets that the item needs."""
-        runs = [*self.runs.values(), *(pair.experiment for pair in self.between.values())]
-        tables = [
-            *(table["data"] for table in runs),
-            *(row.data for row in self.statistics),
-            *self.mixes.values(),
-        ]
-        names = (table["name"].rpartition(":")[2] for table in tables)  # of experiments.quirks too
+        tables = [*self.runs.values(), *(other.experiment for other in self.others.values())]
+        data = [*(table["data"] for table in tables), *(row.data for row in self.statistics)]
+        names = (table["name"].rpartition(":")[2] for table in data)  # of experiments.quirks too
         return tuple(dict.fromkeys(names))
 
 
 class Scale(NamedTuple):
-    """How much of a paper's work is done.
-
-    Attributes:
-        name: The scale's name.
-        divisor: Divisor of the paper's rounds.
-        seeds: The seeds to run.
-    """
+    """How much of a paper's work is done: a divisor of its rounds, and the seeds."""
 
     name: str
     divisor: int
@@ -313,7 +229,6 @@ SCALES = {
 
 GENERATED = ("synthetic", "synthetic-feddyn")
 """Data sets that are drawn at random: seed s of a run also draws the data."""
-
 
 MOST_SEEDS = "most_seeds"
 """A key of a run that experiments lack: how many of a scale's seeds are run at most."""
@@ -330,9 +245,6 @@ SHORT = "short"
 The changes, which may include `MOST_SEEDS`, replace keys of the experiment section by section.
 Their rounds, or else the paper's, are run undivided.
 """
-
-AT_SHORT = f"{SHORT}: "
-"""What follows this in a note of a row, a comparison or a score applies only at the short scale."""
 
 
 def at_scale(table: Table, scale: Scale) -> Table:

@@ -6,15 +6,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.engine.growing import RATE, best_rate, rate_of
 from experiments.engine.item import Entry, Race
-from experiments.engine.summaries import Series
-from experiments.engine.sweeps import of_sweep
-from experiments.engine.verdicts import Measured
+from experiments.engine.series import WORST, Measured, Series, of_sweep
 from fedprox.simulation.results.target import Target
 
 FACTOR = 1.5
 """The table marks numbers that differ from the paper's by more than this factor."""
+
+RATE = "learning_rate="
+"""How the label of a line of a search gives its rate."""
 
 
 class Count(NamedTuple):
@@ -33,15 +33,14 @@ Counts = Sequence[Sequence[Count | None]]
 """The numbers of a table, by row; None for empty cells."""
 
 
-class MeasuredCell(NamedTuple):
+class Cell(NamedTuple):
     """Our measurements for a cell, of the setting of its sweep that is the first on average.
 
     Attributes:
         counts: Rounds or models until the target, or of the whole run, shape (seeds,).
         reached: Whether the target was reached, shape (seeds,).
         diverged: Whether the line diverged before the target, shape (seeds,).
-        setting: The setting in the line's label; if no line arrived, the rate that came closest in
-            a search, else "".
+        setting: The setting in the line's label, "" if there is one alone.
         settings: How many settings were run.
         rates: The learning rates of a search, in order; empty for other runs.
     """
@@ -49,15 +48,9 @@ class MeasuredCell(NamedTuple):
     counts: NDArray[np.float64]
     reached: NDArray[np.bool_]
     diverged: NDArray[np.bool_]
-    setting: str = ""
-    settings: int = 1
-    rates: tuple[float, ...] = ()
-
-    @property
-    def at_edge(self) -> bool:
-        """Whether the setting is at an edge of the learning rates tried."""
-        ends = self.rates[:1] + self.rates[-1:] if len(self.rates) > 1 else ()
-        return rate_of(self.setting) in ends
+    setting: str
+    settings: int
+    rates: tuple[float, ...]
 
     @property
     def mean(self) -> Count | None:
@@ -70,6 +63,71 @@ class MeasuredCell(NamedTuple):
         return Count(float(self.counts.mean()), not self.reached.all())
 
 
+def measure(race: Race, measured: Measured) -> list[list[Cell | None]]:
+    """Our measurements for each cell of a table, by row; None without a run.
+
+    Raises:
+        KeyError: A run has no such method.
+    """
+    return [
+        [entry and _cell(entry, row.target, race, measured[entry.run]) for entry in row.entries]
+        for row in race.rows
+    ]
+
+
+def _cell(entry: Entry, target: Target, race: Race, run: Sequence[Series]) -> Cell:
+    lines = of_sweep(run, entry.method)
+    chosen = first_at(lines, target)
+    ends = [line.rounds_to(target) for line in chosen]
+    reached = np.array([end is not None for end in ends])
+    counts = [
+        float(line.rounds[-1]) if end is None else end
+        for line, end in zip(chosen, ends, strict=True)
+    ]
+    settings = len({line.label for line in lines})
+    rates = {rate for line in lines if (rate := rate_of(line.label)) is not None}
+    return Cell(
+        np.array(counts) * (chosen[0].models if race.unit == "models" else 1),
+        reached,
+        np.array([line.diverged for line in chosen]) & ~reached,
+        chosen[0].label.removeprefix(entry.method).strip(),
+        settings,
+        tuple(sorted(rates)) if len(rates) == settings else (),
+    )
+
+
+def first_at(lines: Sequence[Series], target: Target) -> list[Series]:
+    """Of the lines of a sweep those of the setting that reaches a target first, by seed.
+
+    It is one setting for all seeds, so that no seed's luck chooses: that which most seeds reach the
+    target with, and of these the one with the fewest rounds on average. If none arrives, it is the
+    one that comes closest, and those that diverge come after all others. Of equal ones the lowest
+    rate is first, so a search that begins where all diverge goes down.
+    """
+    settings: dict[str, list[Series]] = {}
+    for line in sorted(lines, key=lambda line: (rate_of(line.label) or 0.0, line.seed)):
+        settings.setdefault(line.label, []).append(line)
+    sign = -1.0 if WORST[target.measure] < 0 else 1.0
+
+    def order(group: Sequence[Series]) -> tuple[int, bool, float]:
+        ends = [end for line in group if (end := line.rounds_to(target)) is not None]
+        closest = [float(np.min(sign * line.of(target.measure))) for line in group]
+        lost = not ends and any(line.diverged for line in group)
+        return len(group) - len(ends), lost, float(np.mean(ends or closest))
+
+    return min(settings.values(), key=order)
+
+
+def rate_of(label: str) -> float | None:
+    """The rate in the label of a line; None if it gives none.
+
+    >>> rate_of("fedavg learning_rate=0.1"), rate_of("feddyn alpha=0.1")
+    (0.1, None)
+    """
+    _, found, rate = label.partition(RATE)
+    return float(rate.split()[0]) if found else None
+
+
 def printed(paper: float | str) -> Count | None:
     """A paper's number.
 
@@ -80,71 +138,64 @@ def printed(paper: float | str) -> Count | None:
     return Count(float(text.removesuffix("+")), text.endswith("+")) if text else None
 
 
-def measure(race: Race, measured: Measured) -> list[list[MeasuredCell | None]]:
-    """Our measurements for each cell of a table, by row; None without a run.
-
-    Raises:
-        KeyError: A run has no such method.
-    """
-    return [
-        [
-            entry and _measure_cell(entry, row.target, race, measured[entry.run])
-            for entry in row.entries
+def race_rows(race: Race, measured: Measured) -> list[list[str]]:
+    """The cells of a table as text, and last those that are far from the paper's."""
+    cells = measure(race, measured)
+    ours = [[cell and cell.mean for cell in row] for row in cells]
+    papers = [[entry and printed(entry.paper) for entry in row.entries] for row in race.rows]
+    rows = []
+    for i, row in enumerate(cells):
+        shown = [_shown(cell, papers, ours, (i, j), race.relative) for j, cell in enumerate(row)]
+        far = [
+            f"**{column}: {times}**"
+            for column, paper, own in zip(race.columns, papers[i], ours[i], strict=True)
+            if (times := off(paper, own))
         ]
-        for row in race.rows
-    ]
+        rows.append([*shown, "; ".join(far)])
+    return rows
 
 
-def _measure_cell(entry: Entry, target: Target, race: Race, run: Sequence[Series]) -> MeasuredCell:
-    """The cell of an entry: the setting of its sweep that reaches the target first.
+def _shown(
+    cell: Cell | None, papers: Counts, ours: Counts, place: tuple[int, int], relative: str
+) -> str:
+    """The paper's number and ours, each with its ratio, and the setting of ours."""
+    if cell is None:
+        return ""
 
-    It is one setting for all seeds, so that no seed's luck chooses: that which most seeds reach the
-    target with, and of these the one with the fewest rounds on average.
-    """
-    lines = of_sweep(run, entry.method)
-    groups: dict[str, list[Series]] = {}
-    for line in sorted(lines, key=lambda line: line.seed):
-        groups.setdefault(line.label, []).append(line)
+    def with_ratio(number: str, counts: Counts) -> str:
+        shown = ratio(counts, *place, relative)
+        return f"{number} ({shown})" if shown else number
 
-    def hits(group: Sequence[Series]) -> list[float | None]:
-        return [line.rounds_to(target) for line in group]
-
-    def order(group: Sequence[Series]) -> tuple[int, bool, float]:
-        rounds = [end for end in hits(group) if end is not None]
-        lost = not rounds and all(_diverged(line) for line in group)
-        # if no line arrives: all rounds of the longest
-        longest = float(np.mean([line.rounds[-1] for line in group]))
-        return len(group) - len(rounds), lost, float(np.mean(rounds)) if rounds else -longest
-
-    chosen = min(groups.values(), key=order)
-    ends = hits(chosen)
-    reached = np.array([end is not None for end in ends])
-    counts = np.array(
-        [line.rounds[-1] if end is None else end for line, end in zip(chosen, ends, strict=True)],
-        np.float64,
-    )
-    rates = {rate for line in lines if (rate := rate_of(line.label)) is not None}
-    setting = chosen[0].label.removeprefix(entry.method).strip() if reached.any() else ""
-    if not reached.any() and rates and all(_is_searched(line, entry.method) for line in lines):
-        setting = f"{RATE}{best_rate(lines, target):g}"
-    return MeasuredCell(
-        counts * (chosen[0].models if race.unit == "models" else 1),
-        reached,
-        np.array([_diverged(line) for line in chosen]) & ~reached,
-        setting,
-        len(groups),
-        tuple(sorted(rates)),
-    )
+    paper = papers[place[0]][place[1]]
+    parts = []
+    if paper:
+        parts.append(with_ratio(f"paper {paper.value:g}" + "+" * paper.more, papers))
+    if cell.diverged.any():
+        bad, seeds = int(cell.diverged.sum()), len(cell.diverged)
+        who = "" if bad == seeds else f" ({bad} of {seeds} seeds)"
+        return "; ".join([*parts, f"ours diverged{who}"])
+    parts.append(with_ratio(f"ours {_count_text(cell)}", ours))
+    if cell.setting:
+        edges = cell.rates[:1] + cell.rates[-1:] if len(cell.rates) > 1 else ()
+        setting = "closest " * (not cell.reached.any()) + cell.setting
+        setting += " (at the edge)" * (rate_of(cell.setting) in edges)
+        if len(cell.rates) > 1:
+            setting += f" of {', '.join(f'{rate:g}' for rate in cell.rates)}"
+        elif cell.settings > 1:
+            setting += f" of {cell.settings} settings"
+        parts.append(setting)
+    return "; ".join(parts)
 
 
-def _diverged(line: Series) -> bool:
-    return bool(np.isnan(line.values["train_loss"][-1]))
-
-
-def _is_searched(line: Series, method: str) -> bool:
-    """Whether the label of a line names the method and a learning rate, and nothing else."""
-    rate = rate_of(line.label)
-    return rate is not None and line.label == f"{method} {RATE}{rate:g}"
+def _count_text(cell: Cell) -> str:
+    """Our mean and deviation over seeds; T+ if a seed had not reached the target after T."""
+    counts = cell.counts
+    if not cell.reached.all():
+        most, some = counts[~cell.reached].max(), int(cell.reached.sum())
+        return f"{most:g}+" + (f" ({some} of {len(counts)} seeds got there)" if some else "")
+    form = ".1f" if counts.mean() < 10 else ".0f"
+    text = f"{counts.mean():{form}}"
+    return text + (f" ± {counts.std(ddof=1):{form}}" if len(counts) > 1 else "")
 
 
 def ratio(counts: Counts, row: int, column: int, relative: str) -> str:

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from experiments.engine.blocks import Block
+from experiments.engine.figure import lines_of
 from experiments.engine.item import Item, Scale
-from experiments.engine.table import Block, seeds_of
-from experiments.engine.verdicts import Measured, pick
+from experiments.engine.series import Measured
 
 FOLDER = Path(__file__).parents[1] / "results"
 """The published results, a file for each item: `PAPER/ITEM.json`."""
@@ -28,13 +29,19 @@ POINTS = 100
 
 
 def document(
-    name: str, item: Item, scale: Scale, measured: Measured, found: Sequence[Block], took: str
+    name: str,
+    item: Item,
+    scale: Scale,
+    seeds: Sequence[int],
+    measured: Measured,
+    found: Sequence[Block],
+    took: str,
 ) -> bytes:
     """The file of an item's results."""
     content = {
         "item": name,
         "scale": scale.name,
-        "seeds": seeds_of(measured, scale),
+        "seeds": list(seeds),
         "made": {"took": took, **_made()},
         "blocks": found,
         "curves": _curves(item, measured),
@@ -88,24 +95,21 @@ def _cpu() -> str:
 
 def _curves(item: Item, measured: Measured) -> list[dict[str, Any]]:
     """The lines of the figure: x and y of each seed, at no more than `POINTS` of its points."""
-    drawn = {
-        (line.run, line.label, panel.x, panel.measure): None
-        for row in item.rows
-        for panel in row.panels
-        for line in panel.curves
-    }
     found = []
-    for run, label, x, measure in drawn:
-        for series in pick(measured[run], label):
-            count = len(series.rounds)
-            kept = np.unique(np.linspace(0, count - 1, min(count, POINTS)).round().astype(int))
-            found.append(
-                {
-                    "run": run,
-                    "label": series.label,
-                    "seed": series.seed,
-                    x: [float(f"{v:.6g}") for v in np.asarray(series.along(x), float)[kept]],
-                    measure: [float(f"{v:.6g}") for v in series.values[measure][kept]],
-                }
-            )
+    for panel in [panel for row in item.panels for panel in row]:
+        for run, _, group in lines_of(panel, measured):
+            for series in group:
+                count = len(series.rounds)
+                kept = np.unique(np.linspace(0, count - 1, min(count, POINTS)).round().astype(int))
+                x = np.asarray(series.along(panel.x), float)[kept]
+                y = series.values[panel.measure][kept]
+                found.append(
+                    {
+                        "run": run,
+                        "label": series.label,
+                        "seed": series.seed,
+                        panel.x: [float(f"{v:.6g}") for v in x],
+                        panel.measure: [float(f"{v:.6g}") for v in y],
+                    }
+                )
     return found

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.engine.between import between
+from experiments.engine.blocks import COLUMNS, blocks
 from experiments.engine.figure import figure
 from experiments.engine.growing import grown, searched
 from experiments.engine.item import (
@@ -26,10 +26,9 @@ from experiments.engine.item import (
     Table,
     expand,
 )
-from experiments.engine.mixes import mix
 from experiments.engine.results import document
-from experiments.engine.summaries import Series
-from experiments.engine.table import blocks, duration, seeds_of, table
+from experiments.engine.series import Measured, Series
+from experiments.engine.table import duration, table
 from fedprox.errors import InputError
 from fedprox.experiment import Experiment, Resolved, load_data, parse, resolve, train
 from fedprox.files.lock import locked
@@ -131,25 +130,16 @@ def _reproduce(
         ]
         for run, tables in plan.items()
     }
-    for pair, models in item.between.items():
-        with _naming(f"{name}: {pair}"):
-            measured[pair] = [
-                line for seed in scale.seeds for line in between(models, seed, data_dir)
+    for other, (experiment, series) in item.others.items():
+        with _naming(f"{name}: {other}"):
+            measured[other] = [
+                one for seed in scale.seeds for one in series(experiment, seed, data_dir)
             ]
-    for split, data in item.mixes.items():
-        with _naming(f"{name}: {split}"):
-            measured[split] = [
-                series for seed in scale.seeds for series in mix(data, seed, data_dir)
-            ]
-    if item.rows:
-        write_figure(folder, figure(item, measured))
-    if measured:
-        write_whole(folder / "metrics.csv", _csv(measured))
     statistics = {
         row.title: np.array([_counts(name, row, seed, data_dir) for seed in scale.seeds])
         for row in item.statistics
     }
-    seeds = seeds_of(measured, scale)
+    seeds = sorted({one.seed for group in measured.values() for one in group}) or scale.seeds
     took = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}, "
     took += duration(time.perf_counter() - begin)
     reused = len(trained) - sum(trained.values())
@@ -157,9 +147,13 @@ def _reproduce(
         took += f" ({reused} of {len(trained)} experiments were there already)"
     found = blocks(item, scale, measured, statistics)
     text = table(name, item, scale, found, took)
-    write_whole(folder / "table.md", text.encode())
-    results = document(name, item, scale, measured, found, took)
+    results = document(name, item, scale, seeds, measured, found, took)
     write_whole(folder / "results.json", results)
+    write_whole(folder / "table.md", text.encode())
+    if item.panels:
+        write_figure(folder, figure(item, measured))
+    if measured:
+        write_whole(folder / "metrics.csv", _csv(measured))
     if trained:
         # no figure of all runs: an item has its own figure, and there may be many runs
         runs = [out / "runs" / run for run in trained]
@@ -235,7 +229,7 @@ def read_series(directory: Path, data_seed: int | None = None) -> list[Series]:
             np.array([record.round for record in run.history], np.int64),
             {
                 key: np.array([_measure(record, key) for record in run.history], np.float64)
-                for key in (*RECORDED, "total_steps")
+                for key in RECORDED
             },
             run.models_a_round,
         )
@@ -261,10 +255,10 @@ def _counts(where: str, row: Statistics, seed: int, data_dir: Path | None) -> ND
         "training examples": train.sum(),
         "test examples": test.sum(),
     }
-    return np.array([counts[column] for column in row.columns], np.float64)
+    return np.array([counts[column] for column in COLUMNS[len(row.paper)]], np.float64)
 
 
-def _csv(measured: Mapping[str, list[Series]]) -> bytes:
+def _csv(measured: Measured) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     groups = measured.values()

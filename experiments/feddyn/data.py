@@ -1,104 +1,111 @@
 """Acar et al. 2021: the statistics of the data, Table 3 and Figure 3."""
 
-from experiments.engine.item import (
-    PARTS,
-    Claim,
-    Comparison,
-    Item,
-    Line,
-    Panel,
-    Row,
-    Statistics,
-    Table,
-)
-from experiments.engine.mixes import LABELS
-from experiments.engine.summaries import CLASSES
-from experiments.feddyn.cifar import NOT_RUN
+from pathlib import Path
+
+import numpy as np
+
+from experiments.engine.item import Claim, Comparison, Item, Line, Other, Panel, Statistics, Table
+from experiments.engine.series import Series
+from experiments.engine.summaries import Summary
 from experiments.feddyn.settings import PAPER, SPLITS
+from fedprox.experiment import load_data
+from fedprox.report.data import SHARES, classes_for
 
 TABLE_3 = Item(
     "Table 3: training and test examples",
     f"{PAPER}, Table 3, appendix A.2",
     {"short": 20, "paper": 40},
-    statistics=tuple(
-        Statistics(title, paper, data, note, PARTS)
-        for title, paper, data, note in (
-            ("CIFAR-10", (50_000, 10_000), {"name": "cifar-10"}, ""),
-            ("MNIST", (60_000, 10_000), {"name": "mnist", "partition": "iid"}, ""),
-            ("EMNIST-L", (48_000, 8_000), {"name": "emnist-l"}, ""),
-            (
-                "Shakespeare, IID",
+    statistics=(
+        Statistics("CIFAR-10", (50_000, 10_000), {"name": "cifar-10"}),
+        Statistics("MNIST", (60_000, 10_000), {"name": "mnist", "partition": "iid"}),
+        Statistics("EMNIST-L", (48_000, 8_000), {"name": "emnist-l"}),
+        *(
+            Statistics(
+                f"Shakespeare, {title}",
                 (200_000, 40_000),
-                {"name": "shakespeare", "partition": "iid-2000", "clients": 100},
-                "",
-            ),
-            (
-                "Shakespeare, Non-IID",
-                (200_000, 40_000),
-                {"name": "shakespeare", "partition": "roles-2000", "clients": 100},
-                "",
-            ),
-        )
+                {"name": "shakespeare", "partition": partition, "clients": 100},
+            )
+            for title, partition in (("IID", "iid-2000"), ("Non-IID", "roles-2000"))
+        ),
     ),
     notes=(
         "Where EMNIST's letters are there without their official split, training and test images "
         "are divided anew, and there are fewer.",
-        "CIFAR-100 is `feddyn/table-3-cifar-100`.",
     ),
 )
-TABLE_3_CIFAR_100 = Item(
-    "Table 3, CIFAR-100: training and test examples",
-    f"{PAPER}, Table 3, appendix A.2",
-    {"short": 5, "paper": 10},
-    statistics=(Statistics("CIFAR-100", (50_000, 10_000), {"name": "cifar-100"}, columns=PARTS),),
-    notes=(NOT_RUN,),
+
+LABELS = tuple(f"{100 * share:.0f} %" for share in SHARES)
+"""The labels of the series of `classes`."""
+
+MEAN_CLASSES = Summary(
+    "as the mean number of classes",
+    lambda series, measure: float(np.average(series.along("classes"), weights=series.of(measure))),
 )
 
-MIXES: dict[str, Table] = {
-    split: {"name": "mnist", **SPLITS[split][1]}
-    for split in ("iid", "dirichlet-0.6", "dirichlet-0.3")
-}
+
+def classes(experiment: Table, seed: int, data_dir: Path | None = None) -> list[Series]:
+    """For each share of a client's rows, how many clients need 1, 2, ... classes for it.
+
+    Args:
+        experiment: An experiment with `[data]` alone.
+        seed: Seed of the partition.
+        data_dir: Folder with data files.
+
+    Returns:
+        A series for each of `SHARES`, with "classes" and "clients", which count training rows.
+
+    Raises:
+        InputError: The data are refused or missing, or labels are not classes.
+    """
+    federation, _ = load_data(experiment["data"] | {"seed": seed}, data_dir)
+    numbers = np.arange(1, federation.classes + 1)
+    series = []
+    for label, share in zip(LABELS, SHARES, strict=True):
+        needed = classes_for(federation, share, "train")
+        clients = np.bincount(needed, minlength=federation.classes + 1)[1:]
+        values = {"classes": numbers.astype(float), "clients": clients.astype(float)}
+        series.append(Series(label, seed, numbers, values))
+    return series
 
 
-def _key(split: str) -> str:
-    return f"feddyn-mnist-{split}-classes"
-
+MIXES = {split: f"feddyn-mnist-{split}-classes" for split in SPLITS}
 
 FIGURE_3 = Item(
     "Figure 3: the classes that make up 40, 60 and 80 % of a client's rows",
     f"{PAPER}, Figure 3, appendix A.2",
     {"short": 15, "paper": 30},
-    rows=(
-        Row(
-            "",
-            tuple(
-                Panel(
-                    f"MNIST, {label} of the rows",
-                    "clients",
-                    tuple(Line(_key(split), label, SPLITS[split][0]) for split in MIXES),
-                    x="classes",
-                )
-                for label in LABELS
-            ),
+    panels=(
+        tuple(
+            Panel(
+                f"MNIST, {label} of the rows",
+                "clients",
+                tuple(MIXES.values()),
+                (label,),
+                x="classes",
+            )
+            for label in LABELS
         ),
     ),
     claims=(
         Claim(
             "Fewer classes make up a client's rows, the smaller the concentration.",
             "clients",
-            CLASSES,
+            MEAN_CLASSES,
             tuple(
                 Comparison(
                     f"{label}: {SPLITS[greater][0]} above {SPLITS[less][0]}",
-                    Line(_key(greater), label),
-                    Line(_key(less), label),
+                    Line(MIXES[greater], label),
+                    Line(MIXES[less], label),
                 )
                 for label in LABELS
                 for greater, less in (("iid", "dirichlet-0.6"), ("dirichlet-0.6", "dirichlet-0.3"))
             ),
         ),
     ),
-    mixes={_key(split): data for split, data in MIXES.items()},
+    others={
+        run: Other({"data": {"name": "mnist", **SPLITS[split][1]}}, classes)
+        for split, run in MIXES.items()
+    },
     notes=(
         "The paper says that 4, 6 and 8 classes make up 40, 60 and 80 % of the rows with IID "
         "clients; that mostly 4 or 5 make up 80 % with Dirichlet (.6), and 3 or 4 with Dirichlet "

@@ -1,180 +1,95 @@
-"""Acar et al. 2021: MNIST, EMNIST-L and Shakespeare in Tables 2 and 5 and Figures 8 to 10."""
+"""Acar et al. 2021: MNIST and EMNIST-L in Tables 2 and 5.
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+Central training reaches 98.4 and 95.0 %.
+"""
 
-from experiments.common import GPU
-from experiments.engine.item import Item, Race, Table
-from experiments.feddyn.cifar import QUICK
+from experiments.engine.item import MOST_SEEDS, SHORT, Item, Race, RaceRow, Table
 from experiments.feddyn.settings import (
+    AS_IN_THE_CODE,
+    COLUMNS,
     EMPTY_ROUNDS,
+    EVALUATED,
     FEDPROX_EPOCHS,
+    MEAN_OF_CLIENTS,
+    PAPER,
     SPLITS,
-    Lines,
     Printed,
-    Setting,
+    accuracy,
     all_methods,
-    curves,
-    harder,
-    interval,
-    noted,
-    of_percent,
-    race_table,
+    entries,
+    share,
 )
 from experiments.quirks import WITHOUT_QUADRATIC
 
-MNIST_2: Lines = {
+Lines = dict[tuple[int, str], tuple[Printed, Printed]]
+"""By per cent of the clients in a round and key of `SPLITS`: the two lines of a table, for the
+higher and for the lower accuracy."""
+
+MNIST: Lines = {
     (100, "iid"): ((98.2, 38, 72, 194, 445), (97.2, 9, 18, 31, 28)),
     (100, "dirichlet-0.6"): ((98.1, 39, 108, 157, 416), (97.1, 11, 24, 38, 34)),
     (100, "dirichlet-0.3"): ((98.1, 35, 76, 313, 458), (97.1, 10, 24, 49, 44)),
     (10, "iid"): ((98.2, 100, 142, 588, 362), (97.2, 31, 52, 49, 43)),
     (10, "dirichlet-0.6"): ((98.1, 129, 194, 581, 361), (97.1, 37, 60, 57, 57)),
     (10, "dirichlet-0.3"): ((98.2, 90, 208, 428, 858), (97.2, 37, 68, 76, 61)),
-}
-MNIST_5: Lines = {
     (1, "iid"): ((98.3, 529, 956, 644, 451), (97.3, 145, 290, 151, 143)),
     (1, "dirichlet-0.6"): ((98.2, 486, 1502, 863, 754), (97.2, 180, 332, 199, 166)),
     (1, "dirichlet-0.3"): ((98.2, 521, 954, 951, 974), (97.2, 157, 318, 169, 177)),
 }
-EMNIST_2: Lines = {
+EMNIST: Lines = {
     (100, "iid"): ((94.6, 65, 414, 307, "1000+"), (93.6, 16, 36, 66, 62)),
     (100, "dirichlet-0.6"): ((94.9, 207, 552, 410, "1000+"), (93.9, 20, 42, 73, 61)),
     (100, "dirichlet-0.3"): ((94.5, 65, 210, 492, "1000+"), (93.5, 23, 46, 78, 69)),
     (10, "iid"): ((94.6, 104, 160, 330, 210), (93.6, 58, 84, 69, 65)),
     (10, "dirichlet-0.6"): ((94.9, 192, 296, 306, "1000+"), (93.9, 55, 102, 95, 86)),
     (10, "dirichlet-0.3"): ((94.4, 107, 178, 804, "1000+"), (93.4, 58, 100, 81, 86)),
-}
-EMNIST_5: Lines = {
     (1, "iid"): ((94.9, 483, 1136, 826, "1000+"), (93.9, 210, 554, 216, 238)),
     (1, "dirichlet-0.6"): ((94.8, 405, 1230, 504, "1000+"), (93.8, 195, 576, 256, 294)),
     (1, "dirichlet-0.3"): ((94.4, 442, 1860, 481, "1000+"), (93.4, 241, 694, 286, 279)),
 }
-EMNIST_ALPHAS = {
+MNIST_ALPHAS = dict.fromkeys(MNIST, 0.01) | {(10, "iid"): 0.03}
+EMNIST_ALPHAS = dict.fromkeys(EMNIST, 0.005) | {
     (10, "iid"): 0.003,
     (1, "iid"): 0.003,
-    (10, "dirichlet-0.6"): 0.005,
     (1, "dirichlet-0.6"): 0.001,
     (10, "dirichlet-0.3"): 0.01,
-    (1, "dirichlet-0.3"): 0.005,
 }
-"""FedDyn's alpha with partial participation."""
+"""FedDyn's alpha by row."""
 
 
-SHAKESPEARE_2: Lines = {
-    (100, "iid-2000"): ((46.4, 33, 74, 96, 113), (45.4, 28, 64, 59, 56)),
-    (100, "roles-2000"): ((47.3, 33, 70, 134, "150+"), (46.3, 28, 62, 53, 64)),
-    (10, "iid-2000"): ((46.9, 63, 94, 138, 190), (45.9, 56, 76, 96, 75)),
-    (10, "roles-2000"): ((47.6, 63, 102, 169, 133), (46.6, 56, 82, 80, 66)),
-}
-SHAKESPEARE_5: Lines = {
-    (1, "iid-2000"): ((43.0, 170, 460, 188, 151), (42.0, 148, 342, 149, 142)),
-    (1, "roles-2000"): ((43.8, 158, 388, 159, 153), (42.8, 143, 318, 146, 145)),
+SHORT_ROUNDS = {
+    "mnist": {100: 12, 10: 100, 1: 200},
+    "emnist-l": {100: 24, 10: 100, 1: 250},
 }
 
 
-def _row(
-    name: str, percent: int, split: str, lines: tuple[Printed, Printed], run: Table, note: str = ""
-) -> Setting:
-    """A row of Table 2 or 5."""
-    key = f"feddyn-{name}-{percent}-percent-{split}"
-    return Setting(key, f"{percent} %, {SPLITS[split][0]}", run, lines, note)
-
-
-def _perceptron(
-    data: Table, hidden: int, alpha: float, steps: int, *, full: bool, decay: float
-) -> tuple[Table, Table, list[Table], Table]:
-    """The parts that MNIST's and EMNIST-L's rows share: data, model, methods, solver."""
-    return (
-        data,
-        {"name": "mlp", "hidden": [hidden, hidden], "initial": "torch"},
-        all_methods(
-            {"alpha": alpha, "solver": {"epochs": 50}}, {"solver": {"steps": steps}}, {"mu": 0.0001}
-        ),
-        {
+def _run(name: str, percent: int, split: str, line: Printed) -> Table:
+    """A row's experiment, until a method reaches the higher accuracy."""
+    mnist, full = name == "mnist", percent == 100
+    units, steps, rows = (200, 600, 120) if mnist else (100, 500, 100)
+    alpha = (MNIST_ALPHAS if mnist else EMNIST_ALPHAS)[percent, split]
+    return {
+        "rounds": 500 if mnist and full else 1000,
+        "target_accuracy": share(line[0]),
+        "stop_at_target": "any",
+        MOST_SEEDS: 1,
+        "data": {"name": name, **({"pixels": "standardised"} if mnist else {}), **SPLITS[split][1]},
+        "model": {"name": "mlp", "hidden": [units, units], "initial": "torch"},
+        "cohort": {"clients_per_round": percent, "sampling": "uniform" if full else "bernoulli"},
+        "evaluation": MEAN_OF_CLIENTS | {"rows": rows},
+        "solver": {
             "learning_rate": 0.1,
+            "learning_rate_decay": 1.0 if mnist and full else 0.998,
             "batch_size": 50,
             "epochs": 20 if full else 10,
-            "learning_rate_decay": decay,
             "weight_decay": 1e-4,
+            "clip": 10.0,
         },
-    )
-
-
-def digits(percent: int, split: str, lines: tuple[Printed, Printed]) -> Setting:
-    """A row for MNIST, where central training reaches 98.4 %."""
-    full = percent == 100
-    alpha = 0.03 if (percent, split) == (10, "iid") else 0.01
-    data = {"name": "mnist", "pixels": "standardised", **SPLITS[split][1]}
-    data, model, methods, solver = _perceptron(
-        data, 200, alpha, 600, full=full, decay=1.0 if full else 0.998
-    )
-    run = of_percent(
-        data,
-        model,
-        percent,
-        methods,
-        solver,
-        rounds=500 if full else 1000,
-        evaluation={"rows": 120},
-        short={"rounds": {100: 12, 10: 100, 1: 200}[percent]},
-    )
-    return _row("mnist", percent, split, lines, run)
-
-
-def letters(percent: int, split: str, lines: tuple[Printed, Printed]) -> Setting:
-    """A row for EMNIST-L, where central training reaches 95.0 %."""
-    full = percent == 100
-    alpha = 0.005 if full else EMNIST_ALPHAS[percent, split]
-    data, model, methods, solver = _perceptron(
-        {"name": "emnist-l", **SPLITS[split][1]}, 100, alpha, 500, full=full, decay=0.998
-    )
-    run = of_percent(
-        data,
-        model,
-        percent,
-        methods,
-        solver,
-        rounds=1000,
-        evaluation={"rows": 100},
-        short={"rounds": {100: 24, 10: 100, 1: 250}[percent]},
-    )
-    return _row("emnist-l", percent, split, lines, run)
-
-
-def plays(percent: int, split: str, lines: tuple[Printed, Printed]) -> Setting:
-    """A row for Shakespeare, where central training reaches 50.8 % (IID) and 51.2 %."""
-
-    def methods(steps: int) -> list[Table]:
-        alpha = {100: 0.009, 10: 0.015, 1: 0.001}[percent]
-        return all_methods({"alpha": alpha}, {"solver": {"steps": steps}}, {"mu": 0.0001})
-
-    together = min(3, percent)
-    rows = 400  # all test windows of a client, and as many of its training windows
-    every = interval(100 * 2 * rows, percent, 100, 2000)
-    run = of_percent(
-        {"name": "shakespeare", "clients": 100, **SPLITS[split][1]},
-        {"name": "char-lstm", "initial": "torch"},
-        percent,
-        methods(100),
-        {
-            "learning_rate": 1.0,
-            "batch_size": 100,
-            "epochs": 5,
-            "learning_rate_decay": 0.998 if percent == 1 else 1.0,
-            "weight_decay": 1e-4,
-        },
-        rounds=150 if percent == 100 else 250,
-        evaluation={"every": every, "rows": rows},
-        short={
-            "rounds": 3,
-            "client_rows": 100,
-            "evaluation": {"every": 1, "rows": 5},
-            "cohort": {"clients_per_round": together},
-            "method": methods(5),
-        },
-    )
-    short = f"100 of the 2,000 windows of each client, {together} a round, SCAFFOLD with 5 steps"
-    return _row("shakespeare", percent, split, lines, run, noted(every, "windows", short))
+        "method": all_methods(
+            {"alpha": alpha, "solver": {"epochs": 50}}, {"solver": {"steps": steps}}, {"mu": 0.0001}
+        ),
+        SHORT: {"rounds": SHORT_ROUNDS[name][percent]},
+    }
 
 
 CUT = (
@@ -196,173 +111,63 @@ DECAYS = (
     "participation, and it is not clear whether it means full participation too, which on MNIST "
     "has no decay."
 )
-
-
-def _with_halves(item: Item) -> Item:
-    """An item with a second table that compares FedProx with and without the quadratic part."""
-    runs = {
-        f"{key}-half": run | {"method": [run["method"][3] | {"name": WITHOUT_QUADRATIC}]}
-        for key, run in item.runs.items()
-    }
-    rows = [
-        row._replace(entries=(fedprox, fedprox._replace(run=f"{fedprox.run}-half")))
-        for row in item.races[0].rows
-        for fedprox in row.entries[3:]
-        if fedprox
-    ]
-    race = Race(("FedProx", "without the quadratic"), tuple(rows), "models", "first column")
-    return replace(item, runs={**item.runs, **runs}, races=(*item.races, race))
-
-
-Make = Callable[[int, str, tuple[Printed, Printed]], Setting]
+PARTICIPATION = {100: "full", 10: "10 %", 1: "1 %"}
 
 
 def _table(
     number: int,
-    name: str,
-    percents: Sequence[int],
-    make: Make,
-    lines: Lines,
-    short: float,
-    paper: float,
+    title: str,
+    percent: int,
+    seconds: tuple[float, float],
     *notes: str,
+    halves: bool = False,
 ) -> Item:
-    words = {100: "full", 10: "10 %", 1: "1 %"}
-    what = " and ".join(words[percent] for percent in percents)
-    return race_table(
-        f"Table {number}, {name}: models sent at {what} participation",
-        f"Table {number}",
-        {"short": short, "paper": paper},
-        [make(*key, line) for key, line in lines.items() if key[0] in percents],
-        *notes,
+    """A table of one data set and participation.
+
+    With `halves` a second table compares FedProx with and without the quadratic part.
+    """
+    lines, name = (MNIST, "mnist") if title == "MNIST" else (EMNIST, "emnist-l")
+    splits = {split: two for (at, split), two in lines.items() if at == percent}
+    keys = {split: f"feddyn-{name}-{percent}-percent-{split}" for split in splits}
+    runs = {keys[split]: _run(name, percent, split, high) for split, (high, _) in splits.items()}
+    rows = tuple(
+        RaceRow(
+            f"{percent} %, {SPLITS[split][0]}",
+            accuracy(line[0]),
+            entries(keys[split], line),
+        )
+        for split, two in splits.items()
+        for line in two
+    )
+    races: tuple[Race, ...] = (Race(COLUMNS, rows, "models", "first column"),)
+    if halves:
+        without = [
+            row._replace(entries=(fedprox, fedprox._replace(run=f"{fedprox.run}-half")))
+            for row in rows
+            for fedprox in row.entries[3:]
+            if fedprox
+        ]
+        columns = ("FedProx", "without the quadratic")
+        races += (Race(columns, tuple(without), "models", "first column"),)
+        runs |= {
+            f"{key}-half": run | {"method": [run["method"][3] | {"name": WITHOUT_QUADRATIC}]}
+            for key, run in runs.items()
+        }
+    return Item(
+        f"Table {number}, {title}: models sent at {PARTICIPATION[percent]} participation",
+        f"{PAPER}, Table {number}, appendix A.2",
+        dict(zip(("short", "paper"), seconds, strict=True)),
+        runs,
+        races=races,
+        notes=(EVALUATED, AS_IN_THE_CODE, *notes, FEDPROX_EPOCHS),
     )
 
 
 TABLES = {
-    "table-2-mnist": _with_halves(
-        _table(2, "MNIST", (10,), digits, MNIST_2, 1300, 4000, FEDPROX_EPOCHS, WITHOUT)
-    ),
-    "table-2-mnist-full": _table(
-        2, "MNIST", (100,), digits, MNIST_2, 1900, 19_000, CUT, FEDPROX_EPOCHS
-    ),
-    "table-2-emnist-l": _table(
-        2, "EMNIST-L", (10,), letters, EMNIST_2, 500, 2_000, FEDPROX_EPOCHS, OWN_SPLIT
-    ),
-    "table-2-emnist-l-full": _table(
-        2,
-        "EMNIST-L",
-        (100,),
-        letters,
-        EMNIST_2,
-        1300,
-        20_400,
-        CUT,
-        DECAYS,
-        FEDPROX_EPOCHS,
-        OWN_SPLIT,
-    ),
-    "table-2-shakespeare": _table(
-        2, "Shakespeare", (100, 10), plays, SHAKESPEARE_2, 300, 980_000, GPU
-    ),
-    "table-5-mnist": _table(
-        5, "MNIST", (1,), digits, MNIST_5, 450, 2_200, EMPTY_ROUNDS, FEDPROX_EPOCHS
-    ),
-    "table-5-emnist-l": _table(
-        5, "EMNIST-L", (1,), letters, EMNIST_5, 150, 800, EMPTY_ROUNDS, FEDPROX_EPOCHS, OWN_SPLIT
-    ),
-    "table-5-shakespeare": _table(
-        5, "Shakespeare", (1,), plays, SHAKESPEARE_5, 120, 45_000, EMPTY_ROUNDS, GPU
-    ),
-}
-
-# ------------------------------------------------------------------------------- Figures 8 to 10
-
-ONLY_RUNS = "The short scale, 2 rounds of 10 clients, only shows that every panel runs."
-WHOLE_AXES = "The paper's panels end at 500 rounds, its Table 2 at 1,000."
-
-
-def _grid(
-    name: str,
-    make: Make,
-    lines: Lines,
-    percents: Sequence[int],
-    splits: Sequence[str] = ("iid", "dirichlet-0.6", "dirichlet-0.3"),
-    *,
-    rounds: int | None = None,
-    short: Table = QUICK,
-) -> list[list[Setting]]:
-    """Panels of a data set: a row for each participation, a column for each split."""
-    return [
-        [
-            make(percent, split, lines[percent, split]).curve(
-                f"{name}, {SPLITS[split][0]}, {percent} %", rounds, short
-            )
-            for split in splits
-        ]
-        for percent in percents
-    ]
-
-
-def _figure(
-    name: str, number: int, short: float, paper: float, grid: list[list[Setting]], *notes: str
-) -> Item:
-    """Figure 8 or 9, or some of its rows."""
-    percents = [row[0].title.rpartition(", ")[2] for row in grid]
-    ends = {percent: (row[0], row[-1]) for percent, row in zip(percents, grid, strict=True)}
-    title = f"{name} at {' and '.join(percents)} participation"
-    seconds = {"short": short, "paper": paper}
-    return curves(title, number, seconds, grid, (harder(ends),), *notes)
-
-
-MNIST, EMNIST = MNIST_2 | MNIST_5, EMNIST_2 | EMNIST_5
-PLAYS = _grid(
-    "Shakespeare",
-    plays,
-    SHAKESPEARE_2 | SHAKESPEARE_5,
-    (100, 10, 1),
-    ("iid-2000", "roles-2000"),
-    short=QUICK | {"rounds": 1, "cohort": {"clients_per_round": 1}},
-)
-FIGURES = {
-    "figure-8": _figure(
-        "MNIST",
-        8,
-        60,
-        15_500,
-        _grid("MNIST", digits, MNIST, (10, 1)),
-        ONLY_RUNS,
-        FEDPROX_EPOCHS,
-    ),
-    "figure-8-full": _figure(
-        "MNIST", 8, 30, 76_000, _grid("MNIST", digits, MNIST, (100,)), FEDPROX_EPOCHS, GPU
-    ),
-    "figure-9": _figure(
-        "EMNIST-L",
-        9,
-        60,
-        4_500,
-        _grid("EMNIST-L", letters, EMNIST, (10, 1)),
-        ONLY_RUNS,
-        FEDPROX_EPOCHS,
-        OWN_SPLIT,
-    ),
-    "figure-9-full": _figure(
-        "EMNIST-L",
-        9,
-        30,
-        22_000,
-        _grid("EMNIST-L", letters, EMNIST, (100,), rounds=500),
-        WHOLE_AXES,
-        FEDPROX_EPOCHS,
-        OWN_SPLIT,
-        GPU,
-    ),
-    "figure-10": curves(
-        "Shakespeare at 100, 10 and 1 % participation",
-        10,
-        {"short": 120, "paper": 1_800_000},
-        PLAYS,
-        (),
-        GPU,
-    ),
+    "table-2-mnist": _table(2, "MNIST", 10, (1300, 4000), WITHOUT, halves=True),
+    "table-2-mnist-full": _table(2, "MNIST", 100, (1900, 19_000), CUT),
+    "table-2-emnist-l": _table(2, "EMNIST-L", 10, (500, 2_000), OWN_SPLIT),
+    "table-2-emnist-l-full": _table(2, "EMNIST-L", 100, (1300, 20_400), CUT, DECAYS, OWN_SPLIT),
+    "table-5-mnist": _table(5, "MNIST", 1, (450, 2_200), EMPTY_ROUNDS),
+    "table-5-emnist-l": _table(5, "EMNIST-L", 1, (150, 800), EMPTY_ROUNDS, OWN_SPLIT),
 }

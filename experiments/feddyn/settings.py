@@ -1,31 +1,13 @@
-"""Acar et al. 2021: rows of its tables as data, with the settings that all of them share.
+"""Acar et al. 2021: what its tables and figures share.
 
 The tables count models sent until a test accuracy, or for Table 6 a training loss, is reached. The
-settings are those of appendices A.1 and A.2: the learning rate 0.1 (1 for Shakespeare), batches of
-50 (10, 100), and for each method its local work and hyperparameters. Settings that the paper omits
-are those of the authors' code, see `AS_IN_THE_CODE`; with partial participation, clients
-participate independently of each other.
+settings are those of appendices A.1 and A.2. Settings that the paper omits are those of the
+authors' code, see `AS_IN_THE_CODE`; with partial participation, clients participate independently
+of each other.
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
-
-from experiments.common import FEDDYN_PAPER, experiment
-from experiments.engine.item import (
-    SHORT,
-    Claim,
-    Comparison,
-    Entry,
-    Item,
-    Line,
-    Panel,
-    Race,
-    RaceRow,
-    Row,
-    Table,
-)
-from experiments.engine.summaries import HIGHEST, Summary
+from experiments.common import FEDDYN_PAPER
+from experiments.engine.item import Entry, Table
 from fedprox.simulation.results.target import Target
 
 PAPER = FEDDYN_PAPER
@@ -36,59 +18,12 @@ Printed = tuple[float, int | str, int | str, int | str, int | str]
 """A line of a table: the accuracy in per cent, or the loss, and the models that each method sent,
 in the order of `COLUMNS`."""
 
-Lines = dict[tuple[int, str], tuple[Printed, Printed]]
-"""By per cent of the clients in a round and key of `SPLITS`: the two lines of a table, for the
-higher and for the lower accuracy."""
-
 SPLITS: dict[str, tuple[str, Table]] = {
     "iid": ("IID", {"partition": "iid"}),
     "dirichlet-0.6": ("Dirichlet (.6)", {"partition": "dirichlet", "concentration": 0.6}),
     "dirichlet-0.3": ("Dirichlet (.3)", {"partition": "dirichlet", "concentration": 0.3}),
-    "iid-2000": ("IID", {"partition": "iid-2000"}),
-    "roles-2000": ("Non-IID", {"partition": "roles-2000"}),
 }
 """Partitions of the data over clients: a title, and the data set's options."""
-
-
-class Setting(NamedTuple):
-    """A row of a table, or a panel of a figure: a run of all four methods.
-
-    Attributes:
-        key: Name of the run.
-        title: Title of the row or panel.
-        run: The experiment.
-        lines: The two lines that the paper prints for it; empty for a panel.
-        note: How ours differs, and what the short scale changes.
-    """
-
-    key: str
-    title: str
-    run: Table
-    lines: tuple[Printed, ...] = ()
-    note: str = ""
-
-    def line(self, shown: str) -> Line:
-        """The line of a method, a name of `COLUMNS`, of a run with one alpha and mu."""
-        method = self.run["method"][COLUMNS.index(shown)]
-        solver = method.get("solver", {})
-        words = [
-            method["name"],
-            "balanced" * method.get("balance", False),
-            *(f"{key}={method[key]:g}" for key in ("alpha", "mu") if key in method),
-            *(f"{key}={solver[key]}" for key in ("epochs", "steps") if key in solver),
-        ]
-        return Line(self.key, " ".join(filter(None, words)), shown)
-
-    def curve(self, title: str, rounds: int | None, short: Table) -> "Setting":
-        """The panel of a row, whose run goes on for so many rounds, or those of the table."""
-        every = max(FEWEST, self.run["evaluation"].get("every", 1))
-        evaluation = self.run["evaluation"] | {"every": every}
-        changes = {"evaluation": evaluation, "rounds": rounds or self.run["rounds"], SHORT: short}
-        return Setting(f"{self.key}-curves", title, self.run | changes)
-
-
-FEWEST = 5
-"""Fewest rounds between the points of a curve."""
 
 
 def all_methods(feddyn: Table, scaffold: Table, fedprox: Table) -> list[Table]:
@@ -100,64 +35,6 @@ def all_methods(feddyn: Table, scaffold: Table, fedprox: Table) -> list[Table]:
 MEAN_OF_CLIENTS: Table = {"model": "clients", "gradients": False}
 """The model that the paper evaluates, as `[evaluation]` names it."""
 
-INTERVALS = (1, 2, 3, 5, 10, 15, 20)
-"""Rounds between evaluations, of which `interval` chooses."""
-
-
-def interval(read: int, percent: int, clients: int, rows: int, epochs: int = 5) -> int:
-    """The fewest rounds between evaluations that keep these below a tenth of the training's cost.
-
-    A training row costs as much as three rows of an evaluation, since a gradient takes two further
-    passes.
-
-    Args:
-        read: Rows that an evaluation reads.
-        percent: Per cent of the clients in a round.
-        clients: Number of clients.
-        rows: Training rows of a client.
-        epochs: Local epochs.
-
-    >>> interval(22_000, 10, 100, 500), interval(22_000, 1, 100, 500)
-    (3, 20)
-    """
-    share = percent / 100
-    never_empty = 1 - (1 - share) ** clients  # an empty round is drawn again
-    trained = share * clients / never_empty * rows * epochs
-    least = math.ceil(read / (0.1 * 3 * trained))
-    return next(every for every in INTERVALS if every >= least)
-
-
-def noted(every: int, what: str, short: str) -> str:
-    """A row's note: how its accuracy is read, and what the short scale changes."""
-    measured = f"accuracy on all test {what}, read every {every} rounds; " if every > 1 else ""
-    return f"{measured}short: {short}"
-
-
-def of_percent(
-    data: Table,
-    model: Table,
-    percent: int,
-    methods: Sequence[Table],
-    solver: Table,
-    *,
-    rounds: int,
-    clients: int = 100,
-    short: Table,
-    evaluation: Table,
-) -> Table:
-    """An experiment in which `percent` of the clients take part in a round."""
-    sampling = "uniform" if percent == 100 else "bernoulli"
-    return experiment(
-        data,
-        model,
-        {"clip": 10.0, **solver},
-        methods,
-        rounds=rounds,
-        cohort={"clients_per_round": clients * percent // 100, "sampling": sampling},
-        evaluation=MEAN_OF_CLIENTS | evaluation,
-        short=short,
-    )
-
 
 def share(percent: float) -> float:
     """A printed accuracy as a fraction, rounded to the nearest float of the decimal.
@@ -168,100 +45,14 @@ def share(percent: float) -> float:
     return round(percent / 100, 6)
 
 
-def race_table(
-    title: str, source: str, seconds: dict[str, float], settings: Sequence[Setting], *notes: str
-) -> Item:
-    """A table of the models that each method sends until the accuracies of the settings.
-
-    A run stops where a point of each method's sweep reaches the higher accuracy.
-    """
-    rows = [
-        RaceRow(
-            setting.title,
-            Target("test_accuracy", share(percent)),
-            tuple(Entry(setting.key, *cell) for cell in zip(NAMES, counts, strict=True)),
-            "" if line else setting.note,
-        )
-        for setting in settings
-        for line, (percent, *counts) in enumerate(setting.lines)
-    ]
-    until = {
-        setting.key: setting.run
-        | {"target_accuracy": share(setting.lines[0][0]), "stop_at_target": "any"}
-        for setting in settings
-    }
-    return Item(
-        title,
-        f"{PAPER}, {source}, appendix A.2",
-        seconds,
-        until,
-        races=(Race(COLUMNS, tuple(rows), "models", "first column"),),
-        notes=(EVALUATED, AS_IN_THE_CODE, *notes),
-    )
+def accuracy(percent: float) -> Target:
+    """The target of a printed accuracy."""
+    return Target("test_accuracy", share(percent))
 
 
-FEW = "short: 10 clients with 10 rows each, at most 2 a round, batches of 10"
-
-
-def harder(
-    pairs: Mapping[str, tuple[Setting, Setting]],
-    text: str = "Data that are not IID are harder.",
-    over: Summary = HIGHEST,
-) -> Claim:
-    """A claim that every method is better in the first of two panels, by where they belong."""
-    return Claim(
-        text,
-        "test_accuracy",
-        over,
-        tuple(
-            Comparison(
-                f"{where}: {name}",
-                easy.line(name)._replace(shown=""),
-                hard.line(name)._replace(shown=""),
-                FEW,
-            )
-            for where, (easy, hard) in pairs.items()
-            for name in COLUMNS
-        ),
-    )
-
-
-def curves(
-    title: str,
-    number: int,
-    seconds: dict[str, float],
-    grid: Sequence[Sequence[Setting]],
-    claims: tuple[Claim, ...],
-    *notes: str,
-) -> Item:
-    """A figure: a panel for each setting, with a line for each method."""
-    settings = [one for row in grid for one in row]
-    better = tuple(
-        Comparison(
-            f"{one.title}: than {name}",
-            one.line("FedDyn")._replace(shown=""),
-            one.line(name)._replace(shown=""),
-            FEW,
-        )
-        for one in settings
-        for name in COLUMNS[1:]
-    )
-
-    def panel(one: Setting) -> Panel:
-        return Panel(one.title, "test_accuracy", tuple(one.line(name) for name in COLUMNS))
-
-    return Item(
-        f"Figure {number}: {title}",
-        f"{PAPER}, Figure {number}, appendix A.2",
-        seconds,
-        {one.key: one.run for one in settings},
-        rows=tuple(Row("", tuple(panel(one) for one in row)) for row in grid),
-        claims=(
-            Claim("FedDyn is better than the others.", "test_accuracy", HIGHEST, better),
-            *claims,
-        ),
-        notes=(*notes, EVALUATED, AS_IN_THE_CODE),
-    )
+def entries(run: str, line: Printed) -> tuple[Entry, ...]:
+    """The cells of a line of a table."""
+    return tuple(Entry(run, *cell) for cell in zip(NAMES, line[1:], strict=True))
 
 
 FEDPROX_EPOCHS = "The paper names no number of epochs for FedProx; it has FedAvg's."

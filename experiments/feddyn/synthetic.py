@@ -5,9 +5,9 @@ from experiments.feddyn.settings import (
     COLUMNS,
     EVALUATED,
     MEAN_OF_CLIENTS,
-    NAMES,
     PAPER,
     Printed,
+    entries,
 )
 from experiments.quirks import WITHOUT_QUADRATIC
 from fedprox.simulation.results.target import Target
@@ -69,6 +69,25 @@ def _synthetic(kind: str, *methods: Table, epochs: int = 10) -> Table:
 
 HALF: Table = {"name": WITHOUT_QUADRATIC, "mu": [0.01, 0.0001]}
 """FedProx as, most likely, in the authors' code when the tables were made."""
+HALVES = {epochs: f"feddyn-synthetic-{{}}-half-e{epochs}" for epochs in (10, 50)}
+
+ROWS = tuple(
+    RaceRow(
+        title,
+        Target("train_loss", line[0]),
+        entries(f"feddyn-synthetic-{kind}", line),
+        f"{optimum} at the optimum" + "; FedDyn's alpha by size" * (kind == "type3"),
+    )
+    for kind, (title, optimum, line) in SYNTHETIC.items()
+)
+WITHOUT = tuple(
+    RaceRow(
+        title,
+        Target("train_loss", line[0]),
+        tuple(Entry(run.format(kind), "fedprox", line[4]) for run in HALVES.values()),
+    )
+    for kind, (title, _, line) in SYNTHETIC.items()
+)
 
 TABLE_6 = Item(
     "Table 6: models sent to a training loss on synthetic data",
@@ -76,44 +95,14 @@ TABLE_6 = Item(
     {"short": 150, "paper": 240},
     {f"feddyn-synthetic-{kind}": _synthetic(kind, *_searched(kind)) for kind in SYNTHETIC}
     | {
-        f"feddyn-synthetic-{kind}-half-e{epochs}": _synthetic(kind, HALF, epochs=epochs)
+        run.format(kind): _synthetic(kind, HALF, epochs=epochs)
         for kind in SYNTHETIC
-        for epochs in (10, 50)
+        for epochs, run in HALVES.items()
     },
     races=(
+        Race(COLUMNS, ROWS, "models", "first column"),
         Race(
-            COLUMNS,
-            tuple(
-                RaceRow(
-                    title,
-                    Target("train_loss", loss),
-                    tuple(
-                        Entry(f"feddyn-synthetic-{kind}", *cell)
-                        for cell in zip(NAMES, counts, strict=True)
-                    ),
-                    f"{optimum} at the optimum"
-                    + ("; FedDyn's alpha by size" if kind == "type3" else ""),
-                )
-                for kind, (title, optimum, (loss, *counts)) in SYNTHETIC.items()
-            ),
-            "models",
-            "first column",
-        ),
-        Race(
-            ("FedProx without the quadratic, E = 10", "E = 50"),
-            tuple(
-                RaceRow(
-                    title,
-                    Target("train_loss", loss),
-                    tuple(
-                        Entry(f"feddyn-synthetic-{kind}-half-e{epochs}", "fedprox", fedprox)
-                        for epochs in (10, 50)
-                    ),
-                )
-                for kind, (title, _, (loss, *_, fedprox)) in SYNTHETIC.items()
-            ),
-            "models",
-            "first column",
+            ("FedProx without the quadratic, E = 10", "E = 50"), WITHOUT, "models", "first column"
         ),
     ),
     notes=(

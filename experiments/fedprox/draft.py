@@ -5,29 +5,25 @@ clients in a round are those of its appendix C.2: 10 % of the synthetic sets' 30
 MNIST's clients, 5 % of EMNIST's writers and of EMNIST*'s clients. The draft states neither the
 rounds nor the best mu. The rounds are those of the final paper if it has the data set; the best mu
 is that of {0.001, 0.01, 0.1, 1} with the lowest final training loss.
-
-Shakespeare and Sent140 are defined but left out: without `missing` their panels are filled. They
-have the LSTMs of appendix C.1, 10 % of 143 roles and 1 % of 5,726 users.
 """
 
 from functools import partial
 
 from experiments.common import fedprox
-from experiments.engine.item import BEST, Claim, Comparison, Item, Line, Statistics
+from experiments.engine.item import Claim, Comparison, Item, Statistics
+from experiments.engine.series import ACCURACY, BEST, LOSS, VARIANCE
 from experiments.engine.summaries import FINAL, MEAN, RISE
 from experiments.fedprox.tasks import (
     Task,
     each_above_previous,
     on_each,
-    rows,
+    row,
     synthetic_tasks,
     table_1,
-    two_mus,
 )
 from fedprox.datasets import statistics
 
 DRAFT = "The draft of Li et al. 2020"
-TOO_LONG = "with E = 50 a curve takes 8 million LSTM steps, many hours on two cores"
 
 SYNTHETIC = synthetic_tasks(3)
 IID, HETEROGENEOUS = SYNTHETIC[0], SYNTHETIC[1:]
@@ -37,11 +33,13 @@ IID_AS_WRITTEN = IID._replace(
     data=IID.data | {"random_mean": True},
 )
 """The IID set of appendix C.1; the final paper and the authors' code have v = 0."""
+WRITERS = {"name": "femnist", "partition": "writers", "clients": 300}
+LETTERS = {"name": "femnist", "partition": "letters-26"}
 MNIST = Task("draft-mnist", "MNIST", {"name": "mnist"}, 0.03, 1.0, 100)
 EMNIST = Task(
     "draft-emnist",
     "EMNIST",
-    {"name": "femnist", "partition": "writers", "clients": 300},
+    WRITERS,
     0.003,
     1.0,
     100,
@@ -52,47 +50,24 @@ EMNIST = Task(
 EMNIST_STAR = Task(
     "draft-emnist-star",
     "EMNIST*",
-    {"name": "femnist", "partition": "letters-26"},
+    LETTERS,
     0.003,
     1.0,
     100,
     note="26 outputs; of `emnist_lowercase.npz` a third of the draft's images",
     evaluation={"every": 2},
 )
-SHAKESPEARE = Task(
-    "draft-shakespeare",
-    "Shakespeare",
-    {"name": "shakespeare"},
-    0.8,
-    1.0,
-    40,
-    clients_per_round=14,
-    missing=TOO_LONG,
-    model={"name": "char-lstm"},
-)
-SENT140 = Task(
-    "draft-sent140",
-    "Sent140",
-    # the draft does not say whose tweets count; a mean of 38 fits users with 20 and more
-    {"name": "sent140", "vectors": "glove.6B.300d", "clients": 5726, "least": 20},
-    0.3,
-    1.0,
-    800,
-    clients_per_round=57,
-    missing=TOO_LONG,
-    model={"name": "sentiment-lstm"},
-)
-FIVE = (MNIST, EMNIST, SHAKESPEARE, SENT140, EMNIST_STAR)
-FOUR = (MNIST, EMNIST_STAR, SHAKESPEARE, SENT140)
-UNSTABLE = (MNIST, EMNIST_STAR, SHAKESPEARE)  # on Sent140 mu does not help, says section 5.3
-EPOCHS = (1, 20, 50)
-GRID = (0.0, 0.001, 0.01, 0.1, 1.0)
+THREE, UNSTABLE = (MNIST, EMNIST, EMNIST_STAR), (MNIST, EMNIST_STAR)
 
-IN_FULL = ("train_loss", "test_accuracy", "gradient_variance")
+IN_FULL = (LOSS, ACCURACY, VARIANCE)
 
 NO_NUMBERS = (
     "The draft shows curves without numbers, and says neither how many rounds they have nor which "
     "mu is best."
+)
+LEFT_OUT = (
+    "Shakespeare and Sent140 are left out: with E = 50 a curve takes 8 million LSTM steps, many "
+    "hours on two cores."
 )
 
 printed = partial(table_1, paper=statistics.DRAFT)
@@ -102,11 +77,11 @@ TABLE_1 = Item(
     f"{DRAFT}, Table 1",
     {"short": 3, "paper": 6},
     statistics=(
-        Statistics("MNIST", printed("mnist", "power-law"), {"name": "mnist"}),
+        Statistics("MNIST", printed("mnist", "power-law"), MNIST.data),
         Statistics(
             "EMNIST",
             printed("femnist", "writers"),
-            {"name": "femnist", "partition": "writers", "clients": 300},
+            WRITERS,
             "300 of 900 writers; in `femnist_300writers.npz` 28 are cut short",
         ),
         Statistics("Shakespeare", printed("shakespeare", "roles"), {"name": "shakespeare"}),
@@ -119,12 +94,13 @@ TABLE_1 = Item(
         Statistics(
             "EMNIST*",
             printed("femnist", "letters-26"),
-            {"name": "femnist", "partition": "letters-26"},
+            LETTERS,
             "`emnist_lowercase.npz` has 27,059 images in all",
         ),
     ),
 )
 
+# ------------------------------------------------------------ Figures 1 and 5: data heterogeneity
 
 DRAWN = (IID_AS_WRITTEN, *SYNTHETIC)
 
@@ -135,7 +111,7 @@ def _synthetic_item(title: str, source: str, measures: tuple[str, ...], *claims:
         f"{DRAFT}, {source}",
         {"short": 12, "paper": 55},
         {f"draft-{task.key}": task.experiment(fedprox(0.0, 1.0)) for task in DRAWN},
-        rows(DRAWN, measures, lambda task: two_mus(f"draft-{task.key}", 1.0)),
+        tuple(row(DRAWN, measure, "draft-{}") for measure in measures),
         claims,
         notes=(
             NO_NUMBERS,
@@ -154,53 +130,41 @@ def _more_heterogeneous(label: str) -> tuple[Comparison, ...]:
     )
 
 
+WITHOUT_MU, WITH_MU = _more_heterogeneous("fedprox mu=0"), _more_heterogeneous("fedprox mu=1")
 MU_HELPS = on_each(HETEROGENEOUS, "draft-{}", "fedprox mu=0", "fedprox mu=1")
 FIGURE_1 = _synthetic_item(
     "Figure 1 of the draft: data heterogeneity",
     "Figure 1, section 5.2",
-    ("train_loss",),
-    Claim(
-        "More heterogeneous data converge worse, with mu = 0 ...",
-        "train_loss",
-        FINAL,
-        _more_heterogeneous("fedprox mu=0"),
-    ),
-    Claim("... and with mu = 1.", "train_loss", FINAL, _more_heterogeneous("fedprox mu=1")),
-    Claim("A large mu is particularly useful on heterogeneous data.", "train_loss", RISE, MU_HELPS),
+    (LOSS,),
+    Claim("More heterogeneous data converge worse, with mu = 0 ...", LOSS, FINAL, WITHOUT_MU),
+    Claim("... and with mu = 1.", LOSS, FINAL, WITH_MU),
+    Claim("A large mu is particularly useful on heterogeneous data.", LOSS, RISE, MU_HELPS),
 )
 FIGURE_5 = _synthetic_item(
     "Figure 5 of the draft: data heterogeneity, in full",
     "Figure 5, appendix C.3",
     IN_FULL,
-    Claim(
-        "The variance of gradients grows with heterogeneity.",
-        "gradient_variance",
-        MEAN,
-        _more_heterogeneous("fedprox mu=0"),
-    ),
-    Claim("mu = 1 makes it smaller on heterogeneous data.", "gradient_variance", MEAN, MU_HELPS),
+    Claim("The variance of gradients grows with heterogeneity.", VARIANCE, MEAN, WITHOUT_MU),
+    Claim("mu = 1 makes it smaller on heterogeneous data.", VARIANCE, MEAN, MU_HELPS),
 )
 
-
-def _epochs(task: Task) -> tuple[Line, ...]:
-    return tuple(Line(f"{task.key}-e{e}", "fedprox mu=0", f"E = {e}") for e in EPOCHS)
+# -------------------------------------------------- Figures 2 and 6: E in {1, 20, 50} with mu = 0
 
 
 def _epochs_item(title: str, source: str, measures: tuple[str, ...], *claims: Claim) -> Item:
-    """E in {1, 20, 50} with mu = 0."""
+    ends = (1, 20, 50)
     return Item(
         title,
         f"{DRAFT}, {source}",
         {"short": 87, "paper": 800},
         {
-            f"{task.key}-e{epochs}": task.experiment(fedprox(0.0), epochs=epochs)
-            for task in FIVE
-            if not task.missing
-            for epochs in EPOCHS
+            f"{task.key}-e{e}": task.experiment(fedprox(0.0), epochs=e)
+            for task in THREE
+            for e in ends
         },
-        rows(FIVE, measures, _epochs),
+        tuple(row(THREE, measure, *(f"{{}}-e{e}" for e in ends)) for measure in measures),
         claims,
-        notes=(NO_NUMBERS,),
+        notes=(NO_NUMBERS, LEFT_OUT),
     )
 
 
@@ -212,82 +176,73 @@ def _above(tasks: tuple[Task, ...], more: int, fewer: int) -> tuple[Comparison, 
 FIGURE_2 = _epochs_item(
     "Figure 2 of the draft: the number of local epochs",
     "Figure 2, section 5.3",
-    ("train_loss",),
+    (LOSS,),
     Claim(
         "A large E makes training on heterogeneous data unstable: the loss rises more.",
-        "train_loss",
+        LOSS,
         RISE,
-        _above((MNIST, SHAKESPEARE, EMNIST_STAR), 50, 1),
+        _above(UNSTABLE, 50, 1),
     ),
     Claim(
         "On EMNIST and Sent140, which are nearly homogeneous, a large E is faster.",
-        "train_loss",
+        LOSS,
         MEAN,
-        _above((EMNIST, SENT140), 1, 50),
+        _above((EMNIST,), 1, 50),
     ),
+)
+SIMILAR = Claim(
+    "A smaller E makes local functions more similar.", VARIANCE, MEAN, _above(THREE, 50, 1)
 )
 FIGURE_6 = _epochs_item(
     "Figure 6 of the draft: the number of local epochs, in full",
     "Figure 6, appendix C.3",
     IN_FULL,
-    Claim(
-        "A smaller E makes local functions more similar.",
-        "gradient_variance",
-        MEAN,
-        _above(FIVE, 50, 1),
-    ),
+    SIMILAR,
 )
+
+# ---------------------------------------- Figures 3, 4 and 7: mu = 0 and the best mu, with E = 50
 
 
 def _best_item(title: str, source: str, measures: tuple[str, ...], claim: Claim) -> Item:
-    """With E = 50: mu = 0 and the best mu."""
     return Item(
         title,
         f"{DRAFT}, {source}",
         {"short": 40, "paper": 430},
         {
-            f"{task.key}-grid": task.experiment(fedprox(*GRID), epochs=50)
-            for task in FOUR
-            if not task.missing
+            f"{task.key}-grid": task.experiment(fedprox(0.0, 0.001, 0.01, 0.1, 1.0), epochs=50)
+            for task in UNSTABLE
         },
-        rows(FOUR, measures, lambda task: two_mus(f"{task.key}-grid", BEST)),
+        tuple(
+            row(UNSTABLE, measure, "{}-grid", labels=("fedprox mu=0", BEST)) for measure in measures
+        ),
         (claim,),
-        notes=(NO_NUMBERS, "The best mu is that of {0.001, 0.01, 0.1, 1} by final training loss."),
+        notes=(
+            NO_NUMBERS,
+            "The best mu is that of {0.001, 0.01, 0.1, 1} by final training loss.",
+            LEFT_OUT,
+        ),
     )
 
 
+BEST_BELOW = on_each(UNSTABLE, "{}-grid", "fedprox mu=0", BEST)
+BEST_ABOVE = on_each(UNSTABLE, "{}-grid", BEST, "fedprox mu=0")
 FIGURE_3 = _best_item(
     "Figure 3 of the draft: the effect of mu with E = 50",
     "Figure 3, section 5.3",
-    ("train_loss",),
-    Claim(
-        "The best mu is steadier than mu = 0: the loss rises less.",
-        "train_loss",
-        RISE,
-        on_each(UNSTABLE, "{}-grid", "fedprox mu=0", BEST),
-    ),
+    (LOSS,),
+    Claim("The best mu is steadier than mu = 0: the loss rises less.", LOSS, RISE, BEST_BELOW),
 )
 FIGURE_7 = _best_item(
     "Figure 7 of the draft: the effect of mu, in full",
     "Figure 3 with accuracy and dissimilarity, appendix C.3",
     IN_FULL,
-    Claim(
-        "The best mu may increase accuracy.",
-        "test_accuracy",
-        FINAL,
-        on_each(FOUR, "{}-grid", BEST, "fedprox mu=0"),
-    ),
+    Claim("The best mu may increase accuracy.", ACCURACY, FINAL, BEST_ABOVE),
 )
 FIGURE_4 = _best_item(
     "Figure 4 of the draft: dissimilarity",
     "Figure 4, section 5.4",
-    ("gradient_variance",),
-    Claim(
-        "The best mu makes the variance of gradients smaller.",
-        "gradient_variance",
-        MEAN,
-        on_each(FOUR, "{}-grid", "fedprox mu=0", BEST),
-    ),
+    (VARIANCE,),
+    Claim("The best mu makes the variance of gradients smaller.", VARIANCE, MEAN, BEST_BELOW),
 )
 
 ITEMS = {

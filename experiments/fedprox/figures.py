@@ -1,9 +1,8 @@
 """Li et al. 2020: Table 1 and Figures 1 to 12."""
 
-from functools import partial
-
 from experiments.common import FEDAVG, FEWER_TWEETS, fedprox
-from experiments.engine.item import Claim, Comparison, Item, Line, Panel, Row, Statistics
+from experiments.engine.item import Claim, Comparison, Item, Panel, Statistics
+from experiments.engine.series import ACCURACY, LOSS, VARIANCE
 from experiments.engine.summaries import FINAL, MEAN, RISE
 from experiments.fedprox.tasks import (
     FEWER_LETTERS,
@@ -19,27 +18,24 @@ from experiments.fedprox.tasks import (
     Task,
     each_above_previous,
     feddane,
-    mu_label,
     on_each,
     row,
-    rows,
-    run_key,
     runs_of,
     table_1,
-    two_mus,
 )
 from experiments.quirks import OVERLAPPING_FEMNIST
 
+LETTERS = table_1("femnist", "letters")
 TABLE_1 = Item(
     "Table 1: the federated data sets",
     f"{PAPER}, Table 1",
     {"short": 3, "paper": 4},
     statistics=(
         Statistics("MNIST", table_1("mnist", "power-law"), {"name": "mnist"}),
-        Statistics("FEMNIST", table_1("femnist", "letters"), {"name": "femnist"}, FEWER_LETTERS),
+        Statistics("FEMNIST", LETTERS, {"name": "femnist"}, FEWER_LETTERS),
         Statistics(
             "FEMNIST, as the code",
-            table_1("femnist", "letters"),
+            LETTERS,
             {"name": OVERLAPPING_FEMNIST},
             "3 classes to a client, overlapping",
         ),
@@ -56,21 +52,10 @@ TABLE_1 = Item(
 # ------------------------------------------- Figures 1, 5, 7, 9 and 10: stragglers and partial work
 
 
-def _by_stragglers(measure: str, epochs: int = 20) -> tuple[Row, ...]:
+def _by_stragglers(measure: str, end: str = "") -> tuple[tuple[Panel, ...], ...]:
     """A row for each share of stragglers, a column for each data set."""
-
-    def lines(s: float, task: Task) -> tuple[Line, ...]:
-        run = run_key(task, s, epochs)
-        mus = two_mus(run, task.mu)
-        fedavg = (Line(run, "fedavg", "FedAvg"),) if s else ()
-        return (*fedavg, *(mus if epochs == 20 else mus[:1]))
-
-    def title(task: Task) -> str:
-        return f"{task.title}, mu = {task.mu:g}" if epochs == 20 else task.title
-
     return tuple(
-        row(FIVE, measure, partial(lines, s), f"{100 * s:.0f} % stragglers", title)
-        for s in STRAGGLERS
+        row(FIVE, measure, f"{{}}-s{s}{end}", title=f"{{}}, {s} % stragglers") for s in STRAGGLERS
     )
 
 
@@ -86,35 +71,30 @@ FIGURE_1 = Item(
     f"{PAPER}, Figure 1, sections 5.2 and 5.3.2",
     {"short": 490, "paper": 2400},
     runs_of(FIVE, STRAGGLERS),
-    _by_stragglers("train_loss"),
+    _by_stragglers(LOSS),
     (
         Claim(
             "Keeping partial work helps: FedAvg ends above FedProx with mu = 0.",
-            "train_loss",
+            LOSS,
             FINAL,
             PARTIAL,
         ),
         Claim(
             "Keeping partial work is faster: over the rounds FedAvg's loss lies above.",
-            "train_loss",
+            LOSS,
             MEAN,
             PARTIAL,
         ),
-        Claim(
-            "Keeping partial work is steadier: FedAvg's loss rises more.",
-            "train_loss",
-            RISE,
-            PARTIAL,
-        ),
+        Claim("Keeping partial work is steadier: FedAvg's loss rises more.", LOSS, RISE, PARTIAL),
         Claim(
             "More stragglers make FedAvg worse: at 90 % it ends above where it ends without.",
-            "train_loss",
+            LOSS,
             FINAL,
             on_each(FIVE, ("{}-s90", "{}-s0"), "fedavg", "fedprox mu=0"),
         ),
         Claim(
             "mu > 0 is steadier: the loss rises less than with mu = 0.",
-            "train_loss",
+            LOSS,
             RISE,
             (
                 *on_each(FIVE, "{}-s0", "fedprox mu=0", "fedprox mu={}", ", 0 %"),
@@ -130,17 +110,12 @@ FIGURE_7 = Item(
     f"{PAPER}, Figure 7, appendix C.3.2",
     {"short": 490, "paper": 2400},
     FIGURE_1.runs,
-    _by_stragglers("test_accuracy"),
+    _by_stragglers(ACCURACY),
     (
-        Claim(
-            "FedProx with the best mu ends more accurate than FedAvg.",
-            "test_accuracy",
-            FINAL,
-            BEST_MU,
-        ),
+        Claim("FedProx with the best mu ends more accurate than FedAvg.", ACCURACY, FINAL, BEST_MU),
         Claim(
             "FedProx with the best mu is more accurate than FedAvg over the rounds.",
-            "test_accuracy",
+            ACCURACY,
             MEAN,
             BEST_MU,
         ),
@@ -149,52 +124,45 @@ FIGURE_7 = Item(
 )
 
 
-def _partial(s: float) -> str:
-    return f"{IID.key}-partial-{100 * s:.0f}"
-
-
-def _iid(first: str, second: str, greater: str, less: str) -> tuple[Comparison, ...]:
-    """A comparison on IID data at 50 and 90 % stragglers, which "@" stands for in runs."""
-
-    def at(s: str) -> tuple[Comparison, ...]:
-        runs = first.replace("@", s), second.replace("@", s)
-        return on_each((IID,), runs, greater, less, f", {s} %")
-
-    return at("50") + at("90")
+def _iid(other: str, greater: str, less: str) -> tuple[Comparison, ...]:
+    """A comparison on IID data at 50 and 90 % stragglers; `other` is the greater side's share."""
+    each = [
+        on_each(
+            (IID,), (f"{{}}-partial-{other or s}", f"{{}}-partial-{s}"), greater, less, f", {s} %"
+        )
+        for s in (50, 90)
+    ]
+    return each[0] + each[1]
 
 
 FIGURE_5 = Item(
     "Figure 5: stragglers on IID data",
     f"{PAPER}, Figure 5, appendix C.3.1",
     {"short": 13, "paper": 70},
-    {_partial(s): IID.experiment(FEDAVG, fedprox(0.0), stragglers=s) for s in STRAGGLERS},
+    {
+        f"{IID.key}-partial-{s}": IID.experiment(FEDAVG, fedprox(0.0), stragglers=s)
+        for s in STRAGGLERS
+    },
     tuple(
-        Row(
-            "",
-            tuple(
-                Panel(
-                    f"Synthetic IID, {100 * s:.0f} % stragglers",
-                    measure,
-                    (Line(_partial(s), "fedavg", "FedAvg"), two_mus(_partial(s), 0.0)[0]),
-                )
-                for s in STRAGGLERS
-            ),
+        tuple(
+            Panel(f"Synthetic IID, {s} % stragglers", measure, (f"{IID.key}-partial-{s}",))
+            for s in STRAGGLERS
         )
-        for measure in ("train_loss", "test_accuracy")
+        for measure in (LOSS, ACCURACY)
     ),
     (
         Claim(
             "On IID data it matters little whether partial work is kept.",
-            "test_accuracy",
+            ACCURACY,
             FINAL,
-            _iid("{}-partial-@", "{}-partial-@", "fedprox mu=0", "fedavg"),
+            _iid("", "fedprox mu=0", "fedavg"),
             alike=0.02,
         ),
         Claim(
             "On IID data FedAvg is robust to dropped devices: they cost it little accuracy.",
-            "test_accuracy",
+            ACCURACY,
             FINAL,
-            _iid("{}-partial-0", "{}-partial-@", "fedavg", "fedavg"),
+            _iid("0", "fedavg", "fedavg"),
             alike=0.02,
         ),
     ),
@@ -202,13 +170,13 @@ FIGURE_5 = Item(
 )
 
 
-def _one_epoch(measure: str, number: int, claim: str, greater: str, less: str) -> Item:
+def _one_epoch(number: int, measure: str, claim: str, greater: str, less: str) -> Item:
     return Item(
-        f"Figure {number}: {'loss' if measure == 'train_loss' else 'accuracy'} with E = 1",
+        f"Figure {number}: {'loss' if measure == LOSS else 'accuracy'} with E = 1",
         f"{PAPER}, Figure {number}, appendix C.3.2",
         {"short": 180, "paper": 850},
         runs_of(FIVE, STRAGGLERS, epochs=1),
-        _by_stragglers(measure, epochs=1),
+        _by_stragglers(measure, "-e1"),
         (Claim(claim, measure, FINAL, _with_and_without(greater, less, "-e1")),),
         notes=(
             "A straggler does a part of its one epoch: a number of mini-batches, uniform on "
@@ -218,16 +186,9 @@ def _one_epoch(measure: str, number: int, claim: str, greater: str, less: str) -
     )
 
 
-FIGURE_9 = _one_epoch(
-    "train_loss", 9, "With E = 1, too, keeping partial work helps.", "fedavg", "fedprox mu=0"
-)
-FIGURE_10 = _one_epoch(
-    "test_accuracy",
-    10,
-    "With E = 1, too, keeping partial work helps accuracy.",
-    "fedprox mu=0",
-    "fedavg",
-)
+HELPS = "With E = 1, too, keeping partial work helps"
+FIGURE_9 = _one_epoch(9, LOSS, f"{HELPS}.", "fedavg", "fedprox mu=0")
+FIGURE_10 = _one_epoch(10, ACCURACY, f"{HELPS} accuracy.", "fedprox mu=0", "fedavg")
 
 # ------------------------------------------ Figures 2, 3, 6, 8 and 11: heterogeneity, adaptive mu
 
@@ -238,8 +199,8 @@ def _synthetic_item(title: str, source: str, measures: tuple[str, ...], *claims:
         title,
         f"{PAPER}, {source}",
         {"short": 14, "paper": 90},
-        runs_of(SYNTHETIC, (0.0,)),
-        rows(SYNTHETIC, measures, lambda task: two_mus(run_key(task, 0), task.mu)),
+        runs_of(SYNTHETIC),
+        tuple(row(SYNTHETIC, measure, "{}-s0") for measure in measures),
         claims,
         notes=(ONE_DRAW,),
     )
@@ -250,27 +211,25 @@ MU_LOWERS = on_each(HETEROGENEOUS, "{}-s0", "fedprox mu=0", "fedprox mu=1")
 FIGURE_2 = _synthetic_item(
     "Figure 2: statistical heterogeneity",
     "Figure 2, sections 5.3.1 and 5.3.3",
-    ("train_loss", "gradient_variance"),
-    Claim("With mu = 0 more heterogeneous data end at a larger loss.", "train_loss", FINAL, GROWS),
-    Claim(
-        "mu = 1 helps on heterogeneous data: the loss rises less.", "train_loss", RISE, MU_LOWERS
-    ),
+    (LOSS, VARIANCE),
+    Claim("With mu = 0 more heterogeneous data end at a larger loss.", LOSS, FINAL, GROWS),
+    Claim("mu = 1 helps on heterogeneous data: the loss rises less.", LOSS, RISE, MU_LOWERS),
     Claim(
         "mu = 1 is slower on IID data.",
-        "train_loss",
+        LOSS,
         MEAN,
         on_each((IID,), "{}-s0", "fedprox mu=1", "fedprox mu=0"),
     ),
-    Claim("The variance of gradients grows with heterogeneity.", "gradient_variance", MEAN, GROWS),
-    Claim("mu = 1 makes the variance of gradients smaller.", "gradient_variance", MEAN, MU_LOWERS),
+    Claim("The variance of gradients grows with heterogeneity.", VARIANCE, MEAN, GROWS),
+    Claim("mu = 1 makes the variance of gradients smaller.", VARIANCE, MEAN, MU_LOWERS),
 )
 FIGURE_6 = _synthetic_item(
     "Figure 6: statistical heterogeneity, in full",
     "Figure 6, appendix C.3.2",
-    ("train_loss", "test_accuracy", "gradient_variance"),
+    (LOSS, ACCURACY, VARIANCE),
     Claim(
         "mu = 1 is more accurate over the rounds on heterogeneous data.",
-        "test_accuracy",
+        ACCURACY,
         MEAN,
         on_each(HETEROGENEOUS, "{}-s0", "fedprox mu=1", "fedprox mu=0"),
     ),
@@ -279,12 +238,12 @@ FIGURE_8 = Item(
     "Figure 8: dissimilarity",
     f"{PAPER}, Figure 8, appendix C.3.2",
     {"short": 140, "paper": 680},
-    runs_of(FIVE, (0.0,)),
-    rows(FIVE, ("gradient_variance",), lambda task: two_mus(run_key(task, 0), task.mu)),
+    runs_of(FIVE),
+    (row(FIVE, VARIANCE, "{}-s0"),),
     (
         Claim(
             "The best mu makes the variance of gradients smaller.",
-            "gradient_variance",
+            VARIANCE,
             MEAN,
             on_each(FIVE, "{}-s0", "fedprox mu=0", "fedprox mu={}"),
         ),
@@ -293,36 +252,31 @@ FIGURE_8 = Item(
 )
 
 
-def _adaptive(tasks: tuple[Task, ...], measures: tuple[str, ...], title: str, source: str) -> Item:
+def _adaptive(title: str, source: str, tasks: tuple[Task, ...], measures: tuple[str, ...]) -> Item:
     """Adaptive mu, from 1 on IID data and from 0 on other data, with mu = 0 and mu = 1."""
 
-    def start(task: Task) -> float:
-        return 1.0 if task is IID else 0.0
+    def run(task: Task) -> dict[str, object]:
+        start = 1.0 if task is IID else 0.0
+        adaptive = {"name": "fedprox", "mu": start, "adapt": True}
+        return task.experiment(fedprox(0.0, 1.0), adaptive)
 
-    def lines(task: Task) -> tuple[Line, ...]:
-        run, label = f"{task.key}-adaptive", f"{mu_label(start(task))} adaptive"
-        return (*two_mus(run, 1.0), Line(run, label, "FedProx, adaptive mu"))
-
-    def methods(task: Task) -> tuple[dict[str, object], ...]:
-        return fedprox(0.0, 1.0), {"name": "fedprox", "mu": start(task), "adapt": True}
-
-    harder = tuple(task for task in tasks if task is not IID)
+    harder = [task for task in tasks if task is not IID]
     return Item(
         title,
         f"{PAPER}, {source}",
         {"short": 5 * len(tasks), "paper": 36 * len(tasks)},
-        {f"{task.key}-adaptive": task.experiment(*methods(task)) for task in tasks},
-        rows(tasks, measures, lines),
+        {f"{task.key}-adaptive": run(task) for task in tasks},
+        tuple(row(tasks, measure, "{}-adaptive") for measure in measures),
         (
             Claim(
                 "From an adverse start, adaptive mu is steadier than mu = 0 on heterogeneous data.",
-                "train_loss",
+                LOSS,
                 RISE,
                 on_each(harder, "{}-adaptive", "fedprox mu=0", "fedprox mu=0 adaptive"),
             ),
             Claim(
                 "On IID data it is faster than mu = 1, from where it starts.",
-                "train_loss",
+                LOSS,
                 MEAN,
                 on_each((IID,), "{}-adaptive", "fedprox mu=1", "fedprox mu=1 adaptive"),
             ),
@@ -335,22 +289,15 @@ def _adaptive(tasks: tuple[Task, ...], measures: tuple[str, ...], title: str, so
     )
 
 
-FIGURE_3 = _adaptive(
-    (IID, MOST), ("train_loss",), "Figure 3: adaptive mu", "Figure 3, section 5.3.2"
-)
+FIGURE_3 = _adaptive("Figure 3: adaptive mu", "Figure 3, section 5.3.2", (IID, MOST), (LOSS,))
 FIGURE_11 = _adaptive(
-    SYNTHETIC,
-    ("train_loss", "mu"),
     "Figure 11: adaptive mu, in full",
     "Figure 11, appendix C.3.3; the second row is ours",
+    SYNTHETIC,
+    (LOSS, "mu"),
 )
 
 # ----------------------------------------------------------- Figures 4 and 12: FedDANE, sampling
-
-
-def _dane(task: Task, clients: int, mu: int, shown: str) -> Line:
-    return Line(f"{task.key}-dane-{clients}", f"feddane mu={mu}", f"FedDANE, {shown}")
-
 
 FIGURE_4 = Item(
     "Figure 4: FedDANE",
@@ -366,46 +313,32 @@ FIGURE_4 = Item(
         for clients in (20, 30)
     },
     (
-        row(
-            SYNTHETIC,
-            "train_loss",
-            lambda task: (
-                *two_mus(f"{task.key}-dane-10", 1.0),
-                _dane(task, 10, 0, "mu = 0"),
-                _dane(task, 10, 1, "mu > 0"),
-            ),
-            "10 clients a round",
-        ),
-        row(
-            SYNTHETIC,
-            "train_loss",
-            lambda task: tuple(_dane(task, k, 0, f"{k} clients") for k in (10, 20, 30)),
-            "FedDANE, mu = 0",
-        ),
+        row(SYNTHETIC, LOSS, "{}-dane-10"),
+        row(SYNTHETIC, LOSS, *(f"{{}}-dane-{k}" for k in (10, 20, 30)), labels=["feddane mu=0"]),
     ),
     (
         Claim(
             "On IID data FedDANE is about as good as FedProx.",
-            "test_accuracy",
+            ACCURACY,
             FINAL,
             on_each((IID,), "{}-dane-10", "feddane mu=0", "fedprox mu=0"),
             alike=0.02,
         ),
         Claim(
             "On heterogeneous data FedDANE converges worse than FedProx.",
-            "train_loss",
+            LOSS,
             FINAL,
             on_each(HETEROGENEOUS, "{}-dane-10", "feddane mu=0", "fedprox mu=0"),
         ),
         Claim(
             "More clients a round help FedDANE somewhat.",
-            "train_loss",
+            LOSS,
             MEAN,
             on_each(HETEROGENEOUS, ("{}-dane-10", "{}-dane-30"), "feddane mu=0", "feddane mu=0"),
         ),
         Claim(
             "It stays unstable: with 30 clients its loss rises more than that of FedProx with 10.",
-            "train_loss",
+            LOSS,
             RISE,
             on_each(HETEROGENEOUS, ("{}-dane-30", "{}-dane-10"), "feddane mu=0", "fedprox mu=0"),
         ),
@@ -429,37 +362,29 @@ FIGURE_12 = Item(
     "Figure 12: two ways to sample clients",
     f"{PAPER}, Figure 12, appendix C.3.4",
     {"short": 27, "paper": 170},
-    runs_of(SYNTHETIC, (0.0,))
+    runs_of(SYNTHETIC)
     | {
         f"{task.key}-proportional": task.experiment(fedprox(0.0, task.mu), sampling="proportional")
         for task in SYNTHETIC
     },
-    rows(
-        SYNTHETIC,
-        ("train_loss", "test_accuracy", "gradient_variance"),
-        lambda task: tuple(
-            Line(run.format(task.key), f"fedprox mu={mu}", f"mu {'>' if mu else '='} 0, {how}")
-            for how, run in SAMPLINGS.items()
-            for mu in (0, 1)
-        ),
-    ),
+    tuple(row(SYNTHETIC, measure, *SAMPLINGS.values()) for measure in (LOSS, ACCURACY, VARIANCE)),
     (
         Claim(
             "Sampling with p_k and a plain mean is slightly better than uniform sampling and a "
             "weighted mean.",
-            "train_loss",
+            LOSS,
             MEAN,
             _uniform_above_proportional(SYNTHETIC),
         ),
         Claim(
             "Sampling with p_k makes both methods more stable: the loss rises less.",
-            "train_loss",
+            LOSS,
             RISE,
             _uniform_above_proportional(HETEROGENEOUS),
         ),
         Claim(
             "mu = 1 is steadier with either.",
-            "train_loss",
+            LOSS,
             RISE,
             tuple(
                 one

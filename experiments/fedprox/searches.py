@@ -9,44 +9,20 @@ without a number and without the learning rate of distributed SGD. Here it takes
 rate and with the best rate of a grid of its own.
 """
 
-from functools import partial
-
 from experiments.common import FEDAVG, HOW, ONE_STEP, chosen, fedprox, fedsgd
-from experiments.engine.item import BEST, LOWEST, Claim, Comparison, Item, Line, Table
+from experiments.engine.item import Claim, Comparison, Item, Line, Panel, Table
+from experiments.engine.series import ACCURACY, BEST, LOSS, LOWEST
 from experiments.engine.summaries import FINAL, MEAN, RISE, Summary
-from experiments.fedprox.tasks import (
-    IID,
-    LOGISTIC,
-    ONE_DRAW,
-    PAPER,
-    Task,
-    feddane,
-    mu_label,
-    on_each,
-    row,
-    rows,
-)
+from experiments.fedprox.tasks import IID, LOGISTIC, ONE_DRAW, PAPER, Task, feddane, on_each, row
 
 MUS = (0.001, 0.01, 0.1, 1.0)
-SHARES = (0, 90)
+HARDER = [task for task in LOGISTIC if task is not IID]
 BESIDE_THE_BEST = tuple(
     one
-    for s in SHARES
-    for one in on_each(
-        [task for task in LOGISTIC if task is not IID],
-        f"{{}}-mus-s{s}",
-        BEST,
-        "fedprox mu={}",
-        f", {s} %",
-    )
+    for s in (0, 90)
+    for one in on_each(HARDER, f"{{}}-mus-s{s}", BEST, "fedprox mu={}", f", {s} %")
 )
 """The mu with the lowest final loss, and the paper's, where the data are heterogeneous."""
-
-
-def _mus(s: int, task: Task) -> tuple[Line, ...]:
-    run = f"{task.key}-mus-s{s}"
-    return tuple(Line(run, mu_label(mu), f"mu = {mu:g}") for mu in (0.0, *MUS))
-
 
 SEARCH_MU = Item(
     "The search for FedProx's mu",
@@ -54,25 +30,16 @@ SEARCH_MU = Item(
     # short as measured; paper extrapolated from it by rounds and seeds
     {"short": 110, "paper": 1_500},
     {
-        f"{task.key}-mus-s{s}": task.experiment(fedprox(0.0, *MUS), stragglers=s / 100)
-        for s in SHARES
+        f"{task.key}-mus-s{s}": task.experiment(fedprox(0.0, *MUS), stragglers=s)
+        for s in (0, 90)
         for task in LOGISTIC
     },
-    tuple(
-        row(
-            LOGISTIC,
-            "train_loss",
-            partial(_mus, s),
-            f"{s} % stragglers",
-            lambda task: f"{task.title}, the paper's {task.mu:g}",
-        )
-        for s in SHARES
-    ),
+    tuple(row(LOGISTIC, LOSS, f"{{}}-mus-s{s}", title=f"{{}}, {s} % stragglers") for s in (0, 90)),
     (
         chosen("The paper's mu is the best of {0.001, 0.01, 0.1, 1}.", BESIDE_THE_BEST),
         Claim(
             "The paper's mu is steadier than the best: the loss rises less.",
-            "train_loss",
+            LOSS,
             RISE,
             BESIDE_THE_BEST,
         ),
@@ -88,16 +55,12 @@ SEARCH_MU = Item(
     ),
 )
 
-RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+RATES = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0]
 
 
 def _rate_experiment(task: Task) -> Table:
-    run = task.experiment(FEDAVG, stragglers=0.0, epochs=1)
-    return run | {"solver": run["solver"] | {"learning_rate": list(RATES)}}
-
-
-def _same_rate(task: Task, method: str) -> str:
-    return f"{method} learning_rate={task.learning_rate:g}"
+    run = task.experiment(FEDAVG, epochs=1)
+    return run | {"solver": run["solver"] | {"learning_rate": RATES}}
 
 
 SEARCH_RATES = Item(
@@ -106,18 +69,7 @@ SEARCH_RATES = Item(
     # short as measured; paper extrapolated from it by rounds and seeds
     {"short": 65, "paper": 600},
     {f"{task.key}-rates": _rate_experiment(task) for task in LOGISTIC},
-    (
-        row(
-            LOGISTIC,
-            "train_loss",
-            lambda task: tuple(
-                Line(f"{task.key}-rates", f"fedavg learning_rate={rate:g}", f"eta = {rate:g}")
-                for rate in RATES
-            ),
-            "E = 1, FedAvg",
-            lambda task: f"{task.title}, the paper's {task.learning_rate:g}",
-        ),
-    ),
+    (row(LOGISTIC, LOSS, "{}-rates"),),
     (
         chosen(
             "The paper's learning rate is the best for FedAvg with E = 1.",
@@ -125,7 +77,7 @@ SEARCH_RATES = Item(
                 Comparison(
                     task.title,
                     Line(f"{task.key}-rates", f"{LOWEST}fedavg"),
-                    Line(f"{task.key}-rates", _same_rate(task, "fedavg")),
+                    Line(f"{task.key}-rates", f"fedavg learning_rate={task.learning_rate:g}"),
                     task.note,
                 )
                 for task in LOGISTIC
@@ -144,24 +96,31 @@ SEARCH_RATES = Item(
 BEST_RATE = f"{LOWEST}fedsgd"
 
 
-def _against_sgd(task: Task) -> tuple[Line, ...]:
-    run = f"{task.key}-distributed-sgd"
-    return (
-        Line(run, BEST_RATE, "distributed SGD"),
-        Line(run, _same_rate(task, "fedsgd"), "distributed SGD, the same eta"),
-        Line(run, "fedavg", "FedAvg"),
-        Line(run, mu_label(task.mu), "FedProx"),
-        Line(run, "feddane mu=0", "FedDANE"),
+def _same_rate(task: Task) -> str:
+    return f"fedsgd learning_rate={task.learning_rate:g}"
+
+
+def _against_sgd(measure: str) -> tuple[Panel, ...]:
+    return tuple(
+        Panel(
+            task.title,
+            measure,
+            (f"{task.key}-distributed-sgd",),
+            (BEST_RATE, _same_rate(task), "fedavg", f"fedprox mu={task.mu:g}", "feddane mu=0"),
+        )
+        for task in LOGISTIC
     )
 
 
-def _slower(text: str, measure: str, over: Summary, sgd: int, other: int = 3) -> Claim:
-    """Distributed SGD against FedProx, or another method, by their places in `_against_sgd`."""
+def _slower(
+    text: str, measure: str, over: Summary, *, same_rate: bool = False, other: str = "fedprox mu=1"
+) -> Claim:
+    """Distributed SGD, with FedProx's rate or its own best, against FedProx or another method."""
 
     def compared(task: Task) -> Comparison:
-        lines = _against_sgd(task)
-        sides = [lines[sgd]._replace(shown=""), lines[other]._replace(shown="")]
-        greater, less = sides if measure == "train_loss" else sides[::-1]
+        run = f"{task.key}-distributed-sgd"
+        sides = Line(run, _same_rate(task) if same_rate else BEST_RATE), Line(run, other)
+        greater, less = sides if measure == LOSS else sides[::-1]
         return Comparison(task.title, greater, less, task.note)
 
     return Claim(text, measure, over, tuple(compared(task) for task in LOGISTIC))
@@ -181,34 +140,32 @@ DISTRIBUTED_SGD = Item(
         )
         for task in LOGISTIC
     },
-    rows(LOGISTIC, ("train_loss", "test_accuracy"), _against_sgd),
+    (_against_sgd(LOSS), _against_sgd(ACCURACY)),
     (
         _slower(
             "FedProx can converge much faster than distributed SGD: with the same learning rate "
             "its loss lies below over the rounds.",
-            "train_loss",
+            LOSS,
             MEAN,
-            sgd=1,
+            same_rate=True,
         ),
         _slower(
             "With the same learning rate it is more accurate over the rounds.",
-            "test_accuracy",
+            ACCURACY,
             MEAN,
-            sgd=1,
+            same_rate=True,
         ),
         _slower(
             "Its loss lies below that of distributed SGD with the best rate of its own, too.",
-            "train_loss",
+            LOSS,
             MEAN,
-            sgd=0,
         ),
-        _slower("And so at the last round.", "train_loss", FINAL, sgd=0),
+        _slower("And so at the last round.", LOSS, FINAL),
         _slower(
             "FedAvg's loss lies below that of distributed SGD with the best rate of its own.",
-            "train_loss",
+            LOSS,
             MEAN,
-            sgd=0,
-            other=2,
+            other="fedavg",
         ),
     ),
     notes=(

@@ -1,18 +1,11 @@
 """Li et al. 2020 and its draft: the data sets with their hyperparameters, and parts of items."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from experiments.common import (
-    FEDAVG,
-    FEDPROX_PAPER,
-    FEWER_TWEETS,
-    SMALLER_MODEL,
-    experiment,
-    fedprox,
-)
-from experiments.engine.item import Comparison, Line, Panel, Row, Table
+from experiments.common import FEDAVG, FEDPROX_PAPER, FEWER_TWEETS, SMALLER_MODEL, fedprox
+from experiments.engine.item import MOST_SEEDS, Comparison, Line, Panel, Table
 from fedprox.datasets.statistics import FEDPROX, PAPERS
 
 PAPER = FEDPROX_PAPER
@@ -21,7 +14,8 @@ ONE_DRAW = (
     "each seed. In Synthetic(alpha, beta) alpha moves the scores of all classes alike, so that the "
     "sets differ in beta alone."
 )
-STRAGGLERS = (0.0, 0.5, 0.9)
+STRAGGLERS = (0, 50, 90)
+"""Per cent of the clients."""
 
 
 class Task(NamedTuple):
@@ -36,11 +30,9 @@ class Task(NamedTuple):
         rounds: Rounds of the paper's figures.
         clients_per_round: Clients K of a round.
         note: How ours differs from the paper's, and what was scaled down.
-        missing: Why the task cannot be run; "" if it can.
         model: `[model]` of an experiment.
-        client_rows: Rows of each client that are used at most.
         evaluation: `[evaluation]` of an experiment.
-        seeds: Most seeds to run; None for all of the scale.
+        options: Further keys of an experiment.
     """
 
     key: str
@@ -51,53 +43,36 @@ class Task(NamedTuple):
     rounds: int
     clients_per_round: int = 10
     note: str = ""
-    missing: str = ""
     model: Table = {"name": "logistic"}  # noqa: RUF012 (never changed)
-    client_rows: int | None = None
     evaluation: Table = {}  # noqa: RUF012 (never changed)
-    seeds: int | None = None
+    options: Table = {}  # noqa: RUF012 (never changed)
 
     def experiment(
         self,
         *methods: Table,
-        stragglers: float = 0.0,
+        stragglers: int = 0,
         epochs: int = 20,
         clients_per_round: int | None = None,
         sampling: str = "uniform",
-        rounds: int | None = None,
     ) -> Table:
         """An experiment as TOML would hold it; batch 10, as in all figures of the papers."""
-        limits: Table = {} if self.client_rows is None else {"client_rows": self.client_rows}
         clients = clients_per_round or self.clients_per_round
-        return experiment(
-            dict(self.data),
-            dict(self.model),
-            {"learning_rate": self.learning_rate, "batch_size": 10, "epochs": epochs},
-            methods,
-            rounds=rounds or self.rounds,
-            cohort={"clients_per_round": clients, "sampling": sampling},
-            evaluation=dict(self.evaluation),
-            seeds=self.seeds,
-            systems={"stragglers": stragglers},
-            **limits,
-        )
+        return {
+            "rounds": self.rounds,
+            "data": self.data,
+            "model": self.model,
+            "evaluation": self.evaluation,
+            "cohort": {"clients_per_round": clients, "sampling": sampling},
+            "systems": {"stragglers": stragglers / 100},
+            "solver": {"learning_rate": self.learning_rate, "batch_size": 10, "epochs": epochs},
+            "method": list(methods),
+            **self.options,
+        }
 
 
 def feddane(*mu: float) -> Table:
     """`[[method]]` for FedDANE with one mu or a sweep."""
     return {"name": "feddane", "mu": list(mu)}
-
-
-def mu_label(mu: float) -> str:
-    """The label of FedProx's run with this mu."""
-    return f"fedprox mu={mu:g}"
-
-
-def two_mus(run: str, mu: float | str) -> tuple[Line, Line]:
-    """FedProx's lines with mu = 0 and with another mu, which is given as a number or a label."""
-    label = mu if isinstance(mu, str) else mu_label(mu)
-    zero = Line(run, "fedprox mu=0", "FedProx, mu = 0")
-    return zero, Line(run, label, "FedProx, mu > 0")
 
 
 def on_each(
@@ -106,7 +81,7 @@ def on_each(
     """The same comparison on several data sets.
 
     Args:
-        tasks: The data sets; those that cannot be run are left out.
+        tasks: The data sets.
         runs: Name of the run, or of each side's, with "{}" for the task's key.
         greater: Label of the greater side, with "{}" for the task's best mu.
         less: Label of the other side, with "{}" for the task's best mu.
@@ -121,7 +96,6 @@ def on_each(
             task.note,
         )
         for task in tasks
-        if not task.missing
     )
 
 
@@ -140,23 +114,28 @@ def each_above_previous(tasks: Sequence[Task], run: str, label: str) -> tuple[Co
 def row(
     tasks: Sequence[Task],
     measure: str,
-    lines: Callable[[Task], tuple[Line, ...]],
-    label: str = "",
-    title: Callable[[Task], str] = lambda task: task.title,
-) -> Row:
-    """A row of panels with a column for each data set, empty for those that cannot be run."""
+    *runs: str,
+    labels: Sequence[str] = (),
+    title: str = "{}",
+) -> tuple[Panel, ...]:
+    """A row of panels with a column for each data set.
 
-    def panel(task: Task) -> Panel:
-        return Panel(title(task), measure, () if task.missing else lines(task), task.missing)
-
-    return Row(label, tuple(panel(task) for task in tasks))
-
-
-def rows(
-    tasks: Sequence[Task], measures: Sequence[str], lines: Callable[[Task], tuple[Line, ...]]
-) -> tuple[Row, ...]:
-    """A row for each measure, a column for each data set."""
-    return tuple(row(tasks, measure, lines) for measure in measures)
+    Args:
+        tasks: The data sets.
+        measure: The measure.
+        runs: The runs of a panel, with "{}" for the task's key.
+        labels: The lines of each run, with "{}" for the task's best mu; all of them if empty.
+        title: Title of a panel, with "{}" for the task's.
+    """
+    return tuple(
+        Panel(
+            title.format(task.title),
+            measure,
+            tuple(run.format(task.key) for run in runs),
+            tuple(label.format(f"{task.mu:g}") for label in labels),
+        )
+        for task in tasks
+    )
 
 
 def table_1(name: str, partition: str = "", *, paper: str = FEDPROX) -> tuple[Any, ...]:
@@ -191,9 +170,8 @@ SHAKESPEARE = Task(
     40,
     note="25 windows of a role in place of 3,616, 10 of them measured",
     model={"name": "char-lstm"},
-    client_rows=25,
     evaluation={"every": 2, "rows": 10},
-    seeds=1,
+    options={MOST_SEEDS: 1, "client_rows": 25},
 )
 SENT140 = Task(
     "sent140",
@@ -205,26 +183,22 @@ SENT140 = Task(
     note=f"200 rounds in place of 800, words as in the code, {FEWER_TWEETS}, {SMALLER_MODEL}",
     model={"name": "sentiment-lstm", "hidden": 100, "embedding": 50},
     evaluation={"every": 5},
-    seeds=1,
+    options={MOST_SEEDS: 1},
 )
 FIVE = (MOST, MNIST, FEMNIST, SHAKESPEARE, SENT140)
 LOGISTIC = (*SYNTHETIC, MNIST, FEMNIST)
 """The data sets of logistic regression."""
 
 
-def run_key(task: Task, stragglers: float, epochs: int = 20) -> str:
-    """The name of a run of `runs_of`."""
-    return f"{task.key}-s{100 * stragglers:.0f}" + ("" if epochs == 20 else f"-e{epochs}")
-
-
 def runs_of(
-    tasks: Sequence[Task], stragglers: Sequence[float], epochs: int = 20
+    tasks: Sequence[Task], stragglers: Sequence[int] = (0,), epochs: int = 20
 ) -> dict[str, Table]:
     """FedAvg (without stragglers it equals mu = 0), mu = 0, and with E = 20 the best mu."""
 
-    def run(task: Task, s: float) -> Table:
+    def run(task: Task, s: int) -> Table:
         mus = (0.0, task.mu) if epochs == 20 else (0.0,)
         methods = [FEDAVG] if s else []
         return task.experiment(*methods, fedprox(*mus), stragglers=s, epochs=epochs)
 
-    return {run_key(task, s, epochs): run(task, s) for s in stragglers for task in tasks}
+    end = "" if epochs == 20 else f"-e{epochs}"
+    return {f"{task.key}-s{s}{end}": run(task, s) for s in stragglers for task in tasks}

@@ -46,7 +46,7 @@ ROOMS = [
 """Likewise the rooms of `simulation`."""
 
 EXPERIMENTS = [
-    {"engine", "quirks"},
+    {"engine", "quirks", "printed"},
     {"common"},
     {"fedavg", "fedprox", "feddyn", "models"},
     {"ITEMS", "select"},  # the names of `experiments/__init__.py`

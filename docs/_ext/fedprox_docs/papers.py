@@ -26,9 +26,11 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from experiments import ITEMS
+from experiments.engine.item import Item
 from experiments.engine.results import FOLDER, read_results
 from experiments.engine.table import judged_in, markdown
 from experiments.engine.verdicts import LEVEL
+from experiments.printed import PRINTED
 
 MARK = re.compile(r"<!-- ([a-z ]+):\s([^<>]*?)\s-->")
 COUNT = re.compile(r"\b(paper|ours) ([\d.]+)(\+?)")
@@ -193,10 +195,14 @@ def items(paper: str) -> str:
     """A table of a paper's items: what and where they are, and what our results say."""
     shown = {key: name for name in names() for key in read_results(name).get("items", [name])}
     rows = []
-    for key, item in ITEMS.items():
+    for key, item in (ITEMS | PRINTED).items():
         if key.partition("/")[0] == paper:
-            state = _state(shown[key]) if key in shown else _hours(item.seconds["paper"])
-            rows.append([f"`{key}`", item.title, item.source, state])
+            where, state = item.title, "the paper's numbers, and an experiment"
+            if isinstance(item, Item):
+                where, state = item.source, _hours(item.seconds["paper"])
+            rows.append(
+                [f"`{key}`", item.title, where, _state(shown[key]) if key in shown else state]
+            )
     return _grid(["item", "what", "where", "our results"], rows)
 
 
