@@ -157,10 +157,10 @@ def test_a_coordinator_that_dies_goes_on_with_the_same_bits(
         deployed(table, [site.answer for site in first_sites], ledger=Ledger(run=f"whole{every}"))
     )
     network, died = in_memory([site.answer for site in fresh(tmp_path)]), 0
+    folder = tmp_path / "checkpoints"
     for life in lives(network, deaths):
         # only the first process names the rounds between checkpoints
-        every_now = None if died else every
-        checkpoints = Checkpoints(tmp_path / "checkpoints", every_now, resume=died > 0)
+        checkpoints = Checkpoints(folder, None if died else every, resume=died > 0)
         try:
             runs = deployed(table, life, checkpoints, joining=network)
         except Died:

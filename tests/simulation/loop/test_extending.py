@@ -208,13 +208,13 @@ def test_an_extension_that_is_killed_goes_on(
 ) -> None:
     """Killed before a checkpoint's so many-th state is written, or after its client state."""
     every, count = when
-    write, left = write_arrays, iter(range(count, 0, -1))
+    left = iter(range(count, 0, -1))
 
     def write_and_die(path: Path, head: str, arrays: Any) -> str:
         last = next(left) == 1
         if last and path.name.endswith(".state"):
             raise Killed
-        checksum = write(path, head, arrays)
+        checksum = write_arrays(path, head, arrays)
         if last:
             raise Killed
         return checksum

@@ -18,7 +18,10 @@ from jax.experimental import multihost_utils
 from numpy.typing import NDArray
 
 from fedprox.errors import InputError, require, require_whole
-from fedprox.simulation.devices.rendezvous import BIND, Address, meet
+from fedprox.simulation.devices.rendezvous import Address, meet
+
+BIND = "JAX_COORDINATOR_BIND_ADDRESS"
+"""JAX's variable for the address at which process 0 listens, if it is not the coordinator's."""
 
 
 class Ownership(NamedTuple):
@@ -122,13 +125,15 @@ def join_processes(
     if coordinator == "slurm":
         coordinator = slurm_coordinator()
     address = _address(f"--coordinator {coordinator}: it must be HOST:PORT or slurm", coordinator)
-    bind = os.environ.get(BIND)
-    listen = _address(f"{BIND} = {bind!r}; it must be HOST:PORT", bind) if bind else None
+    service = coordinator
+    if number == 0 and os.environ.get(BIND):  # process 0 itself may not reach the coordinator's
+        service = os.environ[BIND]
+        address = _address(f"{BIND} = {service!r}; it must be HOST:PORT", service)
     notice = f"process {number}: waiting for the others at {coordinator}, up to {PATIENCE:g} s"
     timer = threading.Timer(NOTICE, logging.getLogger(__name__).warning, [notice])
     timer.start()
     try:
-        service = meet(address, count, number, seconds=PATIENCE, listen=listen)
+        meet(address, count, number, seconds=PATIENCE)
         # one program at a time: the sums of two concurrent programs could be mixed up
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         jax.distributed.initialize(
