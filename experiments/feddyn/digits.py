@@ -139,7 +139,7 @@ def _table(
         for split, two in splits.items()
         for line in two
     )
-    races = (Race(COLUMNS, rows, "models", "first column"),)
+    races: tuple[Race, ...] = (Race(COLUMNS, rows, "models", "first column"),)
     if halves:
         without = [
             row._replace(entries=(fedprox, fedprox._replace(run=f"{fedprox.run}-half")))

@@ -111,10 +111,10 @@ def test_every_item_has_a_row_that_says_what_was_run() -> None:
     assert [row for row in rows if not all(c.strip() for c in row.strip("|").split("|"))] == []
     found = {name[1]: row for row in rows if (name := NAME.match(row))}
     assert sorted(found) == sorted(ITEMS | PRINTED)
-    for name, end in (
+    for key, end in (
         ("fedavg/figure-1", "3 holds"),
         ("fedavg/table-2-whole", "not run: the paper's numbers and an experiment"),
         ("fedavg/figure-9", "run, reduced"),
         ("feddyn/table-6", "run"),
     ):
-        assert found[name].endswith(f"| {end} |")
+        assert found[key].endswith(f"| {end} |")
