@@ -66,7 +66,7 @@ def _digest(source: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _store(entry: Path, arrays: Arrays) -> None:
+def _store(entry: Path, arrays: Mapping[str, Any]) -> None:
     """Write an entry, which gets its name once it is complete."""
     temporary = entry.with_name(f"tmp-{uuid.uuid4()}")
     try:

@@ -176,7 +176,10 @@ def _tweets(paths: list[Path], read: Callable[[Path], Iterator[Tweet]]) -> Array
 
         text = packed("text", texts())
         require(len(user), f"{paths[0]}: no tweets")
-        tweets = {"user": np.frombuffer(user, np.int32), "labels": np.frombuffer(labels, np.int8)}
+        tweets: Arrays = {
+            "user": np.frombuffer(user, np.int32),
+            "labels": np.frombuffer(labels, np.int8),
+        }
         return text | packed("names", numbers) | tweets
 
     return prepared("sent140", paths, {}, build)

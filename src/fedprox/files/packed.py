@@ -64,8 +64,8 @@ def reading(
         file = io.BufferedReader(_Stream(raw, where, most, bar.update), BUFFER)
         packing = Path(where).suffix if unpack else ""
         if packing in (".gz", ".xz"):
-            unpacked = gzip.open(file) if packing == ".gz" else lzma.open(file)
-            file = io.BufferedReader(_Stream(unpacked, where, most), BUFFER)
+            unpacked: Any = gzip.open if packing == ".gz" else lzma.open
+            file = io.BufferedReader(_Stream(unpacked(file), where, most), BUFFER)
         yield opened.enter_context(file)
 
 
