@@ -12,7 +12,7 @@ from functools import cache
 from experiments import ITEMS
 from experiments.engine.item import Item
 from experiments.engine.results import FOLDER, read_results
-from experiments.engine.table import evidence_in, judged_in, markdown
+from experiments.engine.table import evidence_in, judged_in, markdown, tally
 from experiments.printed import PRINTED
 
 MARK = re.compile(r"<!-- results: (\S+) (\d+)(?:-(\d+))? -->")
@@ -84,8 +84,7 @@ def items_of(paper: str) -> str:
             continue
         if key in shown:
             each = [one for group in judged_in(shown[key]["blocks"]) for one in group]
-            words = [f"{each.count(one)} {one}" for one in dict.fromkeys(each)] or ["run"]
-            state = ", ".join(words) + (", reduced" if shown[key]["scale"] == "short" else "")
+            state = (tally(each) or "run") + ", reduced" * (shown[key]["scale"] == "short")
         elif isinstance(item, Item):
             state = f"not run: {item.seconds['paper'] / 3600:,.1f} h"
         else:
