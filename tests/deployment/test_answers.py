@@ -457,6 +457,9 @@ def test_the_arrays_of_a_part_are_its_own() -> None:
     changed = TWO._replace(steps=np.array([[1, 2], [3, 1]]))
     read_part(changed.arrays(), JOBS._replace(steps=np.array([3, 3])), LIKE, 2, possible)
     assert seen[-1][1] == [3, 1]
+    still = TWO._replace(steps=np.array([[0, 4], [0, 0]]))
+    read_part(still.arrays(), JOBS, LIKE, 2, possible)
+    assert seen[-1][1] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -495,6 +498,8 @@ def test_a_clipped_sum_is_as_small_as_its_clients_make_it(scale: float) -> None:
     clip = (np.array([5 / 0.75, 10 / 0.5]) * scale).astype(np.float32)
     for factor in (1 / UP, 1.0, 2.0):
         require_clipped(TWO, sums, np.float32(factor) * clip)
+    nothing = TWO._replace(counted=numbers(0.0))
+    require_clipped(nothing, jax.tree.map(np.zeros_like, sums), clip)
     for factors in ([1 / OVER, 1.0], [1.0, 1 / OVER], [0.5, 0.5]):
         with pytest.raises(InputError, match=r"^its sum has the norms "):
             require_clipped(TWO, sums, np.array(factors, np.float32) * clip)

@@ -127,7 +127,7 @@ class Exchange:
     @pytest.hookimpl
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items, module = list(session.items), importlib.import_module(self.module)
-        assert not self.first_failure(items), f"without a mutant: {self.failed}"
+        assert not self.first_failure(session, items), f"without a mutant: {self.failed}"
         signal.signal(signal.SIGVTALRM, _hangs)
         with self.found.open("w") as out:
             for mutant in self.tried:
@@ -137,21 +137,22 @@ class Exchange:
                     continue
                 before, function.__code__ = function.__code__, code
                 try:
-                    test = self.first_failure(items)
+                    test = self.first_failure(session, items)
                 finally:
                     function.__code__ = before
                 # the next mutant is probably in the same function
                 items.sort(key=lambda item: item.nodeid != test)
-                out.write(json.dumps([mutant.change, test]) + "\n")
-        assert not self.first_failure(items), f"a mutant is still there: {self.failed}"
+                print(json.dumps([mutant.change, test]), file=out, flush=True)
+        assert not self.first_failure(session, items), f"a mutant is still there: {self.failed}"
         return True
 
-    def first_failure(self, items: list[pytest.Item]) -> str:
+    def first_failure(self, session: Any, items: list[pytest.Item]) -> str:
         """The first of some tests that fails; empty if all pass."""
         self.failed = ""
         for item in items:
             signal.setitimer(signal.ITIMER_VIRTUAL, STARTING)
-            item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+            # the fixtures of the session are kept
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=session)
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             if self.failed:
                 break
