@@ -88,7 +88,7 @@ def test_the_run_directory_is_complete(finished: Path) -> None:
         for label in ("fedavg", "fedprox-mu=0", "fedprox-mu=1")
         for seed in (0, 1)
     }
-    others = {"experiment.toml", "metrics.jsonl", "summary.json", "clients.json", "state"}
+    others = {"experiment.toml", "metrics.jsonl", "summary.json", "clients.json", "checkpoint"}
     assert names == models | others | {"figure.png", "figure.svg", "report.html"}
 
 
@@ -603,7 +603,11 @@ def test_a_second_run_leaves_nothing_of_the_first(finished: Path, tmp_path: Path
     with RunDirectory(out, table) as directory:
         directory.record(record(0))
     # the last state stays, since this may be a run that goes on from it
-    assert {path.name for path in out.iterdir()} == {"experiment.toml", "metrics.jsonl", "state"}
+    assert {path.name for path in out.iterdir()} == {
+        "experiment.toml",
+        "metrics.jsonl",
+        "checkpoint",
+    }
 
 
 def test_a_folder_is_named_as_it_is(tmp_path: Path, capsys: Any) -> None:

@@ -143,7 +143,7 @@ def test_an_experiment_freezes_parts_of_an_initial_model(
     x = jnp.ones((3, WIDTH))
     np.testing.assert_array_equal(resolved.model.apply(resolved.initial, x), whole.apply(start, x))
     with pytest.raises(fp.InputError, match=r"model.frozen: it needs initial"):
-        resolve(parse("x", frozen | {"initial": None}))
+        resolve(parse("x", {key: frozen[key] for key in frozen.keys() - {"initial"}}))
     wrong = frozen | {"model": table["model"] | {"frozen": 3}}
     with pytest.raises(fp.InputError, match=r"frozen = 3; it must be a list"):
         resolve(parse("x", wrong))

@@ -32,7 +32,7 @@ from fedprox.experiment.messages import HEADERS
 from fedprox.experiment.named import named
 from fedprox.experiment.sections import NAMED
 from fedprox.models import MODELS
-from fedprox.simulation import simulate as simulating
+from fedprox.simulation.loop import local
 from tests.test_cli import SMALL
 
 KEYS: list[tuple[str, ...]] = [(key,) for key in Experiment.model_fields] + [
@@ -196,7 +196,7 @@ SIMULATE: dict[str, Any] = {
 def test_any_argument_is_taken_or_refused_in_one_line(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulating, "copy_to_devices", begun)
+    monkeypatch.setattr(local, "copy_to_devices", begun)
     federation = fp.datasets.synthetic(clients=3)
     arguments = {"federation": federation, "model": fp.models.logistic(federation), **SIMULATE}
     for value in JUNK:
