@@ -52,9 +52,9 @@ KEPT_BYTES = 2**31
 
 def pytest_configure(config: pytest.Config) -> None:
     """Remove the compiled programs of earlier runs once they take too much room."""
-    kept = config.cache.mkdir("xla") if config.cache else Path()
-    if "PYTEST_XDIST_WORKER" not in os.environ and config.cache:
-        programs = [path for path in kept.iterdir() if path.is_file()]
+    cache = getattr(config, "cache", None)  # there is none with -p no:cacheprovider
+    if "PYTEST_XDIST_WORKER" not in os.environ and cache is not None:
+        programs = [path for path in cache.mkdir("xla").iterdir() if path.is_file()]
         if sum(path.stat().st_size for path in programs) > KEPT_BYTES:
             for path in programs:
                 path.unlink()
@@ -74,8 +74,10 @@ def _own_cache(
         folder = folder.parent
     programs = folder / "cache" / "xla"
     programs.parent.mkdir(exist_ok=True)
+    cache = getattr(pytestconfig, "cache", None)
     with suppress(FileExistsError):  # another worker was first
-        programs.symlink_to(pytestconfig.cache.mkdir("xla"))
+        if cache is not None:
+            programs.symlink_to(cache.mkdir("xla"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDPROX_CACHE", str(folder / "cache"))
         # what a test reads from stderr must not depend on how busy the machine is

@@ -67,8 +67,8 @@ def test_a_learning_rate_is_said_and_a_schedule_by_its_name() -> None:
     [
         (
             [{f"setting_{i}": i for i in range(4)}, {"rounds": 2}],
-            "runs: those of 'fedavg' are of experiments that differ in rounds, setting_0, "
-            "setting_1, setting_2, setting_3, which are no seeds to average over; give the runs of "
+            "runs: those of 'fedavg' are of experiments that differ in setting_0, setting_1, "
+            "setting_2, setting_3, rounds, which are no seeds to average over; give the runs of "
             "one experiment at a time",
         ),
         (

@@ -7,10 +7,11 @@ help of `fedprox run` and the reference of keys are made from these schemas.
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import Field, create_model
+from pydantic import ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
 from fedprox.errors import InputError, reason, require
@@ -22,6 +23,12 @@ NOT_KEYS = ("federation", "data_dir")
 
 NAME = "optimizer"
 """Mark of the keys that name an optimizer."""
+
+
+class _Keys(Section):
+    """A section without attributes of its own, whose source pydantic would read each time."""
+
+    model_config = ConfigDict(use_attribute_docstrings=False)
 
 
 def schema_of(
@@ -65,9 +72,10 @@ def schema_of(
                 f"{what}: its parameter {key!r} has a type that no key has; use bool, int, float, "
                 "str, Literal or a list of them, or give it a default"
             )
-    return create_model("Keys", __base__=Section, **fields)
+    return create_model("Keys", __base__=_Keys, **fields)
 
 
+@cache
 def keys_of(function: Callable[..., Any]) -> dict[str, FieldInfo]:
     """The keys of a data set, a model or a method, as fields of a schema.
 
