@@ -208,12 +208,12 @@ def machines(_: str) -> str:
 def counts_of(name: str) -> list[Cell]:
     """The cells of an item's first table of counts, row by row."""
     blocks = read_results(name)["blocks"]
-    block = next((one for one in blocks if one.get("header", [])[1:2] == ["target"]), {})
+    tables = [one for one in blocks if one.get("header", [])[1:2] == ["target"]]
     found: list[Cell] = []
-    for row in block.get("rows", ()):
+    for row in tables[0]["rows"] if tables else ():
         lower = bool(found) and found[-1].row == row[0]
         far = re.findall(r"\*\*([^*]+?): [^*:]+\*\*", row[-2])
-        for column, text in list(zip(block["header"], row, strict=True))[2:-2]:
+        for column, text in list(zip(tables[0]["header"], row, strict=True))[2:-2]:
             each = {
                 side: math.inf if more else float(number)
                 for side, number, more in COUNT.findall(text)
