@@ -24,7 +24,7 @@ from fedprox.deployment.round_part import RoundPart
 from fedprox.diagnostics.dissimilarity import Scatter
 from fedprox.errors import require
 from fedprox.metrics import terms_of
-from fedprox.model import Model, cross_entropy, losses_of
+from fedprox.model import Model, cross_entropy
 from fedprox.simulation.compiled.aggregation import mean_of_others, screen, sound
 from fedprox.simulation.compiled.evaluation import EvaluationSums, Measures, measures_of_sums
 from fedprox.simulation.config.method import Method
@@ -170,8 +170,7 @@ def evaluation_shapes(model: Model, kind: DataKind, points: int) -> Shapes:
     y = jax.ShapeDtypeStruct((1, *kind.label), jax.dtypes.canonicalize_dtype(kind.label_type))
 
     def terms(params: Any, x: Any, y: Any) -> Any:
-        outputs = model.apply(params, x)
-        return {"loss": losses_of(model, outputs, y), **terms_of(model.metrics, outputs, y)}
+        return terms_of(model.metrics, model.apply(params, x), y)
 
     by_row = jax.eval_shape(terms, model.shapes, x, y)
 
