@@ -117,7 +117,7 @@ class EvaluationSums(NamedTuple):
         test: "sum" and "rows" of the loss and of the accuracy, and sums of the metrics' terms, over
             test rows; None without test rows. Clients that are not measured count for the accuracy
             alone.
-        validation: The same over validation rows.
+        validation: The same over validation rows, without clients that are not measured.
         by_client: Loss and correct labels client by client; None if the shape does not ask for
             them.
     """
@@ -143,7 +143,7 @@ class Measures(NamedTuple):
             the sum and the number of rows or labels, each client weighted by all of its rows.
         metrics: The model's metrics: `train_NAME`, `test_NAME` and, if there are validation rows,
             `validation_NAME`, weighted in the same way.
-        unmeasured: Number of clients that all measures except accuracies leave out, int32; None
+        unmeasured: Number of clients that all measures but test accuracy leave out, int32; None
             without screening.
         by_client: Loss and correct labels client by client; None if they are not asked for.
     """
@@ -214,13 +214,14 @@ def _evaluate(
             weights = weights * measured
         found, part = read(name, weights, counted=True), parts[name]
         assert found.correct is not None
-        rows, labels = weights * part.size[:, None], stand_for(name) * part.labels[:, None]
+        rows = weights * part.size[:, None]
+        counts = stand_for(name) if name == "test" else weights  # all clients are tested
         losses_of_rows = jnp.where(rows > 0, rows * found.loss, 0.0)
         held_out[name] = {
             "loss": {"sum": losses_of_rows.sum(axis=0), "rows": rows.sum(axis=0)},
             "accuracy": {
-                "sum": jnp.sum(stand_for(name) * found.correct, axis=0),
-                "rows": labels.sum(axis=0),
+                "sum": jnp.sum(counts * found.correct, axis=0),
+                "rows": jnp.sum(counts * part.labels[:, None], axis=0),
             },
             **found.terms,
         }
@@ -287,7 +288,8 @@ def row_sums(
     correct = jnp.int32(0)
     if model.correct is not None:
         met = labels_met(model, outputs, y)
-        correct = jnp.sum(met & (inside > 0).reshape((-1,) + (1,) * (met.ndim - 1)))
+        counts = met & (inside > 0).reshape((-1,) + (1,) * (met.ndim - 1))
+        correct = jnp.sum(counts, dtype=jnp.int32)
     return loss, (correct, terms)
 
 
