@@ -24,6 +24,7 @@ from benchmarks.gpu_parts.lanes import with_lanes
 from benchmarks.gpu_parts.part import Part
 from benchmarks.models import ROWS, Row, row_named
 from fedprox.model import weighted_loss
+from fedprox.simulation.compiled.compile import KEPT
 from tests import methods
 from tests.byhand import CLIENTS, START, beside_the_oracle
 
@@ -188,6 +189,7 @@ def programs_compile_once() -> dict[str, Any]:
         )
 
     run(2)  # what JAX compiles for single operations
+    KEPT.clear()
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         run(9)
