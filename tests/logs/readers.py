@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,7 +71,19 @@ def read_mlflow(folder: Path) -> dict[str, Logged]:
 
 
 def read_wandb(folder: Path) -> dict[str, Logged]:
-    """The runs of offline folders of Weights & Biases, by their names."""
+    """The ended runs of offline folders of Weights & Biases, by their names.
+
+    A process of wandb writes the files, and may still do so after it has told that a run ended.
+    """
+    until = time.monotonic() + 30
+    while True:
+        runs = _read_wandb(folder)
+        if all(run.status != "running" for run in runs.values()) or time.monotonic() > until:
+            return runs
+        time.sleep(0.1)
+
+
+def _read_wandb(folder: Path) -> dict[str, Logged]:
     messages: Any = pytest.importorskip("wandb.proto.wandb_internal_pb2", reason="needs wandb")
     runs: dict[str, Logged] = {}
     for file in (folder / "wandb").glob("offline-run-*/run-*.wandb"):
@@ -92,7 +105,7 @@ def read_wandb(folder: Path) -> dict[str, Logged]:
                 numbers[step] = {key: v for key, v in line.items() if not key.startswith("_")}
             elif kind == "exit":
                 status = "failed" if message.exit.exit_code else "finished"
-        assert name not in runs
+        assert name not in runs or not name
         runs[name] = Logged(numbers, parameters, status)
     return runs
 
@@ -109,7 +122,7 @@ def _contents(data: bytes) -> Iterator[bytes]:
             at += BLOCK - at % BLOCK  # the rest of a block is empty
             continue
         _, size, kind = struct.unpack("<IHB", data[at : at + HEAD])
-        if not kind:
+        if not kind or at + HEAD + size > len(data):
             return
         parts += data[at + HEAD : at + HEAD + size]
         at += HEAD + size
