@@ -93,6 +93,7 @@ ONE = [1.0] * 4
         # sizes are not compared, and a weight may be large
         (Faults("drop", norm=np.inf), [(1, 2), (3, 4), (-5, 900), (0, 2)], WEIGHTS, [ONE, ONE]),
         (Faults("drop"), [(1, 2), (3, 4)], [(40, 2), (3, 0.5)], [[1, 1], [1, 1]]),
+        (Faults("drop"), [(1, 2)], [(0.25, 0.5)], [[1], [1]]),
         # nobody counts
         (
             Faults("drop"),
@@ -163,6 +164,7 @@ def test_a_round_without_answers_has_no_message() -> None:
 
 def near(outputs: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
     """Terms of a metric, one of which is a vector."""
+    assert y.dtype == jnp.int32
     return {"near": jnp.abs(outputs - y[:, None]) < 1, "rows": jnp.ones(len(y))}
 
 
@@ -172,6 +174,7 @@ def init(key: jax.Array) -> dict[str, jax.Array]:
 
 
 def apply(params: Any, x: jax.Array) -> jax.Array:
+    assert x.dtype == jnp.float32
     return x @ params["w"] + params["b"]
 
 

@@ -103,8 +103,8 @@ def combined(
     if faults.compares:
         measure = jax.vmap(size or method.algorithm.size)
         sizes = jnp.stack([measure(mean) for mean in means])
-    weight = np.array([part.counted.max() for part in parts])
-    screened = screen(faults, finite * answered, sizes, jnp.asarray(weight))
+    weight = jnp.array([part.counted.max() for part in parts])
+    screened = screen(faults, finite * answered, sizes, weight)
     scales = np.asarray(screened.scale)
     bad = answered & np.asarray(screened.faulty)
     for i, (at, part, _) in enumerate(ordered):
@@ -177,12 +177,11 @@ def evaluation_shapes(model: Model, kind: DataKind, points: int) -> Shapes:
     def at_points(tree: Any) -> Any:
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct((points, *a.shape), np.float32), tree)
 
-    summed = jax.tree.map(
+    metrics = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct((points, *a.shape[1:]), np.float32), by_row
     )
     number = jax.ShapeDtypeStruct((points,), np.float32)
     mean = {"sum": number, "rows": number}
-    metrics = {name: summed[name] for name in model.metrics}
     scatter = (number, at_points(model.shapes), number)
     held_out = {"loss": mean, "accuracy": mean, **metrics}
     least = 0.0 if model.loss is cross_entropy else -np.inf
