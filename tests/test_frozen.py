@@ -13,16 +13,12 @@ from flax import nnx
 import fedprox as fp
 from fedprox.experiment import parse, resolve
 from fedprox.model import dotted
+from tests.catalogue import SAMPLED
 
 FEDERATION = fp.datasets.synthetic(clients=4)
 WIDTH = FEDERATION.train.x.shape[1]
 COMMON = [fp.fedprox(mu=[0.0, 1.0])]
-OTHERS = [
-    fp.fedsgd(), fp.fedavg(), fp.feddane(mu=1.0), fp.centralised(), fp.scaffold(),
-    fp.feddyn(alpha=0.1), fp.fedsplit(1.0), fp.fedopt(optax.adam),
-    fp.ditto(lam=1.0), fp.pfedme(lam=1.0, eta=0.5),
-    fp.fednova(), fp.fedexp(), fp.fedadmm(rho=1.0), fp.qffl(q=1.0), fp.mime(), fp.mime(lite=True),
-]  # fmt: skip
+OTHERS = [each.method for name, each in SAMPLED.items() if name != "fedprox"]
 
 
 class Net(nnx.Module):

@@ -24,22 +24,17 @@ from fedprox import (
     Systems,
     centralised,
     datasets,
-    ditto,
     fedadmm,
     fedavg,
     feddane,
     feddyn,
-    fedexp,
     fednova,
     fedopt,
     fedprox,
     fedsgd,
     fedsplit,
-    mime,
     models,
     pfedme,
-    qffl,
-    scaffnew,
     scaffold,
     simulate,
 )
@@ -49,6 +44,7 @@ from fedprox.model import Params
 from fedprox.report.notes import warnings_on
 from fedprox.simulation.config.method import label, sweep_points
 from fedprox.simulation.config.protocol import initial_params
+from tests.catalogue import VARIANTS
 from tests.methods import gradient
 from tests.quadratics import (
     one_run,
@@ -222,35 +218,15 @@ def test_a_part_of_another_type_is_named(part: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        (fedsgd(), "fedsgd"),
-        (fedavg(), "fedavg"),
-        (centralised(), "centralised"),
-        (fedprox(mu=0.1), "fedprox mu=0.1"),
-        (fedprox(mu=0.1, adapt=True), "fedprox mu=0.1 adaptive"),
-        (feddane(mu=0.1), "feddane mu=0.1"),
+        *((variant.method, variant.label) for variant in VARIANTS.values()),
         (feddane(mu=0.1, adapt=True), "feddane mu=0.1 adaptive"),
-        (scaffold(), "scaffold"),
-        (scaffold(option=1), "scaffold option 1"),
         (scaffold(server_learning_rate=0.5), "scaffold server_learning_rate=0.5"),
-        (feddyn(alpha=0.1), "feddyn alpha=0.1"),
-        (feddyn(alpha=0.1, balance=True), "feddyn balanced alpha=0.1"),
-        (fedsplit(2.0), "fedsplit active step_size=2"),
         (fedsplit(2.0, average="all"), "fedsplit all step_size=2"),
         (fedopt(optax.adam), "fedopt adam"),
-        (ditto(0.5), "ditto lam=0.5"),
         (pfedme(2.0, eta=0.1), "pfedme lam=2 eta=0.1 beta=1"),
-        (pfedme(2.0, eta=0.1, inner_steps=5), "pfedme K=5 lam=2 eta=0.1 beta=1"),
         (fednova(), "fednova"),
-        (fednova(mu=0.5), "fednova mu=0.5"),
         (fednova(momentum=0.9), "fednova momentum=0.9"),
-        (fedexp(), "fedexp epsilon=0.001"),
-        (qffl(q=2), "qffl q=2"),
-        (scaffnew(p=0.25), "scaffnew p=0.25"),
-        (mime(), "mime beta=0.9"),
-        (mime(0.5, lite=True), "mime lite beta=0.5"),
         (fedadmm(0.5), "fedadmm rho=0.5"),
-        (fedadmm(0.5, server_learning_rate=0.1), "fedadmm rho=0.5 server_learning_rate=0.1"),
-        (fedopt(optax.adam, server_learning_rate=0.5), "fedopt adam server_learning_rate=0.5"),
         (fedavg().with_solver(epochs=2).with_solver(clip=0.5), "fedavg epochs=2 clip=0.5"),
         (
             fedavg().with_solver(learning_rate=0.3).with_solver(epochs=2).with_solver(steps=5),
@@ -263,6 +239,10 @@ def test_a_label_is_the_name_the_variant_and_the_numbers(method: Algorithm, expe
     solver = method.solver(Solver(0.1, "all", epochs=1))
     (point,) = sweep_points(method, solver)
     assert label(method, solver, point) == expected
+
+
+def test_every_method_has_a_variant_for_the_tests_of_all_methods() -> None:
+    assert {variant.keys["name"] for variant in VARIANTS.values()} == set(ALGORITHMS)
 
 
 def test_numbers_with_the_same_label_are_refused() -> None:

@@ -15,6 +15,7 @@ import fedprox as fp
 from fedprox.deployment.policy import Policy
 from fedprox.federation import Federation
 from fedprox.simulation.results.run import Run
+from tests.catalogue import DEPLOYED
 from tests.deployment.federations import (
     FEDPROX,
     apart,
@@ -26,23 +27,8 @@ from tests.deployment.federations import (
 from tests.variants import mostly_slow
 
 METHODS: dict[str, dict[str, Any]] = {
-    "fedsgd": {"name": "fedsgd"},
-    "fedavg": {"name": "fedavg"},
+    **{name: variant.keys for name, variant in DEPLOYED.items()},
     "a sweep": {"name": "fedprox", "mu": [0.0, 1.0]},
-    "adaptive mu": {"name": "fedprox", "mu": 0.5, "adapt": True},
-    "feddane": {"name": "feddane", "mu": 1.0},
-    "scaffold": {"name": "scaffold"},
-    "feddyn": {"name": "feddyn", "alpha": 0.1},
-    "fedsplit": {"name": "fedsplit", "step_size": 0.5},
-    "fedopt": {"name": "fedopt", "optimizer": "adam", "server_learning_rate": 0.1},
-    "ditto": {"name": "ditto", "lam": 0.5},
-    "pfedme": {"name": "pfedme", "lam": 1.0, "eta": 0.5, "inner_steps": 3},
-    "fednova": {"name": "fednova", "mu": 1.0},
-    "fedexp": {"name": "fedexp"},
-    "fedadmm": {"name": "fedadmm", "rho": 0.5, "server_learning_rate": 0.75},
-    "mime": {"name": "mime", "beta": 0.5},
-    "mimelite": {"name": "mime", "lite": True},
-    "qffl": {"name": "qffl", "q": [0.0, 1.0]},
 }
 
 ALL = {"clients_per_round": 4}

@@ -16,12 +16,9 @@ from fedprox import (
     Run,
     Solver,
     Subproblem,
-    fedadmm,
     fedavg,
     feddyn,
     fedprox,
-    fedsplit,
-    scaffnew,
     scaffold,
     simulate,
 )
@@ -30,6 +27,7 @@ from fedprox.simulation.devices.mesh import lane_mesh, shard
 from fedprox.simulation.storage.client_store import open_store
 from tests import methods
 from tests.byhand import CLIENTS, ROWS, SLOW, START, beside_the_oracle
+from tests.catalogue import VARIANTS
 from tests.quadratics import one_run, quadratic_model, ragged_quadratics
 
 
@@ -86,12 +84,9 @@ def test_the_mean_of_fedproxs_clients_is_weighted_by_rows() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "method",
-    [feddyn(alpha=1.0), scaffold(), fedsplit(step_size=1.0), fedadmm(rho=1.0), scaffnew(p=0.5)],
-    ids=lambda m: m.name,
-)
-def test_a_client_drawn_twice_could_not_keep_two_states(method: Algorithm) -> None:
+@pytest.mark.parametrize("name", [n for n, v in VARIANTS.items() if v.method.client_state])
+def test_a_client_drawn_twice_could_not_keep_two_states(name: str) -> None:
+    method = VARIANTS[name].method
     with pytest.raises(InputError, match=rf"{method.name}.*proportional"):
         runs(method, cohort=Cohort(2, sampling="proportional"))
 
