@@ -1,5 +1,6 @@
 """Every test runs with two CPU devices, so that lanes are really spread over a mesh."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -12,9 +13,15 @@ from hypothesis import settings
 
 from fedprox import use_compilation_cache
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # a shell's background job, whose children would ignore the interrupts that tests send
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# a shell's background job or nohup, whose children would ignore the signals that tests send
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
+# a sixth of the tests' time went to the search for garbage, of which there is little
+gc.disable()
 jax.config.update("jax_num_cpu_devices", 2)
 if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     # most tests compile for longer than they compute; processes that tests start inherit it
