@@ -106,7 +106,8 @@ def test_what_a_client_sends_is_bounded_or_screened(numbers: list[float], bound:
     if float(sound(clipped)):
         assert np.linalg.norm(values) <= bound * (1 + 1e-5)
         exact = np.concatenate([[numbers[0]], numbers])
-        if np.linalg.norm(exact) <= bound and np.abs(exact).max() > 1e-15:
+        clearly = bound * (1 - 1e-6)  # norms are computed in single precision
+        if np.linalg.norm(exact) <= clearly and np.abs(exact).max() > 1e-15:
             np.testing.assert_array_equal(values, exact.astype(np.float32))
     else:
         assert not np.isfinite(numbers).all() or not math.isfinite(float(norm))

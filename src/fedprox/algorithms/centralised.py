@@ -2,6 +2,8 @@
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.fedavg import local_loss
+from fedprox.errors import require
+from fedprox.solver import Solver
 
 
 def centralised() -> Algorithm:
@@ -27,3 +29,12 @@ def centralised() -> Algorithm:
         <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, section 3, the baseline "SGD".
     """
     return Algorithm("centralised", local_loss, hparams={}, stragglers="keep", pooled=True)
+
+
+def check_pooled(algorithm: Algorithm, solver: Solver) -> None:
+    """Raise `InputError` if a solver asks for the clients of a method that has none."""
+    require(
+        not algorithm.pooled or not callable(solver.gamma),
+        f"{algorithm.name} has no clients, so solver.gamma cannot be a function of them; it must "
+        "be a number",
+    )

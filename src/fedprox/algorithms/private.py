@@ -28,6 +28,7 @@ from fedprox.algorithms.base import (
     add_scaled,
     inner_memory,
 )
+from fedprox.errors import require
 from fedprox.model import Params
 from fedprox.precision import real_type
 from fedprox.privacy.setting import Privacy
@@ -106,6 +107,29 @@ def releases(algorithm: Algorithm) -> int:
     (1, 2)
     """
     return 1 if algorithm.exchange is None else 2
+
+
+def check_private(algorithm: Algorithm, privacy: Privacy) -> None:
+    """Raise `InputError` if clipping and noise do not hide the clients of a method."""
+    name = algorithm.name
+    require(
+        not algorithm.pooled,
+        f"{name} has all rows in one place, so privacy cannot hide its clients; run it without",
+    )
+    require(
+        not algorithm.not_private,
+        f"{name}: {algorithm.not_private}, so privacy does not fit; run it without",
+    )
+    require(
+        algorithm.adapt is None,
+        f"{name}: an adaptive mu follows the clients' losses, which have no noise; with privacy "
+        "give mu without adapt",
+    )
+    require(
+        not privacy.adaptive_clip or algorithm.exchange is None,
+        f"{name} releases gradients and updates, whose norms differ; leave out "
+        "privacy.adaptive_clip",
+    )
 
 
 def private(

@@ -6,7 +6,8 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import require_one_of, require_whole
+from fedprox.algorithms.base import Algorithm
+from fedprox.errors import require, require_one_of, require_whole
 from fedprox.streams import Purpose, generator
 
 Sampling = Literal["uniform", "proportional", "bernoulli"]
@@ -54,6 +55,21 @@ class Cohort:
     def __post_init__(self) -> None:
         require_whole("cohort.clients_per_round", self.clients_per_round)
         require_one_of("cohort.sampling", self.sampling, get_args(Sampling))
+
+    def check_method(self, algorithm: Algorithm, clients: int) -> None:
+        """Raise `InputError` if cohorts of some clients do not fit a method."""
+        require(
+            algorithm.client_state is None or self.sampling != "proportional",
+            f"{algorithm.name}: its clients keep a state, or their last models are evaluated, and "
+            'with cohort.sampling = "proportional" a client may be drawn twice; it must be '
+            '"uniform" or "bernoulli"',
+        )
+        require(
+            not algorithm.everyone
+            or (self.sampling == "uniform" and self.clients_per_round >= clients),
+            f"{algorithm.name} needs every client in every round: cohort.clients_per_round must be "
+            f"{clients}, and cohort.sampling uniform",
+        )
 
     def sizes(self, clients: int) -> range:
         """The possible sizes of a cohort that is drawn from `clients` clients."""

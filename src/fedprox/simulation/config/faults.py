@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Literal, get_args
 
+from fedprox.algorithms.base import Algorithm
 from fedprox.errors import as_float, require, require_one_of, shown
 
 Policy = Literal["drop", "fail", "clip"]
@@ -72,3 +73,18 @@ class Faults:
     def compares(self) -> bool:
         """Whether the sizes of a round's updates are compared."""
         return math.isfinite(as_float(self.norm))
+
+    def check_private(self) -> None:
+        """Raise `InputError` if a client would change whether others count."""
+        require(
+            not self.compares,
+            f"faults.norm = {self.norm}; with privacy it must be inf, since a client would change "
+            "whether others count",
+        )
+
+    def check_method(self, algorithm: Algorithm) -> None:
+        """Raise `InputError` if a method needs the updates that would be left out."""
+        require(
+            not algorithm.everyone or self.policy == "fail",
+            f'{algorithm.name} needs every client in every round: faults.policy must be "fail"',
+        )

@@ -15,7 +15,8 @@ import jax
 import numpy as np
 
 from fedprox.algorithms.base import Algorithm
-from fedprox.algorithms.private import private, releases
+from fedprox.algorithms.centralised import check_pooled
+from fedprox.algorithms.private import check_private, private, releases
 from fedprox.algorithms.reporting import reporting
 from fedprox.errors import InputError, require, require_one_of, require_whole, shown
 from fedprox.federation import Examples, Federation
@@ -143,32 +144,12 @@ class Protocol:
         )
         self.systems.check(len(self.federation))
         if self.privacy is not None:
-            self._check_privacy()
-
-    def _check_privacy(self) -> None:
-        """Raise `InputError` if a setting would read clients' data without noise."""
-        faults, validation = self.faults, self.federation.validation
-        require(
-            faults is None or not faults.compares,
-            f"faults.norm = {faults and faults.norm}; with privacy it must be inf, since a client "
-            "would change whether others count",
-        )
-        require(
-            self.evaluation.model == "server",
-            f'evaluation.model = "{self.evaluation.model}"; with privacy it must be "server", the '
-            "only model that has noise",
-        )
-        require(
-            self.systems.straggler_epochs is None,
-            "systems.straggler_epochs: leave it out with privacy, since the function sees who else "
-            "is in the cohort",
-        )
-        selects = self.selection.keep == "best" or self.selection.patience is not None
-        require(
-            not selects or isinstance(validation, Examples),
-            "selection: with privacy it needs a validation set that belongs to no client, since "
-            "clients' measures have no noise",
-        )
+            if self.faults is not None:
+                self.faults.check_private()
+            self.evaluation.check_private()
+            self.systems.check_private()
+            if not isinstance(self.federation.validation, Examples):
+                self.selection.check_private()
 
     def best(self, history: Sequence[Record] = ()) -> Best:
         """The best value of the selection's measure in the records of a run."""
@@ -294,25 +275,10 @@ class Protocol:
         # what is not finite counts as zero, with or without `faults`
         return Faults(norm=math.inf) if self.privacy and self.faults is None else self.faults
 
-    def _check_everyone(self, name: str) -> None:
-        """Raise `InputError` unless every client takes part in every round with all of its work."""
-        clients, cohort = len(self.federation), self.cohort
-        needs = f"{name} needs every client in every round"
-        require(
-            cohort.sampling == "uniform" and cohort.clients_per_round >= clients,
-            f"{needs}: cohort.clients_per_round must be {clients}, and cohort.sampling uniform",
-        )
-        require(
-            self.systems.stragglers == 0 and self.systems.deadline is None,
-            f"{needs}: leave out systems.stragglers and systems.deadline",
-        )
-        require(
-            self.faults is None or self.faults.policy == "fail",
-            f'{needs}: faults.policy must be "fail"',
-        )
-
     def check(self, algorithm: Algorithm, solver: Solver) -> None:
         """Raise `InputError` if a method cannot follow the protocol.
+
+        Each part of the protocol says what it requires of a method.
 
         Args:
             algorithm: The method.
@@ -320,84 +286,16 @@ class Protocol:
         """
         for t in (0, self.rounds - 1):
             solver.factor(t)
-        require(
-            self.evaluation.gradients or solver.gamma is None,
-            "evaluation.gradients = false; with solver.gamma it must be true, since gradients show "
-            "whether gamma was reached",
-        )
-        where, noise = "data", "augmentation"
-        if self.federation.augment is None:
-            where, noise = "model", "dropout, or other random outputs in training,"
-        noisy = is_noisy(self.federation, self.model)
-        require(
-            not noisy or (solver.gamma is None and not solver.searches_line),
-            f"{where}: with {noise} each mini-batch has a different objective, so neither "
-            "solver.gamma nor an optimizer that searches along a line can be used",
-        )
-        require(
-            algorithm.stragglers == "keep" or solver.gamma is None or self.systems.deadline is None,
-            f"{algorithm.name} drops stragglers, but with solver.gamma and systems.deadline a "
-            "straggler is known only after its work: leave out one of the three",
-        )
-        require(
-            not algorithm.reads_first or not noisy,
-            f"{algorithm.name}: with {noise} mini-batches do not have the objective of the "
-            f"{'gradients' if algorithm.own_gradient else 'losses'} that its clients compute "
-            f"first; use {where} without",
-        )
-        require(
-            algorithm.client_state is None or self.cohort.sampling != "proportional",
-            f"{algorithm.name}: its clients keep a state, or their last models are evaluated, and "
-            'with cohort.sampling = "proportional" a client may be drawn twice; it must be '
-            '"uniform" or "bernoulli"',
-        )
-        require(
-            not algorithm.adapt or algorithm.evaluated is None,
-            f"{algorithm.name}: an adaptive mu follows the loss of the model that is sent out; "
-            'evaluation.model must be "server"',
-        )
-        require(
-            not algorithm.pooled or self.ownership.processes == 1,
-            f"{algorithm.name} has all rows in one place, and there are {self.ownership.processes} "
-            "processes; it must be run by one",
-        )
-        require(
-            not algorithm.pooled or not callable(solver.gamma),
-            f"{algorithm.name} has no clients, so solver.gamma cannot be a function of them; it "
-            "must be a number",
-        )
-        if algorithm.everyone:
-            self._check_everyone(algorithm.name)
-        require(
-            self.privacy is None or not algorithm.pooled,
-            f"{algorithm.name} has all rows in one place, so privacy cannot hide its clients; run "
-            "it without",
-        )
-        require(
-            self.privacy is None or not algorithm.not_private,
-            f"{algorithm.name}: {algorithm.not_private}, so privacy does not fit; run it without",
-        )
-        require(
-            self.privacy is None or algorithm.adapt is None,
-            f"{algorithm.name}: an adaptive mu follows the clients' losses, which have no noise; "
-            "with privacy give mu without adapt",
-        )
-        require(
-            self.privacy is None or not self.privacy.adaptive_clip or algorithm.exchange is None,
-            f"{algorithm.name} releases gradients and updates, whose norms differ; leave out "
-            "privacy.adaptive_clip",
-        )
-        own = algorithm.personal is not None or self.evaluation.fine_tune is not None
-        require(
-            not own or self.ownership.processes == 1,
-            f"{algorithm.name}: clients' own models are measured by one process, and there are "
-            f"{self.ownership.processes}",
-        )
-        require(
-            algorithm.personal is None or self.evaluation.model == "server",
-            f'{algorithm.name}: evaluation.model = "{self.evaluation.model}"; for a method whose '
-            'clients have models of their own it must be "server"',
-        )
+        self._check_noise(algorithm, solver)
+        self.cohort.check_method(algorithm, len(self.federation))
+        self.systems.check_method(algorithm, solver)
+        if self.faults is not None:
+            self.faults.check_method(algorithm)
+        self.evaluation.check_method(algorithm, solver)
+        self._check_processes(algorithm)
+        check_pooled(algorithm, solver)
+        if self.privacy is not None:
+            check_private(algorithm, self.privacy)
         for seed in self.seeds:
             try:
                 self.systems.check_participation(
@@ -410,6 +308,40 @@ class Protocol:
                 )
             except InputError as error:
                 raise InputError(f"{algorithm.name}: {error}; no client would ever train") from None
+
+    def _check_noise(self, algorithm: Algorithm, solver: Solver) -> None:
+        """Raise `InputError` if a method needs an objective, and mini-batches have their own."""
+        if not is_noisy(self.federation, self.model):
+            return
+        where, noise = "data", "augmentation"
+        if self.federation.augment is None:
+            where, noise = "model", "dropout, or other random outputs in training,"
+        require(
+            solver.gamma is None and not solver.searches_line,
+            f"{where}: with {noise} each mini-batch has a different objective, so neither "
+            "solver.gamma nor an optimizer that searches along a line can be used",
+        )
+        require(
+            not algorithm.reads_first,
+            f"{algorithm.name}: with {noise} mini-batches do not have the objective of the "
+            f"{'gradients' if algorithm.own_gradient else 'losses'} that its clients compute "
+            f"first; use {where} without",
+        )
+
+    def _check_processes(self, algorithm: Algorithm) -> None:
+        """Raise `InputError` if a method needs all rows in one process, and there are several."""
+        processes = self.ownership.processes
+        require(
+            not algorithm.pooled or processes == 1,
+            f"{algorithm.name} has all rows in one place, and there are {processes} processes; it "
+            "must be run by one",
+        )
+        own = algorithm.personal is not None or self.evaluation.fine_tune is not None
+        require(
+            not own or processes == 1,
+            f"{algorithm.name}: clients' own models are measured by one process, and there are "
+            f"{processes}",
+        )
 
 
 def is_noisy(federation: Federation, model: Model) -> bool:

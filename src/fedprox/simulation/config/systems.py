@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.algorithms.base import Algorithm
 from fedprox.errors import InputError, require, require_number, require_whole, shown
 from fedprox.solver import Solver, as_values
 from fedprox.streams import Purpose, Streams, generator
@@ -150,6 +151,27 @@ class Systems:
         if self.step_seconds is None or np.ndim(self.step_seconds) == 0:
             return None
         return as_values("systems.step_seconds", self.step_seconds)
+
+    def check_private(self) -> None:
+        """Raise `InputError` if a client's work depends on who else is in the cohort."""
+        require(
+            self.straggler_epochs is None,
+            "systems.straggler_epochs: leave it out with privacy, since the function sees who else "
+            "is in the cohort",
+        )
+
+    def check_method(self, algorithm: Algorithm, solver: Solver) -> None:
+        """Raise `InputError` if a method needs work that clients may not do."""
+        require(
+            algorithm.stragglers == "keep" or solver.gamma is None or self.deadline is None,
+            f"{algorithm.name} drops stragglers, but with solver.gamma and systems.deadline a "
+            "straggler is known only after its work: leave out one of the three",
+        )
+        require(
+            not algorithm.everyone or (self.stragglers == 0 and self.deadline is None),
+            f"{algorithm.name} needs every client in every round: leave out systems.stragglers and "
+            "systems.deadline",
+        )
 
     def check(self, clients: int) -> None:
         """Raise `InputError` if the number of speeds is not that of the clients."""
