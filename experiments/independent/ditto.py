@@ -68,7 +68,7 @@ def series(
 POINT_ESTIMATION = Item(
     "Ditto: the best lambda for the estimation of points",
     "Li et al. 2021, the analysis of point estimation",
-    {"short": 20, "paper": 40},
+    {"short": 20, "paper": 50},
     panels=(tuple(Panel(case, "error", (case,), tuple(MULTIPLES)) for case in CASES),),
     claims=(
         Claim(
