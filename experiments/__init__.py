@@ -2,7 +2,7 @@
 
 import difflib
 
-from experiments import fedavg, feddyn, fedprox, models
+from experiments import fedavg, feddyn, fedprox, independent, models
 from experiments.engine.item import Item
 from experiments.printed import PRINTED, Printed
 from fedprox.errors import InputError
@@ -15,6 +15,7 @@ ITEMS: dict[str, Item] = {
         ("feddyn", feddyn.ITEMS),
         ("fedavg", fedavg.ITEMS),
         ("models", models.ITEMS),
+        ("independent", independent.ITEMS),
     )
     for name, item in items.items()
 }

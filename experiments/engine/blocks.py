@@ -199,7 +199,9 @@ def spread(values: NDArray[np.float64], *, percent: bool, brackets: bool = True)
     sign = "+" if brackets else ""
     text = f"{scale * values.mean():{sign}{form}}"
     if len(values) > 1:
-        text += f" ± {scale * values.std(ddof=1):{form}}"
+        # the deviation of equal numbers may be their rounding
+        deviation = values.std(ddof=1) if np.ptp(values) else 0.0
+        text += f" ± {scale * deviation:{form}}"
         if brackets:
             three = (values.min(), float(np.median(values)), values.max())
             text += f" [{', '.join(f'{scale * v:{form}}' for v in three)}]"

@@ -25,7 +25,12 @@ RECORDED = {
 }
 """The measures of runs, by their names in `metrics.jsonl`."""
 
-MEASURES = RECORDED | {"clients": "clients"}
+MEASURES = RECORDED | {
+    "clients": "clients",
+    "distance": "distance from the minimizer of f",
+    "gap": "distance from the point that is proved",
+    "error": "squared error of the clients' own models",
+}
 """The measures that a panel can show: those of runs and of `Item.others`."""
 
 AXES = {"round": "round", "theta": "theta", "classes": "classes"}

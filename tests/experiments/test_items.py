@@ -27,6 +27,9 @@ from experiments.engine.series import AT_EACH_ROUND, BEST, LOWEST
 from experiments.engine.summaries import MEAN, RULE
 from experiments.fedavg.averages import LINE, PARENT
 from experiments.feddyn.data import LABELS
+from experiments.independent import fednova, fedsplit
+from experiments.independent.ditto import MULTIPLES
+from experiments.independent.fixed_points import proved
 from experiments.printed import PRINTED
 from fedprox.datasets import DATASETS
 from fedprox.experiment import parse, resolve
@@ -34,7 +37,8 @@ from fedprox.federation import Federation
 from fedprox.simulation.config.method import label, sweep_points
 from fedprox.user_code import import_function
 
-OTHERS = {LINE, PARENT, *LABELS}
+INDEPENDENT = (*fednova.LABELS, *fedsplit.LABELS, *MULTIPLES)
+OTHERS = {LINE, PARENT, *LABELS, fedsplit.BOUND, *INDEPENDENT, *map(proved, INDEPENDENT)}
 """The labels of what is measured beside runs."""
 
 

@@ -13,7 +13,7 @@ from fedprox_docs import papers
 
 ROOT = Path(__file__).parents[2]
 PAGES = {page.stem: page for page in (ROOT / "docs" / "papers").glob("*.md")}
-MADE = ("fedprox", "fedprox-draft", "feddyn", "fedavg", "models")
+MADE = ("fedprox", "fedprox-draft", "feddyn", "fedavg", "models", "independent")
 """The pages whose tables are all made from files."""
 
 SAID = {
@@ -24,6 +24,7 @@ SAID = {
     "feddyn": "0.0001 0.001 0.01 0.1 0.3 0.6 0.63 1,000 1.5 10,000 100 200 500",
     "fedprox": "0.001 0.003 0.01 0.02 0.03 0.1 0.3 1,000 100 143 300 800",
     "fedprox-draft": "0.001 0.01 0.1",
+    "independent": "",
     "index": "0.05",
     "models": "0.992 150 500",
     "newer": "",

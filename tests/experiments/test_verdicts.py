@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.engine.blocks import blocks
+from experiments.engine.blocks import blocks, spread
 from experiments.engine.item import Claim, Comparison, Item, Line
 from experiments.engine.series import BEST, Series
 from experiments.engine.summaries import FINAL
@@ -142,3 +142,8 @@ def test_a_chosen_line_says_of_how_many_and_a_bound_all_its_digits() -> None:
     assert "within 0.05 %, by our reading" in text
     assert "All comparisons: 1 holds." in text
     assert "about 0.05 verdicts of an item are expected by chance" in text
+
+
+def test_equal_numbers_have_no_deviation() -> None:
+    assert np.full(5, 0.832).std(ddof=1) > 0  # by rounding
+    assert spread(np.full(5, 0.832), percent=False, brackets=False) == "0.832 ± 0"
