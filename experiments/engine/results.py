@@ -9,6 +9,7 @@ import datetime
 import importlib.metadata
 import json
 import platform
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,9 @@ FOLDER = Path(__file__).parents[1] / "results"
 
 POINTS = 100
 """The most points of a curve."""
+
+NUMBERS = re.compile(r"\[\s+(?:-?(?:[\d.e+-]+|NaN|Infinity),?\s+)+\]")
+"""A list of numbers, which takes one line of a file."""
 
 
 def document(
@@ -51,7 +55,8 @@ def document(
 
 def encoded(content: dict[str, Any]) -> bytes:
     """Results as JSON; numbers that are not finite are NaN, Infinity and -Infinity."""
-    return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
+    text = json.dumps(content, indent=1, ensure_ascii=False)
+    return (NUMBERS.sub(lambda found: " ".join(found[0].split()), text) + "\n").encode()
 
 
 def read_results(name: str) -> dict[str, Any]:
