@@ -213,10 +213,10 @@ UP, OVER = 1 + 0.99 * ROUNDING, 1 + 1.1 * ROUNDING
     [
         ({"loss": 0.0}, {"loss": -1e-30}),
         ({"weight": 0.0}, {"weight": -1e-30}),
-        ({"weight": UP}, {"weight": OVER}),
+        ({"weight": 1 + ROUNDING}, {"weight": OVER}),
         ({"unmeasured": 3}, {"unmeasured": 4}),
         ({"test/loss['sum']": 0.0, "test/loss['rows']": 0}, {"test/loss['sum']": -1e-30}),
-        ({"test/loss['rows']": 10 * UP}, {"test/loss['rows']": 10 * OVER}),
+        ({"test/loss['rows']": 10 * (1 + ROUNDING)}, {"test/loss['rows']": 10 * OVER}),
         (
             {"test/accuracy['sum']": 0.0, "test/accuracy['rows']": 0.0},
             {"test/accuracy['rows']": 0.0},
@@ -227,7 +227,7 @@ UP, OVER = 1 + 0.99 * ROUNDING, 1 + 1.1 * ROUNDING
             {"test/accuracy['sum']": 4 * UP, "test/accuracy['rows']": 4},
             {"test/accuracy['sum']": 4 * OVER, "test/accuracy['rows']": 4},
         ),
-        ({"scatter[0]": UP}, {"scatter[0]": OVER}),
+        ({"scatter[0]": 1 + ROUNDING}, {"scatter[0]": OVER}),
         ({"scatter[0]": 0.0}, {"scatter[0]": -1e-30}),
         ({"scatter[2]": 0.0}, {"scatter[2]": -1e-30}),
         ({"scatter[0]": 0.0, "scatter[1]['w']": np.inf}, {"scatter[1]['w']": np.inf}),

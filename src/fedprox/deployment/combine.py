@@ -1,7 +1,8 @@
 """Combining the answers of nodes: the mean of a round's messages, and the sums of an evaluation."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -110,23 +111,11 @@ def combined(
     for i, (at, part, _) in enumerate(ordered):
         faulty[at] |= bad[i][None] & part.counts
         counts[at] &= (scales[i] > 0)[None]
-    total = sum(
-        np.where(scale > 0, part.counted, 0) for scale, part in zip(scales, parts, strict=True)
-    )
-    if method.private:  # weights have a fixed divisor
-        total = np.ones(points)
-
-    def mean(*leaves: Array) -> Array:
-        summed = np.zeros_like(leaves[0])
-        for scale, leaf in zip(scales, leaves, strict=True):
-            factor = scale.reshape((-1,) + (1,) * (leaf.ndim - 1))
-            summed = summed + np.where(factor > 0, factor * leaf, 0)
-        divisor = np.where(total > 0, total, 1).astype(leaves[0].dtype)
-        return summed / divisor.reshape((-1,) + (1,) * (summed.ndim - 1))
-
-    with np.errstate(invalid="ignore"):  # 0 times infinity is not used
-        messages = jax.tree.map(mean, *(part.message for part in parts))
-    return Combined(nodes, messages, steps, counts, faulty)
+    mean = _weighted(scales, [part.message for part in parts])
+    if not method.private:  # with privacy, weights have a fixed divisor
+        counted = [part.counted * (scale > 0) for part, scale in zip(parts, scales, strict=True)]
+        mean = mean_of_others(mean, _sum(counted))
+    return Combined(nodes, mean, steps, counts, faulty)
 
 
 class Shapes(NamedTuple):
@@ -166,8 +155,8 @@ class Shapes(NamedTuple):
 
 def evaluation_shapes(model: Model, kind: DataKind, points: int) -> Shapes:
     """What nodes answer to an evaluation of a model."""
-    x = jax.ShapeDtypeStruct((1, *kind.features), jax.dtypes.canonicalize_dtype(kind.feature_type))
-    y = jax.ShapeDtypeStruct((1, *kind.label), jax.dtypes.canonicalize_dtype(kind.label_type))
+    x = jax.ShapeDtypeStruct((1, *kind.features), kind.feature_type)
+    y = jax.ShapeDtypeStruct((1, *kind.label), kind.label_type)
 
     def terms(params: Any, x: Any, y: Any) -> Any:
         return terms_of(model.metrics, model.apply(params, x), y)
@@ -285,7 +274,7 @@ def sums_of(answered: Answered, shapes: Shapes, declared: Declared) -> NodeSums:
         weight, means, scatter = sums["scatter"]
         known = (weight >= 0) & (weight <= 1 + ROUNDING) & ~(scatter < 0)
         for leaf in jax.tree.leaves(means):
-            finite = np.isfinite(leaf.reshape(len(leaf), -1)).all(axis=1)
+            finite = np.isfinite(leaf).all(axis=tuple(range(1, leaf.ndim)))
             known &= finite | (weight == 0)
         require(known.all(), "its gradients have a weight or scatter that cannot be")
     return NodeSums(declared.share, sums)
@@ -344,8 +333,9 @@ def measures_of(model: Model, nodes: Sequence[NodeSums], shapes: Shapes) -> Meas
         shapes: What nodes answer, in shape.
     """
 
-    def shared(name: str) -> Array:
-        return _sum([node.share * node.sums[name] for node in nodes if name in node.sums])
+    def shared(name: str) -> jax.Array:
+        parts = [node.share * node.sums[name] for node in nodes if name in node.sums]
+        return jnp.asarray(_sum(parts))  # it divides by 0 without a warning
 
     def terms(part: str, like: Mapping[str, Any]) -> dict[str, Any]:
         summed = {}
@@ -364,8 +354,8 @@ def measures_of(model: Model, nodes: Sequence[NodeSums], shapes: Shapes) -> Meas
     weight = shared("weight")
     unmeasured = [node.sums["unmeasured"] for node in nodes if "unmeasured" in node.sums]
     sums = EvaluationSums(
-        loss=jnp.asarray(shared("loss")),
-        weight=jnp.asarray(weight),
+        loss=shared("loss"),
+        weight=weight,
         unmeasured=_sum(unmeasured),
         scatter=_merged(scatters, weight) if scatters else None,
         train=terms("train", shapes.train),
@@ -380,7 +370,31 @@ def _sum(parts: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *parts)
 
 
-def _merged(parts: Sequence[tuple[float, Scatter]], of: Array) -> Scatter:
+def _weighted(weights: Iterable[Any], trees: Iterable[Any]) -> Any:
+    """The sum of trees with leaves (points, ...) times weights (points,).
+
+    Where a weight is 0 the leaves may be infinite or NaN.
+    """
+
+    def times(weight: Array, leaf: Array) -> Array:
+        weight = _beside(weight, leaf)
+        return np.where(weight > 0, weight * leaf, 0)
+
+    with np.errstate(invalid="ignore"):  # 0 times infinity is not used
+        return _sum(
+            [
+                jax.tree.map(partial(times, weight), tree)
+                for weight, tree in zip(weights, trees, strict=True)
+            ]
+        )
+
+
+def _beside(numbers: Array, leaf: Array) -> Array:
+    """Numbers (points,) in a shape that multiplies a leaf (points, ...)."""
+    return np.expand_dims(numbers, tuple(range(1, leaf.ndim)))
+
+
+def _merged(parts: Sequence[tuple[float, Scatter]], of: jax.Array) -> Scatter:
     """Merge the scatters of nodes, each with its share.
 
     Args:
@@ -390,23 +404,12 @@ def _merged(parts: Sequence[tuple[float, Scatter]], of: Array) -> Scatter:
     """
     weights = [share * each.weight for share, each in parts]
     total = _sum(weights)
-
-    def times(weight: Any, leaf: Any) -> Array:
-        """Their product; 0 for a node without a measured client, whose mean is NaN."""
-        each = weight.reshape((-1,) + (1,) * (leaf.ndim - 1))
-        return np.where(each > 0, each * leaf, 0)
-
-    def mean(*leaves: Array) -> Array:
-        summed = _sum([times(w, leaf) for w, leaf in zip(weights, leaves, strict=True)])
-        with np.errstate(invalid="ignore"):  # NaN without a measured client of any node
-            return summed / total.reshape((-1,) + (1,) * (summed.ndim - 1))
-
-    means = jax.tree.map(mean, *(each.mean for _, each in parts))
-    scatter = np.zeros_like(total)
-    for weight, (share, each) in zip(weights, parts, strict=True):
-        apart = jax.tree.map(np.subtract, each.mean, means)
-        distance = np.asarray(jax.vmap(optax.tree.norm)(apart)) ** 2
-        scatter = scatter + times(weight > 0, share * each.scatter) + times(weight, distance)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scatter = scatter * (of / total)
-    return Scatter(jnp.asarray(total), means, jnp.asarray(scatter))
+    with np.errstate(invalid="ignore"):  # NaN without a measured client
+        summed = _weighted(weights, [each.mean for _, each in parts])
+        means = jax.tree.map(lambda a: a / _beside(total, a), summed)
+        scatters = []
+        for weight, (share, each) in zip(weights, parts, strict=True):
+            apart = jax.tree.map(np.subtract, each.mean, means)
+            distance = jax.vmap(optax.tree.norm)(apart) ** 2
+            scatters.append(np.where(weight > 0, share * each.scatter + weight * distance, 0))
+    return Scatter(total, means, _sum(scatters) * (of / total))
