@@ -1,6 +1,5 @@
 """Every test runs with two CPU devices, so that lanes are really spread over a mesh."""
 
-import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -20,8 +19,6 @@ for number, handler in (
 ):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
-# a sixth of the tests' time went to the search for garbage, of which there is little
-gc.disable()
 jax.config.update("jax_num_cpu_devices", 2)
 if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     # most tests compile for longer than they compute; processes that tests start inherit it
