@@ -27,8 +27,9 @@ HOW_RACES = (
     "Each cell has the paper's number, then ours: the mean over seeds ± their standard deviation, "
     "on the curve of the best value so far, interpolated between evaluated rounds. Of a sweep, one "
     "setting counts for all seeds: the first at the target, on average over seeds, on the reported "
-    "curve, as in the papers; the cell says of how many. T+: a seed had not reached the target "
-    "after T; its T enters the ratio, which is then a bound."
+    "curve, as both papers with such tables choose (McMahan et al. 2017, section 3; Acar et al. "
+    "2021, appendix A.1); the cell says of how many. T+: a seed had not reached the target after "
+    "T; its T enters the ratio, which is then a bound."
 )
 
 AT_SHORT = (
