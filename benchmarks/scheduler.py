@@ -39,13 +39,13 @@ from fedprox.simulation.config.cohort import weights
 from fedprox.simulation.devices.processes import find_ownership
 from fedprox.simulation.planning.batch_plan import (
     Capacity,
-    Jobs,
     Shape,
     job_ticks,
     plan_bytes,
     plan_rounds,
     tick_width,
 )
+from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.planning.packing import choose_lanes, pack, segments
 
 CLIENTS, COHORTS, DEVICES = 1_000_000, (100, 1000, 10_000, 100_000), (1, 8, 64)

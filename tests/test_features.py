@@ -26,7 +26,8 @@ from fedprox.features import Features, Prepared, Vectors, Windows
 from fedprox.models import logistic
 from fedprox.simulation.devices.mesh import lane_mesh
 from fedprox.simulation.devices.processes import find_ownership
-from fedprox.simulation.planning.batch_plan import Capacity, Jobs, Shape, plan_rounds
+from fedprox.simulation.planning.batch_plan import Capacity, Shape, plan_rounds
+from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.storage.training_data import copy_to_devices
 from tests.variants import mostly_slow
 

@@ -32,7 +32,7 @@ from fedprox.deployment.network import Parcel
 from fedprox.deployment.round_part import RoundPart, part_shapes, read_part, require_clipped
 from fedprox.errors import InputError
 from fedprox.privacy import AdaptiveClip, Privacy
-from fedprox.simulation.planning.batch_plan import Jobs, no_jobs
+from fedprox.simulation.planning.jobs import Jobs, no_jobs
 from tests.deployment.federations import described
 
 FLOAT = jax.ShapeDtypeStruct((2,), np.float32)

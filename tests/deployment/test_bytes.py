@@ -11,7 +11,7 @@ from fedprox.algorithms.base import ClientState
 from fedprox.algorithms.check import message_shape
 from fedprox.deployment.parts import Parts
 from fedprox.deployment.round_part import RoundPart
-from fedprox.simulation.planning.batch_plan import Jobs
+from fedprox.simulation.planning.jobs import Jobs
 from tests.deployment.federations import deployed, nodes_of, table_of
 
 MODEL = {"name": "mlp", "hidden": [285]}

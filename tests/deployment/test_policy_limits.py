@@ -11,7 +11,7 @@ from fedprox.deployment.policy import REPORTS, Policy, PrivacyPolicy
 from fedprox.errors import InputError
 from fedprox.models import MODELS
 from fedprox.privacy.accounting import Mechanism, epsilon_together
-from fedprox.simulation.planning.batch_plan import Jobs, no_jobs
+from fedprox.simulation.planning.jobs import Jobs, no_jobs
 from fedprox.solver import Solver
 
 OWN = "package.module:function"

@@ -142,7 +142,12 @@ def _check_server(algorithm: Algorithm, params: Params, hparams: HParams) -> Sta
 def context_shape(algorithm: Algorithm, params: Params, client_state: ClientState) -> ClientContext:
     """What a client knows, in shape."""
     gradient = params if algorithm.own_gradient else None
-    return ClientContext(gradient, client_state, scalar(), scalar() if algorithm.own_loss else None)
+    return ClientContext(
+        gradient,
+        client_state,
+        relative_size=scalar(),
+        loss=scalar() if algorithm.own_loss else None,
+    )
 
 
 def _check_client(algorithm: Algorithm, params: Params, state: State, hparams: HParams) -> Message:

@@ -29,7 +29,7 @@ from fedprox.model import Model, cross_entropy
 from fedprox.simulation.compiled.aggregation import mean_of_others, screen, sound
 from fedprox.simulation.compiled.evaluation import EvaluationSums, Measures, measures_of_sums
 from fedprox.simulation.config.method import Method
-from fedprox.simulation.planning.batch_plan import Jobs
+from fedprox.simulation.planning.jobs import Jobs
 
 
 class NodePart(NamedTuple):

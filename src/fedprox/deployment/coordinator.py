@@ -1,9 +1,4 @@
-"""The coordinator: the server's side of rounds whose clients are on nodes.
-
-It draws cohorts and work as a simulation does, sends each node its clients' part, combines the
-answers by `Algorithm.update`, and asks nodes for evaluations. The loop around it, with records,
-checkpoints, targets and early ends, is the simulation's.
-"""
+"""`deploy`: an experiment whose clients are on nodes, by the simulation's loop."""
 
 from dataclasses import replace
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.simulation.compiled.clock import Until
-from fedprox.simulation.planning.batch_plan import Jobs, job_ticks
+from fedprox.simulation.planning.batch_plan import job_ticks
+from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.planning.packing import Segments
 from fedprox.solver import Solver
 
@@ -50,9 +51,9 @@ def due(ends: Segments, slots: int) -> NDArray[np.float32]:
         slots: Number of slots.
     """
     parts = np.ones(slots, np.float32)
-    device, segment, lane = np.nonzero(ends.slot >= 0)
+    device, segment, lane = np.nonzero(ends.end >= 0)
     stops = ends.stop[device, segment]
-    parts[ends.slot[device, segment, lane]] = stops / max(stops.max(initial=0), 1)
+    parts[ends.end[device, segment, lane]] = stops / max(stops.max(initial=0), 1)
     return parts
 
 

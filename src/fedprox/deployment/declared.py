@@ -14,7 +14,7 @@ from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.private import releases
 from fedprox.deployment.messages import Hiding, Setup
 from fedprox.errors import require
-from fedprox.simulation.planning.batch_plan import Jobs
+from fedprox.simulation.planning.jobs import Jobs
 
 ROUNDING = 1e-5
 """Relative error of numbers that were computed in single precision."""

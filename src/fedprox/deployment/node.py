@@ -46,7 +46,7 @@ from fedprox.precision import require_single
 from fedprox.simulation.compiled.evaluation import EvaluationSums
 from fedprox.simulation.devices.mesh import lane_mesh
 from fedprox.simulation.devices.processes import Ownership, find_ownership
-from fedprox.simulation.planning.batch_plan import Jobs
+from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.storage.training_data import Data, copy_to_devices
 
 RUNS_KEPT = 5

@@ -25,22 +25,16 @@ from fedprox.experiment.resolved import method_of, model_of, solver_of
 from fedprox.experiment.sections import SolverSection
 from fedprox.federation import Federation
 from fedprox.model import Params
+from fedprox.simulation.compiled.call_inputs import exchanges
 from fedprox.simulation.compiled.clock import Clock, Until
-from fedprox.simulation.compiled.compile import exchanges
 from fedprox.simulation.compiled.evaluation import (
     EvaluationSums,
     evaluation_program,
     plan_evaluation,
 )
 from fedprox.simulation.compiled.layout import Layout, bucket, lay_out, needed
-from fedprox.simulation.compiled.round import (
-    FirstPart,
-    Inputs,
-    Part,
-    Server,
-    gradients_program,
-    part_program,
-)
+from fedprox.simulation.compiled.node_part import FirstPart, Part, gradients_program, part_program
+from fedprox.simulation.compiled.round import Inputs, Server
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
@@ -49,7 +43,8 @@ from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.devices.mesh import accept_host_arrays, shard
 from fedprox.simulation.loop.planner import plan_call
-from fedprox.simulation.planning.batch_plan import Capacity, Jobs, no_jobs
+from fedprox.simulation.planning.batch_plan import Capacity
+from fedprox.simulation.planning.jobs import Jobs, no_jobs
 from fedprox.simulation.planning.packing import Segments
 from fedprox.simulation.planning.reads import Exchange
 from fedprox.simulation.planning.round_work import RoundWork

@@ -14,7 +14,7 @@ from fedprox.errors import InputError, require
 from fedprox.experiment.messages import Section
 from fedprox.models import MODELS
 from fedprox.privacy.accounting import Mechanism, epsilon_together, rounded_up
-from fedprox.simulation.planning.batch_plan import Jobs
+from fedprox.simulation.planning.jobs import Jobs
 from fedprox.solver import Solver
 
 Report = Literal["loss", "accuracy", "metrics", "gradients"]

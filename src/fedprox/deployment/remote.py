@@ -57,7 +57,7 @@ from fedprox.simulation.loop.execution import (
     Traffic,
 )
 from fedprox.simulation.loop.progress import Report
-from fedprox.simulation.planning.batch_plan import Jobs
+from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.planning.round_work import RoundWork, round_work
 
 

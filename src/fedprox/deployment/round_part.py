@@ -12,7 +12,7 @@ from fedprox.algorithms.base import ROUNDING
 from fedprox.deployment.messages import Array, prefixed, prefixed_names, require_like, tree_of
 from fedprox.errors import require
 from fedprox.simulation.compiled.aggregation import mean_of_others
-from fedprox.simulation.planning.batch_plan import Jobs
+from fedprox.simulation.planning.jobs import Jobs
 
 
 class RoundPart(NamedTuple):

@@ -50,7 +50,8 @@ from fedprox.simulation.compiled.aggregation import (
     sound,
 )
 from fedprox.simulation.devices.mesh import AXIS
-from fedprox.simulation.planning.batch_plan import Capacity, Slots
+from fedprox.simulation.planning.batch_plan import Capacity
+from fedprox.simulation.planning.jobs import Slots
 from fedprox.streams import Purpose
 from fedprox.user_code import describe
 from tests import methods

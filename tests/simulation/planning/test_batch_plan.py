@@ -16,12 +16,12 @@ from fedprox.federation import offsets_of
 from fedprox.simulation.planning import batch_plan
 from fedprox.simulation.planning.batch_plan import (
     Capacity,
-    Jobs,
     Shape,
     job_ticks,
     plan_bytes,
     plan_rounds,
 )
+from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.planning.packing import choose_lanes, pack, segments
 from fedprox.streams import Purpose, Streams, generator
 
@@ -186,7 +186,7 @@ def test_jobs_go_to_the_least_loaded_lane_longest_first(lengths: list[int], lane
 def test_a_job_without_ticks_begins_and_ends_nowhere() -> None:
     ends = segments(pack(np.array([0, 3, 0]), lanes=1), devices=1, lanes=1, room=3)
     assert (ends.count.tolist(), ends.stop.tolist()) == ([1], [[3, 0, 0]])
-    for jobs in (ends.begin, ends.slot):
+    for jobs in (ends.begin, ends.end):
         assert jobs[0, :, 0].tolist() == [1, -1, -1]
 
 

@@ -16,7 +16,8 @@ from fedprox.algorithms.base import ClientState, Message
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.lanes import add_weighted, choose, put, total, where_lanes
 from fedprox.simulation.config.faults import Faults
-from fedprox.simulation.planning.batch_plan import Capacity, Slots
+from fedprox.simulation.planning.batch_plan import Capacity
+from fedprox.simulation.planning.jobs import Slots
 
 
 def sound(*trees: Any) -> jax.Array:

@@ -22,7 +22,7 @@ from fedprox.precision import real_type
 from fedprox.simulation.compiled.gradients import LocalLoss
 from fedprox.simulation.compiled.lanes import over
 from fedprox.simulation.compiled.layout import Layout
-from fedprox.simulation.planning.batch_plan import Slots
+from fedprox.simulation.planning.jobs import Slots
 from fedprox.simulation.storage.training_data import DeviceRows
 from fedprox.solver import Solver
 from fedprox.subproblem import Reference
@@ -132,7 +132,7 @@ def contexts_of(
         points: Number of sweep points.
     """
     relative = jnp.broadcast_to(jobs.relative_size[slot][:, None], (len(slot), points))
-    return ClientContext(own.gradient, state, relative, own.value)
+    return ClientContext(own.gradient, state, relative_size=relative, loss=own.value)
 
 
 def steps_taken(lanes: LaneState) -> jax.Array | None:

@@ -21,7 +21,7 @@ from fedprox.simulation.compiled.lanes import over, run_segments, total, where_l
 from fedprox.simulation.compiled.layout import Layout
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.devices.mesh import PER_DEVICE, REPLICATED, spread
-from fedprox.simulation.planning.batch_plan import Slots
+from fedprox.simulation.planning.jobs import Slots
 from fedprox.simulation.planning.packing import Array
 from fedprox.simulation.planning.reads import Reading
 from fedprox.simulation.storage.training_data import DeviceRows

@@ -65,7 +65,8 @@ def run_segments(
     """Run all segments: each begins jobs, ticks to its end, and ends jobs.
 
     Args:
-        ends: One device's segments: `stop` (jobs,), `count` (), `begin` and `slot` (jobs, lanes).
+        ends: One device's segments: `stop` (room,), `count` (), `begin` and `end` (room,
+            lanes).
         tick: (tick number, carry) -> carry.
         end_jobs: (slot of the job that ends in each lane (lanes,), -1 for none, carry) -> carry.
         carry: The initial carry.
@@ -87,7 +88,7 @@ def run_segments(
                 lambda at: (at[0] + 1, tick(at[0], at[1])),
                 (first, inner),
             )[1]
-        return stop, end_jobs(ends.slot[s], inner)
+        return stop, end_jobs(ends.end[s], inner)
 
     return jax.lax.fori_loop(0, ends.count, segment, (jnp.int32(0), carry))[1]
 

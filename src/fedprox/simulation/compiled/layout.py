@@ -19,13 +19,13 @@ from fedprox.model import Params
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.planning.batch_plan import (
     Capacity,
-    Jobs,
     Shape,
     job_ticks,
     needs_checks,
     plan_bytes,
     tick_width,
 )
+from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.planning.packing import Grid, choose_lanes, pack
 from fedprox.simulation.planning.reads import slice_width, slices
 from fedprox.simulation.planning.round_work import RoundWork, round_work

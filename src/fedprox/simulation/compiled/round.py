@@ -14,7 +14,7 @@ Arrays have axes for lanes, then sweep points, then the axes of the parameter.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,8 +69,6 @@ from fedprox.simulation.devices.mesh import (
 )
 from fedprox.simulation.planning.batch_plan import BatchPlan
 from fedprox.simulation.planning.reads import Exchange
-
-R = TypeVar("R", "After", "Part")
 
 
 class Server(NamedTuple):
@@ -152,24 +150,6 @@ class After(NamedTuple):
     faulty: jax.Array | None
 
 
-class Part(NamedTuple):
-    """A node's part of one round, before the server's update.
-
-    Attributes:
-        message: The messages that count, times their weights, summed, leaves (points, ...).
-        counted: Sum of these weights, (points,).
-        local: The clients after the round. Their steps are never None if there is a clock.
-        client_state: State of the clients, as in `Server`.
-        faulty: Which updates were faulty, bool (points, slots); None without screening.
-    """
-
-    message: Any
-    counted: jax.Array
-    local: Local
-    client_state: ClientState
-    faulty: jax.Array | None
-
-
 def rounds_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...]) -> Wrapped:
     """Compile-once program for up to `layout.shape.rounds` rounds.
 
@@ -182,103 +162,15 @@ def rounds_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, 
     Returns:
         (server, inputs) -> After.
     """
-    program = _Rounds(method, layout)
+    program = RoundsProgram(method, layout)
     body = program.rounds if layout.batched else point_by_point(program.rounds)
     same: Any = REPLICATED
     after = After(same, same, same, same, PER_DEVICE, PER_DEVICE, faulty=same)
-    inputs = _spec(rows, exchange=method.algorithm.reads_first)
+    inputs = inputs_spec(rows, exchange=method.algorithm.reads_first)
     return spread(mesh, body, (Server(same, PER_DEVICE), inputs), out_specs=after, donated=(0,))
 
 
-def part_program(
-    method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...], clock: Clock | None = None
-) -> Wrapped:
-    """Compile-once program for a node's part of one round.
-
-    Args:
-        method: The method. Its state holds the mean gradient of the first cohort already, if it
-            has such an exchange.
-        layout: The shapes of its programs.
-        mesh: The devices.
-        rows: How x and y are spread over the devices.
-        clock: The clock by which clients stop; None if they take all planned steps.
-
-    Returns:
-        (server, inputs) -> Part. With a clock, `Inputs.until`, `BatchPlan.due` and `Exchange.due`
-        say when clients stop.
-    """
-    program = _Rounds(method, layout, clock)
-    body = program.part if layout.batched else point_by_point(program.part)
-    same: Any = REPLICATED
-    part = Part(same, same, same, client_state=PER_DEVICE, faulty=same)
-    inputs = _spec(rows, exchange=method.algorithm.reads_first, clock=clock is not None)
-    return spread(mesh, body, (Server(same, PER_DEVICE), inputs), out_specs=part)
-
-
-class FirstPart(NamedTuple):
-    """A node's part of a first exchange.
-
-    Attributes:
-        message: The gradients that count, times their weights, summed, leaves (points, ...).
-        counted: Sum of these weights, (points,).
-        counts: Which gradients count, bool (jobs, points).
-        faulty: Which gradients were faulty, bool (jobs, points).
-    """
-
-    message: Any
-    counted: jax.Array
-    counts: jax.Array
-    faulty: jax.Array
-
-
-def gradients_program(
-    method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...], clock: Clock | None = None
-) -> Wrapped:
-    """Compile-once program for a node's part of a first exchange.
-
-    Args:
-        method: The method.
-        layout: The shapes of its programs.
-        mesh: The devices.
-        rows: How x and y are spread over the devices.
-        clock: The clock by which clients stop; None if all gradients are computed.
-
-    Returns:
-        (params (points, ...), x, y, exchange, until) -> FirstPart, where `until` is None without a
-        clock.
-    """
-    gradients = exchange_gradients(
-        method.protocol.model,
-        layout,
-        method.faults,
-        method.algorithm.exchanged,
-        fixed=method.private,
-        clock=clock,
-    )
-
-    def part(
-        params: Params, x: Features, y: jax.Array, exchange: Exchange, until: Until | None
-    ) -> FirstPart:
-        now = exchange_of_round(exchange, jnp.int32(0))
-        read = gradients(params, x, y, now, until)
-        assert read.screened is not None  # a node always screens
-        # `counted` is exactly 1 if no gradient is left out, whatever the sum of weights
-        scale, weight = read.screened.scale, now.jobs.weight[layout.room.slots :, None]
-        counted = jnp.where(scale > 0, weight, 0.0).sum(axis=0)
-        message = _times(read.mean, read.screened.counted)
-        return FirstPart(message, counted, scale > 0, read.screened.faulty)
-
-    inputs = _spec(rows, exchange=True, clock=clock is not None)
-    specs = (REPLICATED, inputs.x, inputs.y, inputs.exchange, inputs.until)
-    return spread(mesh, part, specs)
-
-
-def _times(tree: Any, factor: jax.Array) -> Any:
-    """A tree, leaves (points, ...), times a factor (points,)."""
-    return jax.tree.map(lambda a: a * factor.reshape((-1,) + (1,) * (a.ndim - 1)), tree)
-
-
-def _spec(rows: tuple[Any, ...], *, exchange: bool, clock: bool = False) -> Inputs:
+def inputs_spec(rows: tuple[Any, ...], *, exchange: bool, clock: bool = False) -> Inputs:
     """How the inputs of rounds are spread over the devices."""
     split: Any = PER_ROUND_AND_DEVICE
     same: Any = REPLICATED
@@ -313,7 +205,7 @@ class _Carry(NamedTuple):
     watch: Watch | None
 
 
-class _Rounds:
+class RoundsProgram:
     """Some rounds on one device.
 
     Args:
@@ -329,11 +221,11 @@ class _Rounds:
         self.client = ClientStep(model, self.algorithm, self.solver, layout, clock is not None)
         self.read = features_reader(method.protocol.federation.augment)
         self.private = method.private
-        self.second_pass: _Rounds | None = None
+        self.second_pass: RoundsProgram | None = None
         personal = self.algorithm.personal
         if personal is not None and personal.subproblem is not None:
             second = replace(method, algorithm=second_pass(self.algorithm))
-            self.second_pass = _Rounds(second, layout, clock)
+            self.second_pass = RoundsProgram(second, layout, clock)
             self.second_pass.keep_local = False
         self.aggregation = aggregation(
             self.faults, self.algorithm.size, self.room, fixed=self.private
@@ -357,7 +249,7 @@ class _Rounds:
         def body(r: jax.Array, carry: After) -> After:
             now = plan_of_round(plan, inputs.exchange, r)
             cohort = cohort_state(carry.client_state, r)
-            one = _Round(self, Server(carry.state, cohort), inputs, *now).run()
+            one = Round(self, Server(carry.state, cohort), inputs, *now).run()
             if held is not None:
                 new = put_cohort(carry.client_state, held[r], one.client_state)
                 one = one._replace(client_state=new)
@@ -392,21 +284,6 @@ class _Rounds:
             after = after._replace(client_state=part_of_device(after.client_state))
         return after._replace(local=local, steps=steps)
 
-    def part(self, server: Server, inputs: Inputs) -> Part:
-        """The first round of the plan, without the server's update."""
-        plan, exchange = plan_of_round(inputs.plan, inputs.exchange, jnp.int32(0))
-        result, local = _Round(self, server, inputs, plan, exchange).aggregate()
-        local = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), local)
-        weight, message = plan.jobs.weight, result.mean
-        counts = jnp.broadcast_to(weight[:, None], (len(weight), inputs_points(inputs)))
-        if result.counted is not None and result.faulty is not None:
-            message = _times(message, result.counted)
-            counts = jnp.where(result.faulty, 0.0, counts)
-        if self.clock is not None and local.steps is not None:
-            counts = jnp.where(self.is_late(local.steps, plan.jobs.steps[:, None]), 0.0, counts)
-        faulty = None if result.faulty is None else result.faulty.T
-        return Part(message, counts.sum(axis=0), local, result.client_state, faulty)
-
     def is_late(self, taken: jax.Array, planned: jax.Array) -> jax.Array:
         """Whether clients that took these steps by the clock do not count."""
         return taken < (planned if self.algorithm.stragglers == "drop" else 1)
@@ -438,11 +315,11 @@ class _Rounds:
         return Local(lanes.params if self.keep_local else None, steps_taken(lanes))
 
 
-class _Round:
+class Round:
     """One round on one device.
 
     Args:
-        rounds: The settings that all rounds share.
+        program: What all rounds share.
         server: The states before the round.
         inputs: The inputs of all rounds.
         plan: This device's part of the round's plan.
@@ -451,34 +328,34 @@ class _Round:
 
     def __init__(
         self,
-        rounds: _Rounds,
+        program: RoundsProgram,
         server: Server,
         inputs: Inputs,
         plan: BatchPlan,
         exchange: Exchange | None,
     ) -> None:
-        self.rounds, self.before, self.x, self.y = rounds, server, inputs.x, inputs.y
+        self.program, self.before, self.x, self.y = program, server, inputs.x, inputs.y
         self.plan, self.jobs, self.exchange = plan, plan.jobs, exchange
         self.until, self.began = inputs.until, jnp.float32(0)
         self.hparams = round_hparams(inputs.hparams, plan.rate, plan.participation, plan.noise_key)
-        self.places = plan.place % max(rounds.room.places, 1)  # on this device
+        self.places = plan.place % max(program.room.places, 1)  # on this device
         self.broadcast = Broadcast(server.state, self.hparams)
         self.own = LocalLoss(None, None)
         self.screened: Screened | None = None
         self.late: jax.Array | None = None
         if exchange is not None:
             self.read_first(exchange)
-        if rounds.second_pass is not None:
+        if program.second_pass is not None:
             until = self.until and self.until._replace(local=self.until.personal)
-            second = _Round(rounds.second_pass, server, inputs._replace(until=until), plan, None)
+            second = Round(program.second_pass, server, inputs._replace(until=until), plan, None)
             second.late = self.late
             after, _ = second.aggregate()
             self.before = server._replace(client_state=after.client_state)
 
     def read_first(self, exchange: Exchange) -> None:
         """Compute the clients' own gradients and losses, and the first cohort's mean gradient."""
-        algorithm, state = self.rounds.algorithm, self.before.state
-        read = self.rounds.exchange_gradients(
+        algorithm, state = self.program.algorithm, self.before.state
+        read = self.program.exchange_gradients(
             jax.vmap(algorithm.params)(state), self.x, self.y, exchange, self.until
         )
         self.own, self.screened, self.late = read.own, read.screened, read.late
@@ -497,10 +374,10 @@ class _Round:
             assert carry.lanes.stop is not None
             return jnp.all(carry.lanes.stop.done)
 
-        carry = self.rounds.initial_carry(self.broadcast, self.before.client_state)
-        if self.rounds.clock is not None:
+        carry = self.program.initial_carry(self.broadcast, self.before.client_state)
+        if self.program.clock is not None:
             # the passes before have ended
-            watch = begin_watch(self.rounds.clock, (self.own, self.late, self.before.client_state))
+            watch = begin_watch(self.program.clock, (self.own, self.late, self.before.client_state))
             self.began, carry = watch.seconds, carry._replace(watch=watch)
         carry = run_segments(
             self.plan.ends,
@@ -508,9 +385,9 @@ class _Round:
             self.end_jobs,
             carry,
             begin_jobs=self.begin_jobs,
-            idle=all_done if self.rounds.client.stops else None,
+            idle=all_done if self.program.client.stops else None,
         )
-        return self.rounds.aggregation.end(carry.sums, carry.client_state, self.jobs), carry.local
+        return self.program.aggregation.end(carry.sums, carry.client_state, self.jobs), carry.local
 
     def begin_jobs(self, slot: jax.Array, carry: _Carry) -> _Carry:
         """Begin the jobs in `slot` (lanes,), -1 for none."""
@@ -524,26 +401,26 @@ class _Round:
             stop = deadline(self.began, self.until.local, self.plan.due[slot])
             if self.late is not None:
                 stop = jnp.where(self.late[slot], 0.0, stop)
-        begin_all = self.rounds.client.begin_all
+        begin_all = self.program.client.begin_all
         fresh = begin_all(self.broadcast, context, self.jobs.gamma[slot], stop)
         return carry._replace(lanes=where_lanes(slot >= 0, fresh, carry.lanes))
 
     def tick(self, i: jax.Array, carry: _Carry) -> _Carry:
         """Run one tick of each lane."""
-        plan, client = self.plan.ticks, self.rounds.client
-        if self.rounds.clock is not None:
-            carry = self.look_at_clock(self.rounds.clock, carry)
+        plan, client = self.plan.ticks, self.program.client
+        if self.program.clock is not None:
+            carry = self.look_at_clock(self.program.clock, carry)
         rows, size = plan.rows[i], plan.size[i]
         real = rows >= 0
         rows = jnp.where(real, rows, ~rows)
-        if self.rounds.solver.searches_line:
+        if self.program.solver.searches_line:
             whole = (self.x, self.y)
             first, active = rows[:, 0], real[:, 0]
             lanes = client.search_all(carry.lanes, self.broadcast, whole, first, size, active)
             return carry._replace(lanes=lanes)
         weights = real / size[:, None].astype(real_type())
         noise = None if plan.noise is None else plan.noise[i]
-        batch = (*self.rounds.read(self.x, self.y, rows, noise), weights, noise)
+        batch = (*self.program.read(self.x, self.y, rows, noise), weights, noise)
         gradient = client.gradients(carry.lanes, self.broadcast, *batch)
         check = None if plan.check is None else plan.check[i]
         lanes = client.tick_all(carry.lanes, self.broadcast, gradient, plan.last[i], check)
@@ -563,23 +440,23 @@ class _Round:
         lanes, sums, local, client_state, watch = carry
         ended = slot >= 0
         weight = jnp.where(ended, self.jobs.weight[slot], 0.0)
-        if self.rounds.clock is not None and lanes.stop is not None:
+        if self.program.clock is not None and lanes.stop is not None:
             # a round with a clock has one sweep point
-            late = self.rounds.is_late(lanes.stop.steps[:, 0], self.jobs.steps[slot])
+            late = self.program.is_late(lanes.stop.steps[:, 0], self.jobs.steps[slot])
             weight = jnp.where(late, 0.0, weight)
-        update = self.rounds.client.message_all(lanes, self.broadcast, self.jobs.steps[slot])
+        update = self.program.client.message_all(lanes, self.broadcast, self.jobs.steps[slot])
         arrived = Arrived(slot, self.places[slot], weight, *update)
-        sums, client_state = self.rounds.aggregation.take(sums, client_state, arrived)
-        finished = self.rounds.local_of(lanes)
-        local = put(local, jnp.where(ended, slot, self.rounds.room.slots), finished)
+        sums, client_state = self.program.aggregation.take(sums, client_state, arrived)
+        finished = self.program.local_of(lanes)
+        local = put(local, jnp.where(ended, slot, self.program.room.slots), finished)
         return _Carry(mark_done(lanes, ended), sums, local, client_state, watch)
 
     def update(self, result: Result, local: Local) -> After:
         """Update the server's state, as if faulty clients had not been in the cohort."""
-        algorithm, hparams, screened = self.rounds.algorithm, self.hparams, self.screened
+        algorithm, hparams, screened = self.program.algorithm, self.hparams, self.screened
         client_state, faulty = result.client_state, result.faulty
         # without updates, noise is still released
-        has_updates = jnp.bool_(True) if self.rounds.private else self.plan.participation > 0
+        has_updates = jnp.bool_(True) if self.program.private else self.plan.participation > 0
         if result.counted is not None:
             participation = hparams["participation"] * result.counted
             hparams = {**hparams, "participation": participation}
@@ -622,11 +499,11 @@ def inputs_points(inputs: Inputs) -> int:
     return len(inputs.hparams["learning_rate"])
 
 
-def point_by_point(run: Callable[[Server, Inputs], R]) -> Callable[[Server, Inputs], R]:
+def point_by_point(run: Callable[[Server, Inputs], Any]) -> Callable[[Server, Inputs], Any]:
     """Run some rounds of one sweep point after another, so that each has the caches to itself."""
 
-    def run_points(server: Server, inputs: Inputs) -> R:
-        def run_point(point: tuple[Server, HParams]) -> R:
+    def run_points(server: Server, inputs: Inputs) -> Any:
+        def run_point(point: tuple[Server, HParams]) -> Any:
             server, hparams = jax.tree.map(lambda a: a[None], point)
             after = run(swap_state(server), inputs._replace(hparams=hparams))
             return jax.tree.map(lambda a: a[0], swap_after(after))
@@ -640,14 +517,14 @@ def point_by_point(run: Callable[[Server, Inputs], R]) -> Callable[[Server, Inpu
     def swap_state(server: Server) -> Server:
         return server._replace(client_state=swap(server.client_state))
 
-    def swap_after(after: R) -> R:
+    def swap_after(after: Any) -> Any:
         names = {"local", "before", "client_state"} & set(after._fields)
         return after._replace(**{name: swap(getattr(after, name)) for name in names})
 
     return run_points
 
 
-def no_faulty(rounds: _Rounds, state: State, exchange: Exchange | None) -> jax.Array | None:
+def no_faulty(rounds: RoundsProgram, state: State, exchange: Exchange | None) -> jax.Array | None:
     """The initial value of `After.faulty`; None without screening."""
     if rounds.faults is None:
         return None
@@ -671,8 +548,8 @@ def idle_context(
     return ClientContext(
         jax.tree.map(lambda a: zeros(a, *a.shape), own.gradient),
         jax.tree.map(lambda a: zeros(a, *a.shape[1:]), client_state),
-        jnp.ones((lanes, points)),
-        None if own.value is None else zeros(own.value, points),
+        relative_size=jnp.ones((lanes, points)),
+        loss=None if own.value is None else zeros(own.value, points),
     )
 
 

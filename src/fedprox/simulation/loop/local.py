@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import State
 from fedprox.model import Params
-from fedprox.simulation.compiled.compile import Compiler, Programs, read_cohort
+from fedprox.simulation.compiled.call_inputs import read_cohort
+from fedprox.simulation.compiled.compile import Compiler, Programs
 from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.compiled.layout import lay_out
 from fedprox.simulation.compiled.round import After, Inputs, Server

@@ -15,14 +15,15 @@ from fedprox.model import Params
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.evaluation import row_sums
 from fedprox.simulation.compiled.layout import bucket, lay_out, needed
-from fedprox.simulation.compiled.round import Inputs, Server, part_program
+from fedprox.simulation.compiled.node_part import part_program
+from fedprox.simulation.compiled.round import Inputs, Server
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.devices.mesh import replicate, shard
 from fedprox.simulation.loop.planner import plan_call
-from fedprox.simulation.planning.batch_plan import Jobs, no_jobs
+from fedprox.simulation.planning.jobs import jobs_of, no_jobs
 from fedprox.simulation.planning.round_work import RoundWork
 from fedprox.simulation.storage.client_store import Store
 from fedprox.simulation.storage.training_data import Data, rows_spec, training_rows
@@ -193,19 +194,16 @@ class FineTuning:
         """The client at each place, -1 for none, and its model, leaves (places, points, ...)."""
         method, train = self.method, self.method.protocol.federation.train
         solver, t = method.solver, max(0, done - 1)
-        size = train.sizes[block]
         ones = np.ones(len(block))
-        jobs = Jobs(
-            client=block,
-            first_row=train.offsets[block],
-            size=size,
-            steps=solver.steps_for(size),
+        jobs = jobs_of(
+            train,
+            method.protocol.ownership,
+            block,
+            steps=solver.steps_for(train.sizes[block]),
             weight=ones,
             gamma=solver.gammas(t, block),
             participation=ones / len(block),
             relative_size=ones,
-            owner=method.protocol.ownership.of(block),
-            device_row=train.offsets[block],
         )
         work = RoundWork(len(block), 0, 0, jobs, no_jobs())
         need = needed(self.layout, solver, work)

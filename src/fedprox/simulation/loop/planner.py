@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from fedprox.simulation.compiled.compile import Held, exchanges, held_state
+from fedprox.simulation.compiled.call_inputs import Held, exchanges, held_state
 from fedprox.simulation.compiled.layout import Layout, needed
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import is_noisy

@@ -7,7 +7,7 @@ rows itself: its tick is one step, and the plan holds only the client's first ro
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedprox.federation import offsets_of
 from fedprox.precision import real_type
+from fedprox.simulation.planning.jobs import Jobs, Slots, in_slots
 from fedprox.simulation.planning.packing import Array, Segments, job_places, pack, segments
 from fedprox.solver import Solver
 from fedprox.streams import Purpose, Streams, generator
@@ -36,72 +37,6 @@ def tick_width(solver: Solver, largest: int) -> int:
 def needs_checks(solver: Solver) -> bool:
     """Whether the stop rule needs separate ticks."""
     return solver.gamma is not None and solver.batch_size != "all"
-
-
-class Jobs(NamedTuple):
-    """The work of a round: one job for each client that trains, arrays of shape (jobs,).
-
-    Attributes:
-        client: Index of the client, which determines the random stream of its mini-batches.
-        first_row: The client's first row among all training rows.
-        size: Rows of the client.
-        steps: Mini-batch steps to take.
-        weight: Weight of the client's message in the server's mean.
-        gamma: Inexactness at which the local solver may stop; 0 if it has no stop rule.
-        participation: The client's share of the weight of all clients, such as n_k / n.
-        relative_size: n_k divided by the mean n of all clients.
-        owner: The process that owns the client.
-        device_row: The client's first row in the arrays on the devices. It equals `first_row` until
-            `TrainingRows.of` sets it.
-    """
-
-    client: NDArray[np.int64]
-    first_row: NDArray[np.int64]
-    size: NDArray[np.int64]
-    steps: NDArray[np.int64]
-    weight: NDArray[np.float64]
-    gamma: NDArray[np.float64]
-    participation: NDArray[np.float64]
-    relative_size: NDArray[np.float64]
-    owner: NDArray[np.int64]
-    device_row: NDArray[np.int64]
-
-    def take(self, chosen: Any) -> "Jobs":
-        """Some of these jobs."""
-        return jax.tree.map(lambda array: array[chosen], self)
-
-
-def no_jobs() -> Jobs:
-    """The jobs of a round in which no client trains."""
-    ints, floats = np.zeros(0, np.int64), np.zeros(0)
-    return Jobs(ints, ints, ints, ints, floats, floats, floats, floats, ints, ints)
-
-
-class Slots(NamedTuple):
-    """What compiled programs know of the jobs of R rounds: fields of `Jobs`, in 32 bits.
-
-    Arrays have shape (R, slots). In an empty slot they are 0, or 1 where they divide.
-    """
-
-    size: Array
-    steps: Array
-    weight: Array
-    gamma: Array
-    relative_size: Array
-
-
-def in_slots(rounds: Sequence[Jobs], count: int, slots: int) -> Slots:
-    """The jobs of some rounds, with room for `count` rounds of `slots` jobs."""
-
-    def column(name: str) -> NDArray[Any]:
-        whole = np.issubdtype(getattr(no_jobs(), name).dtype, np.integer)
-        fill = 1 if name in ("size", "relative_size") else 0
-        array = np.full((count, slots), fill, np.int32 if whole else real_type())
-        for r, jobs in enumerate(rounds):
-            array[r, : len(jobs.client)] = getattr(jobs, name)
-        return array
-
-    return Slots(*map(column, Slots._fields))
 
 
 class Shape(NamedTuple):

@@ -97,14 +97,14 @@ class Segments(NamedTuple):
         count: Number of segments, int32 (devices,).
         begin: The job that begins in each lane with the segment, -1 for none, int32 (devices, room,
             lanes).
-        slot: The job that ends in each lane with the segment, -1 for none, int32 (devices, room,
+        end: The job that ends in each lane with the segment, -1 for none, int32 (devices, room,
             lanes).
     """
 
     stop: Array
     count: Array
     begin: Array
-    slot: Array
+    end: Array
 
 
 def segments(packing: Packing, devices: int, lanes: int, room: int) -> Segments:
@@ -120,24 +120,24 @@ def segments(packing: Packing, devices: int, lanes: int, room: int) -> Segments:
     >>> ends = segments(pack(np.array([5, 2, 4, 3]), lanes=2), devices=1, lanes=2, room=4)
     >>> ends.stop.tolist(), ends.count.tolist()
     ([[4, 5, 7, 0]], [3])
-    >>> ends.slot[0, :3].tolist()
+    >>> ends.end[0, :3].tolist()
     [[-1, 2], [0, -1], [1, 3]]
     >>> ends.begin[0, :3].tolist()
     [[0, 2], [-1, 3], [1, -1]]
     """
     stop = np.zeros((devices, room), np.int32)
     count = np.zeros(devices, np.int32)
-    begin, slot = (np.full((devices, room, lanes), -1, np.int32) for _ in range(2))
+    begin, end = (np.full((devices, room, lanes), -1, np.int32) for _ in range(2))
     for device in range(devices):
         own = np.flatnonzero((packing.lane // lanes == device) & (packing.end > packing.start))
         ends = np.unique(packing.end[own])
         count[device] = len(ends)
         stop[device, : len(ends)] = ends
         lane = packing.lane[own] % lanes
-        slot[device, np.searchsorted(ends, packing.end[own]), lane] = own
+        end[device, np.searchsorted(ends, packing.end[own]), lane] = own
         # a job begins with the segment after the one that ends its lane's previous job
         begin[device, np.searchsorted(ends, packing.start[own], side="right"), lane] = own
-    return Segments(stop, count, begin, slot)
+    return Segments(stop, count, begin, end)
 
 
 def job_places(packing: Packing, lanes: int, places: int) -> NDArray[np.int64]:

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.simulation.planning.batch_plan import Capacity, Jobs, Slots, in_slots
+from fedprox.simulation.planning.batch_plan import Capacity
+from fedprox.simulation.planning.jobs import Jobs, Slots, in_slots
 from fedprox.simulation.planning.packing import Array, Grid, Segments, pack, segments
 
 TICK_COST = 16

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import Algorithm
 from fedprox.simulation.config.cohort import Drawn, weights
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.planning.batch_plan import Jobs, no_jobs
+from fedprox.simulation.planning.jobs import Jobs, jobs_of, no_jobs
 from fedprox.solver import Solver
 from fedprox.streams import Purpose
 from fedprox.user_code import call
@@ -114,8 +114,7 @@ def _jobs(
 ) -> Jobs:
     """The jobs of clients with these steps and gammas."""
     clients = len(protocol.federation)
-    offsets = protocol.federation.train.offsets
-    rows = offsets[drawn.clients + 1] - offsets[drawn.clients]
+    rows = protocol.federation.train.sizes[drawn.clients]
     total = len(protocol.federation.train) if algorithm.average == "rows" else clients
     if protocol.cohort.sampling == "proportional":
         total = protocol.cohort.clients_per_round  # draws
@@ -124,15 +123,13 @@ def _jobs(
         # what other clients have, and how many came, must not show
         weight = np.full(len(rows), 1 / protocol.cohort.clients_per_round)
         relative_size = np.ones(len(rows))
-    return Jobs(
-        client=drawn.clients,
-        first_row=offsets[drawn.clients],
-        size=rows,
+    return jobs_of(
+        protocol.federation.train,
+        protocol.ownership,
+        drawn.clients,
         steps=steps,
         weight=weight,
         gamma=gamma,
         participation=drawn.mass / total,
         relative_size=relative_size,
-        owner=protocol.ownership.of(drawn.clients),
-        device_row=offsets[drawn.clients],
     )

@@ -28,7 +28,7 @@ from fedprox.simulation.devices.mesh import (
     replicate,
 )
 from fedprox.simulation.devices.processes import Ownership, allgather
-from fedprox.simulation.planning.batch_plan import Jobs
+from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.planning.packing import Array
 from fedprox.simulation.planning.reads import WIDTHS
 from fedprox.simulation.planning.round_work import RoundWork

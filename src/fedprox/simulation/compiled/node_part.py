@@ -1,0 +1,153 @@
+"""The compiled programs of a node: its part of a round, and of a first exchange."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.stages import Wrapped
+
+from fedprox.algorithms.base import ClientState
+from fedprox.features import Features
+from fedprox.model import Params
+from fedprox.simulation.compiled.clock import Clock, Until
+from fedprox.simulation.compiled.gradients import exchange_gradients
+from fedprox.simulation.compiled.layout import Layout
+from fedprox.simulation.compiled.round import (
+    Inputs,
+    Local,
+    Round,
+    RoundsProgram,
+    Server,
+    exchange_of_round,
+    inputs_points,
+    inputs_spec,
+    plan_of_round,
+    point_by_point,
+)
+from fedprox.simulation.config.method import Method
+from fedprox.simulation.devices.mesh import AXIS, PER_DEVICE, REPLICATED, spread
+from fedprox.simulation.planning.reads import Exchange
+
+
+class Part(NamedTuple):
+    """A node's part of one round, before the server's update.
+
+    Attributes:
+        message: The messages that count, times their weights, summed, leaves (points, ...).
+        counted: Sum of these weights, (points,).
+        local: The clients after the round. Their steps are never None if there is a clock.
+        client_state: State of the clients, as in `Server`.
+        faulty: Which updates were faulty, bool (points, slots); None without screening.
+    """
+
+    message: Any
+    counted: jax.Array
+    local: Local
+    client_state: ClientState
+    faulty: jax.Array | None
+
+
+def part_program(
+    method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...], clock: Clock | None = None
+) -> Wrapped:
+    """Compile-once program for a node's part of one round.
+
+    Args:
+        method: The method. Its state holds the mean gradient of the first cohort already, if it
+            has such an exchange.
+        layout: The shapes of its programs.
+        mesh: The devices.
+        rows: How x and y are spread over the devices.
+        clock: The clock by which clients stop; None if they take all planned steps.
+
+    Returns:
+        (server, inputs) -> Part. With a clock, `Inputs.until`, `BatchPlan.due` and `Exchange.due`
+        say when clients stop.
+    """
+    part = partial(_part, RoundsProgram(method, layout, clock))
+    body = part if layout.batched else point_by_point(part)
+    same: Any = REPLICATED
+    specs = Part(same, same, same, client_state=PER_DEVICE, faulty=same)
+    inputs = inputs_spec(rows, exchange=method.algorithm.reads_first, clock=clock is not None)
+    return spread(mesh, body, (Server(same, PER_DEVICE), inputs), out_specs=specs)
+
+
+class FirstPart(NamedTuple):
+    """A node's part of a first exchange.
+
+    Attributes:
+        message: The gradients that count, times their weights, summed, leaves (points, ...).
+        counted: Sum of these weights, (points,).
+        counts: Which gradients count, bool (jobs, points).
+        faulty: Which gradients were faulty, bool (jobs, points).
+    """
+
+    message: Any
+    counted: jax.Array
+    counts: jax.Array
+    faulty: jax.Array
+
+
+def gradients_program(
+    method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...], clock: Clock | None = None
+) -> Wrapped:
+    """Compile-once program for a node's part of a first exchange.
+
+    Args:
+        method: The method.
+        layout: The shapes of its programs.
+        mesh: The devices.
+        rows: How x and y are spread over the devices.
+        clock: The clock by which clients stop; None if all gradients are computed.
+
+    Returns:
+        (params (points, ...), x, y, exchange, until) -> FirstPart, where `until` is None without a
+        clock.
+    """
+    gradients = exchange_gradients(
+        method.protocol.model,
+        layout,
+        method.faults,
+        method.algorithm.exchanged,
+        fixed=method.private,
+        clock=clock,
+    )
+
+    def part(
+        params: Params, x: Features, y: jax.Array, exchange: Exchange, until: Until | None
+    ) -> FirstPart:
+        now = exchange_of_round(exchange, jnp.int32(0))
+        read = gradients(params, x, y, now, until)
+        assert read.screened is not None  # a node always screens
+        # `counted` is exactly 1 if no gradient is left out, whatever the sum of weights
+        scale, weight = read.screened.scale, now.jobs.weight[layout.room.slots :, None]
+        counted = jnp.where(scale > 0, weight, 0.0).sum(axis=0)
+        message = _times(read.mean, read.screened.counted)
+        return FirstPart(message, counted, scale > 0, read.screened.faulty)
+
+    inputs = inputs_spec(rows, exchange=True, clock=clock is not None)
+    specs = (REPLICATED, inputs.x, inputs.y, inputs.exchange, inputs.until)
+    return spread(mesh, part, specs)
+
+
+def _times(tree: Any, factor: jax.Array) -> Any:
+    """A tree, leaves (points, ...), times a factor (points,)."""
+    return jax.tree.map(lambda a: a * factor.reshape((-1,) + (1,) * (a.ndim - 1)), tree)
+
+
+def _part(program: RoundsProgram, server: Server, inputs: Inputs) -> Part:
+    """The first round of the plan, without the server's update."""
+    plan, exchange = plan_of_round(inputs.plan, inputs.exchange, jnp.int32(0))
+    result, local = Round(program, server, inputs, plan, exchange).aggregate()
+    local = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), local)
+    weight, message = plan.jobs.weight, result.mean
+    counts = jnp.broadcast_to(weight[:, None], (len(weight), inputs_points(inputs)))
+    if result.counted is not None and result.faulty is not None:
+        message = _times(message, result.counted)
+        counts = jnp.where(result.faulty, 0.0, counts)
+    if program.clock is not None and local.steps is not None:
+        counts = jnp.where(program.is_late(local.steps, plan.jobs.steps[:, None]), 0.0, counts)
+    faulty = None if result.faulty is None else result.faulty.T
+    return Part(message, counts.sum(axis=0), local, result.client_state, faulty)

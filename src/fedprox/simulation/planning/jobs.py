@@ -1,0 +1,105 @@
+"""Jobs: the work of each client in a round, and what compiled programs know of it."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.federation import Rows
+from fedprox.precision import real_type
+from fedprox.simulation.devices.processes import Ownership
+from fedprox.simulation.planning.packing import Array
+
+
+class Jobs(NamedTuple):
+    """The work of a round: one job for each client that trains, arrays of shape (jobs,).
+
+    Attributes:
+        client: Index of the client, which determines the random stream of its mini-batches.
+        first_row: The client's first row among all training rows.
+        size: Rows of the client.
+        steps: Mini-batch steps to take.
+        weight: Weight of the client's message in the server's mean.
+        gamma: Inexactness at which the local solver may stop; 0 if it has no stop rule.
+        participation: The client's share of the weight of all clients, such as n_k / n.
+        relative_size: n_k divided by the mean n of all clients.
+        owner: The process that owns the client.
+        device_row: The client's first row in the arrays on the devices. It equals `first_row` until
+            `TrainingRows.of` sets it.
+    """
+
+    client: NDArray[np.int64]
+    first_row: NDArray[np.int64]
+    size: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    weight: NDArray[np.float64]
+    gamma: NDArray[np.float64]
+    participation: NDArray[np.float64]
+    relative_size: NDArray[np.float64]
+    owner: NDArray[np.int64]
+    device_row: NDArray[np.int64]
+
+    def take(self, chosen: Any) -> "Jobs":
+        """Some of these jobs."""
+        return jax.tree.map(lambda array: array[chosen], self)
+
+
+def no_jobs() -> Jobs:
+    """The jobs of a round in which no client trains."""
+    whole = {"client", "first_row", "size", "steps", "owner", "device_row"}
+    kinds: list[Any] = [np.int64 if name in whole else np.float64 for name in Jobs._fields]
+    return Jobs(*(np.zeros(0, kind) for kind in kinds))
+
+
+def jobs_of(
+    train: Rows, ownership: Ownership, client: NDArray[np.int64], **columns: NDArray[Any]
+) -> Jobs:
+    """The jobs of clients on all of their training rows.
+
+    Args:
+        train: The training rows of all clients.
+        ownership: Which process owns which clients.
+        client: Indices of the clients, shape (jobs,).
+        columns: The other fields of `Jobs`, but those that say where rows are.
+    """
+    first = train.offsets[client]
+    places: dict[str, Any] = {"first_row": first, "device_row": first, "size": train.offsets[client + 1] - first}
+    return Jobs(client=client, **places, owner=ownership.of(client), **columns)
+
+
+DIVISORS = ("size", "relative_size")
+"""The fields of `Slots` that are 1 in an empty slot, since they divide; others are 0."""
+
+
+class Slots(NamedTuple):
+    """What compiled programs know of the jobs of R rounds, arrays of shape (R, slots).
+
+    Attributes:
+        size: As in `Jobs`, int32, like the others in 32 bits.
+        steps: As in `Jobs`.
+        weight: As in `Jobs`.
+        gamma: As in `Jobs`.
+        relative_size: As in `Jobs`.
+    """
+
+    size: Array
+    steps: Array
+    weight: Array
+    gamma: Array
+    relative_size: Array
+
+
+def in_slots(rounds: Sequence[Jobs], count: int, slots: int) -> Slots:
+    """The jobs of some rounds, with room for `count` rounds of `slots` jobs."""
+
+    def column(name: str) -> NDArray[Any]:
+        whole = np.issubdtype(getattr(no_jobs(), name).dtype, np.integer)
+        fill = 1 if name in DIVISORS else 0
+        array = np.full((count, slots), fill, np.int32 if whole else real_type())
+        for r, jobs in enumerate(rounds):
+            array[r, : len(jobs.client)] = getattr(jobs, name)
+        return array
+
+    return Slots(*map(column, Slots._fields))
