@@ -9,7 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedprox import Algorithm, Cohort, Evaluation, Federation, Run, Solver, Systems, simulate
+from fedprox import (
+    Algorithm,
+    Cohort,
+    Evaluation,
+    Federation,
+    Population,
+    Run,
+    Solver,
+    Systems,
+    simulate,
+)
 from fedprox.algorithms.base import ClientContext, Solution
 from fedprox.algorithms.reporting import Evaluated
 from tests import methods
@@ -23,7 +33,8 @@ START = np.array([2.0, -1.0, 0.5])
 SOME = Cohort(2)
 """Ten per cent of the clients."""
 
-SLOW = Systems(deadline=3.5, step_seconds=[(9.0, 1.0, 9.0, 0.1)[k % 4] for k in range(CLIENTS)])
+SLOW = Systems(deadline=3.5)
+DEVICES = Population(step_seconds=[(9.0, 1.0, 9.0, 0.1)[k % 4] for k in range(CLIENTS)])
 """Half of the clients never finish a step, a quarter do three at most, a quarter finish."""
 
 
@@ -129,6 +140,7 @@ def beside_the_oracle(
         "solver": Solver(0.2, 3, epochs=2, learning_rate_decay=0.9, weight_decay=0.05, clip=1.5),
         "cohort": SOME,
         "systems": SLOW,
+        "population": DEVICES,
         "rounds": rounds,
     }
     runs = simulate(

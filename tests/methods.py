@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox import Cohort, Federation, Solver, Systems
+from fedprox import Cohort, Federation, Population, Rows, Solver, Systems
 from fedprox.streams import Purpose, Streams
 
 Vector = NDArray[np.float64]
@@ -47,6 +47,10 @@ class Method(ABC):
 
     drop = False
     by_rows = False
+    reads = False
+    """Whether clients pass over their rows before their steps."""
+    exchanges = False
+    """Whether the round's clients first send their gradients, within a quarter of a deadline."""
 
     def __init__(self, params: Vector, clients: int) -> None:
         self.params = params.astype(float)
@@ -116,6 +120,7 @@ class Scaffold(Method):
     ) -> None:
         super().__init__(params, clients)
         self.option, self.server_rate = option, server_rate
+        self.reads = option == 1
         self.c = np.zeros_like(self.params)
         self.c_k = np.zeros((clients, *self.params.shape))
 
@@ -259,6 +264,7 @@ class QFfl(Method):
     """Li et al. 2020, Fair Resource Allocation, Algorithm 2."""
 
     drop = True
+    reads = True
 
     def __init__(self, params: Vector, federation: Federation, q: float) -> None:
         super().__init__(params, len(federation))
@@ -279,6 +285,8 @@ class QFfl(Method):
 
 class Mime(Method):
     """Karimireddy et al. 2021, Algorithm 1, with momentum: eta (1 - beta) is the solver's rate."""
+
+    exchanges = True
 
     def __init__(
         self,
@@ -376,6 +384,30 @@ def descend(
     return w
 
 
+def steps_in_time(
+    method: Method,
+    population: Population,
+    deadline: float,
+    solver: Solver,
+    chosen: NDArray[np.int64],
+    train: Rows,
+) -> Vector:
+    """Steps for which clients have time whose devices differ in their speed alone."""
+    assert isinstance(population.step_seconds, list)
+    steps = []
+    reading = {
+        k: population.step_seconds[k] * solver.steps_per_epoch(int(train.sizes[k])) for k in chosen
+    }
+    before = min(deadline / 4, max(reading.values())) if method.exchanges else 0.0
+    for k in chosen:
+        if method.exchanges and reading[k] > deadline / 4:
+            steps.append(0.0)
+            continue
+        left = deadline - before - (reading[k] if method.reads else 0.0)
+        steps.append(max(0.0, left // population.step_seconds[k]))
+    return np.array(steps)
+
+
 def run(
     method: Method,
     federation: Federation,
@@ -384,6 +416,7 @@ def run(
     rounds: int,
     solver: Solver | None = None,
     systems: Systems = Systems(),  # noqa: B008 (frozen)
+    population: Population | None = None,
     seed: int = 0,
     faulty: Container[int] = (),
 ) -> Path:
@@ -410,7 +443,10 @@ def run(
         else:
             assert isinstance(solver.learning_rate, float)
             rate = solver.learning_rate * solver.learning_rate_decay**t
-            work = systems.work(seed, t, chosen, train.sizes[chosen], solver)
+            in_time = None
+            if population is not None and systems.deadline is not None:
+                in_time = steps_in_time(method, population, systems.deadline, solver, chosen, train)
+            work = systems.work(seed, t, chosen, train.sizes[chosen], solver, in_time=in_time)
             everyone = zip(map(int, chosen), map(int, work.steps), work.stragglers, strict=True)
             doing = {
                 k: steps

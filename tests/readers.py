@@ -218,7 +218,7 @@ EXPERIMENTS = (
     *(path.read_bytes() for path in test_cli.EXAMPLES),
     b'rounds=1\nseed=[0,1]\ntarget_loss=0.5\n[data]\nname="leaf"\npath="a"\n[model]\nname="mlp"\n'
     b"hidden=[3]\n[cohort]\nclients_per_round=1\nsampling='bernoulli'\n[systems]\ndeadline=2.0\n"
-    b'step_seconds=[0.1]\n[solver]\nlearning_rate=[0.1]\nbatch_size="all"\nsteps=3\ngamma=0.1\n'
+    b'[population]\nstep_seconds=[0.1]\ndownload={median=1e6,spread=1.0}\n[solver]\nlearning_rate=[0.1]\nbatch_size="all"\nsteps=3\ngamma=0.1\n'
     b'optimizer="adam"\noptimizer_options={b1=0.8}\n[[method]]\nname="fedopt"\n'
     b'optimizer="yogi"\n[[method]]\nname="feddyn"\nalpha=[0.1]\nsolver={epochs=2}\n',
 )

@@ -155,7 +155,11 @@ PARTS: list[tuple[Any, dict[str, Any]]] = [
     (fp.Solver, {"learning_rate": 0.1, "batch_size": "all", "steps": 1}),
     (fp.Cohort, {"clients_per_round": 2}),
     (fp.Systems, {"stragglers": 0.5}),
-    (fp.Systems, {"deadline": 1.0, "step_seconds": 0.1, "spread": 1.0}),
+    (fp.Systems, {"deadline": 1.0}),
+    (fp.Population, {"step_seconds": 0.1, "dropout": 0.5}),
+    (fp.LogNormal, {"median": 1.0, "spread": 1.0}),
+    (fp.DayNight, {"hours": 8.0}),
+    (fp.Intervals, {"device": [0], "on": [0.0], "off": [1.0], "period": 2.0}),
     (fp.Faults, {"policy": "clip"}),
     (fp.Target, {"measure": "train_loss", "value": 0.5}),
 ]

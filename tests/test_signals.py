@@ -62,7 +62,7 @@ def hang_in(where: str, marker: Path) -> None:
 
     places = {
         "loading": "fedprox.cli.resolve",
-        "planning": "fedprox.simulation.compiled.layout.round_work",
+        "planning": "fedprox.simulation.planning.round_work.round_work",
         "compiling": "jax.stages.Lowered.compile",
         "a checkpoint": "fedprox.simulation.loop.checkpoint.Checkpoints._save",
         "writing": "fedprox.report.results.write_clients",

@@ -37,10 +37,13 @@ from fedprox.report.results import save
 from fedprox.report.saved import load_model, save_model
 from fedprox.report.table import table
 from fedprox.runner import run
+from fedprox.simulation.config.availability import DayNight, Intervals
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
+from fedprox.simulation.config.population import LogNormal, Population
 from fedprox.simulation.config.systems import Systems
+from fedprox.simulation.config.trace import read_population
 from fedprox.simulation.devices.compilation_cache import use_compilation_cache
 from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.loop.callbacks import Callback
@@ -64,6 +67,7 @@ __all__ = [
     "Checkpoints",
     "ClientRecord",
     "Cohort",
+    "DayNight",
     "Diagnosis",
     "Evaluation",
     "EvaluationResult",
@@ -73,8 +77,11 @@ __all__ = [
     "Federation",
     "Frozen",
     "InputError",
+    "Intervals",
+    "LogNormal",
     "Metric",
     "Model",
+    "Population",
     "Prepared",
     "Privacy",
     "Progress",
@@ -116,6 +123,7 @@ __all__ = [
     "models",
     "pfedme",
     "qffl",
+    "read_population",
     "records",
     "run",
     "save",

@@ -301,6 +301,7 @@ def diagnose(
             solver=resolved.solver,
             cohort=resolved.cohort,
             systems=resolved.systems,
+            population=resolved.population,
             rounds=experiment.rounds,
             evaluation=resolved.evaluation,
             seed=seeds[0],

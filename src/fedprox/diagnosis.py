@@ -23,6 +23,7 @@ from fedprox.federation import Federation, Rows
 from fedprox.model import Model, Params, fitted_params
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
+from fedprox.simulation.config.population import Population
 from fedprox.simulation.config.protocol import check_parts, initial_params
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.loop.progress import Progress
@@ -288,6 +289,7 @@ def diagnose(
     solver: Solver,
     cohort: Cohort,
     systems: Systems = Systems(),  # noqa: B008 (frozen)
+    population: Population | None = None,
     rounds: int = 200,
     evaluation: Evaluation = Evaluation(),  # noqa: B008 (frozen)
     seed: int = 0,
@@ -303,6 +305,7 @@ def diagnose(
         solver: The local solver, with one learning rate.
         cohort: How a round's clients are chosen.
         systems: Which clients cannot finish their work.
+        population: The clients' devices, which a deadline needs.
         rounds: Rounds of the planned run; the sweep has at most 40.
         evaluation: Its `clients` limits the number of clients that are diagnosed, drawn at random;
             the sweep draws its cohorts from them. Its other settings are ignored.
@@ -336,6 +339,7 @@ def diagnose(
         solver=solver,
         cohort=cohort,
         systems=systems,
+        population=population,
         evaluation=evaluation,
     )
     require_whole("seed", seed, least=0, most=2**63 - SWEEP_SEEDS)
@@ -347,7 +351,10 @@ def diagnose(
     require_whole("rounds", rounds)
     of_clients = len(federation)
     if evaluation.clients is not None:
-        federation, systems = _sampled(federation, systems, cohort, evaluation.clients)
+        if population is not None:
+            population.check(of_clients)
+            population = population.of_clients(federation.drawn(evaluation.clients))
+        federation = _sampled(federation, cohort, evaluation.clients)
     train = federation.train
     no_rows = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
     short = min(rounds, SWEEP_ROUNDS)
@@ -358,6 +365,7 @@ def diagnose(
         solver=solver,
         cohort=cohort,
         systems=systems,
+        population=population,
         rounds=short,
         evaluation=Evaluation(every=-(-short // EVALUATIONS)),
         seed=[seed + i for i in range(SWEEP_SEEDS)],
@@ -399,17 +407,14 @@ def diagnose(
     )
 
 
-def _sampled(
-    federation: Federation, systems: Systems, cohort: Cohort, clients: int
-) -> tuple[Federation, Systems]:
-    """A sample of the clients, and their speeds."""
+def _sampled(federation: Federation, cohort: Cohort, clients: int) -> Federation:
+    """A sample of the clients."""
     per_round = cohort.clients_per_round
     require(
         clients >= min(per_round, len(federation)) or cohort.sampling == "proportional",
         f"evaluation.clients = {clients}; a diagnosis draws its cohorts of {per_round} from them",
     )
-    systems.check(len(federation))
-    return federation.sample_clients(clients), systems.of_clients(federation.drawn(clients))
+    return federation.sample_clients(clients)
 
 
 def _measured(runs: Sequence[Run], mu: float, name: str, evaluations: int) -> Floats:

@@ -89,6 +89,7 @@ MEASURES = {
         note="Epsilon of the clients' (epsilon, delta)-differential privacy.",
     ),
     "round": Measure("round", "round"),
+    "time": Measure("time", "seconds", note="Seconds by the clients' devices so far."),
     "total_steps": Measure(
         "client work", "mini-batch steps", note="Mini-batch steps of all clients so far."
     ),

@@ -28,7 +28,6 @@ class Purpose(IntEnum):
     PARTITION = 6
     SPLIT = 7
     GRADIENT_COHORT = 8
-    SPEED = 9
     CURVATURE = 10
     AUGMENTATION = 11
     SAMPLE = 12
@@ -36,6 +35,10 @@ class Purpose(IntEnum):
     VALIDATION = 15
     PRIVACY = 16
     STEPS = 17
+    POPULATION = 18
+    DROPOUT = 19
+    DEVICE = 20
+    ZONE = 21
 
 
 def check_seed(seed: int, name: str = "seed") -> None:

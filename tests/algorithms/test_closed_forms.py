@@ -19,7 +19,9 @@ from fedprox import (
     Evaluation,
     Federation,
     InputError,
+    LogNormal,
     Model,
+    Population,
     Solver,
     Systems,
     centralised,
@@ -364,7 +366,8 @@ def test_a_round_in_which_everyone_is_dropped_changes_nothing() -> None:
         fedavg(),
         solver=Solver(0.1, batch_size=10, epochs=2),
         cohort=Cohort(2),
-        systems=Systems(deadline=1e3, step_seconds=[1.0, *[900.0] * 4]),
+        systems=Systems(deadline=1e3),
+        population=Population(step_seconds=[1.0, *[900.0] * 4]),
         rounds=12,
     )
     rounds = list(zip(run.history, run.history[1:], strict=False))
@@ -387,7 +390,8 @@ def test_empty_rounds_are_counted_between_evaluations(every: int) -> None:
         fedprox(mu=1.0),
         solver=Solver(0.1, batch_size=10, epochs=2),
         cohort=Cohort(2),
-        systems=Systems(deadline=1.0, step_seconds=[1.0, *[2.0] * 4]),
+        systems=Systems(deadline=1.0),
+        population=Population(step_seconds=[1.0, *[2.0] * 4]),
         rounds=7,
         evaluation=Evaluation(every=every, gradients=False),
     )
@@ -408,11 +412,11 @@ def test_empty_rounds_are_counted_between_evaluations(every: int) -> None:
 @pytest.mark.parametrize(
     ("method", "systems", "sampling", "why"),
     [
-        (fedprox(mu=0.0), {"deadline": 0.01, "step_seconds": 1.0}, "uniform", "a single step"),
-        (centralised(), {"deadline": 0.01, "step_seconds": 1.0}, "uniform", "a single step"),
+        (fedprox(mu=0.0), {"deadline": 0.01}, "uniform", "a single step"),
+        (centralised(), {"deadline": 0.01}, "uniform", "a single step"),
         (
             fedavg(),
-            {"deadline": 1.0, "step_seconds": 0.9, "spread": 0.1},
+            {"deadline": 1.0},
             "uniform",
             "all of its steps, and stragglers are dropped",
         ),
@@ -432,6 +436,7 @@ def test_a_run_in_which_nobody_can_ever_take_part_is_refused(
             solver=Solver(0.1, batch_size=10, epochs=2),
             cohort=Cohort(2, sampling=sampling),
             systems=Systems(**systems),
+            population=Population(LogNormal(0.9, spread=0.1)),
             rounds=3,
         )
 

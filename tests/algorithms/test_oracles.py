@@ -7,7 +7,7 @@ import pytest
 
 from fedprox import Cohort, Solver
 from tests import methods
-from tests.byhand import CLIENTS, ROWS, SLOW, SOME, START
+from tests.byhand import CLIENTS, DEVICES, ROWS, SLOW, SOME, START
 from tests.quadratics import ragged_quadratics
 
 GRADIENT_STEPS = Solver(0.05, "all", steps=10)
@@ -47,7 +47,8 @@ def test_the_setting_has_empty_rounds_partial_work_and_whole_work(seed: int) -> 
     done = []
     for t in range(8):
         chosen = SOME.draw(seed, t, train.offsets).clients
-        work = SLOW.work(seed, t, chosen, train.sizes[chosen], solver)
+        in_time = SLOW.deadline // np.array(DEVICES.step_seconds)[chosen]
+        work = SLOW.work(seed, t, chosen, train.sizes[chosen], solver, in_time=in_time)
         done.append((int(work.steps.sum()), bool((work.steps[work.stragglers] > 0).any())))
     assert any(steps == 0 for steps, _ in done)
     assert any(late for _, late in done)

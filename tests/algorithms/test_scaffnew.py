@@ -16,6 +16,7 @@ from fedprox import (
     Federation,
     InputError,
     Model,
+    Population,
     Privacy,
     Solver,
     Systems,
@@ -155,7 +156,7 @@ def test_it_goes_on_to_the_minimiser() -> None:
         ({"cohort": Cohort(4, sampling="bernoulli")}, "cohort.clients_per_round must be 4"),
         ({"systems": Systems(stragglers=0.5)}, "leave out systems.stragglers and systems.deadline"),
         (
-            {"systems": Systems(deadline=1.0, step_seconds=0.1)},
+            {"systems": Systems(deadline=1.0), "population": Population(step_seconds=0.1)},
             "leave out systems.stragglers and systems.deadline",
         ),
         ({"faults": Faults("drop")}, 'faults.policy must be "fail"'),

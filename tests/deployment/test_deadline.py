@@ -1,10 +1,11 @@
 """`systems.deadline` by a real clock: what slow nodes' clients send, and what records say of it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedprox.deployment.messages import unpack_arrays
@@ -79,10 +80,15 @@ def planned_steps(*nodes: Node) -> list[int]:
     return [int(3 * -(-n // 10)) for node in nodes for n in node.federation.train.sizes]
 
 
-def as_simulated(table: dict[str, Any], steps: list[int]) -> list[Any]:
-    """A simulation whose clients have time for exactly these steps."""
-    seconds = [DEADLINE / (count + 0.5) for count in steps]
-    return simulated(table | {"systems": {"deadline": DEADLINE, "step_seconds": seconds}})
+def as_simulated(
+    table: dict[str, Any], steps: list[int], reading: Sequence[int] | None = None
+) -> list[Any]:
+    """A simulation whose clients have time for exactly these steps, after those of `reading`."""
+    whole = np.add(steps, reading or 0) + 0.5
+    seconds = (DEADLINE / np.where(steps, whole, 0.5)).tolist()
+    return simulated(
+        table | {"systems": {"deadline": DEADLINE}, "population": {"step_seconds": seconds}}
+    )
 
 
 def test_slow_clients_send_partial_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +198,7 @@ def test_own_gradients_have_their_share_of_the_time(
     ]
     assert 0 < steps[nodes[1].federation.names.index(name) + 2] < 18
     assert (run.final.stragglers, run.final.dropped) == (2, 1)
-    (theirs,) = as_simulated(table, steps)
+    (theirs,) = as_simulated(table, steps, [count // 3 for count in planned_steps(*nodes)])
     assert apart(theirs.params, run.params) < 1e-5
 
 

@@ -265,23 +265,26 @@ def test_a_sample_of_the_clients_is_called_one(federation: fp.Federation) -> Non
 @pytest.mark.slow
 def test_a_sample_of_the_clients_has_their_speeds(federation: fp.Federation) -> None:
     """A client that is too slow for a single step is a straggler wherever it is drawn."""
-    fast = fp.Systems(deadline=1.0, step_seconds=[1e-6] * 6)
     chosen = federation.drawn(4)
-    mixed = [1e-6 if k in chosen else 10.0 for k in range(6)]
-    paths = [
-        find_out(federation, evaluation=fp.Evaluation(clients=4), systems=systems)
-        .sweep[0]
-        .train_loss
-        for systems in (fast, fp.Systems(deadline=1.0, step_seconds=mixed))
-    ]
-    assert np.ptp(paths[0]) > 1e-6
-    assert paths[0].tolist() == paths[1].tolist()
-    slow = fp.Systems(deadline=1.0, step_seconds=[10.0 if k in chosen else 1e-6 for k in range(6)])
+
+    def sweep(seconds: list[float]) -> Any:
+        return find_out(
+            federation,
+            evaluation=fp.Evaluation(clients=4),
+            systems=fp.Systems(deadline=1.0),
+            population=fp.Population(step_seconds=seconds),
+        ).sweep[0]
+
+    fast, mixed = (
+        sweep([1e-6 if k in chosen else other for k in range(6)]).train_loss
+        for other in (1e-6, 10.0)
+    )
+    assert np.ptp(fast) > 1e-6
+    assert fast.tolist() == mixed.tolist()
     with pytest.raises(fp.InputError, match="no client has time for a single step"):
-        find_out(federation, evaluation=fp.Evaluation(clients=4), systems=slow)
-    few = fp.Systems(deadline=1.0, step_seconds=[1.0] * 5)
+        sweep([10.0 if k in chosen else 1e-6 for k in range(6)])
     with pytest.raises(fp.InputError, match="step_seconds: 5 numbers; the federation has 6"):
-        find_out(federation, evaluation=fp.Evaluation(clients=4), systems=few)
+        sweep([1.0] * 5)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_what_draws_epochs_must_be_a_function_and_needs_a_fraction() -> None:
     with pytest.raises(InputError, match=r"systems\.straggler_epochs = 'x'; it must be a function"):
         Systems(straggler_epochs="x")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"leave it out with systems\.deadline"):
-        Systems(deadline=1.0, step_seconds=0.1, straggler_epochs=epochs_after_reset())
+        Systems(deadline=1.0, straggler_epochs=epochs_after_reset())
 
 
 def test_an_experiment_file_names_what_draws_epochs() -> None:

@@ -18,7 +18,7 @@ from tests.variants import mostly_slow
 SYSTEMS = {
     "half": fp.Systems(stragglers=0.5),
     "most": fp.Systems(stragglers=0.9),
-    "deadline": fp.Systems(deadline=2.0, step_seconds=0.7, spread=1.0),
+    "deadline": fp.Systems(deadline=2.0),
 }
 SEEDS = list(range(6))
 ROUNDS = 2
@@ -52,6 +52,7 @@ def released(
         solver=solver,
         cohort=fp.Cohort(cohort, options.pop("sampling", "uniform")),
         systems=systems,
+        population=fp.Population(step_seconds=fp.LogNormal(0.7, spread=1.0)),
         rounds=ROUNDS,
         seed=SEEDS,
         privacy=fp.Privacy(CLIP, noise_multiplier=0.0, accountant="rdp"),

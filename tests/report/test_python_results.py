@@ -95,7 +95,8 @@ def test_every_setting_of_simulate_is_described(tmp_path: Path) -> None:
         fp.feddyn(alpha=0.1).with_solver(epochs=2),
         solver=fp.Solver(0.5, "all", steps=1, gamma=half),
         cohort=fp.Cohort(2),
-        systems=fp.Systems(deadline=100.0, step_seconds=np.ones(3)),  # type: ignore[arg-type]
+        systems=fp.Systems(deadline=100.0),
+        population=fp.Population(np.ones(3), available=fp.DayNight(6.0)),  # type: ignore[arg-type]
         faults=fp.Faults("drop", norm=np.inf),
         target=fp.Target("train_loss", 0.5),
         rounds=1,
@@ -107,7 +108,8 @@ def test_every_setting_of_simulate_is_described(tmp_path: Path) -> None:
     assert table == run.experiment
     assert table["seed"] == [3]
     assert table["target_loss"] == 0.5
-    assert table["systems"]["step_seconds"] == [1.0, 1.0, 1.0]
+    assert table["population"]["step_seconds"] == [1.0, 1.0, 1.0]
+    assert table["population"]["available"]["hours"] == 6.0
     assert table["faults"] == {"policy": "drop", "norm": np.inf}
     assert table["solver"]["gamma"] == "half"
     assert table["method"] == [{"name": "feddyn", "alpha": 0.1, "solver": {"epochs": 2}}]

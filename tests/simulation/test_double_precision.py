@@ -16,7 +16,7 @@ from fedprox.deployment.coordinator import deploy
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
 from tests import methods
-from tests.byhand import CLIENTS, ROWS, SLOW, SOME, START
+from tests.byhand import CLIENTS, DEVICES, ROWS, SLOW, SOME, START
 from tests.quadratics import one_run, quadratic_model, ragged_quadratics
 from tests.variants import mostly_slow
 
@@ -52,6 +52,7 @@ def test_runs_are_the_oracles_to_ten_digits(name: str) -> None:
     algorithm, make = CASES[name]
     federation = ragged_quadratics(0, ROWS)
     setting: dict[str, Any] = {"solver": SOLVER, "cohort": SOME, "systems": SLOW, "rounds": 8}
+    setting["population"] = DEVICES
     run = one_run(federation, in_double(), algorithm, **setting)
     path = methods.run(make(), federation, **setting)
     np.testing.assert_allclose(run.params, path.server[-1], rtol=1e-10)

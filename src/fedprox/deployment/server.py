@@ -178,7 +178,7 @@ class Server:
             evaluated=protocol.evaluation.model,
             rows=deployment.experiment.evaluation.rows,
             gradients=protocol.evaluation.gradients,
-            deadline=systems.deadline if systems.real_clock else None,
+            deadline=systems.deadline if protocol.population is None else None,
             privacy=self._hiding(method),
         )
 

@@ -21,11 +21,14 @@ from fedprox.model import Model, Params
 from fedprox.models import MODELS
 from fedprox.privacy.setting import AdaptiveClip, Privacy
 from fedprox.report.saved import load_model
+from fedprox.simulation.config.availability import DayNight
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
+from fedprox.simulation.config.population import QUANTITIES, LogNormal, Population
 from fedprox.simulation.config.protocol import measures_of
 from fedprox.simulation.config.systems import Systems
+from fedprox.simulation.config.trace import read_population
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.results.run import Run
@@ -53,6 +56,7 @@ class Resolved(NamedTuple):
     target: Target | None
     selection: Selection
     privacy: Privacy | None
+    population: Population | None
 
 
 def train(
@@ -123,6 +127,9 @@ def resolve_with(
     evaluation = Evaluation(**dict(experiment.evaluation))
     cohort = Cohort(**dict(experiment.cohort))
     systems = _systems(dict(experiment.systems))
+    population = None
+    if experiment.population:
+        population = _population(dict(experiment.population), data_dir)
     faults = Faults(**dict(experiment.faults)) if experiment.faults else None
     privacy = _privacy(dict(experiment.privacy)) if experiment.privacy else None
     methods = [
@@ -171,6 +178,7 @@ def resolve_with(
         target=target,
         selection=selection,
         privacy=privacy,
+        population=population,
     )
 
 
@@ -197,6 +205,25 @@ def _systems(settings: Table) -> Systems:
     return Systems(**settings, straggler_epochs=draw)
 
 
+def _population(settings: Table, data_dir: Path | None) -> Population:
+    """The population of a `[population]` section, from its file if it names one."""
+    for name in QUANTITIES:
+        if isinstance(settings[name], Section):
+            settings[name] = LogNormal(**dict(settings[name]))
+    if settings["available"] is not None:
+        settings["available"] = DayNight(**dict(settings["available"]))
+    file, period = settings.pop("file"), settings.pop("period")
+    population = Population(**settings)
+    require(
+        file is not None or period is None,
+        f"population.period = {period}; it is that of the times of a file: give population.file",
+    )
+    if file is None:
+        return population
+    path = _existing("population.file", file, data_dir)
+    return read_population(path, population, period=period)
+
+
 def _privacy(settings: Table) -> Privacy:
     """The setting of a `[privacy]` section."""
     adaptive = settings.pop("adaptive_clip")
@@ -209,11 +236,17 @@ def _initial(section: str | Section | None, model: Model, data_dir: Path | None)
     if section is None:
         return None
     settings = {"path": section} if isinstance(section, str) else dict(section)
-    candidates = places(settings.pop("path"), data_dir)
+    path = _existing("initial", settings.pop("path"), data_dir)
+    return load_model(path, **settings, model=model)
+
+
+def _existing(key: str, name: str, data_dir: Path | None) -> Path:
+    """The file that a key names, relative to here or to the data folder."""
+    candidates = places(name, data_dir)
     path = next((candidate for candidate in candidates if candidate.exists()), None)
     if path is None:
-        raise InputError(f"initial: no {' and no '.join(map(str, candidates))}")
-    return load_model(path, **settings, model=model)
+        raise InputError(f"{key}: no {' and no '.join(map(str, candidates))}")
+    return path
 
 
 def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Table]:

@@ -38,6 +38,7 @@ def schema_of(
     what: str = "",
     types: Mapping[str, Any] = MappingProxyType({}),
     descriptions: Mapping[str, str] = MappingProxyType({}),
+    more: Mapping[str, tuple[Any, str]] = MappingProxyType({}),
 ) -> type[Section]:
     """The schema of the table whose keys are a function's parameters.
 
@@ -50,6 +51,7 @@ def schema_of(
         what: What the function is, for messages about one of the user's own.
         types: Types of keys that differ from the parameters'.
         descriptions: Descriptions of keys that differ from the docstring's.
+        more: Type and description of further keys, which may be left out.
     """
     try:
         parameters = inspect.signature(function, eval_str=True).parameters
@@ -72,6 +74,8 @@ def schema_of(
                 f"{what}: its parameter {key!r} has a type that no key has; use bool, int, float, "
                 "str, Literal or a list of them, or give it a default"
             )
+    for key, (kind, description) in more.items():
+        fields[key] = kind, Field(None, description=description)
     return create_model("Keys", __base__=_Keys, **fields)
 
 

@@ -8,9 +8,11 @@ from fedprox.experiment.messages import Of, Section, Table
 from fedprox.experiment.schema import schema_of
 from fedprox.privacy.setting import AdaptiveClip, Privacy
 from fedprox.report.saved import load_model
+from fedprox.simulation.config.availability import DayNight
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
+from fedprox.simulation.config.population import QUANTITIES, LogNormal, Population
 from fedprox.simulation.config.protocol import Storage
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.results.selection import Selection
@@ -59,6 +61,22 @@ SystemsSection = schema_of(
         "straggler_epochs": 'How a straggler\'s epochs are drawn: "package.module:function" of a '
         "function without arguments that returns a function of a `Straggler`; uniform on 1 to E if "
         "left out."
+    },
+)
+NUMBER_OF_CLIENTS = float | list[float] | schema_of(LogNormal)
+PopulationSection = schema_of(
+    Population,
+    types={
+        **dict.fromkeys(QUANTITIES, NUMBER_OF_CLIENTS | None),
+        "available": schema_of(DayNight) | None,
+    },
+    descriptions={
+        "available": "When clients are on: for some hours of each day, with the keys of "
+        ":class:`fedprox.DayNight`; always if left out. Cohorts are drawn from those that are on.",
+    },
+    more={
+        "file": (str | None, "File of devices, see :func:`fedprox.read_population`."),
+        "period": (float | None, "Seconds after which the times of the file begin anew."),
     },
 )
 FaultsSection = schema_of(Faults)
@@ -139,6 +157,8 @@ class Experiment(Section):
     """How the clients of a round are chosen."""
     systems: Annotated[Any, Of(SystemsSection)] = Field(default_factory=SystemsSection)
     """Which clients cannot finish their work."""
+    population: Annotated[Any, Of(PopulationSection)] = None
+    """The clients' devices; without the section a run has no clock."""
     faults: Annotated[Any, Of(FaultsSection)] = None
     """Screening of faulty updates; none if the section is left out."""
     privacy: Annotated[Any, Of(PrivacySection)] = None

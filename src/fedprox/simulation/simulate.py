@@ -15,6 +15,7 @@ from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.method import checked_methods
+from fedprox.simulation.config.population import Population
 from fedprox.simulation.config.protocol import Protocol, Storage
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.config.warn import warn_of
@@ -50,6 +51,7 @@ def simulate(
     stop_at_target: StopAtTarget = "never",
     selection: Selection = Selection(),  # noqa: B008 (frozen)
     privacy: Privacy | None = None,
+    population: Population | None = None,
     stop: Callable[[Record], bool] | None = None,
     initial: Params | None = None,
     devices: int | None = None,
@@ -93,6 +95,9 @@ def simulate(
         privacy: The clients' differential privacy: their messages are clipped, and noise is added
             to the sum of each round. None means no privacy. The seed determines the noise, so a
             simulation shows what privacy costs and protects nobody.
+        population: The clients' devices: how fast each computes and sends, and when it is on.
+            Records then have the time at which their round ended, and `systems.deadline` and
+            `cohort.over_selection` can be set. None means no clock.
         stop: Called with each record except those of the last round. A run ends when it returns
             True, and keeps its results so far. Sweep points run together until it has returned True
             for each of them. It must return the same in all processes.
@@ -163,11 +168,16 @@ def simulate(
         stop_at_target=stop_at_target,
         selection=selection,
         privacy=privacy,
+        population=population,
         stop=stop,
         initial=initial,
     )
     compared = checked_methods(protocol, methods)
-    systems.check_simulated()
+    require(
+        systems.deadline is None or population is not None,
+        f"systems.deadline = {shown(systems.deadline)}; give a population beside it: without, it "
+        "is a real clock's, which only a deployment has",
+    )
     mesh = lane_mesh(devices)
     if protocol.evaluation.clients is None:
         check_measured(mesh, federation, protocol.measured)

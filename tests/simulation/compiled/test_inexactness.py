@@ -18,6 +18,7 @@ from fedprox import (
     Evaluation,
     Federation,
     InputError,
+    Population,
     Record,
     Solver,
     Systems,
@@ -325,10 +326,10 @@ def test_an_optimizer_for_vectors_only_may_be_used() -> None:
 def test_who_is_late_must_be_known_before_the_work() -> None:
     federation = quadratic_federation(*random_quadratics(6, 3, 3))
     solver = Solver(0.1, batch_size="all", steps=50, gamma=0.5)
-    systems = Systems(deadline=5.0, step_seconds=1.0)
+    timed: Any = {"systems": Systems(deadline=5.0), "population": Population(step_seconds=1.0)}
     model = quadratic_model(np.ones(3))
     with pytest.raises(InputError, match="fedavg drops stragglers"):
-        one_run(federation, model, fedavg(), solver, systems=systems)
+        one_run(federation, model, fedavg(), solver, **timed)
     records: list[Record] = []
     with pytest.raises(InputError, match="fedavg drops stragglers"):
         simulate(
@@ -337,12 +338,12 @@ def test_who_is_late_must_be_known_before_the_work() -> None:
             [fedprox(mu=0.1), fedavg()],
             solver=solver,
             cohort=Cohort(3),
-            systems=systems,
             rounds=1,
+            **timed,
             callbacks=[Callback(on_record=records.append)],
         )
     assert not records  # refused before the first method runs
-    run = one_run(federation, model, fedprox(mu=0.1), solver, systems=systems)
+    run = one_run(federation, model, fedprox(mu=0.1), solver, **timed)
     assert run.final.client_steps <= 15
 
 
@@ -371,7 +372,8 @@ def test_a_pooled_round_without_time_for_a_step_measures_nothing() -> None:
         centralised(),
         solver=Solver(0.1, batch_size=10, epochs=2),
         cohort=Cohort(1),
-        systems=Systems(deadline=0.5, step_seconds=[0.1, 1.0, 1.0]),
+        systems=Systems(deadline=0.5),
+        population=Population(step_seconds=[0.1, 1.0, 1.0]),
         rounds=12,
     )
     empty = [record for record in run.history[1:] if record.empty_rounds]

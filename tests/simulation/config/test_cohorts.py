@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedprox import Cohort, InputError, Solver, Systems, fedavg, fedprox
+from fedprox import Cohort, InputError, Solver, Systems, fedavg
 from fedprox.simulation.config.cohort import Sampling, weights
 from fedprox.simulation.config.protocol import initial_params
 from fedprox.streams import Purpose, Streams, generator
@@ -223,116 +223,6 @@ def test_with_one_epoch_partial_work_is_a_number_of_steps() -> None:
     assert drawn == {1, 2, 3, 4, 5}
 
 
-def test_a_deadline_turns_speeds_into_steps() -> None:
-    # 200 steps would be whole; these have time for 200, 31, 1 and none
-    systems = Systems(deadline=6.2, step_seconds=[0.001, 0.2, 6.2, 7.0])
-    work = systems.work(0, 3, np.arange(4), np.full(4, 95), SOLVER)
-    assert work.steps.tolist() == [200, 31, 1, 0]
-    assert work.stragglers.tolist() == [False, True, True, True]
-
-
-def test_a_deadline_of_whole_steps_is_whole_steps() -> None:
-    # 0.3 / 0.1 and 0.6 / 0.2 fall just below 3 as floating-point numbers
-    for deadline, seconds in ((0.3, 0.1), (0.6, 0.2)):
-        work = Systems(deadline=deadline, step_seconds=seconds).work(
-            0, 0, np.arange(1), np.array([30]), Solver(0.1, batch_size=10, epochs=1)
-        )
-        assert (work.steps.tolist(), work.stragglers.tolist()) == ([3], [False])
-
-
-def test_speeds_may_be_extreme() -> None:
-    systems = Systems(deadline=1e308, step_seconds=[1.0, 1e-300])
-    work = systems.work(0, 0, np.arange(2), np.array([30, 30]), SOLVER)
-    assert work.steps.tolist() == [60, 60]
-
-
-def test_a_speed_may_be_an_array_of_one_number() -> None:
-    for seconds in (np.array(0.25), np.float32(0.25)):
-        work = Systems(deadline=1.0, step_seconds=seconds).work(  # type: ignore[arg-type]
-            0, 1, np.arange(2), np.array([40, 50]), Solver(0.1, 10, epochs=5)
-        )
-        assert work.steps.tolist() == [4, 4]
-
-
-def test_speeds_are_log_normal_and_a_clients_own() -> None:
-    systems = Systems(deadline=1e6, step_seconds=2.0, spread=0.5)
-    everyone, sizes = np.arange(4000), np.full(4000, 10**8)
-    solver = Solver(0.1, batch_size=1, epochs=1)
-    steps = systems.work(0, 0, everyone, sizes, solver).steps
-    seconds = np.log(1e6 / steps)
-    assert seconds.mean() == pytest.approx(np.log(2), abs=0.03)
-    assert seconds.std() == pytest.approx(0.5, abs=0.03)
-    later = systems.work(0, 9, everyone[::-1], sizes, solver).steps
-    np.testing.assert_array_equal(later[::-1], steps)
-
-
-def test_a_client_without_time_for_a_step_does_not_count() -> None:
-    b = [np.array([v]) for v in (1.0, 10.0, 100.0)]
-    federation = quadratic_federation([np.eye(1)] * 3, b)
-    solver = Solver(1.0, batch_size="all", steps=2)
-    systems = Systems(deadline=1.0, step_seconds=[0.1, 0.6, 2.0])
-    kept, dropped = (
-        one_run(federation, quadratic_model(np.zeros(1)), method, solver, systems=systems)
-        for method in (fedprox(mu=0.0), fedavg())
-    )
-    np.testing.assert_allclose(kept.params, [5.5])
-    np.testing.assert_allclose(dropped.params, [1.0])
-    assert (kept.final.stragglers, kept.final.dropped) == (2, 1)
-    assert (dropped.final.stragglers, dropped.final.dropped) == (2, 2)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"step_seconds": 1.0}, "systems.step_seconds is given; give systems.deadline beside"),
-        ({"deadline": 1.0, "step_seconds": 1.0, "stragglers": 0.5}, "and not both"),
-        ({"spread": 0.5}, "it needs a deadline"),
-        ({"deadline": 1.0, "step_seconds": 1.0, "spread": 1e3}, "it must be from 0 to 10"),
-        (
-            {"deadline": [1.0, 2.0], "step_seconds": 1.0},
-            "deadline = .*; it must be a number above 0",
-        ),
-        ({"deadline": "15", "step_seconds": 1.0}, "deadline = '15'; it must be a number above 0"),
-        ({"deadline": 1.0, "step_seconds": "fast"}, "step_seconds = 'fast'; it must be a number"),
-        ({"deadline": 0.0, "step_seconds": 1.0}, "must be above 0"),
-        ({"deadline": 1.0, "step_seconds": [1.0, -1.0]}, "it must be above 0"),
-        ({"deadline": 1.0, "step_seconds": [1.0], "spread": 1.0}, "is given"),
-    ],
-)
-def test_a_deadline_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        Systems(**options)
-
-
-def test_a_simulation_has_no_real_clock() -> None:
-    federation = quadratic_federation([np.eye(1)] * 3, [np.zeros(1)] * 3)
-    solver = Solver(1.0, batch_size="all", steps=2)
-    message = "systems.deadline = 1.0; give systems.step_seconds beside it"
-    with pytest.raises(InputError, match=message):
-        one_run(
-            federation,
-            quadratic_model(np.zeros(1)),
-            fedavg(),
-            solver,
-            systems=Systems(deadline=1.0),
-        )
-
-
-def test_some_clients_keep_their_speeds_in_their_order() -> None:
-    some = np.array([2, 0])
-    own = Systems(deadline=1.0, step_seconds=[0.1, 0.2, 0.3]).of_clients(some)
-    assert own.speeds == (0.3, 0.1)
-    for systems in (Systems(0.5), Systems(deadline=1.0, step_seconds=0.1, spread=2.0)):
-        assert systems.of_clients(some) == systems
-
-
-def test_speeds_of_other_clients_than_the_federations_are_refused() -> None:
-    federation = quadratic_federation([np.eye(1)] * 3, [np.zeros(1)] * 3)
-    systems = Systems(deadline=1.0, step_seconds=[1.0, 1.0])
-    with pytest.raises(InputError, match="step_seconds: 2 numbers; the federation has 3 clients"):
-        one_run(federation, quadratic_model(np.zeros(1)), fedavg(), SOLVER, systems=systems)
-
-
 @pytest.mark.parametrize("fraction", [-0.1, 1.1])
 def test_a_fraction_out_of_range_is_refused(fraction: float) -> None:
     with pytest.raises(InputError, match="it must be from 0 to 1"):
@@ -382,7 +272,6 @@ def test_the_numbers_of_purposes_never_change() -> None:
         "PARTITION": 6,
         "SPLIT": 7,
         "GRADIENT_COHORT": 8,
-        "SPEED": 9,
         "CURVATURE": 10,
         "AUGMENTATION": 11,
         "SAMPLE": 12,
@@ -390,6 +279,10 @@ def test_the_numbers_of_purposes_never_change() -> None:
         "VALIDATION": 15,
         "PRIVACY": 16,
         "STEPS": 17,
+        "POPULATION": 18,
+        "DROPOUT": 19,
+        "DEVICE": 20,
+        "ZONE": 21,
     }
 
 

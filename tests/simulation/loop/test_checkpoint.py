@@ -51,7 +51,7 @@ from fedprox.simulation.loop import snapshot
 from fedprox.simulation.loop.checkpoint import stopping_on_signals
 from fedprox.simulation.loop.progress import Progress
 from fedprox.simulation.loop.snapshot import check_file, read_file, write_file
-from tests.byhand import CLIENTS, ROWS, SLOW, START
+from tests.byhand import CLIENTS, DEVICES, ROWS, SLOW, START
 from tests.quadratics import quadratic_model, ragged_quadratics
 from tests.variants import mostly_slow
 
@@ -75,6 +75,7 @@ def train(
         "solver": Solver([0.05, 0.1], 3, epochs=2),
         "cohort": Cohort(5),
         "systems": SLOW,
+        "population": DEVICES,
         "rounds": 11,
         "evaluation": Evaluation(every=3, gradients=False),
         "seed": [0, 1],
@@ -306,7 +307,11 @@ NAMED = dataclasses.replace(
         ({"methods": [fedprox(mu=0.1234567)]}, r"points"),
         ({"federation": ragged_quadratics(0, [*ROWS[:-1], ROWS[-1] + 1])}, r"training rows = "),
         (
-            {"federation": ragged_quadratics(0, [*ROWS, 1]), "systems": Systems()},
+            {
+                "federation": ragged_quadratics(0, [*ROWS, 1]),
+                "systems": Systems(),
+                "population": None,
+            },
             rf"clients = {CLIENTS}, here {CLIENTS + 1}",
         ),
         ({"federation": TESTED}, r"test rows = 0, here "),

@@ -24,7 +24,7 @@ from fedprox import (
 )
 from fedprox.simulation.compiled import layout
 from fedprox.simulation.loop.local import LocalSeed
-from tests.byhand import CLIENTS, ROWS, SLOW, START
+from tests.byhand import CLIENTS, DEVICES, ROWS, SLOW, START
 from tests.quadratics import quadratic_model, ragged_quadratics
 
 ROUNDS, EVERY = 9, 6
@@ -50,6 +50,7 @@ def runs(method: Algorithm, **options: Any) -> list[Run]:
         "solver": Solver(0.05, 3, epochs=2),
         "cohort": Cohort(5),
         "systems": SLOW,
+        "population": DEVICES,
         "rounds": ROUNDS,
         "evaluation": Evaluation(every=EVERY, gradients=False),
     }

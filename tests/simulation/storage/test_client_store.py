@@ -26,7 +26,7 @@ from fedprox.simulation.devices import mesh as mesh_module
 from fedprox.simulation.devices.mesh import lane_mesh, shard
 from fedprox.simulation.storage.client_store import open_store
 from tests import methods
-from tests.byhand import CLIENTS, ROWS, SLOW, START, beside_the_oracle
+from tests.byhand import CLIENTS, DEVICES, ROWS, SLOW, START, beside_the_oracle
 from tests.catalogue import VARIANTS
 from tests.quadratics import one_run, quadratic_model, ragged_quadratics
 
@@ -36,6 +36,7 @@ def runs(method: Algorithm, **options: Any) -> list[Run]:
         "solver": Solver([0.05, 0.1], 3, epochs=2),
         "cohort": Cohort(5),
         "systems": SLOW,
+        "population": DEVICES,
         "rounds": 7,
         "evaluation": Evaluation(every=3, gradients=False),
         "seed": [0, 1],

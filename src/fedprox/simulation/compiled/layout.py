@@ -7,6 +7,7 @@ programs are compiled again. Results depend on the room only in their last bits.
 on the number of rounds nor on interruptions.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from fedprox.simulation.planning.batch_plan import (
 from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.planning.packing import Grid, choose_lanes, pack
 from fedprox.simulation.planning.reads import slice_width, slices
-from fedprox.simulation.planning.round_work import RoundWork, round_work
+from fedprox.simulation.planning.round_work import RoundWork, works
 from fedprox.simulation.storage.training_data import TrainingRows
 from fedprox.solver import Solver
 
@@ -271,8 +272,8 @@ def sample_rounds(method: Method) -> list[RoundWork]:
     count = max(least, min(most, SAMPLE_CLIENTS // protocol.cohort.clients_per_round))
     if callable(solver.gamma):  # may be undefined after the last round, and does not matter here
         solver = replace(solver, gamma=0.0)
-    seed = protocol.seeds[0]
-    return [round_work(protocol, method.algorithm, solver, seed, t) for t in range(count)]
+    rounds = works(protocol, method.algorithm, solver, protocol.seeds[0])
+    return list(itertools.islice(rounds, count))
 
 
 class LaneCost(NamedTuple):

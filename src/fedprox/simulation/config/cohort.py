@@ -1,5 +1,6 @@
 """Cohorts: which clients take part in a round, and how their messages are weighted."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -7,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
-from fedprox.errors import require, require_one_of, require_whole
+from fedprox.errors import LARGEST, require, require_number, require_one_of, require_whole
 from fedprox.streams import Purpose, generator
 
 Sampling = Literal["uniform", "proportional", "bernoulli"]
@@ -42,6 +43,9 @@ class Cohort:
             cohort's n_j; an empty cohort is drawn again (Acar et al. 2021, the authors' code).
             With "uniform" and "bernoulli", methods that count each client once
             (`Algorithm.average`) use equal weights instead.
+        over_selection: How many times K clients are drawn, from 1 to 10; the first K messages end
+            the round, and the others do not count. Above 1 it needs "uniform" sampling and a
+            :class:`fedprox.Population`, which says who is first.
 
     Example:
         >>> cohort = Cohort(10, sampling="proportional")
@@ -51,10 +55,21 @@ class Cohort:
 
     clients_per_round: int
     sampling: Sampling = "uniform"
+    over_selection: float = 1.0
 
     def __post_init__(self) -> None:
         require_whole("cohort.clients_per_round", self.clients_per_round)
         require_one_of("cohort.sampling", self.sampling, get_args(Sampling))
+        require_number("cohort.over_selection", self.over_selection, most=10)
+        require(
+            self.over_selection >= 1,
+            f"cohort.over_selection = {self.over_selection}; it must be at least 1",
+        )
+        require(
+            self.over_selection == 1 or self.sampling == "uniform",
+            f'cohort.over_selection = {self.over_selection}; with sampling = "{self.sampling}" '
+            "there are no first K: it must be 1",
+        )
 
     def check_method(self, algorithm: Algorithm, clients: int) -> None:
         """Raise `InputError` if cohorts of some clients do not fit a method."""
@@ -71,10 +86,28 @@ class Cohort:
             f"{clients}, and cohort.sampling uniform",
         )
 
+    @property
+    def drawn(self) -> int:
+        """How many clients are drawn with "uniform" sampling."""
+        return math.ceil(self.clients_per_round * self.over_selection)
+
+    @property
+    def messages(self) -> int:
+        """How many messages end a round at most."""
+        return self.clients_per_round if self.over_selection > 1 else LARGEST
+
+    def check_private(self) -> None:
+        """Raise `InputError` if who takes part is not a draw from all clients."""
+        require(
+            self.over_selection == 1,
+            f"cohort.over_selection = {self.over_selection}; with privacy it must be 1, since the "
+            "fast clients would take part more often",
+        )
+
     def sizes(self, clients: int) -> range:
         """The possible sizes of a cohort that is drawn from `clients` clients."""
-        least = self.clients_per_round if self.sampling == "uniform" else 1
-        most = clients if self.sampling == "bernoulli" else min(self.clients_per_round, clients)
+        least = min(self.drawn, clients) if self.sampling == "uniform" else 1
+        most = clients if self.sampling == "bernoulli" else min(self.drawn, clients)
         return range(least, most + 1)
 
     def draw(
@@ -86,6 +119,7 @@ class Cohort:
         *,
         poisson: bool = False,
         capacity: int | None = None,
+        candidates: NDArray[np.int64] | None = None,
     ) -> Drawn:
         """The cohort of a round.
 
@@ -99,27 +133,32 @@ class Cohort:
             poisson: Whether an empty Bernoulli cohort stays empty, as privacy amplification by
                 Poisson sampling requires.
             capacity: Most clients of a Bernoulli cohort; a larger one is cut to a uniform sample.
+            candidates: The clients that can be drawn, at least one; None for all. A cohort is no
+                larger, and their chances are those that they have among all clients.
 
         >>> drawn = Cohort(2).draw(0, 7, np.array([0, 5, 6, 16]))
         >>> len(drawn.clients), bool((drawn.mass == np.array([5, 1, 10])[drawn.clients]).all())
         (2, True)
         """
         stream, clients = generator(seed, purpose, round_), len(offsets) - 1
+        among = clients if candidates is None else len(candidates)
         if self.sampling == "proportional":
             # the owner of a row drawn uniformly is client k with probability n_k / n
             rows = stream.integers(offsets[-1], size=self.clients_per_round)
             owners = np.searchsorted(offsets, rows, side="right") - 1
             return Drawn(*np.unique(owners, return_counts=True))
-        count = self.clients_per_round
+        count = min(self.drawn, among)
         if self.sampling == "bernoulli":
             count = 0
             while not count:
                 # given its size, a Bernoulli cohort is a uniform sample
-                count = stream.binomial(clients, self.clients_per_round / clients)
+                count = stream.binomial(among, self.clients_per_round / clients)
                 if poisson:
                     break
             count = count if capacity is None else min(count, capacity)
-        chosen = stream.choice(clients, count, replace=False)
+        chosen = stream.choice(among, count, replace=False)
+        if candidates is not None:
+            chosen = candidates[chosen]
         return Drawn(chosen, offsets[chosen + 1] - offsets[chosen])
 
 

@@ -27,6 +27,8 @@ from fedprox.privacy.accounting import Mechanism, mechanism_of
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
+from fedprox.simulation.config.pace import Pace, legs_of
+from fedprox.simulation.config.population import Population
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.devices.processes import Ownership, ownership_of_processes
 from fedprox.simulation.results.record import Record
@@ -50,8 +52,12 @@ PARTS = {
     "target": Target,
     "selection": Selection,
     "privacy": Privacy,
+    "population": Population,
 }
-"""The types of a protocol's parts; faults, target and privacy may be None."""
+"""The types of a protocol's parts."""
+
+OPTIONAL = ("faults", "target", "privacy", "population")
+"""The parts that may be None."""
 
 
 MOST_ROUNDS = 10**7
@@ -87,6 +93,7 @@ class Protocol:
         stop: A function of a record that returns whether its run ends; None means never.
         initial: The initial parameters; None means those of `model.init`.
         privacy: What hides the clients; None for nothing.
+        population: The clients' devices, by which the run has a clock; None for no clock.
 
     Raises:
         InputError: If a setting is out of range or does not fit the others.
@@ -108,6 +115,7 @@ class Protocol:
     selection: Selection = Selection()  # noqa: RUF009 (frozen)
     stop: Callable[[Record], bool] | None = None
     privacy: Privacy | None = None
+    population: Population | None = None
 
     def __post_init__(self) -> None:
         check_parts(**{name: getattr(self, name) for name in PARTS})
@@ -142,8 +150,17 @@ class Protocol:
             self.stop is None or callable(self.stop),
             f"stop = {shown(self.stop)}; it must be a function of a record, or None",
         )
-        self.systems.check(len(self.federation))
+        if self.population is not None:
+            self.population.check(len(self.federation))
+        require(
+            self.cohort.over_selection == 1 or self.population is not None,
+            f"cohort.over_selection = {self.cohort.over_selection}; it needs a population, which "
+            "says whose messages are first",
+        )
         if self.privacy is not None:
+            self.cohort.check_private()
+            if self.population is not None:
+                self.population.check_private()
             if self.faults is not None:
                 self.faults.check_private()
             self.evaluation.check_private()
@@ -167,6 +184,13 @@ class Protocol:
         """Whether a run waits for each evaluation, since the evaluation may end it."""
         ends = self.stop_at_target != "never" or self.selection.patience is not None
         return ends or self.stop is not None
+
+    def pace(self, algorithm: Algorithm, solver: Solver, seed: int) -> Pace:
+        """How long each client takes for the rounds of a method, given a population."""
+        assert self.population is not None
+        sizes = [math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(self.model.shapes)]
+        steps = solver.steps_per_epoch(self.federation.train.sizes)
+        return self.population.pace(seed, legs_of(algorithm), sum(sizes), steps)
 
     @cached_property
     def ownership(self) -> Ownership:
@@ -235,6 +259,10 @@ class Protocol:
                 settings |= _by_name(each.name, getattr(self, each.name))
         return settings
 
+    def begin_time(self, algorithm: Algorithm) -> float | None:
+        """The time at which the first round of a method may begin; None without a clock."""
+        return None if self.population is None or algorithm.pooled else 0.0
+
     def first_params(self, seed: int) -> Params:
         """The initial parameters w^0 of a seed."""
         return initial_params(self.model, seed) if self.initial is None else self.initial
@@ -296,14 +324,20 @@ class Protocol:
         check_pooled(algorithm, solver)
         if self.privacy is not None:
             check_private(algorithm, self.privacy)
+        if self.population is not None:
+            self.population.check_method(algorithm)
+        deadline, everyone = self.systems.deadline, np.arange(len(self.federation))
         for seed in self.seeds:
+            in_time = None
+            if deadline is not None and self.population is not None:
+                in_time = self.pace(algorithm, solver, seed).in_time(everyone, deadline)
             try:
                 self.systems.check_participation(
-                    seed,
                     self.federation.train.sizes,
                     solver,
                     self.cohort.sizes(len(self.federation)),
                     whole=algorithm.stragglers == "drop" and not algorithm.pooled,
+                    in_time=in_time,
                     independent=self.privacy is not None,
                 )
             except InputError as error:
@@ -363,7 +397,7 @@ def check_parts(**parts: object) -> None:
     """Raise `InputError` unless each part of a protocol has its type in `PARTS`."""
     for name, part in parts.items():
         kind = PARTS[name]
-        optional = name in ("faults", "target", "privacy")
+        optional = name in OPTIONAL
         if not (isinstance(part, kind) or (optional and part is None)):
             raise InputError(
                 f"{name} = {shown(part)}; it must be a fedprox.{kind.__name__}"
@@ -382,8 +416,8 @@ def digest(params: Params) -> str:
 def _by_name(name: str, value: Any) -> dict[str, str]:
     """A setting as text by its name; a dataclass as the texts of its fields.
 
-    >>> _by_name("cohort", Cohort(10))
-    {'cohort.clients_per_round': '10', 'cohort.sampling': "'uniform'"}
+    >>> list(_by_name("cohort", Cohort(10)))
+    ['cohort.clients_per_round', 'cohort.sampling', 'cohort.over_selection']
     """
     if is_dataclass(value):
         parts = [_by_name(f"{name}.{f.name}", getattr(value, f.name)) for f in fields(value)]

@@ -1,27 +1,23 @@
 """Systems heterogeneity: which clients of a cohort cannot finish, and how far they get.
 
 There are two models. In Li et al. 2020, section 5.2, a fraction of each cohort performs x epochs, x
-uniform on {1, ..., E}, and the others perform E. Alternatively, each round has a deadline and each
-client has its own speed. This is the "global clock" that the random x represents.
+uniform on {1, ..., E}, and the others perform E. Alternatively, each round has a deadline, and the
+clients' devices say how far each gets (`population.py`). This is the "global clock" that the random
+x represents.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
-from fedprox.errors import InputError, require, require_number, require_whole, shown
-from fedprox.solver import Solver, as_values
+from fedprox.errors import require, require_number, require_whole, shown
+from fedprox.solver import Solver
 from fedprox.streams import Purpose, Streams, generator
 from fedprox.user_code import call
-
-CLIENTS_TOGETHER = 1000
-"""Clients whose speeds are drawn together in the search for one that can take part."""
 
 
 class Straggler(NamedTuple):
@@ -67,36 +63,29 @@ class Systems:
     Attributes:
         stragglers: Fraction s of each cohort that cannot finish, from 0 to 1. With privacy, each
             client is a straggler with probability s, independently of the others.
-        deadline: Seconds that a round lasts. A client takes as many steps as it has time for, and
-            is a straggler if these are fewer than the solver's epochs or steps. None means no
-            deadline.
-        step_seconds: Seconds per mini-batch step, required with a deadline in a simulation: the
-            median over the clients, or a sequence with the seconds of each client. In a deployment,
-            None means that the deadline is that of a real clock.
-        spread: Variation of the speeds around a median `step_seconds`, from 0 to 10: in all rounds,
-            client k needs step_seconds exp(spread z_k) per step, z_k ~ N(0, 1).
+        deadline: Seconds after the begin of a round by which messages count. A client takes as many
+            steps as it has time for, there and back included, and is a straggler if these are fewer
+            than the solver's epochs or steps. In a simulation it needs a
+            :class:`fedprox.Population`; in a deployment without one, it is that of a real clock.
+            None means no deadline.
         straggler_epochs: A function that draws the epochs of a straggler, with a fraction of
             stragglers. None means uniform on {1, ..., E}. It must depend only on its argument. It
             is not called if the solver performs one epoch or counts steps.
 
     Raises:
-        InputError: If a number is out of range, if both a fraction and a deadline are set, or if
-            there are `step_seconds` without a deadline.
+        InputError: If a number is out of range, or if both a fraction and a deadline are set.
 
     Example:
-        >>> Systems(deadline=60.0, step_seconds=0.1, spread=1.0).deadline
+        >>> Systems(deadline=60.0).deadline
         60.0
     """
 
     stragglers: float = 0.0
     deadline: float | None = None
-    step_seconds: float | Sequence[float] | None = None
-    spread: float = 0.0
     straggler_epochs: StragglerEpochs | None = None
 
     def __post_init__(self) -> None:
         require_number("systems.stragglers", self.stragglers, most=1)
-        require_number("systems.spread", self.spread, most=10)
         if self.straggler_epochs is not None:
             require(
                 callable(self.straggler_epochs),
@@ -107,10 +96,6 @@ class Systems:
                 "systems.straggler_epochs: leave it out with systems.deadline, which determines "
                 "stragglers' work",
             )
-        require(
-            self.step_seconds is None or self.deadline is not None,
-            "systems.step_seconds is given; give systems.deadline beside it",
-        )
         if self.deadline is not None:
             require(
                 self.stragglers == 0,
@@ -118,39 +103,6 @@ class Systems:
                 "give either stragglers or a deadline, and not both",
             )
             require_number("systems.deadline", self.deadline, positive=True)
-        if self.step_seconds is None:
-            require(
-                self.spread == 0,
-                f"systems.spread = {self.spread}; it needs a deadline and step_seconds",
-            )
-            return
-        for value in as_values("systems.step_seconds", self.step_seconds):
-            require_number("systems.step_seconds", value, positive=True)
-        require(
-            self.spread == 0 or self.speeds is None,
-            f"systems.spread = {self.spread}; it must be 0, since each client's step_seconds is "
-            "given",
-        )
-
-    @property
-    def real_clock(self) -> bool:
-        """Whether the deadline is that of a real clock, which no simulation has."""
-        return self.deadline is not None and self.step_seconds is None
-
-    def check_simulated(self) -> None:
-        """Raise `InputError` if the deadline is that of a real clock."""
-        require(
-            not self.real_clock,
-            f"systems.deadline = {shown(self.deadline)}; give systems.step_seconds beside it: "
-            "without, it is a real clock's, which only a deployment has",
-        )
-
-    @cached_property
-    def speeds(self) -> tuple[float, ...] | None:
-        """Seconds per step of each client; None if `step_seconds` is a median."""
-        if self.step_seconds is None or np.ndim(self.step_seconds) == 0:
-            return None
-        return as_values("systems.step_seconds", self.step_seconds)
 
     def check_private(self) -> None:
         """Raise `InputError` if a client's work depends on who else is in the cohort."""
@@ -173,20 +125,6 @@ class Systems:
             "systems.deadline",
         )
 
-    def check(self, clients: int) -> None:
-        """Raise `InputError` if the number of speeds is not that of the clients."""
-        require(
-            self.speeds is None or len(self.speeds) == clients,
-            f"systems.step_seconds: {len(self.speeds or ())} numbers; the federation has "
-            f"{clients} clients",
-        )
-
-    def of_clients(self, clients: NDArray[np.int64]) -> "Systems":
-        """These systems for a subset of the clients, in its order."""
-        if self.speeds is None:
-            return self
-        return replace(self, step_seconds=[self.speeds[k] for k in clients.tolist()])
-
     def work(
         self,
         seed: int,
@@ -195,6 +133,7 @@ class Systems:
         sizes: NDArray[np.int64],
         solver: Solver,
         *,
+        in_time: NDArray[np.float64] | None = None,
         independent: bool = False,
     ) -> Work:
         """The work of each client of a cohort.
@@ -211,15 +150,16 @@ class Systems:
             cohort: Indices of the clients, shape (K,).
             sizes: Their training rows n_k, shape (K,).
             solver: Defines the work of a client that finishes.
+            in_time: Steps that each client has time for, shape (K,), if there is a deadline; None
+                if nobody knows in advance.
             independent: Whether a client's work is a function of (seed, round, client) alone, as
                 privacy requires.
         """
         steps = solver.steps_for(sizes)
-        if self.real_clock:  # nobody knows in advance
-            return Work(steps, np.zeros(len(cohort), np.bool_))
-        if self.deadline is not None:
-            in_time = self._steps_in_time(seed, cohort)
+        if in_time is not None:
             return Work(np.minimum(steps, in_time).astype(np.int64), in_time < steps)
+        if self.deadline is not None:
+            return Work(steps, np.zeros(len(cohort), np.bool_))
         stragglers = self._stragglers(seed, round_, cohort, independent=independent)
         whole_epochs = solver.epochs is not None and solver.epochs > 1
         unit = solver.steps_per_epoch(sizes) if whole_epochs else np.ones_like(steps)
@@ -258,26 +198,32 @@ class Systems:
 
     def check_participation(
         self,
-        seed: int,
         sizes: NDArray[np.int64],
         solver: Solver,
         cohorts: range,
         *,
         whole: bool,
+        in_time: NDArray[np.float64] | None,
         independent: bool = False,
     ) -> None:
         """Raise `InputError` if no client can ever take part in a round.
 
         Args:
-            seed: Seed of the run.
             sizes: Training rows n_k of all clients, shape (clients,).
             solver: Defines the work of a client that finishes.
             cohorts: The possible sizes of a cohort.
             whole: Whether stragglers are dropped, so that only clients that finish take part.
+            in_time: Steps that each client has time for, shape (clients,), if there is a deadline;
+                None if nobody knows in advance.
             independent: Whether each client is a straggler independently of the others.
         """
-        if self.real_clock:
-            return
+        if in_time is not None:
+            enough = in_time >= (solver.steps_for(sizes) if whole else 1)
+            require(
+                enough.any(),
+                f"systems.deadline = {self.deadline:g}: no client has time for "
+                f"{'all of its steps, and stragglers are dropped' if whole else 'a single step'}",
+            )
         if self.deadline is None:
             counts = np.arange(cohorts.start, cohorts.stop)
             some = (counts > np.round(self.stragglers * counts)).any()
@@ -286,31 +232,3 @@ class Systems:
                 f"systems.stragglers = {self.stragglers:g}: all clients of every cohort of "
                 f"{cohorts[-1]} are stragglers, who are dropped",
             )
-            return
-        steps = solver.steps_for(sizes)
-        for first in range(0, len(sizes), CLIENTS_TOGETHER):
-            clients = np.arange(first, min(first + CLIENTS_TOGETHER, len(sizes)))
-            in_time = self._steps_in_time(seed, clients)
-            if (in_time >= (steps[clients] if whole else 1)).any():
-                return
-        raise InputError(
-            f"systems.deadline = {self.deadline:g}: no client has time for "
-            f"{'all of its steps, and stragglers are dropped' if whole else 'a single step'}"
-        )
-
-    def _steps_in_time(self, seed: int, clients: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Number of steps that each client has time for, shape (K,)."""
-        assert self.deadline is not None
-        with np.errstate(over="ignore"):
-            # 0.3 / 0.1 must give three steps
-            return np.floor(self.deadline / self._step_seconds(seed, clients) * (1 + 1e-9))
-
-    def _step_seconds(self, seed: int, cohort: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Seconds per step of each client, shape (K,)."""
-        if self.speeds is not None:
-            return np.array([self.speeds[k] for k in cohort.tolist()])
-        assert self.step_seconds is not None  # there is a deadline
-        streams = Streams(seed, Purpose.SPEED)
-        (median,) = as_values("systems.step_seconds", self.step_seconds)
-        normals = [streams.at(0, k).standard_normal() for k in cohort.tolist()]
-        return np.array([median * math.exp(self.spread * z) for z in normals])

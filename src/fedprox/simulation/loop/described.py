@@ -1,7 +1,7 @@
 """Descriptions of a comparison: for `experiment.toml`, and for its checkpoints to match."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import jax
@@ -29,7 +29,6 @@ def describe_comparison(protocol: Protocol, methods: Sequence[Algorithm]) -> dic
     """
     federation = protocol.federation
     others = {"federation", "model", "seeds", "target", "initial"}
-    others |= {"evaluation", "cohort", "systems", "faults", "solver", "selection", "privacy"}
     table = {f.name: getattr(protocol, f.name) for f in fields(protocol) if f.name not in others}
     table["seed"] = protocol.seeds
     if protocol.target is not None:
@@ -44,12 +43,6 @@ def describe_comparison(protocol: Protocol, methods: Sequence[Algorithm]) -> dic
     if protocol.initial is not None:
         table["initial"] = IN_PYTHON
     table["model"] = _model(protocol.model)
-    for name in ("evaluation", "cohort", "systems", "faults", "selection", "privacy", "solver"):
-        part = getattr(protocol, name)
-        if part is not None:
-            table[name] = {f.name: getattr(part, f.name) for f in fields(part)}
-    if protocol.privacy is not None and protocol.privacy.adaptive_clip is not None:
-        table["privacy"]["adaptive_clip"] = asdict(protocol.privacy.adaptive_clip)
     table["method"] = [_method(method) for method in methods]
     plain: dict[str, Any] = _plain(table)
     return plain
@@ -75,6 +68,8 @@ def _plain(value: Any) -> Any:
         return _plain(value.tolist())
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items() if each is not None}
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain({f.name: getattr(value, f.name) for f in fields(value)})
     if isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Sequence):

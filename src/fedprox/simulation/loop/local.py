@@ -115,7 +115,8 @@ class LocalMethod:
             most=layout.shape.rounds,
             pause=(checkpoints and checkpoints.every) or protocol.rounds,
         )
-        return Planner(self.method, self.rows, start.seed, shapes).ahead(self.pool, calls)
+        planner = Planner(self.method, self.rows, start.seed, shapes, start.round)
+        return planner.ahead(self.pool, calls)
 
     def begin(self, start: Start) -> "LocalSeed":
         """Begin the remaining rounds of a seed."""

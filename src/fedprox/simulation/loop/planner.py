@@ -12,7 +12,7 @@ from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import is_noisy
 from fedprox.simulation.planning.batch_plan import BatchPlan, plan_rounds
 from fedprox.simulation.planning.reads import Exchange
-from fedprox.simulation.planning.round_work import RoundWork, round_work
+from fedprox.simulation.planning.round_work import RoundWork, works
 from fedprox.simulation.storage.training_data import DeviceRows, TrainingRows
 
 PLANS_AHEAD = 3
@@ -121,17 +121,21 @@ class Planner:
         rows: The training rows.
         seed: Seed of the run.
         layout: The shapes of the first call.
+        first: The first round that is planned; the others follow in order.
     """
 
-    def __init__(self, method: Method, rows: TrainingRows, seed: int, layout: Layout) -> None:
-        self.method, self.protocol, self.solver = method, method.protocol, method.solver
+    def __init__(
+        self, method: Method, rows: TrainingRows, seed: int, layout: Layout, first: int
+    ) -> None:
+        self.method, self.solver = method, method.solver
         self.rows, self.seed, self.layout = rows, seed, layout
+        self.works = works(method.protocol, method.algorithm, method.solver, seed, first)
 
     def plan(self, begin: int, end: int) -> list[Call]:
-        """Plan the calls of some rounds: one, or more if the shapes grow within them."""
+        """Plan the calls of the next rounds: one, or more if the shapes grow within them."""
         calls, first, work = [], begin, list[RoundWork]()
         for t in range(begin, end):
-            current = round_work(self.protocol, self.method.algorithm, self.solver, self.seed, t)
+            current = next(self.works)
             layout = self.layout.fitting(needed(self.layout, self.solver, current))
             if layout is not self.layout and work:
                 calls.append(self._call(first, work))

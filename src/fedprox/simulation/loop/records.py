@@ -148,6 +148,7 @@ def records_of(
             client_steps=int(solves.steps[i]),
             total_steps=run.client_steps + int(taken[i]),
             communication=algorithm.communication * done.round,
+            time=work.time,
             empty_rounds=done.since.empty,
             **({} if screening is None else _faults(done, faulty, i, protocol.federation.names)),
             test_loss=_at(held_out.get("test_loss"), i, math.nan),

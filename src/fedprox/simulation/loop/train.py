@@ -276,7 +276,7 @@ class SeedRun:
         if adapt is not None:
             now = now._replace(memory=adapt.init(self.hparams, measures.train_loss))
         self.now = now._replace(since=cost)
-        self._await(measures, LastRound(no_work()))
+        self._await(measures, LastRound(no_work(self.protocol.begin_time(self.method.algorithm))))
 
     def _restore(self, saved: Snapshot) -> None:
         """Restore the client state of a checkpoint.

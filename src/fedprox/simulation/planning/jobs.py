@@ -65,8 +65,14 @@ def jobs_of(
         columns: The other fields of `Jobs`, but those that say where rows are.
     """
     first = train.offsets[client]
-    places: dict[str, Any] = {"first_row": first, "device_row": first, "size": train.offsets[client + 1] - first}
-    return Jobs(client=client, **places, owner=ownership.of(client), **columns)
+    return Jobs(
+        client=client,
+        first_row=first,
+        size=train.offsets[client + 1] - first,
+        owner=ownership.of(client),
+        device_row=first,
+        **columns,
+    )
 
 
 DIVISORS = ("size", "relative_size")

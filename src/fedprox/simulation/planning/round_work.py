@@ -1,5 +1,8 @@
 """The work of a round: which clients take part, and how much work each of them does."""
 
+import itertools
+import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +12,7 @@ from fedprox.algorithms.base import Algorithm
 from fedprox.simulation.config.cohort import Drawn, weights
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.planning.jobs import Jobs, jobs_of, no_jobs
+from fedprox.simulation.planning.timeline import FIRST_SHARE, Timeline
 from fedprox.solver import Solver
 from fedprox.streams import Purpose
 from fedprox.user_code import call
@@ -24,6 +28,7 @@ class RoundWork(NamedTuple):
         jobs: The jobs of the other clients.
         exchange: Jobs of the first cohort, if the method has a first exchange; they take no steps.
             If this is the round's own, its clients have a job of each kind.
+        time: Seconds from the begin of the run to the end of the round; None without a clock.
     """
 
     clients: int
@@ -31,26 +36,74 @@ class RoundWork(NamedTuple):
     dropped: int
     jobs: Jobs
     exchange: Jobs
+    time: float | None = None
 
 
-def no_work() -> RoundWork:
-    """The work of a round without clients."""
-    return RoundWork(0, 0, 0, no_jobs(), no_jobs())
+def no_work(time: float | None = None) -> RoundWork:
+    """The work of a round without clients, which ends at some time."""
+    return RoundWork(0, 0, 0, no_jobs(), no_jobs(), time)
+
+
+def works(
+    protocol: Protocol, algorithm: Algorithm, solver: Solver, seed: int, first: int = 0
+) -> Iterator[RoundWork]:
+    """The work of a method's rounds from `first` on.
+
+    With a clock, when a round begins depends on all rounds before it, so their work is drawn again.
+    """
+    if protocol.population is None:
+        for t in itertools.count(first):
+            yield round_work(protocol, algorithm, solver, seed, t)
+    timeline = Timeline(protocol, algorithm, solver, seed)
+    for t in itertools.count():
+        work = round_work(protocol, algorithm, solver, seed, t, timeline)
+        if t >= first:
+            yield work
 
 
 def round_work(
-    protocol: Protocol, algorithm: Algorithm, solver: Solver, seed: int, t: int
+    protocol: Protocol,
+    algorithm: Algorithm,
+    solver: Solver,
+    seed: int,
+    t: int,
+    timeline: Timeline | None = None,
 ) -> RoundWork:
-    """Draw the cohort and the stragglers of round t, and make the jobs of the round."""
-    train = protocol.federation.train
-    drawn = _draw(protocol, algorithm, seed, t, Purpose.COHORT)
+    """Draw the cohort and the stragglers of round t, and make the jobs of the round.
+
+    Args:
+        protocol: The protocol.
+        algorithm: The method.
+        solver: The local solver of its clients.
+        seed: The seed.
+        t: The round.
+        timeline: The clock, which stands at the begin of the round and moves to its end; None
+            without one.
+    """
+    train, deadline = protocol.federation.train, protocol.systems.deadline
+    candidates = None if timeline is None else timeline.candidates()
+    drawn = _draw(protocol, algorithm, seed, t, Purpose.COHORT, candidates)
     chosen = drawn.clients
-    sizes = train.offsets[chosen + 1] - train.offsets[chosen]
+    first = drawn
+    if algorithm.exchange is not None and algorithm.exchange_cohort == "another":
+        first = _draw(protocol, algorithm, seed, t, Purpose.GRADIENT_COHORT, candidates)
+    sizes = train.sizes[chosen]
     if algorithm.round_steps is not None:
         steps = call(f"{algorithm.name}: round_steps", algorithm.round_steps, seed, t)
         solver = solver.changed(steps=steps)
     private = protocol.privacy is not None
-    work = protocol.systems.work(seed, t, chosen, sizes, solver, independent=private)
+    left, in_time = math.inf if deadline is None else deadline, None
+    read, before = np.ones(len(first.clients), bool), 0.0
+    if timeline is not None:
+        if algorithm.exchange is not None:
+            read, before = timeline.first_exchange(first.clients, FIRST_SHARE * left)
+            if private and deadline is not None:  # nobody's time must depend on the others
+                before = FIRST_SHARE * deadline
+        left -= before
+        in_time = None if deadline is None else timeline.pace.in_time(chosen, left)
+    work = protocol.systems.work(
+        seed, t, chosen, sizes, solver, in_time=in_time, independent=private
+    )
     stragglers = int(work.stragglers.sum())
     if algorithm.pooled and not work.steps.sum():
         return RoundWork(len(chosen), stragglers, 0, no_jobs(), no_jobs())
@@ -70,6 +123,14 @@ def round_work(
         )
         return RoundWork(len(chosen), stragglers, 0, jobs, no_jobs())
     takes_part = ~work.stragglers if algorithm.stragglers == "drop" else work.steps > 0
+    if timeline is not None:
+        takes_part &= read if first is drawn else read.any()
+        times = timeline.times(t, chosen, work.steps, before)
+        most = min(protocol.cohort.messages, len(chosen))
+        takes_part, seconds = timeline.end(times, takes_part, most, left)
+        timeline.now += before + seconds
+        # whoever arrives late, or never, could not finish either
+        stragglers = int((work.stragglers | ~takes_part).sum())
     counted = Drawn(chosen[takes_part], drawn.mass[takes_part])
     if private:  # the user's function must not see who else takes part
         gamma = np.array([solver.gammas(t, alone)[0] for alone in counted.clients[:, None]])
@@ -79,22 +140,32 @@ def round_work(
     jobs = _jobs(protocol, algorithm, counted, work.steps[takes_part], gamma)
     exchange = no_jobs()
     if algorithm.exchange is not None:
-        first = counted
-        if algorithm.exchange_cohort == "another":
-            first = _draw(protocol, algorithm, seed, t, Purpose.GRADIENT_COHORT)
+        if first is drawn:
+            first = counted
+        else:
+            first = Drawn(first.clients[read], first.mass[read])
             first = _with_method_mass(protocol, algorithm, first)
         zeros = np.zeros(len(first.clients))
         exchange = _jobs(protocol, algorithm, first, zeros.astype(np.int64), zeros)
-    return RoundWork(len(chosen), stragglers, int((~takes_part).sum()), jobs, exchange)
+    dropped, now = int((~takes_part).sum()), None if timeline is None else timeline.now
+    return RoundWork(len(chosen), stragglers, dropped, jobs, exchange, now)
 
 
-def _draw(protocol: Protocol, algorithm: Algorithm, seed: int, t: int, purpose: Purpose) -> Drawn:
-    """A cohort of round t."""
+def _draw(
+    protocol: Protocol,
+    algorithm: Algorithm,
+    seed: int,
+    t: int,
+    purpose: Purpose,
+    candidates: NDArray[np.int64] | None,
+) -> Drawn:
+    """A cohort of round t, from the candidates; None for all clients."""
     mechanism = protocol.mechanism(algorithm)
     return protocol.cohort.draw(
         *(seed, t, protocol.federation.train.offsets, purpose),
         poisson=mechanism is not None,
         capacity=None if mechanism is None else mechanism.capacity,
+        candidates=candidates,
     )
 
 

@@ -37,6 +37,8 @@ class Record(NamedTuple):
         client_steps: Mini-batch steps taken in the last round.
         total_steps: Mini-batch steps taken in all rounds so far.
         communication: Communication of all rounds so far, in units of one round of FedAvg.
+        time: Seconds from the begin of the run to the end of the round, by the clients' devices;
+            None without a `fedprox.Population`.
         empty_rounds: Rounds since the previous record in which no client took part, so that the
             model did not change.
         faulty: Number of faulty updates since the previous record; None without screening, see
@@ -111,6 +113,7 @@ class Record(NamedTuple):
     client_steps: int
     total_steps: int
     communication: int
+    time: float | None = None
     empty_rounds: int = 0
     faulty: int | None = None
     faulty_clients: list[str] | None = None

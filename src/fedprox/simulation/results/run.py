@@ -1,7 +1,7 @@
 """Runs: one method with one set of hyperparameters and one seed, from start to end."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -132,14 +132,25 @@ class Run:
             InputError: If records do not have the target's measure, or it is not known which of its
                 values are better.
         """
-        rounds = [record.round for record in self.history]
+        return self._reached(target, [record.round for record in self.history])
+
+    def time_to(self, target: Target) -> float | None:
+        """Seconds by the clients' devices until the run reaches a target, as `rounds_to`.
+
+        None if it never does, or there is no clock.
+        """
+        times = [record.time for record in self.history if record.time is not None]
+        return self._reached(target, times) if len(times) == len(self.history) else None
+
+    def _reached(self, target: Target, at: Sequence[float]) -> float | None:
+        """Where on an axis the records reach a target."""
         try:
             values = [record.value(target.measure) for record in self.history]
         except KeyError:
             raise InputError(
                 f"target.measure = {target.measure!r}; records of {self.label!r} do not have it"
             ) from None
-        return target.rounds(rounds, values)
+        return target.rounds(at, values)
 
     def models_to(self, target: Target) -> float | None:
         """Communication until the run reaches a target, in units of one round of FedAvg.

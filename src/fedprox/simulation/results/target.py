@@ -137,7 +137,7 @@ class Target:
             return self
         return replace(self, lower_is_better=lower_is_better(self.measure, metrics))
 
-    def rounds(self, evaluated: Sequence[int], values: Sequence[float]) -> float | None:
+    def rounds(self, evaluated: Sequence[float], values: Sequence[float]) -> float | None:
         """Rounds until a curve reaches the target; None if it never does.
 
         As in McMahan et al. 2017, section 3, the curve is the best value so far, interpolated
