@@ -53,7 +53,7 @@ class Setting:
             yield (
                 k,
                 Streams(0, Purpose.BATCHES)
-                .orders(t, [k], counts=[self.solver.epochs], sizes=[size])
+                .orders([t], [k], counts=[self.solver.epochs], sizes=[size])
                 .reshape(-1, size),
             )
 

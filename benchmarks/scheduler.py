@@ -117,7 +117,20 @@ def draw(
     work, working = timed(lambda: systems.work(0, t, drawn.clients, rows, solver))
     weight, none = weights(drawn.mass), np.zeros(cohort)
     home = find_ownership(offsets, processes).of(drawn.clients)
-    jobs = Jobs(drawn.clients, first, rows, work.steps, weight, none, none, none, home, first)
+    jobs = Jobs(
+        drawn.clients,
+        first,
+        rows,
+        work.steps,
+        weight,
+        none,
+        none,
+        none,
+        home,
+        first,
+        home * 0,
+        none,
+    )
     ticks, counting = timed(lambda: job_ticks(solver, jobs, tick_width(solver, MOST)))
     return Drawn(jobs, ticks, seconds, working, counting)
 

@@ -461,7 +461,7 @@ def run(
                 epochs = -(-steps // -(-n // size))
                 orders = (
                     Streams(seed, Purpose.BATCHES)
-                    .orders(t, [k], counts=[epochs], sizes=[n])
+                    .orders([t], [k], counts=[epochs], sizes=[n])
                     .reshape(epochs, n)
                 )
                 batches = [order[i : i + size] for order in orders for i in range(0, n, size)]

@@ -64,7 +64,7 @@ def federated(
             epochs = -(-int(steps) // -(-n // size))
             order = (
                 Streams(seed, Purpose.BATCHES)
-                .orders(t, [int(k)], counts=[epochs], sizes=[n])
+                .orders([t], [int(k)], counts=[epochs], sizes=[n])
                 .reshape(epochs, n)
             )
             batches = [epoch[i : i + size] for epoch in order for i in range(0, n, size)][

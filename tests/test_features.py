@@ -152,6 +152,8 @@ def test_augmentation_keys_depend_on_seed_round_client_and_step_alone() -> None:
         ones,
         np.zeros(4, int),
         OFFSETS[:-1],
+        np.zeros(4, int),
+        ones,
     )
 
     def keys(seed: int, round_: int, devices: int, lanes: int) -> dict[int, set[tuple[int, ...]]]:

@@ -37,6 +37,7 @@ from fedprox.report.results import save
 from fedprox.report.saved import load_model, save_model
 from fedprox.report.table import table
 from fedprox.runner import run
+from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.config.availability import DayNight, Intervals
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
@@ -63,6 +64,7 @@ __version__: str
 __all__ = [
     "AdaptiveClip",
     "Algorithm",
+    "Asynchronous",
     "Callback",
     "Checkpoints",
     "ClientRecord",

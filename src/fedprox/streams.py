@@ -39,6 +39,7 @@ class Purpose(IntEnum):
     DROPOUT = 19
     DEVICE = 20
     ZONE = 21
+    ARRIVALS = 22
 
 
 def check_seed(seed: int, name: str = "seed") -> None:
@@ -112,7 +113,12 @@ class Streams:
         return self._generator
 
     def orders(
-        self, round_: int, clients: Sequence[int], *, counts: Sequence[int], sizes: Sequence[int]
+        self,
+        rounds: Sequence[int],
+        clients: Sequence[int],
+        *,
+        counts: Sequence[int],
+        sizes: Sequence[int],
     ) -> NDArray[np.int32]:
         """Independent uniform permutations of `range(size)` for each client, concatenated.
 
@@ -121,7 +127,7 @@ class Streams:
         sorting them gives the permutation: about twice as fast as shuffling, and without ties.
 
         Args:
-            round_: Round t.
+            rounds: The round in which each client started.
             clients: The clients' indices.
             counts: Number of permutations of each client.
             sizes: Rows of each client, at least 1.
@@ -129,7 +135,7 @@ class Streams:
         Returns:
             int32, shape (sum of counts times sizes,).
 
-        >>> flat = Streams(0, Purpose.BATCHES).orders(0, [7, 3], counts=[2, 1], sizes=[2, 3])
+        >>> flat = Streams(0, Purpose.BATCHES).orders([0, 0], [7, 3], counts=[2, 1], sizes=[2, 3])
         >>> sorted(flat[:2].tolist()), sorted(flat[2:4].tolist()), sorted(flat[4:].tolist())
         ([0, 1], [0, 1], [0, 1, 2])
         """
@@ -137,7 +143,7 @@ class Streams:
         end = np.cumsum(size)
         keys = np.empty(int(size.sum()), np.uint64)
         at = 0
-        for client, count, rows in zip(clients, counts, sizes, strict=True):
+        for round_, client, count, rows in zip(rounds, clients, counts, sizes, strict=True):
             self.at(round_, client)
             keys[at : at + count * rows] = self._bits.random_raw(count * rows)
             at += count * rows

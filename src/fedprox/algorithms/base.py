@@ -69,6 +69,10 @@ class ClientContext(NamedTuple):
             clients'.
         loss: :math:`F_k(w^t)`, a scalar, if `Algorithm.own_loss`; else None.
         memory: What the client remembers within the round, if `Algorithm.memory`; else None.
+        staleness: Steps of the server since the client started, an int32 scalar, in asynchronous
+            rounds; else None.
+        rate: The client's learning rate, relative to the round's, in asynchronous rounds; else
+            None.
     """
 
     gradient: Params | None
@@ -76,6 +80,8 @@ class ClientContext(NamedTuple):
     relative_size: jax.Array
     loss: jax.Array | None = None
     memory: Any = None
+    staleness: jax.Array | None = None
+    rate: jax.Array | None = None
 
 
 class Solution(NamedTuple):

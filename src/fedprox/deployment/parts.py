@@ -134,6 +134,8 @@ class Parts:
             relative_size=np.array(work.relative_size, np.float64),
             owner=np.zeros(len(own), np.int64),
             device_row=first,
+            staleness=np.zeros(len(own), np.int64),
+            rate=np.ones(len(own)),
         )
 
     def train(

@@ -17,7 +17,17 @@ Table = dict[str, Any]
 HEADERS = {
     name: f"[{name}]"
     for name in (
-        *("data", "model", "evaluation", "cohort", "systems", "population", "faults", "privacy"),
+        *(
+            "data",
+            "model",
+            "evaluation",
+            "cohort",
+            "systems",
+            "population",
+            "asynchronous",
+            "faults",
+            "privacy",
+        ),
         *("deployment", "selection", "solver", "versions"),
     )
 } | {"method": "[[method]]"}

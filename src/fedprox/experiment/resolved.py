@@ -21,6 +21,7 @@ from fedprox.model import Model, Params
 from fedprox.models import MODELS
 from fedprox.privacy.setting import AdaptiveClip, Privacy
 from fedprox.report.saved import load_model
+from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.config.availability import DayNight
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
@@ -57,6 +58,7 @@ class Resolved(NamedTuple):
     selection: Selection
     privacy: Privacy | None
     population: Population | None
+    asynchronous: Asynchronous | None
 
 
 def train(
@@ -130,6 +132,9 @@ def resolve_with(
     population = None
     if experiment.population:
         population = _population(dict(experiment.population), data_dir)
+    asynchronous = None
+    if experiment.asynchronous:
+        asynchronous = Asynchronous(**dict(experiment.asynchronous))
     faults = Faults(**dict(experiment.faults)) if experiment.faults else None
     privacy = _privacy(dict(experiment.privacy)) if experiment.privacy else None
     methods = [
@@ -179,6 +184,7 @@ def resolve_with(
         selection=selection,
         privacy=privacy,
         population=population,
+        asynchronous=asynchronous,
     )
 
 

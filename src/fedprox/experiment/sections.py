@@ -8,6 +8,7 @@ from fedprox.experiment.messages import Of, Section, Table
 from fedprox.experiment.schema import schema_of
 from fedprox.privacy.setting import AdaptiveClip, Privacy
 from fedprox.report.saved import load_model
+from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.config.availability import DayNight
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
@@ -79,6 +80,7 @@ PopulationSection = schema_of(
         "period": (float | None, "Seconds after which the times of the file begin anew."),
     },
 )
+AsynchronousSection = schema_of(Asynchronous)
 FaultsSection = schema_of(Faults)
 PrivacySection = schema_of(Privacy, types={"adaptive_clip": schema_of(AdaptiveClip) | None})
 SelectionSection = schema_of(Selection)
@@ -159,6 +161,8 @@ class Experiment(Section):
     """Which clients cannot finish their work."""
     population: Annotated[Any, Of(PopulationSection)] = None
     """The clients' devices; without the section a run has no clock."""
+    asynchronous: Annotated[Any, Of(AsynchronousSection)] = None
+    """Steps of the server without waiting for a cohort; rounds with a barrier if left out."""
     faults: Annotated[Any, Of(FaultsSection)] = None
     """Screening of faulty updates; none if the section is left out."""
     privacy: Annotated[Any, Of(PrivacySection)] = None

@@ -11,6 +11,7 @@ from fedprox.errors import require, shown
 from fedprox.federation import Federation
 from fedprox.model import Model, Params
 from fedprox.privacy import Privacy
+from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
@@ -52,6 +53,7 @@ def simulate(
     selection: Selection = Selection(),  # noqa: B008 (frozen)
     privacy: Privacy | None = None,
     population: Population | None = None,
+    asynchronous: Asynchronous | None = None,
     stop: Callable[[Record], bool] | None = None,
     initial: Params | None = None,
     devices: int | None = None,
@@ -98,6 +100,8 @@ def simulate(
         population: The clients' devices: how fast each computes and sends, and when it is on.
             Records then have the time at which their round ended, and `systems.deadline` and
             `cohort.over_selection` can be set. None means no clock.
+        asynchronous: How the server steps as soon as some updates are in, without waiting for a
+            cohort; a round is then a step of the server. None means rounds with a barrier.
         stop: Called with each record except those of the last round. A run ends when it returns
             True, and keeps its results so far. Sweep points run together until it has returned True
             for each of them. It must return the same in all processes.
@@ -169,6 +173,7 @@ def simulate(
         selection=selection,
         privacy=privacy,
         population=population,
+        asynchronous=asynchronous,
         stop=stop,
         initial=initial,
     )

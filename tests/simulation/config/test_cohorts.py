@@ -235,12 +235,12 @@ def test_permutations_are_permutations_and_a_prefix_of_longer_ones(
 ) -> None:
     few = (
         Streams(1, Purpose.BATCHES)
-        .orders(5, [client], counts=[count], sizes=[size])
+        .orders([5], [client], counts=[count], sizes=[size])
         .reshape(-1, size)
     )
     many = (
         Streams(1, Purpose.BATCHES)
-        .orders(5, [client], counts=[count + 2], sizes=[size])
+        .orders([5], [client], counts=[count + 2], sizes=[size])
         .reshape(-1, size)
     )
     assert (np.sort(few, axis=1) == np.arange(size)).all()
@@ -252,7 +252,7 @@ def test_every_permutation_is_equally_likely() -> None:
     drawn = Counter(
         tuple(row)
         for row in Streams(0, Purpose.BATCHES)
-        .orders(0, [0], counts=[6000], sizes=[3])
+        .orders([0], [0], counts=[6000], sizes=[3])
         .reshape(-1, 3)
         .tolist()
     )
@@ -283,6 +283,7 @@ def test_the_numbers_of_purposes_never_change() -> None:
         "DROPOUT": 19,
         "DEVICE": 20,
         "ZONE": 21,
+        "ARRIVALS": 22,
     }
 
 

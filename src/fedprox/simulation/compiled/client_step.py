@@ -131,8 +131,25 @@ def contexts_of(
         state: Their state.
         points: Number of sweep points.
     """
-    relative = jnp.broadcast_to(jobs.relative_size[slot][:, None], (len(slot), points))
-    return ClientContext(own.gradient, state, relative_size=relative, loss=own.value)
+
+    def at_points(column: Any) -> Any:
+        return None if column is None else jnp.broadcast_to(column[slot][:, None], shape)
+
+    shape = len(slot), points
+    return ClientContext(
+        own.gradient,
+        state,
+        relative_size=at_points(jobs.relative_size),
+        loss=own.value,
+        staleness=at_points(jobs.staleness),
+        rate=at_points(jobs.rate),
+    )
+
+
+def learning_rate(broadcast: Broadcast, context: ClientContext) -> jax.Array:
+    """A client's learning rate."""
+    rate = broadcast.hparams["learning_rate"]
+    return rate if context.rate is None else rate * context.rate
 
 
 def steps_taken(lanes: LaneState) -> jax.Array | None:
@@ -190,7 +207,7 @@ class ClientStep:
         params = self.algorithm.subproblem(*broadcast, context).start
         return LaneState(
             params,
-            self.solver.init(params, broadcast.hparams["learning_rate"]),
+            self.solver.init(params, learning_rate(broadcast, context)),
             jax.tree.map(jnp.zeros_like, params) if self.accumulate else None,
             context,
             _initial_stop(None if self.solver.gamma is None else gamma, deadline)
@@ -268,7 +285,7 @@ class ClientStep:
             gradient_f = jax.tree.map(jnp.add, gradient, reference.gradient)
         gradient_h = problem.gradient(lane.params, gradient_f)
         params, optimizer = self.solver.step(
-            lane.params, lane.optimizer, gradient_h, broadcast.hparams["learning_rate"]
+            lane.params, lane.optimizer, gradient_h, learning_rate(broadcast, lane.context)
         )
         stepped = self._stepped(lane, broadcast, params, optimizer)
         if not self.accumulate and lane.stop is None:
@@ -319,7 +336,7 @@ class ClientStep:
             lane.params,
             lane.optimizer,
             gradient,
-            broadcast.hparams["learning_rate"],
+            learning_rate(broadcast, lane.context),
             value=value,
             grad=gradient,
             value_fn=h,

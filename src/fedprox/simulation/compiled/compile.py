@@ -162,7 +162,9 @@ class Compiler:
         with jax.default_matmul_precision("highest"):
             if self._evaluate is None:
                 requests["evaluation"], inputs = self._evaluation(layout, state)
-            if self.method.protocol.evaluation.gradients:
+            protocol = self.method.protocol
+            # gamma is relative to one model, from which not all of these clients started
+            if protocol.evaluation.gradients and protocol.asynchronous is None:
                 requests["inexactness"] = self._inexactness(layout, state)
             traced = {name: request.trace() for name, request in requests.items()}
         programs = compiled_once(requests, traced)
@@ -237,6 +239,7 @@ class Compiler:
         return (
             *(functions, tuple(method.points[0]), method.solver, protocol.model),
             *(protocol.federation.augment, method.faults, method.private),
+            protocol.asynchronous is not None,
             *(protocol.evaluation.gradients, layout._replace(idle=0.0), self.mesh),
         )
 
@@ -253,7 +256,10 @@ class Compiler:
         noisy = is_noisy(protocol.federation, protocol.model)
         private = protocol.privacy is not None
         return plan_rounds(
-            *(layout.shape, layout.room, self.method.solver, 0, []), noisy=noisy, private=private
+            *(layout.shape, layout.room, self.method.solver, 0, []),
+            noisy=noisy,
+            private=private,
+            asynchronous=protocol.asynchronous is not None,
         )
 
     def _specs(self, rows: DeviceRows) -> tuple[Any, ...]:

@@ -221,6 +221,7 @@ class RoundsProgram:
         self.client = ClientStep(model, self.algorithm, self.solver, layout, clock is not None)
         self.read = features_reader(method.protocol.federation.augment)
         self.private = method.private
+        self.asynchronous = method.protocol.asynchronous is not None
         self.second_pass: RoundsProgram | None = None
         personal = self.algorithm.personal
         if personal is not None and personal.subproblem is not None:
@@ -298,6 +299,9 @@ class RoundsProgram:
             jnp.zeros(points) if self.algorithm.own_loss else None,
         )
         context = idle_context(own, client_state, lanes_here, points)
+        if self.asynchronous:
+            none = jnp.zeros((lanes_here, points))
+            context = context._replace(staleness=none.astype(jnp.int32), rate=none)
         zeros = jnp.zeros(lanes_here)
         stop = None if self.clock is None else zeros
         lanes = self.client.begin_all(broadcast, context, zeros, stop)
@@ -455,8 +459,9 @@ class Round:
         """Update the server's state, as if faulty clients had not been in the cohort."""
         algorithm, hparams, screened = self.program.algorithm, self.hparams, self.screened
         client_state, faulty = result.client_state, result.faulty
-        # without updates, noise is still released
-        has_updates = jnp.bool_(True) if self.program.private else self.plan.participation > 0
+        # without updates, noise is still released; a server with a buffer has some
+        always = self.program.private or self.program.asynchronous
+        has_updates = jnp.bool_(True) if always else self.plan.participation > 0
         if result.counted is not None:
             participation = hparams["participation"] * result.counted
             hparams = {**hparams, "participation": participation}

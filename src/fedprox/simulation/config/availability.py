@@ -165,5 +165,6 @@ class Hours(NamedTuple):
         return found
 
     def wait(self, now: float) -> float:
-        """Seconds from `now` until a client goes on, if all are off."""
-        return float(np.mod(self.begin - now, self.period).min())
+        """Seconds from `now` until another client goes on."""
+        seconds = np.mod(self.begin - now, self.period)
+        return float(np.where(seconds > ROUNDING * self.period, seconds, self.period).min())

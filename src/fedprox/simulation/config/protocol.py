@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import jax
 import numpy as np
 
+from fedprox.algorithms.asynchronous import asynchronous
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.centralised import check_pooled
 from fedprox.algorithms.private import check_private, private, releases
@@ -24,6 +25,7 @@ from fedprox.measures import lower_is_better, measures
 from fedprox.model import Model, Params, fitted_params
 from fedprox.privacy import Privacy
 from fedprox.privacy.accounting import Mechanism, mechanism_of
+from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.faults import Faults
@@ -53,10 +55,11 @@ PARTS = {
     "selection": Selection,
     "privacy": Privacy,
     "population": Population,
+    "asynchronous": Asynchronous,
 }
 """The types of a protocol's parts."""
 
-OPTIONAL = ("faults", "target", "privacy", "population")
+OPTIONAL = ("faults", "target", "privacy", "population", "asynchronous")
 """The parts that may be None."""
 
 
@@ -94,6 +97,8 @@ class Protocol:
         initial: The initial parameters; None means those of `model.init`.
         privacy: What hides the clients; None for nothing.
         population: The clients' devices, by which the run has a clock; None for no clock.
+        asynchronous: How the server steps without waiting for a cohort; None for rounds in which
+            it waits.
 
     Raises:
         InputError: If a setting is out of range or does not fit the others.
@@ -116,6 +121,7 @@ class Protocol:
     stop: Callable[[Record], bool] | None = None
     privacy: Privacy | None = None
     population: Population | None = None
+    asynchronous: Asynchronous | None = None
 
     def __post_init__(self) -> None:
         check_parts(**{name: getattr(self, name) for name in PARTS})
@@ -157,6 +163,14 @@ class Protocol:
             f"cohort.over_selection = {self.cohort.over_selection}; it needs a population, which "
             "says whose messages are first",
         )
+        if self.asynchronous is not None:
+            require(
+                self.population is not None,
+                "asynchronous: who is done when is a matter of the clients' devices: give a "
+                "population",
+            )
+            require(self.privacy is None, "asynchronous: privacy has no accounting for it; use one")
+            self.asynchronous.check(self.cohort, self.systems)
         if self.privacy is not None:
             self.cohort.check_private()
             if self.population is not None:
@@ -259,6 +273,13 @@ class Protocol:
                 settings |= _by_name(each.name, getattr(self, each.name))
         return settings
 
+    @property
+    def models_a_round(self) -> float:
+        """Models sent to clients in a round, in units of a round of FedAvg with a barrier."""
+        if self.asynchronous is None:
+            return 1
+        return self.asynchronous.buffer / self.cohort.clients_per_round
+
     def begin_time(self, algorithm: Algorithm) -> float | None:
         """The time at which the first round of a method may begin; None without a clock."""
         return None if self.population is None or algorithm.pooled else 0.0
@@ -275,6 +296,12 @@ class Protocol:
         if algorithm.pooled:
             return algorithm
         reported, mechanism = reporting(algorithm, self.evaluation.model), self.mechanism(algorithm)
+        if self.asynchronous is not None:
+            return asynchronous(
+                reported,
+                self.asynchronous.most_staleness,
+                models=self.asynchronous.adds == "models",
+            )
         if self.privacy is None or mechanism is None:
             return reported
         return private(
@@ -326,6 +353,8 @@ class Protocol:
             check_private(algorithm, self.privacy)
         if self.population is not None:
             self.population.check_method(algorithm)
+        if self.asynchronous is not None:
+            self.asynchronous.check_method(algorithm, solver)
         deadline, everyone = self.systems.deadline, np.arange(len(self.federation))
         for seed in self.seeds:
             in_time = None

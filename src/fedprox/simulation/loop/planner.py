@@ -102,6 +102,7 @@ def plan_call(
         [(t, each.jobs) for t, each in enumerate(placed, start=first)],
         noisy=is_noisy(protocol.federation, protocol.model),
         private=private,
+        asynchronous=protocol.asynchronous is not None,
         process_index=protocol.ownership.process_index,
     )
     held = None

@@ -18,6 +18,7 @@ from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.loop.execution import LastRound, Tally, Traffic
 from fedprox.simulation.loop.own_models import OwnMeasures
+from fedprox.simulation.planning.round_work import RoundWork
 from fedprox.simulation.results.clients import ClientMeasures, ClientRecord
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
@@ -147,8 +148,9 @@ def records_of(
             dropped=work.dropped,
             client_steps=int(solves.steps[i]),
             total_steps=run.client_steps + int(taken[i]),
-            communication=algorithm.communication * done.round,
+            communication=algorithm.communication * done.round * protocol.models_a_round,
             time=work.time,
+            staleness=_staleness(protocol, work),
             empty_rounds=done.since.empty,
             **({} if screening is None else _faults(done, faulty, i, protocol.federation.names)),
             test_loss=_at(held_out.get("test_loss"), i, math.nan),
@@ -163,6 +165,13 @@ def records_of(
             delta=None if protocol.privacy is None else protocol.privacy.delta,
             **({} if by_client is None else _fairness(by_client[i])),
         )
+
+
+def _staleness(protocol: Protocol, work: RoundWork) -> float | None:
+    """The mean staleness of a round's updates; None but in asynchronous rounds."""
+    if protocol.asynchronous is None:
+        return None
+    return float(work.jobs.staleness.mean()) if len(work.jobs.client) else 0.0
 
 
 def _fairness(clients: ClientMeasures) -> dict[str, Any]:

@@ -143,6 +143,7 @@ def plan_rounds(
     *,
     noisy: bool = False,
     private: bool = False,
+    asynchronous: bool = False,
     process_index: int = 0,
 ) -> BatchPlan:
     """Plan the mini-batches of some rounds.
@@ -157,6 +158,7 @@ def plan_rounds(
         rounds: (t, jobs) of each round.
         noisy: Whether mini-batches need random keys.
         private: Whether rounds need random keys for the noise that hides clients.
+        asynchronous: Whether clients started some rounds ago.
         process_index: The process for which to plan; it only reads the rows of its own clients.
     """
     r, d, lanes, width, processes = shape
@@ -195,16 +197,18 @@ def plan_rounds(
                 check.reshape(-1)[at] = planned.check
             if noise is None:
                 continue
-            ranges = zip(*(a[part].tolist() for a in (jobs.client, begin, length)), strict=True)
-            for client, first, count in ranges:
-                key = keys.at(t, client).integers(2**32, size=(count, 2), dtype=np.uint32)
+            columns = (t - jobs.staleness, jobs.client, begin, length)
+            for started, client, first, count in zip(
+                *(a[part].tolist() for a in columns), strict=True
+            ):
+                key = keys.at(started, client).integers(2**32, size=(count, 2), dtype=np.uint32)
                 noise.reshape(-1, 2)[first : first + count * lanes : lanes] = key
     none = segments(pack(np.zeros(0, np.int64), 1), d, lanes, segments_room)
     ends += [none] * (r - len(rounds))
     return BatchPlan(
         Ticks(rows, size, last, check, noise),
         jax.tree.map(lambda *each: np.stack(each), *ends),
-        in_slots([jobs for _, jobs in rounds], r, room.slots),
+        in_slots([jobs for _, jobs in rounds], r, room.slots, asynchronous=asynchronous),
         place,
         rate,
         participation,
@@ -292,7 +296,8 @@ def _ticks_of(
         return _Ticks(number, offset[job, None], rows, last=steps, check=~steps)
     epochs = job_epochs(solver, jobs, width)
     clients, counts, sizes = (a.tolist() for a in (jobs.client, epochs.begun, jobs.size))
-    orders = streams.orders(round_, clients, counts=counts, sizes=sizes)
+    started = (round_ - jobs.staleness).tolist()
+    orders = streams.orders(started, clients, counts=counts, sizes=sizes)
     orders += np.repeat(offset, epochs.begun * jobs.size)
     epoch, tick = np.divmod(number, epochs.of_epoch[job])
     checks = epochs.checks[job]

@@ -28,6 +28,8 @@ class Jobs(NamedTuple):
         owner: The process that owns the client.
         device_row: The client's first row in the arrays on the devices. It equals `first_row` until
             `TrainingRows.of` sets it.
+        staleness: Steps of the server since the client started; 0 but in asynchronous rounds.
+        rate: The client's learning rate, relative to the round's; 1 but in asynchronous rounds.
     """
 
     client: NDArray[np.int64]
@@ -40,6 +42,8 @@ class Jobs(NamedTuple):
     relative_size: NDArray[np.float64]
     owner: NDArray[np.int64]
     device_row: NDArray[np.int64]
+    staleness: NDArray[np.int64]
+    rate: NDArray[np.float64]
 
     def take(self, chosen: Any) -> "Jobs":
         """Some of these jobs."""
@@ -48,7 +52,7 @@ class Jobs(NamedTuple):
 
 def no_jobs() -> Jobs:
     """The jobs of a round in which no client trains."""
-    whole = {"client", "first_row", "size", "steps", "owner", "device_row"}
+    whole = {"client", "first_row", "size", "steps", "owner", "device_row", "staleness"}
     kinds: list[Any] = [np.int64 if name in whole else np.float64 for name in Jobs._fields]
     return Jobs(*(np.zeros(0, kind) for kind in kinds))
 
@@ -62,7 +66,8 @@ def jobs_of(
         train: The training rows of all clients.
         ownership: Which process owns which clients.
         client: Indices of the clients, shape (jobs,).
-        columns: The other fields of `Jobs`, but those that say where rows are.
+        columns: The other fields of `Jobs`, but those that say where rows are; those of
+            asynchronous rounds may be left out.
     """
     first = train.offsets[client]
     return Jobs(
@@ -71,7 +76,7 @@ def jobs_of(
         size=train.offsets[client + 1] - first,
         owner=ownership.of(client),
         device_row=first,
-        **columns,
+        **{"staleness": np.zeros_like(client), "rate": np.ones(len(client)), **columns},
     )
 
 
@@ -88,6 +93,8 @@ class Slots(NamedTuple):
         weight: As in `Jobs`.
         gamma: As in `Jobs`.
         relative_size: As in `Jobs`.
+        staleness: As in `Jobs`; None but in asynchronous rounds.
+        rate: As in `Jobs`; None likewise.
     """
 
     size: Array
@@ -95,9 +102,13 @@ class Slots(NamedTuple):
     weight: Array
     gamma: Array
     relative_size: Array
+    staleness: Array | None = None
+    rate: Array | None = None
 
 
-def in_slots(rounds: Sequence[Jobs], count: int, slots: int) -> Slots:
+def in_slots(
+    rounds: Sequence[Jobs], count: int, slots: int, *, asynchronous: bool = False
+) -> Slots:
     """The jobs of some rounds, with room for `count` rounds of `slots` jobs."""
 
     def column(name: str) -> NDArray[Any]:
@@ -108,4 +119,5 @@ def in_slots(rounds: Sequence[Jobs], count: int, slots: int) -> Slots:
             array[r, : len(jobs.client)] = getattr(jobs, name)
         return array
 
-    return Slots(*map(column, Slots._fields))
+    names = [name for name in Slots._fields if asynchronous or name not in Slots._field_defaults]
+    return Slots(**{name: column(name) for name in names})

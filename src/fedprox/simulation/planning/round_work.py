@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import Algorithm
 from fedprox.simulation.config.cohort import Drawn, weights
 from fedprox.simulation.config.protocol import Protocol
+from fedprox.simulation.planning.events import server_steps
 from fedprox.simulation.planning.jobs import Jobs, jobs_of, no_jobs
 from fedprox.simulation.planning.timeline import FIRST_SHARE, Timeline
 from fedprox.solver import Solver
@@ -51,6 +52,10 @@ def works(
 
     With a clock, when a round begins depends on all rounds before it, so their work is drawn again.
     """
+    if protocol.asynchronous is not None:
+        yield from itertools.islice(
+            asynchronous_works(protocol, algorithm, solver, seed), first, None
+        )
     if protocol.population is None:
         for t in itertools.count(first):
             yield round_work(protocol, algorithm, solver, seed, t)
@@ -59,6 +64,27 @@ def works(
         work = round_work(protocol, algorithm, solver, seed, t, timeline)
         if t >= first:
             yield work
+
+
+def asynchronous_works(
+    protocol: Protocol, algorithm: Algorithm, solver: Solver, seed: int
+) -> Iterator[RoundWork]:
+    """The work of the server's steps without a barrier: the updates in its buffer."""
+    train, settings = protocol.federation.train, protocol.asynchronous
+    assert settings is not None
+    for t, step in enumerate(server_steps(protocol, settings, algorithm, solver, seed)):
+        sizes = train.sizes[step.clients]
+        drawn = _with_method_mass(protocol, algorithm, Drawn(step.clients, sizes))
+        jobs = _jobs(protocol, algorithm, drawn, solver.steps_for(sizes), np.zeros(len(sizes)))
+        staleness, rate = t - step.started, solver.factor(t)
+        rates = [solver.factor(each) / rate if rate else 0.0 for each in step.started.tolist()]
+        jobs = jobs._replace(
+            weight=jobs.weight * settings.factor(staleness),
+            staleness=staleness,
+            rate=np.array(rates),
+        )
+        lost = step.lost
+        yield RoundWork(len(sizes) + lost, lost, lost, jobs, no_jobs(), step.time)
 
 
 def round_work(
@@ -120,6 +146,8 @@ def round_work(
             relative_size=np.ones(1),
             owner=one * 0,
             device_row=one * 0,
+            staleness=one * 0,
+            rate=np.ones(1),
         )
         return RoundWork(len(chosen), stragglers, 0, jobs, no_jobs())
     takes_part = ~work.stragglers if algorithm.stragglers == "drop" else work.steps > 0

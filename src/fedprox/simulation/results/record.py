@@ -39,6 +39,8 @@ class Record(NamedTuple):
         communication: Communication of all rounds so far, in units of one round of FedAvg.
         time: Seconds from the begin of the run to the end of the round, by the clients' devices;
             None without a `fedprox.Population`.
+        staleness: Mean staleness of the last round's updates, see `fedprox.Asynchronous`; None in
+            rounds with a barrier.
         empty_rounds: Rounds since the previous record in which no client took part, so that the
             model did not change.
         faulty: Number of faulty updates since the previous record; None without screening, see
@@ -112,8 +114,9 @@ class Record(NamedTuple):
     dropped: int
     client_steps: int
     total_steps: int
-    communication: int
+    communication: float
     time: float | None = None
+    staleness: float | None = None
     empty_rounds: int = 0
     faulty: int | None = None
     faulty_clients: list[str] | None = None

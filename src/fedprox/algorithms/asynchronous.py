@@ -1,0 +1,103 @@
+"""Asynchronous rounds as a transformation of a method: clients start from states of the past.
+
+The engine runs the B updates of a server's step as the jobs of a round. Each client's context says
+how many steps ago it started, and its local problem reads the server's state of that time from a
+ring. Steps, weights and messages are the method's own.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedprox.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    ClientState,
+    HParams,
+    Message,
+    Solution,
+    State,
+    difference,
+    inner_memory,
+)
+from fedprox.errors import require
+from fedprox.model import Params
+from fedprox.subproblem import Subproblem
+
+
+class Versions(NamedTuple):
+    """A method's state, and its states after the last steps.
+
+    Attributes:
+        state: The current state.
+        past: State t at index t mod (the number of states), leaves (states, ...).
+        step: t, an int32 scalar.
+    """
+
+    state: State
+    past: Any
+    step: jax.Array
+
+
+def asynchronous(algorithm: Algorithm, most_staleness: int, *, models: bool) -> Algorithm:
+    """The same method, whose clients start from the state of `context.staleness` steps ago.
+
+    Args:
+        algorithm: The method; its clients keep no state.
+        most_staleness: The largest staleness.
+        models: Whether the server moves towards the clients' models, and not by their updates.
+
+    Raises:
+        InputError: If `models` is set, and clients send other messages than w_k - w^t.
+    """
+    require(
+        not models or algorithm.message is difference,
+        f'{algorithm.name}: asynchronous.adds = "models" needs a method whose clients send '
+        'w_k - w^t alone; it must be "updates"',
+    )
+    count = most_staleness + 1
+
+    def started(state: Versions, context: ClientContext) -> State:
+        assert context.staleness is not None  # the rounds are asynchronous
+        at = jnp.mod(state.step - context.staleness, count)
+        return jax.tree.map(lambda a: a[at], state.past)
+
+    def own(hparams: HParams, context: ClientContext) -> HParams:
+        assert context.rate is not None  # the rounds are asynchronous
+        return {**hparams, "learning_rate": hparams["learning_rate"] * context.rate}
+
+    def init(params: Params) -> Versions:
+        first = algorithm.init(params)
+        past = jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *jnp.shape(a))), first)
+        return Versions(first, past, jnp.int32(0))
+
+    def subproblem(state: Versions, hparams: HParams, context: ClientContext) -> Subproblem:
+        return algorithm.subproblem(started(state, context), own(hparams, context), context)
+
+    def message(
+        state: Versions, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Message, ClientState]:
+        sent, own_state = algorithm.message(
+            started(state, context), own(hparams, context), context, solution
+        )
+        if models:
+            start, now = solution.problem.start, algorithm.params(state.state)
+            sent = jax.tree.map(lambda m, a, b: m + (a - b), sent, start, now)
+        return sent, own_state
+
+    def update(state: Versions, mean: Message, hparams: HParams) -> Versions:
+        after, step = algorithm.update(state.state, mean, hparams), state.step + 1
+        past = jax.tree.map(lambda a, new: a.at[jnp.mod(step, count)].set(new), state.past, after)
+        return Versions(after, past, step)
+
+    evaluated = algorithm.evaluated
+    return algorithm._replace(
+        subproblem=subproblem,
+        init=init,
+        message=message,
+        update=update,
+        params=lambda state: algorithm.params(state.state),
+        evaluated=None if evaluated is None else lambda state: evaluated(state.state),
+        memory=inner_memory(algorithm.memory),
+    )

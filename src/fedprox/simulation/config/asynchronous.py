@@ -1,0 +1,124 @@
+"""Asynchronous rounds: the server steps whenever some updates are in, and waits for nobody."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.algorithms.base import Algorithm
+from fedprox.errors import require, require_number, require_one_of, require_whole
+from fedprox.simulation.config.cohort import Cohort
+from fedprox.simulation.config.systems import Systems
+from fedprox.solver import Solver
+
+Staleness = Literal["constant", "polynomial", "hinge"]
+"""How the weight of an update falls with its staleness."""
+
+Adds = Literal["updates", "models"]
+"""What the server adds to its model."""
+
+
+@dataclass(frozen=True)
+class Asynchronous:
+    r"""Rounds without barrier: M clients are at work at any time, the server steps at B updates.
+
+    M is `Cohort.clients_per_round`. A client that has sent its update is replaced at once by
+    another, drawn uniformly from those that are neither at work nor in the buffer; it starts from
+    the server's current model. An update whose client started :math:`\tau` steps of the server ago
+    has the weight :math:`s(\tau)` of a fresh one:
+
+    .. math:: w^{t+1} = w^t + \sum_{k \in \text{buffer}} p_k \, s(\tau_k) (w_k - w^{t - \tau_k}),
+
+    with :math:`p_k` as in a round of these B clients. A round is a step of the server: `rounds`,
+    records and schedules count them, and a client uses the learning rate of the step from which it
+    started. It needs a :class:`fedprox.Population`, whose devices order the events.
+
+    Attributes:
+        buffer: B, the updates of a step, at most M. With 1 and ``adds="models"`` this is FedAsync.
+        staleness: s: "constant" is 1; "polynomial" is :math:`(1 + \tau)^{-a}`; "hinge" is 1 up to
+            :math:`\tau = b`, and :math:`1 / (1 + a (\tau - b))` beyond it.
+        a: How fast s falls, above 0.
+        b: The last staleness whose weight "hinge" leaves as it is.
+        most_staleness: Staleness beyond which an update is left out. The server keeps its last
+            `most_staleness` states in memory.
+        adds: "updates" adds what clients changed, as FedBuff does; "models" moves towards the
+            clients' models, :math:`w_k - w^t`, as FedAsync does.
+
+    Raises:
+        InputError: If a setting is unknown or out of range.
+
+    Example:
+        >>> Asynchronous(buffer=10).factor(np.array([0, 3])).tolist()
+        [1.0, 0.5]
+
+    References:
+        Nguyen et al., `Federated Learning with Buffered Asynchronous Aggregation
+        <https://arxiv.org/abs/2106.06639>`_, AISTATS 2022, Algorithm 1; Xie et al., `Asynchronous
+        Federated Optimization <https://arxiv.org/abs/1903.03934>`_, 2019, Algorithm 1 and section
+        5.2.
+    """
+
+    buffer: int
+    staleness: Staleness = "polynomial"
+    a: float = 0.5
+    b: int = 4
+    most_staleness: int = 20
+    adds: Adds = "updates"
+
+    def __post_init__(self) -> None:
+        require_whole("asynchronous.buffer", self.buffer)
+        require_one_of("asynchronous.staleness", self.staleness, get_args(Staleness))
+        require_number("asynchronous.a", self.a, positive=True)
+        require_whole("asynchronous.b", self.b, least=0)
+        require_whole("asynchronous.most_staleness", self.most_staleness, least=0, most=10_000)
+        require_one_of("asynchronous.adds", self.adds, get_args(Adds))
+
+    def factor(self, staleness: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The weight of updates, relative to fresh ones."""
+        late = staleness.astype(np.float64)
+        if self.staleness == "polynomial":
+            return (1.0 + late) ** -self.a
+        if self.staleness == "hinge":
+            return 1.0 / (1.0 + self.a * np.maximum(late - self.b, 0.0))
+        return np.ones_like(late)
+
+    def check(self, cohort: Cohort, systems: Systems) -> None:
+        """Raise `InputError` if cohorts or stragglers are those of rounds with a barrier."""
+        require(
+            self.buffer <= cohort.clients_per_round,
+            f"asynchronous.buffer = {self.buffer}; it must be at most the clients at work, "
+            f"cohort.clients_per_round = {cohort.clients_per_round}",
+        )
+        require(
+            cohort.sampling == "uniform" and cohort.over_selection == 1,
+            "asynchronous: clients are drawn one after the other: cohort.sampling must be "
+            '"uniform", and cohort.over_selection 1',
+        )
+        require(
+            systems.stragglers == 0 and systems.deadline is None,
+            "asynchronous: a slow client is late and not a straggler: leave out systems.stragglers "
+            "and systems.deadline",
+        )
+
+    def check_method(self, algorithm: Algorithm, solver: Solver) -> None:
+        """Raise `InputError` if the message of a client does not stand alone."""
+        why = (
+            "it has no clients"
+            if algorithm.pooled
+            else "it needs every client in every round"
+            if algorithm.everyone
+            else "its clients keep a state that belongs to the server's"
+            if algorithm.client_state is not None
+            else "its clients need gradients or losses of one model"
+            if algorithm.reads_first or algorithm.exchange is not None
+            else "its mu follows the loss of each round"
+            if algorithm.adapt is not None
+            else ""
+        )
+        require(not why, f"{algorithm.name}: {why}, so it cannot be asynchronous")
+        require(
+            solver.gamma is None,
+            f"{algorithm.name}: with solver.gamma nobody knows how long a client takes; leave it "
+            "out, or asynchronous",
+        )

@@ -1,0 +1,194 @@
+"""The events of asynchronous rounds: who starts when, and whose updates each step has.
+
+How long each client takes is known before any training, so events are ordered on the host, and a
+step of the server is a round of B jobs with their staleness.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.algorithms.base import Algorithm
+from fedprox.simulation.config.asynchronous import Asynchronous
+from fedprox.simulation.config.availability import ROUNDING, Hours
+from fedprox.simulation.config.protocol import Protocol
+from fedprox.solver import Solver
+from fedprox.streams import Purpose, Streams, generator
+
+DRAWN_TOGETHER = 1024
+"""Random numbers that are drawn together, since each call costs as much as tens of numbers."""
+
+TRIES = 64
+"""How often a client is drawn that cannot start, before those that can are listed."""
+
+
+class Step(NamedTuple):
+    """A step of the server.
+
+    Attributes:
+        clients: The clients in the buffer, in the order of their arrival, shape (B,).
+        started: The step from whose state each client started, shape (B,).
+        time: Seconds from the begin of the run.
+        lost: Updates since the step before that were lost or too stale.
+    """
+
+    clients: NDArray[np.int64]
+    started: NDArray[np.int64]
+    time: float
+    lost: int
+
+
+def server_steps(
+    protocol: Protocol,
+    asynchronous: Asynchronous,
+    algorithm: Algorithm,
+    solver: Solver,
+    seed: int,
+) -> Iterator[Step]:
+    """The steps of the server, from the first one on.
+
+    Updates that arrive at the same time count in the order in which their clients started. New
+    clients start after all that happens at a time, from the newest state.
+    """
+    events = Events(protocol, algorithm, solver, seed)
+    at_work, step, lost = 0, 0, 0
+    clients, versions = list[int](), list[int]()
+    while True:
+        at_work += events.start(protocol.cohort.clients_per_round - at_work, step)
+        full = at_work == protocol.cohort.clients_per_round
+        for client, started, arrives in events.next(full=full):
+            at_work -= 1
+            if not arrives or step - started > asynchronous.most_staleness:
+                events.free([client])
+                lost += 1
+                continue
+            clients.append(client)
+            versions.append(started)
+            if len(clients) == asynchronous.buffer:
+                yield Step(np.array(clients), np.array(versions), events.now, lost)
+                events.free(clients)
+                step, lost, clients, versions = step + 1, 0, [], []
+
+
+def blocks(draw: Callable[[], NDArray[Any]]) -> Iterator[Any]:
+    """The numbers of blocks that are drawn when they are needed."""
+    while True:
+        yield from draw().tolist()
+
+
+class Clocks:
+    """`Hours` of one client after the other, in Python's numbers, which are faster then."""
+
+    def __init__(self, hours: Hours) -> None:
+        self.hours, self.period = hours, hours.period
+        self.first, self.begin, self.length = (a.tolist() for a in hours[:3])
+
+    def left(self, now: float, client: int) -> float:
+        """Seconds for which a client stays on, 0 if it is off."""
+        for at in range(self.first[client], self.first[client + 1]):
+            since = (now - self.begin[at]) % self.period
+            if self.period - since < ROUNDING * self.period:
+                since = 0.0
+            if since < self.length[at]:
+                return float(self.length[at] - since)
+        return 0.0
+
+
+class Events:
+    """The clients at work, by when they are done.
+
+    Args:
+        protocol: The protocol.
+        algorithm: The method.
+        solver: The local solver of its clients.
+        seed: The seed.
+
+    Attributes:
+        now: Seconds from the begin of the run.
+    """
+
+    def __init__(self, protocol: Protocol, algorithm: Algorithm, solver: Solver, seed: int) -> None:
+        assert protocol.population is not None
+        sizes, self.dropout = protocol.federation.train.sizes, protocol.population.dropout
+        self.clients, everyone = len(sizes), np.arange(len(sizes))
+        pace = protocol.pace(algorithm, solver, seed)
+        self.seconds: list[float] = pace.seconds(everyone, solver.steps_for(sizes)).tolist()
+        self.hours = pace.hours and Clocks(pace.hours)
+        self.now, self.order = 0.0, 0
+        self.busy, self.count = bytearray(self.clients), 0
+        self.queue: list[tuple[float, int, int, int, bool]] = []
+        self.cohorts = Streams(seed, Purpose.COHORT)
+        stream = generator(seed, Purpose.ARRIVALS)
+        self.drawn = blocks(lambda: stream.integers(self.clients, size=DRAWN_TOGETHER))
+        losses = generator(seed, Purpose.DROPOUT)
+        self.losses = blocks(lambda: losses.random(DRAWN_TOGETHER))
+
+    def free(self, clients: list[int]) -> None:
+        """Let clients be drawn again."""
+        for client in clients:
+            self.busy[client] = 0
+        self.count -= len(clients)
+
+    def start(self, most: int, step: int) -> int:
+        """Start clients at a step, at most so many, and return their number."""
+        chosen = list[int]()
+        if not self.count and self.hours is None:  # as the cohort of a round with a barrier
+            stream = self.cohorts.at(step, 0)
+            chosen = stream.choice(self.clients, min(most, self.clients), replace=False).tolist()
+            self.take(chosen)
+        while len(chosen) < most and (client := self.draw()) is not None:
+            chosen.append(client)
+            self.take([client])
+        for client in chosen:
+            seconds, arrives = self.seconds[client], True
+            if self.dropout or self.hours is not None:
+                seconds, arrives = self.end(client)
+            heapq.heappush(self.queue, (self.now + seconds, self.order, client, step, arrives))
+            self.order += 1
+        return len(chosen)
+
+    def draw(self) -> int | None:
+        """A client that is neither at work nor in the buffer, and on; None if there is none."""
+        if self.count == self.clients:
+            return None
+        for client in itertools.islice(self.drawn, TRIES):
+            if not self.busy[client] and (self.hours is None or self.hours.left(self.now, client)):
+                return client
+        free = np.flatnonzero(np.frombuffer(self.busy, np.uint8) == 0).tolist()
+        if self.hours is not None:
+            free = [client for client in free if self.hours.left(self.now, client)]
+        return free[next(self.drawn) % len(free)] if free else None
+
+    def take(self, clients: list[int]) -> None:
+        """Mark clients as busy."""
+        for client in clients:
+            self.busy[client] = 1
+        self.count += len(clients)
+
+    def end(self, client: int) -> tuple[float, bool]:
+        """Seconds until a client that starts now is done or lost, and whether it arrives."""
+        seconds = lost = self.seconds[client]
+        if self.dropout and next(self.losses) < self.dropout:
+            lost = next(self.losses) * seconds
+        if self.hours is not None:
+            lost = min(lost, self.hours.left(self.now, client))
+        return lost, lost == seconds
+
+    def next(self, *, full: bool) -> Iterator[tuple[int, int, bool]]:
+        """The clients that are done next: client, the step at which it started, whether it arrives.
+
+        If not enough clients are at work, nobody may be done before another client goes on.
+        """
+        if self.hours is not None and not full:
+            goes_on = self.now + self.hours.hours.wait(self.now)
+            if not self.queue or goes_on < self.queue[0][0]:
+                self.now = goes_on
+                return
+        self.now = self.queue[0][0]
+        while self.queue and self.queue[0][0] == self.now:
+            _, _, client, started, arrives = heapq.heappop(self.queue)
+            yield client, started, arrives
