@@ -6,12 +6,12 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any, NamedTuple, NoReturn, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import jax
 import typer
@@ -189,7 +189,7 @@ def run(
     file, folder = file_and_folder(file, out, resume, settings or (), force=force)
     loggers = loggers_of(log or (), folder, resume=resume is not None)
     join = _join_function(coordinator, processes, process)
-    console, experiment, resolved = _prepare(Source(file, settings or (), data_dir), devices, join)
+    console, experiment, resolved = _prepare(file, settings, data_dir, devices, join)
     checkpoints = Checkpoints(
         folder / CHECKPOINTS,
         every=checkpoint_every,
@@ -197,8 +197,10 @@ def run(
         resume=resume is not None,
     )
     train_methods = partial(train, experiment, resolved, devices=devices, checkpoints=checkpoints)
-    if jax.process_index():
-        _train_without_results(train_methods, checkpoints)
+    if jax.process_index():  # the first process alone writes the results
+        if not allgather(0)[0]:  # the run is not complete yet
+            with stopping_on_signals(checkpoints):
+                train_methods(progress=False)
         return
     directory = RunDirectory(
         folder,
@@ -217,22 +219,6 @@ def run(
     show_results(console, directory, runs, resolved.target, checkpoints)
 
 
-class Source(NamedTuple):
-    """An experiment as named on the command line: the file, changes to it, and the data folder."""
-
-    file: Path
-    settings: Sequence[str]
-    data_dir: Path | None
-
-
-class Prepared(NamedTuple):
-    """An experiment whose data are loaded, and the console of its process."""
-
-    console: Console
-    experiment: Experiment
-    resolved: Resolved
-
-
 def _join_function(
     coordinator: str | None, processes: int | None, process: int | None
 ) -> Callable[[], None] | None:
@@ -244,14 +230,6 @@ def _join_function(
         "--processes and --process: give --coordinator beside them",
     )
     return None
-
-
-def _train_without_results(train_methods: Callable[..., Any], checkpoints: Checkpoints) -> None:
-    """Train in a process other than the first, which alone writes the results."""
-    if allgather(0)[0]:  # the run is already complete
-        return
-    with stopping_on_signals(checkpoints):
-        train_methods(progress=False)
 
 
 app.command(cls=_Command, help=DEPLOY_HELP)(deploy)
@@ -290,7 +268,7 @@ def diagnose(
     data_dir: DataDir = None,
 ) -> None:
     """Diagnose an experiment's federation."""
-    console, experiment, resolved = _prepare(Source(file, settings or (), data_dir))
+    console, experiment, resolved = _prepare(file, settings, data_dir)
     seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
     require(seeds, "seed: none given; at least one is needed")
     folder = out or Path("runs") / f"{file.stem}-diagnosis"
@@ -325,7 +303,7 @@ Bad input is reported in one line, with exit status 2.
 @app.command("privacy", cls=_Command, help=PRIVACY_HELP)
 def show_privacy(file: File, settings: Settings = None, data_dir: DataDir = None) -> None:
     """Print the guarantee of an experiment's privacy."""
-    console, experiment, resolved = _prepare(Source(file, settings or (), data_dir))
+    console, experiment, resolved = _prepare(file, settings, data_dir)
     if resolved.privacy is None:
         raise InputError(f"{file}: the section [privacy] is missing")
     clients = len(resolved.federation)
@@ -336,18 +314,22 @@ def show_privacy(file: File, settings: Settings = None, data_dir: DataDir = None
 
 
 def _prepare(
-    source: Source, devices: int | None = None, join: Callable[[], None] | None = None
-) -> Prepared:
+    file: Path,
+    settings: Settings,
+    data_dir: Path | None,
+    devices: int | None = None,
+    join: Callable[[], None] | None = None,
+) -> tuple[Console, Experiment, Resolved]:
     """Set up JAX for an experiment and load its data; `join` connects to the other processes."""
-    experiment = read_experiment(source.file, source.settings)
+    experiment = read_experiment(file, settings or ())
     use_cpu_devices(experiment.cohort.clients_per_round, devices)
     use_compilation_cache(cache_folder() / "xla")
     if join is not None:
         join()
     console = Console(quiet=True) if jax.process_index() else _console()
     with Bar("loading the data"):
-        resolved = resolve(experiment, source.data_dir)
-    return Prepared(console, experiment, resolved)
+        resolved = resolve(experiment, data_dir)
+    return console, experiment, resolved
 
 
 data = typer.Typer(help="The data sets: list them, fetch their files, describe their clients.")
@@ -501,23 +483,17 @@ def _main(command: typer.Typer) -> None:
         if sys.argv[1:2] in (["run"], ["deploy"]):
             advice = f"continue with: {resume_command(stopped.folder.parent, sys.argv[1:])}"
         _fail(f"{stopped}; {advice}", 128 + stopped.signal)
-    except (jax.errors.JaxRuntimeError, ValueError) as error:
-        # a lost process raises either, depending on where its sum is awaited
+    except (jax.errors.JaxRuntimeError, ValueError, MemoryError) as error:
+        # a lost process raises either of the first two, depending on where its sum is awaited
         if jax.distributed.is_initialized() and re.search(SUM_FAILED, str(error), re.I):
             _fail(LOST.format(jax.process_index(), str(error).partition("\n")[0]), 1)
-        _out_of_memory(error)
-    except MemoryError as error:
-        _out_of_memory(error)
+        if not isinstance(error, MemoryError) and "EXHAUSTED" not in str(error):
+            raise
+        _fail("out of memory: the data, the model or the cohort is too large for this machine")
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}")
     raise SystemExit(status or 0)
-
-
-def _out_of_memory(error: Exception) -> NoReturn:
-    if not isinstance(error, MemoryError) and "EXHAUSTED" not in str(error):
-        raise error
-    _fail("out of memory: the data, the model or the cohort is too large for this machine")
 
 
 def _fail(message: str, status: int = 2) -> NoReturn:

@@ -27,10 +27,10 @@ from fedprox.files.lock import locked
 from fedprox.files.toml import parse_toml
 from fedprox.files.whole import append, flush_folder, naming, open_no_link, refuse_link, write_whole
 from fedprox.model import Model
-from fedprox.report.client_lines import BEFORE, LINES, ClientLines, remove_lines
+from fedprox.report.client_lines import LINES, ClientLines, remove_lines
 from fedprox.report.figure import figure
 from fedprox.report.parameters import encode
-from fedprox.report.records import OPTIONAL, flat
+from fedprox.report.records import OPTIONAL, flat, keys_of
 from fedprox.report.table import common_target
 from fedprox.simulation.loop.checkpoint import FIRST
 from fedprox.simulation.results.record import Record
@@ -118,12 +118,6 @@ class RunDirectory:
             self.extended = self._rounds_to_extend(before["rounds"], now["rounds"])
         elif different and self._replace:
             require(ours, f"--force: {known} was not written by fedprox; name another folder")
-            for path in self.path.iterdir():
-                require(
-                    _is_ours(path),
-                    f"--force: {self.path} also holds {path.name}, which is no result of fedprox; "
-                    "name another folder",
-                )
             self.replaced = f"of an experiment that differs in {', '.join(different)}"
         else:
             require(
@@ -279,17 +273,6 @@ RESULTS = (
 """Files that a finished run writes, other than its metrics."""
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether fedprox writes files or folders of this name in a run directory."""
-    if path.name == CHECKPOINTS:
-        names = re.compile(r"\d+(-\d+)?\.(state|clients-\d+)")
-        return path.is_dir() and all(
-            _is_leftover(inside) or names.fullmatch(inside.name) for inside in path.iterdir()
-        )
-    others = ("experiment.toml", "metrics.jsonl", "diagnosis.json", LINES, BEFORE)
-    return _is_leftover(path) or any(map(path.match, (*RESULTS, *others)))
-
-
 def model_file(label: str, seed: int) -> str:
     """The file name of a run's model.
 
@@ -330,23 +313,18 @@ def write_clients(
     """Write `clients.json`: each client's name, rows, and measures of each run's model on it."""
     if most is not None:
         federation = federation.sample_clients(most)
-    described = {
-        "clients": list(federation.names),
-        "training_rows": federation.train.sizes.tolist(),
-        "test_rows": federation.test.sizes.tolist(),
-    }
-    table = [
-        {
+    table = []
+    for run in runs:
+        columns: dict[str, Any] = {
             "label": run.label,
             "seed": run.seed,
-            **described,
-            **{
-                name: [_json_number(value) for value in values.tolist()]
-                for name, values in client_measures(federation, model, run.params).items()
-            },
+            "clients": list(federation.names),
+            "training_rows": federation.train.sizes.tolist(),
+            "test_rows": federation.test.sizes.tolist(),
         }
-        for run in runs
-    ]
+        for name, values in client_measures(federation, model, run.params).items():
+            columns[name] = [_json_number(value) for value in values.tolist()]
+        table.append(columns)
     write_whole(path / "clients.json", json.dumps(table, allow_nan=False).encode() + b"\n")
 
 
@@ -385,7 +363,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "label": run.label,
         "method": run.method,
-        **run.hparams,
+        **keys_of(run.hparams),
         **{key: final[key] for key in ("learning_rate", "seed")},
         "evaluated": run.evaluated,
         "rounds": run.final.round,
