@@ -194,18 +194,15 @@ def dirichlet_by_class(
         ends = np.rint(np.cumsum(shares, axis=1) * lengths[:, None]).astype(np.int64)
         ends[:, -1] = lengths
         if np.diff(ends, axis=1, prepend=0).sum(axis=0).min() >= least:
-            return _gather(pools, ends)
+            pieces = [
+                np.split(np.array(pool), cuts[:-1]) for pool, cuts in zip(pools, ends, strict=True)
+            ]
+            return [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
     need = "a row" if least == 1 else f"{least} rows"
     raise InputError(
         f"data.concentration = {concentration}; in 1,000 draws some client of {clients} was left "
         f"without {need}; it must be larger, or data.clients smaller"
     )
-
-
-def _gather(pools: list[list[int]], ends: Indices) -> list[Indices]:
-    """Each client's rows, with the rows of class c cut at `ends[c]`."""
-    pieces = [np.split(np.array(pool), cuts[:-1]) for pool, cuts in zip(pools, ends, strict=True)]
-    return [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
 
 
 def classes_per_client(

@@ -2,9 +2,7 @@
 
 import logging
 import os
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
@@ -146,18 +144,6 @@ def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | No
     return next((place for place in inside if place.is_file()), None)
 
 
-DAY = 24 * 60 * 60
-"""Seconds after which a partial file counts as abandoned."""
-
-
-def remove_abandoned(folder: Path) -> None:
-    """Remove the partial files of killed processes, which pooch and the cache call `tmp...`."""
-    for left in folder.glob("tmp*"):
-        with suppress(OSError):  # the cache may be read-only
-            if time.time() - left.stat().st_mtime > DAY:
-                left.unlink()
-
-
 def host(address: str) -> str:
     """The host of an address.
 
@@ -198,7 +184,6 @@ def fetch(source: Source, *, unverified: bool = False) -> Path:
     )
     pooch.get_logger().setLevel(logging.ERROR)
     target.parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(target.parent)
     reasons = []
     for folder in source.folders:
         try:
