@@ -19,7 +19,7 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from fedprox.bar import Bar
-from fedprox.commands.deployment import DEPLOY_HELP, NODE_HELP, deploy, node
+from fedprox.commands.deployment import deploy, node
 from fedprox.commands.runs import (
     file_and_folder,
     print_start,
@@ -29,6 +29,7 @@ from fedprox.commands.runs import (
 )
 from fedprox.commands.shared import (
     DataDir,
+    Devices,
     File,
     Force,
     Log,
@@ -136,31 +137,13 @@ Bad input is reported in one line, with exit status 2.
 """
 
 
-DIAGNOSE_HELP = """Measure how heterogeneous the clients of an experiment are, and suggest a mu.
-
-With evaluation.clients it diagnoses that many clients, drawn at random.
-
-It measures the clients' sizes, label skew, gradients and curvature, states the mu that theory
-requires, and suggests one from a short sweep over {0, 0.001, 0.01, 0.1, 1} with the experiment's
-solver, cohort and stragglers. The methods of the file are not run.
-
-It writes diagnosis.json and report.html. If --out names the experiment's run directory, they join
-its results.
-
-Bad input is reported in one line, with exit status 2.
-"""
-
-
 @app.command(cls=_Command, help=RUN_HELP)
 def run(
     file: OptionalFile = None,
     settings: Settings = None,
     out: Out = None,
     data_dir: DataDir = None,
-    devices: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Devices that share a round. [default: all; CPUs: cores]"),
-    ] = None,
+    devices: Devices = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(metavar="N", help="Rounds between checkpoints.")
     ] = None,
@@ -232,32 +215,29 @@ def _join_function(
     return None
 
 
-app.command(cls=_Command, help=DEPLOY_HELP)(deploy)
-app.command(cls=_Command, help=NODE_HELP)(node)
+app.command(cls=_Command)(deploy)
+app.command(cls=_Command)(node)
 
 
-REPORT_HELP = """Write the HTML report of run directories.
-
-One HTML page has figures with the runs of all directories, and a section for each directory with
-its settings, results, interactive figures, accuracies by client and, if there is one, its
-diagnosis. The page opens offline and needs no other file. An interrupted run is shown up to its
-last evaluation.
-"""
-
-
-@app.command(cls=_Command, help=REPORT_HELP)
+@app.command(cls=_Command)
 def report(
     directories: Annotated[
         list[Path], typer.Argument(metavar="RUN_DIR...", help="Directories that `run` wrote.")
     ],
     out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
 ) -> None:
-    """Write the report of some run directories."""
+    """Write the HTML report of run directories.
+
+    One HTML page has figures with the runs of all directories, and a section for each directory
+    with its settings, results, interactive figures, accuracies by client and, if there is one, its
+    diagnosis. The page opens offline and needs no other file. An interrupted run is shown up to its
+    last evaluation.
+    """
     write_report(directories, out)
     print(printable(out))
 
 
-@app.command(cls=_Command, help=DIAGNOSE_HELP)
+@app.command(cls=_Command)
 def diagnose(
     file: File,
     settings: Settings = None,
@@ -267,7 +247,19 @@ def diagnose(
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Diagnose an experiment's federation."""
+    """Measure how heterogeneous the clients of an experiment are, and suggest a mu.
+
+    With evaluation.clients it diagnoses that many clients, drawn at random.
+
+    It measures the clients' sizes, label skew, gradients and curvature, states the mu that theory
+    requires, and suggests one from a short sweep over {0, 0.001, 0.01, 0.1, 1} with the
+    experiment's solver, cohort and stragglers. The methods of the file are not run.
+
+    It writes diagnosis.json and report.html. If --out names the experiment's run directory, they
+    join its results.
+
+    Bad input is reported in one line, with exit status 2.
+    """
     console, experiment, resolved = _prepare(file, settings, data_dir)
     seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
     require(seeds, "seed: none given; at least one is needed")
@@ -290,19 +282,17 @@ def diagnose(
     console.print(f"\n{printable(directory.path)}: diagnosis.json, report.html")
 
 
-PRIVACY_HELP = """Compute the privacy of an experiment without training.
-
-It prints what the section [privacy] of the file means for each method: the noise for its epsilon,
-epsilon after each tenth of the rounds with each accountant, what larger cohorts or fewer rounds
-would give, what the limit of the cohort costs, and the whole guarantee with what it assumes.
-
-Bad input is reported in one line, with exit status 2.
-"""
-
-
-@app.command("privacy", cls=_Command, help=PRIVACY_HELP)
+@app.command("privacy", cls=_Command)
 def show_privacy(file: File, settings: Settings = None, data_dir: DataDir = None) -> None:
-    """Print the guarantee of an experiment's privacy."""
+    """Compute the privacy of an experiment without training.
+
+    It prints what the section [privacy] of the file means for each method: the noise for its
+    epsilon, epsilon after each tenth of the rounds with each accountant, what larger cohorts or
+    fewer rounds would give, what the limit of the cohort costs, and the whole guarantee with what
+    it assumes.
+
+    Bad input is reported in one line, with exit status 2.
+    """
     console, experiment, resolved = _prepare(file, settings, data_dir)
     if resolved.privacy is None:
         raise InputError(f"{file}: the section [privacy] is missing")

@@ -1,6 +1,5 @@
 """Any labelled data set of the Hugging Face `datasets` library."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,42 +108,23 @@ def hugging_face(  # columns, and the options of any partition as keys of an exp
     # rows of the second split, which are for tests, follow those of the first
     cut = len(splits[0]) if len(splits) == 2 and train_share is None else None
     share = 0.8 if train_share is None else train_share
-    if client is None:
-        assert partition is not None
-        pooled = _pooled(rows, cut, share, seed)
-        return divide(*pooled, partition, numbers, classes=classes, seed=seed)
-    names, owned = partitions.natural(_names(path, splits, client))
-    parts = (
-        partitions.split(owned, train_share=share, seed=seed)
-        if cut is None
-        else _as_given(path, names, owned, cut)
-    )
-    return federation(rows, rows, parts, classes=classes, names=names)
-
-
-def _pooled(rows: Labelled, cut: int | None, share: float, seed: int) -> tuple[Labelled, Labelled]:
-    """Training and test rows: those before and from `cut`, or a random share and the rest."""
-    everything = np.arange(len(rows.y))
-    (train,), (test,) = (
-        partitions.split([everything], train_share=share, seed=seed)
-        if cut is None
-        else ([everything[:cut]], [everything[cut:]])
-    )
-    return Labelled(rows.x[train], rows.y[train]), Labelled(rows.x[test], rows.y[test])
-
-
-def _as_given(
-    path: str, names: Sequence[str], owned: list[partitions.Indices], cut: int
-) -> tuple[list[partitions.Indices], list[partitions.Indices]]:
-    """Each client's training and test rows: those before and from `cut`."""
-    train = [part[part < cut] for part in owned]
-    for name, part in zip(names, train, strict=True):
+    names, owned = ["all"], [np.arange(len(y))]
+    if client is not None:
+        names, owned = partitions.natural(_names(path, splits, client))
+    if cut is None:
+        parts = partitions.split(owned, train_share=share, seed=seed)
+    else:
+        parts = [part[part < cut] for part in owned], [part[part >= cut] for part in owned]
+    for name, part in zip(names, parts[0], strict=True):
         require(
             len(part),
             f"{path}: client {name!r} has no training rows; data.train_share would divide all "
             "rows of each client anew",
         )
-    return train, [part[part >= cut] for part in owned]
+    if partition is None:
+        return federation(rows, rows, parts, classes=classes, names=names)
+    train, test = (Labelled(rows.x[part], y[part]) for (part,) in parts)
+    return divide(train, test, partition, numbers, classes=classes, seed=seed)
 
 
 def _load(path: Any, subset: str | None, data_dir: str | Path | None) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from fedprox.bar import Bar
 from fedprox.errors import InputError, require
@@ -144,15 +145,6 @@ def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | No
     return next((place for place in inside if place.is_file()), None)
 
 
-def host(address: str) -> str:
-    """The host of an address.
-
-    >>> host("https://example.org/folder/")
-    'example.org'
-    """
-    return address.split("/")[2]
-
-
 def _cached(source: Source) -> Path:
     return cache_folder() / source.subfolder / source.name
 
@@ -200,5 +192,5 @@ def fetch(source: Source, *, unverified: bool = False) -> Path:
             if isinstance(error, OSError) and error.errno:
                 raise  # of this machine, such as a full disk: those of the network have no number
             wrong = "wrong checksum" if isinstance(error, ValueError) else type(error).__name__
-            reasons.append(f"{host(folder)}: {wrong}")
+            reasons.append(f"{urlsplit(folder).netloc}: {wrong}")
     raise InputError(f"{missing} and could not be downloaded ({'; '.join(reasons)}); {put}")

@@ -43,9 +43,7 @@ def unpacked_limit(packed: int) -> int:
 
 
 @contextmanager
-def reading(
-    path: Path, member: str | None = None, *, unpack: bool = True
-) -> Iterator["io.BufferedReader[Any]"]:
+def reading(path: Path, member: str | None = None) -> Iterator["io.BufferedReader[Any]"]:
     """Open a file, or a member of an archive, as a stream that is unpacked while it is read.
 
     `member` is a file in a `.zip` or `.npz` archive, in any folder of it. A progress bar appears on
@@ -60,27 +58,25 @@ def reading(
             where, total = str(path), path.stat().st_size
             most = unpacked_limit(total)
             raw: IO[bytes]
-            if unpack and path.suffix in (".zip", ".npz"):
+            if path.suffix in (".zip", ".npz"):
+                require(
+                    member is not None, f"{path}: a .zip archive cannot be read here; unpack it"
+                )
                 archive = opened.enter_context(zipfile.ZipFile(path))
-                info = _member(path, archive, member)
+                names = {name.rsplit("/")[-1]: name for name in archive.namelist()}
+                require(member in names, f"{path}: {member} is missing in this archive")
+                info = archive.getinfo(names[str(member)])
                 where, total = f"{path}/{member}", info.file_size
                 raw = opened.enter_context(archive.open(info))
             else:
                 raw = opened.enter_context(path.open("rb", buffering=0))
         bar = opened.enter_context(Bar(path.name, total, delay=1))
         file = io.BufferedReader(_Stream(raw, where, most, bar.update), BUFFER)
-        packing = Path(where).suffix if unpack else ""
+        packing = Path(where).suffix
         if packing in (".gz", ".xz"):
             unpacked: Any = gzip.open if packing == ".gz" else lzma.open
             file = io.BufferedReader(_Stream(unpacked(file), where, most), BUFFER)
         yield opened.enter_context(file)
-
-
-def _member(path: Path, archive: zipfile.ZipFile, member: str | None) -> zipfile.ZipInfo:
-    names = {name.rsplit("/")[-1]: name for name in archive.namelist()}
-    require(member is not None, f"{path}: a .zip archive cannot be read here; unpack it")
-    require(member in names, f"{path}: {member} is missing in this archive")
-    return archive.getinfo(names[str(member)])
 
 
 class _Stream(io.RawIOBase):

@@ -201,7 +201,8 @@ def read_record(line: bytes) -> Record:
         elif key.startswith(METRICS):
             fields["metrics"][key] = number
         elif value is not None:
-            fields["hparams"][key.removeprefix(HPARAM)] = value
+            name = key.removeprefix(HPARAM)
+            fields["hparams"][name if name in Record._fields else key] = value
     return RECORD.validate_python(fields, strict=True)
 
 

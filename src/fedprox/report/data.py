@@ -4,13 +4,14 @@ import math
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
 from fedprox.datasets.catalogue import CATALOGUE, DataSet
-from fedprox.datasets.sources import cache_folder, host
+from fedprox.datasets.sources import cache_folder
 from fedprox.datasets.statistics import PAPERS
 from fedprox.federation import Federation
 from fedprox.report.figure import make_logarithmic
@@ -50,7 +51,7 @@ def where(entry: DataSet, data_dir: str | Path | None = None) -> str:
     for file in entry.files:
         path, source = file.at_hand(data_dir), file.source
         if path is None:
-            place = f"to be downloaded from {host(source.folders[0])}"
+            place = f"to be downloaded from {urlsplit(source.folders[0]).netloc}"
             sizes[place].append(source.size)
         else:
             place = "in the cache" if cache_folder() in path.parents else "in the data folder"
