@@ -30,7 +30,7 @@ from fedprox.model import Model
 from fedprox.report.client_lines import LINES, ClientLines, remove_lines
 from fedprox.report.figure import figure
 from fedprox.report.parameters import encode
-from fedprox.report.records import OPTIONAL, flat, keys_of
+from fedprox.report.records import OPTIONAL, flat, hparam_keys
 from fedprox.report.table import common_target
 from fedprox.simulation.loop.checkpoint import FIRST
 from fedprox.simulation.results.record import Record
@@ -359,7 +359,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "label": run.label,
         "method": run.method,
-        **keys_of(run.hparams),
+        **hparam_keys(run.hparams),
         **{key: final[key] for key in ("learning_rate", "seed")},
         "evaluated": run.evaluated,
         "rounds": run.final.round,

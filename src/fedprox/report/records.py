@@ -14,7 +14,6 @@ OPTIONAL = [
 ]
 """Keys that not all experiments have."""
 
-
 HPARAM = "hparam_"
 """What precedes the name of a hyperparameter that a record's own key has too."""
 
@@ -38,10 +37,10 @@ def highest(history: Iterable[Record], name: str) -> float:
     return max(filter(math.isfinite, values), default=math.nan)
 
 
-def keys_of(hparams: Mapping[str, float]) -> dict[str, float]:
+def hparam_keys(hparams: Mapping[str, float]) -> dict[str, float]:
     """Hyperparameters by their keys in the files; FedExp's epsilon is not that of privacy.
 
-    >>> keys_of({"mu": 1.0, "epsilon": 0.001})
+    >>> hparam_keys({"mu": 1.0, "epsilon": 0.001})
     {'mu': 1.0, 'hparam_epsilon': 0.001}
     """
     return {HPARAM * (name in Record._fields) + name: value for name, value in hparams.items()}
@@ -53,7 +52,7 @@ def flat(record: Record) -> dict[str, Any]:
     hparams, metrics = line.pop("hparams"), line.pop("metrics")
     del line["by_client"], line["by_client_checksum"]  # no measures
     named = {"label": line.pop("label"), "method": line.pop("method")}
-    return {**named, "mu": None, **keys_of(hparams), **line, **metrics}
+    return {**named, "mu": None, **hparam_keys(hparams), **line, **metrics}
 
 
 def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -90,7 +89,7 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """
     lines = [flat(record) for run in runs for record in run.history]
     known = {key for line in lines for key, value in line.items() if value is not None}
-    hparams = [key for run in runs for record in run.history for key in keys_of(record.hparams)]
+    hparams = [key for run in runs for record in run.history for key in hparam_keys(record.hparams)]
     order = dict.fromkeys(["label", "method", "mu", *hparams])
     order |= dict.fromkeys(key for line in lines for key in line)
     columns = [key for key in order if key in known or key not in OPTIONAL]
