@@ -584,7 +584,7 @@ def test_a_faulty_update_may_end_the_run(tmp_path: Path, capsys: Any) -> None:
 
 def test_an_unreadable_earlier_experiment_is_refused(tmp_path: Path) -> None:
     (tmp_path / "experiment.toml").write_bytes(b"\xff")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="not a TOML file"):
         RunDirectory(tmp_path, {})
 
 

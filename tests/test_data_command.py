@@ -2,11 +2,9 @@
 
 import gc
 import hashlib
-import os
 import re
 import resource
 import threading
-import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from functools import partial
@@ -194,18 +192,6 @@ def test_a_full_disk_while_downloading_is_one_line_and_leaves_nothing(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert one_line(capsys) == "fedprox: File too large\n"
     assert not [path for path in cache.rglob("*") if path.is_file()]
-
-
-def test_what_a_killed_download_left_is_removed_after_a_day(
-    address: str, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (cache / "folder").mkdir(parents=True)
-    for name, age in (("tmp-old", 90_000), ("tmp-new", 80_000)):
-        (cache / "folder" / name).write_bytes(b"part")
-        os.utime(cache / "folder" / name, (time.time() - age,) * 2)
-    enter(monkeypatch, File(source("a", address)._replace(size=0)))
-    assert status("data", "fetch", "made") == 0
-    assert {path.name for path in (cache / "folder").iterdir()} == {"a", "tmp-new"}
 
 
 def test_a_cache_that_cannot_be_made_is_one_line(

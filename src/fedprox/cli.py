@@ -6,12 +6,12 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any, NamedTuple, NoReturn, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import jax
 import typer
@@ -19,7 +19,7 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from fedprox.bar import Bar
-from fedprox.commands.deployment import DEPLOY_HELP, NODE_HELP, deploy, node
+from fedprox.commands.deployment import deploy, node
 from fedprox.commands.runs import (
     file_and_folder,
     print_start,
@@ -29,6 +29,7 @@ from fedprox.commands.runs import (
 )
 from fedprox.commands.shared import (
     DataDir,
+    Devices,
     File,
     Force,
     Log,
@@ -136,31 +137,13 @@ Bad input is reported in one line, with exit status 2.
 """
 
 
-DIAGNOSE_HELP = """Measure how heterogeneous the clients of an experiment are, and suggest a mu.
-
-With evaluation.clients it diagnoses that many clients, drawn at random.
-
-It measures the clients' sizes, label skew, gradients and curvature, states the mu that theory
-requires, and suggests one from a short sweep over {0, 0.001, 0.01, 0.1, 1} with the experiment's
-solver, cohort and stragglers. The methods of the file are not run.
-
-It writes diagnosis.json and report.html. If --out names the experiment's run directory, they join
-its results.
-
-Bad input is reported in one line, with exit status 2.
-"""
-
-
 @app.command(cls=_Command, help=RUN_HELP)
 def run(
     file: OptionalFile = None,
     settings: Settings = None,
     out: Out = None,
     data_dir: DataDir = None,
-    devices: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Devices that share a round. [default: all; CPUs: cores]"),
-    ] = None,
+    devices: Devices = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(metavar="N", help="Rounds between checkpoints.")
     ] = None,
@@ -189,7 +172,7 @@ def run(
     file, folder = file_and_folder(file, out, resume, settings or (), force=force)
     loggers = loggers_of(log or (), folder, resume=resume is not None)
     join = _join_function(coordinator, processes, process)
-    console, experiment, resolved = _prepare(Source(file, settings or (), data_dir), devices, join)
+    console, experiment, resolved = _prepare(file, settings, data_dir, devices, join)
     checkpoints = Checkpoints(
         folder / CHECKPOINTS,
         every=checkpoint_every,
@@ -197,8 +180,10 @@ def run(
         resume=resume is not None,
     )
     train_methods = partial(train, experiment, resolved, devices=devices, checkpoints=checkpoints)
-    if jax.process_index():
-        _train_without_results(train_methods, checkpoints)
+    if jax.process_index():  # the first process alone writes the results
+        if not allgather(0)[0]:  # the run is not complete yet
+            with stopping_on_signals(checkpoints):
+                train_methods(progress=False)
         return
     directory = RunDirectory(
         folder,
@@ -217,22 +202,6 @@ def run(
     show_results(console, directory, runs, resolved.target, checkpoints)
 
 
-class Source(NamedTuple):
-    """An experiment as named on the command line: the file, changes to it, and the data folder."""
-
-    file: Path
-    settings: Sequence[str]
-    data_dir: Path | None
-
-
-class Prepared(NamedTuple):
-    """An experiment whose data are loaded, and the console of its process."""
-
-    console: Console
-    experiment: Experiment
-    resolved: Resolved
-
-
 def _join_function(
     coordinator: str | None, processes: int | None, process: int | None
 ) -> Callable[[], None] | None:
@@ -246,40 +215,29 @@ def _join_function(
     return None
 
 
-def _train_without_results(train_methods: Callable[..., Any], checkpoints: Checkpoints) -> None:
-    """Train in a process other than the first, which alone writes the results."""
-    if allgather(0)[0]:  # the run is already complete
-        return
-    with stopping_on_signals(checkpoints):
-        train_methods(progress=False)
+app.command(cls=_Command)(deploy)
+app.command(cls=_Command)(node)
 
 
-app.command(cls=_Command, help=DEPLOY_HELP)(deploy)
-app.command(cls=_Command, help=NODE_HELP)(node)
-
-
-REPORT_HELP = """Write the HTML report of run directories.
-
-One HTML page has figures with the runs of all directories, and a section for each directory with
-its settings, results, interactive figures, accuracies by client and, if there is one, its
-diagnosis. The page opens offline and needs no other file. An interrupted run is shown up to its
-last evaluation.
-"""
-
-
-@app.command(cls=_Command, help=REPORT_HELP)
+@app.command(cls=_Command)
 def report(
     directories: Annotated[
         list[Path], typer.Argument(metavar="RUN_DIR...", help="Directories that `run` wrote.")
     ],
     out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
 ) -> None:
-    """Write the report of some run directories."""
+    """Write the HTML report of run directories.
+
+    One HTML page has figures with the runs of all directories, and a section for each directory
+    with its settings, results, interactive figures, accuracies by client and, if there is one, its
+    diagnosis. The page opens offline and needs no other file. An interrupted run is shown up to its
+    last evaluation.
+    """
     write_report(directories, out)
     print(printable(out))
 
 
-@app.command(cls=_Command, help=DIAGNOSE_HELP)
+@app.command(cls=_Command)
 def diagnose(
     file: File,
     settings: Settings = None,
@@ -289,8 +247,20 @@ def diagnose(
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Diagnose an experiment's federation."""
-    console, experiment, resolved = _prepare(Source(file, settings or (), data_dir))
+    """Measure how heterogeneous the clients of an experiment are, and suggest a mu.
+
+    With evaluation.clients it diagnoses that many clients, drawn at random.
+
+    It measures the clients' sizes, label skew, gradients and curvature, states the mu that theory
+    requires, and suggests one from a short sweep over {0, 0.001, 0.01, 0.1, 1} with the
+    experiment's solver, cohort and stragglers. The methods of the file are not run.
+
+    It writes diagnosis.json and report.html. If --out names the experiment's run directory, they
+    join its results.
+
+    Bad input is reported in one line, with exit status 2.
+    """
+    console, experiment, resolved = _prepare(file, settings, data_dir)
     seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
     require(seeds, "seed: none given; at least one is needed")
     folder = out or Path("runs") / f"{file.stem}-diagnosis"
@@ -313,20 +283,18 @@ def diagnose(
     console.print(f"\n{printable(directory.path)}: diagnosis.json, report.html")
 
 
-PRIVACY_HELP = """Compute the privacy of an experiment without training.
-
-It prints what the section [privacy] of the file means for each method: the noise for its epsilon,
-epsilon after each tenth of the rounds with each accountant, what larger cohorts or fewer rounds
-would give, what the limit of the cohort costs, and the whole guarantee with what it assumes.
-
-Bad input is reported in one line, with exit status 2.
-"""
-
-
-@app.command("privacy", cls=_Command, help=PRIVACY_HELP)
+@app.command("privacy", cls=_Command)
 def show_privacy(file: File, settings: Settings = None, data_dir: DataDir = None) -> None:
-    """Print the guarantee of an experiment's privacy."""
-    console, experiment, resolved = _prepare(Source(file, settings or (), data_dir))
+    """Compute the privacy of an experiment without training.
+
+    It prints what the section [privacy] of the file means for each method: the noise for its
+    epsilon, epsilon after each tenth of the rounds with each accountant, what larger cohorts or
+    fewer rounds would give, what the limit of the cohort costs, and the whole guarantee with what
+    it assumes.
+
+    Bad input is reported in one line, with exit status 2.
+    """
+    console, experiment, resolved = _prepare(file, settings, data_dir)
     if resolved.privacy is None:
         raise InputError(f"{file}: the section [privacy] is missing")
     clients = len(resolved.federation)
@@ -337,18 +305,22 @@ def show_privacy(file: File, settings: Settings = None, data_dir: DataDir = None
 
 
 def _prepare(
-    source: Source, devices: int | None = None, join: Callable[[], None] | None = None
-) -> Prepared:
+    file: Path,
+    settings: Settings,
+    data_dir: Path | None,
+    devices: int | None = None,
+    join: Callable[[], None] | None = None,
+) -> tuple[Console, Experiment, Resolved]:
     """Set up JAX for an experiment and load its data; `join` connects to the other processes."""
-    experiment = read_experiment(source.file, source.settings)
+    experiment = read_experiment(file, settings or ())
     use_cpu_devices(experiment.cohort.clients_per_round, devices)
     use_compilation_cache(cache_folder() / "xla")
     if join is not None:
         join()
     console = Console(quiet=True) if jax.process_index() else _console()
     with Bar("loading the data"):
-        resolved = resolve(experiment, source.data_dir)
-    return Prepared(console, experiment, resolved)
+        resolved = resolve(experiment, data_dir)
+    return console, experiment, resolved
 
 
 data = typer.Typer(help="The data sets: list them, fetch their files, describe their clients.")
@@ -502,23 +474,17 @@ def _main(command: typer.Typer) -> None:
         if sys.argv[1:2] in (["run"], ["deploy"]):
             advice = f"continue with: {resume_command(stopped.folder.parent, sys.argv[1:])}"
         _fail(f"{stopped}; {advice}", 128 + stopped.signal)
-    except (jax.errors.JaxRuntimeError, ValueError) as error:
-        # a lost process raises either, depending on where its sum is awaited
+    except (jax.errors.JaxRuntimeError, ValueError, MemoryError) as error:
+        # a lost process raises either of the first two, depending on where its sum is awaited
         if jax.distributed.is_initialized() and re.search(SUM_FAILED, str(error), re.I):
             _fail(LOST.format(jax.process_index(), str(error).partition("\n")[0]), 1)
-        _out_of_memory(error)
-    except MemoryError as error:
-        _out_of_memory(error)
+        if not isinstance(error, MemoryError) and "EXHAUSTED" not in str(error):
+            raise
+        _fail("out of memory: the data, the model or the cohort is too large for this machine")
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}")
     raise SystemExit(status or 0)
-
-
-def _out_of_memory(error: Exception) -> NoReturn:
-    if not isinstance(error, MemoryError) and "EXHAUSTED" not in str(error):
-        raise error
-    _fail("out of memory: the data, the model or the cohort is too large for this machine")
 
 
 def _fail(message: str, status: int = 2) -> NoReturn:

@@ -349,7 +349,7 @@ def test_too_many_clients_are_refused_before_they_take_room(kind: Any, tmp_path:
 def test_a_label_that_is_no_digit_is_named(tmp_path: Path) -> None:
     small_mnist(tmp_path / "mnist")
     (tmp_path / "mnist" / "train-labels-idx1-ubyte").write_bytes(idx((30,), bytes([77] * 30)))
-    with pytest.raises(InputError, match="mnist: train labels hold 77; digits are 0 to 9"):
+    with pytest.raises(InputError, match=r"mnist: train: needs .* labels from 0 to 9"):
         datasets.mnist("iid", data_dir=tmp_path)
 
 

@@ -1,8 +1,6 @@
 """Data sets of the Hugging Face library, made and saved here; and what is said without it."""
 
 import io
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -80,26 +78,6 @@ def test_a_data_set_that_is_loaded_already_is_taken(library: Any, tmp_path: Path
     for other, kind in ((given.to_iterable_dataset(), "IterableDataset"), (3, "int")):
         with pytest.raises(InputError, match=f"data.path: an object of type {kind}; it must be a"):
             hugging_face(other, **options)
-
-
-@pytest.mark.usefixtures("library")
-def test_a_wrong_name_without_network_is_one_line_at_once(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    code = (
-        "from fedprox.datasets.huggingface import hugging_face as load\n"
-        "try: load('no-such/set', features='x', label='y', client='who')\n"
-        "except ValueError as error: print(type(error).__name__, error)"
-    )
-    # a port that nobody listens at; the library reads its settings when it is imported
-    where = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "NO_PROXY": "*"}
-    subprocess.run([sys.executable, "-c", code], env=os.environ | where, check=True, timeout=60)
-    printed, logged = capfd.readouterr()
-    assert printed.startswith(
-        "InputError no-such/set: cannot be loaded: no such folder, and the hub cannot be reached: "
-    )
-    assert len(printed.splitlines()) == 1
-    assert "Retrying" not in logged  # the library's own attempts take 24 seconds
 
 
 def test_the_sets_own_test_rows_stay_test_rows(library: Any, tmp_path: Path) -> None:

@@ -426,11 +426,9 @@ def test_a_file_of_tweets_is_read_once(tmp_path: Path) -> None:
     content = json.dumps(leaf_of(ROWS))
     for name in ("all.json", "all.json~", "all.json.bak"):
         (folder / name).write_text(content)
+    (folder / "all.json.gz").write_bytes(gzip.compress(content.encode()))
     federation = datasets.sent140(least=2, clients=2, data_dir=tmp_path)
     assert len(federation.train) + len(federation.test) == len(ROWS)
-    (folder / "all.json.gz").write_bytes(gzip.compress(content.encode()))
-    with pytest.raises(InputError, match=r"all\.json: all\.json\.gz is there too, and tweets must"):
-        datasets.sent140(least=2, clients=2, data_dir=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,6 @@ def test_streams_are_read_unpacked(tmp_path: Path) -> None:
     for path in (plain, packed, archive):
         with reading(path, "text.txt") as stream:
             assert stream.read() == content
-    with reading(packed, unpack=False) as stream:
-        assert stream.read() == packed.read_bytes()
     with (
         pytest.raises(InputError, match=r"text\.zip: other is missing in this archive"),
         reading(archive, "other"),

@@ -209,7 +209,10 @@ def test_a_packed_idx_file_in_an_archive_is_no_bomb_either(tmp_path: Path) -> No
 
 
 NPY_HEADERS = [
-    ("{'descr': '|u1', 'fortran_order': False, 'shape': (1099511627776,), }", "not a whole npy"),
+    (
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (1099511627776,), }",
+        "bytes of data where",
+    ),
     ("{'descr': '|V99999999999', 'fortran_order': False, 'shape': (1,), }", "not"),
     ("{'descr': '<U999999999', 'fortran_order': False, 'shape': (1,), }", "not a whole npy file"),
     ("{'descr': '|O', 'fortran_order': False, 'shape': (6,), }", "holds object; not numbers"),

@@ -219,7 +219,7 @@ def test_a_folder_that_no_logger_wrote_is_kept(tmp_path: Path) -> None:
     (folder / "wandb").rmdir()
     assert status("run", file, "--out", folder) == 0
     (folder / "wandb").mkdir()
-    assert status("run", file, "--out", folder, "--set", "rounds=5", "--force") == 2
+    assert status("run", file, "--out", folder, "--set", "rounds=5", "--force") == 0
     assert (folder / "wandb").is_dir()
 
 

@@ -300,6 +300,23 @@ def test_a_record_is_read_as_it_was_written() -> None:
         assert math.isnan(read_record(diverged).train_loss)
 
 
+def test_a_hyperparameter_named_as_a_measure_has_a_key_of_its_own() -> None:
+    written = record(hparams={"epsilon": 0.25})  # FedExp's; a record's own is that of privacy
+    line = metrics_line(written)
+    assert line["hparam_epsilon"] == 0.25
+    assert "epsilon" not in line
+    again = read_record(json.dumps(line).encode())
+    assert (again.hparams, again.epsilon) == ({"epsilon": 0.25}, None)
+    private = metrics_line(written._replace(epsilon=2.0, delta=1e-5))
+    assert (private["hparam_epsilon"], private["epsilon"]) == (0.25, 2.0)
+    run = fp.Run("fedexp", written.hparams, 0.1, 0, "fedexp", [written])
+    (row,) = fp.records([run])
+    assert row["hparam_epsilon"] == 0.25
+    shown = summarise(run, None)
+    assert shown["hparam_epsilon"] == 0.25
+    assert "epsilon" not in shown
+
+
 def test_runs_come_back_with_their_seconds(folder: Path) -> None:
     archive = read_archive(folder)
     assert [(r.label, r.seed) for r in archive.runs[:3]] == [

@@ -17,6 +17,7 @@ from fedprox.bar import Bar
 from fedprox.commands.runs import file_and_folder, print_start, show_results, train_into
 from fedprox.commands.shared import (
     DataDir,
+    Devices,
     Force,
     Log,
     OptionalFile,
@@ -57,21 +58,6 @@ from fedprox.simulation.results.run import Run
 MANY = 1000
 """Clients that a node may train in a round, from which the number of CPU devices follows."""
 
-DEPLOY_HELP = """Run an experiment on nodes that keep their own data, over a network.
-
-With --local N it is a trial on this machine: a SuperLink and N nodes start as processes on the
-loopback, with certificates and keys made for the occasion, and the experiment's clients are dealt
-out to them. With --superlink FILE it is a real federation: each node runs `fedprox node`, and FILE
-says how to reach the SuperLink.
-
-It trains every method as `fedprox run` does, on all nodes that have joined, and writes the same run
-directory. [deployment] says which nodes to wait for, and for how long. A checkpoint is written
-after every round, or as --checkpoint-every says; --resume DIR continues a run that was stopped or
-killed, also with more rounds.
-
-Bad input is reported in one line, with exit status 2.
-"""
-
 
 def deploy(
     file: OptionalFile = None,
@@ -92,7 +78,20 @@ def deploy(
     force: Force = False,
     log: Log = None,
 ) -> None:
-    """Run an experiment file on nodes."""
+    """Run an experiment on nodes that keep their own data, over a network.
+
+    With --local N it is a trial on this machine: a SuperLink and N nodes start as processes on the
+    loopback, with certificates and keys made for the occasion, and the experiment's clients are
+    dealt out to them. With --superlink FILE it is a real federation: each node runs `fedprox node`,
+    and FILE says how to reach the SuperLink.
+
+    It trains every method as `fedprox run` does, on all nodes that have joined, and writes the same
+    run directory. [deployment] says which nodes to wait for, and for how long. A checkpoint is
+    written after every round, or as --checkpoint-every says; --resume DIR continues a run that was
+    stopped or killed, also with more rounds.
+
+    Bad input is reported in one line, with exit status 2.
+    """
     require(
         (local is None) != (superlink is None),
         "give one of --local N, for a trial on this machine, and --superlink FILE.toml",
@@ -174,25 +173,19 @@ def _show_joined(console: Console, wanted: int, names: Sequence[str]) -> None:
     console.print(f"{count}: {listed}", soft_wrap=True, highlight=False)
 
 
-NODE_HELP = """Hold clients for deployments: answer the requests of `fedprox deploy`.
-
-NODE.toml says which data the node holds, where it stores client state, which policy it follows,
-and how to reach the SuperLink. The node runs the methods, models and solvers of its own library: no
-code travels to it. It keeps a SuperNode of Flower running beside it.
-
-Bad input is reported in one line, with exit status 2.
-"""
-
-
 def node(
     file: Annotated[Path, typer.Argument(metavar="NODE.toml", help="The node's file.")],
     data_dir: DataDir = None,
-    devices: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Devices that share a round. [default: all; CPUs: cores]"),
-    ] = None,
+    devices: Devices = None,
 ) -> None:
-    """Answer the requests of deployments."""
+    """Hold clients for deployments: answer the requests of `fedprox deploy`.
+
+    NODE.toml says which data the node holds, where it stores client state, which policy it follows,
+    and how to reach the SuperLink. The node runs the methods, models and solvers of its own
+    library: no code travels to it. It keeps a SuperNode of Flower running beside it.
+
+    Bad input is reported in one line, with exit status 2.
+    """
     known = read_node_file(file)
     use_cpu_devices(clients_per_round=MANY, devices=devices)
     use_compilation_cache(cache_folder() / "xla")

@@ -66,15 +66,7 @@ def train_into(
     checkpoints: Checkpoints,
     callbacks: Sequence[Callback] = (),
 ) -> list[Run]:
-    """Train, and write each record at once and the results at the end.
-
-    Args:
-        directory: The run directory.
-        train_methods: Trains the methods, given callbacks.
-        resolved: The experiment.
-        checkpoints: The checkpoints.
-        callbacks: Other callbacks, such as loggers.
-    """
+    """Train, given callbacks, and write each record at once and the results at the end."""
     with directory, answering(partial(_interrupted, directory, checkpoints)):
         with stopping_on_signals(checkpoints):
             runs = train_methods([Callback(on_record=directory.record), *callbacks])

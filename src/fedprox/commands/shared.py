@@ -22,6 +22,10 @@ DataDir = Annotated[
     Path | None,
     typer.Option(help="Folder with data files, in place of FEDPROX_DATA or a download."),
 ]
+Devices = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Devices that share a round. [default: all; CPUs: cores]"),
+]
 OptionalFile = Annotated[Path | None, typer.Argument(metavar="FILE.toml", help="The experiment.")]
 Out = Annotated[Path | None, typer.Option(help="Run directory. [default: runs/NAME-OF-FILE]")]
 Resume = Annotated[

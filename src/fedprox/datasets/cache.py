@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.datasets.sources import cache_folder, remove_abandoned
-from fedprox.files.packed import reading
+from fedprox.datasets.sources import cache_folder
+from fedprox.files.packed import refusing
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -40,7 +40,10 @@ def prepared(
     the same entry at once. If the folder cannot be written, a warning is logged. The version must
     be raised with every change of `build` that changes its arrays.
     """
-    digests = [_digest(source) for source in sources]
+    digests = []
+    for source in sources:
+        with refusing(f"{source}: cannot be read"), source.open("rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
     parts = json.dumps([name, version, dict(options), digests], sort_keys=True)
     key = hashlib.sha256(parts.encode()).hexdigest()[:24]
     entry = cache_folder() / "prepared" / f"{name}-{key}.npz"
@@ -51,7 +54,6 @@ def prepared(
         arrays = build()  # whatever is wrong with an entry
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(entry.parent)
         _store(entry, arrays)
     except OSError as error:
         logging.getLogger(__name__).warning(
@@ -59,11 +61,6 @@ def prepared(
             *(name, entry.parent, error.strerror or error),
         )
     return arrays
-
-
-def _digest(source: Path) -> str:
-    with reading(source, unpack=False) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _store(entry: Path, arrays: Mapping[str, Any]) -> None:

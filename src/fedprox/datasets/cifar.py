@@ -15,10 +15,10 @@ from fedprox.datasets import sources
 from fedprox.datasets.cache import Arrays, prepared
 from fedprox.datasets.labelled import Labelled, federation
 from fedprox.datasets.partition import with_test_set
-from fedprox.errors import InputError, reason, require, require_one_of
+from fedprox.errors import require, require_one_of
 from fedprox.features import Prepared
 from fedprox.federation import Federation
-from fedprox.files.packed import reading, tar_members
+from fedprox.files.packed import reading, refusing, tar_members
 
 Partition = Literal["iid", "dirichlet"]
 Augmentation = Literal["none", "fedavg", "feddyn"]
@@ -263,7 +263,7 @@ def _batch(cifar: Cifar, where: str, file: IO[bytes]) -> tuple[Bytes, Bytes]:
     """
     word, labels, pixels = "", [], ""
     value: Any
-    try:
+    with refusing(f"{where}: not a pickle that can be read"):
         for operation, value, _ in pickletools.genops(file.read()):
             if operation.name == "BINSTRING" and len(value) >= PIXELS:
                 pixels = value
@@ -271,10 +271,6 @@ def _batch(cifar: Cifar, where: str, file: IO[bytes]) -> tuple[Bytes, Bytes]:
                 word = value
             elif operation.name in ("BININT", "BININT1", "BININT2") and word == cifar.labels:
                 labels.append(value)
-    except InputError:
-        raise
-    except Exception as error:  # a damaged pickle can fail in any way
-        raise InputError(f"{where}: not a pickle that can be read: {reason(error)}") from None
     require(
         0 < len(labels) * PIXELS == len(pixels) and set(labels) <= set(range(cifar.classes)),
         f"{where}: not a batch of {cifar.source.subfolder}: it needs n images of {PIXELS} bytes "

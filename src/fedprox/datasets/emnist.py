@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedprox.datasets.augmentation import standardise
 from fedprox.datasets.cache import Arrays, prepared
-from fedprox.datasets.labelled import Labelled, federation
+from fedprox.datasets.labelled import Labelled, federation, require_images
 from fedprox.datasets.partition import natural, with_test_set
 from fedprox.datasets.sources import EMNIST, find, present
 from fedprox.errors import require
@@ -116,7 +116,7 @@ def _sample(
     if path is None or present(EMNIST.name, "emnist", data_dir):
         return None
     images, labels = npz(path, "images", "labels")
-    check(path, images, labels, classes)
+    require_images(path, images, labels, classes)
     return images, labels.astype(np.uint8)
 
 
@@ -148,20 +148,5 @@ def read_split(path: Path, name: str, classes: int) -> tuple[NDArray[np.uint8], 
     x, y = (
         read_idx(path, f"emnist-{name}-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1")
     )
-    check(path, x, y, classes)
+    require_images(path, x, y, classes)
     return x, y
-
-
-def check(path: Path, x: NDArray[np.generic], y: NDArray[np.generic], classes: int) -> None:
-    """Raise `InputError` unless x holds images of bytes and y their labels."""
-    require(
-        x.dtype == np.uint8
-        and x.shape == (len(x), 28, 28)
-        and y.dtype.kind in "iu"
-        and y.shape == (len(x),)
-        and len(y) > 0
-        and y.min() >= 0
-        and y.max() < classes,
-        f"{path}: needs (n, 28, 28) bytes and n labels from 0 to {classes - 1}; it holds "
-        f"{x.dtype} {x.shape} and labels of {y.dtype} {y.shape}",
-    )

@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from fedprox.bar import Bar
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
-from fedprox.datasets.emnist import check, lower_case
-from fedprox.datasets.labelled import Labelled, belong, federation
+from fedprox.datasets.emnist import lower_case
+from fedprox.datasets.labelled import Labelled, belong, federation, require_images
 from fedprox.datasets.leaf import leaf
 from fedprox.datasets.mnist import unit
 from fedprox.datasets.sources import FEMNIST_SQLITE, data_folder, find, present
-from fedprox.errors import InputError, reason, require, require_one_of, require_whole
+from fedprox.errors import InputError, require, require_one_of, require_whole
 from fedprox.features import Prepared
 from fedprox.federation import Federation, Rows, offsets_of
 from fedprox.files.npy import npz
-from fedprox.files.packed import unpacked_limit
+from fedprox.files.packed import refusing, unpacked_limit
 from fedprox.streams import Purpose, generator
 
 Writer = tuple[NDArray[np.uint8], NDArray[np.uint8]]
@@ -211,20 +211,18 @@ def _table(path: Path) -> dict[str, Writer]:
     dark on white, and "label".
     """
     writers: dict[str, Writer] = {}
-    try:
-        # immutable: nothing is written beside the file, not even a lock
-        address = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
-        opened = closing(sqlite3.connect(address, uri=True))
-        with opened as database, Bar(path.name, delay=1) as bar:
-            for client, data, count in _rows(path, database):
-                name = client.decode(errors="replace").rpartition(":")[2]
-                require(name not in writers, f"{path}: writer {name!r} appears twice")
-                writers[name] = _examples(f"{path}: writer {name!r}", data, count)
-                bar.update(1)
-    except InputError:
-        raise
-    except Exception as error:  # a damaged database can fail in any way
-        raise InputError(f"{path}: not a database of writers: {reason(error)}") from None
+    # immutable: nothing is written beside the file, not even a lock
+    address = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
+    with (
+        refusing(f"{path}: not a database of writers"),
+        closing(sqlite3.connect(address, uri=True)) as database,
+        Bar(path.name, delay=1) as bar,
+    ):
+        for client, data, count in _rows(path, database):
+            name = client.decode(errors="replace").rpartition(":")[2]
+            require(name not in writers, f"{path}: writer {name!r} appears twice")
+            writers[name] = _examples(f"{path}: writer {name!r}", data, count)
+            bar.update(1)
     require(writers, f"{path}: no writers")
     return writers
 
@@ -251,13 +249,9 @@ def _rows(path: Path, database: sqlite3.Connection) -> Iterator[tuple[Any, Any, 
 
 def _examples(where: str, data: object, count: object) -> Writer:
     """One writer's images, as bytes, and labels."""
-    try:
+    with refusing(f"{where}: examples cannot be read"):
         content = _unpacked(data)
         x, y = _array(content[b"pixels"]), _array(content[b"label"])
-    except InputError:
-        raise
-    except Exception as error:  # damaged MessagePack can fail in any way
-        raise InputError(f"{where}: examples cannot be read: {reason(error)}") from None
     require(
         x.dtype.kind == "f"
         and x.shape == (len(x), 28, 28)
@@ -312,7 +306,7 @@ def _from_leaf(folder: Path) -> Arrays:
 def _from_npz(path: Path) -> Arrays:
     """Read a sample of LEAF's FEMNIST from one file."""
     x, labels, writer, part, names = npz(path, "images", "labels", "writer", "split", "writer_ids")
-    check(path, x, labels, 62)
+    require_images(path, x, labels, 62)
     require(
         writer.shape == part.shape == labels.shape
         and set(np.unique(part)) <= {0, 1}

@@ -1,7 +1,5 @@
 """Any labelled data set of the Hugging Face `datasets` library."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,10 @@ from fedprox.datasets import partition as partitions
 from fedprox.datasets.labelled import Labelled, Partition, check_numbers, divide, federation
 from fedprox.datasets.mnist import unit
 from fedprox.datasets.sources import places
-from fedprox.errors import InputError, installing, reason, require
+from fedprox.errors import InputError, installing, require
 from fedprox.features import Features, Prepared
 from fedprox.federation import MOST_CLASSES, Federation
+from fedprox.files.packed import refusing
 
 Array = NDArray[Any]
 
@@ -98,57 +97,34 @@ def hugging_face(  # columns, and the options of any partition as keys of an exp
     loaded = _load(path, subset, data_dir)
     path = str(path) if isinstance(path, str | Path) else type(path).__name__
     splits = _splits(path, loaded)
-    _require_columns(path, splits, [*columns, label, *([client] if client is not None else [])])
-    y, classes = _labels(path, splits, label)
-    rows = Labelled(_features(path, splits, columns), y)
-    # rows of the second split, which are for tests, follow those of the first
-    cut = len(splits[0]) if len(splits) == 2 and train_share is None else None
-    share = 0.8 if train_share is None else train_share
-    if client is None:
-        assert partition is not None
-        pooled = _pooled(rows, cut, share, seed)
-        return divide(*pooled, partition, numbers, classes=classes, seed=seed)
-    names, owned = partitions.natural(_names(path, splits, client))
-    parts = (
-        partitions.split(owned, train_share=share, seed=seed)
-        if cut is None
-        else _as_given(path, names, owned, cut)
-    )
-    return federation(rows, rows, parts, classes=classes, names=names)
-
-
-def _require_columns(path: str, splits: list[Any], columns: list[str]) -> None:
-    for column in columns:
+    for column in (*columns, label, *([] if client is None else [client])):
         for split in splits:
             require(
                 column in split.column_names,
                 f"{path}: no column {column!r}; it has {', '.join(split.column_names)}",
             )
-
-
-def _pooled(rows: Labelled, cut: int | None, share: float, seed: int) -> tuple[Labelled, Labelled]:
-    """Training and test rows: those before and from `cut`, or a random share and the rest."""
-    everything = np.arange(len(rows.y))
-    (train,), (test,) = (
-        partitions.split([everything], train_share=share, seed=seed)
-        if cut is None
-        else ([everything[:cut]], [everything[cut:]])
-    )
-    return Labelled(rows.x[train], rows.y[train]), Labelled(rows.x[test], rows.y[test])
-
-
-def _as_given(
-    path: str, names: Sequence[str], owned: list[partitions.Indices], cut: int
-) -> tuple[list[partitions.Indices], list[partitions.Indices]]:
-    """Each client's training and test rows: those before and from `cut`."""
-    train = [part[part < cut] for part in owned]
-    for name, part in zip(names, train, strict=True):
+    y, classes = _labels(path, splits, label)
+    rows = Labelled(_features(path, splits, columns), y)
+    # rows of the second split, which are for tests, follow those of the first
+    cut = len(splits[0]) if len(splits) == 2 and train_share is None else None
+    share = 0.8 if train_share is None else train_share
+    names, owned = ["all"], [np.arange(len(y))]
+    if client is not None:
+        names, owned = partitions.natural(_names(path, splits, client))
+    if cut is None:
+        parts = partitions.split(owned, train_share=share, seed=seed)
+    else:
+        parts = [part[part < cut] for part in owned], [part[part >= cut] for part in owned]
+    for name, part in zip(names, parts[0], strict=True):
         require(
             len(part),
             f"{path}: client {name!r} has no training rows; data.train_share would divide all "
             "rows of each client anew",
         )
-    return train, [part[part >= cut] for part in owned]
+    if partition is None:
+        return federation(rows, rows, parts, classes=classes, names=names)
+    train, test = (Labelled(rows.x[part], y[part]) for (part,) in parts)
+    return divide(train, test, partition, numbers, classes=classes, seed=seed)
 
 
 def _load(path: Any, subset: str | None, data_dir: str | Path | None) -> Any:
@@ -173,49 +149,13 @@ def _load(path: Any, subset: str | None, data_dir: str | Path | None) -> Any:
         if any((place / name).is_file() for name in ("state.json", SPLITS))
     )
     folder = next(saved, None)
-    offline = None if folder is not None or Path(path).exists() else _unreachable(path)
     try:
         if folder is not None:
             return datasets.load_from_disk(str(folder))
-        with _offline(datasets.config, offline is not None):
-            return datasets.load_dataset(path, subset)
+        return datasets.load_dataset(path, subset)
     except Exception as error:  # of any type where a saved folder is damaged
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        if offline is not None:
-            first = f"no such folder, and the hub cannot be reached: {offline}"
         raise InputError(f"{path}: cannot be loaded: {first}") from None
-
-
-PATIENCE = 10.0
-"""Seconds to wait for an answer of the hub."""
-
-
-def _unreachable(name: str) -> str | None:
-    """Why the hub cannot be reached; None if it answers.
-
-    `load_dataset` would retry for half a minute, and print a line each time.
-    """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        HfApi().dataset_info(name, timeout=PATIENCE)
-    except (HfHubHTTPError, HFValidationError):
-        return None  # it answered; load_dataset reports the error
-    except Exception as error:  # of the HTTP library, which differs between versions
-        return reason(error)
-    return None
-
-
-@contextmanager
-def _offline(config: Any, needed: bool) -> Iterator[None]:
-    """Restrict `load_dataset` to its cache if `needed`."""
-    before = config.HF_HUB_OFFLINE
-    config.HF_HUB_OFFLINE = before or needed
-    try:
-        yield
-    finally:
-        config.HF_HUB_OFFLINE = before
 
 
 SPLITS = "dataset_dict.json"
@@ -238,7 +178,7 @@ def _splits(path: str, loaded: Any) -> list[Any]:
 def _column(path: str, splits: list[Any], column: str) -> Array:
     """The values of a column of all splits; of type object unless all are numbers of one shape."""
     parts = []
-    try:
+    with refusing(f"{path}: column {column!r} cannot be read"):
         for split in splits:
             if type(split.features[column]).__name__ == "Image":
                 split = _in_one_mode(split, column)
@@ -247,8 +187,6 @@ def _column(path: str, splits: list[Any], column: str) -> Array:
                 for batch in batches:
                     parts.append(batch[column])
                     bar.update(len(batch[column]))
-    except Exception as error:  # of any type where an image is damaged
-        raise InputError(f"{path}: column {column!r} cannot be read: {reason(error)}") from None
     kinds = {part.dtype.kind for part in parts}
     if len({part.shape[1:] for part in parts}) > 1 or "O" in kinds or "U" in kinds:
         values = np.empty(sum(map(len, parts)), object)
@@ -322,7 +260,9 @@ def _features(path: str, splits: list[Any], columns: list[str]) -> Features:
             raise InputError(f"{where} {what}; it must be images or numbers, all alike")
         require(values.dtype.kind in "fiub", f"{where} holds {values.dtype}; not numbers")
         kind = splits[0].features[column]
-        if len(columns) == 1 and (type(kind).__name__ == "Image" or _are_bytes(kind)):
+        name = type(kind).__name__
+        is_bytes = name == "Image" or (name.startswith("Array") and kind.dtype == "uint8")
+        if len(columns) == 1 and is_bytes:
             return Prepared(values.astype(np.uint8), unit)
         with np.errstate(over="ignore"):
             values = values.astype(np.float32)
@@ -333,7 +273,3 @@ def _features(path: str, splits: list[Any], columns: list[str]) -> Features:
         )
         parts.append(values)
     return parts[0] if parts[0].ndim > 1 else np.stack(parts, axis=1)
-
-
-def _are_bytes(kind: Any) -> bool:
-    return type(kind).__name__.startswith("Array") and kind.dtype == "uint8"

@@ -31,6 +31,23 @@ class Labelled(NamedTuple):
     y: NDArray[Any]
 
 
+def require_images(
+    where: object, x: NDArray[np.generic], y: NDArray[np.generic], classes: int
+) -> None:
+    """Raise `InputError` unless x holds images of 28 x 28 bytes and y their labels."""
+    require(
+        x.dtype == np.uint8
+        and x.shape == (len(x), 28, 28)
+        and y.dtype.kind in "iu"
+        and y.shape == (len(x),)
+        and len(y) > 0
+        and y.min() >= 0
+        and y.max() < classes,
+        f"{where}: needs (n, 28, 28) bytes and n labels from 0 to {classes - 1}; it holds "
+        f"{x.dtype} {x.shape} and labels of {y.dtype} {y.shape}",
+    )
+
+
 def federation(
     train: Labelled,
     test: Labelled,

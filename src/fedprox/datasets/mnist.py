@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.augmentation import standardise
-from fedprox.datasets.labelled import Labelled, belong, federation
+from fedprox.datasets.labelled import Labelled, belong, federation, require_images
 from fedprox.datasets.sources import MNIST, QMNIST, find
 from fedprox.errors import require, require_one_of
 from fedprox.features import Prepared
@@ -153,11 +153,7 @@ def _images(data_dir: str | Path | None) -> list[NDArray[np.uint8]]:
     """Training images and labels, then test images and labels."""
     arrays = [read_idx(find(source, data_dir)) for source in MNIST]
     for part, (x, y) in {"train": arrays[:2], "t10k": arrays[2:]}.items():
-        require(
-            x.shape == (len(x), 28, 28) and y.shape == (len(x),),
-            f"mnist: {part} images of shape {x.shape} and labels of shape {y.shape} do not match",
-        )
-        require(y.max() < 10, f"mnist: {part} labels hold {y.max()}; digits are 0 to 9")
+        require_images(f"mnist: {part}", x, y, 10)
     return arrays
 
 

@@ -10,7 +10,7 @@ whatever their labels.
 | `dirichlet_by_client` | equal or log-normal | class shares drawn for each client |
 | `dirichlet_by_class` | random | client shares drawn for each class |
 | `classes_per_client` | nearly equal | k classes in equal parts |
-| `shards` | equal or log-normal | those of k shards of the rows sorted by label |
+| `shards` | equal or log-normal | those of two shards of the rows sorted by label |
 | `rotating_classes` | log-normal | k classes in turn |
 | `two_class_power_law` | power law | two classes in turn |
 | `natural` | given | given |
@@ -161,24 +161,23 @@ def dirichlet_by_class(
     *,
     clients: int,
     concentration: float,
-    least: int = 1,
     seed: int,
 ) -> list[Indices]:
     """Each class is divided over the clients by a draw from a Dirichlet distribution.
 
     This is the partition of Yurochkin et al. 2019, which most benchmarks call "Dirichlet". Client k
     gets the share p_ck of the rows of class c, where p_c is a draw of Dirichlet(a, ..., a) over the
-    clients. All rows are used; sizes differ much if a is small.
+    clients; the division is drawn again until every client has a row. All rows are used; sizes
+    differ much if a is small.
 
     Args:
         labels: Classes, shape (rows,).
         clients: Number of clients.
         concentration: a, above 0: the smaller, the fewer clients hold a class.
-        least: Fewest rows of a client; the division is drawn again until every client has them.
         seed: Seed.
 
     Raises:
-        InputError: If a thousand divisions leave a client with fewer than `least` rows.
+        InputError: If a thousand divisions leave a client without a row.
 
     >>> labels = np.repeat([0, 1, 2], 100)
     >>> parts = dirichlet_by_class(labels, clients=4, concentration=0.3, seed=0)
@@ -193,19 +192,15 @@ def dirichlet_by_class(
         shares = _dirichlet(stream, concentration, (len(pools), clients))
         ends = np.rint(np.cumsum(shares, axis=1) * lengths[:, None]).astype(np.int64)
         ends[:, -1] = lengths
-        if np.diff(ends, axis=1, prepend=0).sum(axis=0).min() >= least:
-            return _gather(pools, ends)
-    need = "a row" if least == 1 else f"{least} rows"
+        if np.diff(ends, axis=1, prepend=0).sum(axis=0).all():
+            pieces = [
+                np.split(np.array(pool), cuts[:-1]) for pool, cuts in zip(pools, ends, strict=True)
+            ]
+            return [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
     raise InputError(
         f"data.concentration = {concentration}; in 1,000 draws some client of {clients} was left "
-        f"without {need}; it must be larger, or data.clients smaller"
+        "without a row; it must be larger, or data.clients smaller"
     )
-
-
-def _gather(pools: list[list[int]], ends: Indices) -> list[Indices]:
-    """Each client's rows, with the rows of class c cut at `ends[c]`."""
-    pieces = [np.split(np.array(pool), cuts[:-1]) for pool, cuts in zip(pools, ends, strict=True)]
-    return [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
 
 
 def classes_per_client(
@@ -332,14 +327,9 @@ def with_test_set(
 
 
 def shards(
-    labels: NDArray[np.generic],
-    *,
-    clients: int,
-    shards_per_client: int = 2,
-    spread: float = 0.0,
-    seed: int,
+    labels: NDArray[np.generic], *, clients: int, spread: float = 0.0, seed: int
 ) -> list[Indices]:
-    """Sort by label, cut into shards, and deal the shards (McMahan et al. 2017, "Non-IID").
+    """Sort by label, cut into shards, and deal two to each (McMahan et al. 2017, "Non-IID").
 
     Shards are equal, or of log-normal sizes; see `sizes`. The shards of a client depend only on the
     seed and the number of shards, so training and test rows partitioned with one seed have nearly
@@ -349,7 +339,7 @@ def shards(
     >>> [len(part) for part in parts]
     [10, 10]
     """
-    count = clients * shards_per_client
+    count = 2 * clients
     require(
         1 <= count <= len(labels),
         f"data.clients = {clients}; {len(labels)} rows cannot be cut into {count} shards",

@@ -2,6 +2,7 @@
 
 import csv
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -14,7 +15,7 @@ from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
 from fedprox.datasets.sources import SENT140, data_folder, find, present
 from fedprox.datasets.users import by_user
-from fedprox.datasets.words import most_frequent, split_words, word_vectors
+from fedprox.datasets.words import split_words, word_vectors
 from fedprox.errors import InputError, require, require_one_of, require_whole
 from fedprox.features import Vectors
 from fedprox.federation import Federation, Rows, offsets_of
@@ -154,8 +155,9 @@ def _ids(
 ) -> tuple[NDArray[np.float32] | None, dict[str, int]]:
     """The table of vectors, or None, and the id of each known token."""
     if vectors is None:
-        words = most_frequent(chain.from_iterable(train), vocabulary - 1)
-        return None, {word: k for k, word in enumerate(words, 1)}
+        # of words with equal counts, the first to appear
+        frequent = Counter(chain.from_iterable(train)).most_common(vocabulary - 1)
+        return None, {word: k for k, (word, _) in enumerate(frequent, 1)}
     words = sorted(set(chain.from_iterable(chain(train, test))))
     table, ids = word_vectors(vectors, words, data_dir)
     return table, dict(zip(words, ids.tolist(), strict=True))
@@ -190,15 +192,10 @@ def _files(data_dir: str | Path | None) -> tuple[list[Path], bool]:
     file = present(SENT140.name, "sent140", data_dir) or present(CSV, "sent140", data_dir)
     home = data_folder(data_dir)
     if not file and home is not None:
-        files = sorted([*home.glob("sent140/*.json"), *home.glob("sent140/*.json.gz")])
-        for path in files:
-            require(
-                path.with_suffix(".json.gz") not in files,
-                f"{path}: {path.name}.gz is there too, and tweets must not be read twice; "
-                "keep one of them",
-            )
+        paths = [*home.glob("sent140/*.json.gz"), *home.glob("sent140/*.json")]
+        files = {path.name.removesuffix(".gz"): path for path in paths}  # not both of one name
         if files:
-            return files, True
+            return [files[name] for name in sorted(files)], True
     return [file or find(SENT140, data_dir)], False
 
 

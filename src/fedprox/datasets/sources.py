@@ -2,12 +2,11 @@
 
 import logging
 import os
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from fedprox.bar import Bar
 from fedprox.errors import InputError, require
@@ -146,27 +145,6 @@ def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | No
     return next((place for place in inside if place.is_file()), None)
 
 
-DAY = 24 * 60 * 60
-"""Seconds after which a partial file counts as abandoned."""
-
-
-def remove_abandoned(folder: Path) -> None:
-    """Remove the partial files of killed processes, which pooch and the cache call `tmp...`."""
-    for left in folder.glob("tmp*"):
-        with suppress(OSError):  # the cache may be read-only
-            if time.time() - left.stat().st_mtime > DAY:
-                left.unlink()
-
-
-def host(address: str) -> str:
-    """The host of an address.
-
-    >>> host("https://example.org/folder/")
-    'example.org'
-    """
-    return address.split("/")[2]
-
-
 def _cached(source: Source) -> Path:
     return cache_folder() / source.subfolder / source.name
 
@@ -198,7 +176,6 @@ def fetch(source: Source, *, unverified: bool = False) -> Path:
     )
     pooch.get_logger().setLevel(logging.ERROR)
     target.parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(target.parent)
     reasons = []
     for folder in source.folders:
         try:
@@ -215,5 +192,5 @@ def fetch(source: Source, *, unverified: bool = False) -> Path:
             if isinstance(error, OSError) and error.errno:
                 raise  # of this machine, such as a full disk: those of the network have no number
             wrong = "wrong checksum" if isinstance(error, ValueError) else type(error).__name__
-            reasons.append(f"{host(folder)}: {wrong}")
+            reasons.append(f"{urlsplit(folder).netloc}: {wrong}")
     raise InputError(f"{missing} and could not be downloaded ({'; '.join(reasons)}); {put}")

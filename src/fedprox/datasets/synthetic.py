@@ -83,16 +83,14 @@ def synthetic(
     sizes = stream.lognormal(4, 2, clients).astype(int) + 50
     u, b = stream.normal(0, alpha, clients), stream.normal(0, beta, clients)
     v = np.zeros((clients, features)) if iid else stream.normal(b[:, None], 1, (clients, features))
-    scale = np.arange(1, features + 1) ** (-1.2 / 2)
     shared = _draw_model(stream, 0.0, classes, features)
     if random_mean:
         v = v + stream.normal(0, 1, features)
     parts = []
     for k in range(clients):
         own = generator(seed, Purpose.DATA, 1, k)
-        weights, bias = shared if iid else _draw_model(own, u[k], classes, features)
-        x = own.normal(v[k], scale, (sizes[k], features))
-        parts.append((x, np.argmax(x @ weights.T + bias, axis=1)))
+        model = shared if iid else _draw_model(own, u[k], classes, features)
+        parts.append(_draw_rows(own, model, v[k], sizes[k]))
     rows = [np.arange(size) for size in sizes]
     divided = (
         [(x[chosen], y[chosen]) for (x, y), chosen in zip(parts, half, strict=True)]
@@ -163,18 +161,16 @@ def synthetic_feddyn(
             f"{2.0**31:.1e} can be",
         )
         sizes = np.maximum(drawn.astype(int), 1)
-    scale = np.arange(1, features + 1) ** (-1.2 / 2)
     shared = _draw_model(stream, 0.0, classes, features)
     parts = []
     for k in range(clients):
         own = generator(seed, Purpose.DATA, 1, k)
-        weights, bias, v = *shared, np.zeros(features)
+        model, v = shared, np.zeros(features)
         if heterogeneity == "type1":
-            weights, bias = _draw_model(own, own.normal(0, gamma), classes, features)
+            model = _draw_model(own, own.normal(0, gamma), classes, features)
         if heterogeneity == "type2":
             v = own.normal(own.normal(0, gamma), 1, features)
-        x = own.normal(v, scale, (sizes[k], features))
-        parts.append((x, np.argmax(x @ weights.T + bias, axis=1)))
+        parts.append(_draw_rows(own, model, v, sizes[k]))
     return Federation.from_arrays(parts, parts, classes=classes)
 
 
@@ -182,3 +178,13 @@ def _draw_model(
     stream: np.random.Generator, mean: float, classes: int, features: int
 ) -> tuple[Draw, Draw]:
     return stream.normal(mean, 1, (classes, features)), stream.normal(mean, 1, classes)
+
+
+def _draw_rows(
+    stream: np.random.Generator, model: tuple[Draw, Draw], mean: Draw, count: int
+) -> tuple[Draw, NDArray[np.int64]]:
+    """Features around a mean, and the classes that a model gives them."""
+    weights, bias = model
+    scale = np.arange(1, len(mean) + 1) ** (-1.2 / 2)
+    x = stream.normal(mean, scale, (count, len(mean)))
+    return x, np.argmax(x @ weights.T + bias, axis=1)

@@ -3,8 +3,7 @@
 import hashlib
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,15 +29,6 @@ def split_words(text: str) -> list[str]:
     ['you', "I'm", 'sorry', '.', '.', '.']
     """
     return _WORD.findall(text)
-
-
-def most_frequent(words: Iterable[str], count: int) -> list[str]:
-    """The most frequent words, at most `count`; ties go to the word that appears first.
-
-    >>> most_frequent(["a", "b", "c", "b", "c"], 2)
-    ['b', 'c']
-    """
-    return [word for word, _ in Counter(words).most_common(count)]
 
 
 def word_vectors(

@@ -73,11 +73,8 @@ def rows_of(fields: Mapping[str, FieldInfo], section: str = "") -> list[Key]:
     for name, field in fields.items():
         default = field.get_default(call_default_factory=True)
         shown = "required" if field.is_required() else "" if default is None else as_toml(default)
-        kind, description = (
-            allowed_values(type_of(field)),
-            " ".join((field.description or "").split()),
-        )
-        rows.append(Key(section, name, kind, shown, description))
+        description = " ".join((field.description or "").split())
+        rows.append(Key(section, name, allowed_values(type_of(field)), shown, description))
     return rows
 
 
@@ -98,9 +95,7 @@ def help_sections() -> list[str]:
     """Every key of experiment files with its type, default and meaning, section by section."""
     texts: dict[str, list[str]] = {}
     for row in keys():
-        default = (
-            "required" if row.default == "required" else row.default and f"default {row.default}"
-        )
+        default = f"default {row.default}" if row.default not in ("", "required") else row.default
         facts = ", ".join(filter(None, [row.type, default]))
         text = f"{row.key}: {facts}. {plain(row.description)}"
         texts.setdefault(row.section, []).append(_wrapped(text))

@@ -131,16 +131,10 @@ def explain(
     where: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> str:
-    """One of the mistakes that pydantic found, in one line.
+    """One of the mistakes that pydantic found, in one line; unknown keys first.
 
-    Unknown keys come first: a misspelled key may be why another is missing.
-
-    Args:
-        error: The mistakes that pydantic found.
-        schema: The schema that the table was checked against.
-        table: The table.
-        where: The name of the table; empty for a whole file.
-        headers: How the table's sections are written; None for a table without sections.
+    A misspelled key may be why another is missing. `headers` says how the table's sections are
+    written, if it has any.
     """
     mistakes = error.errors()
     mistake = next((m for m in mistakes if m["type"] == "extra_forbidden"), mistakes[0])

@@ -20,21 +20,11 @@ def named(
     *,
     key: str = "name",
 ) -> tuple[Callable[..., Any], Table]:
-    """The function that a section names, with the section's options bound.
+    """The function that a section names, with its options bound, and the section with defaults.
 
-    The function is one of the catalogue, or one of the user's own as "package.module:function". Its
-    parameters are the section's keys, with their types; an optimizer is given by its name and
-    options.
-
-    Args:
-        table: The section.
-        catalogue: The library's functions.
-        where: The name of the section.
-        kind: The class that the function returns; None if it returns a function.
-        key: The key whose value is the name.
-
-    Returns:
-        The function, and the section with every default.
+    The function is one of the catalogue, or one of the user's own as "package.module:function". It
+    returns an object of a kind; None for a function. Its parameters are the section's keys, with
+    their types; an optimizer is given by its name and options.
     """
     require_key(key, table, catalogue, where)
     name = table[key]

@@ -97,7 +97,7 @@ def described_by(resolved: Resolved) -> Callback:
 
 def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     """Load the data and build the objects that an experiment names."""
-    _ = experiment.target  # raises before data are loaded
+    experiment.target()  # raises before data are loaded
     if experiment.validation_share is not None:
         require_share("validation_share", experiment.validation_share)
 
@@ -163,7 +163,7 @@ def resolve_with(
     selection = Selection(**dict(experiment.selection)).among(known)
     if selection.measure is not None:
         table["selection"]["measure"] = selection.measure
-    target = experiment.target_with(validated=bool(federation.validation))
+    target = experiment.target(validated=bool(federation.validation))
     if target is not None:
         target = target.among(known, model.metrics)
         if target.key != "target_metric":  # accuracies and losses have their own keys

@@ -178,12 +178,7 @@ class Experiment(Section):
     versions: Table = Field(default_factory=dict, exclude=True)
     """Versions that the results were made with; written by a run and not read."""
 
-    @property
-    def target(self) -> Target | None:
-        """The target of a federation without validation rows; None without a target."""
-        return self.target_with(validated=False)
-
-    def target_with(self, *, validated: bool) -> Target | None:
-        """The target, given whether the federation has validation rows."""
+    def target(self, *, validated: bool = False) -> Target | None:
+        """The target, given whether the federation has validation rows; None without one."""
         metric = self.target_metric.model_dump() if self.target_metric else None
         return target_of(self.target_accuracy, self.target_loss, metric, validated=validated)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import require
-from fedprox.files.packed import read_up_to, reading
+from fedprox.files.packed import read_rest, reading
 
 _IDX: dict[type[Any], tuple[int, str, np.dtype[Any]]] = {
     np.uint8: (8, "unsigned bytes", np.dtype("u1")),
@@ -36,11 +36,5 @@ def read_idx(path: Path, member: str | None = None, kind: type[Any] = np.uint8) 
         )
         shape = struct.unpack(f">{dimensions}I", lengths)
         require(0 not in shape, f"{where}: its header says that it holds nothing: shape {shape}")
-        needed = math.prod(shape) * stored.itemsize
-        content = read_up_to(file, needed)
-        require(
-            len(content) == needed and not file.read(1),
-            f"{where}: {'more' if len(content) == needed else len(content)} bytes of data where "
-            f"its header says {needed}",
-        )
+        content = read_rest(file, math.prod(shape) * stored.itemsize, where)
     return np.frombuffer(content, stored).reshape(shape).astype(kind, copy=False)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import InputError, reason, require
+from fedprox.errors import require
 from fedprox.files.mapping import read_header
-from fedprox.files.packed import read_up_to, reading
+from fedprox.files.packed import read_rest, reading, refusing
 
 
 def npz(path: Path, *names: str) -> list[NDArray[Any]]:
@@ -27,21 +27,11 @@ def npz(path: Path, *names: str) -> list[NDArray[Any]]:
 def _read(path: Path, member: str) -> NDArray[Any]:
     where = f"{path}/{member}"
     with reading(path, member) as file:
-        try:
+        with refusing(f"{where}: not a whole npy file"):
             shape, columns_first, kind = read_header(file)
-        except InputError:
-            raise
-        except Exception as error:  # numpy evaluates it, which can fail in any way
-            raise InputError(f"{where}: not a whole npy file: {reason(error)}") from None
         require(kind.kind in "biufSU", f"{where}: holds {kind}; not numbers or words")
         require(shape, f"{where}: holds a single value")
-        needed = math.prod(shape) * kind.itemsize
-        content = read_up_to(file, needed)
-        require(
-            needed == len(content) and not file.read(1),
-            f"{where}: not a whole npy file: {len(content)} bytes of data where its header says "
-            f"{needed}",
-        )
+        content = read_rest(file, math.prod(shape) * kind.itemsize, where)
     array = np.frombuffer(content, kind).reshape(shape, order="F" if columns_first else "C")
     require_words(array, where)
     return array

@@ -26,15 +26,24 @@ size was made to fill the memory.
 BUFFER = 1 << 20
 
 
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Make `InputError`s of all other errors: reading a damaged file can fail in any way."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{what}: {reason(error)}") from None
+
+
 def unpacked_limit(packed: int) -> int:
     """Most bytes that a packed file of `packed` bytes may unpack to."""
     return ROOM + RATIO * packed
 
 
 @contextmanager
-def reading(
-    path: Path, member: str | None = None, *, unpack: bool = True
-) -> Iterator["io.BufferedReader[Any]"]:
+def reading(path: Path, member: str | None = None) -> Iterator["io.BufferedReader[Any]"]:
     """Open a file, or a member of an archive, as a stream that is unpacked while it is read.
 
     `member` is a file in a `.zip` or `.npz` archive, in any folder of it. A progress bar appears on
@@ -45,35 +54,29 @@ def reading(
             bytes. The error may come later, while the stream is read.
     """
     with ExitStack() as opened:
-        where, raw, total = str(path), None, 0
-        try:
-            total = path.stat().st_size
+        with refusing(f"{path}: cannot be read"):
+            where, total = str(path), path.stat().st_size
             most = unpacked_limit(total)
-            if unpack and path.suffix in (".zip", ".npz"):
+            raw: IO[bytes]
+            if path.suffix in (".zip", ".npz"):
+                require(
+                    member is not None, f"{path}: a .zip archive cannot be read here; unpack it"
+                )
                 archive = opened.enter_context(zipfile.ZipFile(path))
-                info = _member(path, archive, member)
+                names = {name.rsplit("/")[-1]: name for name in archive.namelist()}
+                require(member in names, f"{path}: {member} is missing in this archive")
+                info = archive.getinfo(names[str(member)])
                 where, total = f"{path}/{member}", info.file_size
                 raw = opened.enter_context(archive.open(info))
             else:
                 raw = opened.enter_context(path.open("rb", buffering=0))
-        except InputError:
-            raise
-        except Exception as error:  # a damaged archive can fail in any way
-            raise InputError(f"{path}: cannot be read: {reason(error)}") from None
         bar = opened.enter_context(Bar(path.name, total, delay=1))
         file = io.BufferedReader(_Stream(raw, where, most, bar.update), BUFFER)
-        packing = Path(where).suffix if unpack else ""
+        packing = Path(where).suffix
         if packing in (".gz", ".xz"):
             unpacked: Any = gzip.open if packing == ".gz" else lzma.open
             file = io.BufferedReader(_Stream(unpacked(file), where, most), BUFFER)
         yield opened.enter_context(file)
-
-
-def _member(path: Path, archive: zipfile.ZipFile, member: str | None) -> zipfile.ZipInfo:
-    names = {name.rsplit("/")[-1]: name for name in archive.namelist()}
-    require(member is not None, f"{path}: a .zip archive cannot be read here; unpack it")
-    require(member in names, f"{path}: {member} is missing in this archive")
-    return archive.getinfo(names[str(member)])
 
 
 class _Stream(io.RawIOBase):
@@ -89,12 +92,8 @@ class _Stream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        try:
+        with refusing(f"{self._where}: cannot be read"):
             count: int = self._file.readinto(buffer)
-        except InputError:
-            raise
-        except Exception as error:  # a damaged archive can fail in any way
-            raise InputError(f"{self._where}: cannot be read: {reason(error)}") from None
         self._left -= count
         require(
             self._left >= 0,
@@ -119,11 +118,18 @@ def text_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
         yield line
 
 
-def read_up_to(file: IO[bytes], count: int) -> bytearray:
-    """Read `count` bytes, or fewer at the end of the stream; memory grows with what is read."""
+def read_rest(file: IO[bytes], count: int, where: str) -> bytearray:
+    """Read the last `count` bytes of a stream, in memory that grows with what is read.
+
+    Raises:
+        InputError: If there are fewer or more.
+    """
     content = bytearray()
     while len(content) < count and (block := file.read(min(count - len(content), BUFFER))):
         content += block
+    if len(content) < count or file.read(1):
+        held = "more" if len(content) == count else len(content)
+        raise InputError(f"{where}: {held} bytes of data where its header says {count}")
     return content
 
 
@@ -136,17 +142,16 @@ def tar_members(path: Path, names: Collection[str]) -> Iterator[tuple[str, IO[by
     Raises:
         InputError: The archive is damaged.
     """
-    try:
-        with reading(path) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as archive:
-            for member in archive:
-                name = member.name.rsplit("/")[-1]
-                if name in names and member.isreg() and not member.issparse():
-                    file = archive.extractfile(member)
-                    assert file is not None
-                    yield name, file
-            while unpacked.read(BUFFER):
-                pass  # up to the checksum at its end
-    except InputError:
-        raise
-    except Exception as error:  # a damaged archive can fail in any way
-        raise InputError(f"{path}: cannot be read: {reason(error)}") from None
+    with (
+        refusing(f"{path}: cannot be read"),
+        reading(path) as unpacked,
+        tarfile.open(fileobj=unpacked, mode="r|") as archive,
+    ):
+        for member in archive:
+            name = member.name.rsplit("/")[-1]
+            if name in names and member.isreg() and not member.issparse():
+                file = archive.extractfile(member)
+                assert file is not None
+                yield name, file
+        while unpacked.read(BUFFER):
+            pass  # up to the checksum at its end

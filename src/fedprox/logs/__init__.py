@@ -20,12 +20,7 @@ __all__ = ["mlflow", "tensorboard", "wandb"]
 
 
 def loggers_of(names: Sequence[str], folder: Path, *, resume: bool) -> list[Callback]:
-    """The loggers that `--log` names.
-
-    Args:
-        names: Their names; repeated ones count once.
-        folder: The run directory.
-        resume: Whether its run is resumed.
+    """The loggers that `--log` names, for a run directory; repeated names count once.
 
     Raises:
         InputError: If a name is unknown, or a logger's library is not installed.

@@ -29,29 +29,14 @@ class OpenRun(NamedTuple):
     close: Callable[[bool], None]
 
 
-class Place(NamedTuple):
-    """Where a logger writes.
+def log_each_run(
+    name: str, folder: Path, resume: bool, open_run: Callable[[Run, str], OpenRun]
+) -> Callback:
+    """A callback that writes each run's records to a run of a tool, which has a folder.
 
-    Attributes:
-        name: The tool's name.
-        folder: Its folder.
-        resume: Whether the runs in the folder are continued.
+    `open_run` opens the tool's run at the first record, given a run without records and an
+    identifier. The identifier is the same if the run is resumed or extended.
     """
-
-    name: str
-    folder: Path
-    resume: bool
-
-
-def log_each_run(place: Place, open_run: Callable[[Run, str], OpenRun]) -> Callback:
-    """A callback that writes each run's records to a run of a tool.
-
-    Args:
-        place: Where the logger writes.
-        open_run: Opens the tool's run at the first record, given a run without records and an
-            identifier. The identifier is the same if the run is resumed or extended.
-    """
-    name = place.name
     planned: dict[tuple[str, int], Run] = {}
     opened: dict[tuple[str, int], OpenRun] = {}
     current: list[tuple[str, int]] = []  # method and seed
@@ -69,7 +54,7 @@ def log_each_run(place: Place, open_run: Callable[[Run, str], OpenRun]) -> Callb
 
     def log(record: Record) -> None:
         if not marks:
-            marks.append(_mark(place))
+            marks.append(_mark(folder, resume))
         if current != [(record.method, record.seed)]:  # only sweep points run together
             close(True)
             current[:] = [(record.method, record.seed)]
@@ -137,12 +122,12 @@ def flattened(settings: Any, prefix: str = "") -> dict[str, Any]:
     return {key: value for table in below for key, value in table.items()}
 
 
-def _mark(place: Place) -> str:
+def _mark(folder: Path, resume: bool) -> str:
     """Mark the folder as a logger's by a file with random text, which a resumed run reads again."""
-    file = place.folder / LOG_ID
-    if place.resume and file.is_file():
+    file = folder / LOG_ID
+    if resume and file.is_file():
         return file.read_text(encoding="utf-8")
-    place.folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     text = secrets.token_hex(16)
     write_whole(file, text.encode())
     return text

@@ -7,14 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from fedprox.logs.each_run import (
-    OpenRun,
-    Place,
-    load,
-    log_each_run,
-    parameters_of,
-    title,
-)
+from fedprox.logs.each_run import OpenRun, load, log_each_run, parameters_of, title
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.results.run import Run
 
@@ -57,7 +50,7 @@ def mlflow(folder: str | Path, *, resume: bool = False) -> Callback:
         experiment = _experiment(client, path.parent.name, artifacts)
         return _write(library, client, experiment, run, identity)
 
-    return log_each_run(Place("mlflow", path, resume), open_run)
+    return log_each_run("mlflow", path, resume, open_run)
 
 
 def _experiment(client: Any, name: str, artifacts: str | None) -> str:

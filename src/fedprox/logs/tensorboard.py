@@ -5,7 +5,7 @@ from typing import Any
 
 import tomli_w
 
-from fedprox.logs.each_run import OpenRun, Place, hparams_of, load, log_each_run
+from fedprox.logs.each_run import OpenRun, hparams_of, load, log_each_run
 from fedprox.report.directory import file_name
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.results.run import Run
@@ -41,7 +41,7 @@ def tensorboard(folder: str | Path, *, resume: bool = False) -> Callback:
             old.unlink()
         return _write(library, own, run)
 
-    return log_each_run(Place("tensorboard", path, resume), open_run)
+    return log_each_run("tensorboard", path, resume, open_run)
 
 
 def _write(library: Any, folder: Path, run: Run) -> OpenRun:

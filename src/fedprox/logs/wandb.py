@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-from fedprox.logs.each_run import OpenRun, Place, load, log_each_run, parameters_of, title
+from fedprox.logs.each_run import OpenRun, load, log_each_run, parameters_of, title
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.results.run import Run
 
@@ -59,4 +59,4 @@ def wandb(folder: str | Path, *, resume: bool = False) -> Callback:
 
         return OpenRun(log, close)
 
-    return log_each_run(Place("wandb", above / "wandb", resume), open_run)
+    return log_each_run("wandb", above / "wandb", resume, open_run)

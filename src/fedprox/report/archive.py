@@ -13,12 +13,12 @@ from fedprox.algorithms.reporting import Evaluated
 from fedprox.errors import InputError, require
 from fedprox.files.toml import parse_toml
 from fedprox.measures import KINDS
+from fedprox.report.records import HPARAM
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import KEYS, Target, target_of
 
 T = TypeVar("T")
-
 
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 """A count: an integer from 0 that fits in 64 bits."""
@@ -201,11 +201,9 @@ def read_record(line: bytes) -> Record:
         elif key.startswith(METRICS):
             fields["metrics"][key] = number
         elif value is not None:
-            fields["hparams"][key] = value
-    try:
-        return RECORD.validate_python(fields, strict=True)
-    except ValidationError as error:
-        raise ValueError(_explain(error)) from None
+            name = key.removeprefix(HPARAM)
+            fields["hparams"][name if name in Record._fields else key] = value
+    return RECORD.validate_python(fields, strict=True)
 
 
 HINTS = {k: v for k, v in get_type_hints(Record).items() if k not in ("hparams", "metrics")}
@@ -215,15 +213,13 @@ RECORD = TypeAdapter(Record, config=ConfigDict(arbitrary_types_allowed=True))
 
 def _experiment(path: Path) -> dict[str, Any]:
     try:
-        table = parse_toml(_text(path))
+        table = parse_toml(path.read_text(encoding="utf-8"))
         known = Settings.model_validate(table)
         metric = known.target_metric
         require(metric is None or {"name", "value"} <= metric.keys(), "target_metric: not a target")
         target_of(known.target_accuracy, known.target_loss, metric)
-    except ValidationError as error:
-        raise InputError(f"{path}: damaged: {_explain(error)}") from None
     except ValueError as error:
-        raise InputError(f"{path}: damaged: {error}") from None
+        raise InputError(f"{path}: damaged: {_explain(error)}") from None
     return table
 
 
@@ -257,7 +253,7 @@ def _runs(path: Path, times: Sequence[RunTimes], evaluated: str) -> list[Run]:
                     f"{label!r}, seed {seed}, has round {record.round} after round {last}"
                 )
         except ValueError as error:
-            raise InputError(f"{path}: line {number} is damaged: {error}") from None
+            raise InputError(f"{path}: line {number} is damaged: {_explain(error)}") from None
         runs[key].history.append(record)
     for time in times:
         if run := runs.get((time.label, time.seed)):
@@ -271,18 +267,13 @@ def _json(path: Path, kind: type[T]) -> T | None:
     if not path.is_file():
         return None
     try:
-        return TypeAdapter(kind).validate_json(_text(path))
+        return TypeAdapter(kind).validate_json(path.read_bytes())
     except ValidationError as error:
         raise InputError(f"{path}: damaged: {_explain(error)}") from None
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: damaged: not UTF-8 text") from None
-
-
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")

@@ -96,13 +96,9 @@ def chart(
 
 
 def _traces(line: Line, style: Style, shown: str, floor: float) -> list[Trace]:
-    """The band, if there are several seeds, and the line over it.
+    """The band, if there are several seeds, and the line over it, with a text for hovering.
 
-    Args:
-        line: The line.
-        style: The line's style.
-        shown: Text for hovering.
-        floor: Lower limit of the band: a logarithmic axis cannot show 0.
+    The band ends at the floor: a logarithmic axis cannot show 0.
     """
     mean, low, high = band(line.values)
     trace: Trace = {

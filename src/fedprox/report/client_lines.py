@@ -17,7 +17,7 @@ LINES = "clients.jsonl"
 BEFORE = "clients-before.jsonl"
 """Name of the file with the lines from before, while a run that was resumed goes on."""
 
-COLUMNS = b', "clients": '
+COLUMNS = b'"clients": '
 """What follows the run and the round in a line."""
 
 
@@ -37,7 +37,7 @@ class ClientLines:
 
     def __init__(self, folder: Path, *, resumed: bool) -> None:
         self.path, self._before = folder / LINES, folder / BEFORE
-        self._places: dict[bytes, list[int]] = {}
+        self._places: dict[tuple[bytes, str | None], int] = {}
         refuse_link(self.path)
         with ExitStack() as self._open:
             if resumed:
@@ -50,7 +50,7 @@ class ClientLines:
         flush_folder(folder)
 
     def _keep_lines(self) -> None:
-        """Move the lines to the file from before, and note the place of each."""
+        """Move the lines to the file from before, and note the place of each by its checksum."""
         opened = open_no_link(self._before, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._old = self._open.enter_context(os.fdopen(opened, "a+b"))
         if self.path.exists():
@@ -62,29 +62,24 @@ class ClientLines:
         self._old.seek(0)
         at = 0
         for line in self._old:
-            self._places.setdefault(line.partition(COLUMNS)[0], []).append(at)
+            head, _, columns = line.removesuffix(b"\n").partition(b", " + COLUMNS)
+            self._places[head, checksum_of(b"{" + COLUMNS + columns)] = at
             at += len(line)
 
     def add(self, record: Record) -> None:
         """Add the line of a record; that from before if the record has no measures of clients."""
-        if record.by_client is None:
-            append(self._file, self.path, self._line_before(record))
-        else:
+        if record.by_client is not None:
             append(self._file, self.path, client_line(record, record.by_client))
             self._flush()
-
-    def _line_before(self, record: Record) -> bytes:
-        """The line that was written for a record, which its checksum knows again."""
-        for place in self._places.get(_head(record), ()):
-            self._old.seek(place)
-            line = self._old.readline()
-            columns = b"{" + line.removeprefix(_head(record) + b", ").removesuffix(b"\n")
-            if checksum_of(columns) == record.by_client_checksum:
-                return line
-        raise InputError(
-            f"{self.path}: the line of {record.label!r}, seed {record.seed}, round {record.round} "
-            "is gone or was changed; run the experiment anew, without --resume"
-        )
+            return
+        place = self._places.get((_head(record), record.by_client_checksum))
+        if place is None:
+            raise InputError(
+                f"{self.path}: the line of {record.label!r}, seed {record.seed}, round "
+                f"{record.round} is gone or was changed; run the experiment anew, without --resume"
+            )
+        self._old.seek(place)
+        append(self._file, self.path, self._old.readline())
 
     def _flush(self) -> None:
         with naming(self.path):

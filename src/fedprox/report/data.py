@@ -4,13 +4,14 @@ import math
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from fedprox.datasets.catalogue import CATALOGUE, DataSet, File
-from fedprox.datasets.sources import cache_folder, host
+from fedprox.datasets.catalogue import CATALOGUE, DataSet
+from fedprox.datasets.sources import cache_folder
 from fedprox.datasets.statistics import PAPERS
 from fedprox.federation import Federation
 from fedprox.report.figure import make_logarithmic
@@ -45,26 +46,20 @@ def where(entry: DataSet, data_dir: str | Path | None = None) -> str:
     """
     if entry.brought:
         return "yours: data.path"
-    places: dict[str, list[tuple[File, str]]] = defaultdict(list)
+    places: dict[str, set[str]] = defaultdict(set)
+    sizes: dict[str, list[int]] = defaultdict(list)
     for file in entry.files:
-        path = file.at_hand(data_dir)
-        if path is not None:
-            place = "in the cache" if cache_folder() in path.parents else "in the data folder"
-        elif file.source.folders:
-            place = f"to be downloaded from {host(file.source.folders[0])}"
+        path, source = file.at_hand(data_dir), file.source
+        if path is None:
+            place = f"to be downloaded from {urlsplit(source.folders[0]).netloc}"
+            sizes[place].append(source.size)
         else:
-            place = "yours to bring"
-        places[place].append((file, file.use or (path.name if path else file.source.name)))
+            place = "in the cache" if cache_folder() in path.parents else "in the data folder"
+        places[place].add(file.use or (path or Path(source.name)).name)
     lines = []
-    for place, files in places.items():
-        size = sum(file.source.size for file, _ in files)
-        known = place.startswith("to be") and all(file.source.size for file, _ in files)
-        uses = sorted({use for _, use in files})
-        lines.append(
-            place
-            + (f" ({size / 1e6:.3g} MB)" if known else "")
-            + (f": {', '.join(uses)}" if len(places) > 1 else "")
-        )
+    for place, uses in places.items():
+        size = f" ({sum(sizes[place]) / 1e6:.3g} MB)" if all(sizes[place] or [0]) else ""
+        lines.append(place + size + (f": {', '.join(sorted(uses))}" if len(places) > 1 else ""))
     return "; ".join(lines) or "generated"
 
 
@@ -133,15 +128,9 @@ def statistics(federation: Federation, which: Which) -> Statistics:
 
 
 def classes_for(federation: Federation, share: float, which: Which) -> NDArray[np.int64]:
-    """The least number of classes that make up a share of each client's labels.
+    """The least number of classes that make up a share of each client's labels, (clients,).
 
-    Args:
-        federation: The federation.
-        share: The share, above 0 and at most 1.
-        which: What is counted.
-
-    Returns:
-        Shape (clients,), 0 for a client without labels or if labels are not classes.
+    It is 0 for a client without labels or if labels are not classes.
 
     >>> rows = np.zeros((10, 1))
     >>> federation = Federation.from_arrays([(rows, [0] * 5 + [1] * 3 + [2] * 2)])
@@ -162,11 +151,6 @@ def statistics_table(federation: Federation, name: str, partition: str = "") -> 
     """A federation's statistics, with the papers' for the same data set and partition below.
 
     Rows are counted; if a row has several labels, the labels are counted too.
-
-    Args:
-        federation: The federation.
-        name: The data set's name in the catalogue.
-        partition: The data set's partition; empty if it has only one.
     """
     shown = Table(box=None, pad_edge=False, header_style="bold")
     shown.add_column("")

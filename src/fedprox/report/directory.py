@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -20,17 +20,17 @@ import jax
 import tomli_w
 
 from fedprox.diagnostics.clients import client_measures
-from fedprox.errors import InputError, require
+from fedprox.errors import require
 from fedprox.federation import Federation
 from fedprox.files.lock import NAME as LOCK
 from fedprox.files.lock import locked
-from fedprox.files.toml import parse_toml
+from fedprox.files.toml import read_toml
 from fedprox.files.whole import append, flush_folder, naming, open_no_link, refuse_link, write_whole
 from fedprox.model import Model
-from fedprox.report.client_lines import BEFORE, LINES, ClientLines, remove_lines
+from fedprox.report.client_lines import LINES, ClientLines, remove_lines
 from fedprox.report.figure import figure
 from fedprox.report.parameters import encode
-from fedprox.report.records import OPTIONAL, flat
+from fedprox.report.records import OPTIONAL, flat, hparam_keys
 from fedprox.report.table import common_target
 from fedprox.simulation.loop.checkpoint import FIRST
 from fedprox.simulation.results.record import Record
@@ -94,7 +94,7 @@ class RunDirectory:
         self._client_records = client_records
         self._metrics: BinaryIO | None = None
         self._clients: ClientLines | None = None
-        self._lock = ExitStack()
+        self._open = ExitStack()
         self._check()
 
     def _check(self) -> None:
@@ -107,10 +107,7 @@ class RunDirectory:
         if all(_is_leftover(path) for path in self.path.iterdir()):
             return
         require(known.is_file(), f"{self.path} holds other files; name a new or empty folder")
-        try:
-            before = parse_toml(known.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{known} cannot be read: {error}") from None
+        before = read_toml(known)
         ours = isinstance(before.pop("versions", None), dict)
         now = tomllib.loads(tomli_w.dumps(self.experiment))
         different = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
@@ -118,12 +115,6 @@ class RunDirectory:
             self.extended = self._rounds_to_extend(before["rounds"], now["rounds"])
         elif different and self._replace:
             require(ours, f"--force: {known} was not written by fedprox; name another folder")
-            for path in self.path.iterdir():
-                require(
-                    _is_ours(path),
-                    f"--force: {self.path} also holds {path.name}, which is no result of fedprox; "
-                    "name another folder",
-                )
             self.replaced = f"of an experiment that differs in {', '.join(different)}"
         else:
             require(
@@ -171,7 +162,7 @@ class RunDirectory:
         known = self.path / "experiment.toml"
         if not known.is_file():
             return []
-        recorded = parse_toml(known.read_text(encoding="utf-8")).get("versions")
+        recorded = read_toml(known).get("versions")
         before, now = recorded if isinstance(recorded, dict) else {}, versions()
         return [
             f"{name} {before.get(name)}, now {now.get(name)}"
@@ -180,18 +171,14 @@ class RunDirectory:
         ]
 
     def __enter__(self) -> "RunDirectory":
-        with self._lock:
-            self._lock.enter_context(locked(self.path))
+        with self._open:
+            self._open.enter_context(locked(self.path))
             self._check()  # again: another process may have written to it meanwhile
-            self._lock = self._lock.pop_all()
+            self._open = self._open.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._lock:
-            if self._metrics is not None:
-                self._metrics.close()
-            if self._clients is not None:
-                self._clients.close()
+        self._open.close()
 
     def record(self, record: Record) -> None:
         """Append one record to `metrics.jsonl`, and its clients to `clients.jsonl` if asked for."""
@@ -206,8 +193,7 @@ class RunDirectory:
         """Write `diagnosis.json`, next to the experiment's results if there are any."""
         if not (self.path / "experiment.toml").exists():
             self._write_experiment()
-        content = json.dumps(document, indent=2, allow_nan=False).encode() + b"\n"
-        write_whole(self.path / "diagnosis.json", content)
+        _write_json(self.path / "diagnosis.json", document, indent=2)
 
     def _write_experiment(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -222,7 +208,8 @@ class RunDirectory:
                 path.unlink()
         self.path.mkdir(parents=True, exist_ok=True)
         if self._client_records:
-            self._clients = ClientLines(self.path, resumed=self._extend)
+            lines = ClientLines(self.path, resumed=self._extend)
+            self._clients = self._open.enter_context(closing(lines))
         else:
             remove_lines(self.path)
         if self.replaced:  # loggers continue their runs of the same experiment by themselves
@@ -232,7 +219,7 @@ class RunDirectory:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         opened = open_no_link(self.path / "metrics.jsonl", flags)
         flush_folder(self.path)
-        return os.fdopen(opened, "wb", buffering=0)
+        return self._open.enter_context(os.fdopen(opened, "wb", buffering=0))
 
     def finish(self, runs: Sequence[Run], target: Target | None) -> None:
         """Write models and figure, then the summary; see `fedprox.table` for the target."""
@@ -245,8 +232,11 @@ class RunDirectory:
         for run in runs:
             write_whole(self.path / model_file(run.label, run.seed), encode(run.params))
         write_figure(self.path, figure(runs))
-        summary = [summarise(run, target) for run in runs]
-        write_whole(self.path / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
+        _write_json(self.path / "summary.json", [summarise(run, target) for run in runs], indent=2)
+
+
+def _write_json(path: Path, content: Any, indent: int | None = None) -> None:
+    write_whole(path, json.dumps(content, indent=indent, allow_nan=False).encode() + b"\n")
 
 
 def _is_log(path: Path) -> bool:
@@ -277,17 +267,6 @@ RESULTS = (
     "report.html",
 )
 """Files that a finished run writes, other than its metrics."""
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether fedprox writes files or folders of this name in a run directory."""
-    if path.name == CHECKPOINTS:
-        names = re.compile(r"\d+(-\d+)?\.(state|clients-\d+)")
-        return path.is_dir() and all(
-            _is_leftover(inside) or names.fullmatch(inside.name) for inside in path.iterdir()
-        )
-    others = ("experiment.toml", "metrics.jsonl", "diagnosis.json", LINES, BEFORE)
-    return _is_leftover(path) or any(map(path.match, (*RESULTS, *others)))
 
 
 def model_file(label: str, seed: int) -> str:
@@ -330,24 +309,19 @@ def write_clients(
     """Write `clients.json`: each client's name, rows, and measures of each run's model on it."""
     if most is not None:
         federation = federation.sample_clients(most)
-    described = {
-        "clients": list(federation.names),
-        "training_rows": federation.train.sizes.tolist(),
-        "test_rows": federation.test.sizes.tolist(),
-    }
-    table = [
-        {
+    table = []
+    for run in runs:
+        columns: dict[str, Any] = {
             "label": run.label,
             "seed": run.seed,
-            **described,
-            **{
-                name: [_json_number(value) for value in values.tolist()]
-                for name, values in client_measures(federation, model, run.params).items()
-            },
+            "clients": list(federation.names),
+            "training_rows": federation.train.sizes.tolist(),
+            "test_rows": federation.test.sizes.tolist(),
         }
-        for run in runs
-    ]
-    write_whole(path / "clients.json", json.dumps(table, allow_nan=False).encode() + b"\n")
+        for name, values in client_measures(federation, model, run.params).items():
+            columns[name] = [_json_number(value) for value in values.tolist()]
+        table.append(columns)
+    _write_json(path / "clients.json", table)
 
 
 def metrics_line(record: Record) -> dict[str, Any]:
@@ -385,7 +359,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "label": run.label,
         "method": run.method,
-        **run.hparams,
+        **hparam_keys(run.hparams),
         **{key: final[key] for key in ("learning_rate", "seed")},
         "evaluated": run.evaluated,
         "rounds": run.final.round,

@@ -68,10 +68,7 @@ def band(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
 
 
 def explained(groups: Iterable[Sized]) -> str:
-    """A sentence that explains lines and bands; empty if every line has one seed.
-
-    Args:
-        groups: The runs of each line, one for each seed.
+    """A sentence that explains lines of runs, one for each seed; empty if every line has one.
 
     >>> explained([range(5), range(5)])
     'Lines are means over 5 seeds, bands ± one standard deviation, as in the table.'

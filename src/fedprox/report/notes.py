@@ -1,9 +1,9 @@
 """What is said of a comparison below its table: how to read the numbers, and what went wrong."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from fedprox.report.records import value_of
+from fedprox.report.records import highest
 from fedprox.report.table import by_label
 from fedprox.simulation.results.run import Run
 
@@ -37,10 +37,7 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
 def _standard_errors(runs: Sequence[Run]) -> list[str]:
     """A line with the standard errors of estimates from a sample of clients."""
     finals = [run.final for run in runs if run.diverged_at is None]
-    loss, accuracy = (
-        max((e for r in finals if math.isfinite(e := value_of(r, name))), default=math.nan)
-        for name in ("train_loss_se", "test_accuracy_se")
-    )
+    loss, accuracy = (highest(finals, name) for name in ("train_loss_se", "test_accuracy_se"))
     if math.isnan(loss):
         return []
     of = f"{loss:.2g} of training loss"
@@ -64,56 +61,33 @@ def warnings_on(runs: Sequence[Run], *, finished: bool = True) -> list[str]:
     return [
         f"{label}: {line}"
         for label, group in by_label(runs).items()
-        for line in (
-            _early_stops(group) if finished else "",
-            _empty_rounds(group),
-            _unsolved(group),
-            _faulty(group),
-            _unmeasured(group),
-        )
-        if line
+        for line in _warnings(group, finished)
     ]
 
 
-def _early_stops(group: Sequence[Run]) -> str:
-    ends = [run.final.round for run in group if run.diverged_at is None]
-    if len(set(ends)) < 2:
-        return ""
-    last = all(run.model_record is run.final for run in group)
-    shown = "; figures are of then" if last else ""
-    return f"its seeds stopped after {', '.join(map(str, ends))} rounds{shown}"
-
-
-def _empty_rounds(group: Sequence[Run]) -> str:
-    empty = sum(run.empty_rounds for run in group)
-    rounds = sum(run.final.round for run in group)
-    private = any(run.final.epsilon is not None for run in group)
-    effect = "added nothing but noise" if private else "left the model as it was"
-    return f"no client took part in {empty} of {rounds} rounds, which {effect}" if empty else ""
-
-
-def _unsolved(group: Sequence[Run]) -> str:
-    records = [record for run in group for record in run.history[1:]]
-    missed, solves = sum(r.unsolved for r in records), sum(r.solves for r in records)
-    return (
-        f"{missed} of {solves} measured local solves reached the solver's limit before its gamma"
-        if missed
-        else ""
-    )
-
-
-def _faulty(group: Sequence[Run]) -> str:
-    updates = sum(run.faulty or 0 for run in group)
+def _warnings(group: Sequence[Run], finished: bool) -> Iterator[str]:
+    """What went otherwise than planned in the runs of a method."""
     records = [record for run in group for record in run.history]
-    clients = len({name for record in records for name in record.faulty_clients or ()})
-    of = f"{clients} client{'s' * (clients != 1)}"
-    return f"{updates} faulty updates, of {of}; metrics.jsonl names them" if updates else ""
-
-
-def _unmeasured(group: Sequence[Run]) -> str:
-    most = max(record.unmeasured or 0 for run in group for record in run.history)
-    return (
-        f"evaluations leave out up to {most} clients whose loss or gradient is not finite"
-        if most
-        else ""
-    )
+    ends = [run.final.round for run in group if run.diverged_at is None]
+    if finished and len(set(ends)) > 1:
+        last = all(run.model_record is run.final for run in group)
+        shown = "; figures are of then" if last else ""
+        yield f"its seeds stopped after {', '.join(map(str, ends))} rounds{shown}"
+    if empty := sum(run.empty_rounds for run in group):
+        rounds = sum(run.final.round for run in group)
+        private = any(run.final.epsilon is not None for run in group)
+        effect = "added nothing but noise" if private else "left the model as it was"
+        yield f"no client took part in {empty} of {rounds} rounds, which {effect}"
+    measured = [record for run in group for record in run.history[1:]]
+    if missed := sum(record.unsolved for record in measured):
+        solves = sum(record.solves for record in measured)
+        yield (
+            f"{missed} of {solves} measured local solves reached the solver's limit before its "
+            "gamma"
+        )
+    if updates := sum(run.faulty or 0 for run in group):
+        clients = len({name for record in records for name in record.faulty_clients or ()})
+        of = f"{clients} client{'s' * (clients != 1)}"
+        yield f"{updates} faulty updates, of {of}; metrics.jsonl names them"
+    if most := max(record.unmeasured or 0 for record in records):
+        yield f"evaluations leave out up to {most} clients whose loss or gradient is not finite"

@@ -42,14 +42,9 @@ class Table(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Figures under one heading.
+    """Figures and tables under one heading, with a note below it.
 
-    Attributes:
-        title: The heading.
-        keys: Labels whose lines can be switched on and off, with their styles.
-        charts: The figures.
-        tables: Tables of the same group.
-        note: A sentence below the heading.
+    Lines are switched on and off by their labels, `keys`, with their styles.
     """
 
     title: str
@@ -74,10 +69,8 @@ class Section(NamedTuple):
 def write_report(directories: Sequence[Path], out: Path, *, together: bool = True) -> None:
     """Write the report of some run directories as one self-contained HTML page.
 
-    Args:
-        directories: The run directories, a section each.
-        out: The page; an earlier one is replaced.
-        together: Whether runs of several directories are also drawn in one figure for each measure.
+    Each has a section; `together` also draws all runs in one figure for each measure. An earlier
+    page is replaced.
     """
     require(len(directories) > 0, "report: no run directories; at least one is needed")
     require(not out.exists() or out.is_file(), f"--out: {out} is not a file")

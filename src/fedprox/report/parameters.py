@@ -135,10 +135,7 @@ def _restore(node: Any, remaining: dict[str, Array]) -> Params:
             return [_restore(part, remaining) for part in parts]
         if kind == "tuple":
             return tuple(_restore(part, remaining) for part in parts)
-        if kind == "dict" and all(map(_is_entry, parts)):
+        entries = (isinstance(p, list) and len(p) == 2 and type(p[0]) in (str, int) for p in parts)
+        if kind == "dict" and all(entries):
             return {key: _restore(part, remaining) for key, part in parts}
     raise ValueError(f"its structure has {str(node)[:50]!r}")
-
-
-def _is_entry(part: Any) -> bool:
-    return isinstance(part, list) and len(part) == 2 and type(part[0]) in (str, int)

@@ -1,7 +1,7 @@
 """Records as flat tables: one row for each, with the keys of `metrics.jsonl`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedprox.simulation.results.record import Record
@@ -13,6 +13,9 @@ OPTIONAL = [
     if default is None and not name.startswith("by_client")
 ]
 """Keys that not all experiments have."""
+
+HPARAM = "hparam_"
+"""What precedes the name of a hyperparameter that a record's own key has too."""
 
 
 def value_of(record: Record, name: str) -> float:
@@ -28,13 +31,28 @@ def value_of(record: Record, name: str) -> float:
     return math.nan if value is None else float(value)
 
 
+def highest(history: Iterable[Record], name: str) -> float:
+    """The highest finite value of a measure in some records; NaN if there is none."""
+    values = (value_of(record, name) for record in history)
+    return max(filter(math.isfinite, values), default=math.nan)
+
+
+def hparam_keys(hparams: Mapping[str, float]) -> dict[str, float]:
+    """Hyperparameters by their keys in the files; FedExp's epsilon is not that of privacy.
+
+    >>> hparam_keys({"mu": 1.0, "epsilon": 0.001})
+    {'mu': 1.0, 'hparam_epsilon': 0.001}
+    """
+    return {HPARAM * (name in Record._fields) + name: value for name, value in hparams.items()}
+
+
 def flat(record: Record) -> dict[str, Any]:
     """A record as a dict with the keys of `metrics.jsonl`; None for missing values."""
     line = record._asdict()
     hparams, metrics = line.pop("hparams"), line.pop("metrics")
     del line["by_client"], line["by_client_checksum"]  # no measures
     named = {"label": line.pop("label"), "method": line.pop("method")}
-    return {**named, "mu": None, **hparams, **line, **metrics}
+    return {**named, "mu": None, **hparam_keys(hparams), **line, **metrics}
 
 
 def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -71,7 +89,7 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """
     lines = [flat(record) for run in runs for record in run.history]
     known = {key for line in lines for key, value in line.items() if value is not None}
-    hparams = dict.fromkeys(key for run in runs for record in run.history for key in record.hparams)
+    hparams = [key for run in runs for record in run.history for key in hparam_keys(record.hparams)]
     order = dict.fromkeys(["label", "method", "mu", *hparams])
     order |= dict.fromkeys(key for line in lines for key in line)
     columns = [key for key in order if key in known or key not in OPTIONAL]

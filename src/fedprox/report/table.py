@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fedprox.errors import require
 from fedprox.measures import measure_of
-from fedprox.report.records import value_of
+from fedprox.report.records import highest, value_of
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import Target
 
@@ -133,16 +133,10 @@ def common_target(runs: Sequence[Run]) -> Target | None:
     measure = "test_accuracy"
     if compared and all(run.validated for run in compared):
         measure = "validation_accuracy"
-    reached = [_highest([r.value(measure) for r in run.history]) for run in compared]
-    best = min(reached, default=math.nan)
+    best = min((highest(run.history, measure) for run in compared), default=math.nan)
     # the margin keeps 0.29 from becoming 28 per cent: 100 * 0.29 is just below 29
     per_cent = math.floor(100 * best + 1e-9) if best >= 0.01 else 0
     return Target(measure, per_cent / 100) if per_cent else None
-
-
-def _highest(values: Sequence[float | None]) -> float:
-    """The highest finite value; NaN if there is none."""
-    return max((v for v in values if v is not None and math.isfinite(v)), default=math.nan)
 
 
 def metrics_on_test_rows(runs: Sequence[Run]) -> list[str]:
