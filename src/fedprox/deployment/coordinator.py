@@ -47,6 +47,7 @@ def deploy(conversation: Conversation, deployment: Deployment, follow: Follow) -
         selection=resolved.selection,
         initial=resolved.initial,
         privacy=resolved.privacy,
+        population=resolved.population,
     )
     methods = checked_methods(protocol, resolved.methods)
     server = Server(conversation, deployment, protocol, methods)

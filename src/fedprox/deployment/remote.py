@@ -58,7 +58,7 @@ from fedprox.simulation.loop.execution import (
 )
 from fedprox.simulation.loop.progress import Report
 from fedprox.simulation.planning.jobs import Jobs
-from fedprox.simulation.planning.round_work import RoundWork, round_work
+from fedprox.simulation.planning.round_work import RoundWork, works
 
 
 class Nodes:
@@ -163,13 +163,14 @@ class RemoteSeed:
         self.used = np.full((len(self.server.owner), len(self.method.points)), NEW, np.int64)
         # at the last two checkpoints, from either of which a run may resume
         self.saved = [self.used.copy(), self.used.copy()]
-        self.drawn_by = secrets.randbits(63) if self.private else self.seed
+        drawn_by = secrets.randbits(63) if self.private else self.seed
+        protocol, algorithm = self.server.protocol, self.method.algorithm
+        self.works = works(protocol, algorithm, self.method.solver, drawn_by, start.round)
 
     def next(self, now: RunState) -> Computed:
         """Compute one round on the nodes."""
-        t, method, exchange = now.round, self.method, self.method.algorithm.exchange
-        protocol = self.server.protocol
-        call = round_work(protocol, method.algorithm, method.solver, self.drawn_by, t)
+        t, exchange = now.round, self.method.algorithm.exchange
+        call = next(self.works)
         jobs, state, traffic = call.jobs, now.state, list[Traffic]()
         rate = jnp.float32(self.method.solver.factor(t))
         participation = jnp.float32(jobs.participation.sum())

@@ -76,6 +76,10 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
     data = {"name": DEPLOYED, "nodes": len(joined.nodes), "training_rows": rows}
     data["clients"] = len(federation)
     resolved = resolve_with(experiment, lambda: (federation, data))
+    require(
+        resolved.asynchronous is None,
+        "asynchronous: a deployment waits for the nodes of each round; leave the section out",
+    )
     for method in resolved.methods:
         require(
             not method.pooled,

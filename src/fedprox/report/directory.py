@@ -375,6 +375,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
         **({target.key: target.setting} if target else {}),
         "rounds_to_target": run.rounds_to(target) if target else None,
         "models_to_target": run.models_to(target) if target else None,
+        "time_to_target": run.time_to(target) if target else None,
         "client_steps": run.client_steps,
         "communication": final["communication"],
         "empty_rounds": run.empty_rounds,

@@ -1,4 +1,4 @@
-"""The figure of a comparison: measures against rounds."""
+"""The figure of a comparison: measures against rounds, or against time."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -27,7 +27,8 @@ def figure(runs: Sequence[Run]) -> "Figure":
 
     Bands are ± one standard deviation over seeds. Only what was measured is drawn: without
     gradients there is no panel of their variance. A model's metrics on test rows have panels of
-    their own. Runs of several comparisons share a line as they share a row of `fedprox.table`.
+    their own. Runs of several comparisons share a line as they share a row of `fedprox.table`. If
+    clients have devices, the axis is the time by them, else it is rounds.
 
     Args:
         runs: The runs of one or more comparisons, as `simulate` returns them.
@@ -59,7 +60,8 @@ def figure(runs: Sequence[Run]) -> "Figure":
     styles = ({"color": f"C{i % 10}", "linestyle": DASHES[i // 10 % 3]} for i in count())
     looks = dict(zip(groups, styles, strict=False))
     names = (*PANELS, *metrics_on_test_rows(runs))
-    panels = {name: lines for name in names if (lines := curves(groups, "round", name))}
+    along = "round" if any(run.final.time is None for run in runs) else "time"
+    panels = {name: lines for name in names if (lines := curves(groups, along, name))}
     drawn = NotebookFigure(figsize=(4 * max(len(panels), 1), 3.8), layout="constrained")
     axes = drawn.subplots(1, max(len(panels), 1), squeeze=False)[0]
     handles = {}
@@ -73,7 +75,7 @@ def figure(runs: Sequence[Run]) -> "Figure":
         measure = measure_of(name)
         axis.set_title(measure.title, fontsize=10)
         axis.set_ylabel(measure.axis, fontsize=8)
-        axis.set_xlabel("round")
+        axis.set_xlabel("round" if along == "round" else "time in seconds")
         axis.grid(alpha=0.3)
         if not measure.percent and is_logarithmic(*limits(lines)):
             make_logarithmic(axis, *limits(lines))

@@ -35,11 +35,22 @@ def curves(groups: dict[str, list[Run]], x: str, y: str) -> list[Line]:
     """A line for each label for which y is known.
 
     The last record of a run that stopped early, at its target or by divergence, is repeated. x is
-    the mean over the longest runs.
+    the mean over the longest runs. Against the time, which differs between seeds, values are
+    interpolated, up to the end of the first run.
     """
     lines = []
     for label, group in groups.items():
         length = max(len(run.history) for run in group)
+        if x == "time":
+            known = [
+                [[value_of(record, name) for record in run.history] for name in (x, y)]
+                for run in group
+            ]
+            along = np.linspace(0.0, min(times[-1] for times, _ in known), length)
+            values = np.array([np.interp(along, times, of_run) for times, of_run in known])
+            if np.isfinite(values).any():
+                lines.append(Line(label, along, values))
+            continue
         longest = [run.history for run in group if len(run.history) == length]
         histories = [run.history + [run.final] * (length - len(run.history)) for run in group]
         along = np.mean([[value_of(record, x) for record in one] for one in longest], axis=0)

@@ -159,6 +159,8 @@ def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
     validation accuracy. With `Evaluation(by_client=True)`, the mean test accuracy of the worst
     tenth of the clients has a column; if clients have models of their own, their accuracy has one.
 
+    If clients have devices, the seconds by them until the target have a column.
+
     Models sent until the target are in units of one round of FedAvg. If a seed has not reached the
     target, rounds and models are those of all its rounds, with a "+".
 
@@ -242,6 +244,8 @@ def _columns(
     if has("epsilon"):
         columns["epsilon"] = _spent
     columns[f"rounds to {target or 'target'}"] = lambda group: _cost(group, target)[0]
+    if has("time"):
+        columns[f"time to {target or 'target'}"] = lambda group: _time(group, target)
     columns["models sent"] = lambda group: _cost(group, target)[1]
     columns["seconds"] = _seconds
     return columns
@@ -288,6 +292,17 @@ def _cost(group: Sequence[Run], target: Target | None) -> tuple[str, str]:
     models = [run.models_to(target) for run in group]
     shown = [spread([n for n in counts if n is not None], "{:.1f}") for counts in (rounds, models)]
     return shown[0], shown[1]
+
+
+def _time(group: Sequence[Run], target: Target | None) -> str:
+    """Seconds by the clients' devices until the target."""
+    if target is None:
+        return ""
+    times = [run.time_to(target) for run in group]
+    missed = [run.final.time for run, time in zip(group, times, strict=True) if time is None]
+    if missed:
+        return f"{max(time or 0.0 for time in missed):.0f}+"
+    return spread([time for time in times if time is not None], "{:.0f}")
 
 
 def spread(values: Sequence[float], form: str, unit: str = "") -> str:

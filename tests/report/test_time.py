@@ -1,0 +1,74 @@
+"""Tables, figures and files of runs whose clients have devices."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedprox as fp
+from fedprox.report.lines import curves
+from fedprox.simulation.results.record import Record
+
+
+def run(seed: int, times: list[float], accuracies: list[float]) -> fp.Run:
+    """A run whose records are at some times."""
+    history = [
+        Record(
+            *("fedavg", "fedavg", {}, 0.1, seed, t, 1.0, accuracy, *[1.0] * 4, *[1] * 7, t),
+            time=time,
+        )
+        for t, (time, accuracy) in enumerate(zip(times, accuracies, strict=True))
+    ]
+    return fp.Run("fedavg", {}, 0.1, seed, "fedavg", history)
+
+
+RUNS = [run(0, [0.0, 10.0, 20.0], [0.0, 0.5, 0.8]), run(1, [0.0, 20.0, 40.0], [0.0, 0.4, 0.8])]
+
+
+def test_the_table_has_the_time_to_the_target() -> None:
+    target = fp.Target("test_accuracy", 0.6)
+    shown = fp.table(RUNS, target)
+    (cell,) = next(c for c in shown.columns if c.header == "time to 60 %").cells
+    assert cell == "22 ± 12"  # 13.3 and 30 seconds
+    (missed,) = next(
+        c
+        for c in fp.table(RUNS, fp.Target("test_accuracy", 0.9)).columns
+        if c.header == "time to 90 %"
+    ).cells
+    assert missed == "40+"
+    without = [RUNS[0].history[0]._replace(time=None)]
+    other = fp.Run("fedavg", {}, 0.1, 0, "fedavg", without)
+    assert not any("time" in str(column.header) for column in fp.table([other], target).columns)
+
+
+def test_lines_of_seeds_are_means_at_the_same_time() -> None:
+    (line,) = curves({"fedavg": RUNS}, "time", "test_accuracy")
+    assert line.x.tolist() == [0.0, 10.0, 20.0]
+    np.testing.assert_allclose(line.values, [[0.0, 0.5, 0.8], [0.0, 0.2, 0.4]])
+    axes = fp.figure(RUNS).axes
+    assert {axis.get_xlabel() for axis in axes} == {"time in seconds"}
+
+
+def test_files_and_the_page_tell_the_time(tmp_path: Path) -> None:
+    federation = fp.datasets.synthetic(clients=4)
+    runs = fp.simulate(
+        federation,
+        fp.models.logistic(federation),
+        fp.fedavg(),
+        solver=fp.Solver(learning_rate=0.01, batch_size=10, epochs=1),
+        cohort=fp.Cohort(clients_per_round=2),
+        population=fp.Population(0.5),
+        asynchronous=fp.Asynchronous(1),
+        rounds=3,
+        target=fp.Target("train_loss", 100.0),
+        progress=False,
+    )
+    fp.save(runs, tmp_path / "run")
+    text = (tmp_path / "run" / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [line["time"] for line in lines] == [record.time for record in runs[0].history]
+    assert [line["staleness"] for line in lines] == [r.staleness for r in runs[0].history]
+    (summary,) = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["time_to_target"] == pytest.approx(0.0)
+    assert [row["time"] for row in fp.records(runs)] == [line["time"] for line in lines]
