@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,9 @@ from fedprox.simulation.results.record import Record
 
 def run(seed: int, times: list[float], accuracies: list[float]) -> fp.Run:
     """A run whose records are at some times."""
+    others: Any = (1.0, 1.0, 1.0, 1.0, *[1] * 7)
     history = [
-        Record(
-            *("fedavg", "fedavg", {}, 0.1, seed, t, 1.0, accuracy, *[1.0] * 4, *[1] * 7, t),
-            time=time,
-        )
+        Record("fedavg", "fedavg", {}, 0.1, seed, t, 1.0, accuracy, *others, t, time)
         for t, (time, accuracy) in enumerate(zip(times, accuracies, strict=True))
     ]
     return fp.Run("fedavg", {}, 0.1, seed, "fedavg", history)
