@@ -14,9 +14,10 @@ from fedprox.simulation.results.record import Record
 
 def run(seed: int, times: list[float], accuracies: list[float]) -> fp.Run:
     """A run whose records are at some times."""
-    others: Any = (1.0, 1.0, 1.0, 1.0, *[1] * 7)
+    record: Any = Record
+    others = (1.0, 1.0, 1.0, 1.0, *[1] * 7)
     history = [
-        Record("fedavg", "fedavg", {}, 0.1, seed, t, 1.0, accuracy, *others, t, time)
+        record("fedavg", "fedavg", {}, 0.1, seed, t, 1.0, accuracy, *others, t, time)
         for t, (time, accuracy) in enumerate(zip(times, accuracies, strict=True))
     ]
     return fp.Run("fedavg", {}, 0.1, seed, "fedavg", history)
