@@ -1,5 +1,6 @@
 """Every test runs with two CPU devices, so that lanes are really spread over a mesh."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -50,6 +51,11 @@ def pytest_runtestloop() -> None:
     os.environ.pop("FEDPROX_DATA", None)
 
 
+def pytest_collection_finish() -> None:
+    """Searches for garbage leave out the modules and the tests, which stay."""
+    gc.freeze()
+
+
 KEPT_BYTES = 2**31
 """Most bytes of compiled programs that are kept for the next run of the tests."""
 
@@ -86,6 +92,8 @@ def _own_cache(
         patch.setenv("FEDPROX_CACHE", str(folder / "cache"))
         # what a test reads from stderr must not depend on how busy the machine is
         patch.setattr("fedprox.simulation.loop.progress.FIRST_LINE", 3600.0)
+        # planning 256 rounds takes most of the time of a run whose programs are compiled
+        patch.setattr("fedprox.simulation.compiled.layout.SAMPLE_ROUNDS", (8, 32))
         use_compilation_cache(programs)
         yield
 

@@ -26,7 +26,7 @@ from fedprox.experiment.sections import SolverSection
 from fedprox.federation import Federation
 from fedprox.model import Params
 from fedprox.simulation.compiled.clock import Clock, Until
-from fedprox.simulation.compiled.compile import exchanges
+from fedprox.simulation.compiled.compile import exchanges, known
 from fedprox.simulation.compiled.evaluation import (
     EvaluationSums,
     evaluation_program,
@@ -48,6 +48,7 @@ from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.devices.mesh import accept_host_arrays, shard
+from fedprox.simulation.devices.programs import Request, compiled
 from fedprox.simulation.loop.planner import plan_call
 from fedprox.simulation.planning.batch_plan import Capacity, Jobs, no_jobs
 from fedprox.simulation.planning.packing import Segments
@@ -237,7 +238,12 @@ class Parts:
             if self._evaluation is None:
                 planned = plan_evaluation(self.measuring, self.data, self.reading, self.mesh)
                 shape, inputs, specs = planned
-                self._evaluation = evaluation_program(self.model, self.mesh, shape, specs), inputs
+                request = Request(
+                    lambda: evaluation_program(self.model, self.mesh, shape, specs),
+                    (params, inputs),
+                    ("sums", self.model, self.mesh, shape),
+                )
+                self._evaluation = accept_host_arrays(compiled(request)), inputs
             program, inputs = self._evaluation
             sums: EvaluationSums = jax.tree.map(np.asarray, program(params, inputs))
         return sums
@@ -270,9 +276,13 @@ class Parts:
         """
         if layout not in programs:
             specs = tuple(rows_spec(a, self.method.protocol.ownership) for a in rows)
-            compiled = make(layout, specs).trace(*arguments).lower().compile()
-            programs[layout] = accept_host_arrays(compiled)
-            if self._clock is not None:
+            depends = (make.__name__, *known(self.method, layout, self.mesh))
+            request = Request(lambda: make(layout, specs), arguments, depends)
+            if self._clock is None:
+                programs[layout] = accept_host_arrays(compiled(request))
+            else:  # the program calls this object's clock
+                own = make(layout, specs).trace(*arguments).lower().compile()
+                programs[layout] = accept_host_arrays(own)
                 self._timed(programs[layout], *_first_ticks(arguments))
         return programs[layout]
 
