@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.algorithms.private import private
 from fedprox.algorithms.reporting import reporting
-from fedprox.deployment.broadcast import at_points
+from fedprox.deployment.broadcast import Broadcast, at_points, broadcast_of
 from fedprox.deployment.deadline import due, passes_until, planned_rows
 from fedprox.deployment.messages import Setup, Work
 from fedprox.deployment.round_part import RoundPart
@@ -102,6 +103,11 @@ class Parts:
             f"systems.deadline: the method has {self.points} sweep points, and by a real clock "
             "they would share the time; give one value for each hyperparameter",
         )
+
+    @cached_property
+    def broadcast(self) -> Broadcast:
+        """What the node is sent of the method."""
+        return broadcast_of(self.algorithm, self.model.shapes)
 
     def jobs(self, work: Work, participation: float) -> Jobs:
         """The jobs of a request.
