@@ -68,10 +68,11 @@ def test_a_second_comparison_compiles_nothing_and_has_the_same_bits(
     assert not compiled
     same(first, again)
     # what is an argument of the programs may differ
-    other = runs(fp.fedprox(mu=3.0), seed=7, rounds=3)
+    rate = fp.Solver(0.1, 10, epochs=1, learning_rate_decay=0.5)
+    other = runs(fp.fedprox(mu=3.0), seed=7, rounds=3, solver=rate)
     assert not compiled
     programs.KEPT.clear()
-    same(other, runs(fp.fedprox(mu=3.0), seed=7, rounds=3))
+    same(other, runs(fp.fedprox(mu=3.0), seed=7, rounds=3, solver=rate))
 
 
 def test_methods_and_models_that_are_built_anew_are_equal() -> None:
@@ -95,6 +96,8 @@ def test_a_users_function_is_equal_to_itself_alone() -> None:
 
     double = made(2)
     assert by_value(double) == by_value(double) != by_value(made(2))
+    unfinished = optax.exponential_decay(0.1, 1, 0.5)  # a closure with an empty cell
+    assert by_value(unfinished) == by_value(unfinished)
     momenta = [fp.fedopt(functools.partial(optax.sgd, momentum=m)) for m in (0.5, 0.5, 0.9)]
     one, same, another = map(by_value, momenta)
     assert one == same != another

@@ -184,12 +184,14 @@ class Compiler:
 
 def known(method: Method, layout: Layout, mesh: Mesh) -> tuple[Any, ...]:
     """What the programs of rounds depend on, beside the shapes of their arguments."""
-    protocol = method.protocol
-    # of hyperparameters only the names matter, and settings are those of the solver
+    protocol, solver = method.protocol, method.solver
+    # of hyperparameters only the names matter, and settings are those of the solver, whose rates
+    # and numbers of steps are arguments
     algorithm = method.algorithm._replace(hparams={}, settings={})
     functions = tuple(each for each in algorithm if not isinstance(each, dict))
     return (
-        *(functions, tuple(method.points[0]), method.solver, protocol.model),
+        *(functions, tuple(method.points[0]), protocol.model, solver.optimizer, solver.batch_size),
+        *(solver.clip, solver.weight_decay, solver.gamma is None),
         *(protocol.federation.augment, method.faults, method.private),
         *(protocol.evaluation.gradients, layout._replace(idle=0.0), mesh),
     )

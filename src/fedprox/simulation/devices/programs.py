@@ -32,7 +32,10 @@ def by_value(value: Any) -> Hashable:
     """
     parts: Any
     if isinstance(value, FunctionType) and _is_of_library(value):
-        cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
+        try:
+            cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
+        except ValueError:  # one is empty
+            return value
         parts = by_value((cells, value.__defaults__, value.__kwdefaults__))
         return (value.__code__, value.__module__, parts) if _has_hash(parts) else value
     if isinstance(value, partial):
