@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -95,6 +96,26 @@ def _own_cache(
         # planning 256 rounds takes most of the time of a run whose programs are compiled
         patch.setattr("fedprox.simulation.compiled.layout.SAMPLE_ROUNDS", (8, 32))
         use_compilation_cache(programs)
+        yield
+
+
+@pytest.fixture
+def real_figures() -> None:
+    """Run directories hold the figure of their runs."""
+
+
+@pytest.fixture(autouse=True)
+def _empty_figures(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Those of other tests hold an empty one: drawing takes most of the time of a short run."""
+
+    def empty(_: object) -> Any:
+        from matplotlib.figure import Figure
+
+        return Figure(figsize=(1, 1))
+
+    with pytest.MonkeyPatch.context() as patch:
+        if "real_figures" not in request.fixturenames:
+            patch.setattr("fedprox.report.directory.figure", empty)
         yield
 
 
