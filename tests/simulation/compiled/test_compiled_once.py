@@ -108,6 +108,8 @@ def test_a_users_function_is_equal_to_itself_alone() -> None:
     [
         {"solver": fp.Solver(0.01, 10, epochs=1, weight_decay=0.1)},
         {"solver": fp.Solver(0.01, 10, epochs=1, clip=1e-3)},
+        {"solver": fp.Solver(0.01, 10, epochs=1, gamma=0.9), "evaluation": fp.Evaluation()},
+        {"solver": fp.Solver(0.01, 10, epochs=1, optimizer=optax.adam)},
         {"faults": fp.Faults()},
         {"evaluation": fp.Evaluation(gradients=False, model="clients")},
     ],
@@ -116,7 +118,8 @@ def test_a_users_function_is_equal_to_itself_alone() -> None:
 def test_another_setting_is_another_program(
     options: dict[str, Any], compiled: Counter[str]
 ) -> None:
-    runs(fp.fedprox(mu=1.0))
+    both = {} if len(options) == 1 else {"evaluation": options["evaluation"]}
+    runs(fp.fedprox(mu=1.0), **both)
     compiled.clear()
     changed = runs(fp.fedprox(mu=1.0), **options)
     assert compiled["jit(rounds)"] == 1
