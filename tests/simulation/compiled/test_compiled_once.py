@@ -108,7 +108,6 @@ def test_a_users_function_is_equal_to_itself_alone() -> None:
     [
         {"solver": fp.Solver(0.01, 10, epochs=1, weight_decay=0.1)},
         {"solver": fp.Solver(0.01, 10, epochs=1, clip=1e-3)},
-        {"solver": fp.Solver(0.01, 10, epochs=1, gamma=0.9), "evaluation": fp.Evaluation()},
         {"solver": fp.Solver(0.01, 10, epochs=1, optimizer=optax.adam)},
         {"faults": fp.Faults()},
         {"evaluation": fp.Evaluation(gradients=False, model="clients")},
@@ -118,13 +117,20 @@ def test_a_users_function_is_equal_to_itself_alone() -> None:
 def test_another_setting_is_another_program(
     options: dict[str, Any], compiled: Counter[str]
 ) -> None:
-    both = {} if len(options) == 1 else {"evaluation": options["evaluation"]}
-    runs(fp.fedprox(mu=1.0), **both)
+    runs(fp.fedprox(mu=1.0))
     compiled.clear()
     changed = runs(fp.fedprox(mu=1.0), **options)
     assert compiled["jit(rounds)"] == 1
     programs.KEPT.clear()
     same(changed, runs(fp.fedprox(mu=1.0), **options))
+
+
+def test_a_stop_rule_is_another_program(compiled: Counter[str]) -> None:
+    whole = fp.Solver(0.01, "all", epochs=1)
+    for solver in (whole, whole.changed(gamma=0.9)):
+        compiled.clear()
+        runs(fp.fedprox(mu=1.0), solver=solver, evaluation=fp.Evaluation())
+        assert compiled["jit(rounds)"] == 1
 
 
 def test_the_programs_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
