@@ -1,10 +1,12 @@
 """Every test runs with two CPU devices, so that lanes are really spread over a mesh."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -50,6 +52,11 @@ def pytest_runtestloop() -> None:
     os.environ.pop("FEDPROX_DATA", None)
 
 
+def pytest_collection_finish() -> None:
+    """Searches for garbage leave out the modules and the tests, which stay."""
+    gc.freeze()
+
+
 KEPT_BYTES = 2**31
 """Most bytes of compiled programs that are kept for the next run of the tests."""
 
@@ -86,7 +93,29 @@ def _own_cache(
         patch.setenv("FEDPROX_CACHE", str(folder / "cache"))
         # what a test reads from stderr must not depend on how busy the machine is
         patch.setattr("fedprox.simulation.loop.progress.FIRST_LINE", 3600.0)
+        # planning 256 rounds takes most of the time of a run whose programs are compiled
+        patch.setattr("fedprox.simulation.compiled.layout.SAMPLE_ROUNDS", (8, 32))
         use_compilation_cache(programs)
+        yield
+
+
+@pytest.fixture
+def real_figures() -> None:
+    """Run directories hold the figure of their runs."""
+
+
+@pytest.fixture(autouse=True)
+def _empty_figures(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Those of other tests hold an empty one: drawing takes most of the time of a short run."""
+
+    def empty(_: object) -> Any:
+        from matplotlib.figure import Figure
+
+        return Figure(figsize=(1, 1))
+
+    with pytest.MonkeyPatch.context() as patch:
+        if "real_figures" not in request.fixturenames:
+            patch.setattr("fedprox.report.directory.figure", empty)
         yield
 
 

@@ -1,5 +1,6 @@
 """Quadratic federations, F_k(w) = 1/2 (w - b_k)' A_k (w - b_k), where answers are closed forms."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +15,15 @@ Vector = NDArray[np.float64]
 
 
 def quadratic_model(start: Vector) -> Model:
-    """A model whose parameters are w itself; an example is (A, b) and its loss the quadratic."""
+    """A model whose parameters are w itself; an example is (A, b) and its loss the quadratic.
 
+    The same model for the same start, so that tests share compiled programs.
+    """
+    return _quadratic_model(tuple(np.asarray(start).tolist()))
+
+
+@functools.cache
+def _quadratic_model(start: tuple[float, ...]) -> Model:
     def apply(params: jax.Array, x: jax.Array) -> Any:
         return x, jnp.broadcast_to(params, (len(x), *params.shape))
 

@@ -81,6 +81,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.mark.usefixtures("real_figures")
 def test_the_run_directory_is_complete(finished: Path) -> None:
     names = {path.name for path in finished.iterdir()}
     models = {

@@ -30,6 +30,7 @@ from fedprox.experiment import (
 )
 from fedprox.experiment.messages import HEADERS
 from fedprox.experiment.named import named
+from fedprox.experiment.resolved import solver_of
 from fedprox.experiment.sections import NAMED
 from fedprox.models import MODELS
 from fedprox.simulation.loop import local
@@ -118,7 +119,7 @@ def test_any_option_of_an_optimizer_is_taken_or_refused_in_one_line(
     batch = "all" if name in ("lbfgs", "line-search-descent") else 10
     table["solver"] |= {"optimizer": name, "batch_size": batch, "optimizer_options": {key: value}}
     try:
-        resolve(parse("a.toml", table))
+        solver_of(parse("a.toml", table).solver)
     except InputError as error:
         said(error, key)
 
@@ -135,7 +136,7 @@ def test_any_option_of_a_schedule_is_taken_or_refused_in_one_line(
     rate = {"schedule": name, **dict.fromkeys(parameters, 1), key: value}
     table["solver"]["learning_rate"] = rate
     try:
-        resolve(parse("a.toml", table))
+        solver_of(parse("a.toml", table).solver)
     except InputError as error:
         said(error, "")
 

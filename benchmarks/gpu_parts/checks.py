@@ -24,7 +24,7 @@ from benchmarks.gpu_parts.lanes import with_lanes
 from benchmarks.gpu_parts.part import Part
 from benchmarks.models import ROWS, Row, row_named
 from fedprox.model import weighted_loss
-from fedprox.simulation.compiled.compile import KEPT
+from fedprox.simulation.devices.programs import KEPT
 from tests import methods
 from tests.byhand import CLIENTS, START, beside_the_oracle
 

@@ -32,12 +32,16 @@ from fedprox.simulation.results.run import Run
 TABLE: dict[str, Any] = {
     "rounds": 3,
     "client_rows": 60,
-    "data": {"name": "synthetic", "clients": 4, "seed": 3},
+    "data": {"name": "synthetic", "clients": 4, "seed": 337},
     "cohort": {"clients_per_round": 3},
     "evaluation": {"every": 2},
     "solver": {"learning_rate": 0.05, "batch_size": 10, "epochs": 2},
 }
-"""An experiment without methods. Not all clients take part in a round."""
+"""An experiment without methods. Not all clients take part in a round.
+
+The clients have different numbers of rows, and two nodes with two clients each as many as each
+other, so that they share compiled programs.
+"""
 
 STATEFUL: list[dict[str, Any]] = [{"name": "scaffold"}, {"name": "feddane", "mu": 1.0}]
 """A method with client state, and one whose rounds have two exchanges."""

@@ -59,9 +59,11 @@ def described_by(name: str, federation: Federation, **changes: Any) -> Callable[
     return answer
 
 
-def joined(*nodes: Callable[[Parcel], Parcel], count: int | None = None) -> Joined:
+def joined(
+    *nodes: Callable[[Parcel], Parcel], count: int | None = None, patience: float = 0.1
+) -> Joined:
     """The nodes that join."""
-    return join(Conversation(in_memory(nodes), patience=0.1), count or len(nodes))
+    return join(Conversation(in_memory(nodes), patience=patience), count or len(nodes))
 
 
 def refused(*nodes: Callable[[Parcel], Parcel], count: int | None = None) -> str:
@@ -166,7 +168,7 @@ def test_a_node_that_was_left_out_may_join_later(caplog: pytest.LogCaptureFixtur
     def upgraded(parcel: Parcel) -> Parcel:
         return next(answers, described_by("n", data("b")))(parcel)
 
-    result = joined(described_by("m", data("a")), upgraded)
+    result = joined(described_by("m", data("a")), upgraded, patience=2.0)
     assert [each.name for each in result.descriptions] == ["m", "n"]
     assert len(caplog.records) == 1
 

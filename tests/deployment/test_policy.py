@@ -334,7 +334,7 @@ def test_each_request_is_a_line_of_the_log(
     for kind, line in (
         ("describe", f"describe: {numbers}"),
         ("prepare", f"prepare, {method}: {numbers}"),
-        ("train", f"train, {method}, round 1, 2 clients, 24 steps: {numbers}"),
+        ("train", f"train, {method}, round 1, 2 clients, 20 steps: {numbers}"),
         ("evaluate", f"evaluate, {method}: {numbers}"),
     ):
         assert [each for each in lines if re.fullmatch(line, each)], (kind, lines)

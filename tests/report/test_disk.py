@@ -14,11 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from matplotlib.figure import Figure
 
 from fedprox import Checkpoints, InputError, scaffold, use_compilation_cache
 from fedprox.datasets import sources
-from fedprox.report import directory
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import RunDirectory
 from fedprox.simulation.results.run import Run
@@ -76,10 +74,7 @@ FILES = [
 
 
 @pytest.mark.parametrize("at", range(1, len(FILES) + 1))
-def test_whatever_cannot_be_written_the_files_before_it_stay_whole(
-    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(directory, "figure", lambda _: Figure((1, 1)))
+def test_whatever_cannot_be_written_the_files_before_it_stay_whole(at: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.MonkeyPatch.context() as patch:
         fail_at(patch, errno.ENOSPC, at)
@@ -178,7 +173,6 @@ def test_what_has_its_name_outlives_a_power_cut(
     folders: list[int] = []
     monkeypatch.setattr(os, "fsync", flushed)
     monkeypatch.setattr(os, "replace", replaced)
-    monkeypatch.setattr(directory, "figure", lambda _: Figure((1, 1)))
     write(tmp_path / "out")
     train([scaffold()], Checkpoints(tmp_path / "checkpoint", 4), seed=0)
     named = [i for i, (what, _) in enumerate(events) if what == "named"]

@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from fedprox import Checkpoints, InputError, fedavg
-from fedprox.report import directory
 from fedprox.report.directory import RunDirectory
 from tests.files.test_lock import contents
 from tests.report.test_disk import FILES, write
@@ -42,10 +40,7 @@ def test_metrics_are_not_written_through_a_link(target: str, others: Path, tmp_p
 
 
 @pytest.mark.parametrize("partial", [True, False])
-def test_whole_files_replace_links(
-    partial: bool, others: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(directory, "figure", lambda _: Figure((1, 1)))
+def test_whole_files_replace_links(partial: bool, others: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     write(out)
     names = {path.name for path in out.iterdir()} - {"metrics.jsonl", "experiment.toml"}
@@ -90,10 +85,7 @@ def test_a_folder_with_files_of_others_is_refused(name: str, tmp_path: Path) -> 
         RunDirectory(tmp_path, EXPERIMENT)
 
 
-def test_what_an_ended_process_left_before_its_first_record_is_no_obstacle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(directory, "figure", lambda _: Figure((1, 1)))
+def test_what_an_ended_process_left_before_its_first_record_is_no_obstacle(tmp_path: Path) -> None:
     for name in (".lock", ".experiment.toml.partial", "checkpoint/0-0.state"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()

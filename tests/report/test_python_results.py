@@ -144,6 +144,7 @@ def test_runs_of_which_no_run_directory_can_be_made_are_one_line(
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.usefixtures("real_figures")
 def test_run_is_the_command(commanded: Path, tmp_path: Path) -> None:
     runs = fp.run(commanded / "small.toml", out=tmp_path / "run", progress=False)
     out = commanded / "out"

@@ -29,6 +29,7 @@ from fedprox.model import Model, cross_entropy
 from fedprox.simulation.compiled.aggregation import mean_of_others, screen, sound
 from fedprox.simulation.compiled.evaluation import EvaluationSums, Measures, measures_of_sums
 from fedprox.simulation.config.method import Method
+from fedprox.simulation.devices.programs import jit_once
 from fedprox.simulation.planning.jobs import Jobs
 
 
@@ -99,10 +100,10 @@ def combined(
     assert faults is not None  # a deployment always screens
     answered = np.stack([part.counted > 0 for part in parts])
     means = [mean_of_others(part.message, jnp.asarray(part.counted)) for part in parts]
-    finite = jnp.stack([jax.vmap(sound)(mean) for mean in means])
+    finite = jnp.stack([jit_once(jax.vmap(sound))(mean) for mean in means])
     sizes = None
     if faults.compares:
-        measure = jax.vmap(size or method.algorithm.size)
+        measure = jit_once(jax.vmap(size or method.algorithm.size))
         sizes = jnp.stack([measure(mean) for mean in means])
     weight = jnp.array([part.counted.max() for part in parts])
     screened = screen(faults, finite * answered, sizes, weight)

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from fedprox.algorithms.base import ClientState
-from fedprox.deployment.broadcast import broadcast_of, filled
+from fedprox.deployment.broadcast import filled
 from fedprox.deployment.declared import check_clip, check_declaration, check_jobs
 from fedprox.deployment.messages import (
     Answer,
@@ -326,7 +326,7 @@ class Node:
     def _train(self, asked: Asked, work: Work, jobs: Jobs) -> tuple[Answer, dict[str, Array]]:
         request, setup, parts = asked.request, asked.setup, asked.parts
         self.policy.check_work(parts.solver, jobs.size, jobs.steps)
-        sent = broadcast_of(parts.algorithm, parts.model.shapes)
+        sent = parts.broadcast
         stateful = parts.algorithm.client_state is not None
         require(
             all(len(rounds) == parts.points for rounds in work.state),

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.algorithms.private import private
 from fedprox.algorithms.reporting import reporting
-from fedprox.deployment.broadcast import at_points
+from fedprox.deployment.broadcast import Broadcast, at_points, broadcast_of
 from fedprox.deployment.deadline import due, passes_until, planned_rows
 from fedprox.deployment.messages import Setup, Work
 from fedprox.deployment.round_part import RoundPart
@@ -27,6 +28,7 @@ from fedprox.federation import Federation
 from fedprox.model import Params
 from fedprox.simulation.compiled.call_inputs import exchanges
 from fedprox.simulation.compiled.clock import Clock, Until
+from fedprox.simulation.compiled.compile import known
 from fedprox.simulation.compiled.evaluation import (
     EvaluationSums,
     evaluation_program,
@@ -42,6 +44,7 @@ from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.devices.mesh import accept_host_arrays, shard
+from fedprox.simulation.devices.programs import Request, compiled
 from fedprox.simulation.loop.planner import plan_call
 from fedprox.simulation.planning.batch_plan import Capacity
 from fedprox.simulation.planning.jobs import Jobs, no_jobs
@@ -96,6 +99,11 @@ class Parts:
             f"systems.deadline: the method has {self.points} sweep points, and by a real clock "
             "they would share the time; give one value for each hyperparameter",
         )
+
+    @cached_property
+    def broadcast(self) -> Broadcast:
+        """What the node is sent of the method."""
+        return broadcast_of(self.algorithm, self.model.shapes)
 
     def jobs(self, work: Work, participation: float) -> Jobs:
         """The jobs of a request.
@@ -234,7 +242,12 @@ class Parts:
             if self._evaluation is None:
                 planned = plan_evaluation(self.measuring, self.data, self.reading, self.mesh)
                 shape, inputs, specs = planned
-                self._evaluation = evaluation_program(self.model, self.mesh, shape, specs), inputs
+                request = Request(
+                    lambda: evaluation_program(self.model, self.mesh, shape, specs),
+                    (params, inputs),
+                    ("sums", self.model, self.mesh, shape),
+                )
+                self._evaluation = accept_host_arrays(compiled(request)), inputs
             program, inputs = self._evaluation
             sums: EvaluationSums = jax.tree.map(np.asarray, program(params, inputs))
         return sums
@@ -267,9 +280,13 @@ class Parts:
         """
         if layout not in programs:
             specs = tuple(rows_spec(a, self.method.protocol.ownership) for a in rows)
-            compiled = make(layout, specs).trace(*arguments).lower().compile()
-            programs[layout] = accept_host_arrays(compiled)
-            if self._clock is not None:
+            depends = (make.__name__, *known(self.method, layout, self.mesh))
+            request = Request(lambda: make(layout, specs), arguments, depends)
+            if self._clock is None:
+                programs[layout] = accept_host_arrays(compiled(request))
+            else:  # the program calls this object's clock
+                own = make(layout, specs).trace(*arguments).lower().compile()
+                programs[layout] = accept_host_arrays(own)
                 self._timed(programs[layout], *_first_ticks(arguments))
         return programs[layout]
 

@@ -20,7 +20,7 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from fedprox.algorithms.base import HParams, State
+from fedprox.algorithms.base import Algorithm, HParams, State
 from fedprox.algorithms.check import message_shape
 from fedprox.deployment.broadcast import at_points, broadcast_of
 from fedprox.deployment.combine import (
@@ -47,6 +47,7 @@ from fedprox.simulation.compiled.compile import evaluated
 from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.compiled.lanes import choose
 from fedprox.simulation.config.method import Method
+from fedprox.simulation.devices.programs import jit_once
 from fedprox.simulation.loop.execution import (
     ClientTraffic,
     Computed,
@@ -101,8 +102,8 @@ class RemoteMethod:
         points = len(method.points)
         self.message = at_points(message_shape(on_nodes, shapes), points)
         self.gradient = at_points(shapes, points)
-        self.update = jax.jit(self._update)
-        self.evaluated = jax.jit(partial(evaluated, algorithm))
+        self.update = jit_once(partial(updated, algorithm))
+        self.evaluated = jit_once(partial(evaluated, algorithm))
         self.shapes = evaluation_shapes(method.protocol.model, server.kind, points)
         self.allowed = self.shapes.arrays()
         self.declared = [
@@ -112,7 +113,7 @@ class RemoteMethod:
             )
         ]
         if algorithm.possible is not None:
-            self.possible = jax.jit(jax.vmap(algorithm.possible))
+            self.possible = jit_once(jax.vmap(algorithm.possible))
         self.prepare()
 
     def prepare(self) -> None:
@@ -134,16 +135,21 @@ class RemoteMethod:
             require(answers and not refused, line)
             logging.getLogger(__name__).warning("%s; it may take part later", line)
 
-    def _update(
-        self, state: State, mean: Any, hparams: HParams, before: State, counts: jax.Array
-    ) -> State:
-        """The state after a round; that before it at points (points,) where no update counts."""
-        after = jax.vmap(self.method.algorithm.update)(state, mean, hparams)
-        return choose(counts, after, before)
-
     def begin(self, start: Start) -> "RemoteSeed":
         """Begin the remaining rounds of a seed."""
         return RemoteSeed(self, start)
+
+
+def updated(
+    algorithm: Algorithm,
+    state: State,
+    mean: Any,
+    hparams: HParams,
+    before: State,
+    counts: jax.Array,
+) -> State:
+    """The state after a round; that before it at points (points,) where no update counts."""
+    return choose(counts, jax.vmap(algorithm.update)(state, mean, hparams), before)
 
 
 class RemoteSeed:

@@ -63,6 +63,7 @@ def options_key(key: str) -> str:
     return f"{key}_options"
 
 
+@functools.cache
 def options_schema(function: Callable[..., Any]) -> type[Section]:
     """The schema of the options of an optimizer or a schedule that TOML can give.
 

@@ -1,19 +1,23 @@
 """Programs are compiled once in a process, and only found again where they are the same."""
 
+import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import fedprox as fp
-from fedprox.simulation.compiled import compile as compiling
+from fedprox.algorithms import ALGORITHMS
+from fedprox.experiment.named import named
+from fedprox.simulation.devices import programs
+from fedprox.simulation.devices.programs import by_value
+from tests.catalogue import VARIANTS
 
 FEDERATION = fp.datasets.synthetic(clients=6)
-MODEL = fp.models.logistic(FEDERATION)
-SCAFFOLD = fp.scaffold()
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
@@ -27,7 +31,7 @@ def compiled() -> Iterator[Counter[str]]:
         if event == COMPILED:
             names[str(what.get("fun_name"))] += 1
 
-    compiling.KEPT.clear()
+    programs.KEPT.clear()
     jax.monitoring.register_event_duration_secs_listener(heard)
     yield names
     jax.monitoring.unregister_event_duration_listener(heard)
@@ -40,7 +44,8 @@ def runs(*methods: fp.Algorithm, **options: Any) -> list[fp.Run]:
         "rounds": 2,
         "evaluation": fp.Evaluation(gradients=False),
     }
-    return fp.simulate(FEDERATION, MODEL, list(methods), **setting | options)
+    model = fp.models.logistic(FEDERATION)
+    return fp.simulate(FEDERATION, model, list(methods), **setting | options)
 
 
 def same(some: list[fp.Run], others: list[fp.Run]) -> None:
@@ -50,23 +55,52 @@ def same(some: list[fp.Run], others: list[fp.Run]) -> None:
 
 
 def test_methods_of_a_comparison_share_their_evaluation(compiled: Counter[str]) -> None:
-    runs(fp.fedavg(), fp.fedprox(mu=1.0), SCAFFOLD)
+    runs(fp.fedavg(), fp.fedprox(mu=1.0), fp.scaffold())
     assert (compiled["jit(program)"], compiled["jit(rounds)"]) == (1, 3)
 
 
 def test_a_second_comparison_compiles_nothing_and_has_the_same_bits(
     compiled: Counter[str],
 ) -> None:
-    first = runs(fp.fedavg(), fp.fedprox(mu=1.0), SCAFFOLD)
+    first = runs(fp.fedavg(), fp.fedprox(mu=1.0), fp.scaffold())
     compiled.clear()
-    again = runs(fp.fedavg(), fp.fedprox(mu=1.0), SCAFFOLD)
+    again = runs(fp.fedavg(), fp.fedprox(mu=1.0), fp.scaffold())
     assert not compiled
     same(first, again)
     # what is an argument of the programs may differ
-    other = runs(fp.fedprox(mu=3.0), seed=7, rounds=3)
+    rate = fp.Solver(0.1, 10, epochs=1, learning_rate_decay=0.5)
+    other = runs(fp.fedprox(mu=3.0), seed=7, rounds=3, solver=rate)
     assert not compiled
-    compiling.KEPT.clear()
-    same(other, runs(fp.fedprox(mu=3.0), seed=7, rounds=3))
+    programs.KEPT.clear()
+    same(other, runs(fp.fedprox(mu=3.0), seed=7, rounds=3, solver=rate))
+
+
+def test_methods_and_models_that_are_built_anew_are_equal() -> None:
+    for variant in VARIANTS.values():
+        build, _ = named(variant.keys, ALGORITHMS, "method.0", fp.Algorithm)
+        assert by_value(build()) == by_value(build())
+    keys = [by_value(each.method._replace(hparams={}, settings={})) for each in VARIANTS.values()]
+    assert len(set(keys)) == len(keys)
+    few, more = (fp.datasets.synthetic(clients=clients) for clients in (2, 3))
+    one, same = (by_value(fp.models.logistic(each)) for each in (few, more))
+    assert one == same != by_value(fp.models.logistic(few, initial="zeros"))
+    alike = functools.partial(fp.models.mlp, FEDERATION)
+    assert by_value(alike(hidden=[3])) == by_value(alike(hidden=[3])) != by_value(alike(hidden=[4]))
+
+
+def test_a_users_function_is_equal_to_itself_alone() -> None:
+    """It may read a name that has another value in the next cell of a notebook."""
+
+    def made(factor: float) -> Callable[[float], float]:
+        return lambda x: factor * x
+
+    double = made(2)
+    assert by_value(double) == by_value(double) != by_value(made(2))
+    unfinished = optax.exponential_decay(0.1, 1, 0.5)  # a closure with an empty cell
+    assert by_value(unfinished) == by_value(unfinished)
+    momenta = [fp.fedopt(functools.partial(optax.sgd, momentum=m)) for m in (0.5, 0.5, 0.9)]
+    one, same, another = map(by_value, momenta)
+    assert one == same != another
 
 
 @pytest.mark.parametrize(
@@ -74,6 +108,7 @@ def test_a_second_comparison_compiles_nothing_and_has_the_same_bits(
     [
         {"solver": fp.Solver(0.01, 10, epochs=1, weight_decay=0.1)},
         {"solver": fp.Solver(0.01, 10, epochs=1, clip=1e-3)},
+        {"solver": fp.Solver(0.01, 10, epochs=1, optimizer=optax.adam)},
         {"faults": fp.Faults()},
         {"evaluation": fp.Evaluation(gradients=False, model="clients")},
     ],
@@ -86,11 +121,19 @@ def test_another_setting_is_another_program(
     compiled.clear()
     changed = runs(fp.fedprox(mu=1.0), **options)
     assert compiled["jit(rounds)"] == 1
-    compiling.KEPT.clear()
+    programs.KEPT.clear()
     same(changed, runs(fp.fedprox(mu=1.0), **options))
 
 
+def test_a_stop_rule_is_another_program(compiled: Counter[str]) -> None:
+    whole = fp.Solver(0.01, "all", epochs=1)
+    for solver in (whole, whole.changed(gamma=0.9)):
+        compiled.clear()
+        runs(fp.fedprox(mu=1.0), solver=solver, evaluation=fp.Evaluation())
+        assert compiled["jit(rounds)"] == 1
+
+
 def test_the_programs_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "MOST_KEPT", 3)
-    runs(fp.fedavg(), fp.fedprox(mu=1.0), SCAFFOLD)
-    assert len(compiling.KEPT) == 3
+    monkeypatch.setattr(programs, "MOST_KEPT", 3)
+    runs(fp.fedavg(), fp.fedprox(mu=1.0), fp.scaffold())
+    assert len(programs.KEPT) == 3

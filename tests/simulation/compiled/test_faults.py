@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -78,7 +79,7 @@ def test_an_update_that_came_late_is_neither_counted_nor_compared_nor_faulty(nor
         sums, state = rules.take(rules.begin(sent, before), before, arrived)
         return rules.end(sums, state, Slots(*[planned] * 5))
 
-    result = jax.vmap(lambda _: round_(), axis_name=AXIS)(jnp.zeros(1))
+    result = jax.jit(jax.vmap(lambda _: round_(), axis_name=AXIS))(jnp.zeros(1))
     result = jax.tree.map(lambda a: a[0], result)
     weighted = [0.2 * 1.0, 0.4 * 2.0] + ([] if norm == 3.0 else [0.2 * 50.0])
     assert result.counted is not None
@@ -324,18 +325,25 @@ def test_an_update_far_beyond_the_others_is_left_out_or_scaled_down() -> None:
     assert pulled(far, Faults(norm=math.inf)).params == pytest.approx([-18])
 
 
+PLACES = 24
+"""Places for updates, so that all programs have one shape; those without weight are nobody's."""
+
+SCREEN = jax.jit(partial(screen, Faults()))
+
+
 def scales(sizes: list[float]) -> list[float]:
     """What finite updates of these sizes, all alike else, are multiplied by."""
-    weight = jnp.full(len(sizes), 1 / len(sizes))
-    size = jnp.array(sizes)[:, None]
-    return np.asarray(screen(Faults(), jnp.ones_like(size), size, weight).scale[:, 0]).tolist()
+    size, weight = np.zeros((PLACES, 1), np.float32), np.zeros(PLACES, np.float32)
+    size[: len(sizes), 0], weight[: len(sizes)] = sizes, 1 / len(sizes)
+    judged = SCREEN(np.ones_like(size), size, weight)
+    return np.asarray(judged.scale[: len(sizes), 0]).tolist()
 
 
 def test_vectors_side_by_side_are_compared_too() -> None:
     # of a first exchange's gradients, the last place being nobody's
     vectors = jnp.array([[[1.0]], [[2.0]], [[jnp.nan]], [[-300.0]], [[0.0]]])
     weight = jnp.array([0.1, 0.3, 0.2, 0.4, 0.0])
-    mean, judged = screened_mean(Faults(norm=5), vectors, weight)
+    mean, judged = jax.jit(partial(screened_mean, Faults(norm=5)))(vectors, weight)
     assert judged.faulty[:, 0].tolist() == [False, False, True, True, False]
     np.testing.assert_allclose(mean, [[(0.1 + 0.6) / 0.4]], rtol=1e-6)
 
@@ -441,14 +449,11 @@ def test_up_to_half_of_the_finite_updates_may_be_far(
     far = far[: len(sizes)]
     count = len(sizes) + len(far) + lost
     order = np.random.default_rng(seed).permutation(count)
-    # of one shape, so that nothing is compiled again
-    size, finite, weight = (np.zeros(24, np.float32) for _ in range(3))
+    size, finite, weight = (np.zeros(PLACES, np.float32) for _ in range(3))
     size[order] = sizes + far + [0.0] * lost
     finite[order] = [1.0] * (count - lost) + [0.0] * lost
     weight[:count] = 1 / count
-    columns = finite[:, None], size[:, None]
-    given = [jnp.asarray(array) for array in (*columns, weight)]
-    scale, faulty, share = screen(Faults(), given[0], given[1], given[2])
+    scale, faulty, share = SCREEN(finite[:, None], size[:, None], weight)
     sound = (finite > 0) & (size < 3)
     np.testing.assert_array_equal(scale[:, 0], sound)
     np.testing.assert_array_equal(faulty[:, 0], ~sound & (weight > 0))

@@ -13,6 +13,7 @@ from fedprox.simulation.compiled import compile as compiling
 from fedprox.simulation.compiled import layout as laying_out
 from fedprox.simulation.compiled import round as round_program
 from fedprox.simulation.compiled.layout import Layout
+from fedprox.simulation.devices import programs
 from fedprox.simulation.planning.batch_plan import Capacity, Shape
 from fedprox.simulation.planning.round_work import round_work
 from fedprox.simulation.storage import training_data
@@ -45,6 +46,7 @@ def sampling(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[list[Capac
     """Room for the first `count` rounds; the room that programs are compiled for."""
     compiled: list[Capacity] = []
     original = round_program.rounds_program
+    programs.KEPT.clear()
 
     def noted(*args: Any) -> Any:
         compiled.append(args[1].room)

@@ -28,9 +28,9 @@ from fedprox import (
     simulate,
 )
 from fedprox.models.logistic import Logistic
-from fedprox.simulation.compiled import compile as compiling
 from fedprox.simulation.compiled import layout as laying_out
 from fedprox.simulation.config.protocol import initial_params
+from fedprox.simulation.devices import programs
 from fedprox.simulation.planning import batch_plan
 from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.planning.packing import pack
@@ -212,7 +212,7 @@ def test_every_program_is_compiled_once(everything: bool) -> None:
     gamma = 0.3 if everything else None
     solver = Solver(learning_rate=0.1, batch_size=B, epochs=5, gamma=gamma)
     simulate(federation, model, method, solver=solver, rounds=2, **setting)
-    compiling.KEPT.clear()
+    programs.KEPT.clear()
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         simulate(federation, model, method, solver=solver, rounds=9, **setting)

@@ -141,6 +141,8 @@ def test_another_program_at_the_port_is_no_process_0(sent: bytes, port: int) -> 
 
     with socketserver.TCPServer(("127.0.0.1", port), Other) as server, ThreadPoolExecutor() as pool:
         pool.submit(server.serve_forever, 0.01)
-        line = said(("127.0.0.1", port), 2, 1, 1)
+        line = said(("127.0.0.1", port), 2, 1, 0.4)
         server.shutdown()
-    assert line.endswith("within 1 s: what answers there is not a process 0 that waits for others")
+    assert line.endswith(
+        "within 0.4 s: what answers there is not a process 0 that waits for others"
+    )

@@ -1,17 +1,13 @@
 """Compiling the programs of one method for the shapes of its layout."""
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from jax.stages import Compiled, Traced, Wrapped
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.model import Params
@@ -28,6 +24,7 @@ from fedprox.simulation.compiled.round import After, Inputs, Server, rounds_prog
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import is_noisy
 from fedprox.simulation.devices.mesh import REPLICATED, accept_host_arrays, zeros_on
+from fedprox.simulation.devices.programs import Request, compiled_once
 from fedprox.simulation.planning.batch_plan import BatchPlan, plan_rounds
 from fedprox.simulation.planning.jobs import no_jobs
 from fedprox.simulation.planning.round_work import no_work
@@ -51,69 +48,6 @@ class Programs(NamedTuple):
     inexactness: Callable[..., jax.Array] | None
     compile_seconds: float
     memory: int
-
-
-@dataclass(frozen=True)
-class Request:
-    """A program to compile.
-
-    Attributes:
-        make: () -> the program.
-        arguments: Arguments for which it is compiled.
-        known: What it depends on beside their shapes.
-    """
-
-    make: Callable[[], Wrapped]
-    arguments: tuple[Any, ...]
-    known: tuple[Hashable, ...]
-
-    def trace(self) -> Traced | None:
-        """Trace the program; None if this process has compiled it before."""
-        return None if self.key in KEPT else self.make().trace(*self.arguments)
-
-    @cached_property
-    def key(self) -> Hashable:
-        """By what equal programs are found again; a new object if something has no hash."""
-        leaves, structure = jax.tree.flatten(self.arguments)
-        shapes = [(np.shape(a), a.dtype, getattr(a, "sharding", None)) for a in leaves]
-        config: Any = jax.config
-        optimized = not config.values.get("jax_disable_most_optimizations")
-        settings = (config.jax_enable_x64, config.jax_default_matmul_precision, optimized)
-        key = (self.known, structure, tuple(shapes), settings)
-        try:
-            hash(key)
-        except TypeError:
-            return object()
-        return key
-
-
-KEPT: OrderedDict[Hashable, Compiled] = OrderedDict()
-"""The programs that this process compiled last, so that a second comparison of the same methods on
-data of the same shapes compiles nothing. They depend on nothing but their keys."""
-
-
-MOST_KEPT = 64
-"""Most programs of `KEPT`."""
-
-
-def compiled_once(
-    requests: Mapping[str, Request], traced: Mapping[str, Traced | None]
-) -> dict[str, Compiled]:
-    """Compile in parallel what this process has not compiled before."""
-    with ThreadPoolExecutor() as pool:
-        making = {
-            name: pool.submit(lambda each: each.lower().compile(), each)
-            for name, each in traced.items()
-            if each is not None
-        }
-    programs = {}
-    for name, request in requests.items():
-        programs[name] = making[name].result() if name in making else KEPT[request.key]
-        KEPT[request.key] = programs[name]
-        KEPT.move_to_end(request.key)
-    while len(KEPT) > MOST_KEPT:
-        KEPT.popitem(last=False)
-    return programs
 
 
 class Compiler:
@@ -197,7 +131,7 @@ class Compiler:
         return Request(
             lambda: rounds_program(self.method, layout, self.mesh, specs),
             (server, inputs),
-            ("rounds", *self._known(layout)),
+            ("rounds", *known(self.method, layout, self.mesh)),
         )
 
     def _evaluation(self, layout: Layout, state: State) -> tuple[Request, Any]:
@@ -208,7 +142,7 @@ class Compiler:
         request = Request(
             lambda: evaluation_program(model, self.mesh, shape, specs, measures),
             (params, inputs),
-            ("evaluation", model, self.mesh, *shape[:3], *shape.widths.items(), shape.clients),
+            ("evaluation", model, self.mesh, shape),
         )
         return request, inputs
 
@@ -227,20 +161,7 @@ class Compiler:
         return Request(
             lambda: inexactness_program(self.method, layout, self.mesh, self._specs(rows)),
             (state, self.hparams, local, rows, cohort),
-            ("inexactness", *self._known(layout)),
-        )
-
-    def _known(self, layout: Layout) -> tuple[Hashable, ...]:
-        """What the programs of rounds depend on, beside the shapes of their arguments."""
-        method, protocol = self.method, self.method.protocol
-        # of hyperparameters only the names matter, and settings are those of the solver
-        algorithm = method.algorithm._replace(hparams={}, settings={})
-        functions = tuple(each for each in algorithm if not isinstance(each, dict))
-        return (
-            *(functions, tuple(method.points[0]), method.solver, protocol.model),
-            *(protocol.federation.augment, method.faults, method.private),
-            protocol.asynchronous is not None,
-            *(protocol.evaluation.gradients, layout._replace(idle=0.0), self.mesh),
+            ("inexactness", *known(self.method, layout, self.mesh)),
         )
 
     def _client_state(self, places: int) -> ClientState:
@@ -264,6 +185,22 @@ class Compiler:
 
     def _specs(self, rows: DeviceRows) -> tuple[Any, ...]:
         return tuple(rows_spec(a, self.method.protocol.ownership) for a in rows)
+
+
+def known(method: Method, layout: Layout, mesh: Mesh) -> tuple[Any, ...]:
+    """What the programs of rounds depend on, beside the shapes of their arguments."""
+    protocol, solver = method.protocol, method.solver
+    # of hyperparameters only the names matter, and settings are those of the solver, whose rates
+    # and numbers of steps are arguments
+    algorithm = method.algorithm._replace(hparams={}, settings={})
+    functions = tuple(each for each in algorithm if not isinstance(each, dict))
+    return (
+        *(functions, tuple(method.points[0]), protocol.model, solver.optimizer, solver.batch_size),
+        *(solver.clip, solver.weight_decay, solver.gamma is None),
+        *(protocol.federation.augment, method.faults, method.private),
+        protocol.asynchronous is not None,
+        *(protocol.evaluation.gradients, layout._replace(idle=0.0), mesh),
+    )
 
 
 def evaluated(algorithm: Algorithm, state: State) -> Params:

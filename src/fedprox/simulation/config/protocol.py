@@ -33,6 +33,7 @@ from fedprox.simulation.config.pace import Pace, legs_of
 from fedprox.simulation.config.population import Population
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.devices.processes import Ownership, ownership_of_processes
+from fedprox.simulation.devices.programs import jit_once
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.selection import Best, Selection
 from fedprox.simulation.results.target import StopAtTarget, Target
@@ -462,6 +463,6 @@ def _by_name(name: str, value: Any) -> dict[str, str]:
 def initial_params(model: Model, seed: int) -> Params:
     """The model's initial parameters for a seed."""
     key = jax.random.key(int(generator(seed, Purpose.MODEL).integers(2**31)))
-    params = jax.jit(model.init)(key)  # one program instead of many small ones
+    params = jit_once(model.init)(key)  # one program instead of many small ones
     # raises if the parameters do not fit in memory; reading them would hang
     return jax.block_until_ready(params)

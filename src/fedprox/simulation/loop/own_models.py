@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jax.stages import Wrapped
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import HParams, Own, own_or
 from fedprox.algorithms.personal import fine_tuning
-from fedprox.model import Params
+from fedprox.model import Model, Params
 from fedprox.precision import real_type
+from fedprox.simulation.compiled.compile import known
 from fedprox.simulation.compiled.evaluation import row_sums
 from fedprox.simulation.compiled.layout import bucket, lay_out, needed
 from fedprox.simulation.compiled.node_part import part_program
@@ -21,7 +23,8 @@ from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.systems import Systems
-from fedprox.simulation.devices.mesh import replicate, shard
+from fedprox.simulation.devices.mesh import accept_host_arrays, replicate, shard
+from fedprox.simulation.devices.programs import Request, compiled
 from fedprox.simulation.loop.planner import plan_call
 from fedprox.simulation.planning.jobs import jobs_of, no_jobs
 from fedprox.simulation.planning.round_work import RoundWork
@@ -68,12 +71,6 @@ class OwnModels:
         self.method, self.mesh = method, mesh
         protocol = method.protocol
         self.test = protocol.measured.test
-
-        def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Any:
-            loss, (correct, _) = row_sums(protocol.model, params, x, y, inside, counted=True)
-            return loss, correct
-
-        self.program = jax.jit(jax.vmap(jax.vmap(summed, (0, None, None, None))))
         sampled = protocol.evaluation.clients
         count = len(protocol.federation)
         chosen = np.arange(count) if sampled is None else protocol.federation.drawn(sampled)
@@ -156,9 +153,21 @@ class OwnModels:
         at = (at + np.where(inside, np.arange(longest), 0)).ravel()
         x, y = np.asarray(self.test.x[at]), np.asarray(self.test.y[at])
         x, y = (a.reshape(*inside.shape, *a.shape[1:]) for a in (x, y))
+        model, arguments = self.method.protocol.model, (models, x, y, inside.astype(real_type()))
+        request = Request(lambda: tests_program(model), arguments, ("own models", model))
         with jax.default_matmul_precision("highest"):  # as in evaluations
-            loss, correct = self.program(models, x, y, inside.astype(real_type()))
+            loss, correct = compiled(request)(*arguments)
         return loss, correct
+
+
+def tests_program(model: Model) -> Wrapped:
+    """(models, x, y, weights) -> sums of losses and of correct labels, shape (places, points)."""
+
+    def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Any:
+        loss, (correct, _) = row_sums(model, params, x, y, inside, counted=True)
+        return loss, correct
+
+    return jax.jit(jax.vmap(jax.vmap(summed, (0, None, None, None))))
 
 
 class FineTuning:
@@ -220,6 +229,11 @@ class FineTuning:
         server = Server(replicate(self.mesh, params), shard(self.mesh, state))
         if call.layout not in self.programs:
             specs = tuple(rows_spec(a, method.protocol.ownership) for a in (x, y))
-            self.programs[call.layout] = part_program(method, call.layout, self.mesh, specs)
+            request = Request(
+                lambda: part_program(method, call.layout, self.mesh, specs),
+                (server, inputs),
+                ("part", *known(method, call.layout, self.mesh)),
+            )
+            self.programs[call.layout] = accept_host_arrays(compiled(request))
         part = self.programs[call.layout](server, inputs)
         return at, part.client_state.model

@@ -27,6 +27,7 @@ from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import replicate
+from fedprox.simulation.devices.programs import jit_once
 from fedprox.simulation.loop.callbacks import Callback, following, pass_on
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.described import describe_comparison, fingerprint
@@ -235,7 +236,7 @@ class SeedRun:
         self.pending = deque[PendingEvaluation]()
         self.calls = deque[tuple[int, jax.Array]]()
         adapt = method.algorithm.adapt
-        self.adapt = None if adapt is None else jax.jit(adapt.update)
+        self.adapt = None if adapt is None else jit_once(adapt.update)
 
     def __str__(self) -> str:
         return f"{self.method.name}, seed {self.start.seed}"
@@ -414,11 +415,11 @@ def _model_copier(method: Method) -> Callable[[State], Params | None]:
     if method.protocol.selection.keep != "best":
         return lambda _: None
 
-    @jax.jit
-    def copy(state: State) -> Params:
-        return jax.tree.map(jnp.copy, evaluated(method.algorithm, state))
+    return jit_once(partial(_copied, method.algorithm))
 
-    return copy
+
+def _copied(algorithm: Algorithm, state: State) -> Params:
+    return jax.tree.map(jnp.copy, evaluated(algorithm, state))
 
 
 @jax.jit

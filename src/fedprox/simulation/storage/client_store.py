@@ -30,6 +30,7 @@ from fedprox.simulation.devices.mesh import (
     shard,
     zeros_on,
 )
+from fedprox.simulation.devices.programs import jit_once
 
 BLOCK_BYTES = 2**26
 """Most bytes of a block of rows in a checkpoint."""
@@ -306,8 +307,8 @@ def _on_devices(initial: ClientState, index: _Index, mesh: Mesh) -> Store:
     def scatter(rows: ClientState, client_state: ClientState, row: jax.Array) -> ClientState:
         return jax.tree.map(lambda s, k: s.at[row].set(k, mode="drop"), rows, client_state)
 
-    gathering = jax.jit(gather, out_shardings=sharding)
-    scattering = jax.jit(scatter, out_shardings=sharding, donate_argnums=0)
+    gathering = jit_once(gather, out_shardings=sharding)
+    scattering = jit_once(scatter, out_shardings=sharding, donate_argnums=0)
 
     def read(at: NDArray[np.int64]) -> ClientState:
         row = index.find(at)
