@@ -299,6 +299,7 @@ class Mime(Method):
     ) -> None:
         super().__init__(params, clients)
         self.beta, self.lite, self.whole = beta, lite, whole_gradients
+        self.exchanges, self.reads = not lite, lite
         self.m = np.zeros_like(self.params)
 
     def begin(self, workers: list[int], gradients: Gradients) -> None:

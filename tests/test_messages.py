@@ -74,6 +74,8 @@ def test_any_value_of_any_key_is_taken_or_refused_in_one_line(
     table = tomllib.loads(SMALL)
     if key[0] == "privacy":
         table["privacy"] = {"clip": 1.0, "noise_multiplier": 1.0}
+    if key[0] == "asynchronous":
+        table["asynchronous"] = {"buffer": 1}
     if key[0] == "selection":
         table["selection"] = {"measure": "train_loss"}
     *sections, last = key

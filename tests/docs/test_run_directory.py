@@ -13,6 +13,7 @@ from fedprox.simulation.results.record import Record
 
 NETWORK = {"seconds", "bytes_down", "bytes_up", "nodes", "network"}
 PRIVACY = {"epsilon", "delta"}
+TIME = {"time", "staleness"}
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "run-directory.md"
 
@@ -85,7 +86,13 @@ def test_records_have_the_keys_that_the_page_says(directory: Path) -> None:
     fields = set(Record._fields) - {"hparams", "metrics", "by_client", "by_client_checksum"}
     optional = set(listed("`metrics.jsonl`"))
     assert fields - optional < line.keys() <= fields | {"mu"}
-    assert optional - line.keys() == {"train_loss_se", "test_accuracy_se", *NETWORK, *PRIVACY}
+    assert optional - line.keys() == {
+        "train_loss_se",
+        "test_accuracy_se",
+        *NETWORK,
+        *PRIVACY,
+        *TIME,
+    }
 
 
 @pytest.mark.slow

@@ -59,6 +59,8 @@ def test_defaults_are_those_of_a_file_without_the_keys() -> None:
         "rounds": 1,
         "data": {"name": "synthetic"},
         "cohort": {"clients_per_round": 1},
+        "population": {},
+        "asynchronous": {"buffer": 1},
         "faults": {},
         "privacy": {"clip": 1.0},
         "solver": {"learning_rate": 0.1, "batch_size": 1, "epochs": 1},

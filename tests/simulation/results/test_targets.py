@@ -52,6 +52,7 @@ def run_with(
         "client_accuracy_worst": None,
         "epsilon": None,
         "delta": None,
+        "time": None,
     }
     run.history = [
         Record(

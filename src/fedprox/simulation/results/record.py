@@ -114,7 +114,7 @@ class Record(NamedTuple):
     dropped: int
     client_steps: int
     total_steps: int
-    communication: float
+    communication: int | float
     time: float | None = None
     staleness: float | None = None
     empty_rounds: int = 0
