@@ -78,6 +78,7 @@ bench: $(READY) $(VENV)/.torch  ## measure speed against a torch loop and a NumP
 	$(VENV)/bin/python -m benchmarks.million
 	$(VENV)/bin/python -m benchmarks.devices
 	$(VENV)/bin/python -m benchmarks.faults
+	$(VENV)/bin/python -m benchmarks.asynchronous
 	$(VENV)/bin/python -m benchmarks.by_client
 	$(VENV)/bin/python -m benchmarks.privacy
 	$(VENV)/bin/python -m benchmarks.methods

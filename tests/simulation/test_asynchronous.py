@@ -308,9 +308,23 @@ def test_nobody_starts_while_all_are_off() -> None:
     assert [record.dropped for record in run.history] == [0, 0, 2, 1]
 
 
+def test_a_server_that_nothing_reaches_says_so() -> None:
+    short = fp.Intervals(list(range(CLIENTS)), [0.0] * CLIENTS, [1.0] * CLIENTS, 10.0)
+    with pytest.raises(InputError, match="updates in a row were lost or too old, and none arrived"):
+        runs(
+            fp.fedavg(),
+            population=fp.Population(1.0, available=short),
+            asynchronous=fp.Asynchronous(1),
+        )
+    never = fp.Population(1.0, available=fp.Intervals([99], [0.0], [1.0], 10.0), draw=True)
+    with pytest.raises(InputError, match="with seed 0 no client is ever on"):
+        runs(fp.fedavg(), population=never, asynchronous=fp.Asynchronous(1))
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"asynchronous": fp.Asynchronous(5)}, "it must be at most the clients at work"),
     ({"population": None}, "give a population"),
+    ({"evaluation": fp.Evaluation(model="clients")}, 'evaluation.model must be "server" or'),
     ({"systems": fp.Systems(0.5)}, "leave out systems.stragglers and systems.deadline"),
     ({"privacy": fp.Privacy(1.0, noise_multiplier=1.0)}, "privacy has no accounting for it"),
     ({"solver": replace(SOLVER, gamma=0.1)}, "with solver.gamma nobody knows how long"),

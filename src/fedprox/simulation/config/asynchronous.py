@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require, require_number, require_one_of, require_whole
 from fedprox.simulation.config.cohort import Cohort
+from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.systems import Systems
 from fedprox.solver import Solver
 
@@ -83,8 +84,13 @@ class Asynchronous:
             return 1.0 / (1.0 + self.a * np.maximum(late - self.b, 0.0))
         return np.ones_like(late)
 
-    def check(self, cohort: Cohort, systems: Systems) -> None:
+    def check(self, cohort: Cohort, systems: Systems, evaluation: Evaluation) -> None:
         """Raise `InputError` if cohorts or stragglers are those of rounds with a barrier."""
+        require(
+            evaluation.model != "clients",
+            "asynchronous: the mean of all clients' last models is that of rounds with a barrier; "
+            'evaluation.model must be "server" or "cohort"',
+        )
         require(
             self.buffer <= cohort.clients_per_round,
             f"asynchronous.buffer = {self.buffer}; it must be at most the clients at work, "

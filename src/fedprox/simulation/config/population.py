@@ -197,6 +197,11 @@ class Population:
         step, download, upload, latency = map(of, QUANTITIES)
         assert step is not None
         assert latency is not None
+        hours = None if self.available is None else self.available.hours_of(seed, at)
+        require(
+            hours is None or len(hours.begin),
+            f"population.available: with seed {seed} no client is ever on",
+        )
         sent, reading = legs.models * model_bytes, pass_steps * step
         speeds = [speed for speed in (download, upload) if speed is not None]
         return Pace(
@@ -204,7 +209,7 @@ class Population:
             reading=reading,
             before=legs.passes * reading,
             step=legs.solves * step,
-            hours=None if self.available is None else self.available.hours_of(seed, at),
+            hours=hours,
         )
 
 

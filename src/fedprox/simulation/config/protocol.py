@@ -171,7 +171,7 @@ class Protocol:
                 "population",
             )
             require(self.privacy is None, "asynchronous: privacy has no accounting for it; use one")
-            self.asynchronous.check(self.cohort, self.systems)
+            self.asynchronous.check(self.cohort, self.systems, self.evaluation)
         if self.privacy is not None:
             self.cohort.check_private()
             if self.population is not None:

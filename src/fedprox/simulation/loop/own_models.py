@@ -189,6 +189,8 @@ class FineTuning:
             systems=Systems(),
             faults=None,
             privacy=None,
+            population=None,
+            asynchronous=None,
             evaluation=Evaluation(gradients=False),
         )
         self.mesh, self.method = mesh, Method(alone, fine_tuning(method.algorithm, steps))

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.errors import require
 from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.config.availability import ROUNDING, Hours
 from fedprox.simulation.config.protocol import Protocol
@@ -24,6 +25,10 @@ DRAWN_TOGETHER = 1024
 
 TRIES = 64
 """How often a client is drawn that cannot start, before those that can are listed."""
+
+
+MOST_LOST = 10_000
+"""Most updates that may be lost between two steps, or ten for each client."""
 
 
 class Step(NamedTuple):
@@ -65,6 +70,12 @@ def server_steps(
             if not arrives or step - started > asynchronous.most_staleness:
                 events.free([client])
                 lost += 1
+                require(
+                    lost < max(MOST_LOST, 10 * events.clients),
+                    f"asynchronous: {lost} updates in a row were lost or too old, and none arrived "
+                    f"for step {step}: clients must be on for as long as they need, and "
+                    "most_staleness not be too small",
+                )
                 continue
             clients.append(client)
             versions.append(started)

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
-from fedprox.errors import require
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.solver import Solver
 from fedprox.streams import Purpose, Streams
@@ -52,10 +51,6 @@ class Timeline:
         self.dropout, self.clients = protocol.population.dropout, len(protocol.federation)
         self.pace = protocol.pace(algorithm, solver, seed)
         self.dropouts = Streams(seed, Purpose.DROPOUT)
-        require(
-            self.pace.hours is None or len(self.pace.hours.begin),
-            f"population.available: with seed {seed} no client is ever on",
-        )
 
     def candidates(self) -> NDArray[np.int64] | None:
         """The clients that are on, after waiting for one; None for all clients."""

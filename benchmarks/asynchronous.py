@@ -1,0 +1,122 @@
+"""What an asynchronous step costs beside a round with a barrier, and what its events cost.
+
+    python -m benchmarks.asynchronous [--data-dir DIR]
+
+FedProx with mu = 0.1, batches of 10 and 30 steps for each client, so that both do the same work: a
+round of 10 clients, and a step of the server at 10 updates with 20 clients at work, whose states
+start from a ring of 11. The two alternate in this process, and the shortest run counts. Events are
+those of a million clients, 1,000 at work, without training.
+"""
+
+import argparse
+import itertools
+import math
+import os
+import time
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import fedprox as fp
+from fedprox.simulation.config.protocol import Protocol
+from fedprox.simulation.planning.events import server_steps
+
+TURNS, CLIENTS, AT_WORK, EVENTS = 5, 10**6, 1000, 50_000
+SOLVER = fp.Solver(0.01, batch_size=10, steps=30)
+SPEEDS = fp.Population(fp.LogNormal(1.0, spread=1.0))
+RULES = {
+    "barrier": (fp.Cohort(10), None),
+    "buffer": (fp.Cohort(20), fp.Asynchronous(10, most_staleness=10)),
+}
+POPULATIONS = {
+    "speeds": SPEEDS,
+    "losses": fp.Population(SPEEDS.step_seconds, dropout=0.1),
+    "hours": fp.Population(SPEEDS.step_seconds, available=fp.DayNight()),
+}
+
+
+def milliseconds(federation: fp.Federation, model: fp.Model, rule: str, rounds: int) -> float:
+    """Milliseconds of a round, or of a step."""
+    cohort, asynchronous = RULES[rule]
+    (run,) = fp.simulate(
+        federation,
+        model,
+        fp.fedprox(mu=0.1),
+        solver=SOLVER,
+        cohort=cohort,
+        population=SPEEDS,
+        asynchronous=asynchronous,
+        rounds=rounds,
+        evaluation=fp.Evaluation(every=rounds, rows=1, gradients=False),
+        progress=False,
+    )
+    return 1000 * run.run_seconds / rounds
+
+
+def microseconds(population: fp.Population, buffer: int) -> float:
+    """Microseconds of an event, a client that starts and is done."""
+    x, offsets = np.zeros((CLIENTS, 1), np.float32), np.arange(CLIENTS + 1)
+    rows = fp.Rows(x, np.zeros(CLIENTS, np.int64), offsets)
+    none = fp.Rows(x[:0], rows.y[:0], 0 * offsets)
+    federation = fp.Federation(rows, none, classes=2, names=list(map(str, range(CLIENTS))))
+    asynchronous = fp.Asynchronous(buffer, most_staleness=10_000)
+    protocol = Protocol(
+        federation,
+        fp.models.logistic(federation),
+        SOLVER,
+        fp.Cohort(AT_WORK),
+        fp.Systems(),
+        None,
+        EVENTS,
+        fp.Evaluation(gradients=False),
+        "auto",
+        (0,),
+        None,
+        "never",
+        population=population,
+        asynchronous=asynchronous,
+    )
+    steps = server_steps(protocol, asynchronous, fp.fedavg(), SOLVER, 0)
+    next(steps)
+    begin = time.perf_counter()
+    lost = sum(step.lost for step in itertools.islice(steps, EVENTS // buffer))
+    return 1e6 * (time.perf_counter() - begin) / (EVENTS + lost)
+
+
+def main() -> None:
+    """Run all and print two tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data-dir", default=os.environ.get("FEDPROX_DATA"))
+    arguments = parser.parse_args()
+    fp.use_cpu_devices(10)
+    synthetic = fp.datasets.synthetic()
+    mnist = fp.datasets.mnist("power-law", data_dir=arguments.data_dir)
+    problems = {
+        "logistic, Synthetic(1,1)": (synthetic, fp.models.logistic(synthetic), 400),
+        "logistic, MNIST": (mnist, fp.models.logistic(mnist), 300),
+        "2NN, MNIST": (mnist, fp.models.mlp(mnist, hidden=[200, 200]), 40),
+        "CNN, MNIST": (mnist, fp.models.mnist_cnn(mnist), 3),
+    }
+    table = Table(title="milliseconds for ten updates", box=None)
+    for header in ("model", *RULES, "buffer / barrier"):
+        table.add_column(header, justify="right")
+    for name, (federation, model, rounds) in problems.items():
+        times = dict.fromkeys(RULES, math.inf)
+        for _ in range(TURNS):
+            for rule in RULES:
+                times[rule] = min(times[rule], milliseconds(federation, model, rule, rounds))
+        ratio = times["buffer"] / times["barrier"]
+        table.add_row(name, *(f"{each:.2f}" for each in times.values()), f"{ratio:.2f}")
+    Console(width=100).print(table)
+    table = Table(title="microseconds for an event of a million clients", box=None)
+    for header in ("buffer", *POPULATIONS):
+        table.add_column(header, justify="right")
+    for buffer in (1, 10, 100):
+        cells = [microseconds(population, buffer) for population in POPULATIONS.values()]
+        table.add_row(str(buffer), *(f"{each:.1f}" for each in cells))
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()
