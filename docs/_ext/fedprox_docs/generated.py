@@ -3,13 +3,14 @@
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
-from fedprox_docs import commands, keys, papers
+from fedprox_docs import commands, keys, methods, papers
 
 # made before autodoc changes the signatures that it reads
 PAGES = {
     "reference/experiment-keys": ("<!-- experiment keys -->", keys.page()),
     "reference/node-file": ("<!-- node and operator files -->", keys.node_page()),
     "reference/command": ("<!-- commands -->", commands.page()),
+    "reference/api/methods": ("<!-- methods -->", methods.page()),
 }
 
 

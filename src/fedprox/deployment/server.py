@@ -80,6 +80,11 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
         resolved.asynchronous is None,
         "asynchronous: a deployment waits for the nodes of each round; leave the section out",
     )
+    require(
+        resolved.privacy is None or resolved.population is None,
+        "population: a private deployment draws its rounds from the system's entropy, so a run that "
+        "is resumed could not tell the time; leave the section out",
+    )
     for method in resolved.methods:
         require(
             not method.pooled,
