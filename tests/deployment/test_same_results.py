@@ -146,3 +146,23 @@ def test_evaluations_of_some_rows(tmp_path: Path) -> None:
     assert a.final.train_loss != b.final.train_loss
     for measure in ("train_loss", "test_loss"):
         assert getattr(a.final, measure) == pytest.approx(getattr(b.final, measure), rel=0.5)
+
+
+def test_clients_with_devices_have_the_same_rounds_and_times(tmp_path: Path) -> None:
+    table = table_of(
+        {"name": "fedprox", "mu": 1.0},
+        {"name": "fedavg"},
+        rounds=4,
+        cohort={"clients_per_round": 2, "over_selection": 1.5},
+        systems={"deadline": 6.0},
+        evaluation={"every": 1, "gradients": False},
+    )
+    table["population"] = {"step_seconds": [0.1, 0.5, 1.0, 0.3], "latency": 0.1, "dropout": 0.2}
+    nodes = nodes_of(table, tmp_path)
+    theirs, ours = simulated(table), deployed(table, [node.answer for node in nodes])
+    check(theirs, ours)
+    for a, b in zip(theirs, ours, strict=True):
+        assert [r.time for r in a.history] == [r.time for r in b.history]
+        assert [r.dropped for r in a.history] == [r.dropped for r in b.history]
+        assert 0 < (a.history[1].time or 0.0) <= 6.0
+    assert any(record.dropped for record in theirs[1].history)

@@ -82,8 +82,8 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
     )
     require(
         resolved.privacy is None or resolved.population is None,
-        "population: a private deployment draws its rounds from the system's entropy, so a run that "
-        "is resumed could not tell the time; leave the section out",
+        "population: a private deployment draws its rounds from the system's entropy, so a resumed "
+        "run could not tell the time; leave the section out",
     )
     for method in resolved.methods:
         require(
