@@ -23,7 +23,6 @@ from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.planning.events import server_steps
 
 TURNS, CLIENTS, AT_WORK, EVENTS = 5, 10**6, 1000, 50_000
-SOLVER = fp.Solver(0.01, batch_size=10, steps=30)
 SPEEDS = fp.Population(fp.LogNormal(1.0, spread=1.0))
 RULES = {
     "barrier": (fp.Cohort(10), None),
@@ -43,7 +42,7 @@ def milliseconds(federation: fp.Federation, model: fp.Model, rule: str, rounds: 
         federation,
         model,
         fp.fedprox(mu=0.1),
-        solver=SOLVER,
+        solver=fp.Solver(0.01, batch_size=10, steps=30),
         cohort=cohort,
         population=SPEEDS,
         asynchronous=asynchronous,
@@ -61,10 +60,11 @@ def microseconds(population: fp.Population, buffer: int) -> float:
     none = fp.Rows(x[:0], rows.y[:0], 0 * offsets)
     federation = fp.Federation(rows, none, classes=2, names=list(map(str, range(CLIENTS))))
     asynchronous = fp.Asynchronous(buffer, most_staleness=10_000)
+    solver = fp.Solver(0.01, batch_size=10, steps=30)
     protocol = Protocol(
         federation,
         fp.models.logistic(federation),
-        SOLVER,
+        solver,
         fp.Cohort(AT_WORK),
         fp.Systems(),
         None,
@@ -77,7 +77,7 @@ def microseconds(population: fp.Population, buffer: int) -> float:
         population=population,
         asynchronous=asynchronous,
     )
-    steps = server_steps(protocol, asynchronous, fp.fedavg(), SOLVER, 0)
+    steps = server_steps(protocol, asynchronous, fp.fedavg(), solver, 0)
     next(steps)
     begin = time.perf_counter()
     lost = sum(step.lost for step in itertools.islice(steps, EVENTS // buffer))
