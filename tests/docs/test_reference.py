@@ -15,7 +15,7 @@ from fedprox.deployment.node_file import NodeFile, SuperLinkFile
 from fedprox.experiment import CATALOGUES, keys_of
 from fedprox.experiment import keys as all_keys
 from fedprox.experiment.messages import table_of
-from fedprox_docs import commands, keys, offline
+from fedprox_docs import commands, keys, methods, offline
 from fedprox_docs.keys import to_markdown
 
 API = Path(__file__).parents[2] / "docs" / "reference" / "api"
@@ -26,7 +26,8 @@ def documented() -> set[str]:
     names = set()
     for path in API.glob("*.md"):
         module = "fedprox"
-        for line in path.read_text().splitlines():
+        text = path.read_text().replace("<!-- methods -->", methods.page())
+        for line in text.splitlines():
             if found := re.match(r"\.\. (?:currentmodule|module|automodule):: ([\w.]+)", line):
                 module = found[1]
             elif found := re.match(r"\.\. (?:auto\w+|data):: ([\w.]+)", line):
