@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import fedprox as fp
+from fedprox.algorithms.base import Memory
 from fedprox.errors import InputError
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
@@ -30,7 +31,12 @@ SECONDS = [0.4, 0.1, 1.3, 0.2, 0.7, 0.15, 2.9, 0.3]
 
 
 def runs(
-    methods: Any, rounds: int = 12, seconds: Any = SECONDS, at_work: int = 4, **options: Any
+    methods: Any,
+    rounds: int = 12,
+    seconds: Any = SECONDS,
+    at_work: int = 4,
+    federation: fp.Federation = FEDERATION,
+    **options: Any,
 ) -> list[fp.Run]:
     defaults: dict[str, Any] = {
         "solver": SOLVER,
@@ -39,7 +45,7 @@ def runs(
         "seed": 0,
     }
     return fp.simulate(
-        FEDERATION,
+        federation,
         MODEL,
         methods,
         cohort=fp.Cohort(at_work),
@@ -132,9 +138,9 @@ def local(w: NDArray[Any], k: int, rate: float, mu: float) -> NDArray[Any]:
 
 
 def by_event(
-    events: Events, rounds: int, mu: float = 0.0, *, by_rows: bool = True
+    events: Events, rounds: int, mu: float = 0.0, *, by_rows: bool = True, faulty: int = -1
 ) -> list[NDArray[Any]]:
-    """The server's models."""
+    """The server's models; what a `faulty` client sends counts as zero."""
     models, settings_ = [START.astype(float)], events.settings
     for t, (updates, _, _) in enumerate(events.steps[:rounds]):
         mass = np.array([ROWS[each.client] if by_rows else 1 for each in updates], float)
@@ -146,6 +152,8 @@ def by_event(
         }[settings_.staleness]
         moved = np.zeros_like(START)
         for each, weight in zip(updates, mass / mass.sum() * factor, strict=True):
+            if each.client == faulty:
+                continue
             start = models[each.step]
             found = local(start, each.client, 0.1 * 0.9**each.step, mu)
             origin = start if settings_.adds == "updates" else models[-1]
@@ -271,6 +279,23 @@ def test_the_server_may_have_an_optimizer_and_fednova_its_counts() -> None:
     np.testing.assert_allclose(nova.params, plain.params, rtol=1e-5)  # all take three steps
 
 
+@pytest.mark.parametrize("norm", [np.inf, 1e6])
+def test_a_faulty_update_leaves_the_others_their_weights(norm: float) -> None:
+    asynchronous, bad = fp.Asynchronous(2, a=2.0), 3
+    y = np.array(FEDERATION.train.y)
+    y[FEDERATION.train.offsets[bad] : FEDERATION.train.offsets[bad + 1]] = np.nan
+    broken = replace(FEDERATION, train=fp.Rows(FEDERATION.train.x, y, FEDERATION.train.offsets))
+    (run,) = runs(
+        fp.fedavg(), federation=broken, asynchronous=asynchronous, faults=fp.Faults(norm=norm)
+    )
+    events = Events(asynchronous, 4, SECONDS, 0.0).run(12)
+    late = [t - each.step for t, (updates, _, _) in enumerate(events.steps) for each in updates]
+    assert max(late) > 1
+    assert run.faulty == sum(each.client == bad for step in events.steps for each in step[0]) > 1
+    expected = by_event(events, 12, faulty=bad)[-1]
+    np.testing.assert_allclose(run.params, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_run_that_goes_on_ends_with_the_same_bits(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "asynchronous": fp.Asynchronous(2),
@@ -349,6 +374,10 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> 
         (fp.scaffnew(p=0.5), "scaffnew: it needs every client in every round"),
         (fp.centralised(), "centralised: it has no clients"),
         (fp.fedprox(mu=0.1, adapt=True), "fedprox: its mu follows the loss of each round"),
+        (
+            fp.fedavg()._replace(memory=Memory(lambda w: w, lambda _w, _h, m, _v: m)),
+            "fedavg: its clients remember from one model on",
+        ),
     ],
 )
 def test_methods_whose_messages_do_not_stand_alone_are_refused(

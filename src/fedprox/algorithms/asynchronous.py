@@ -19,7 +19,6 @@ from fedprox.algorithms.base import (
     Solution,
     State,
     difference,
-    inner_memory,
 )
 from fedprox.errors import require
 from fedprox.model import Params
@@ -44,7 +43,7 @@ def asynchronous(algorithm: Algorithm, most_staleness: int, *, models: bool) -> 
     """The same method, whose clients start from the state of `context.staleness` steps ago.
 
     Args:
-        algorithm: The method; its clients keep no state.
+        algorithm: The method; its clients keep no state, also not within a round.
         most_staleness: The largest staleness.
         models: Whether the server moves towards the clients' models, and not by their updates.
 
@@ -99,5 +98,4 @@ def asynchronous(algorithm: Algorithm, most_staleness: int, *, models: bool) -> 
         update=update,
         params=lambda state: algorithm.params(state.state),
         evaluated=None if evaluated is None else lambda state: evaluated(state.state),
-        memory=inner_memory(algorithm.memory),
     )

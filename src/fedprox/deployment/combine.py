@@ -100,7 +100,8 @@ def combined(
     assert faults is not None  # a deployment always screens
     answered = np.stack([part.counted > 0 for part in parts])
     means = [mean_of_others(part.message, jnp.asarray(part.counted)) for part in parts]
-    finite = jnp.stack([jit_once(jax.vmap(sound))(mean) for mean in means])
+    is_sound = jit_once(jax.vmap(sound))
+    finite = jnp.stack([is_sound(mean) for mean in means])
     sizes = None
     if faults.compares:
         measure = jit_once(jax.vmap(size or method.algorithm.size))

@@ -190,13 +190,13 @@ def aggregation(
         faults: How faulty updates are treated; None means no screening.
         size: (message) -> its size.
         room: How much a round's arrays hold.
-        fixed: Whether updates that are not finite count as zero, as privacy requires. Sizes must
-            not be compared then.
+        fixed: Whether updates that are left out count as zero, so that the others keep their
+            weight, as privacy and staleness require.
     """
     if faults is None:
         return _without_screening(room)
     if faults.compares:
-        return _comparing_sizes(faults, size, room)
+        return _comparing_sizes(faults, size, room, fixed=fixed)
     return _screening_finite(faults, room, fixed=fixed)
 
 
@@ -279,7 +279,7 @@ class _Waiting(NamedTuple):
 
 
 def _comparing_sizes(
-    faults: Faults, size: Callable[[Message], jax.Array], room: Capacity
+    faults: Faults, size: Callable[[Message], jax.Array], room: Capacity, *, fixed: bool
 ) -> Aggregation:
     """Store all updates of the round, and compare their sizes at its end."""
 
@@ -303,7 +303,7 @@ def _comparing_sizes(
     def end(waiting: _Waiting, client_state: ClientState, jobs: Slots) -> Result:
         del jobs  # their weights do not know who was late
         finite, sizes, weight = total(waiting[3:])
-        screened = screen(faults, finite, sizes, weight)
+        screened = screen(faults, finite, sizes, weight, fixed=fixed)
         occupied = waiting.slot >= 0
         scale = jnp.where(occupied[:, None], screened.scale[waiting.slot], 0)
         weighted = scaled(weight[waiting.slot][:, None] * scale, waiting.messages)

@@ -229,7 +229,7 @@ class RoundsProgram:
             self.second_pass = RoundsProgram(second, layout, clock)
             self.second_pass.keep_local = False
         self.aggregation = aggregation(
-            self.faults, self.algorithm.size, self.room, fixed=self.private
+            self.faults, self.algorithm.size, self.room, fixed=self.private or self.asynchronous
         )
         screened = self.faults if self.algorithm.exchange else None
         self.exchange_gradients = exchange_gradients(

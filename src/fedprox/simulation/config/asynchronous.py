@@ -33,7 +33,8 @@ class Asynchronous:
 
     with :math:`p_k` as in a round of these B clients. A round is a step of the server: `rounds`,
     records and schedules count them, and a client uses the learning rate of the step from which it
-    started. It needs a :class:`fedprox.Population`, whose devices order the events.
+    started. It needs a :class:`fedprox.Population`, whose devices order the events. With screening,
+    a faulty update counts as zero, and the others keep their weights.
 
     Attributes:
         buffer: B, the updates of a step, at most M. With 1 and ``adds="models"`` this is FedAsync.
@@ -118,6 +119,8 @@ class Asynchronous:
             if algorithm.client_state is not None
             else "its clients need gradients or losses of one model"
             if algorithm.reads_first or algorithm.exchange is not None
+            else "its clients remember from one model on"
+            if algorithm.memory is not None
             else "its mu follows the loss of each round"
             if algorithm.adapt is not None
             else ""

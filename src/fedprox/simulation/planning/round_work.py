@@ -53,17 +53,17 @@ def works(
     With a clock, when a round begins depends on all rounds before it, so their work is drawn again.
     """
     if protocol.asynchronous is not None:
-        yield from itertools.islice(
-            asynchronous_works(protocol, algorithm, solver, seed), first, None
-        )
-    if protocol.population is None:
+        rounds = asynchronous_works(protocol, algorithm, solver, seed)
+        yield from itertools.islice(rounds, first, None)
+    elif protocol.population is None:
         for t in itertools.count(first):
             yield round_work(protocol, algorithm, solver, seed, t)
-    timeline = Timeline(protocol, algorithm, solver, seed)
-    for t in itertools.count():
-        work = round_work(protocol, algorithm, solver, seed, t, timeline)
-        if t >= first:
-            yield work
+    else:
+        timeline = Timeline(protocol, algorithm, solver, seed)
+        rounds = (
+            round_work(protocol, algorithm, solver, seed, t, timeline) for t in itertools.count()
+        )
+        yield from itertools.islice(rounds, first, None)
 
 
 def asynchronous_works(
