@@ -20,7 +20,7 @@ from rich.table import Table
 
 import fedprox as fp
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.planning.events import server_steps
+from fedprox.simulation.planning.events import Events, server_steps
 
 TURNS, CLIENTS, AT_WORK, EVENTS = 5, 10**6, 1000, 50_000
 SPEEDS = fp.Population(fp.LogNormal(1.0, spread=1.0))
@@ -77,7 +77,7 @@ def microseconds(population: fp.Population, buffer: int) -> float:
         population=population,
         asynchronous=asynchronous,
     )
-    steps = server_steps(protocol, asynchronous, fp.fedavg(), solver, 0)
+    steps = server_steps(asynchronous, Events(protocol, fp.fedavg(), solver, 0), AT_WORK)
     next(steps)
     begin = time.perf_counter()
     lost = sum(step.lost for step in itertools.islice(steps, EVENTS // buffer))

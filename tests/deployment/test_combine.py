@@ -39,7 +39,8 @@ Means = Sequence[Sequence[float]]
 def method_of(faults: Faults, *, private: bool = False) -> Any:
     """A method of two points, whose messages have the size of "a"."""
     algorithm = SimpleNamespace(size=lambda message: jnp.abs(message["a"]))
-    return SimpleNamespace(points=[{}, {}], faults=faults, algorithm=algorithm, private=private)
+    points: list[dict[str, float]] = [{}, {}]
+    return SimpleNamespace(points=points, faults=faults, algorithm=algorithm, keeps_weights=private)
 
 
 def part_of(node: int, means: Sequence[float], weights: Sequence[float]) -> NodePart:
@@ -52,18 +53,15 @@ def part_of(node: int, means: Sequence[float], weights: Sequence[float]) -> Node
     message = {name: np.multiply.outer(weight * mean, np.ones(s)) for name, s in SHAPES.items()}
     message = jax.tree.map(lambda a: np.asarray(a, np.float32), message)
     part = RoundPart(message, weight, steps, counts, faulty)
-    return NodePart(np.array(at), part, Answered(Answer(id=""), {}, 0, 0))
+    return NodePart(node, np.array(at), part, Answered(Answer(id=""), {}, 0, 0))
 
 
 def result_of(
     faults: Faults, means: Means, weights: Means, *, private: bool = False, size: Any = None
 ) -> Any:
-    parts = {i: part_of(i, *both) for i, both in enumerate(zip(means, weights, strict=True))}
+    parts = [part_of(i, *both) for i, both in enumerate(zip(means, weights, strict=True))]
     like = {n: jax.ShapeDtypeStruct((2, *s), np.float32) for n, s in SHAPES.items()}
-    backwards = dict(reversed(parts.items()))
-    result = combined(method_of(faults, private=private), JOBS, backwards, like, size)
-    assert result.nodes is backwards
-    return result
+    return combined(method_of(faults, private=private), JOBS, parts[::-1], like, size)
 
 
 WEIGHTS = [(0.25, 0.5), (0.5, 0.25), (0.125, 0.25), (0.0, 0.5)]
@@ -146,7 +144,7 @@ def test_the_order_of_answers_changes_no_bit() -> None:
     means, weights = [(1e8, 1), (1, 1), (-1e8, 1), (0.1, 1)], [(0.3, 0.3)] * 4
     result = result_of(Faults("drop", norm=np.inf), means, weights)
     for order in ([2, 0, 3, 1], [1, 3, 0, 2], [0, 1, 2, 3]):
-        parts = {i: result.nodes[i] for i in order}
+        parts = [result.parts[i] for i in order]
         other = combined(method_of(Faults("drop", norm=np.inf)), JOBS, parts, None)
         assert jax.tree.all(jax.tree.map(np.array_equal, other.mean, result.mean))
 

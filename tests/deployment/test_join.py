@@ -331,7 +331,6 @@ PRIVACY = {"clip": 1.0, "noise_multiplier": 1.0}
             {"privacy": {"clip": math.inf, "noise_multiplier": 0.0}},
             "^privacy.clip = inf; in a deployment it must be finite$",
         ),
-        ({"asynchronous": {"buffer": 1}}, "^asynchronous: a deployment waits for the nodes"),
         (
             {"privacy": PRIVACY, "population": {"step_seconds": 1.0}},
             "^population: a private deployment draws its rounds from the system's entropy",

@@ -260,12 +260,13 @@ def test_clipping_scales_the_message_of_a_node() -> None:
         points=[{}],
         faults=Faults("clip", norm=2.0),
         algorithm=SimpleNamespace(size=None),
-        private=False,
+        keeps_weights=False,
     )
     jobs = Jobs(*(np.zeros(3) for _ in no_jobs()))  # type: ignore[arg-type]
     jobs = jobs._replace(client=np.arange(3))
-    parts = {
-        i: NodePart(
+    parts = [
+        NodePart(
+            i,
             np.array([i]),
             RoundPart(
                 0.25 * np.array([[mean]], np.float32),
@@ -277,7 +278,7 @@ def test_clipping_scales_the_message_of_a_node() -> None:
             Answered(Answer(id=""), {}, 0, 0),
         )
         for i, mean in enumerate((1.0, -3.0, 100.0))
-    }
+    ]
     shape = jax.ShapeDtypeStruct((1, 1), np.float32)
     result = combined(method, jobs, parts, shape, optax.tree.norm)
     # the median size is 3, and the largest one allowed is 6

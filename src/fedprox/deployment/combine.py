@@ -37,11 +37,13 @@ class NodePart(NamedTuple):
     """A node's part of a round, as the coordinator holds it.
 
     Attributes:
+        node: The node's index.
         at: Which of the round's jobs are the node's, shape (n,).
         part: The part, with these n jobs.
         answered: The answer that held it.
     """
 
+    node: int
     at: NDArray[np.int64]
     part: RoundPart
     answered: Answered
@@ -51,15 +53,15 @@ class Combined(NamedTuple):
     """The answers of all nodes to a round.
 
     Attributes:
-        nodes: The nodes' parts, by node.
+        parts: The nodes' parts.
         mean: Weighted mean of the messages that count, leaves (points, ...); zeros without any.
-            With privacy their weighted sum.
+            With privacy, and without a barrier, their weighted sum.
         steps: Steps of each job, (jobs, points); 0 for jobs of nodes without answer.
         counts: Whether each job counts, (jobs, points).
         faulty: Whether each job's update, or its node's, was faulty, (jobs, points).
     """
 
-    nodes: Mapping[int, NodePart]
+    parts: Sequence[NodePart]
     mean: Any
     steps: NDArray[np.int64]
     counts: NDArray[np.bool_]
@@ -69,19 +71,19 @@ class Combined(NamedTuple):
 def combined(
     method: Method,
     jobs: Jobs,
-    nodes: Mapping[int, NodePart],
+    nodes: Sequence[NodePart],
     message: Any,
     size: Callable[[Any], jax.Array] | None = None,
 ) -> Combined:
-    """Combine the parts of all nodes, in the order of the nodes.
+    """Combine the parts of nodes, whose order does not matter.
 
-    A node's message is one update: it is faulty if it is not finite, or if its mean is far larger
+    A part's message is one update: it is faulty if it is not finite, or if its mean is far larger
     than those of the others.
 
     Args:
         method: The method.
         jobs: The round's jobs.
-        nodes: The nodes' parts, by node.
+        nodes: Their parts.
         message: The message, in shape, leaves (points, ...).
         size: (message) -> its size; None for the method's.
     """
@@ -89,11 +91,11 @@ def combined(
     shape = (len(jobs.client), points)
     steps, counts = np.zeros(shape, np.int64), np.zeros(shape, bool)
     faulty = np.zeros(shape, bool)
-    ordered = [nodes[index] for index in sorted(nodes)]
-    parts = [node.part for node in ordered]
-    for at, part, _ in ordered:
+    nodes = sorted(nodes, key=lambda each: (each.node, int(each.at[0])))
+    parts = [node.part for node in nodes]
+    for _, at, part, _ in nodes:
         steps[at], counts[at], faulty[at] = part.steps, part.counts, part.faulty
-    if not ordered:
+    if not nodes:
         zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), message)
         return Combined(nodes, zeros, steps, counts, faulty)
     faults = method.faults
@@ -110,11 +112,11 @@ def combined(
     screened = screen(faults, finite * answered, sizes, weight)
     scales = np.asarray(screened.scale)
     bad = answered & np.asarray(screened.faulty)
-    for i, (at, part, _) in enumerate(ordered):
+    for i, (_, at, part, _) in enumerate(nodes):
         faulty[at] |= bad[i][None] & part.counts
         counts[at] &= (scales[i] > 0)[None]
     mean = _weighted(scales, [part.message for part in parts])
-    if not method.private:  # with privacy, weights have a fixed divisor
+    if not method.keeps_weights:
         counted = [part.counted * (scale > 0) for part, scale in zip(parts, scales, strict=True)]
         mean = mean_of_others(mean, _sum(counted))
     return Combined(nodes, mean, steps, counts, faulty)
@@ -379,7 +381,7 @@ def _weighted(weights: Iterable[Any], trees: Iterable[Any]) -> Any:
     """
 
     def times(weight: Array, leaf: Array) -> Array:
-        weight = _beside(weight, leaf)
+        weight = beside(weight, leaf)
         return np.where(weight > 0, weight * leaf, 0)
 
     with np.errstate(invalid="ignore"):  # 0 times infinity is not used
@@ -391,7 +393,7 @@ def _weighted(weights: Iterable[Any], trees: Iterable[Any]) -> Any:
         )
 
 
-def _beside(numbers: Array, leaf: Array) -> Array:
+def beside(numbers: Array, leaf: Array) -> Array:
     """Numbers (points,) in a shape that multiplies a leaf (points, ...)."""
     return np.expand_dims(numbers, tuple(range(1, leaf.ndim)))
 
@@ -408,7 +410,7 @@ def _merged(parts: Sequence[tuple[float, Scatter]], of: jax.Array) -> Scatter:
     total = _sum(weights)
     with np.errstate(invalid="ignore"):  # NaN without a measured client
         summed = _weighted(weights, [each.mean for _, each in parts])
-        means = jax.tree.map(lambda a: a / _beside(total, a), summed)
+        means = jax.tree.map(lambda a: a / beside(total, a), summed)
         scatters = []
         for weight, (share, each) in zip(weights, parts, strict=True):
             apart = jax.tree.map(np.subtract, each.mean, means)

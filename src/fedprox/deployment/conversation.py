@@ -56,29 +56,67 @@ class Answered(NamedTuple):
     bytes_up: int
 
 
+class Named(NamedTuple):
+    """The arrays that requests need.
+
+    Attributes:
+        digests: Their digests, in order.
+        arrays: The arrays by digest.
+    """
+
+    digests: list[str]
+    arrays: dict[str, Array]
+
+
+def named(arrays: Sequence[Array]) -> Named:
+    """Name arrays by their digests."""
+    digests = [digest_of(array) for array in arrays]
+    return Named(digests, dict(zip(digests, arrays, strict=True)))
+
+
+class Ended(NamedTuple):
+    """How a request ended.
+
+    Attributes:
+        answered: The answer; None if there is none.
+        problem: Why there is none; empty with an answer.
+        refused: Whether the node refused it.
+        lost: Whether it refused since client state that the request names is lost.
+    """
+
+    answered: Answered | None
+    problem: str = ""
+    refused: bool = False
+    lost: bool = False
+
+
 @dataclass
 class _Open:
     """A request without an answer.
 
     Attributes:
+        node: The node.
         request: The request.
+        arrays: The arrays that it needs, by digest.
         allowed: The arrays that its answer may have, in shape.
+        end: When nobody waits for it any more.
         began: When it was sent first.
         due: When it must be sent again.
         wait: Seconds from then to the next time.
         bytes_down: Bytes sent so far.
         problem: The last problem.
-        final: Whether the problem is final.
     """
 
+    node: int
     request: Request
+    arrays: dict[str, Array]
     allowed: Allowed
+    end: float
     began: float = field(default_factory=time.monotonic)
     due: float = -math.inf
     wait: float = field(default_factory=lambda: REPEAT)
     bytes_down: int = 0
     problem: str = NO_ANSWER
-    final: bool = False
 
     @property
     def most(self) -> int:
@@ -95,11 +133,14 @@ class Conversation:
         network: The way to the nodes.
         patience: Seconds to wait for a node.
         known: Digests of the arrays that each node is believed to hold.
-        failed: Why nodes did not answer the last requests, by node.
+        failed: Why nodes did not answer the last requests of `answers`, by node.
         refused: Which of these refused.
         lost: Which of these refused since client state that the request names is lost.
         gone: Nodes that were not connected when patience was over. Until they are connected again,
             requests wait for the other nodes only, if there are others.
+        opened: The requests without an answer, by identifier.
+        ended: The other requests, until they are taken.
+        under_way: The requests that the network has: identifier, and whether all arrays were sent.
     """
 
     network: Network
@@ -109,6 +150,114 @@ class Conversation:
     refused: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
+    opened: dict[str, _Open] = field(default_factory=dict)
+    ended: dict[str, Ended] = field(default_factory=dict)
+    under_way: dict[str, tuple[str, bool]] = field(default_factory=dict)
+
+    def begin(
+        self,
+        node: int,
+        request: Request,
+        needed: Named,
+        allowed: Allowed = NO_ARRAYS,
+        *,
+        patience: float | None = None,
+        extra: float = 0.0,
+    ) -> None:
+        """Open a request, which `turn` sends.
+
+        Args:
+            node: The node.
+            request: The request.
+            needed: The arrays that it needs.
+            allowed: The arrays that its answer may have, in shape.
+            patience: Seconds to wait for it; None for those of the conversation, for each of the
+                requests that are open at the node, which answers one after the other.
+            extra: Seconds to wait beyond these, in which the node is expected to work.
+        """
+        if patience is None:
+            patience = self.patience * (1 + self.open_at(node))
+        request = request.model_copy(update={"arrays": needed.digests})
+        end = time.monotonic() + patience + extra
+        self.opened[request.id] = _Open(node, request, needed.arrays, allowed, end)
+
+    def open_at(self, node: int) -> int:
+        """Number of requests that are open at a node."""
+        return sum(request.node == node for request in self.opened.values())
+
+    def turn(self, seconds: float = LISTEN) -> None:
+        """Send what is due, and wait for something to come back, at most so many seconds."""
+        self._send()
+        next_end = min((request.end for request in self.opened.values()), default=math.inf)
+        left = next_end - time.monotonic()
+        for received in self.network.receive(max(0.0, min(seconds, LISTEN, left))):
+            if received.request not in self.under_way:
+                continue
+            number, whole = self.under_way.pop(received.request)
+            if number in self.opened:
+                ended = self._read(received, self.opened[number], whole=whole)
+                if ended is not None:
+                    self._close(number, ended)
+        now = time.monotonic()
+        over = [number for number, request in self.opened.items() if now >= request.end]
+        online = set(self.network.nodes()) if over else set[int]()
+        for number in over:
+            request = self.opened[number]
+            if request.node not in online:
+                self.gone.add(request.node)
+                request.problem = NOT_CONNECTED
+            self._close(number, Ended(None, request.problem))
+
+    def answers(self, asked: Mapping[int, str]) -> dict[int, Answered]:
+        """Wait until requests have ended.
+
+        Args:
+            asked: The identifier of each node's request; empty for a node that is gone.
+
+        Returns:
+            The answers, by node. `failed` says why others are missing.
+        """
+        while any(number in self.opened for number in asked.values()):
+            self.turn()
+        self.failed, self.refused, self.lost = {}, set(), set()
+        answers = {}
+        for node, number in asked.items():
+            ended = self.ended.pop(number) if number else Ended(None, NOT_CONNECTED)
+            if ended.answered is not None:
+                answers[node] = ended.answered
+                continue
+            self.failed[node] = ended.problem
+            self.refused |= {node} if ended.refused else set()
+            self.lost |= {node} if ended.lost else set()
+        return answers
+
+    def begin_all(
+        self,
+        requests: Mapping[int, Request],
+        arrays: Sequence[Array] = (),
+        *,
+        allowed: Mapping[int, Allowed] = MappingProxyType({}),
+        patience: float | None = None,
+        extra: float = 0.0,
+    ) -> dict[int, str]:
+        """Open requests to several nodes, and return what `answers` needs.
+
+        Args:
+            requests: The requests, one for each node.
+            arrays: The arrays that all of them need, in order.
+            allowed: The arrays that a node's answer may have, in shape; none if left out.
+            patience: As in `begin`.
+            extra: As in `begin`.
+        """
+        needed = named(arrays)
+        self.gone -= set(self.network.nodes())
+        skipped = self.gone & requests.keys()
+        if skipped == requests.keys():
+            skipped = set()
+        for node in requests.keys() - skipped:
+            own = allowed.get(node, NO_ARRAYS)
+            self.begin(node, requests[node], needed, own, patience=patience, extra=extra)
+        return {node: "" if node in skipped else each.id for node, each in requests.items()}
 
     def ask(
         self,
@@ -116,117 +265,62 @@ class Conversation:
         arrays: Sequence[Array] = (),
         *,
         allowed: Mapping[int, Allowed] = MappingProxyType({}),
-        extra: float = 0.0,
         patience: float | None = None,
     ) -> dict[int, Answered]:
         """Send requests, and wait until each node has answered or patience is over.
 
-        Args:
-            requests: The requests, one for each node.
-            arrays: The arrays that all of them need, in order.
-            allowed: The arrays that a node's answer may have, in shape; none if left out.
-            extra: Seconds to wait beyond the patience, in which nodes are expected to work.
-            patience: Seconds to wait in place of the conversation's.
-
-        Returns:
-            The answers, by node. `failed` says why others are missing.
+        Args and returns are those of `begin_all` and of `answers`.
         """
-        digests = [digest_of(array) for array in arrays]
-        by_digest = dict(zip(digests, arrays, strict=True))
-        pending = {
-            node: _Open(
-                request.model_copy(update={"arrays": digests}), allowed.get(node, NO_ARRAYS)
-            )
-            for node, request in requests.items()
-        }
-        under_way: dict[str, tuple[int, bool]] = {}  # node, and whether all arrays were sent
-        answers: dict[int, Answered] = {}
-        self.failed, self.refused, self.lost = {}, set(), set()
-        self.gone -= set(self.network.nodes())
-        if not pending.keys() <= self.gone:
-            for node in self.gone & pending.keys():
-                self.failed[node] = NOT_CONNECTED
-                del pending[node]
-        end = time.monotonic() + (self.patience if patience is None else patience) + extra
-        while pending:
-            self._send(pending, under_way, by_digest)
-            for received in self.network.receive(min(LISTEN, max(0.0, end - time.monotonic()))):
-                if received.request not in under_way:
-                    continue
-                node, whole = under_way.pop(received.request)
-                if node in pending:
-                    answered = self._read(received, node, pending[node], whole=whole)
-                    if answered is not None:
-                        answers[node] = answered
-                    if answered is not None or pending[node].final:
-                        self._close(node, pending, digests, answered)
-            if time.monotonic() >= end:
-                break
-        self.gone |= pending.keys() - set(self.network.nodes())
-        for node, request in pending.items():
-            self.failed[node] = NOT_CONNECTED if node in self.gone else request.problem
-        return answers
+        return self.answers(self.begin_all(requests, arrays, allowed=allowed, patience=patience))
 
-    def _close(
-        self,
-        node: int,
-        pending: dict[int, _Open],
-        digests: Sequence[str],
-        answered: Answered | None,
-    ) -> None:
-        if answered is None:
-            self.failed[node] = pending[node].problem
-        else:
-            self.known[node] = set(digests) or self.known.get(node, set())
-        del pending[node]
+    def _close(self, number: str, ended: Ended) -> None:
+        del self.opened[number]
+        self.ended[number] = ended
+        self.under_way = {sent: of for sent, of in self.under_way.items() if of[0] != number}
 
-    def _send(
-        self,
-        pending: Mapping[int, _Open],
-        under_way: dict[str, tuple[int, bool]],
-        by_digest: Mapping[str, Array],
-    ) -> None:
+    def _send(self) -> None:
         """Send what has not been sent, or not been answered for long, to connected nodes."""
         now = time.monotonic()
-        due = {node: request for node, request in pending.items() if now >= request.due}
+        due = {number: request for number, request in self.opened.items() if now >= request.due}
         if not due:
             return
         online = set(self.network.nodes())
         bodies: dict[frozenset[str], bytes] = {}
-        parcels, whole = {}, {}
-        for node, request in due.items():
-            if node not in online:
+        parcels = dict[int, Parcel]()
+        numbers = dict[int, tuple[str, bool]]()
+        for number, request in due.items():
+            node, arrays = request.node, request.arrays
+            if node not in online or node in parcels:
                 continue
-            lacking = frozenset(by_digest.keys() - self.known.get(node, set()))
+            lacking = frozenset(arrays.keys() - self.known.get(node, set()))
             if lacking not in bodies:
-                bodies[lacking] = pack_arrays({name: by_digest[name] for name in sorted(lacking)})
+                bodies[lacking] = pack_arrays({name: arrays[name] for name in sorted(lacking)})
             head = request.request.model_dump_json().encode()
-            parcel = Parcel(head, bodies[lacking], request.most)
-            parcels[node], whole[node] = parcel, len(lacking) == len(by_digest)
-            request.bytes_down += len(parcel.head) + len(parcel.body)
+            parcels[node] = Parcel(head, bodies[lacking], request.most)
+            numbers[node] = number, len(lacking) == len(arrays)
+            request.bytes_down += len(head) + len(bodies[lacking])
             request.due, request.wait = now + request.wait, 2 * request.wait
-            # it holds them now, or says that it does not
-            self.known[node] = self.known.get(node, set()) | set(lacking)
+            if arrays:  # it holds them from now on and no others, or says that it does not
+                self.known[node] = set(arrays)
         if parcels:
             sent = self.network.send(parcels)
-            under_way |= {number: (node, whole[node]) for node, number in sent.items()}
+            self.under_way |= {sent_as: numbers[node] for node, sent_as in sent.items()}
+        if any(request.due <= now and request.node in parcels for request in due.values()):
+            self._send()  # a network takes one request for each node
 
-    def _read(
-        self, received: Received, node: int, request: _Open, *, whole: bool
-    ) -> Answered | None:
-        """The answer in what was received; None if there is none yet.
+    def _read(self, received: Received, request: _Open, *, whole: bool) -> Ended | None:
+        """How a request ends by what was received; None if it goes on.
 
         Args:
             received: What was received.
-            node: The node.
-            request: Its request.
+            request: The request.
             whole: Whether the request that it answers came with all arrays.
         """
         parcel = received.parcel
         if parcel is None:
-            request.problem, request.final = foreign(received.problem), received.final
+            request.problem = foreign(received.problem)
             request.due, request.wait = time.monotonic() + LISTEN, REPEAT
-            return None
+            return Ended(None, request.problem) if received.final else None
         up = len(parcel.head) + len(parcel.body)
         try:
             require(up <= request.most, f"{up:,} bytes; at most {request.most:,} are expected")
@@ -235,13 +329,10 @@ class Conversation:
                 request.problem = "its last answer is to another request"
                 return None
             if head.lost or head.refused:
-                request.problem, request.final = f"it refuses: {foreign(head.refused)}", True
-                self.refused.add(node)
-                self.lost |= {node} if head.lost else set()
-                return None
+                return Ended(None, f"it refuses: {foreign(head.refused)}", True, head.lost)
             if head.lacks:
                 require(not whole, "it lacks arrays that it was just sent")
-                self.known[node], request.due = set(), -math.inf
+                self.known[request.node], request.due = set(), -math.inf
                 return None
             arrays = unpack_arrays(parcel.body, request.allowed)
             elapsed = time.monotonic() - request.began
@@ -250,6 +341,5 @@ class Conversation:
                 f"it took {head.seconds:g} s, and was asked {elapsed:.1f} s ago",
             )
         except InputError as error:
-            request.problem, request.final = f"its answer is refused: {error}", True
-            return None
-        return Answered(head, arrays, request.bytes_down, up)
+            return Ended(None, f"its answer is refused: {error}")
+        return Ended(Answered(head, arrays, request.bytes_down, up))

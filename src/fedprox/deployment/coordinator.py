@@ -48,6 +48,7 @@ def deploy(conversation: Conversation, deployment: Deployment, follow: Follow) -
         initial=resolved.initial,
         privacy=resolved.privacy,
         population=resolved.population,
+        asynchronous=resolved.asynchronous,
     )
     methods = checked_methods(protocol, resolved.methods)
     server = Server(conversation, deployment, protocol, methods)

@@ -130,9 +130,11 @@ def _describe(
     new = [node for node in conversation.network.nodes() if node not in described]
     if not new:
         return {}
-    name = f"describe {secrets.token_hex(4)}"
-    request = Request(version=VERSION, id=name, kind="describe")
-    return conversation.ask(dict.fromkeys(new, request), patience=max(0.0, wait))
+    requests = {
+        node: Request(version=VERSION, id=f"describe {secrets.token_hex(4)}", kind="describe")
+        for node in new
+    }
+    return conversation.ask(requests, patience=max(0.0, wait))
 
 
 def _leave_out(node: int, problem: str, problems: dict[int, str]) -> None:

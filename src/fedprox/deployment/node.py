@@ -52,6 +52,9 @@ from fedprox.simulation.storage.training_data import Data, copy_to_devices
 RUNS_KEPT = 5
 """Runs whose client state a node keeps, so that finished ones can be extended."""
 
+ANSWERS_KEPT = 4
+"""Last answers that a node keeps, since requests are repeated while it works on others."""
+
 METHODS_KEPT = 4
 """Methods whose compiled programs a node keeps."""
 
@@ -154,7 +157,8 @@ class Node:
         else:
             seconds = time.perf_counter() - began
             packed = pack(answer.model_copy(update={"id": request.id, "seconds": seconds}), arrays)
-            self.last = {request.id: packed}  # in case that it is asked for again
+            kept = list(self.last.items())[1 - ANSWERS_KEPT :]
+            self.last = {**dict(kept), request.id: packed}  # in case that it is asked for again
             log.info(
                 "%s: %.3f s, %s bytes in, %s bytes out",
                 *(asked, seconds, f"{_size(parcel):,}", f"{_size(packed):,}"),

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, HParams, State
 from fedprox.algorithms.check import message_shape
+from fedprox.deployment.arrivals import Training, works_at_nodes
 from fedprox.deployment.broadcast import at_points, broadcast_of
 from fedprox.deployment.combine import (
     Combined,
@@ -52,6 +53,7 @@ from fedprox.simulation.loop.execution import (
     ClientTraffic,
     Computed,
     LastRound,
+    Measuring,
     RunState,
     Start,
     Tally,
@@ -97,7 +99,7 @@ class RemoteMethod:
         self.hparams = method.hparams(server.mesh)
         self.compile_seconds, self.memory, self.lane_idle = 0.0, 0, 0.0
         algorithm, shapes = method.algorithm, method.protocol.model.shapes
-        on_nodes = algorithm._replace(exchange=None)
+        on_nodes = server.on_nodes(method)._replace(exchange=None)
         self.broadcast = broadcast_of(on_nodes, shapes)
         points = len(method.points)
         self.message = at_points(message_shape(on_nodes, shapes), points)
@@ -126,7 +128,8 @@ class RemoteMethod:
         """
         server = self.server
         setup = server.setup(self.method, self.method.protocol.seeds[0])
-        answers = server.ask("prepare", setup, dict.fromkeys(range(len(server.nodes))))
+        requests = {i: server.request("prepare", setup) for i in range(len(server.nodes))}
+        answers = server.answers(server.begin(requests))
         for index in range(len(server.nodes)):
             if index in answers:
                 continue
@@ -171,11 +174,27 @@ class RemoteSeed:
         self.saved = [self.used.copy(), self.used.copy()]
         drawn_by = secrets.randbits(63) if self.private else self.seed
         protocol, algorithm = self.server.protocol, self.method.algorithm
-        self.works = works(protocol, algorithm, self.method.solver, drawn_by, start.round)
+        self.training = None if protocol.asynchronous is None else self._training()
+        if self.training is None:
+            self.works = works(protocol, algorithm, self.method.solver, drawn_by, start.round)
+        else:
+            self.works = works_at_nodes(self.training, self.seed, start.round)
+
+    def _training(self) -> Training:
+        """What clients are asked without a barrier."""
+        remote, algorithm = self.remote, self.remote.server.on_nodes(self.method)
+        return Training(
+            *(self.server, self.method, self.setup, remote.broadcast, remote.message),
+            possible=self._possible,
+            params=jax.vmap(algorithm.params),
+            work_of=self._work,
+        )
 
     def next(self, now: RunState) -> Computed:
         """Compute one round on the nodes."""
         t, exchange = now.round, self.method.algorithm.exchange
+        if self.training is not None:
+            self.training.at(now)
         call = next(self.works)
         jobs, state, traffic = call.jobs, now.state, list[Traffic]()
         rate = jnp.float32(self.method.solver.factor(t))
@@ -199,7 +218,10 @@ class RemoteSeed:
             tally = Tally((0,), 1, traffic=tuple(traffic))
             return Computed(t + 1, now.state, LastRound(work), tally)
         began = time.perf_counter()
-        answers = self._train(t, jobs, state, now.hparams, seconds)
+        if self.training is not None:
+            answers = self.training.parts_of(jobs)
+        else:
+            answers = self._train(t, jobs, state, now.hparams, seconds)
         result = combined(self.method, jobs, answers, self.remote.message)
         # no valid g^t: discard this round's updates
         result = result._replace(counts=result.counts & valid)
@@ -207,7 +229,8 @@ class RemoteSeed:
         self._warn_of_faults(t, jobs, result)
         self.used[jobs.client] = np.where(counts, t, self.used[jobs.client])
         cost = self._traffic(began, jobs, result)
-        after, updated = now.state, counts.any(axis=0) | self.private
+        always = self.private or self.training is not None
+        after, updated = now.state, counts.any(axis=0) | always
         if updated.any():
             counted = (jobs.participation[:, None] * counts).sum(axis=0)
             hparams = {**hparams, "participation": jnp.asarray(counted, jnp.float32)}
@@ -243,8 +266,8 @@ class RemoteSeed:
 
     def _warn_of_faults(self, t: int, jobs: Jobs, result: Combined) -> None:
         """Log the nodes with faulty updates."""
-        for index, node in sorted(result.nodes.items()):
-            name, clients = self.server.name(index), result.faulty[node.at].any(axis=1)
+        for node in result.parts:
+            name, clients = self.server.name(node.node), result.faulty[node.at].any(axis=1)
             if clients.any():
                 names = self.server.protocol.federation.names
                 faulty = [names[k] for k in jobs.client[node.at[clients]].tolist()]
@@ -257,8 +280,8 @@ class RemoteSeed:
         state: State,
         hparams: Mapping[str, Any],
         seconds: Mapping[int, float],
-    ) -> dict[int, NodePart]:
-        """The nodes' parts of a round, by node; those that are missing or refused are not there."""
+    ) -> list[NodePart]:
+        """The nodes' parts of a round; those that are missing or refused are not there."""
         needed = self.remote.broadcast.initial and (self.used[jobs.client] == NEW).any()
         initial = self.params if needed else None
         numbers = {name: hparams[name] for name in self.method.points[0]}
@@ -299,12 +322,12 @@ class RemoteSeed:
             shares = shares_of_first(jobs, rows, call.jobs, self.server.owner)
             own = {node: share * seconds[node] for node, share in enumerate(shares.tolist())}
         parts = self._parts(t, "gradients", jobs, arrays, self.remote.gradient, clip, own)
+        took = {part.node: part.answered.head.seconds for part in parts}
         for node, most in own.items():
             # a longer answer was compiled meanwhile
-            took = parts[node].answered.head.seconds if node in parts else most
-            seconds[node] -= took if 0 <= took < most else most
+            seconds[node] -= took[node] if 0 <= took.get(node, most) < most else most
         result = combined(self.method, jobs, parts, self.remote.gradient, optax.tree.norm)
-        cost = self._cost(began, {i: node.answered for i, node in result.nodes.items()})
+        cost = self._cost(began, [(each.node, each.answered) for each in result.parts])
         valid = np.full(self.used.shape[1], self.private)
         return result.mean, valid | result.counts.any(axis=0), cost
 
@@ -320,7 +343,7 @@ class RemoteSeed:
         *,
         possible: Possible | None = None,
         initial: bool = False,
-    ) -> dict[int, NodePart]:
+    ) -> list[NodePart]:
         """Ask nodes for their parts of some jobs, and check what they answer.
 
         Args:
@@ -337,46 +360,29 @@ class RemoteSeed:
         Raises:
             InputError: If a node has lost client state, without which the run cannot go on.
         """
-        server, clients = self.server, self.server.protocol.federation
-        owner = server.owner[jobs.client]
-        work: dict[int, Work | None] = {}
-        for index in np.unique(owner).tolist():
-            own = jobs.take(np.flatnonzero(owner == index))
-            names = [clients.names[k] for k in own.client.tolist()]
-            work[index] = Work(
-                names=names,
-                client=own.client.tolist(),
-                rows=own.size.tolist(),
-                steps=own.steps.tolist(),
-                weight=own.weight.tolist(),
-                gamma=own.gamma.tolist(),
-                relative_size=own.relative_size.tolist(),
-                state=self.used[own.client].tolist(),
-                kept=np.concatenate([saved[own.client] for saved in self.saved], axis=1).tolist(),
-            )
+        server, owner = self.server, self.server.owner[jobs.client]
         participation = float(jobs.participation.sum())
         if self.private:  # who takes part is secret, and so is how many
             participation = self.setup.clients_per_round / self.setup.clients
         points = len(self.method.points)
-        allowed = {
-            index: part_shapes(len(part.names), message, points)
-            for index, part in work.items()
-            if part is not None
+        places = {index: np.flatnonzero(owner == index) for index in np.unique(owner).tolist()}
+        requests = {
+            index: server.request(
+                kind,
+                self.setup,
+                round=t,
+                participation=participation,
+                work=self._work(jobs.take(at)),
+                initial=initial,
+                seconds=seconds.get(index),
+            )
+            for index, at in places.items()
         }
-        answers = server.ask(
-            kind,
-            self.setup,
-            work,
-            arrays,
-            allowed=allowed,
-            round_=t,
-            participation=participation,
-            initial=initial,
-            seconds=seconds,
-        )
-        parts = {}
-        for index in work:
-            at, problem = np.flatnonzero(owner == index), server.problem(index)
+        allowed = {index: part_shapes(len(at), message, points) for index, at in places.items()}
+        answers = server.answers(server.begin(requests, arrays, allowed))
+        parts = []
+        for index, at in places.items():
+            problem = server.problem(index)
             # the rounds after this one would lack it too
             require(
                 not (kind == "train" and self._has_lost(index, jobs.client[at])),
@@ -389,7 +395,7 @@ class RemoteSeed:
                     if clip is not None:
                         clipped = part.message.message if kind == "train" else part.message
                         require_clipped(part, clipped, clip)
-                    parts[index] = NodePart(at, part, answers[index])
+                    parts.append(NodePart(index, at, part, answers[index]))
                     continue
                 except InputError as error:
                     problem = f"its answer is refused: {error}"
@@ -397,6 +403,21 @@ class RemoteSeed:
             name = server.name(index)
             self._warn(f"round {t + 1}: node {name!r}: {problem}; without its {many}")
         return parts
+
+    def _work(self, jobs: Jobs) -> Work:
+        """Some jobs as a request has them."""
+        names = self.server.protocol.federation.names
+        return Work(
+            names=[names[k] for k in jobs.client.tolist()],
+            client=jobs.client.tolist(),
+            rows=jobs.size.tolist(),
+            steps=jobs.steps.tolist(),
+            weight=jobs.weight.tolist(),
+            gamma=jobs.gamma.tolist(),
+            relative_size=jobs.relative_size.tolist(),
+            state=self.used[jobs.client].tolist(),
+            kept=np.concatenate([saved[jobs.client] for saved in self.saved], axis=1).tolist(),
+        )
 
     def _has_lost(self, index: int, clients: NDArray[np.int64]) -> bool:
         """Whether a node says that it has lost client state, of clients that have some."""
@@ -407,46 +428,58 @@ class RemoteSeed:
     def _traffic(self, began: float, jobs: Jobs, result: Combined) -> Traffic:
         """What a round cost, by the clients whose updates count; privacy hides who they are."""
         names, clients = self.server.protocol.federation.names, {}
-        for index, node in {} if self.private else result.nodes.items():
+        for node in [] if self.private else result.parts:
             for j in node.at.tolist():
                 if result.counts[j].any():
                     clients[names[int(jobs.client[j])]] = ClientTraffic(
-                        self.server.name(index),
+                        self.server.name(node.node),
                         int(result.steps[j].max()),
                         node.answered.head.seconds,
                         node.answered.bytes_down // len(node.at),
                         node.answered.bytes_up // len(node.at),
                     )
-        return self._cost(began, {i: node.answered for i, node in result.nodes.items()}, clients)
+        answered = [(each.node, each.answered) for each in result.parts]
+        return self._cost(began, answered, clients)
 
     def _cost(
         self,
         began: float,
-        answers: Mapping[int, Answered],
+        answers: Sequence[tuple[int, Answered]],
         clients: Mapping[str, ClientTraffic] = MappingProxyType({}),
     ) -> Traffic:
-        """What some answers cost, whose requests were sent at `began`."""
+        """What some answers of nodes cost, which were awaited since `began`."""
         return Traffic(
             time.perf_counter() - began,
-            sum(each.bytes_down for each in answers.values()),
-            sum(each.bytes_up for each in answers.values()),
-            frozenset(map(self.server.name, answers)),
+            sum(each.bytes_down for _, each in answers),
+            sum(each.bytes_up for _, each in answers),
+            frozenset(self.server.name(index) for index, _ in answers),
             clients,
         )
 
-    def evaluate(self, state: State) -> tuple[Measures, Tally]:
+    def evaluate(self, state: State) -> Measuring:
         """Measure the evaluated model of a state on all nodes.
+
+        Without a barrier it is not awaited yet, since a node may have to train before it.
+        """
+        began, server = time.perf_counter(), self.server
+        arrays = [np.asarray(a) for a in jax.tree.leaves(self.remote.evaluated(state))]
+        nodes = range(len(server.nodes))
+        requests = {index: server.request("evaluate", self.setup) for index in nodes}
+        asked = server.begin(requests, arrays, dict.fromkeys(nodes, self.remote.allowed))
+        measuring = cache(partial(self._measured, asked, began))
+        if self.training is None:
+            measuring()
+        return measuring
+
+    def _measured(self, asked: Mapping[int, str], began: float) -> tuple[Measures, Tally]:
+        """Wait for an evaluation.
 
         Raises:
             InputError: If no node answers.
         """
-        began = time.perf_counter()
-        arrays = [np.asarray(a) for a in jax.tree.leaves(self.remote.evaluated(state))]
-        server, nodes = self.server, range(len(self.server.nodes))
-        allowed = dict.fromkeys(nodes, self.remote.allowed)
-        answers = server.ask("evaluate", self.setup, dict.fromkeys(nodes), arrays, allowed=allowed)
+        server, answers = self.server, self.server.answers(asked)
         nodes_sums = []
-        for index in nodes:
+        for index in asked:
             problem = server.problem(index)
             if index in answers:
                 try:
@@ -463,7 +496,7 @@ class RemoteSeed:
         )
         model, shapes = server.protocol.model, self.remote.shapes
         measures = measures_of(model, nodes_sums, shapes)
-        return measures, Tally(traffic=(self._cost(began, answers),))
+        return measures, Tally(traffic=(self._cost(began, list(answers.items())),))
 
     def measure_own(self, now: RunState) -> None:
         """Nodes do not report measures of single clients."""

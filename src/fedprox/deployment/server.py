@@ -5,10 +5,12 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedprox.algorithms.base import Algorithm
+from fedprox.algorithms.reporting import reporting
 from fedprox.deployment.conversation import Answered, Conversation
 from fedprox.deployment.joining import Joined
 from fedprox.deployment.messages import (
@@ -19,7 +21,6 @@ from fedprox.deployment.messages import (
     Kind,
     Request,
     Setup,
-    Work,
 )
 from fedprox.deployment.parts import parameters_in_words
 from fedprox.deployment.run_file import Ledger
@@ -76,10 +77,6 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
     data = {"name": DEPLOYED, "nodes": len(joined.nodes), "training_rows": rows}
     data["clients"] = len(federation)
     resolved = resolve_with(experiment, lambda: (federation, data))
-    require(
-        resolved.asynchronous is None,
-        "asynchronous: a deployment waits for the nodes of each round; leave the section out",
-    )
     require(
         resolved.privacy is None or resolved.population is None,
         "population: a private deployment draws its rounds from the system's entropy, so a resumed "
@@ -169,7 +166,7 @@ class Server:
 
     def setup(self, method: Method, seed: int) -> Setup:
         """What nodes must know of a method."""
-        number = next(i for i, each in enumerate(self.methods) if each is method)
+        number = self.number(method)
         deployment, protocol = self.deployment, self.protocol
         table, systems = deployment.resolved.table, protocol.systems
         return Setup(
@@ -191,6 +188,17 @@ class Server:
             privacy=self._hiding(method),
         )
 
+    def on_nodes(self, method: Method) -> Algorithm:
+        """A method as nodes have it, which know no asynchronous rounds."""
+        if self.protocol.asynchronous is None:
+            return method.algorithm
+        given = self.deployment.resolved.methods[self.number(method)]
+        return reporting(given, self.protocol.evaluation.model)
+
+    def number(self, method: Method) -> int:
+        """A method's number in the experiment."""
+        return next(i for i, each in enumerate(self.methods) if each is method)
+
     def _hiding(self, method: Method) -> Hiding | None:
         """What hides the clients of a method."""
         privacy, mechanism = self.protocol.privacy, method.mechanism
@@ -204,41 +212,32 @@ class Server:
             rounds=rounds,
         )
 
-    def ask(
-        self,
-        kind: Kind,
-        setup: Setup,
-        work: Mapping[int, Work | None],
-        arrays: Sequence[Array] = (),
-        *,
-        allowed: Mapping[int, Allowed] = MappingProxyType({}),
-        round_: int = 0,
-        participation: float = 0.0,
-        initial: bool = False,
-        seconds: Mapping[int, float] = MappingProxyType({}),
-    ) -> dict[int, Answered]:
-        """Ask nodes, by index, for their part; nodes that do not answer are missing."""
+    def request(self, kind: Kind, setup: Setup, **others: Any) -> Request:
+        """A request, which is not sent; the others are fields of `Request`."""
         self.asked += 1
-        requests = {
-            self.nodes[index]: Request(
-                version=VERSION,
-                id=f"{self.session}-{self.asked}-{index}",
-                kind=kind,
-                setup=setup,
-                round=round_,
-                participation=participation,
-                work=part,
-                initial=initial,
-                seconds=seconds.get(index),
-            )
-            for index, part in work.items()
-        }
-        extra = setup.deadline or 0.0
-        answers = self.conversation.ask(
-            requests,
+        number = f"{self.session}-{self.asked}"
+        return Request(version=VERSION, id=number, kind=kind, setup=setup, **others)
+
+    def begin(
+        self,
+        requests: Mapping[int, Request],
+        arrays: Sequence[Array] = (),
+        allowed: Mapping[int, Allowed] = MappingProxyType({}),
+    ) -> dict[int, str]:
+        """Open requests to nodes, by index, and return their identifiers."""
+        setups = [request.setup for request in requests.values() if request.setup is not None]
+        asked = self.conversation.begin_all(
+            {self.nodes[index]: request for index, request in requests.items()},
             arrays,
             allowed={self.nodes[index]: each for index, each in allowed.items()},
-            extra=extra,
+            extra=max((each.deadline or 0.0 for each in setups), default=0.0),
+        )
+        return {index: asked[self.nodes[index]] for index in requests}
+
+    def answers(self, asked: Mapping[int, str]) -> dict[int, Answered]:
+        """Wait for the answers to requests, by index; nodes that do not answer are missing."""
+        answers = self.conversation.answers(
+            {self.nodes[index]: number for index, number in asked.items()}
         )
         return {index: answers[node] for index, node in enumerate(self.nodes) if node in answers}
 

@@ -179,6 +179,10 @@ def simulate(
     )
     compared = checked_methods(protocol, methods)
     require(
+        asynchronous is None or population is not None,
+        "asynchronous: who is done when is a matter of the clients' devices: give a population",
+    )
+    require(
         systems.deadline is None or population is not None,
         f"systems.deadline = {shown(systems.deadline)}; give a population beside it: without, it "
         "is a real clock's, which only a deployment has",

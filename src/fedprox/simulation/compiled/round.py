@@ -229,12 +229,12 @@ class RoundsProgram:
             self.second_pass = RoundsProgram(second, layout, clock)
             self.second_pass.keep_local = False
         self.aggregation = aggregation(
-            self.faults, self.algorithm.size, self.room, fixed=self.private or self.asynchronous
+            self.faults, self.algorithm.size, self.room, fixed=method.keeps_weights
         )
         screened = self.faults if self.algorithm.exchange else None
         self.exchange_gradients = exchange_gradients(
             *(model, layout, screened, self.algorithm.exchanged),
-            fixed=self.private,
+            fixed=method.keeps_weights,
             gradient=self.algorithm.own_gradient,
             loss=self.algorithm.own_loss,
             clock=clock,

@@ -124,6 +124,11 @@ class Method:
         return self.protocol.privacy is not None
 
     @property
+    def keeps_weights(self) -> bool:
+        """Whether an update that is left out counts as zero, so that others keep their weights."""
+        return self.private or self.protocol.asynchronous is not None
+
+    @property
     def has_own_models(self) -> bool:
         """Whether evaluations measure models that clients have for themselves."""
         tuned = self.protocol.evaluation.fine_tune is not None

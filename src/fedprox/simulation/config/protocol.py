@@ -165,11 +165,6 @@ class Protocol:
             "says whose messages are first",
         )
         if self.asynchronous is not None:
-            require(
-                self.population is not None,
-                "asynchronous: who is done when is a matter of the clients' devices: give a "
-                "population",
-            )
             require(self.privacy is None, "asynchronous: privacy has no accounting for it; use one")
             self.asynchronous.check(self.cohort, self.systems, self.evaluation)
         if self.privacy is not None:

@@ -189,6 +189,11 @@ def participation(parts: Sequence[Trained], clients: int, points: int) -> Partic
     return Participation(rounds, steps)
 
 
+Measuring = Callable[[], tuple[Measures, Tally]]
+"""Waits for an evaluation, and returns the measures and what they cost on a network; each call
+returns the same."""
+
+
 class LastRound(NamedTuple):
     """The last round of a call.
 
@@ -257,8 +262,8 @@ class SeedExecution(Protocol):
     def next(self, now: RunState) -> Computed:
         """Compute the next rounds in one call. It may reuse the memory of `now.state`."""
 
-    def evaluate(self, state: State) -> tuple[Measures, Tally]:
-        """Measure the evaluated model of a state; also what it cost on a network."""
+    def evaluate(self, state: State) -> Measuring:
+        """Begin to measure the evaluated model of a state."""
 
     def measure_own(self, now: RunState) -> OwnMeasures | None:
         """Measure the clients' own models; None without any."""

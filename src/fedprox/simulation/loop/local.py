@@ -15,7 +15,6 @@ from fedprox.algorithms.base import State
 from fedprox.model import Params
 from fedprox.simulation.compiled.call_inputs import read_cohort
 from fedprox.simulation.compiled.compile import Compiler, Programs
-from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.compiled.layout import lay_out
 from fedprox.simulation.compiled.round import After, Inputs, Server
 from fedprox.simulation.config.method import Method
@@ -24,6 +23,7 @@ from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.execution import (
     Computed,
     LastRound,
+    Measuring,
     RunState,
     Start,
     Tally,
@@ -206,9 +206,10 @@ class LocalSeed:
         local = after.local.params
         return inexactness(after.problem_state, now.hparams, local, call.rows, cohort)
 
-    def evaluate(self, state: State) -> tuple[Measures, Tally]:
-        """Start an evaluation of a state."""
-        return self.local.evaluate(state), Tally()
+    def evaluate(self, state: State) -> Measuring:
+        """Begin to measure a state."""
+        begun = self.local.evaluate(state), Tally()
+        return lambda: begun
 
     def measure_own(self, now: RunState) -> OwnMeasures | None:
         """Measure the clients' own models; None without any."""

@@ -16,7 +16,7 @@ from fedprox.precision import real_type
 from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.loop.execution import LastRound, Tally, Traffic
+from fedprox.simulation.loop.execution import LastRound, Measuring, Tally, Traffic
 from fedprox.simulation.loop.own_models import OwnMeasures
 from fedprox.simulation.planning.round_work import RoundWork
 from fedprox.simulation.results.clients import ClientMeasures, ClientRecord
@@ -33,20 +33,30 @@ class PendingEvaluation(NamedTuple):
     Attributes:
         round: Number of rounds done.
         hparams: The hyperparameters of the last round.
-        measures: The measures of the evaluation.
+        measuring: Waits for the evaluation.
         last: The last round.
-        since: What rounds did since the previous record.
+        before: What rounds did since the previous record.
         model: The evaluated model, leaves (points, ...); None if only the last model is kept.
         own: The measures of clients' own models; None without any.
     """
 
     round: int
     hparams: Mapping[str, Any]
-    measures: Measures
+    measuring: Measuring
     last: LastRound
-    since: Tally
+    before: Tally
     model: Params | None
     own: OwnMeasures | None
+
+    @property
+    def measures(self) -> Measures:
+        """Wait for the measures."""
+        return self.measuring()[0]
+
+    @property
+    def since(self) -> Tally:
+        """Wait for what rounds and the evaluation did since the previous record."""
+        return self.before.plus(self.measuring()[1])
 
 
 class Counts(NamedTuple):

@@ -23,7 +23,6 @@ from fedprox.errors import InputError
 from fedprox.files.arrays import Damaged
 from fedprox.model import Params
 from fedprox.simulation.compiled.compile import evaluated
-from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import replicate
@@ -35,6 +34,7 @@ from fedprox.simulation.loop.ends import EarlyEnd
 from fedprox.simulation.loop.execution import (
     Engine,
     LastRound,
+    Measuring,
     MethodExecution,
     RunState,
     Start,
@@ -272,12 +272,12 @@ class SeedRun:
         state = self.method.initial_state(self.start.params, self.session.engine.mesh)
         self.best = self.copy(state)
         now = RunState(0, state, self.hparams, best=self.best)
-        measures, cost = self.execution.evaluate(state)
+        measuring = self.execution.evaluate(state)
         adapt = self.method.algorithm.adapt
         if adapt is not None:
-            now = now._replace(memory=adapt.init(self.hparams, measures.train_loss))
-        self.now = now._replace(since=cost)
-        self._await(measures, LastRound(no_work(self.protocol.begin_time(self.method.algorithm))))
+            now = now._replace(memory=adapt.init(self.hparams, measuring()[0].train_loss))
+        self.now = now
+        self._await(measuring, LastRound(no_work(self.protocol.begin_time(self.method.algorithm))))
 
     def _restore(self, saved: Snapshot) -> None:
         """Restore the client state of a checkpoint.
@@ -331,21 +331,21 @@ class SeedRun:
             since=self.now.since.plus(computed.tally),
             capacity=computed.capacity,
         )
-        recorded, measures = self.protocol.is_recorded(done), None
+        recorded = self.protocol.is_recorded(done)
         if recorded or self.adapt is not None:
-            measures, cost = self.execution.evaluate(state)
-            self.now = self.now._replace(since=self.now.since.plus(cost))
-        if recorded and measures is not None:
-            self._await(measures, computed.last)
-            self.calls.append((done, measures.train_loss))
+            measuring = self.execution.evaluate(state)
+        if recorded:
+            self._await(measuring, computed.last)
         else:  # a copy, since the next call reuses the memory of the state
             leaf = jax.tree.leaves(state)[0].addressable_data(0)
             self.calls.append((done, jnp.ravel(leaf)[:1]))
-        if self.adapt is not None and measures is not None:
+        if self.adapt is not None:
+            measures, cost = measuring()
             adapted, memory = self.adapt(hparams, self.now.memory, measures.train_loss)
-            self.now = self.now._replace(hparams=adapted, memory=memory)
+            since = self.now.since if recorded else self.now.since.plus(cost)
+            self.now = self.now._replace(hparams=adapted, memory=memory, since=since)
 
-    def _await(self, measures: Measures, last: LastRound) -> None:
+    def _await(self, measuring: Measuring, last: LastRound) -> None:
         """Add an evaluation of the current model to the pending ones.
 
         What rounds did is counted since the last record that a longer run would have, too.
@@ -353,7 +353,7 @@ class SeedRun:
         now, own = self.now, self.execution.measure_own(self.now)
         model = self.copy(now.state) if now.round else self.best
         self.pending.append(
-            PendingEvaluation(now.round, now.hparams, measures, last, now.since, model, own)
+            PendingEvaluation(now.round, now.hparams, measuring, last, now.since, model, own)
         )
         if now.round % self.protocol.evaluation.every == 0:
             self.now = now._replace(since=Tally())

@@ -8,6 +8,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from typing import Protocol as TypingProtocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,25 +48,52 @@ class Step(NamedTuple):
     lost: int
 
 
+class AtWork(TypingProtocol):
+    """The clients at work, by a clock.
+
+    Attributes:
+        clients: Number of clients.
+    """
+
+    clients: int
+
+    @property
+    def now(self) -> float:
+        """Seconds from the begin of the run."""
+
+    def start(self, most: int, step: int) -> int:
+        """Start clients at a step, at most so many, and return their number."""
+
+    def next(self, *, full: bool) -> Iterator[tuple[int, int, bool]]:
+        """The clients that are done next: client, the step at which it started, whether it arrives.
+
+        Args:
+            full: Whether M clients are at work; if not, nobody may be done before another goes on.
+        """
+
+    def free(self, clients: list[int]) -> None:
+        """Let clients be drawn again."""
+
+
 def server_steps(
-    protocol: Protocol,
-    asynchronous: Asynchronous,
-    algorithm: Algorithm,
-    solver: Solver,
-    seed: int,
+    asynchronous: Asynchronous, events: AtWork, most: int, first: int = 0
 ) -> Iterator[Step]:
-    """The steps of the server, from the first one on.
+    """The steps of the server.
 
     Updates that arrive at the same time count in the order in which their clients started. New
     clients start after all that happens at a time, from the newest state.
+
+    Args:
+        asynchronous: The setting.
+        events: The clients at work, none at first.
+        most: M, the clients at work at any time.
+        first: Number of the first step.
     """
-    events = Events(protocol, algorithm, solver, seed)
-    at_work, step, lost = 0, 0, 0
+    at_work, step, lost = 0, first, 0
     clients, versions = list[int](), list[int]()
     while True:
-        at_work += events.start(protocol.cohort.clients_per_round - at_work, step)
-        full = at_work == protocol.cohort.clients_per_round
-        for client, started, arrives in events.next(full=full):
+        at_work += events.start(most - at_work, step)
+        for client, started, arrives in events.next(full=at_work == most):
             at_work -= 1
             if not arrives or step - started > asynchronous.most_staleness:
                 events.free([client])
@@ -110,19 +138,25 @@ class Clocks:
 
 
 class Events:
-    """The clients at work, by when they are done.
+    """The clients at work, by when their devices are done.
 
     Args:
         protocol: The protocol.
         algorithm: The method.
         solver: The local solver of its clients.
         seed: The seed.
-
-    Attributes:
-        now: Seconds from the begin of the run.
+        on_start: Called with each client that starts and will arrive, and with its step.
     """
 
-    def __init__(self, protocol: Protocol, algorithm: Algorithm, solver: Solver, seed: int) -> None:
+    def __init__(
+        self,
+        protocol: Protocol,
+        algorithm: Algorithm,
+        solver: Solver,
+        seed: int,
+        on_start: Callable[[int, int], None] = lambda client, step: None,  # noqa: ARG005
+    ) -> None:
+        self.on_start = on_start
         assert protocol.population is not None
         sizes, self.dropout = protocol.federation.train.sizes, protocol.population.dropout
         self.clients, everyone = len(sizes), np.arange(len(sizes))
@@ -158,6 +192,8 @@ class Events:
             seconds, arrives = self.seconds[client], True
             if self.dropout or self.hours is not None:
                 seconds, arrives = self.end(client)
+            if arrives:
+                self.on_start(client, step)
             heapq.heappush(self.queue, (self.now + seconds, self.order, client, step, arrives))
             self.order += 1
         return len(chosen)
@@ -190,10 +226,7 @@ class Events:
         return lost, lost == seconds
 
     def next(self, *, full: bool) -> Iterator[tuple[int, int, bool]]:
-        """The clients that are done next: client, the step at which it started, whether it arrives.
-
-        If not enough clients are at work, nobody may be done before another client goes on.
-        """
+        """The clients that are done next, as `AtWork` says."""
         if self.hours is not None and not full:
             goes_on = self.now + self.hours.hours.wait(self.now)
             if not self.queue or goes_on < self.queue[0][0]:

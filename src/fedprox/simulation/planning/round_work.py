@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import Algorithm
 from fedprox.simulation.config.cohort import Drawn, weights
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.planning.events import server_steps
+from fedprox.simulation.planning.events import Events, Step, server_steps
 from fedprox.simulation.planning.jobs import Jobs, jobs_of, no_jobs
 from fedprox.simulation.planning.timeline import FIRST_SHARE, Timeline
 from fedprox.solver import Solver
@@ -53,7 +53,9 @@ def works(
     With a clock, when a round begins depends on all rounds before it, so their work is drawn again.
     """
     if protocol.asynchronous is not None:
-        rounds = asynchronous_works(protocol, algorithm, solver, seed)
+        events = Events(protocol, algorithm, solver, seed)
+        steps = server_steps(protocol.asynchronous, events, protocol.cohort.clients_per_round)
+        rounds = asynchronous_works(protocol, algorithm, solver, steps)
         yield from itertools.islice(rounds, first, None)
     elif protocol.population is None:
         for t in itertools.count(first):
@@ -67,15 +69,13 @@ def works(
 
 
 def asynchronous_works(
-    protocol: Protocol, algorithm: Algorithm, solver: Solver, seed: int
+    protocol: Protocol, algorithm: Algorithm, solver: Solver, steps: Iterator[Step], first: int = 0
 ) -> Iterator[RoundWork]:
-    """The work of the server's steps without a barrier: the updates in its buffer."""
-    train, settings = protocol.federation.train, protocol.asynchronous
+    """The work of the server's steps without a barrier, from step `first` on: its buffer."""
+    settings = protocol.asynchronous
     assert settings is not None
-    for t, step in enumerate(server_steps(protocol, settings, algorithm, solver, seed)):
-        sizes = train.sizes[step.clients]
-        drawn = _with_method_mass(protocol, algorithm, Drawn(step.clients, sizes))
-        jobs = _jobs(protocol, algorithm, drawn, solver.steps_for(sizes), np.zeros(len(sizes)))
+    for t, step in enumerate(steps, first):
+        jobs = whole_jobs(protocol, algorithm, solver, step.clients)
         staleness, rate = t - step.started, solver.factor(t)
         rates = [solver.factor(each) / rate if rate else 0.0 for each in step.started.tolist()]
         jobs = jobs._replace(
@@ -83,8 +83,19 @@ def asynchronous_works(
             staleness=staleness,
             rate=np.array(rates),
         )
-        lost = step.lost
-        yield RoundWork(len(sizes) + lost, lost, lost, jobs, no_jobs(), step.time)
+        clients, time = len(step.clients) + step.lost, None
+        if protocol.population is not None:
+            time = step.time
+        yield RoundWork(clients, step.lost, step.lost, jobs, no_jobs(), time)
+
+
+def whole_jobs(
+    protocol: Protocol, algorithm: Algorithm, solver: Solver, clients: NDArray[np.int64]
+) -> Jobs:
+    """The jobs of clients that do all their work."""
+    sizes = protocol.federation.train.sizes[clients]
+    drawn = _with_method_mass(protocol, algorithm, Drawn(clients, sizes))
+    return _jobs(protocol, algorithm, drawn, solver.steps_for(sizes), np.zeros(len(sizes)))
 
 
 def round_work(

@@ -1,0 +1,287 @@
+"""Clients of nodes that work without a barrier: what each was asked, and what came back.
+
+Each request asks one client to train, from the server's state at one step; several may be open at a
+node, which answers one after the other. Nodes see no difference from a round with a barrier.
+"""
+
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedprox.algorithms.base import State
+from fedprox.deployment.broadcast import Broadcast
+from fedprox.deployment.combine import NodePart, beside
+from fedprox.deployment.conversation import Ended, Named, named
+from fedprox.deployment.messages import Setup, Work
+from fedprox.deployment.round_part import Possible, RoundPart, part_shapes, read_part
+from fedprox.deployment.server import Server
+from fedprox.errors import InputError, require
+from fedprox.simulation.config.method import Method
+from fedprox.simulation.loop.execution import RunState
+from fedprox.simulation.planning.events import Events, server_steps
+from fedprox.simulation.planning.jobs import Jobs
+from fedprox.simulation.planning.round_work import RoundWork, asynchronous_works, whole_jobs
+from fedprox.streams import Purpose, generator
+
+REST = 20.0
+"""Seconds in which a node whose client failed is not asked again, unless the server steps."""
+
+Key = tuple[int, int]
+"""A client, and the step of the server from which it started."""
+
+
+class Training:
+    """The training of single clients, from the server's states at several steps.
+
+    Args:
+        server: What all methods share.
+        method: The method.
+        setup: What nodes must know of it.
+        broadcast: What nodes are sent of it.
+        message: Its message, in shape, leaves (points, ...).
+        possible: (step, hyperparameters) -> which mean messages clients can send; None if any.
+        params: (state) -> its parameters, for a state at each sweep point.
+        work_of: (jobs) -> the jobs as a request has them.
+
+    Attributes:
+        now: The current state of the run, set by `at`.
+    """
+
+    now: RunState
+
+    def __init__(
+        self,
+        server: Server,
+        method: Method,
+        setup: Setup,
+        broadcast: Broadcast,
+        message: Any,
+        possible: Callable[[int, Mapping[str, Any]], Possible | None],
+        params: Callable[[State], Any],
+        work_of: Callable[[Jobs], Work],
+    ) -> None:
+        settings = method.protocol.asynchronous
+        assert settings is not None
+        self.settings, self.server, self.method, self.setup = settings, server, method, setup
+        self.broadcast, self.message, self.possible = broadcast, message, possible
+        self.params, self.work_of = params, work_of
+        self.open: dict[Key, str] = {}
+        self.parts: dict[Key, NodePart | None] = {}
+        self.sent: tuple[int, Named] | None = None
+
+    def at(self, now: RunState) -> None:
+        """Go on with the state after a step; what is too old by now is forgotten."""
+        self.now = now
+        oldest = now.round - self.settings.most_staleness
+        for key in [key for key in self.parts if key[1] < oldest]:
+            del self.parts[key]
+
+    def state(self, step: int) -> State:
+        """The method's state at a step, one of the last."""
+        count = self.settings.most_staleness + 1
+        return jax.tree.map(lambda a: np.asarray(a[:, step % count]), self.now.state.past)
+
+    def send(self, client: int, step: int) -> None:
+        """Ask a client to train from the state at a step."""
+        if self.sent is None or self.sent[0] != step:
+            numbers = {name: self.now.hparams[name] for name in self.method.points[0]}
+            self.sent = step, named(self.broadcast.sent(self.state(step), numbers, None))
+        jobs = self.jobs(client)
+        request = self.server.request(
+            "train",
+            self.setup,
+            round=step,
+            participation=float(jobs.participation.sum()),
+            work=self.work_of(jobs),
+        )
+        allowed = part_shapes(1, self.message, len(self.method.points))
+        node = self.server.nodes[self.server.owner[client]]
+        self.server.conversation.begin(node, request, self.sent[1], allowed)
+        self.open[client, step] = request.id
+
+    def jobs(self, client: int) -> Jobs:
+        """The job of a client that does all its work, with weight 1."""
+        clients = np.array([client], np.int64)
+        return whole_jobs(self.method.protocol, self.method.algorithm, self.method.solver, clients)
+
+    def turn(self) -> list[Key]:
+        """Wait a while for answers, and return whose requests have ended."""
+        conversation = self.server.conversation
+        conversation.turn()
+        over = [key for key, number in self.open.items() if number in conversation.ended]
+        for key in over:
+            self.parts[key] = self.read(key, conversation.ended.pop(self.open.pop(key)))
+        return over
+
+    def read(self, key: Key, ended: Ended) -> NodePart | None:
+        """A client's part of a step; None, with a warning, if there is none that can be used."""
+        client, step = key
+        index, problem = int(self.server.owner[client]), ended.problem
+        if ended.answered is not None:
+            try:
+                possible = self.possible(step, self.now.hparams)
+                points = len(self.method.points)
+                part = read_part(
+                    ended.answered.arrays, self.jobs(client), self.message, points, possible
+                )
+            except InputError as error:
+                problem = f"its answer is refused: {error}"
+            else:
+                return NodePart(index, np.zeros(1, np.int64), part, ended.answered)
+        logging.getLogger(__name__).warning(
+            "%s, seed %d: client %s, from step %d: node %r: %s",
+            *(self.method.name, self.setup.seed),
+            *(self.server.protocol.federation.names[client], step + 1),
+            *(self.server.name(index), problem),
+        )
+        return None
+
+    def parts_of(self, jobs: Jobs) -> list[NodePart]:
+        """The parts of the clients in the buffer, times their weights.
+
+        Who started before the run was interrupted is asked again.
+        """
+        parts = []
+        for i, client in enumerate(jobs.client.tolist()):
+            key = client, self.now.round - int(jobs.staleness[i])
+            if key not in self.parts and key not in self.open:
+                self.send(*key)
+            while key not in self.parts:
+                self.turn()
+            part = self.parts.pop(key)
+            if part is not None:
+                own = self.weighted(part.part, float(jobs.weight[i]), key[1])
+                parts.append(part._replace(at=np.array([i]), part=own))
+        return parts
+
+    def weighted(self, part: RoundPart, weight: float, step: int) -> RoundPart:
+        """A part with its message times a weight."""
+        message = part.message
+        if self.settings.adds == "models":
+            start, now = self.params(self.state(step)), self.params(self.now.state.state)
+            message = jax.tree.map(
+                lambda m, a, b: m + beside(part.counted, m) * (np.asarray(a) - np.asarray(b)),
+                *(message, start, now),
+            )
+        factor = np.float32(weight)
+        return part._replace(
+            message=jax.tree.map(lambda m: factor * m, message), counted=factor * part.counted
+        )
+
+
+def works_at_nodes(training: Training, seed: int, first: int) -> Iterator[RoundWork]:
+    """The work of the server's steps, as clients arrive.
+
+    With a population, they arrive in the order of their devices' events, which are drawn again from
+    the first step on; else as the nodes answer.
+
+    Args:
+        training: Their training.
+        seed: The seed.
+        first: The first step.
+    """
+    method, settings = training.method, training.settings
+    protocol, algorithm, solver = method.protocol, method.algorithm, method.solver
+    most = protocol.cohort.clients_per_round
+    if protocol.population is None:
+        steps = server_steps(settings, NodeClock(training, seed, first), most, first)
+    else:
+
+        def send(client: int, step: int) -> None:
+            if step >= first:
+                training.send(client, step)
+
+        events = Events(protocol, algorithm, solver, seed, send)
+        steps = itertools.islice(server_steps(settings, events, most), first, None)
+    return asynchronous_works(protocol, algorithm, solver, steps, first)
+
+
+class NodeClock:
+    """The clients at work, by the real clock: `AtWork` of nodes.
+
+    A client is drawn among those of the connected nodes with the fewest open requests.
+
+    Args:
+        training: Their training.
+        seed: The seed of the draws.
+        first: The first step.
+    """
+
+    def __init__(self, training: Training, seed: int, first: int) -> None:
+        self.training, self.server = training, training.server
+        self.clients = len(self.server.owner)
+        self.busy = np.zeros(self.clients, bool)
+        self.stream = generator(seed, Purpose.ARRIVALS, first)
+        self.began, self.step = time.monotonic(), first
+        self.rest: dict[int, float] = {}
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began or was resumed."""
+        return time.monotonic() - self.began
+
+    def start(self, most: int, step: int) -> int:
+        """Start clients at a step, at most so many, and return their number."""
+        if step != self.step:
+            self.step, self.rest = step, {}
+        started = 0
+        while started < most and (client := self.draw()) is not None:
+            self.busy[client] = True
+            self.training.send(client, step)
+            started += 1
+        return started
+
+    def draw(self) -> int | None:
+        """A client that may start; None if there is none."""
+        online, now = set(self.server.conversation.network.nodes()), time.monotonic()
+        free = np.flatnonzero(~self.busy)
+        load = Counter(int(self.server.owner[client]) for client, _ in self.training.open)
+        loads = {
+            index: load[index]
+            for index in np.unique(self.server.owner[free]).tolist()
+            if self.server.nodes[index] in online and self.rest.get(index, 0.0) <= now
+        }
+        if not loads:
+            return None
+        least = min(loads.values())
+        chosen = [index for index, each in loads.items() if each == least]
+        return int(self.stream.choice(free[np.isin(self.server.owner[free], chosen)]))
+
+    def next(self, *, full: bool) -> Iterator[tuple[int, int, bool]]:
+        """The clients whose requests end next, as `AtWork` says.
+
+        Raises:
+            InputError: If nobody is at work for as long as the conversation's patience.
+        """
+        del full
+        end = time.monotonic() + self.server.conversation.patience
+        if not self.training.open:
+            require(
+                self.draw() is not None or self.wait(end),
+                f"{self.training.method.name}: no node trains; resume the run when nodes are "
+                "connected",
+            )
+            return
+        for client, step in self.training.turn():
+            arrives = self.training.parts[client, step] is not None
+            if not arrives:
+                self.rest[int(self.server.owner[client])] = time.monotonic() + REST
+            yield client, step, arrives
+
+    def wait(self, end: float) -> bool:
+        """Wait until a client may start, at most until `end`; whether one may."""
+        while time.monotonic() < end:
+            time.sleep(min(0.1, max(0.0, end - time.monotonic())))
+            if self.draw() is not None:
+                return True
+        return False
+
+    def free(self, clients: list[int]) -> None:
+        """Let clients be drawn again."""
+        self.busy[clients] = False
