@@ -28,6 +28,7 @@ from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Examples, Federation, Rows
 from fedprox.frozen import Frozen, freeze
+from fedprox.messages.faults import Faults
 from fedprox.metrics import Metric
 from fedprox.model import Model
 from fedprox.privacy import AdaptiveClip, Privacy
@@ -41,7 +42,6 @@ from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.config.availability import DayNight, Intervals
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
-from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.population import LogNormal, Population
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.config.trace import read_population

@@ -14,7 +14,6 @@ import pytest
 import fedprox as fp
 from fedprox.algorithms.base import ROUNDING, Algorithm
 from fedprox.algorithms.fednova import Message as OfFedNova
-from fedprox.algorithms.private import Clipped, private
 from fedprox.algorithms.qffl import Message as OfQFFL
 from fedprox.deployment.combine import Declared, NodeSums, Shapes, declared_by, sums_of
 from fedprox.deployment.conversation import Answered, Conversation
@@ -31,6 +30,7 @@ from fedprox.deployment.messages import (
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.round_part import RoundPart, part_shapes, read_part, require_clipped
 from fedprox.errors import InputError
+from fedprox.messages.private import Clipped, private
 from fedprox.privacy import AdaptiveClip, Privacy
 from fedprox.simulation.planning.jobs import Jobs, no_jobs
 from tests.deployment.federations import described

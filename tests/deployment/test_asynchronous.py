@@ -165,7 +165,7 @@ def slow_second(nodes: Sequence[Node], wait: int) -> Network:
 
 def test_a_slow_node_is_late_and_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversation, "REPEAT", 60.0)
-    (run,) = deployed(REAL, slow_second(nodes_of(REAL, tmp_path), wait=3))
+    (run,) = deployed(REAL, slow_second(nodes_of(REAL, tmp_path), wait=3), patience=100.0)
     (theirs,) = simulated(REAL | {"population": {"step_seconds": [1.0, 3.4]}})
     check([theirs], [run])
     # f f f s f f f s f

@@ -21,9 +21,9 @@ from fedprox.deployment.conversation import Answered
 from fedprox.deployment.messages import Answer, DataKind
 from fedprox.deployment.round_part import RoundPart
 from fedprox.diagnostics.dissimilarity import Scatter
+from fedprox.messages.faults import Faults
 from fedprox.metrics import Metric
 from fedprox.model import Model
-from fedprox.simulation.config.faults import Faults
 from tests.deployment.test_answers import jobs_of
 
 SHAPES: dict[str, tuple[int, ...]] = {"a": (), "b": (2,), "c": (2, 3)}

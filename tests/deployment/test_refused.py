@@ -24,7 +24,7 @@ from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.deployment.round_part import RoundPart
 from fedprox.deployment.states import States
 from fedprox.errors import InputError
-from fedprox.simulation.config.faults import Faults
+from fedprox.messages.faults import Faults
 from fedprox.simulation.planning.jobs import Jobs, no_jobs
 from fedprox.simulation.results.run import Run
 from tests.deployment.conftest import Fresh

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.algorithms import private as module
+from fedprox.messages import private as module
 from tests.variants import mostly_slow
 
 CANARIES, DIMENSION, ROUNDS = 1000, 20_000, 2

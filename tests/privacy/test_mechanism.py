@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import fedprox as fp
 from fedprox.algorithms.base import ClientContext, Memory, Personal, Solution
-from fedprox.algorithms.private import Clipped, clip_to, private
+from fedprox.messages.faults import sound
+from fedprox.messages.private import Clipped, clip_to, private
 from fedprox.simulation.compiled import layout
-from fedprox.simulation.compiled.aggregation import sound
 from fedprox.subproblem import Subproblem
 from tests.quadratics import quadratic_federation, quadratic_model, random_quadratics
 from tests.variants import mostly_slow

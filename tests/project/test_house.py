@@ -21,6 +21,7 @@ FLOORS = [
     {"subproblem", "frozen", "datasets", "models"},
     {"solver", "diagnostics"},
     {"algorithms"},
+    {"messages"},
     {"simulation"},
     {"diagnosis"},
     {"report"},

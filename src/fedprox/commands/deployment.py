@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedprox.algorithms.private import releases
 from fedprox.bar import Bar
 from fedprox.commands.runs import file_and_folder, print_start, show_results, train_into
 from fedprox.commands.shared import (
@@ -42,6 +41,7 @@ from fedprox.errors import printable, require
 from fedprox.experiment import DEPLOYED, Experiment, read_experiment
 from fedprox.files.lock import locked
 from fedprox.logs import loggers_of
+from fedprox.messages.private import releases
 from fedprox.privacy.accounting import statement
 from fedprox.report.directory import CHECKPOINTS, NODES, RunDirectory
 from fedprox.report.network import network_line

@@ -24,9 +24,9 @@ from fedprox.deployment.messages import (
 from fedprox.deployment.round_part import RoundPart
 from fedprox.diagnostics.dissimilarity import Scatter
 from fedprox.errors import require
+from fedprox.messages.faults import mean_of, screen, sound
 from fedprox.metrics import terms_of
 from fedprox.model import Model, cross_entropy
-from fedprox.simulation.compiled.aggregation import mean_of_others, screen, sound
 from fedprox.simulation.compiled.evaluation import EvaluationSums, Measures, measures_of_sums
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.devices.programs import jit_once
@@ -101,7 +101,7 @@ def combined(
     faults = method.faults
     assert faults is not None  # a deployment always screens
     answered = np.stack([part.counted > 0 for part in parts])
-    means = [mean_of_others(part.message, jnp.asarray(part.counted)) for part in parts]
+    means = [mean_of(part.message, jnp.asarray(part.counted)) for part in parts]
     is_sound = jit_once(jax.vmap(sound))
     finite = jnp.stack([is_sound(mean) for mean in means])
     sizes = None
@@ -118,7 +118,7 @@ def combined(
     mean = _weighted(scales, [part.message for part in parts])
     if not method.keeps_weights:
         counted = [part.counted * (scale > 0) for part, scale in zip(parts, scales, strict=True)]
-        mean = mean_of_others(mean, _sum(counted))
+        mean = mean_of(mean, _sum(counted))
     return Combined(nodes, mean, steps, counts, faulty)
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
-from fedprox.algorithms.private import releases
 from fedprox.deployment.messages import Hiding, Setup
 from fedprox.errors import require
+from fedprox.messages.private import releases
 from fedprox.simulation.planning.jobs import Jobs
 
 ROUNDING = 1e-5

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
-from fedprox.algorithms.private import private
 from fedprox.algorithms.reporting import reporting
 from fedprox.deployment.broadcast import Broadcast, at_points, broadcast_of
 from fedprox.deployment.deadline import due, passes_until, planned_rows
@@ -25,6 +24,8 @@ from fedprox.experiment.messages import explain
 from fedprox.experiment.resolved import method_of, model_of, solver_of
 from fedprox.experiment.sections import SolverSection
 from fedprox.federation import Federation
+from fedprox.messages.faults import Faults
+from fedprox.messages.private import private
 from fedprox.model import Params
 from fedprox.simulation.compiled.call_inputs import exchanges
 from fedprox.simulation.compiled.clock import Clock, Until
@@ -39,7 +40,6 @@ from fedprox.simulation.compiled.node_part import FirstPart, Part, gradients_pro
 from fedprox.simulation.compiled.round import Inputs, Server
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
-from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.config.systems import Systems

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import ROUNDING
 from fedprox.deployment.messages import Array, prefixed, prefixed_names, require_like, tree_of
 from fedprox.errors import require
-from fedprox.simulation.compiled.aggregation import mean_of_others
+from fedprox.messages.faults import mean_of
 from fedprox.simulation.planning.jobs import Jobs
 
 
@@ -125,6 +125,6 @@ def read_part(
     )
     if possible is not None:
         steps = np.where(part.counts, part.steps, 0).max(axis=0, initial=0)
-        good = possible(mean_of_others(part.message, jnp.asarray(part.counted)), steps)
+        good = possible(mean_of(part.message, jnp.asarray(part.counted)), steps)
         require(np.asarray(good).all(), "its message is none that its clients can send")
     return part

@@ -29,7 +29,7 @@ from fedprox.errors import require
 from fedprox.experiment.read import DEPLOYED
 from fedprox.experiment.resolved import Resolved, resolve_with
 from fedprox.experiment.sections import Experiment
-from fedprox.simulation.config.faults import Faults
+from fedprox.messages.faults import Faults
 from fedprox.simulation.config.method import Method, sweep_points
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import lane_mesh

@@ -17,6 +17,7 @@ from fedprox.experiment.read import DEPLOYED
 from fedprox.experiment.sections import Experiment, SolverSection
 from fedprox.federation import Federation, require_share
 from fedprox.frozen import freeze
+from fedprox.messages.faults import Faults
 from fedprox.model import Model, Params
 from fedprox.models import MODELS
 from fedprox.privacy.setting import AdaptiveClip, Privacy
@@ -25,7 +26,6 @@ from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.config.availability import DayNight
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
-from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.population import QUANTITIES, LogNormal, Population
 from fedprox.simulation.config.protocol import measures_of
 from fedprox.simulation.config.systems import Systems

@@ -6,13 +6,13 @@ from pydantic import Field
 
 from fedprox.experiment.messages import Of, Section, Table
 from fedprox.experiment.schema import schema_of
+from fedprox.messages.faults import Faults
 from fedprox.privacy.setting import AdaptiveClip, Privacy
 from fedprox.report.saved import load_model
 from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.config.availability import DayNight
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
-from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.population import QUANTITIES, LogNormal, Population
 from fedprox.simulation.config.protocol import Storage
 from fedprox.simulation.config.systems import Systems

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedprox.algorithms import Algorithm
-from fedprox.algorithms.private import releases
+from fedprox.messages.private import releases
 from fedprox.privacy.accounting import (
     Mechanism,
     epsilons,

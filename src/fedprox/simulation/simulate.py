@@ -9,12 +9,12 @@ import numpy as np
 from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require, shown
 from fedprox.federation import Federation
+from fedprox.messages.faults import Faults
 from fedprox.model import Model, Params
 from fedprox.privacy import Privacy
 from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
-from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.method import checked_methods
 from fedprox.simulation.config.population import Population
 from fedprox.simulation.config.protocol import Protocol, Storage

@@ -41,15 +41,9 @@ from fedprox import (
 )
 from fedprox.algorithms.base import ClientContext, ClientState, HParams, Message, Solution, State
 from fedprox.algorithms.check import check_algorithm
+from fedprox.messages.faults import mean_of, screen, screened_sum, sound
 from fedprox.simulation.compiled import layout
-from fedprox.simulation.compiled.aggregation import (
-    Arrived,
-    Result,
-    aggregation,
-    screen,
-    screened_mean,
-    sound,
-)
+from fedprox.simulation.compiled.aggregation import Arrived, Result, aggregation
 from fedprox.simulation.devices.mesh import AXIS
 from fedprox.simulation.planning.batch_plan import Capacity
 from fedprox.simulation.planning.jobs import Slots
@@ -83,7 +77,7 @@ def test_an_update_that_came_late_is_neither_counted_nor_compared_nor_faulty(nor
     result = jax.tree.map(lambda a: a[0], result)
     weighted = [0.2 * 1.0, 0.4 * 2.0] + ([] if norm == 3.0 else [0.2 * 50.0])
     assert result.counted is not None
-    np.testing.assert_allclose(result.mean * result.counted, [sum(weighted)], rtol=1e-6)
+    np.testing.assert_allclose(result.sums, [sum(weighted)], rtol=1e-6)
     assert result.faulty is not None
     assert result.faulty[:, 0].tolist() == [False, False, norm == 3.0, False]
     if norm == 3.0:
@@ -343,9 +337,9 @@ def test_vectors_side_by_side_are_compared_too() -> None:
     # of a first exchange's gradients, the last place being nobody's
     vectors = jnp.array([[[1.0]], [[2.0]], [[jnp.nan]], [[-300.0]], [[0.0]]])
     weight = jnp.array([0.1, 0.3, 0.2, 0.4, 0.0])
-    mean, judged = jax.jit(partial(screened_mean, Faults(norm=5)))(vectors, weight)
+    sums, judged = jax.jit(partial(screened_sum, Faults(norm=5)))(vectors, weight)
     assert judged.faulty[:, 0].tolist() == [False, False, True, True, False]
-    np.testing.assert_allclose(mean, [[(0.1 + 0.6) / 0.4]], rtol=1e-6)
+    np.testing.assert_allclose(mean_of(sums, judged.counted), [[(0.1 + 0.6) / 0.4]], rtol=1e-6)
 
 
 def test_what_is_no_number_is_not_judged() -> None:

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from fedprox.diagnostics.dissimilarity import Scatter, dissimilarity, include, nothing
 from fedprox.features import Features
 from fedprox.federation import Examples, Rows, offsets_of
+from fedprox.messages.faults import scaled, sound
 from fedprox.metrics import Terms, terms_of, value_of, weighted_sums
 from fedprox.model import Model, Params, labels_met, losses_of
 from fedprox.precision import real_type
-from fedprox.simulation.compiled.aggregation import scaled, sound
 from fedprox.simulation.compiled.gradients import my_part, per_lane, reader
 from fedprox.simulation.compiled.lanes import choose, over, put, run_segments, total, where_lanes
 from fedprox.simulation.compiled.layout import Layout

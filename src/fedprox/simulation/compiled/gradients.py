@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from fedprox.features import Features
+from fedprox.messages.faults import Faults, Screened, screened_sum
 from fedprox.model import Model, Params, read_slice, weighted_loss
-from fedprox.simulation.compiled.aggregation import Screened, screened_mean
 from fedprox.simulation.compiled.clock import (
     Clock,
     Until,
@@ -26,7 +26,6 @@ from fedprox.simulation.compiled.lanes import (
     where_lanes,
 )
 from fedprox.simulation.compiled.layout import Layout
-from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.planning.reads import Exchange, Reading
 
 
@@ -98,14 +97,15 @@ class Exchanged(NamedTuple):
 
     Attributes:
         own: What the clients about to work computed, leaves (slots, points, ...).
-        mean: The weighted mean g^t of the first cohort; None without gradients.
+        sums: The gradients of the first cohort that count, times their weights, summed; None
+            without gradients. Divided by the weight that counts it is g^t.
         screened: Which of the first cohort's gradients count; None without screening.
         late: Whether the time of each client about to work was over before, bool (slots,); None
             without a clock.
     """
 
     own: LocalLoss
-    mean: Params | None
+    sums: Params | None
     screened: Screened | None
     late: jax.Array | None
 
@@ -180,42 +180,42 @@ def exchange_gradients(
             return *computed, times._replace(deadline=stop, done=times.done & (slot < 0))
 
         def tick(i: jax.Array, carry: Any) -> Any:
-            sums, own, mean, times = carry
+            losses, own, sums, times = carry
             if clock is not None:
                 now = before_tick(clock, times.watch)
                 done = times.done | (now.seconds >= times.deadline)
                 times = times._replace(watch=now, done=done)
             slices = summed(params, *read(x, y, exchange.reading, i))
-            return jax.tree.map(jnp.add, sums, slices), own, mean, times
+            return jax.tree.map(jnp.add, losses, slices), own, sums, times
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
-            sums, own, mean, times = carry
+            losses, own, sums, times = carry
             ended = slot >= 0
-            computed = per_lane(sums, exchange.jobs.size[slot])
-            no_sums = jax.tree.map(jnp.zeros_like, sums)
-            if mean is not None:
+            computed = per_lane(losses, exchange.jobs.size[slot])
+            none = jax.tree.map(jnp.zeros_like, losses)
+            if sums is not None:
                 weight = jnp.where(ended, exchange.jobs.weight[slot], 0.0)
-                counted = where_lanes(ended, send_all(computed.gradient), no_sums.gradient)
-                mean = add_weighted(mean, weight, counted)
+                counted = where_lanes(ended, send_all(computed.gradient), none.gradient)
+                sums = add_weighted(sums, weight, counted)
             # without screening, slots from `room` on are the first cohort's and are not stored
             target = jnp.where(ended, slot, room)
             own = put(own, target, computed)
             if times is not None:
                 late = put(times.late, target, times.done.astype(jnp.float32))
                 times = times._replace(late=late, done=times.done | ended)
-            return where_lanes(ended, no_sums, sums), own, mean, times
+            return where_lanes(ended, none, losses), own, sums, times
 
         def all_done(carry: Any) -> jax.Array:
             return jnp.all(carry[3].done)
 
-        # with screening, the mean is taken at the end
-        mean = zeros(params) if gradient and faults is None else None
+        # with screening, they are added at the end
+        sums = zeros(params) if gradient and faults is None else None
         times = None
         if watch is not None:
-            none = jnp.zeros(lanes)
-            times = _Times(watch, none, jnp.ones(lanes, bool), jnp.zeros(room))
-        carry = (zeros(like, lanes), zeros(like, room), mean, times)
-        _, own, mean, times = run_segments(
+            begun = jnp.zeros(lanes)
+            times = _Times(watch, begun, jnp.ones(lanes, bool), jnp.zeros(room))
+        carry = (zeros(like, lanes), zeros(like, room), sums, times)
+        _, own, sums, times = run_segments(
             exchange.reading.ends,
             tick,
             end_jobs,
@@ -223,15 +223,15 @@ def exchange_gradients(
             begin_jobs=None if clock is None else begin_jobs,
             idle=None if clock is None else all_done,
         )
-        own, mean, late = total((own, mean, None if times is None else times.late))
+        own, sums, late = total((own, sums, None if times is None else times.late))
         own_late = None if late is None else late[:slots] > 0
         if faults is None:
-            return Exchanged(own, mean, None, own_late)
+            return Exchanged(own, sums, None, own_late)
         first = send_all(jax.tree.map(lambda a: a[slots:], own.gradient))
         weight = exchange.jobs.weight[slots:]
         if late is not None:
             weight = jnp.where(late[slots:] > 0, 0.0, weight)
-        mean, screened = screened_mean(faults, first, weight, fixed=fixed)
-        return Exchanged(jax.tree.map(lambda a: a[:slots], own), mean, screened, own_late)
+        sums, screened = screened_sum(faults, first, weight, fixed=fixed)
+        return Exchanged(jax.tree.map(lambda a: a[:slots], own), sums, screened, own_late)
 
     return gradients

@@ -124,17 +124,11 @@ def gradients_program(
         # `counted` is exactly 1 if no gradient is left out, whatever the sum of weights
         scale, weight = read.screened.scale, now.jobs.weight[layout.room.slots :, None]
         counted = jnp.where(scale > 0, weight, 0.0).sum(axis=0)
-        message = _times(read.mean, read.screened.counted)
-        return FirstPart(message, counted, scale > 0, read.screened.faulty)
+        return FirstPart(read.sums, counted, scale > 0, read.screened.faulty)
 
     inputs = inputs_spec(rows, exchange=True, clock=clock is not None)
     specs = (REPLICATED, inputs.x, inputs.y, inputs.exchange, inputs.until)
     return spread(mesh, part, specs)
-
-
-def _times(tree: Any, factor: jax.Array) -> Any:
-    """A tree, leaves (points, ...), times a factor (points,)."""
-    return jax.tree.map(lambda a: a * factor.reshape((-1,) + (1,) * (a.ndim - 1)), tree)
 
 
 def _part(program: RoundsProgram, server: Server, inputs: Inputs) -> Part:
@@ -142,12 +136,11 @@ def _part(program: RoundsProgram, server: Server, inputs: Inputs) -> Part:
     plan, exchange = plan_of_round(inputs.plan, inputs.exchange, jnp.int32(0))
     result, local = Round(program, server, inputs, plan, exchange).aggregate()
     local = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), local)
-    weight, message = plan.jobs.weight, result.mean
+    weight = plan.jobs.weight
     counts = jnp.broadcast_to(weight[:, None], (len(weight), inputs_points(inputs)))
-    if result.counted is not None and result.faulty is not None:
-        message = _times(message, result.counted)
+    if result.faulty is not None:
         counts = jnp.where(result.faulty, 0.0, counts)
     if program.clock is not None and local.steps is not None:
         counts = jnp.where(program.is_late(local.steps, plan.jobs.steps[:, None]), 0.0, counts)
     faulty = None if result.faulty is None else result.faulty.T
-    return Part(message, counts.sum(axis=0), local, result.client_state, faulty)
+    return Part(result.sums, counts.sum(axis=0), local, result.client_state, faulty)

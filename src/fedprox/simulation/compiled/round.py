@@ -24,9 +24,10 @@ from jax.stages import Wrapped
 from fedprox.algorithms.base import ClientContext, ClientState, HParams, State
 from fedprox.algorithms.personal import second_pass
 from fedprox.features import Features, index_of, look_up
+from fedprox.messages.faults import Screened, mean_of
 from fedprox.model import Params
 from fedprox.precision import real_type
-from fedprox.simulation.compiled.aggregation import Arrived, Result, Screened, aggregation
+from fedprox.simulation.compiled.aggregation import Arrived, Result, aggregation
 from fedprox.simulation.compiled.client_step import (
     Broadcast,
     ClientStep,
@@ -364,7 +365,9 @@ class Round:
         )
         self.own, self.screened, self.late = read.own, read.screened, read.late
         if algorithm.exchange is not None:
-            state = jax.vmap(algorithm.exchange)(state, read.mean, self.hparams)
+            counted = None if read.screened is None else read.screened.counted
+            mean = mean_of(read.sums, counted)
+            state = jax.vmap(algorithm.exchange)(state, mean, self.hparams)
             self.broadcast = Broadcast(state, self.hparams)
 
     def run(self) -> After:
@@ -471,7 +474,8 @@ class Round:
             has_updates = has_updates & (screened.counted > 0)
             client_state = choose(has_updates[None], client_state, self.before.client_state)
             faulty = jnp.concatenate([faulty, screened.faulty])
-        after = jax.vmap(algorithm.update)(self.broadcast.state, result.mean, hparams)
+        mean = mean_of(result.sums, result.counted)
+        after = jax.vmap(algorithm.update)(self.broadcast.state, mean, hparams)
         state = choose(has_updates, after, self.before.state)
         return After(state, self.broadcast.state, local, None, None, client_state, faulty)
 

@@ -33,8 +33,9 @@ class Asynchronous:
 
     with :math:`p_k` as in a round of these B clients. A round is a step of the server: `rounds`,
     records and schedules count them, and a client uses the learning rate of the step from which it
-    started. It needs a :class:`fedprox.Population`, whose devices order the events. With screening,
-    a faulty update counts as zero, and the others keep their weights.
+    started. In a simulation, the devices of a :class:`fedprox.Population` order the events; in a
+    deployment without one, its nodes do. With screening, a faulty update counts as zero, and the
+    others keep their weights.
 
     Attributes:
         buffer: B, the updates of a step, at most M. With 1 and ``adds="models"`` this is FedAsync.

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import Algorithm, ClientState, HParams, State
 from fedprox.algorithms.check import check_algorithm
 from fedprox.errors import require
+from fedprox.messages.faults import Faults
 from fedprox.model import Params, check_model
 from fedprox.precision import real_type
 from fedprox.privacy.accounting import Mechanism, epsilon_of
-from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import replicate
 from fedprox.solver import Solver, as_values, name_of

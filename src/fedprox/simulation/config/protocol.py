@@ -17,18 +17,18 @@ import numpy as np
 from fedprox.algorithms.asynchronous import asynchronous
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.centralised import check_pooled
-from fedprox.algorithms.private import check_private, private, releases
 from fedprox.algorithms.reporting import reporting
 from fedprox.errors import InputError, require, require_one_of, require_whole, shown
 from fedprox.federation import Examples, Federation
 from fedprox.measures import lower_is_better, measures
+from fedprox.messages.faults import Faults
+from fedprox.messages.private import check_private, private, releases
 from fedprox.model import Model, Params, fitted_params
 from fedprox.privacy import Privacy
 from fedprox.privacy.accounting import Mechanism, mechanism_of
 from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
-from fedprox.simulation.config.faults import Faults
 from fedprox.simulation.config.pace import Pace, legs_of
 from fedprox.simulation.config.population import Population
 from fedprox.simulation.config.systems import Systems
