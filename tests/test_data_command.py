@@ -394,6 +394,35 @@ def test_describe_prints_both_and_draws(tmp_path: Path, capsys: Any) -> None:
     assert drawn.count("path") > 50
 
 
+def test_describe_draws_the_devices_of_an_experiment(tmp_path: Path, capsys: Any) -> None:
+    file, out = tmp_path / "e.toml", tmp_path / "out"
+    file.write_text(
+        """
+        rounds = 1
+        data = { name = "synthetic", clients = 4 }
+        cohort = { clients_per_round = 2 }
+        solver = { learning_rate = 0.1, steps = 5, batch_size = 10 }
+        method = [{ name = "scaffold" }]
+
+        [population]
+        step_seconds = [1.0, 2.0, 4.0, 8.0]
+        latency = 0.5
+        dropout = 0.25
+        available = { hours = 6.0, zones = 1 }
+        """
+    )
+    assert status("data", "describe", file, "--out", out) == 0
+    # five steps, and a message there and back
+    assert (
+        "a client's round: 16 s in the median, from 6 s to 41 s; on for 26 % of the time; "
+        "25 % of them are lost"
+    ) in capsys.readouterr().out
+    assert {path.name for path in out.iterdir()} == {
+        *("data.png", "data.svg"),
+        *("population.png", "population.svg"),
+    }
+
+
 def test_a_run_directory_keeps_its_own_figure(tmp_path: Path) -> None:
     (tmp_path / "figure.png").write_bytes(b"of the run")
     assert status("data", "describe", "synthetic", "--out", tmp_path) == 0

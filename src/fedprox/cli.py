@@ -62,6 +62,7 @@ from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_figure
 from fedprox.report.page import write_report
+from fedprox.report.population import population_figure, population_words, work_seconds
 from fedprox.report.privacy import Plan, privacy_page
 from fedprox.signals import answering, end_now
 from fedprox.simulation.devices.compilation_cache import use_compilation_cache
@@ -371,7 +372,12 @@ def fetch_data(
 
 @data.command("describe", cls=_Command)
 def describe_data(
-    name: Name,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|FILE.toml", help="A data set that `data list` names, or an experiment."
+        ),
+    ],
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -385,7 +391,13 @@ def describe_data(
         Path | None, typer.Option(help="Folder for the figure. [default: runs/NAME-data]")
     ] = None,
 ) -> None:
-    """Compare a data set's statistics with the paper's, and plot its clients' sizes and labels."""
+    """Compare a data set's statistics with the paper's, and plot its clients' sizes and labels.
+
+    An experiment file has its [data] described, and the devices of its [population].
+    """
+    if name.endswith(".toml"):
+        _describe_experiment(Path(name), settings, data_dir, out)
+        return
     console = _console()
     table: dict[str, Any] = {}
     for setting in settings or ():
@@ -401,6 +413,31 @@ def describe_data(
     console.print(f"{name}: {printable(options)}\n", highlight=False)
     console.print(statistics_table(federation, name, table.get("partition", "")))
     console.print(f"\n{printable(folder)}: data.png, data.svg", highlight=False, soft_wrap=True)
+
+
+def _describe_experiment(
+    file: Path, settings: Settings, data_dir: Path | None, out: Path | None
+) -> None:
+    """Describe the data and the devices of an experiment file, for its first method and seed."""
+    console, experiment, resolved = _prepare(file, settings, data_dir)
+    folder, table = out or Path("runs") / f"{file.stem}-data", resolved.table["data"]
+    name = str(table.get("name", ""))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_figure(folder, data_figure(resolved.federation, f"{file}: data"), "data")
+    console.print(statistics_table(resolved.federation, name, table.get("partition", "")))
+    written = ["data.png", "data.svg"]
+    if resolved.population is not None:
+        seed = experiment.seed[0] if isinstance(experiment.seed, list) else experiment.seed
+        seconds, hours = work_seconds(
+            *(resolved.population, resolved.federation, resolved.model),
+            *(resolved.methods[0], resolved.solver, seed),
+        )
+        drawn = population_figure(seconds, hours, f"{file}: {resolved.methods[0].name}, devices")
+        write_figure(folder, drawn, "population")
+        words = population_words(seconds, hours, resolved.population.dropout)
+        console.print(f"\n{words}", highlight=False)
+        written += ["population.png", "population.svg"]
+    console.print(f"\n{printable(folder)}: {', '.join(written)}", highlight=False, soft_wrap=True)
 
 
 @app.command("examples", cls=_Command)

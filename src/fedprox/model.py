@@ -1,6 +1,7 @@
 """A model as pure functions: initial parameters, predictions, loss and accuracy."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -157,6 +158,12 @@ class Model:
         """
         assert isinstance(self.apply, _Apply)
         return self.apply.shapes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the parameters."""
+        leaves = jax.tree.leaves(self.shapes)
+        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
     @classmethod
     def from_nnx(

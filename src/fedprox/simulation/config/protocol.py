@@ -198,9 +198,8 @@ class Protocol:
     def pace(self, algorithm: Algorithm, solver: Solver, seed: int) -> Pace:
         """How long each client takes for the rounds of a method, given a population."""
         assert self.population is not None
-        sizes = [math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(self.model.shapes)]
         steps = solver.steps_per_epoch(self.federation.train.sizes)
-        return self.population.pace(seed, legs_of(algorithm), sum(sizes), steps)
+        return self.population.pace(seed, legs_of(algorithm), self.model.size_bytes, steps)
 
     @cached_property
     def ownership(self) -> Ownership:
