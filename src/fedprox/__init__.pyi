@@ -28,7 +28,9 @@ from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Examples, Federation, Rows
 from fedprox.frozen import Frozen, freeze
+from fedprox.messages.attack import Attack
 from fedprox.messages.faults import Faults
+from fedprox.messages.robust import Aggregation
 from fedprox.metrics import Metric
 from fedprox.model import Model
 from fedprox.privacy import AdaptiveClip, Privacy
@@ -63,8 +65,10 @@ __version__: str
 
 __all__ = [
     "AdaptiveClip",
+    "Aggregation",
     "Algorithm",
     "Asynchronous",
+    "Attack",
     "Callback",
     "Checkpoints",
     "ClientRecord",

@@ -40,6 +40,7 @@ class Purpose(IntEnum):
     DEVICE = 20
     ZONE = 21
     ARRIVALS = 22
+    ATTACK = 23
 
 
 def check_seed(seed: int, name: str = "seed") -> None:

@@ -144,6 +144,7 @@ class Parts:
             device_row=first,
             staleness=np.zeros(len(own), np.int64),
             rate=np.ones(len(own)),
+            attacks=np.zeros(len(own), np.int64),
         )
 
     def train(

@@ -25,6 +25,8 @@ HEADERS = {
             "systems",
             "population",
             "asynchronous",
+            "aggregation",
+            "attack",
             "faults",
             "privacy",
         ),

@@ -17,7 +17,9 @@ from fedprox.experiment.read import DEPLOYED
 from fedprox.experiment.sections import Experiment, SolverSection
 from fedprox.federation import Federation, require_share
 from fedprox.frozen import freeze
+from fedprox.messages.attack import Attack
 from fedprox.messages.faults import Faults
+from fedprox.messages.robust import Aggregation
 from fedprox.model import Model, Params
 from fedprox.models import MODELS
 from fedprox.privacy.setting import AdaptiveClip, Privacy
@@ -59,6 +61,8 @@ class Resolved(NamedTuple):
     privacy: Privacy | None
     population: Population | None
     asynchronous: Asynchronous | None
+    aggregation: Aggregation
+    attack: Attack | None
 
 
 def train(
@@ -135,6 +139,8 @@ def resolve_with(
     asynchronous = None
     if experiment.asynchronous:
         asynchronous = Asynchronous(**dict(experiment.asynchronous))
+    aggregation = Aggregation(**dict(experiment.aggregation))
+    attack = Attack(**dict(experiment.attack)) if experiment.attack else None
     faults = Faults(**dict(experiment.faults)) if experiment.faults else None
     privacy = _privacy(dict(experiment.privacy)) if experiment.privacy else None
     methods = [
@@ -185,6 +191,8 @@ def resolve_with(
         privacy=privacy,
         population=population,
         asynchronous=asynchronous,
+        aggregation=aggregation,
+        attack=attack,
     )
 
 

@@ -6,7 +6,9 @@ from pydantic import Field
 
 from fedprox.experiment.messages import Of, Section, Table
 from fedprox.experiment.schema import schema_of
+from fedprox.messages.attack import Attack
 from fedprox.messages.faults import Faults
+from fedprox.messages.robust import Aggregation
 from fedprox.privacy.setting import AdaptiveClip, Privacy
 from fedprox.report.saved import load_model
 from fedprox.simulation.config.asynchronous import Asynchronous
@@ -82,6 +84,8 @@ PopulationSection = schema_of(
 )
 AsynchronousSection = schema_of(Asynchronous)
 FaultsSection = schema_of(Faults)
+AggregationSection = schema_of(Aggregation)
+AttackSection = schema_of(Attack)
 PrivacySection = schema_of(Privacy, types={"adaptive_clip": schema_of(AdaptiveClip) | None})
 SelectionSection = schema_of(Selection)
 SolverSection = schema_of(
@@ -163,6 +167,10 @@ class Experiment(Section):
     """The clients' devices; without the section a run has no clock."""
     asynchronous: Annotated[Any, Of(AsynchronousSection)] = None
     """Steps of the server without waiting for a cohort; rounds with a barrier if left out."""
+    aggregation: Annotated[Any, Of(AggregationSection)] = Field(default_factory=AggregationSection)
+    """How the server makes one message of a round's."""
+    attack: Annotated[Any, Of(AttackSection)] = None
+    """Dishonest clients, in a simulation; none if the section is left out."""
     faults: Annotated[Any, Of(FaultsSection)] = None
     """Screening of faulty updates; none if the section is left out."""
     privacy: Annotated[Any, Of(PrivacySection)] = None

@@ -175,6 +175,11 @@ def scaled(scale: jax.Array, tree: Any) -> Any:
     return jax.tree.map(one, tree)
 
 
+def times(factor: jax.Array, tree: Any) -> Any:
+    """A tree, leaves (points, ...), times a factor (points,)."""
+    return jax.tree.map(lambda a: a * factor.reshape((-1,) + (1,) * (a.ndim - 1)), tree)
+
+
 def mean_of(sums: Any, counted: jax.Array | None) -> Any:
     """Sums over the counted updates, leaves (points, ...), divided by their weight (points,).
 

@@ -9,7 +9,9 @@ import numpy as np
 from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require, shown
 from fedprox.federation import Federation
+from fedprox.messages.attack import Attack
 from fedprox.messages.faults import Faults
+from fedprox.messages.robust import Aggregation
 from fedprox.model import Model, Params
 from fedprox.privacy import Privacy
 from fedprox.simulation.config.asynchronous import Asynchronous
@@ -54,6 +56,8 @@ def simulate(
     privacy: Privacy | None = None,
     population: Population | None = None,
     asynchronous: Asynchronous | None = None,
+    aggregation: Aggregation = Aggregation(),  # noqa: B008 (frozen)
+    attack: Attack | None = None,
     stop: Callable[[Record], bool] | None = None,
     initial: Params | None = None,
     devices: int | None = None,
@@ -102,6 +106,9 @@ def simulate(
             `cohort.over_selection` can be set. None means no clock.
         asynchronous: How the server steps as soon as some updates are in, without waiting for a
             cohort; a round is then a step of the server. None means rounds with a barrier.
+        aggregation: How the server makes one message of a round's: their weighted mean, or a rule
+            that some dishonest clients cannot move far.
+        attack: What dishonest clients send, to try such rules. None means that all are honest.
         stop: Called with each record except those of the last round. A run ends when it returns
             True, and keeps its results so far. Sweep points run together until it has returned True
             for each of them. It must return the same in all processes.
@@ -157,6 +164,8 @@ def simulate(
     )
     check_callbacks(callbacks)
     require(isinstance(progress, bool), f"progress = {shown(progress)}; it must be True or False")
+    if isinstance(attack, Attack):
+        federation = attack.flipped(federation)
     protocol = Protocol(
         federation=federation,
         model=model,
@@ -174,6 +183,8 @@ def simulate(
         privacy=privacy,
         population=population,
         asynchronous=asynchronous,
+        aggregation=aggregation,
+        attack=attack,
         stop=stop,
         initial=initial,
     )

@@ -43,7 +43,7 @@ from fedprox.algorithms.base import ClientContext, ClientState, HParams, Message
 from fedprox.algorithms.check import check_algorithm
 from fedprox.messages.faults import mean_of, screen, screened_sum, sound
 from fedprox.simulation.compiled import layout
-from fedprox.simulation.compiled.aggregation import Arrived, Result, aggregation
+from fedprox.simulation.compiled.aggregation import Arrived, Result, collector
 from fedprox.simulation.devices.mesh import AXIS
 from fedprox.simulation.planning.batch_plan import Capacity
 from fedprox.simulation.planning.jobs import Slots
@@ -64,14 +64,14 @@ SHARES = (0.01, 0.1, 0.5, 1.0)
 def test_an_update_that_came_late_is_neither_counted_nor_compared_nor_faulty(norm: float) -> None:
     """Sizes 1, 2, 50 and 1, of which the third is faulty if compared, and the last is late."""
     room = Capacity(ticks=1, slots=4, places=4)
-    rules = aggregation(Faults("drop", norm), jnp.abs, room)
+    rules = collector(Faults("drop", norm), jnp.abs, room)
     planned = jnp.array([0.2, 0.4, 0.2, 0.2])
     sent, before = jnp.array([[1.0], [2.0], [50.0], [1.0]]), jnp.zeros((4, 1))
     arrived = Arrived(jnp.arange(4), jnp.arange(4), planned.at[3].set(0.0), sent, sent)
 
     def round_() -> Result:
         sums, state = rules.take(rules.begin(sent, before), before, arrived)
-        return rules.end(sums, state, Slots(*[planned] * 5))
+        return rules.end(sums, state, Slots(*[planned] * 5), None)
 
     result = jax.jit(jax.vmap(lambda _: round_(), axis_name=AXIS))(jnp.zeros(1))
     result = jax.tree.map(lambda a: a[0], result)

@@ -1,8 +1,9 @@
-"""Aggregation of a round's updates: added as they arrive, screened one by one, or compared.
+"""Collecting a round's updates: added as they arrive, screened one by one, or read together.
 
 Without screening, a message is added when its job ends. If updates only have to be
-finite, each is tested when its job ends, and then added or left out. If sizes are compared,
-messages are stored in their clients' places until the last one has arrived.
+finite, each is tested when its job ends, and then added or left out. If sizes are compared, a
+rule reads all messages, or some clients attack, messages are stored in their clients' places until
+the last one has arrived.
 """
 
 from collections.abc import Callable
@@ -12,8 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from fedprox.algorithms.base import ClientState, Message
-from fedprox.messages.faults import Faults, scaled, screen, sound
+from fedprox.messages.attack import Attack
+from fedprox.messages.faults import Faults, scaled, screen, sound, times
+from fedprox.messages.robust import Aggregation
 from fedprox.simulation.compiled.lanes import add_weighted, choose, put, total, where_lanes
+from fedprox.simulation.devices.mesh import AXIS
 from fedprox.simulation.planning.batch_plan import Capacity
 from fedprox.simulation.planning.jobs import Slots
 
@@ -37,7 +41,7 @@ class Arrived(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The aggregated updates of a round.
+    """The updates of a round.
 
     Attributes:
         sums: The messages that count, times their weights, summed, leaves (points, ...).
@@ -52,28 +56,40 @@ class Result(NamedTuple):
     faulty: jax.Array | None
 
 
-class Aggregation(NamedTuple):
-    """How the updates of a round are aggregated, as functions of a method-specific `sums`.
+class Collector(NamedTuple):
+    """How the updates of a round are collected, as functions of `sums` of some kind.
 
     Attributes:
         begin: (messages of the lanes, client state) -> empty sums; only shapes matter.
         take: (sums, client state, arrived updates) -> new sums and client state.
-        end: (sums, client state, the round's jobs) -> the result.
+        end: (sums, client state, the round's jobs, its random key) -> the result.
     """
 
     begin: Callable[[Message, ClientState], Any]
     take: Callable[[Any, ClientState, Arrived], tuple[Any, ClientState]]
-    end: Callable[[Any, ClientState, Slots], Result]
+    end: Callable[[Any, ClientState, Slots, jax.Array | None], Result]
 
 
-def aggregation(
+MEAN = Aggregation()
+"""The weighted mean of all messages."""
+
+
+def stores(faults: Faults | None, rule: Aggregation, attack: Attack | None) -> bool:
+    """Whether the messages of a round are stored until its end."""
+    lies = attack is not None and attack.changes_messages
+    return rule.stores or lies or (faults is not None and faults.compares)
+
+
+def collector(
     faults: Faults | None,
     size: Callable[[Message], jax.Array],
     room: Capacity,
     *,
     fixed: bool = False,
-) -> Aggregation:
-    """The aggregation for a treatment of faulty updates.
+    rule: Aggregation = MEAN,
+    attack: Attack | None = None,
+) -> Collector:
+    """How a round's updates are collected.
 
     Args:
         faults: How faulty updates are treated; None means no screening.
@@ -81,11 +97,13 @@ def aggregation(
         room: How much a round's arrays hold.
         fixed: Whether updates that are left out count as zero, so that the others keep their
             weight, as privacy and staleness require.
+        rule: What is taken of them.
+        attack: What dishonest clients send in place of their messages; None if all are honest.
     """
+    if stores(faults, rule, attack):
+        return _storing(faults, size, room, rule, attack, fixed=fixed)
     if faults is None:
         return _without_screening(room)
-    if faults.compares:
-        return _comparing_sizes(faults, size, room, fixed=fixed)
     return _screening_finite(faults, room, fixed=fixed)
 
 
@@ -98,7 +116,7 @@ def _zeros_by_slot(messages: Message, room: Capacity) -> jax.Array:
     return jnp.zeros((room.slots, jax.tree.leaves(messages)[0].shape[1]))
 
 
-def _without_screening(room: Capacity) -> Aggregation:
+def _without_screening(room: Capacity) -> Collector:
     """Add each message when it arrives."""
 
     def begin(messages: Message, client_state: ClientState) -> Message:
@@ -112,14 +130,14 @@ def _without_screening(room: Capacity) -> Aggregation:
         place = jnp.where(ended, new.place, room.places)
         return sums, put(client_state, place, new.client_state)
 
-    def end(sums: Message, client_state: ClientState, jobs: Slots) -> Result:
-        del jobs
+    def end(sums: Message, client_state: ClientState, jobs: Slots, key: jax.Array | None) -> Result:
+        del jobs, key
         return Result(total(sums), client_state, None, None)
 
-    return Aggregation(begin, take, end)
+    return Collector(begin, take, end)
 
 
-def _screening_finite(faults: Faults, room: Capacity, *, fixed: bool) -> Aggregation:
+def _screening_finite(faults: Faults, room: Capacity, *, fixed: bool) -> Collector:
     """Add each message when it arrives, if the update is finite."""
 
     def begin(messages: Message, client_state: ClientState) -> tuple[Message, jax.Array]:
@@ -137,12 +155,18 @@ def _screening_finite(faults: Faults, room: Capacity, *, fixed: bool) -> Aggrega
         after = choose(is_finite > 0, new.client_state, before)
         return (added, finite), put(client_state, jnp.where(ended, new.place, room.places), after)
 
-    def end(sums: tuple[Message, jax.Array], client_state: ClientState, jobs: Slots) -> Result:
+    def end(
+        sums: tuple[Message, jax.Array],
+        client_state: ClientState,
+        jobs: Slots,
+        key: jax.Array | None,
+    ) -> Result:
+        del key
         added, finite = total(sums)
         screened = screen(faults, finite, None, jobs.weight, fixed=fixed)
         return Result(added, client_state, screened.counted, screened.faulty)
 
-    return Aggregation(begin, take, end)
+    return Collector(begin, take, end)
 
 
 class _Waiting(NamedTuple):
@@ -165,10 +189,19 @@ class _Waiting(NamedTuple):
     weight: jax.Array
 
 
-def _comparing_sizes(
-    faults: Faults, size: Callable[[Message], jax.Array], room: Capacity, *, fixed: bool
-) -> Aggregation:
-    """Store all updates of the round, and compare their sizes at its end."""
+def _storing(
+    faults: Faults | None,
+    size: Callable[[Message], jax.Array],
+    room: Capacity,
+    rule: Aggregation,
+    attack: Attack | None,
+    *,
+    fixed: bool,
+) -> Collector:
+    """Store all updates of the round, and look at them together at its end."""
+    lies = attack is not None and attack.changes_messages
+    together = rule.stores or lies
+    every_size = jax.vmap(jax.vmap(size))
 
     def begin(messages: Message, client_state: ClientState) -> _Waiting:
         empty = jax.tree.map(lambda a: jnp.zeros((room.places, *a.shape[1:]), a.dtype), messages)
@@ -180,25 +213,59 @@ def _comparing_sizes(
         waiting: _Waiting, client_state: ClientState, new: Arrived
     ) -> tuple[_Waiting, ClientState]:
         ended, is_finite = new.slot >= 0, jax.vmap(jax.vmap(sound))(new.messages, new.client_state)
-        sizes = jnp.where(is_finite > 0, jax.vmap(jax.vmap(size))(new.messages), 0)
+        sizes = jnp.where(is_finite > 0, every_size(new.messages), 0)
         slot = jnp.where(ended, new.slot, room.slots)
         place = jnp.where(ended, new.place, room.places)
         by_place = put(waiting[:3], place, (new.slot, new.messages, new.client_state))
         by_slot = put(waiting[3:], slot, (is_finite, sizes, new.weight))
         return _Waiting(*by_place, *by_slot), client_state
 
-    def end(waiting: _Waiting, client_state: ClientState, jobs: Slots) -> Result:
-        del jobs  # their weights do not know who was late
+    def end(
+        waiting: _Waiting, client_state: ClientState, jobs: Slots, key: jax.Array | None
+    ) -> Result:
+        # the jobs' weights do not know who was late
         finite, sizes, weight = total(waiting[3:])
-        screened = screen(faults, finite, sizes, weight, fixed=fixed)
-        occupied = waiting.slot >= 0
-        scale = jnp.where(occupied[:, None], screened.scale[waiting.slot], 0)
-        weighted = scaled(weight[waiting.slot][:, None] * scale, waiting.messages)
-        sums = total(jax.tree.map(lambda a: a.sum(axis=0), weighted))
-        client_state = _interpolate(scale, client_state, waiting.client_state)
+        slot, messages = waiting.slot, waiting.messages
+        if together:
+            slot, messages = jax.tree.map(
+                lambda a: jax.lax.all_gather(a, AXIS, tiled=True), (slot, messages)
+            )
+        in_time = (slot >= 0) & (weight[slot] > 0)
+        if attack is not None and lies:
+            assert jobs.attacks is not None
+            attacks = (slot >= 0) & (jobs.attacks[slot] > 0)
+            messages = _over_points(attack.sent)(messages, in_time, attacks, key)
+            at = jnp.where(slot >= 0, slot, room.slots)
+            finite = jnp.minimum(finite, put(finite, at, jax.vmap(jax.vmap(sound))(messages)))
+            sizes = jnp.where(finite > 0, put(sizes, at, every_size(messages)), 0)
+        screened = None
+        if faults is not None:
+            compared = sizes if faults.compares else None
+            screened = screen(faults, finite, compared, weight, fixed=fixed)
+        factor = jnp.ones_like(finite) if screened is None else screened.scale
+
+        def scale_of(slot: jax.Array) -> jax.Array:
+            return jnp.where(slot[:, None] >= 0, factor[slot], 0)
+
+        if rule.stores:
+            counts = in_time[:, None] & (scale_of(slot) > 0) & (finite[slot] > 0)
+            sums = jax.vmap(rule.of, in_axes=1)(scaled(scale_of(slot), messages), counts)
+            sums = sums if screened is None else times(screened.counted, sums)
+        else:
+            weighted = scaled(weight[slot][:, None] * scale_of(slot), messages)
+            sums = jax.tree.map(lambda a: a.sum(axis=0), weighted)
+            sums = sums if together else total(sums)
+        client_state = _interpolate(scale_of(waiting.slot), client_state, waiting.client_state)
+        if screened is None:
+            return Result(sums, client_state, None, None)
         return Result(sums, client_state, screened.counted, screened.faulty)
 
-    return Aggregation(begin, take, end)
+    return Collector(begin, take, end)
+
+
+def _over_points(sent: Callable[..., Any]) -> Callable[..., Any]:
+    """`Attack.sent` for messages whose second axis is that of sweep points."""
+    return jax.vmap(sent, in_axes=(1, None, None, None), out_axes=1)
 
 
 def _interpolate(scale: jax.Array, before: ClientState, after: ClientState) -> ClientState:

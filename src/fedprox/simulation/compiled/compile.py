@@ -175,12 +175,11 @@ class Compiler:
     def _empty_plan(self, layout: Layout) -> BatchPlan:
         protocol = self.method.protocol
         noisy = is_noisy(protocol.federation, protocol.model)
-        private = protocol.privacy is not None
         return plan_rounds(
             *(layout.shape, layout.room, self.method.solver, 0, []),
             noisy=noisy,
-            private=private,
-            asynchronous=protocol.asynchronous is not None,
+            keyed=protocol.keyed,
+            optional=protocol.of_jobs,
         )
 
     def _specs(self, rows: DeviceRows) -> tuple[Any, ...]:
@@ -198,6 +197,7 @@ def known(method: Method, layout: Layout, mesh: Mesh) -> tuple[Any, ...]:
         *(functions, tuple(method.points[0]), protocol.model, solver.optimizer, solver.batch_size),
         *(solver.clip, solver.weight_decay, solver.gamma is None),
         *(protocol.federation.augment, method.faults, method.private),
+        *(protocol.aggregation, protocol.attack),
         protocol.asynchronous is not None,
         *(protocol.evaluation.gradients, layout._replace(idle=0.0), mesh),
     )

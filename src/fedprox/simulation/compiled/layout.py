@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from fedprox.model import Params
+from fedprox.simulation.compiled.aggregation import stores
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.planning.batch_plan import (
     Capacity,
@@ -196,12 +197,17 @@ def _largest_cohort(method: Method, capacity: Capacity) -> Capacity:
     return capacity._replace(slots=most, exchange_slots=most if capacity.exchange_slots else 0)
 
 
+def stores_messages(method: Method) -> bool:
+    """Whether each device stores the messages of a round until its end."""
+    return stores(method.faults, method.protocol.aggregation, method.protocol.attack)
+
+
 def _empty_layout(
     method: Method, sample: Sequence[RoundWork], devices: int, parameters: int
 ) -> Layout:
     """A layout with lanes and widths, and without room."""
     protocol, algorithm, solver = method.protocol, method.algorithm, method.solver
-    train, measured, faults = protocol.federation.train, protocol.measured, method.faults
+    train, measured = protocol.federation.train, protocol.measured
     largest = len(train) if algorithm.pooled else int(train.sizes.max())
     tick = tick_width(solver, largest)
     typical = sample[:: math.ceil(len(sample) / TYPICAL_ROUNDS)]
@@ -210,7 +216,7 @@ def _empty_layout(
     cost = lane_cost(parameters * points, accelerator=jax.default_backend() != "cpu")
     width = slice_width(measured.train.sizes)
     clients = slices(measured.train.sizes, width)
-    has_places = algorithm.client_state is not None or (faults is not None and faults.compares)
+    has_places = algorithm.client_state is not None or stores_messages(method)
     return Layout(
         shape=Shape(
             rounds=1,

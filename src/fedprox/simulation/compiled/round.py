@@ -27,7 +27,7 @@ from fedprox.features import Features, index_of, look_up
 from fedprox.messages.faults import Screened, mean_of
 from fedprox.model import Params
 from fedprox.precision import real_type
-from fedprox.simulation.compiled.aggregation import Arrived, Result, aggregation
+from fedprox.simulation.compiled.aggregation import Arrived, Result, collector
 from fedprox.simulation.compiled.client_step import (
     Broadcast,
     ClientStep,
@@ -229,8 +229,12 @@ class RoundsProgram:
             second = replace(method, algorithm=second_pass(self.algorithm))
             self.second_pass = RoundsProgram(second, layout, clock)
             self.second_pass.keep_local = False
-        self.aggregation = aggregation(
-            self.faults, self.algorithm.size, self.room, fixed=method.keeps_weights
+        protocol = method.protocol
+        self.collector = collector(
+            *(self.faults, self.algorithm.size, self.room),
+            fixed=method.keeps_weights,
+            rule=protocol.aggregation,
+            attack=protocol.attack,
         )
         screened = self.faults if self.algorithm.exchange else None
         self.exchange_gradients = exchange_gradients(
@@ -267,7 +271,7 @@ class RoundsProgram:
         if held is not None:
             client_state = from_all_devices(client_state)
         first_cohort = cohort_state(client_state, 0)
-        key = None if plan.noise_key is None else plan.noise_key[0]
+        key = plan.noise_key[0] if self.private and plan.noise_key is not None else None
         first = round_hparams(inputs.hparams, plan.rate[0], plan.participation[0], key)
         local = self.initial_carry(Broadcast(state, first), first_cohort).local
         initial = After(
@@ -309,7 +313,7 @@ class RoundsProgram:
         lanes = mark_done(lanes, jnp.ones(lanes_here, bool))
         steps = jnp.zeros(lanes_here, jnp.int32)
         messages, _ = jax.eval_shape(self.client.message_all, lanes, broadcast, steps)
-        sums = self.aggregation.begin(messages, client_state)
+        sums = self.collector.begin(messages, client_state)
         local = jax.tree.map(
             lambda a: jnp.zeros((self.room.slots, *a.shape[1:]), a.dtype), self.local_of(lanes)
         )
@@ -342,7 +346,8 @@ class Round:
         self.program, self.before, self.x, self.y = program, server, inputs.x, inputs.y
         self.plan, self.jobs, self.exchange = plan, plan.jobs, exchange
         self.until, self.began = inputs.until, jnp.float32(0)
-        self.hparams = round_hparams(inputs.hparams, plan.rate, plan.participation, plan.noise_key)
+        key = plan.noise_key if program.private else None
+        self.hparams = round_hparams(inputs.hparams, plan.rate, plan.participation, key)
         self.places = plan.place % max(program.room.places, 1)  # on this device
         self.broadcast = Broadcast(server.state, self.hparams)
         self.own = LocalLoss(None, None)
@@ -394,7 +399,9 @@ class Round:
             begin_jobs=self.begin_jobs,
             idle=all_done if self.program.client.stops else None,
         )
-        return self.program.aggregation.end(carry.sums, carry.client_state, self.jobs), carry.local
+        key = None if self.plan.noise_key is None else random_key(self.plan.noise_key)
+        end = self.program.collector.end
+        return end(carry.sums, carry.client_state, self.jobs, key), carry.local
 
     def begin_jobs(self, slot: jax.Array, carry: _Carry) -> _Carry:
         """Begin the jobs in `slot` (lanes,), -1 for none."""
@@ -453,7 +460,7 @@ class Round:
             weight = jnp.where(late, 0.0, weight)
         update = self.program.client.message_all(lanes, self.broadcast, self.jobs.steps[slot])
         arrived = Arrived(slot, self.places[slot], weight, *update)
-        sums, client_state = self.program.aggregation.take(sums, client_state, arrived)
+        sums, client_state = self.program.collector.take(sums, client_state, arrived)
         finished = self.program.local_of(lanes)
         local = put(local, jnp.where(ended, slot, self.program.room.slots), finished)
         return _Carry(mark_done(lanes, ended), sums, local, client_state, watch)

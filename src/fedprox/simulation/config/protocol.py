@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from fedprox.algorithms.asynchronous import asynchronous
 from fedprox.algorithms.base import Algorithm
@@ -21,8 +22,10 @@ from fedprox.algorithms.reporting import reporting
 from fedprox.errors import InputError, require, require_one_of, require_whole, shown
 from fedprox.federation import Examples, Federation
 from fedprox.measures import lower_is_better, measures
+from fedprox.messages.attack import Attack
 from fedprox.messages.faults import Faults
 from fedprox.messages.private import check_private, private, releases
+from fedprox.messages.robust import Aggregation
 from fedprox.model import Model, Params, fitted_params
 from fedprox.privacy import Privacy
 from fedprox.privacy.accounting import Mechanism, mechanism_of
@@ -57,10 +60,12 @@ PARTS = {
     "privacy": Privacy,
     "population": Population,
     "asynchronous": Asynchronous,
+    "aggregation": Aggregation,
+    "attack": Attack,
 }
 """The types of a protocol's parts."""
 
-OPTIONAL = ("faults", "target", "privacy", "population", "asynchronous")
+OPTIONAL = ("faults", "target", "privacy", "population", "asynchronous", "attack")
 """The parts that may be None."""
 
 
@@ -100,6 +105,8 @@ class Protocol:
         population: The clients' devices, by which the run has a clock; None for no clock.
         asynchronous: How the server steps without waiting for a cohort; None for rounds in which
             it waits.
+        aggregation: How the server makes one message of a round's.
+        attack: What dishonest clients send; None if all are honest.
 
     Raises:
         InputError: If a setting is out of range or does not fit the others.
@@ -123,6 +130,8 @@ class Protocol:
     privacy: Privacy | None = None
     population: Population | None = None
     asynchronous: Asynchronous | None = None
+    aggregation: Aggregation = Aggregation()  # noqa: RUF009 (frozen)
+    attack: Attack | None = None
 
     def __post_init__(self) -> None:
         check_parts(**{name: getattr(self, name) for name in PARTS})
@@ -167,6 +176,7 @@ class Protocol:
         if self.asynchronous is not None:
             require(self.privacy is None, "asynchronous: privacy has no accounting for it; use one")
             self.asynchronous.check(self.cohort, self.systems, self.evaluation)
+        self._check_messages()
         if self.privacy is not None:
             self.cohort.check_private()
             if self.population is not None:
@@ -177,6 +187,45 @@ class Protocol:
             self.systems.check_private()
             if not isinstance(self.federation.validation, Examples):
                 self.selection.check_private()
+
+    def _check_messages(self) -> None:
+        """Raise `InputError` if rules or attacks do not fit what else happens to messages."""
+        lies = self.attack is not None and self.attack.changes_messages
+        for name, given in (("aggregation.rule", self.aggregation.stores), ("attack", lies)):
+            require(
+                not given or self.privacy is None,
+                f"{name}: with privacy, noise hides clients in a mean; use one of both",
+            )
+            require(
+                not given or self.asynchronous is None,
+                f"{name}: a buffer's updates have weights of their own; use one of both",
+            )
+        require(
+            self.aggregation.before != "bucketing" or self.cohort.sampling == "uniform",
+            'aggregation.before = "bucketing"; buckets are of clients in the order of their draw, '
+            'so cohort.sampling must be "uniform"',
+        )
+
+    @property
+    def keyed(self) -> bool:
+        """Whether rounds need random keys beside those of mini-batches."""
+        noisy = self.attack is not None and self.attack.kind == "noise"
+        return self.privacy is not None or noisy
+
+    @property
+    def of_jobs(self) -> tuple[str, ...]:
+        """Which fields of jobs programs read that are not always there."""
+        lies = self.attack is not None and self.attack.changes_messages
+        late = () if self.asynchronous is None else ("staleness", "rate")
+        return (*late, "attacks") if lies else late
+
+    @cached_property
+    def attackers(self) -> NDArray[np.int64]:
+        """1 for the clients that change their messages, else 0, shape (clients,)."""
+        count = len(self.federation)
+        if self.attack is None or not self.attack.changes_messages:
+            return np.zeros(count, np.int64)
+        return self.attack.clients(count).astype(np.int64)
 
     def best(self, history: Sequence[Record] = ()) -> Best:
         """The best value of the selection's measure in the records of a run."""
@@ -350,6 +399,9 @@ class Protocol:
             self.population.check_method(algorithm)
         if self.asynchronous is not None:
             self.asynchronous.check_method(algorithm, solver)
+        self.aggregation.check_method(algorithm)
+        if self.attack is not None:
+            self.attack.check_method(algorithm)
         deadline, everyone = self.systems.deadline, np.arange(len(self.federation))
         for seed in self.seeds:
             in_time = None

@@ -79,7 +79,7 @@ def plan_call(
     first: int,
     work: Sequence[RoundWork],
     *,
-    private: bool = False,
+    keyed: bool = False,
 ) -> Call:
     """Plan the call of some rounds.
 
@@ -90,7 +90,7 @@ def plan_call(
         seed: Seed of the run.
         first: The first of the rounds.
         work: Their work.
-        private: Whether the call adds noise to what it releases.
+        keyed: Whether its rounds need random keys beside those of mini-batches.
     """
     protocol = method.protocol
     on_devices, placed = rows.of(work, layout.width, layout.room.rows)
@@ -101,8 +101,8 @@ def plan_call(
         seed,
         [(t, each.jobs) for t, each in enumerate(placed, start=first)],
         noisy=is_noisy(protocol.federation, protocol.model),
-        private=private,
-        asynchronous=protocol.asynchronous is not None,
+        keyed=keyed,
+        optional=protocol.of_jobs,
         process_index=protocol.ownership.process_index,
     )
     held = None
@@ -150,10 +150,8 @@ class Planner:
         """The call for rounds with this work, beginning with round `first`."""
         room = self.rows.needed(work, self.layout.width)
         self.layout = self.layout.fitting(self.layout.room._replace(rows=room))
-        private = self.method.private
-        return plan_call(
-            self.method, self.rows, self.layout, self.seed, first, work, private=private
-        )
+        keyed = self.method.protocol.keyed
+        return plan_call(self.method, self.rows, self.layout, self.seed, first, work, keyed=keyed)
 
     def ahead(self, pool: ThreadPoolExecutor, waiting: Iterator[tuple[int, int]]) -> Iterator[Call]:
         """The calls of some ranges of rounds, planned ahead in the background."""

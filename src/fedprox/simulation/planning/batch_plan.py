@@ -6,7 +6,7 @@ of the client's rows and take no step. An optimizer that searches along a line r
 rows itself: its tick is one step, and the plan holds only the client's first row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import jax
@@ -119,7 +119,8 @@ class BatchPlan(NamedTuple):
             d * places + p.
         rate: Factor of the learning rate, float32 (R,).
         participation: Share of the weight of all clients that takes part, float32 (R,).
-        noise_key: Random key of the noise that hides clients, uint32 (R, 2); None without privacy.
+        noise_key: Random key of the noise that hides clients, or of an attack, uint32 (R, 2); None
+            without either.
         due: The part of the time of all jobs after which each job's client stops, float32 in (0, 1]
             (R, slots); None if clients take all planned steps.
     """
@@ -142,8 +143,8 @@ def plan_rounds(
     rounds: Sequence[tuple[int, Jobs]],
     *,
     noisy: bool = False,
-    private: bool = False,
-    asynchronous: bool = False,
+    keyed: bool = False,
+    optional: Collection[str] = (),
     process_index: int = 0,
 ) -> BatchPlan:
     """Plan the mini-batches of some rounds.
@@ -157,8 +158,8 @@ def plan_rounds(
         seed: Seed of the run.
         rounds: (t, jobs) of each round.
         noisy: Whether mini-batches need random keys.
-        private: Whether rounds need random keys for the noise that hides clients.
-        asynchronous: Whether clients started some rounds ago.
+        keyed: Whether rounds need random keys, of the noise that hides clients or of an attack.
+        optional: As in `in_slots`.
         process_index: The process for which to plan; it only reads the rows of its own clients.
     """
     r, d, lanes, width, processes = shape
@@ -171,7 +172,7 @@ def plan_rounds(
     real = real_type()
     place = np.zeros((r, room.slots), np.int32)
     rate, participation = np.ones(r, real), np.zeros(r, real)
-    noise_key = np.zeros((r, 2), np.uint32) if private else None
+    noise_key = np.zeros((r, 2), np.uint32) if keyed else None
     ends = []
     streams, keys = Streams(seed, Purpose.BATCHES), Streams(seed, Purpose.AUGMENTATION)
     for index, (t, jobs) in enumerate(rounds):
@@ -208,7 +209,7 @@ def plan_rounds(
     return BatchPlan(
         Ticks(rows, size, last, check, noise),
         jax.tree.map(lambda *each: np.stack(each), *ends),
-        in_slots([jobs for _, jobs in rounds], r, room.slots, asynchronous=asynchronous),
+        in_slots([jobs for _, jobs in rounds], r, room.slots, optional),
         place,
         rate,
         participation,

@@ -1,6 +1,6 @@
 """Jobs: the work of each client in a round, and what compiled programs know of it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +30,7 @@ class Jobs(NamedTuple):
             `TrainingRows.of` sets it.
         staleness: Steps of the server since the client started; 0 but in asynchronous rounds.
         rate: The client's learning rate, relative to the round's; 1 but in asynchronous rounds.
+        attacks: Whether the client attacks, 1 or 0.
     """
 
     client: NDArray[np.int64]
@@ -44,6 +45,7 @@ class Jobs(NamedTuple):
     device_row: NDArray[np.int64]
     staleness: NDArray[np.int64]
     rate: NDArray[np.float64]
+    attacks: NDArray[np.int64]
 
     def take(self, chosen: Any) -> "Jobs":
         """Some of these jobs."""
@@ -52,7 +54,7 @@ class Jobs(NamedTuple):
 
 def no_jobs() -> Jobs:
     """The jobs of a round in which no client trains."""
-    whole = {"client", "first_row", "size", "steps", "owner", "device_row", "staleness"}
+    whole = {"client", "first_row", "size", "steps", "owner", "device_row", "staleness", "attacks"}
     kinds: list[Any] = [np.int64 if name in whole else np.float64 for name in Jobs._fields]
     return Jobs(*(np.zeros(0, kind) for kind in kinds))
 
@@ -67,7 +69,7 @@ def jobs_of(
         ownership: Which process owns which clients.
         client: Indices of the clients, shape (jobs,).
         columns: The other fields of `Jobs`, but those that say where rows are; those of
-            asynchronous rounds may be left out.
+            asynchronous rounds and of attacks may be left out.
     """
     first = train.offsets[client]
     return Jobs(
@@ -76,7 +78,12 @@ def jobs_of(
         size=train.offsets[client + 1] - first,
         owner=ownership.of(client),
         device_row=first,
-        **{"staleness": np.zeros_like(client), "rate": np.ones(len(client)), **columns},
+        **{
+            "staleness": np.zeros_like(client),
+            "rate": np.ones(len(client)),
+            "attacks": np.zeros_like(client),
+            **columns,
+        },
     )
 
 
@@ -95,6 +102,7 @@ class Slots(NamedTuple):
         relative_size: As in `Jobs`.
         staleness: As in `Jobs`; None but in asynchronous rounds.
         rate: As in `Jobs`; None likewise.
+        attacks: As in `Jobs`; None unless some clients change their messages.
     """
 
     size: Array
@@ -104,12 +112,20 @@ class Slots(NamedTuple):
     relative_size: Array
     staleness: Array | None = None
     rate: Array | None = None
+    attacks: Array | None = None
 
 
 def in_slots(
-    rounds: Sequence[Jobs], count: int, slots: int, *, asynchronous: bool = False
+    rounds: Sequence[Jobs], count: int, slots: int, optional: Collection[str] = ()
 ) -> Slots:
-    """The jobs of some rounds, with room for `count` rounds of `slots` jobs."""
+    """The jobs of some rounds, with room for `count` rounds of `slots` jobs.
+
+    Args:
+        rounds: The jobs of each round.
+        count: Most rounds.
+        slots: Most jobs of a round.
+        optional: Those of the fields that may be None and are not.
+    """
 
     def column(name: str) -> NDArray[Any]:
         whole = np.issubdtype(getattr(no_jobs(), name).dtype, np.integer)
@@ -119,5 +135,5 @@ def in_slots(
             array[r, : len(jobs.client)] = getattr(jobs, name)
         return array
 
-    names = [name for name in Slots._fields if asynchronous or name not in Slots._field_defaults]
-    return Slots(**{name: column(name) for name in names})
+    always = Slots._fields[: -len(Slots._field_defaults)]
+    return Slots(**{name: column(name) for name in (*always, *optional)})

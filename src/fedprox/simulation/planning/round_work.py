@@ -159,6 +159,7 @@ def round_work(
             device_row=one * 0,
             staleness=one * 0,
             rate=np.ones(1),
+            attacks=one * 0,
         )
         return RoundWork(len(chosen), stragglers, 0, jobs, no_jobs())
     takes_part = ~work.stragglers if algorithm.stragglers == "drop" else work.steps > 0
@@ -242,4 +243,5 @@ def _jobs(
         gamma=gamma,
         participation=drawn.mass / total,
         relative_size=relative_size,
+        attacks=protocol.attackers[drawn.clients],
     )
