@@ -24,6 +24,7 @@ FLOORS = [
     {"simulation"},
     {"diagnosis"},
     {"report"},
+    {"studies"},
     {"logs"},
     {"experiment"},
     {"deployment"},
