@@ -57,6 +57,9 @@ from fedprox.simulation.results.selection import Selection
 from fedprox.simulation.results.target import Target
 from fedprox.simulation.simulate import simulate
 from fedprox.solver import Solver, line_search_descent
+from fedprox.studies.results import Study
+from fedprox.studies.study import study
+from fedprox.studies.tuning import Tuning
 from fedprox.subproblem import Subproblem
 
 __version__: str
@@ -93,9 +96,11 @@ __all__ = [
     "Selection",
     "Solver",
     "Stopped",
+    "Study",
     "Subproblem",
     "Systems",
     "Target",
+    "Tuning",
     "Vectors",
     "Windows",
     "centralised",
@@ -133,6 +138,7 @@ __all__ = [
     "scaffnew",
     "scaffold",
     "simulate",
+    "study",
     "table",
     "use_compilation_cache",
     "use_cpu_devices",

@@ -287,13 +287,15 @@ def file_name(label: str, seed: int) -> str:
     return f"{name}-{seed}"
 
 
-def write_figure(folder: Path, drawn: "Figure", name: str = "figure") -> None:
-    """Write a figure as `NAME.png` and `NAME.svg`; the same figure gives the same bytes."""
+def write_figure(
+    folder: Path, drawn: "Figure", name: str = "figure", kinds: Sequence[str] = ("png", "svg")
+) -> None:
+    """Write a figure as `NAME.png`, `NAME.svg` and so on; the same one gives the same bytes."""
     import matplotlib  # here, since it is slow to import
 
-    dated: dict[str, dict[str, None]] = {"png": {}, "svg": {"Date": None}}
-    for kind, metadata in dated.items():
-        picture = io.BytesIO()
+    dated: dict[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    for kind in kinds:
+        picture, metadata = io.BytesIO(), dated.get(kind, {})
         with matplotlib.rc_context({"svg.hashsalt": "fedprox"}):  # else random identifiers
             drawn.savefig(picture, format=kind, dpi=150, metadata=metadata)
         write_whole(folder / f"{name}.{kind}", picture.getvalue())

@@ -1,0 +1,377 @@
+"""The results of a study: a data frame, tables, a figure, paired differences, sentences."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from fedprox.errors import InputError, require, require_one_of, shown
+from fedprox.files.whole import write_whole
+from fedprox.report.archive import read_archive
+from fedprox.report.directory import write_figure
+from fedprox.report.records import records
+from fedprox.simulation.results.run import Run
+from fedprox.simulation.results.target import Target
+from fedprox.studies.compare import (
+    Difference,
+    Reading,
+    conclusions_of,
+    differences_of,
+    groups_of,
+    p_text,
+    ranked,
+    reading_of,
+)
+from fedprox.studies.figure import study_figure
+from fedprox.studies.grid import METHOD
+from fedprox.studies.page import write_page
+from fedprox.studies.run import Outcome
+from fedprox.studies.table import StudyTable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "study.json"
+"""The file of a study that says what its run directories are."""
+
+
+class _Cell(BaseModel):
+    """A cell in `study.json`."""
+
+    levels: dict[str, str]
+    label: str
+    tried: int
+    folders: list[str]
+
+
+class _File(BaseModel):
+    """The content of `study.json`."""
+
+    measure: str
+    against: str | None
+    chosen: str
+    cells: list[_Cell]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Study:
+    """The results of `fedprox.study`.
+
+    `print` shows the table and, in sentences, who won, by how much and how surely.
+
+    Attributes:
+        outcomes: The results of each method at each combination of the other factors' levels.
+        measure: Name of the measure that tables and figures show unless they are given another.
+        against: The method to which the others are compared; None for the best with the second.
+        chosen: How hyperparameters were chosen, in a sentence; empty if no method had several.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.synthetic(clients=4)
+        >>> study = fp.study(
+        ...     [fp.fedavg(), fp.fedprox(mu=0.1)],
+        ...     data=federation,
+        ...     model=fp.models.logistic,
+        ...     solver=fp.Solver(learning_rate=0.01, batch_size=10, epochs=1),
+        ...     cohort=fp.Cohort(clients_per_round=2),
+        ...     rounds=2,
+        ...     seeds=[0, 1],
+        ...     progress=False,
+        ... )
+        >>> [row["method"] for row in study.records()]
+        ['fedavg', 'fedavg', 'fedprox', 'fedprox']
+    """
+
+    outcomes: Sequence[Outcome]
+    measure: str = "test_accuracy"
+    against: str | None = None
+    chosen: str = ""
+
+    @property
+    def factors(self) -> list[str]:
+        """The names of the factors, the methods' last."""
+        return list(self.outcomes[0].levels)
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs with the chosen hyperparameters, one for each cell and seed."""
+        return [run for outcome in self.outcomes for run in outcome.runs]
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row for each run: levels, seed, hyperparameters and every measure of its model.
+
+        `pandas.DataFrame(study.records())` is a data frame of them. A factor takes the place of a
+        measure of its name.
+        """
+        rows = records([replace(run, history=[run.model_record]) for run in self.runs])
+        levels = [outcome.levels for outcome in self.outcomes for _ in outcome.runs]
+        return [
+            {**at, "seed": row["seed"], **{k: v for k, v in row.items() if k not in at}}
+            for at, row in zip(levels, rows, strict=True)
+        ]
+
+    def differences(
+        self,
+        measure: str | Target | None = None,
+        *,
+        against: str | None = None,
+        lower_is_better: bool | None = None,
+    ) -> list[Difference]:
+        """Paired differences of methods, with confidence intervals and tests.
+
+        Methods see the same data, cohorts, stragglers and initial model with the same seed, so the
+        differences of a seed are not blurred by what all methods share.
+
+        Args:
+            measure: Name of a measure of records, or a target, whose rounds or time are compared.
+            against: The method to which the others are compared; None for all pairs of methods.
+            lower_is_better: Whether smaller values are better, for a metric of the model.
+
+        Returns:
+            A :class:`fedprox.studies.compare.Difference` for each pair, at each combination of the
+            other factors' levels.
+        """
+        return differences_of(self.outcomes, self._reading(measure, lower_is_better), against)
+
+    def conclusions(
+        self,
+        measure: str | Target | None = None,
+        *,
+        against: str | None = None,
+        lower_is_better: bool | None = None,
+    ) -> list[str]:
+        """Who won, by how much and how surely: a sentence for each combination of other levels.
+
+        The best method is compared to `against` (that of the study if omitted), or without one to
+        the second best, with Holm's correction for all comparisons that might have been made.
+        """
+        reading = self._reading(measure, lower_is_better)
+        return conclusions_of(self.outcomes, reading, against or self.against)
+
+    def table(
+        self,
+        rows: str | Sequence[str] = METHOD,
+        columns: str | Sequence[str] | None = None,
+        measure: str | Target | None = None,
+        *,
+        best: Literal["bold"] | None = "bold",
+        against: str | None = None,
+        lower_is_better: bool | None = None,
+    ) -> StudyTable:
+        """A table of means over seeds, ± their standard deviation.
+
+        Args:
+            rows: The factor, or factors, whose levels are the rows.
+            columns: The factors whose levels are the columns; all others if omitted.
+            measure: Name of a measure of records, or a target, whose rounds or time are shown.
+            best: "bold" marks the best method at each combination of the other levels, None none.
+            against: A method to which the others are compared: their cells then show the paired
+                difference, its 95 % confidence interval and its p-value.
+            lower_is_better: Whether smaller values are better, for a metric of the model.
+
+        Returns:
+            A table with the methods `text`, `markdown`, `html` and `latex`, see
+            :class:`fedprox.studies.table.StudyTable`.
+
+        Raises:
+            InputError: If there is no such factor, method or measure, or a factor with several
+                levels is in neither rows nor columns.
+        """
+        require_one_of("best", best or "none", ["bold", "none"])
+        reading = self._reading(measure, lower_is_better)
+        row_factors = self._factors("rows", rows)
+        others = [factor for factor in self.factors if factor not in row_factors]
+        column_factors = others if columns is None else self._factors("columns", columns)
+        for factor in self.factors:
+            count = (*row_factors, *column_factors).count(factor)
+            require(count, f"table: {factor!r} is in neither rows nor columns; add it to one")
+            require(count == 1, f"table: {factor!r} is given twice, in rows or columns")
+        cells = {
+            tuple(o.levels[f] for f in (*row_factors, *column_factors)): o for o in self.outcomes
+        }
+        width = len(row_factors)
+        row_names = list(dict.fromkeys(key[:width] for key in cells))
+        column_names = list(dict.fromkeys(key[width:] for key in cells))
+        texts, caption = self._texts(reading, against)
+        winners = self._winners(reading) if best else set()
+        keyed = {key: (texts[id(o)], id(o) in winners) for key, o in cells.items()}
+        grid = [[keyed[row + column] for column in column_names] for row in row_names]
+        return StudyTable(
+            caption,
+            row_factors,
+            column_factors,
+            row_names,
+            column_names,
+            [[text for text, _ in line] for line in grid],
+            frozenset((i, j) for i, line in enumerate(grid) for j, (_, b) in enumerate(line) if b),
+        )
+
+    def figure(self, measure: str | None = None, *, along: str | None = None) -> "Figure":
+        """A figure with a panel for each combination of the other levels and a line a method.
+
+        Args:
+            measure: Name of a measure of records.
+            along: Name of the measure on the horizontal axis: "round", "time", "communication" or
+                "total_steps". None means the time if clients have devices, else rounds.
+
+        Returns:
+            A Matplotlib figure; `figure.savefig("figure.pdf")` writes it, as PNG and SVG too.
+        """
+        measure = measure or self.measure
+        self._reading(measure, None)
+        return study_figure(groups_of(self.outcomes), measure, along)
+
+    def __str__(self) -> str:
+        return "\n".join([self.table().text(), "", *self.conclusions()])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        sentences = "".join(f"<p>{sentence}</p>" for sentence in self.conclusions())
+        return self.table().html() + sentences
+
+    def _reading(self, measure: str | Target | None, lower: bool | None) -> Reading:
+        return reading_of(self.measure if measure is None else measure, self.runs, lower)
+
+    def _factors(self, name: str, given: str | Sequence[str]) -> list[str]:
+        """Factors that the user named."""
+        factors = [given] if isinstance(given, str) else list(given)
+        for factor in factors:
+            require(
+                factor in self.factors,
+                f"{name} = {shown(given)}; the factors are {', '.join(self.factors)}",
+            )
+        return factors
+
+    def _winners(self, reading: Reading) -> set[int]:
+        """The best outcome at each combination of the other factors' levels, by identity."""
+        if reading.lower is None:
+            return set()
+        best = {
+            (levels, ranked(methods, reading)[0])
+            for levels, methods in groups_of(self.outcomes).items()
+        }
+        return {
+            id(o)
+            for o in self.outcomes
+            if (tuple(v for k, v in o.levels.items() if k != METHOD), o.levels[METHOD]) in best
+        }
+
+    def _texts(self, reading: Reading, against: str | None) -> tuple[dict[int, str], str]:
+        """The text of each outcome's cell, and the caption."""
+        texts = {id(o): _mean_text(o.runs, reading) for o in self.outcomes}
+        seeds = len(self.outcomes[0].runs)
+        caption = f"{reading.title[0].upper()}{reading.title[1:]}"
+        caption += (
+            f", mean ± standard deviation over {seeds} seeds." if seeds > 1 else ", one seed."
+        )
+        if against is not None:
+            found = differences_of(self.outcomes, reading, against)
+            by_place = {(*each.levels.values(), each.method): each for each in found}
+            for o in self.outcomes:
+                others = tuple(v for k, v in o.levels.items() if k != METHOD)
+                if each := by_place.get((*others, o.levels[METHOD])):
+                    texts[id(o)] = _difference_text(each, reading)
+            caption += (
+                f" Other rows than {against}: paired difference to it, with its 95 % confidence "
+                "interval; p by Student's t-test with Holm's correction for "
+                f"{len(found)} comparisons."
+            )
+        return texts, f"{caption} {self.chosen}".strip()
+
+    def save(self, out: Path) -> None:
+        """Write `study.json`, the data frame, tables, figure and report into a folder."""
+        out.mkdir(parents=True, exist_ok=True)
+        table, rows, lines = self.table(), self.records(), io.StringIO(newline="")
+        writer = csv.DictWriter(lines, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+        for name, text in {
+            "records.csv": lines.getvalue(),
+            "table.txt": f"{self}\n",
+            "table.md": table.markdown(),
+            "table.html": table.html(),
+            "table.tex": table.latex(),
+        }.items():
+            write_whole(out / name, text.encode())
+        write_figure(out, self.figure(), kinds=("png", "svg", "pdf"))
+        content = {
+            "measure": self.measure,
+            "against": self.against,
+            "chosen": self.chosen,
+            "cells": [
+                {
+                    "levels": dict(o.levels),
+                    "label": o.runs[0].label,
+                    "tried": o.tried,
+                    "folders": o.folders,
+                }
+                for o in self.outcomes
+            ],
+        }
+        folders = [out / folder for o in self.outcomes for folder in o.folders]
+        write_page(table, self.conclusions(), groups_of(self.outcomes), self.measure, folders, out)
+        write_whole(out / NAME, json.dumps(content, indent=2).encode() + b"\n")
+
+    @staticmethod
+    def read(folder: str | Path) -> "Study":
+        """Read the results of a study from its folder.
+
+        Args:
+            folder: What `out` was. Its runs have no parameters; `fedprox.load_model` reads those.
+
+        Raises:
+            InputError: If the folder holds no complete study.
+        """
+        folder = Path(folder)
+        path = folder / NAME
+        require(path.is_file(), f"{folder}: no {NAME}; not the folder of a complete study")
+        try:
+            content = TypeAdapter(_File).validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise InputError(f"{path}: damaged: {error.errors()[0]['msg']}") from None
+        outcomes = []
+        for cell in content.cells:
+            found = [run for name in cell.folders for run in _archived(folder / name)]
+            runs = [run for run in found if run.label == cell.label]
+            require(runs, f"{path}: damaged: no run {cell.label!r} in {cell.folders}")
+            outcomes.append(Outcome(cell.levels, runs, cell.tried, cell.folders))
+        require(outcomes, f"{path}: damaged: no cells")
+        return Study(outcomes, content.measure, content.against, content.chosen)
+
+
+def _archived(folder: Path) -> list[Run]:
+    """The runs of a run directory, with their experiment."""
+    archive = read_archive(folder)
+    for run in archive.runs:
+        run.experiment = {k: v for k, v in archive.experiment.items() if k != "versions"}
+    return archive.runs
+
+
+def _mean_text(runs: Sequence[Run], reading: Reading) -> str:
+    """Mean ± standard deviation over seeds; how many have no number, if any have none."""
+    values = [reading.of(run) for run in runs]
+    missed = sum(not math.isfinite(value) for value in values)
+    if missed:
+        return f"{missed} of {len(runs)} {reading.missing}"
+    if len(values) == 1:
+        return reading.text(values[0])
+    return f"{reading.text(fmean(values))} ± {reading.text(stdev(values))}"
+
+
+def _difference_text(found: Difference, reading: Reading) -> str:
+    """A difference with its interval and p-value."""
+    if not math.isfinite(found.difference):
+        return f"{reading.missing} ({p_text(found.p)})"
+    size = reading.text(found.difference, signed=True)
+    if found.seeds == 1:
+        return size
+    ends = f"[{reading.text(found.low, signed=True)}, {reading.text(found.high, signed=True)}]"
+    return f"{size} {ends}, {p_text(found.p)}"
