@@ -26,10 +26,17 @@ def read_experiment(
         settings: Changes to it, "KEY=VALUE" with a dotted key ("solver.epochs=1",
             "method.0.mu=[0.0, 1.0]") and a value as in TOML; a bare word is a string.
     """
+    return parse(str(path), read_table(path, settings, defaults))
+
+
+def read_table(
+    path: Path, settings: Sequence[str] = (), defaults: Mapping[str, Table] = MappingProxyType({})
+) -> Table:
+    """The table of an experiment file, with changes; see `read_experiment`."""
     table = {**defaults, **read_toml(path)}
     for setting in settings:
         apply_setting(table, setting)
-    return parse(str(path), table)
+    return table
 
 
 def parse(where: str, table: Table) -> Experiment:
@@ -39,6 +46,10 @@ def parse(where: str, table: Table) -> Experiment:
         not isinstance(data, dict) or data.get("name") != IN_PYTHON,
         f"{where}: describes a comparison made in Python, whose data, model and methods are not in "
         "the file; it can only be run again there",
+    )
+    require(
+        "study" not in table,
+        f"{where}: has a section [study]; fedprox run or fedprox.run runs it, no other command",
     )
     try:
         return check(Experiment, table, headers=HEADERS)

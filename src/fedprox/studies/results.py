@@ -255,13 +255,14 @@ class Study:
         if reading.lower is None:
             return set()
         best = {
-            (levels, ranked(methods, reading)[0])
+            (*levels, ranked(methods, reading)[0])
             for levels, methods in groups_of(self.outcomes).items()
         }
         return {
             id(o)
             for o in self.outcomes
-            if (tuple(v for k, v in o.levels.items() if k != METHOD), o.levels[METHOD]) in best
+            if tuple(o.levels.values()) in best
+            and all(math.isfinite(reading.of(run)) for run in o.runs)
         }
 
     def _texts(self, reading: Reading, against: str | None) -> tuple[dict[int, str], str]:

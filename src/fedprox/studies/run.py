@@ -12,7 +12,7 @@ from fedprox.algorithms.base import Algorithm
 from fedprox.files.lock import locked
 from fedprox.report.directory import CHECKPOINTS, RunDirectory
 from fedprox.simulation.loop.callbacks import Callback
-from fedprox.simulation.loop.checkpoint import Checkpoints
+from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped
 from fedprox.simulation.loop.progress import Progress, Report, showing
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
@@ -235,6 +235,8 @@ class _CellTraining(NamedTuple):
                 run.experiment = _of_runs(run.experiment, seeds, point)
             if written is not None:
                 written.finish(runs, settings.get("target"))
+            if checkpoints is not None and checkpoints.stopping:
+                raise Stopped(f"after {self.cell.name}", checkpoints.folder, checkpoints.stopping)
         return runs
 
 

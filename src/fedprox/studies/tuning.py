@@ -75,8 +75,8 @@ class Tuning:
             each = ", ".join(f"{name} tried {count}" for name, count in budgets.items())
             tried = f"Budgets are unequal: {each} combinations of hyperparameters"
         by = " or ".join(measure.replace("_", " ") for measure in measures)
-        over = "these" if self.seeds is None else str(len(self.seeds))
-        return f"{tried}, chosen by the mean {by} over {over} seeds."
+        over = "these seeds" if self.seeds is None else f"seeds {_listed(self.seeds)}"
+        return f"{tried}, chosen by the mean {by} over {over}."
 
     def measure_for(self, where: str, federation: Federation, model: Model) -> tuple[str, bool]:
         """The measure that chooses, and whether smaller values are better.
@@ -97,6 +97,11 @@ class Tuning:
             f"tuning.measure = {measure!r}; {where} has {', '.join(known)}",
         )
         return measure, lower_is_better(measure, model.metrics)
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    """Some seeds as text."""
+    return ", ".join(map(str, seeds[:5])) + ", ..." * (len(seeds) > 5)
 
 
 def check_seeds(name: str, seeds: object) -> None:
